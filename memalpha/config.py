@@ -1,0 +1,236 @@
+"""Configurations: pydantic, frozen, unknown keys refused; YAML files plus `key=value` overrides.
+
+`load_config(TrainConfig, "demo", {"seed": 7})` reads a shipped YAML by name or a file by path. Nested keys take dots
+(`reward.beta=0.1`). Relative paths in a user's file are taken from the working directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from memalpha.errors import ConfigError
+
+
+class Config(BaseModel):
+    """Base of every configuration: frozen, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class WorldConfig(Config):
+    """The synthetic world (`tasks.synthetic`). `preset` sets its size; `split` which values it may use."""
+
+    preset: Literal["demo", "full"] = "demo"
+    split: Literal["train", "test"] = "train"
+    pseudo_values: float = Field(0.0, ge=0.0, le=1.0, description="share of values replaced by pseudo-words (training)")
+    tokens: int | None = Field(None, gt=0, description="full preset: length of the stream, in tokens (characters / 4)")
+    temporal_questions: bool = Field(False, description="demo preset: also ask when an event happened")
+
+
+class AgentConfig(Config):
+    """How the writer is prompted and what it sees of the memory."""
+
+    memory_schema: str = Field("mem-alpha", description="mem-alpha, life, or a YAML file with own categories")
+    embedder: str = Field("static", description="static, hash, or a sentence-transformers model name or path")
+    prompt: Literal["full", "compact"] = "full"
+    view_tokens: int = Field(1024, gt=0, description="budget of the memory view, in the policy's tokens")
+    view_related: int = Field(8, ge=0, description="entries retrieved for the chunk")
+    view_recent: int = Field(8, ge=0, description="most recent entries")
+    max_new_tokens: int = Field(1024, gt=0)
+
+
+class ReaderConfig(Config):
+    """The frozen reader that answers questions from retrieved memory."""
+
+    kind: Literal["extractive", "policy"] = "extractive"
+    policy: str | None = Field(None, description="kind=policy: which policy answers (default: the trained run's start)")
+    prompt: Literal["full", "compact"] = "full"
+    k: int = Field(8, gt=0, description="entries retrieved per question")
+    conflict_rule: bool = Field(True, description="two live values for one subject and attribute: no right answer")
+    max_new_tokens: int = Field(32, gt=0)
+
+
+class RewardConfig(Config):
+    """Weights of r_t = r1 + r2_t + beta r3 + gamma r4_t and the preset that says how each is judged."""
+
+    preset: Literal["default", "published"] = "default"
+    beta: float = Field(0.05, ge=0.0)
+    gamma: float = Field(0.1, ge=0.0)
+    metric: Literal["exact", "f1", "contains"] = "exact"
+
+
+class TrainConfig(Config):
+    """One training run. Names follow TRL's `GRPOConfig` where the meaning is the same."""
+
+    out: Path = Field(..., description="run directory; a checkpoint found there is resumed")
+    seed: int = 0
+    data: str = Field("synthetic", description="synthetic, or a task file (JSON Lines)")
+    eval_data: str | None = Field(None, description="held-out tasks; default: the synthetic test split")
+    world: WorldConfig = WorldConfig()
+    policy: str = Field("tiny", description="a shipped policy's name, a directory, or a hub id")
+    agent: AgentConfig = AgentConfig()
+    reader: ReaderConfig = ReaderConfig()
+    reward: RewardConfig = RewardConfig()
+
+    algorithm: Literal["grpo"] = "grpo"
+    group_size: int = Field(8, description="rollouts per task (TRL: num_generations)")
+    tasks_per_step: int = Field(8, gt=0)
+    temperature: float = Field(1.0, gt=0.0)
+    top_p: float = 1.0
+    top_k: int = 0
+    epsilon: float = Field(0.2, gt=0.0, description="lower clip range of the ratio")
+    epsilon_high: float | None = Field(None, gt=0.0, description="upper clip range (default: epsilon)")
+    beta: float = Field(0.0, ge=0.0, description="weight of the KL to the frozen start policy")
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    scale_rewards: Literal["group", "none"] = "group"
+    loss_normalizer: Literal["constant", "token", "row"] = Field(
+        "constant", description="what a step's summed loss is divided by: rows x a constant, tokens, or per-row lengths"
+    )
+    num_iterations: int = Field(1, gt=0, description="passes over a step's samples (TRL: inner epochs)")
+    minibatches: int = Field(2, gt=0, description="optimizer steps per pass")
+    microbatch_tokens: int = Field(16384, gt=0, description="padded tokens per forward pass")
+
+    learning_rate: float = Field(4e-4, gt=0.0)
+    adam_betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = Field(0.0, ge=0.0)
+    max_grad_norm: float = Field(1.0, gt=0.0)
+    warmup_steps: int = Field(3, ge=0)
+    decay_fraction: float = Field(0.3, ge=0.0, le=1.0, description="last share of the schedule that decays to zero")
+    schedule_steps: int = Field(50, gt=0, description="length of the learning-rate schedule")
+    max_steps: int | None = Field(None, ge=0, description="stop after this many steps; never changes the schedule")
+
+    eval_tasks: int = Field(200, gt=0, description="held-out tasks of the evaluation before and after")
+    validation_tasks: int = Field(40, ge=0)
+    validate_every: int = Field(10, gt=0)
+    save_every: int = Field(10, gt=0)
+    keep_checkpoints: int = Field(
+        2, gt=0, description="newest checkpoints kept beside the best (keep_tokens keeps all)"
+    )
+    keep_tokens: bool = Field(False, description="write turns.jsonl and a checkpoint per step, for outside checks")
+    threads: int = Field(1, gt=0, description="torch threads")
+
+    @model_validator(mode="after")
+    def _possible(self) -> TrainConfig:
+        if self.group_size < 2:
+            raise ValueError("group_size: a group baseline needs at least 2 rollouts per task")
+        if self.top_p != 1.0 or self.top_k != 0:
+            raise ValueError(
+                "top_p/top_k: truncated sampling biases every importance ratio; training samples with temperature only "
+                "(top_p=1, top_k=0)"
+            )
+        if self.max_steps is not None and self.max_steps > self.schedule_steps:
+            raise ValueError(f"max_steps: {self.max_steps} is beyond schedule_steps {self.schedule_steps}")
+        return self
+
+
+class EvalConfig(Config):
+    """One evaluation run."""
+
+    benchmark: Literal["locomo", "tasks", "synthetic"] = "tasks"
+    data: str | None = Field(None, description="the benchmark's file, or a task file (JSON Lines)")
+    out: Path | None = None
+    seed: int = 0
+    limit: int | None = Field(None, gt=0, description="only the first tasks")
+    world: WorldConfig = WorldConfig(split="test")
+    system: str = Field("scripted:add-all", description="the writer: a policy's name or directory, or scripted:...")
+    agent: AgentConfig = AgentConfig()
+    reader: ReaderConfig = ReaderConfig()
+    embedders: tuple[str, ...] = Field(("static",), description="locomo retrieval: embedders to compare")
+
+
+C = TypeVar("C", bound=Config)
+
+
+def shipped_configs() -> list[str]:
+    """Names of the configurations that come with the package."""
+    folder = resources.files("memalpha") / "configs"
+    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
+    """Turn `["reward.beta=0.1", "seed=7"]` into a nested mapping; values are read as YAML scalars.
+
+    Raises `ConfigError` for a word without `=`.
+    """
+    result: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{pair!r} is not an override: write key=value, for example seed=7 or reward.beta=0.1")
+        node = result
+        *parents, last = key.split(".")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"{pair!r}: {parent!r} already has a plain value")
+        try:
+            node[last] = yaml.safe_load(text) if text else None
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{pair!r}: the value is not readable: {error}") from error
+    return result
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` wins over `base`, mapping by mapping."""
+    merged = dict(base)
+    for key, value in over.items():
+        known = merged.get(key)
+        merged[key] = merge(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def read_config(name: str | Path) -> dict[str, Any]:
+    """The raw mapping of a shipped configuration (by name) or of a YAML file (by path)."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.exists():
+        source, label = path, str(path)
+    else:
+        source, label = resources.files("memalpha") / "configs" / f"{name}.yaml", f"configs/{name}.yaml"
+    try:
+        text = source.read_text(encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise ConfigError(
+            f"no configuration {str(name)!r}: give a YAML file or one of {', '.join(shipped_configs())}"
+        ) from error
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{label} is not valid YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{label} must hold a mapping of keys to values")
+    return data
+
+
+def build_config(kind: type[C], data: Mapping[str, Any], label: str) -> C:
+    """Validate; a `ConfigError` names `label` and every key that does not fit."""
+    try:
+        return kind.model_validate(dict(data))
+    except ValidationError as error:
+        lines = []
+        for item in error.errors():
+            key = ".".join(str(part) for part in item["loc"])
+            if item["type"] == "extra_forbidden":
+                near = _nearest(key, kind)
+                lines.append(f"unknown key {key!r}" + (f" (did you mean {near!r}?)" if near else ""))
+            else:
+                message = item["msg"].removeprefix("Value error, ")
+                lines.append(f"{key}: {message}" if key else message)
+        raise ConfigError(f"{label}: " + "; ".join(lines)) from error
+
+
+def load_config(kind: type[C], name: str | Path, overrides: Mapping[str, Any] | None = None) -> C:
+    """A shipped or own configuration with overrides on top."""
+    return build_config(kind, merge(read_config(name), overrides or {}), str(name))
+
+
+def _nearest(key: str, kind: type[Config]) -> str | None:
+    from difflib import get_close_matches
+
+    known = list(kind.model_fields)
+    return next(iter(get_close_matches(key.split(".")[-1], known, 1)), None)

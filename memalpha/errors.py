@@ -1,0 +1,59 @@
+"""Errors that memalpha raises for bad input or a broken outside part.
+
+A *model's* mistake (a malformed tool call, an unknown id) is data, a `ToolResult` with a code, and never one of these
+at the level of the agent. Every message names the file, line or field and says what to do.
+"""
+
+
+class MemalphaError(Exception):
+    """Base class of everything memalpha raises on purpose; the command line prints it and exits with 2."""
+
+
+class ConfigError(MemalphaError):
+    """A configuration key or value that cannot be used."""
+
+
+class DataError(MemalphaError):
+    """A task file or data set that cannot be read: names the file, the line and the field."""
+
+
+class EmbedderError(MemalphaError):
+    """An embedder that is not installed, not there, or not the one a store was made with."""
+
+
+class PolicyError(MemalphaError):
+    """A policy (model, endpoint, script) that cannot be loaded or did not answer."""
+
+
+class CheckpointError(MemalphaError):
+    """A run directory or checkpoint that cannot be resumed."""
+
+
+class StoreError(MemalphaError):
+    """A store that cannot be opened, or an operation that its rules refuse. `code` is what a tool result reports."""
+
+    code = "store_error"
+
+
+class UnknownEntry(StoreError):
+    """No live entry has this id."""
+
+    code = "unknown_id"
+
+
+class UnknownCategory(StoreError):
+    """The schema has no such category."""
+
+    code = "unknown_category"
+
+
+class InvalidContent(StoreError):
+    """Content that cannot be stored (empty, not text, core memory over its limit)."""
+
+    code = "invalid_content"
+
+
+class DuplicateContent(StoreError):
+    """Another live entry of the category already holds exactly this content."""
+
+    code = "duplicate"

@@ -1,0 +1,286 @@
+"""The words of memalpha as frozen values; DESIGN's table of words, in code.
+
+`Task` and its parts are pydantic models because they are read from outside (JSON Lines, data sets); everything that is
+made inside is a frozen dataclass. Nothing here imports torch or knows a store, a model or a reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+OperationKind = Literal["insert", "update", "delete", "core_update"]
+
+
+class _Outside(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SpeakerTurn(_Outside):
+    """One utterance. `id` is unique within its task (evidence refers to it)."""
+
+    speaker: str
+    text: str
+    id: str | None = None
+
+
+class Chunk(_Outside):
+    """One piece of the stream: plain `text` or speaker `turns` (one of the two), with an optional ISO timestamp."""
+
+    text: str | None = None
+    turns: tuple[SpeakerTurn, ...] = ()
+    timestamp: str | None = None
+    index: int = 0
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Chunk:
+        if (self.text is None) == (not self.turns):
+            raise ValueError("a chunk has either 'text' or a non-empty 'turns'")
+        return self
+
+    def render(self) -> str:
+        """The chunk as the policy reads it: its text, or one `speaker: text` line a turn (without the timestamp)."""
+        if self.text is not None:
+            return self.text
+        return "\n".join(f"{turn.speaker}: {turn.text}" for turn in self.turns)
+
+
+class Question(_Outside):
+    """A question over a task's stream. Empty `answers`: the right answer is to abstain.
+
+    `asked_after_chunk` is the 0-based index of the last chunk that may have been read (None: after the last chunk);
+    `category` is the ability or the data set's own class; `evidence` holds turn ids.
+    """
+
+    id: str
+    question: str
+    answers: tuple[str, ...] = ()
+    category: str | None = None
+    evidence: tuple[str, ...] = ()
+    asked_after_chunk: int | None = None
+    meta: dict[str, Any] = Field(default_factory=dict)
+
+
+class GoldOperation(_Outside):
+    """An operation that a perfect writer makes at `chunk`. `replaces` is the content that an update or delete ends.
+
+    `timestamp` is the date the stated fact or event happened where that differs from the chunk's.
+    """
+
+    kind: OperationKind
+    chunk: int
+    category: str
+    content: str = ""
+    replaces: str | None = None
+    timestamp: str | None = None
+    turn: str | None = None
+
+
+class Task(_Outside):
+    """A stream of chunks and the questions asked of it; `gold_operations` where the data set knows them."""
+
+    id: str
+    chunks: tuple[Chunk, ...] = Field(min_length=1)
+    questions: tuple[Question, ...] = ()
+    gold_operations: tuple[GoldOperation, ...] = ()
+    meta: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Task:
+        for number, chunk in enumerate(self.chunks):
+            if chunk.index != number:
+                object.__setattr__(chunk, "index", number)
+        for question in self.questions:
+            at = question.asked_after_chunk
+            if at is not None and not 0 <= at < len(self.chunks):
+                raise ValueError(
+                    f"question {question.id!r}: asked_after_chunk {at} is outside 0..{len(self.chunks) - 1}"
+                )
+        seen: set[str] = set()
+        for question in self.questions:
+            if question.id in seen:
+                raise ValueError(f"question id {question.id!r} occurs twice")
+            seen.add(question.id)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEntry:
+    """One stored fact, as of one position of the operation log.
+
+    `valid_from`/`valid_to` are log positions (1-based sequence numbers; `valid_to` None: still current). `source`,
+    `chunk` and `turn` say where it came from.
+    """
+
+    id: str
+    category: str
+    content: str
+    timestamp: str | None = None
+    importance: float = 1.0
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    source: str | None = None
+    chunk: int | None = None
+    turn: str | None = None
+    version: int = 1
+    valid_from: int = 0
+    valid_to: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One change of a store, as logged. `id` is None only for an insert whose id the state has yet to give.
+
+    For update and delete, `id` names the entry; for `core_update`, `content` is the new core text. `metadata` None on
+    an update keeps the entry's own (likewise timestamp, importance).
+    """
+
+    kind: OperationKind
+    id: str | None = None
+    category: str | None = None
+    content: str | None = None
+    timestamp: str | None = None
+    importance: float | None = None
+    metadata: Mapping[str, Any] | None = None
+    source: str | None = None
+    chunk: int | None = None
+    turn: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One search result. `explain` holds the parts of the score by name (dense, bm25, group, ...)."""
+
+    entry: MemoryEntry
+    score: float
+    explain: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """What the model asked. `error` is a parse error code when the text was no well-formed call."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    raw: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What happened. `ok` counts as executed for the reward.
+
+    `code`: inserted, updated, deleted, core_updated, skipped, duplicate; or, with ok False: malformed, unknown_tool,
+    invalid_arguments, unknown_id, unknown_category, invalid_content. `before` is the content an update or delete ended,
+    `category` and `content` what the entry then held.
+    """
+
+    call: ToolCall
+    ok: bool
+    code: str
+    message: str = ""
+    entry_id: str | None = None
+    category: str | None = None
+    content: str | None = None
+    before: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ViewEntry:
+    """An entry as the writer sees it in its prompt."""
+
+    id: str
+    category: str
+    content: str
+    timestamp: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a writer is shown for one chunk, before it is rendered to messages. Scripted policies read it directly.
+
+    `task` is there only in training and evaluation; a served writer has none.
+    """
+
+    chunk: Chunk
+    core: str = ""
+    entries: tuple[ViewEntry, ...] = ()
+    task: Task | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One prompt for a policy. `key` seeds its sampling noise: (seed, step, task, rollout, turn); temperature 0 is greedy."""
+
+    messages: tuple[Mapping[str, str], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    key: tuple[int, ...] = ()
+    temperature: float = 0.0
+    max_new_tokens: int = 256
+    observation: Observation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a policy sampled: the exact ids (end-of-sequence included) with their log-probs at the sampling temperature.
+
+    `prompt_ids`, `completion_ids` and `logprobs` are empty for policies without a token record (scripted, some
+    endpoints); those cannot be trained on. `stop_reason`: "eos" or "length".
+    """
+
+    text: str
+    prompt_ids: tuple[int, ...] = ()
+    completion_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    temperature: float = 0.0
+    stop_reason: Literal["eos", "length"] = "eos"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One policy call and what its tool calls did. `operations` are those that changed the memory."""
+
+    chunk: int
+    completion: Completion
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    operations: tuple[Operation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """Named components, weights and total of one trajectory; `turns` holds the per-turn totals r_t.
+
+    `components` maps a name to one float per turn; a component shared by the trajectory repeats.
+    """
+
+    turns: tuple[float, ...]
+    components: Mapping[str, tuple[float, ...]]
+    weights: Mapping[str, float]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The ordered turns of one rollout over one task; `states[i]` is the memory after chunk i (values, not copies).
+
+    `role` and `parent` serve algorithms that shape collection (attempt, reflection, retry).
+    """
+
+    task: Task
+    rollout: int
+    turns: tuple[Turn, ...]
+    states: tuple[Any, ...]
+    reward: Reward | None = None
+    role: str = "attempt"
+    parent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryGroup:
+    """G rollouts of the same task."""
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]
