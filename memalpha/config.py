@@ -28,92 +28,105 @@ class WorldConfig(Config):
 
     preset: Literal["demo", "full"] = "demo"
     split: Literal["train", "test"] = "train"
-    pseudo_values: float = Field(0.0, ge=0.0, le=1.0, description="share of values replaced by pseudo-words (training)")
-    tokens: int | None = Field(None, gt=0, description="full preset: length of the stream, in tokens (characters / 4)")
-    temporal_questions: bool = Field(False, description="demo preset: also ask when an event happened")
+    pseudo_values: float = Field(
+        default=0.0, ge=0.0, le=1.0, description="share of values replaced by pseudo-words (training)"
+    )
+    tokens: int | None = Field(
+        default=None, gt=0, description="full preset: length of the stream, in tokens (characters / 4)"
+    )
+    temporal_questions: bool = Field(default=False, description="demo preset: also ask when an event happened")
 
 
 class AgentConfig(Config):
     """How the writer is prompted and what it sees of the memory."""
 
-    memory_schema: str = Field("mem-alpha", description="mem-alpha, life, or a YAML file with own categories")
-    embedder: str = Field("static", description="static, hash, or a sentence-transformers model name or path")
+    memory_schema: str = Field(default="mem-alpha", description="mem-alpha, life, or a YAML file with own categories")
+    embedder: str = Field(default="static", description="static, hash, or a sentence-transformers model name or path")
     prompt: Literal["full", "compact"] = "full"
-    view_tokens: int = Field(1024, gt=0, description="budget of the memory view, in the policy's tokens")
-    view_related: int = Field(8, ge=0, description="entries retrieved for the chunk")
-    view_recent: int = Field(8, ge=0, description="most recent entries")
-    max_new_tokens: int = Field(1024, gt=0)
+    view_tokens: int = Field(default=1024, gt=0, description="budget of the memory view, in the policy's tokens")
+    view_related: int = Field(default=8, ge=0, description="entries retrieved for the chunk")
+    view_recent: int = Field(default=8, ge=0, description="most recent entries")
+    max_new_tokens: int = Field(default=1024, gt=0)
 
 
 class ReaderConfig(Config):
     """The frozen reader that answers questions from retrieved memory."""
 
     kind: Literal["extractive", "policy"] = "extractive"
-    policy: str | None = Field(None, description="kind=policy: which policy answers (default: the trained run's start)")
+    policy: str | None = Field(
+        default=None, description="kind=policy: which policy answers (default: the trained run's start)"
+    )
     prompt: Literal["full", "compact"] = "full"
-    k: int = Field(8, gt=0, description="entries retrieved per question")
-    conflict_rule: bool = Field(True, description="two live values for one subject and attribute: no right answer")
-    max_new_tokens: int = Field(32, gt=0)
+    k: int = Field(default=8, gt=0, description="entries retrieved per question")
+    conflict_rule: bool = Field(
+        default=True, description="two live values for one subject and attribute: no right answer"
+    )
+    max_new_tokens: int = Field(default=32, gt=0)
 
 
 class RewardConfig(Config):
     """Weights of r_t = r1 + r2_t + beta r3 + gamma r4_t and the preset that says how each is judged."""
 
     preset: Literal["default", "published"] = "default"
-    beta: float = Field(0.05, ge=0.0)
-    gamma: float = Field(0.1, ge=0.0)
+    beta: float = Field(default=0.05, ge=0.0)
+    gamma: float = Field(default=0.1, ge=0.0)
     metric: Literal["exact", "f1", "contains"] = "exact"
 
 
 class TrainConfig(Config):
     """One training run. Names follow TRL's `GRPOConfig` where the meaning is the same."""
 
-    out: Path = Field(..., description="run directory; a checkpoint found there is resumed")
+    out: Path = Field(description="run directory; a checkpoint found there is resumed")
     seed: int = 0
-    data: str = Field("synthetic", description="synthetic, or a task file (JSON Lines)")
-    eval_data: str | None = Field(None, description="held-out tasks; default: the synthetic test split")
+    data: str = Field(default="synthetic", description="synthetic, or a task file (JSON Lines)")
+    eval_data: str | None = Field(default=None, description="held-out tasks; default: the synthetic test split")
     world: WorldConfig = WorldConfig()
-    policy: str = Field("tiny", description="a shipped policy's name, a directory, or a hub id")
+    policy: str = Field(default="tiny", description="a shipped policy's name, a directory, or a hub id")
     agent: AgentConfig = AgentConfig()
     reader: ReaderConfig = ReaderConfig()
     reward: RewardConfig = RewardConfig()
 
     algorithm: Literal["grpo"] = "grpo"
-    group_size: int = Field(8, description="rollouts per task (TRL: num_generations)")
-    tasks_per_step: int = Field(8, gt=0)
-    temperature: float = Field(1.0, gt=0.0)
+    group_size: int = Field(default=8, description="rollouts per task (TRL: num_generations)")
+    tasks_per_step: int = Field(default=8, gt=0)
+    temperature: float = Field(default=1.0, gt=0.0)
     top_p: float = 1.0
     top_k: int = 0
-    epsilon: float = Field(0.2, gt=0.0, description="lower clip range of the ratio")
-    epsilon_high: float | None = Field(None, gt=0.0, description="upper clip range (default: epsilon)")
-    beta: float = Field(0.0, ge=0.0, description="weight of the KL to the frozen start policy")
+    epsilon: float = Field(default=0.2, gt=0.0, description="lower clip range of the ratio")
+    epsilon_high: float | None = Field(default=None, gt=0.0, description="upper clip range (default: epsilon)")
+    beta: float = Field(default=0.0, ge=0.0, description="weight of the KL to the frozen start policy")
     baseline: Literal["mean", "leave_one_out"] = "mean"
     scale_rewards: Literal["group", "none"] = "group"
     loss_normalizer: Literal["constant", "token", "row"] = Field(
-        "constant", description="what a step's summed loss is divided by: rows x a constant, tokens, or per-row lengths"
+        default="constant",
+        description="what a step's summed loss is divided by: rows x a constant, tokens, or per-row lengths",
     )
-    num_iterations: int = Field(1, gt=0, description="passes over a step's samples (TRL: inner epochs)")
-    minibatches: int = Field(2, gt=0, description="optimizer steps per pass")
-    microbatch_tokens: int = Field(16384, gt=0, description="padded tokens per forward pass")
+    num_iterations: int = Field(default=1, gt=0, description="passes over a step's samples (TRL: inner epochs)")
+    minibatches: int = Field(default=2, gt=0, description="optimizer steps per pass")
+    microbatch_tokens: int = Field(default=16384, gt=0, description="padded tokens per forward pass")
 
-    learning_rate: float = Field(4e-4, gt=0.0)
+    learning_rate: float = Field(default=4e-4, gt=0.0)
     adam_betas: tuple[float, float] = (0.9, 0.98)
-    weight_decay: float = Field(0.0, ge=0.0)
-    max_grad_norm: float = Field(1.0, gt=0.0)
-    warmup_steps: int = Field(3, ge=0)
-    decay_fraction: float = Field(0.3, ge=0.0, le=1.0, description="last share of the schedule that decays to zero")
-    schedule_steps: int = Field(50, gt=0, description="length of the learning-rate schedule")
-    max_steps: int | None = Field(None, ge=0, description="stop after this many steps; never changes the schedule")
-
-    eval_tasks: int = Field(200, gt=0, description="held-out tasks of the evaluation before and after")
-    validation_tasks: int = Field(40, ge=0)
-    validate_every: int = Field(10, gt=0)
-    save_every: int = Field(10, gt=0)
-    keep_checkpoints: int = Field(
-        2, gt=0, description="newest checkpoints kept beside the best (keep_tokens keeps all)"
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    max_grad_norm: float = Field(default=1.0, gt=0.0)
+    warmup_steps: int = Field(default=3, ge=0)
+    decay_fraction: float = Field(
+        default=0.3, ge=0.0, le=1.0, description="last share of the schedule that decays to zero"
     )
-    keep_tokens: bool = Field(False, description="write turns.jsonl and a checkpoint per step, for outside checks")
-    threads: int = Field(1, gt=0, description="torch threads")
+    schedule_steps: int = Field(default=50, gt=0, description="length of the learning-rate schedule")
+    max_steps: int | None = Field(
+        default=None, ge=0, description="stop after this many steps; never changes the schedule"
+    )
+
+    eval_tasks: int = Field(default=200, gt=0, description="held-out tasks of the evaluation before and after")
+    validation_tasks: int = Field(default=40, ge=0)
+    validate_every: int = Field(default=10, gt=0)
+    save_every: int = Field(default=10, gt=0)
+    keep_checkpoints: int = Field(2, gt=0, description="newest checkpoints kept beside best (keep_tokens: all)")
+    keep_tokens: bool = Field(
+        default=False, description="write turns.jsonl and a checkpoint per step, for outside checks"
+    )
+    threads: int = Field(default=1, gt=0, description="torch threads")
 
     @model_validator(mode="after")
     def _possible(self) -> TrainConfig:
@@ -133,15 +146,17 @@ class EvalConfig(Config):
     """One evaluation run."""
 
     benchmark: Literal["locomo", "tasks", "synthetic"] = "tasks"
-    data: str | None = Field(None, description="the benchmark's file, or a task file (JSON Lines)")
+    data: str | None = Field(default=None, description="the benchmark's file, or a task file (JSON Lines)")
     out: Path | None = None
     seed: int = 0
-    limit: int | None = Field(None, gt=0, description="only the first tasks")
+    limit: int | None = Field(default=None, gt=0, description="only the first tasks")
     world: WorldConfig = WorldConfig(split="test")
-    system: str = Field("scripted:add-all", description="the writer: a policy's name or directory, or scripted:...")
+    system: str = Field(
+        default="scripted:add-all", description="the writer: a policy's name or directory, or scripted:..."
+    )
     agent: AgentConfig = AgentConfig()
     reader: ReaderConfig = ReaderConfig()
-    embedders: tuple[str, ...] = Field(("static",), description="locomo retrieval: embedders to compare")
+    embedders: tuple[str, ...] = Field(default=("static",), description="locomo retrieval: embedders to compare")
 
 
 C = TypeVar("C", bound=Config)

@@ -212,7 +212,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One prompt for a policy. `key` seeds its sampling noise: (seed, step, task, rollout, turn); temperature 0 is greedy."""
+    """One prompt for a policy. `key` = (seed, step, task, rollout, turn) seeds its noise; temperature 0 is greedy."""
 
     messages: tuple[Mapping[str, str], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
