@@ -1,1 +1,75 @@
-"""memalpha"""
+"""memalpha: train, evaluate and use memory agents.
+
+The public names, loaded on first use: `import memalpha` itself reads no model library, no index and no configuration,
+so that a program which only needs the store never pays for torch. `memalpha.train` is the training package and can be
+called: `memalpha.train("demo")`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memalpha.agent.agent import MemoryAgent
+    from memalpha.config import EvalConfig, TrainConfig
+    from memalpha.errors import MemalphaError
+    from memalpha.policy.base import load_policy
+    from memalpha.qa.evaluator import evaluate
+    from memalpha.store.embedding import load_embedder
+    from memalpha.store.store import MemoryStore
+    from memalpha.tasks.load import load_tasks
+    from memalpha.train.loop import train
+    from memalpha.types import Chunk, MemoryEntry, Operation, Question, Task
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Chunk": "types",
+    "EvalConfig": "config",
+    "MemalphaError": "errors",
+    "MemoryAgent": "agent.agent",
+    "MemoryEntry": "types",
+    "MemoryStore": "store.store",
+    "Operation": "types",
+    "Question": "types",
+    "Task": "types",
+    "TrainConfig": "config",
+    "evaluate": "qa.evaluator",
+    "load_embedder": "store.embedding",
+    "load_policy": "policy.base",
+    "load_tasks": "tasks.load",
+}
+
+__all__ = [
+    "Chunk",
+    "EvalConfig",
+    "MemalphaError",
+    "MemoryAgent",
+    "MemoryEntry",
+    "MemoryStore",
+    "Operation",
+    "Question",
+    "Task",
+    "TrainConfig",
+    "__version__",
+    "evaluate",
+    "load_embedder",
+    "load_policy",
+    "load_tasks",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "train":  # the package is the function: a name that changed with the order of imports would be a trap
+        return import_module("memalpha.train")
+    if name not in _HOME:
+        raise AttributeError(f"module 'memalpha' has no attribute {name!r}")
+    value = getattr(import_module(f"memalpha.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
