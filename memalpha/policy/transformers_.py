@@ -1,0 +1,292 @@
+"""A policy over a Hugging Face causal LM: exact ids, float32 log-probs and keyed noise from one small decode loop.
+
+Why not `model.generate`: it returns no log-probs at the sampling temperature without keeping all logits, draws noise
+that depends on the batch, and runs finished rows to the end. Here
+
+* identical prompts are prefilled once and expanded, batches are sorted by length, finished rows leave batch and cache;
+* token t of a request is drawn by inverse CDF with the t-th uniform of a stream keyed by `request.key` alone, so that
+  batch composition, resume and the number of processes do not change what is sampled;
+* `logprobs` are log-softmax of float32 logits / temperature, the end-of-sequence token included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from memalpha.errors import PolicyError
+from memalpha.types import Completion, SampleRequest
+
+
+class TransformersPolicy:
+    """Samples from `model`; the learner updates the same module in place, so the sampler is always current.
+
+    `batch_tokens` bounds (prompt + new) tokens x rows of one batch, `batch_rows` its rows.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str = "transformers",
+        *,
+        batch_tokens: int = 65536,
+        batch_rows: int = 128,
+    ) -> None:
+        if not tokenizer.chat_template:
+            raise PolicyError(f"policy {name!r}: its tokenizer has no chat template; use a chat or instruction model")
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.name = name
+        self.batch_tokens = batch_tokens
+        self.batch_rows = batch_rows
+        self.eos_ids = _eos_ids(model, tokenizer, name)
+        self.count_tokens = lru_cache(maxsize=1 << 16)(self._count_tokens)
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> TransformersPolicy:
+        """Load model and tokenizer from a directory or a hub id. Raises `PolicyError` when there is none."""
+        if Path(path).is_absolute() and not (Path(path) / "config.json").is_file():
+            raise PolicyError(f"no policy at {str(path)!r}: expected a directory with config.json, weights, tokenizer")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path)
+            model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+            model.to(device)
+        except (OSError, ValueError) as error:
+            raise PolicyError(f"cannot load policy {str(path)!r}: {error}") from error
+        return cls(model, tokenizer, str(path))
+
+    @property
+    def parameters(self) -> int:
+        """Number of distinct parameters (tied ones counted once)."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def _count_tokens(self, text: str) -> int:
+        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])  # type: ignore[arg-type]
+
+    def render(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Prompt ids of one conversation through the model's chat template, ready for the assistant's answer."""
+        return self._encode([self._text(messages, tools)])[0]
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
+        """One completion a request, in order. Temperature 0 is greedy (log-probs then at temperature 1)."""
+        if not requests:
+            return []
+        prompts = self._encode([self._text(request.messages, request.tools) for request in requests])
+        completions: list[Completion | None] = [None] * len(requests)
+        for batch in self._batches(requests, prompts):
+            with torch.inference_mode():
+                ids, logprobs, lengths = self._decode([prompts[i] for i in batch], [requests[i] for i in batch])
+            rows = [tuple(row[:length]) for row, length in zip(ids, lengths, strict=True)]
+            ended = [row[-1] in self.eos_ids for row in rows]
+            texts = self.tokenizer.batch_decode(
+                [list(row[:-1] if end else row) for row, end in zip(rows, ended, strict=True)],
+                skip_special_tokens=False,
+                clean_up_tokenization_spaces=False,
+            )
+            for slot, i in enumerate(batch):
+                completions[i] = Completion(
+                    text=texts[slot],
+                    prompt_ids=tuple(prompts[i]),
+                    completion_ids=rows[slot],
+                    logprobs=tuple(logprobs[slot][: lengths[slot]]),
+                    temperature=requests[i].temperature,
+                    stop_reason="eos" if ended[slot] else "length",
+                )
+        return [completion for completion in completions if completion is not None]
+
+    def _text(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]]) -> str:
+        text = self.tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] or None,
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        assert isinstance(text, str)
+        return text
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of rendered prompts; the template has already written the special tokens."""
+        unique = list(dict.fromkeys(texts))
+        encoded = self.tokenizer(unique, add_special_tokens=False)["input_ids"]
+        ids = dict(zip(unique, encoded, strict=True))  # type: ignore[arg-type]
+        return [ids[text] for text in texts]
+
+    def _batches(self, requests: Sequence[SampleRequest], prompts: Sequence[list[int]]) -> list[list[int]]:
+        """Request indices by prompt length, longest first, cut where `batch_tokens` or `batch_rows` is reached."""
+        order = sorted(range(len(requests)), key=lambda i: (-len(prompts[i]), prompts[i], i))
+        batches: list[list[int]] = []
+        width = 0
+        for i in order:
+            need = len(prompts[i]) + requests[i].max_new_tokens
+            fits = batches and len(batches[-1]) < self.batch_rows
+            if fits and max(width, need) * (len(batches[-1]) + 1) <= self.batch_tokens:
+                batches[-1].append(i)
+                width = max(width, need)
+            else:
+                batches.append([i])
+                width = need
+        return batches
+
+    def _decode(
+        self, prompts: Sequence[list[int]], requests: Sequence[SampleRequest]
+    ) -> tuple[list[list[int]], list[list[float]], list[int]]:
+        """Ids and log-probs (rows x steps, padded with 0 after `lengths`) of one batch."""
+        device = self.model.device
+        unique: dict[tuple[int, ...], int] = {}
+        owner = torch.tensor([unique.setdefault(tuple(prompt), len(unique)) for prompt in prompts], device=device)
+        width = max(len(prompt) for prompt in unique)
+        padded = np.zeros((len(unique), width), dtype=np.int64)
+        visible = np.zeros((len(unique), width), dtype=np.int64)
+        for row, prompt in enumerate(unique):
+            padded[row, width - len(prompt) :] = prompt
+            visible[row, width - len(prompt) :] = 1
+        input_ids = torch.from_numpy(padded).to(device)
+        mask = torch.from_numpy(visible).to(device)
+        steps = max(request.max_new_tokens for request in requests)
+        limit = torch.tensor([request.max_new_tokens for request in requests], device=device)
+        heat = torch.tensor([request.temperature for request in requests], device=device)[:, None]
+        sampler = _Sampler(heat, _uniforms(requests, steps).to(device))
+        eos = torch.tensor(sorted(self.eos_ids), device=device)
+
+        cache = _roomy_cache(self.model)
+        logits = self.model(
+            input_ids=input_ids,
+            attention_mask=mask,
+            position_ids=(mask.cumsum(1) - 1).clamp_min(0),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        if len(unique) < len(prompts):
+            cache.batch_select_indices(owner)
+            logits, mask = logits[owner], mask[owner]
+        rows = torch.arange(len(prompts), device=device)
+        position = mask.sum(1, keepdim=True)
+        mask = torch.cat([mask, mask.new_ones(len(prompts), steps)], dim=1)
+
+        ids = torch.zeros(len(prompts), steps, dtype=torch.long, device=device)
+        logprobs = torch.zeros(len(prompts), steps, device=device)
+        lengths = torch.zeros(len(prompts), dtype=torch.long, device=device)
+        live = torch.ones(len(prompts), dtype=torch.bool, device=device)
+        for step in range(steps):
+            token, logprob = sampler.draw(logits, rows, step)
+            ids[rows, step] = token
+            logprobs[rows, step] = logprob
+            ended = live & (torch.isin(token, eos) | (limit[rows] == step + 1))
+            lengths[rows[ended]] = step + 1
+            live = live & ~ended
+            left = int(live.sum())
+            if left == 0:
+                break
+            if left <= 0.9 * len(rows):  # dropping copies the cache, so it waits until it pays
+                keep = live.nonzero()[:, 0]
+                cache.batch_select_indices(keep)
+                rows, token, position, mask, live = rows[keep], token[keep], position[keep], mask[keep], live[keep]
+            logits = self.model(
+                input_ids=token[:, None],
+                attention_mask=mask[:, : width + step + 1],
+                position_ids=position,
+                past_key_values=cache,
+                use_cache=True,
+            ).logits[:, -1]
+            position = position + 1
+        return ids.tolist(), logprobs.tolist(), lengths.tolist()
+
+
+class _Sampler:
+    """Draws one token a row. `heat` (rows, 1) holds temperatures, 0 for greedy; `noise` (rows, steps) the uniforms."""
+
+    def __init__(self, heat: torch.Tensor, noise: torch.Tensor) -> None:
+        self.greedy = heat == 0
+        self.heat = torch.where(self.greedy, torch.ones_like(heat), heat)
+        self.noise = noise
+        self.all_greedy = bool(self.greedy.all())
+        self.any_greedy = bool(self.greedy.any())
+        self.tempered = bool((self.heat != 1).any())
+
+    def draw(self, logits: torch.Tensor, rows: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens (rows,) and their log-probs at the sampling temperature, from `logits` (rows, vocabulary)."""
+        logits = logits.float()
+        if self.tempered:
+            logits = logits / self.heat[rows]
+        logprobs = torch.log_softmax(logits, dim=-1)
+        if self.all_greedy:
+            token = logprobs.argmax(dim=-1, keepdim=True)
+        else:
+            # float64 sums: a float32 CDF over a large vocabulary is off by more than the rare tokens' probability.
+            cdf = logprobs.double().exp().cumsum(dim=-1)
+            token = torch.searchsorted(cdf, self.noise[rows, step, None] * cdf[:, -1:], right=True)
+            if self.any_greedy:
+                token = torch.where(self.greedy[rows], logprobs.argmax(dim=-1, keepdim=True), token)
+        return token[:, 0], logprobs.gather(1, token)[:, 0]
+
+
+class _RoomyLayer(DynamicLayer):
+    """A growing key/value layer that keeps spare room, so that a step writes one column and copies nothing.
+
+    `DynamicLayer` concatenates the whole cache at every token.
+    """
+
+    room = 64
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any):
+        """Append the new states; returns views of all keys and values."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.length, self.store = 0, None
+        end = self.length + key_states.shape[-2]
+        if self.store is None or self.store.shape[-2] < end:
+            batch, heads, _, width = key_states.shape
+            grown = key_states.new_empty(2, batch, heads, end + self.room, width)
+            if self.store is not None:
+                grown[..., : self.length, :] = self.store[..., : self.length, :]
+            self.store = grown
+        self.store[0, ..., self.length : end, :] = key_states
+        self.store[1, ..., self.length : end, :] = value_states
+        self.length = end
+        self.keys, self.values = self.store[0, ..., :end, :], self.store[1, ..., :end, :]
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep (or repeat) these rows of the batch."""
+        if self.is_initialized and self.store is not None:
+            self.store = self.store.index_select(1, indices)
+            self.keys, self.values = self.store[0, ..., : self.length, :], self.store[1, ..., : self.length, :]
+
+
+def _roomy_cache(model: PreTrainedModel) -> DynamicCache:
+    """The model's own cache (sliding windows and the like kept) with its plain growing layers made roomy."""
+    cache = DynamicCache(config=model.config)
+    cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+def _uniforms(requests: Sequence[SampleRequest], steps: int) -> torch.Tensor:
+    """(requests, steps) float64 uniforms in [0, 1), 24 bits each, a function of `request.key` alone."""
+    noise = np.empty((len(requests), steps))
+    for row, request in enumerate(requests):
+        words = hashlib.shake_256(repr(tuple(int(part) for part in request.key)).encode()).digest(4 * steps)
+        noise[row] = (np.frombuffer(words, dtype="<u4") >> 8) * 2.0**-24
+    return torch.from_numpy(noise)
+
+
+def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> frozenset[int]:
+    """All ids that end a completion: the tokenizer's and the generation configuration's."""
+    found: set[int] = set()
+    generation = getattr(model, "generation_config", None)
+    for ids in (getattr(tokenizer, "eos_token_id", None), getattr(generation, "eos_token_id", None)):
+        if ids is not None:
+            found.update([ids] if isinstance(ids, int) else ids)
+    if not found:
+        raise PolicyError(f"policy {name!r} has no end-of-sequence token; set eos_token in its tokenizer")
+    return frozenset(found)

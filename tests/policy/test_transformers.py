@@ -1,0 +1,128 @@
+"""The token record of `TransformersPolicy`: exact log-probs, keyed noise, batch independence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import tiny_model, tiny_policy, tiny_tokenizer
+
+from memalpha.errors import PolicyError
+from memalpha.policy.transformers_ import TransformersPolicy
+from memalpha.types import SampleRequest
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return tiny_policy()
+
+
+def request(text: str, *key: int, temperature: float = 1.0, new: int = 24) -> SampleRequest:
+    return SampleRequest(
+        messages=({"role": "user", "content": text},), key=key, temperature=temperature, max_new_tokens=new
+    )
+
+
+def mixed(count: int = 13, temperature: float = 1.0) -> list[SampleRequest]:
+    texts = ["a", "the same prompt", "Ana moved to Porto " * 4, "müde", "x" * 70]
+    return [request(texts[i % 5], 7, i, temperature=temperature, new=6 + 5 * (i % 4)) for i in range(count)]
+
+
+def teacher_forced(policy, completion) -> torch.Tensor:
+    """Log-probs of the sampled ids by one unpadded float64 forward without a cache."""
+    model = tiny_model().double().eval()
+    model.load_state_dict(policy.model.state_dict())
+    ids = torch.tensor([completion.prompt_ids + completion.completion_ids])
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[0, len(completion.prompt_ids) - 1 : -1]
+    rows = torch.log_softmax(logits / (completion.temperature or 1.0), -1)
+    return rows.gather(1, torch.tensor(completion.completion_ids)[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_logprobs_equal_a_float64_forward(policy, temperature):
+    for completion in policy.sample(mixed(temperature=temperature)):
+        expected = teacher_forced(policy, completion)
+        assert len(completion.logprobs) == len(completion.completion_ids)
+        assert torch.allclose(torch.tensor(completion.logprobs, dtype=torch.float64), expected, atol=1e-5, rtol=0)
+
+
+def test_end_of_sequence_is_kept_and_limits_hold(policy):
+    requests = [request("hello", i, new=200) for i in range(24)] + [request("hello", 1, new=3)]
+    completions = policy.sample(requests)
+    ended = [c for c in completions if c.stop_reason == "eos"]
+    assert ended, "some of 24 rows should draw the end token"
+    for completion in ended:
+        assert completion.completion_ids[-1] in policy.eos_ids
+        assert not policy.eos_ids & set(completion.completion_ids[:-1])
+        assert "<|end|>" not in completion.text
+    assert len(completions[-1].completion_ids) <= 3
+    for completion in completions:
+        if completion.stop_reason == "length":
+            assert completion.completion_ids[-1] not in policy.eos_ids
+
+
+def test_noise_depends_on_the_key_and_not_on_the_batch(policy):
+    requests = mixed()
+    together = policy.sample(requests)
+    alone = [policy.sample([r])[0] for r in requests]
+    backwards = policy.sample(requests[::-1])[::-1]
+    narrow = tiny_policy()
+    narrow.batch_tokens, narrow.batch_rows = 200, 3
+    for one, two, three, four in zip(together, alone, backwards, narrow.sample(requests), strict=True):
+        assert one.completion_ids == two.completion_ids == three.completion_ids == four.completion_ids
+        assert one.prompt_ids == two.prompt_ids
+    other = policy.sample([replace(r, key=(*r.key, 1)) for r in requests])
+    assert [c.completion_ids for c in other] != [c.completion_ids for c in together]
+
+
+def test_noise_is_stable_across_processes(policy):
+    """The stream is fixed by the key's digits: a changed hash would break every resumed run."""
+    from memalpha.policy.transformers_ import _uniforms
+
+    noise = _uniforms([request("a", 1, 2, 3)], 2)[0].tolist()
+    assert noise == [0.04448956251144409, 0.6911428570747375]
+
+
+def test_sampling_follows_the_distribution(policy):
+    draws = policy.sample([request("a", i, new=1) for i in range(4000)])
+    counts = torch.zeros(260)
+    for completion in draws:
+        counts[completion.completion_ids[0]] += 1
+    prompt = torch.tensor([draws[0].prompt_ids])
+    with torch.no_grad():
+        expected = torch.softmax(policy.model(input_ids=prompt).logits[0, -1], -1)
+    # total variation of 4,000 draws over 260 outcomes is about 0.08 when the distribution is right
+    assert 0.5 * (counts / 4000 - expected).abs().sum() < 0.13
+
+
+def test_greedy_takes_the_best_token_and_needs_no_key(policy):
+    completion = policy.sample([request("greedy", temperature=0.0)])[0]
+    ids = torch.tensor([completion.prompt_ids + completion.completion_ids])
+    with torch.no_grad():
+        best = policy.model(input_ids=ids).logits[0, len(completion.prompt_ids) - 1 : -1].argmax(-1)
+    assert tuple(best.tolist()) == completion.completion_ids
+
+
+def test_render_is_what_is_sampled_from(policy):
+    asked = request("Grüße {}", 1)
+    assert tuple(policy.render(asked.messages)) == policy.sample([asked])[0].prompt_ids
+    assert policy.count_tokens("Grüße") == len("Grüße".encode())
+    assert policy.sample([]) == []
+
+
+def test_loading_says_what_is_wrong(tmp_path):
+    with pytest.raises(PolicyError, match=r"config\.json"):
+        TransformersPolicy.from_pretrained(tmp_path / "nothing")
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(PolicyError, match="chat template"):
+        TransformersPolicy(tiny_model(), tokenizer)
+
+
+def test_saved_and_loaded_is_the_same(policy, tmp_path):
+    policy.model.save_pretrained(tmp_path)
+    policy.tokenizer.save_pretrained(tmp_path)
+    again = TransformersPolicy.from_pretrained(tmp_path)
+    assert again.sample(mixed()) == policy.sample(mixed())

@@ -1,0 +1,57 @@
+"""A random, tiny Qwen3 with a byte tokenizer: the smallest real policy, made in milliseconds, for tests only."""
+
+from __future__ import annotations
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from memalpha.policy.transformers_ import TransformersPolicy
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIALS = ["<|end|>", "<|user|>", "<|assistant|>"]
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte and three specials."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate(SPECIALS + alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIALS)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>")
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+def tiny_model(seed: int = 0, vocab: int = 260, width: int = 32, layers: int = 2, scale: float = 4.0):
+    """Random weights, times `scale` so that the distribution is far from uniform."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=vocab,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=width // 4,
+        tie_word_embeddings=True,
+        max_position_embeddings=4096,
+        eos_token_id=0,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(scale)
+    return model
+
+
+def tiny_policy(seed: int = 0, **kwargs) -> TransformersPolicy:
+    return TransformersPolicy(tiny_model(seed, **kwargs), tiny_tokenizer(), "random-tiny")
