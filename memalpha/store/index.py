@@ -1,0 +1,91 @@
+"""Vectors in FAISS by slot, and the prototypes (mean vectors) of groups.
+
+A slot is a small integer that the caller gives out and may give out again after `remove`. The index is a cache: it
+holds nothing that cannot be made again from the entries and the embedder.
+"""
+
+from __future__ import annotations
+
+import faiss
+import numpy as np
+
+
+class VectorIndex:
+    """Exact inner-product index (FAISS flat) whose rows are slots; a removed slot's row is zero and can be reused."""
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+        self._flat = faiss.IndexFlatIP(dim)
+        self._rows: np.ndarray | None = None
+        self._live = np.zeros(0, bool)
+
+    def __len__(self) -> int:
+        return int(self._live.sum())
+
+    @property
+    def rows(self) -> np.ndarray:
+        """float32 `(slots, dim)`: FAISS's own storage, not a copy."""
+        if self._rows is None or len(self._rows) != self._flat.ntotal:
+            size = self._flat.ntotal
+            flat = faiss.rev_swig_ptr(self._flat.get_xb(), size * self.dim) if size else np.zeros(0, np.float32)
+            self._rows = flat.reshape(size, self.dim)
+        return self._rows
+
+    def set(self, slots: np.ndarray, vectors: np.ndarray) -> None:
+        """Put `vectors` `(n, dim)` at `slots` `(n,)`; slots may lie beyond the end."""
+        if not len(slots):
+            return
+        beyond = int(slots.max()) + 1 - self._flat.ntotal
+        if beyond > 0:
+            self._flat.add(np.zeros((beyond, self.dim), np.float32))
+            self._live = np.concatenate([self._live, np.zeros(beyond, bool)])
+        self.rows[slots] = vectors
+        self._live[slots] = True
+
+    def remove(self, slot: int) -> None:
+        """Forget a slot."""
+        self.rows[slot] = 0.0
+        self._live[slot] = False
+
+    def scores(self, queries: np.ndarray) -> np.ndarray:
+        """Inner products `(queries, slots)` with every row, rounded to 5 decimals.
+
+        Float32 sums depend in their last bits on how a product is blocked; rounded, a score does not depend on
+        what else is in the batch or the index, so ties are ties.
+        """
+        return np.round(queries @ self.rows.T, 5)
+
+    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k best live slots of each query by FAISS: slots int64 and inner products, both `(queries, k)`; -1 pads."""
+        selector = faiss.IDSelectorBitmap(np.packbits(self._live, bitorder="little"))
+        scores, slots = self._flat.search(queries, k, params=faiss.SearchParameters(sel=selector))
+        return slots, scores
+
+
+class Prototypes:
+    """The mean direction of each group's vectors, kept as running sums; searched through its own `VectorIndex`."""
+
+    def __init__(self, dim: int) -> None:
+        self._sums = np.zeros((0, dim))
+        self._index = VectorIndex(dim)
+        self._stale: set[int] = set()
+
+    def change(self, groups: np.ndarray, vectors: np.ndarray, sign: float) -> None:
+        """Add (`sign` 1) vectors `(n, dim)` to the sums of their groups `(n,)`, or take them off (`sign` -1)."""
+        if not len(groups):
+            return
+        beyond = int(groups.max()) + 1 - len(self._sums)
+        if beyond > 0:
+            self._sums = np.concatenate([self._sums, np.zeros((beyond, self._sums.shape[1]))])
+        np.add.at(self._sums, groups, sign * vectors)
+        self._stale.update(groups.tolist())
+
+    def scores(self, queries: np.ndarray) -> np.ndarray:
+        """Inner products `(queries, groups)` of the queries with the normalised means."""
+        if self._stale:
+            groups = np.array(sorted(self._stale))
+            sums = self._sums[groups]
+            norms = np.linalg.norm(sums, axis=1, keepdims=True)
+            self._index.set(groups, np.where(norms > 1e-6, sums / np.maximum(norms, 1e-6), 0.0))
+            self._stale.clear()
+        return self._index.scores(queries)
