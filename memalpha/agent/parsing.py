@@ -1,0 +1,220 @@
+"""Tool calls from model text: a total parser for Hermes blocks and OpenAI `tool_calls`.
+
+A block is `<tool_call>` JSON `</tool_call>` with `{"name": ..., "arguments": {...}}` inside. The JSON is *scanned*,
+never cut at the next tag or brace, so contents may hold braces, quotes, newlines and even `</tool_call>`. Tolerated,
+because models write them and their meaning is plain: trailing commas, single quotes, bare keys, Python literals, raw
+newlines in strings, code fences, a missing close tag, several calls or a list of calls in one block, `arguments` as a
+JSON string, `parameters` for `arguments`. Everything else inside a block is one `ToolCall` with error "malformed"; text
+outside blocks is ignored; text without a block is no call. No text raises.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memalpha.types import ToolCall
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+MALFORMED = "malformed"
+MAX_DEPTH = 32
+
+_STRICT = json.JSONDecoder(strict=False)
+_FENCE = re.compile(r"```(?:json|tool_call)?")
+_SPACE = re.compile(r"\s*")
+_BARE = re.compile(r"[^\s,:\[\]{}\"']+")
+_CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
+
+
+def format_call(name: str, arguments: Mapping[str, Any]) -> str:
+    """One Hermes block as a model is trained to write it, newline after the close tag included."""
+    body = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
+    return f"{OPEN}\n{body}\n{CLOSE}\n"
+
+
+def parse_calls(text: str) -> tuple[ToolCall, ...]:
+    """The calls of a completion in order; `()` when it has none. A leading `<think>` part is skipped."""
+    calls: list[ToolCall] = []
+    position = _after_thinking(text)
+    while (start := text.find(OPEN, position)) >= 0:
+        found, position = _block(text, start)
+        calls.extend(found)
+    return tuple(calls)
+
+
+def from_openai(tool_calls: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]:
+    """The calls of an OpenAI-style message: `[{"function": {"name": ..., "arguments": "<JSON>"}}, ...]`."""
+    calls = []
+    for item in tool_calls:
+        function = item.get("function") if isinstance(item, Mapping) else None
+        calls.append(_call(function, raw=repr(item)))
+    return tuple(calls)
+
+
+def _after_thinking(text: str) -> int:
+    if not text.lstrip().startswith("<think>"):
+        return 0
+    end = text.find("</think>")
+    return len(text) if end < 0 else end + len("</think>")
+
+
+def _block(text: str, start: int) -> tuple[list[ToolCall], int]:
+    """The calls of the block that opens at `start`, and where to read on."""
+    calls: list[ToolCall] = []
+    position = _skip(text, start + len(OPEN))
+    while position < len(text) and text[position] in "{[":
+        try:
+            value, end = _decode(text, position)
+        except _Unreadable:
+            break
+        raw = text[position:end]
+        calls.extend(_call(item, raw) for item in (value if isinstance(value, list) else [value]))
+        position = _skip(text, end)
+        while position < len(text) and text[position] in "},":  # one brace too many is a common slip
+            position = _skip(text, position + 1)
+    if text.startswith(CLOSE, position):
+        position += len(CLOSE)
+        return calls or [_broken(text[start:position])], position
+    if calls and (position == len(text) or text.startswith(OPEN, position)):
+        return calls, position  # the close tag is missing
+    ends = [at for at in (text.find(CLOSE, position), text.find(OPEN, position)) if at >= 0]
+    end = min(ends, default=len(text))
+    if text.startswith(CLOSE, end):
+        end += len(CLOSE)
+    return [*calls, _broken(text[start:end])], end
+
+
+def _broken(raw: str) -> ToolCall:
+    return ToolCall(name="", error=MALFORMED, raw=raw)
+
+
+def _call(value: Any, raw: str) -> ToolCall:
+    if not isinstance(value, Mapping):
+        return _broken(raw)
+    name = value.get("name")
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        try:
+            arguments, _ = _decode(arguments, _skip(arguments, 0)) if arguments.strip() else ({}, 0)
+        except _Unreadable:
+            return _broken(raw)
+    if not isinstance(name, str) or not name or not isinstance(arguments, Mapping):
+        return _broken(raw)
+    if not all(isinstance(key, str) for key in arguments):
+        return _broken(raw)
+    return ToolCall(name=name, arguments=dict(arguments), raw=raw)
+
+
+class _Unreadable(ValueError):
+    """Not JSON, not even with tolerance."""
+
+
+def _skip(text: str, position: int) -> int:
+    """Past white space and code fences."""
+    while True:
+        position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
+        fence = _FENCE.match(text, position)
+        if not fence:
+            return position
+        position = fence.end()
+
+
+def _decode(text: str, position: int) -> tuple[Any, int]:
+    """A JSON value at `position` and where it ends: strict first, then tolerant. Raises `_Unreadable`."""
+    try:
+        return _STRICT.raw_decode(text, position)
+    except (ValueError, RecursionError):  # ValueError: not JSON, or an integer of thousands of digits
+        return _tolerant(text, position, 0)
+
+
+def _tolerant(text: str, position: int, depth: int) -> tuple[Any, int]:
+    if depth > MAX_DEPTH or position >= len(text):
+        raise _Unreadable
+    first = text[position]
+    if first == "{":
+        return _object(text, position + 1, depth)
+    if first == "[":
+        return _array(text, position + 1, depth)
+    if first in "\"'":
+        return _string(text, position)
+    bare = _BARE.match(text, position)
+    if not bare:
+        raise _Unreadable
+    return _scalar(bare.group()), bare.end()
+
+
+def _object(text: str, position: int, depth: int) -> tuple[dict[str, Any], int]:
+    result: dict[str, Any] = {}
+    while True:
+        position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
+        if text.startswith("}", position):
+            return result, position + 1
+        if text[position : position + 1] in ("{", "["):
+            raise _Unreadable
+        key, position = _tolerant(text, position, depth + 1)
+        position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
+        if not text.startswith(":", position):
+            raise _Unreadable
+        position = _SPACE.match(text, position + 1).end()  # type: ignore[union-attr]
+        result[str(key)], position = _tolerant(text, position, depth + 1)
+        position = _separator(text, position, "}")
+
+
+def _array(text: str, position: int, depth: int) -> tuple[list[Any], int]:
+    result: list[Any] = []
+    while True:
+        position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
+        if text.startswith("]", position):
+            return result, position + 1
+        value, position = _tolerant(text, position, depth + 1)
+        result.append(value)
+        position = _separator(text, position, "]")
+
+
+def _separator(text: str, position: int, end: str) -> int:
+    """Past a comma; a closing bracket stays for the caller."""
+    position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
+    if text.startswith(",", position):
+        return position + 1
+    if text.startswith(end, position):
+        return position
+    raise _Unreadable
+
+
+def _string(text: str, position: int) -> tuple[str, int]:
+    quote, parts = text[position], []
+    position += 1
+    while position < len(text):
+        char = text[position]
+        if char == quote:
+            return "".join(parts), position + 1
+        if char == "\\":
+            following = text[position + 1 : position + 2]
+            if following == "u":
+                digits = text[position + 2 : position + 6]
+                if not re.fullmatch(r"[0-9a-fA-F]{4}", digits):
+                    raise _Unreadable
+                parts.append(chr(int(digits, 16)))
+                position += 6
+                continue
+            parts.append(_ESCAPES.get(following, following))
+            position += 2
+            continue
+        parts.append(char)
+        position += 1
+    raise _Unreadable
+
+
+def _scalar(word: str) -> Any:
+    if word.lower() in _CONSTANTS:
+        return _CONSTANTS[word.lower()]
+    if len(word) <= 32:
+        for kind in (int, float):
+            try:
+                return kind(word)
+            except ValueError:
+                continue
+    return word

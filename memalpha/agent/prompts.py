@@ -1,0 +1,99 @@
+"""Prompts of the writer and the reader in two styles.
+
+`full` is for instruction-tuned models: a system prompt, the memory view with dates and categories, tools through the
+chat template. `compact` is for the tiny policy: one bare user message, no tools; its bytes are part of the tiny
+policy's training and must not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from memalpha.agent.tools import tool_schemas
+from memalpha.config import AgentConfig, ReaderConfig
+from memalpha.store.schema import MemorySchema
+from memalpha.types import Hit, MemoryEntry, Observation, ViewEntry
+
+Message = dict[str, str]
+
+ABSTAIN = "unknown"
+
+_WRITER_SYSTEM = """\
+You keep the long-term memory of a conversation. The conversation reaches you one part at a time. You never see \
+earlier parts again: whatever is needed later must be in the memory. Later, questions are answered from the memory alone.
+
+For each part, decide what to change and do it with tool calls only:
+- memory_insert stores one new fact or event per call, short and complete in itself: say who or what it is about, \
+and write dates out instead of "yesterday".
+- memory_update replaces an entry that is no longer right. Use the id shown in the memory. Never keep two entries that \
+contradict each other.
+- memory_delete removes an entry that is no longer true and has no new value, or that the user wants forgotten.
+- core_memory_update rewrites the core memory: the few things that matter in every part.
+- memory_skip says that this part holds nothing worth remembering.
+Do not store greetings, small talk, guesses, or what the memory already holds. Make as many calls as needed, in one \
+reply.\
+"""
+
+_READER_SYSTEM = f"""\
+You answer a question from the memory notes given, and from nothing else. Each note may carry the date it was made; \
+where notes disagree, say what holds now. Answer with the shortest exact phrase, without a sentence around it. If the notes \
+do not hold the answer, reply with the single word {ABSTAIN}.\
+"""
+
+
+def view_line(entry: ViewEntry, style: str) -> str:
+    """One line of the memory view; line breaks inside the content become spaces."""
+    content = _one_line(entry.content)
+    if style == "compact":
+        return f"{entry.id} {content}"
+    note = ", ".join(part for part in (entry.category, entry.timestamp) if part)
+    return f"[{entry.id}] ({note}) {content}"
+
+
+def render_view(core: str, entries: Iterable[ViewEntry], style: str) -> str:
+    """The memory as the writer sees it: core memory, then one line an entry, in the order given."""
+    lines = [view_line(entry, style) for entry in entries]
+    if style == "compact":
+        return "\n".join(["memory", *([f"core: {_one_line(core)}"] if core else []), *lines])
+    return "\n".join(["Core memory:", core or "(empty)", "", "Memory entries:", *(lines or ["(none)"])])
+
+
+def writer_messages(
+    observation: Observation, config: AgentConfig, schema: MemorySchema
+) -> tuple[tuple[Message, ...], tuple[dict[str, Any], ...]]:
+    """The writer's messages and tools for one chunk. The compact style has no tools: its policy knows them by heart."""
+    chunk = observation.chunk
+    view = render_view(observation.core, observation.entries, config.prompt)
+    if config.prompt == "compact":
+        stamp = f" {chunk.timestamp}" if chunk.timestamp else ""
+        return ({"role": "user", "content": f"{view}\nchunk{stamp}\n{chunk.render()}"},), ()
+    kinds = "\n".join(f"- {category.name}: {category.description}" for category in schema.categories)
+    date = f" ({chunk.timestamp})" if chunk.timestamp else ""
+    messages = (
+        {"role": "system", "content": f"{_WRITER_SYSTEM}\n\nCategories of entries:\n{kinds}"},
+        {"role": "user", "content": f"{view}\n\nNew part of the conversation{date}:\n{chunk.render()}"},
+    )
+    return messages, tool_schemas(schema)
+
+
+def reader_messages(question: str, hits: Sequence[Hit], config: ReaderConfig, *, core: str = "") -> tuple[Message, ...]:
+    """The reader's messages: retrieved entries, oldest first and dated, then the question."""
+    entries = sorted((hit.entry for hit in hits), key=_age)
+    facts = [_one_line(entry.content) + (f" ({entry.timestamp})" if entry.timestamp else "") for entry in entries]
+    if config.prompt == "compact":
+        lines = ["facts", *([f"core: {_one_line(core)}"] if core else []), *facts, f"ask: {question}"]
+        return ({"role": "user", "content": "\n".join(lines)},)
+    notes = "\n".join(f"- {fact}" for fact in ([f"core memory: {core}"] if core else []) + facts)
+    return (
+        {"role": "system", "content": _READER_SYSTEM},
+        {"role": "user", "content": f"Memory notes:\n{notes or '(none)'}\n\nQuestion: {question}"},
+    )
+
+
+def _age(entry: MemoryEntry) -> tuple[str, int]:
+    return entry.timestamp or "", entry.valid_from
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines()) if "\n" in text or "\r" in text else text

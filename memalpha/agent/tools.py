@@ -1,0 +1,180 @@
+"""The writer's tools: pydantic argument models, their JSON schema, and what a call does to a memory.
+
+A model's mistake is a `ToolResult` with a code, never an exception. What raises is ours: a database that fails, a bug.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from memalpha.errors import DuplicateContent, InvalidContent, UnknownCategory, UnknownEntry
+from memalpha.store.schema import MemorySchema
+from memalpha.types import MemoryEntry, Operation, ToolCall, ToolResult
+
+
+class ToolMemory(Protocol):
+    """What the tools need of a memory: `WorkingMemory` and `MemoryStore` both have it."""
+
+    @property
+    def schema(self) -> MemorySchema: ...
+    @property
+    def core(self) -> str: ...
+    def get(self, id: str) -> MemoryEntry: ...
+    def find(self, category: str, content: str) -> MemoryEntry | None: ...
+    def apply(self, op: Operation) -> Operation: ...
+
+
+class _Arguments(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Insert(_Arguments):
+    """Store one new fact or event."""
+
+    category: str = Field(description="the kind of memory it belongs to")
+    content: str = Field(description="the fact or event, short and complete in itself")
+    timestamp: str | None = Field(
+        default=None, description="ISO date it happened, only if that is not the date of the conversation"
+    )
+    importance: float | None = Field(default=None, ge=0.0, le=1.0, description="0 to 1, how much it matters later")
+
+    @field_validator("timestamp")
+    @classmethod
+    def _iso(cls, value: str | None) -> str | None:
+        if value is not None:
+            datetime.fromisoformat(value)
+        return value
+
+
+class Update(_Arguments):
+    """Replace what an entry says; the entry keeps its id."""
+
+    id: str = Field(description="id of the entry, as shown in the memory")
+    content: str = Field(description="the whole new content")
+
+
+class Delete(_Arguments):
+    """Remove an entry that is no longer true and has no new value."""
+
+    id: str = Field(description="id of the entry, as shown in the memory")
+
+
+class CoreUpdate(_Arguments):
+    """Rewrite the core memory, the short text that is always in view; empty text clears it."""
+
+    content: str = Field(description="the whole new core memory, at most 512 tokens")
+
+
+class Skip(_Arguments):
+    """Change nothing: this part of the conversation holds nothing worth remembering."""
+
+
+TOOLS: dict[str, type[_Arguments]] = {
+    "memory_insert": Insert,
+    "memory_update": Update,
+    "memory_delete": Delete,
+    "core_memory_update": CoreUpdate,
+    "memory_skip": Skip,
+}
+
+
+def tool_schemas(schema: MemorySchema) -> tuple[dict[str, Any], ...]:
+    """The tools in OpenAI's function format, with the schema's categories as the allowed values."""
+    return tuple(
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": (model.__doc__ or "").strip(),
+                "parameters": _parameters(model, schema),
+            },
+        }
+        for name, model in TOOLS.items()
+        if schema.core or model is not CoreUpdate
+    )
+
+
+def _parameters(model: type[_Arguments], schema: MemorySchema) -> dict[str, Any]:
+    properties: dict[str, Any] = {}
+    required = []
+    for name, field in model.model_fields.items():
+        kind = "number" if name == "importance" else "string"
+        properties[name] = {"type": kind, "description": field.description}
+        if field.is_required():
+            required.append(name)
+        if name == "category":
+            properties[name]["enum"] = list(schema.category_names)
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def execute(
+    memory: ToolMemory, call: ToolCall, *, chunk: int | None, source: str | None, timestamp: str | None
+) -> tuple[ToolResult, Operation | None]:
+    """Run one call. The operation, complete as logged, is there only if the memory changed.
+
+    Inserts and updates take the chunk's `timestamp` unless the call names another date. An exact duplicate is ok with
+    code "duplicate", and changes nothing.
+    """
+    if call.error:
+        return ToolResult(call, False, call.error, "not a readable tool call: write JSON with name and arguments"), None
+    model = TOOLS.get(call.name)
+    if model is None or (model is CoreUpdate and not memory.schema.core):
+        return ToolResult(call, False, "unknown_tool", f"no tool {call.name!r}; there are: {', '.join(TOOLS)}"), None
+    try:
+        arguments = model.model_validate(call.arguments)
+    except ValidationError as error:
+        return ToolResult(call, False, "invalid_arguments", _reason(error)), None
+    try:
+        return _run(memory, call, arguments, {"chunk": chunk, "source": source}, timestamp)
+    except DuplicateContent as error:
+        return ToolResult(call, True, "duplicate", str(error), entry_id=getattr(error, "entry_id", None)), None
+    except (UnknownEntry, UnknownCategory, InvalidContent) as error:
+        return ToolResult(call, False, error.code, str(error)), None
+
+
+def _run(
+    memory: ToolMemory, call: ToolCall, arguments: _Arguments, origin: dict[str, Any], timestamp: str | None
+) -> tuple[ToolResult, Operation | None]:
+    before: MemoryEntry | None = None
+    if isinstance(arguments, Skip):
+        return ToolResult(call, True, "skipped"), None
+    if isinstance(arguments, CoreUpdate):
+        if arguments.content.strip() == memory.core:
+            return ToolResult(call, True, "duplicate", "the core memory already says so"), None
+        code, old = "core_updated", memory.core
+        done = memory.apply(Operation("core_update", content=arguments.content, **origin))
+        return ToolResult(call, True, code, content=done.content, before=old), done
+    if isinstance(arguments, Insert):
+        code = "inserted"
+        operation = Operation(
+            "insert",
+            category=arguments.category,
+            content=arguments.content,
+            timestamp=arguments.timestamp or timestamp,
+            importance=arguments.importance,
+            **origin,
+        )
+    elif isinstance(arguments, Update):
+        before, code = memory.get(arguments.id), "updated"
+        operation = Operation("update", id=before.id, content=arguments.content, timestamp=timestamp, **origin)
+    elif isinstance(arguments, Delete):
+        before, code = memory.get(arguments.id), "deleted"
+        operation = Operation("delete", id=before.id, **origin)
+    else:
+        raise TypeError(f"no action for {type(arguments).__name__}")
+    done = memory.apply(operation)
+    category = before.category if before else done.category
+    content = None if code == "deleted" else (done.content or "")
+    old = before.content if before else None
+    return ToolResult(call, True, code, entry_id=done.id, category=category, content=content, before=old), done
+
+
+def _reason(error: ValidationError) -> str:
+    parts = []
+    for item in error.errors(include_url=False, include_input=False):
+        field = ".".join(str(part) for part in item["loc"])
+        parts.append(f"{field}: {item['msg']}" if field else item["msg"])
+    return "; ".join(parts)
