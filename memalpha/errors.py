@@ -54,6 +54,10 @@ class InvalidContent(StoreError):
 
 
 class DuplicateContent(StoreError):
-    """Another live entry of the category already holds exactly this content."""
+    """A live entry of the category, named by `entry_id`, already holds exactly this content."""
 
     code = "duplicate"
+
+    def __init__(self, message: str, entry_id: str = "") -> None:
+        super().__init__(message)
+        self.entry_id = entry_id

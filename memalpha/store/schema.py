@@ -1,0 +1,155 @@
+"""Categories of memory and the two schemas that ship: `mem-alpha` (the default) and `life`; or one's own in YAML.
+
+```yaml
+name: support
+categories: {customer: Who the customer is., issue: What went wrong and when.}
+core: true          # optional: a core memory text beside the categories
+core_limit: 512     # optional: its limit, in tokens of `count_core_tokens`
+```
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from memalpha.errors import ConfigError, UnknownCategory
+
+_NAME = re.compile(r"[^\W\d][\w-]{0,63}")
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+_CORE_TOKEN = re.compile(rf"[{_CJK}]|[^\W{_CJK}]{{1,16}}|[^\w\s]{{1,16}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Category:
+    """A named kind of memory; the description tells the writer what belongs there."""
+
+    name: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySchema:
+    """The categories of a memory, and whether it has a core memory (of at most `core_limit` tokens).
+
+    Raises `ConfigError` for no category, a bad or repeated name, or a limit below 1.
+    """
+
+    name: str
+    categories: tuple[Category, ...]
+    core: bool = True
+    core_limit: int = 512
+
+    def __post_init__(self) -> None:
+        if not self.categories:
+            raise ConfigError(f"schema {self.name!r}: needs at least one category")
+        if self.core_limit < 1:
+            raise ConfigError(f"schema {self.name!r}: core_limit must be at least 1, not {self.core_limit}")
+        for category in self.categories:
+            if not _NAME.fullmatch(category.name):
+                raise ConfigError(
+                    f"schema {self.name!r}: category name {category.name!r} must start with a letter and hold only "
+                    "letters, digits, '_' and '-' (64 at most)"
+                )
+        if len(set(self.category_names)) != len(self.categories):
+            raise ConfigError(f"schema {self.name!r}: a category name occurs twice")
+
+    @property
+    def category_names(self) -> tuple[str, ...]:
+        """The names, in the schema's order."""
+        return tuple(category.name for category in self.categories)
+
+    def check(self, category: object) -> str:
+        """The category, if the schema has it; raises `UnknownCategory` naming those it has."""
+        if isinstance(category, str) and category in self.category_names:
+            return category
+        raise UnknownCategory(f"no category {category!r} in schema {self.name!r}: use {', '.join(self.category_names)}")
+
+    def to_json(self) -> str:
+        """One line of JSON that `from_json` reads back; equal schemas give equal text."""
+        categories = {category.name: category.description for category in self.categories}
+        data = {"name": self.name, "categories": categories, "core": self.core, "core_limit": self.core_limit}
+        return json.dumps(data, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> MemorySchema:
+        """Inverse of `to_json`."""
+        return _build(json.loads(text), "schema")
+
+
+def count_core_tokens(text: str) -> int:
+    """Length of a core memory text in tokens of its own: words and punctuation runs, each 16 characters counting
+    anew, and every Chinese, Japanese or Korean character by itself. The same for every policy, so that a text which
+    fits one store fits all."""
+    return sum(1 for _ in _CORE_TOKEN.finditer(text))
+
+
+def load_schema(name: str | Path | MemorySchema) -> MemorySchema:
+    """A shipped schema by name, an own one from a YAML file; a schema is returned as it is. Raises `ConfigError`."""
+    if isinstance(name, MemorySchema):
+        return name
+    if str(name) in SHIPPED:
+        return SHIPPED[str(name)]
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"no schema {str(name)!r}: use {', '.join(SHIPPED)}, or a .yaml file with own categories")
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"schema {path}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"schema {path}: not valid YAML: {error}") from error
+    return _build(data, str(path))
+
+
+def _build(data: Any, label: str) -> MemorySchema:
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{label}: must hold a mapping with 'name' and 'categories'")
+    unknown = sorted(set(map(str, data)) - {"name", "categories", "core", "core_limit"})
+    if unknown:
+        raise ConfigError(f"{label}: unknown key {unknown[0]!r}: use name, categories, core, core_limit")
+    name, categories = data.get("name"), data.get("categories")
+    core, core_limit = data.get("core", True), data.get("core_limit", 512)
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{label}: name: a text is needed, not {name!r}")
+    if not isinstance(categories, Mapping) or not all(
+        isinstance(key, str) and isinstance(text, str) for key, text in categories.items()
+    ):
+        raise ConfigError(f"{label}: categories: a mapping of names to descriptions is needed")
+    if not isinstance(core, bool):
+        raise ConfigError(f"{label}: core: true or false is needed, not {core!r}")
+    if not isinstance(core_limit, int) or isinstance(core_limit, bool):
+        raise ConfigError(f"{label}: core_limit: a whole number is needed, not {core_limit!r}")
+    return MemorySchema(name, tuple(Category(key, text) for key, text in categories.items()), core, core_limit)
+
+
+MEM_ALPHA = MemorySchema(
+    "mem-alpha",
+    (
+        Category("semantic", "Facts that hold: who people are, what they have, like, do and know."),
+        Category("episodic", "Events: what happened, when, where and with whom."),
+    ),
+)
+
+LIFE = MemorySchema(
+    "life",
+    (
+        Category("sensory_lifestyle", "Tastes, food, sensory likes and dislikes, daily habits."),
+        Category("culture_entertainment", "Books, films, music, games, sports, hobbies, culture."),
+        Category("cognition_work", "Work, study, skills, projects, ways of thinking."),
+        Category("values", "Beliefs, principles, goals, what matters to the person."),
+        Category("physiology_health", "Body, health, illness, treatment, sleep, fitness."),
+        Category("resource_economic", "Money, possessions, income, spending, contracts."),
+        Category("social_interpersonal", "Family, friends, colleagues, relations and what they do."),
+        Category("spatiotemporal_context", "Places, travel, dates, schedules, what happened when and where."),
+        Category("psychological_defense", "Fears, stress, coping, sensitive subjects, boundaries."),
+    ),
+)
+
+SHIPPED: Mapping[str, MemorySchema] = {schema.name: schema for schema in (MEM_ALPHA, LIFE)}

@@ -1,0 +1,235 @@
+"""`Memory`, what an agent and a reader see of a store, and `WorkingMemory`, the one in memory that rollouts use."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from memalpha.errors import DuplicateContent
+from memalpha.store.embedding import Embedder
+from memalpha.store.retrieval import Corpus, Document, Route
+from memalpha.store.schema import MemorySchema
+from memalpha.store.state import Change, MemoryState, plan
+from memalpha.types import Hit, MemoryEntry, Operation
+
+
+class Memory(Protocol):
+    """A memory that can be written, read and searched; `WorkingMemory` and `MemoryStore` are."""
+
+    @property
+    def schema(self) -> MemorySchema: ...
+
+    @property
+    def core(self) -> str: ...
+
+    @property
+    def state(self) -> MemoryState: ...
+
+    def insert(
+        self,
+        category: str,
+        content: str,
+        *,
+        timestamp: str | None = None,
+        importance: float = 1.0,
+        metadata: Mapping[str, Any] | None = None,
+        source: str | None = None,
+        chunk: int | None = None,
+        turn: str | None = None,
+    ) -> MemoryEntry: ...
+
+    def update(
+        self,
+        id: str,
+        content: str,
+        *,
+        timestamp: str | None = None,
+        importance: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        source: str | None = None,
+        chunk: int | None = None,
+        turn: str | None = None,
+    ) -> MemoryEntry: ...
+
+    def delete(
+        self, id: str, *, source: str | None = None, chunk: int | None = None, turn: str | None = None
+    ) -> MemoryEntry: ...
+
+    def core_update(
+        self, text: str, *, source: str | None = None, chunk: int | None = None, turn: str | None = None
+    ) -> None: ...
+
+    def apply(self, operation: Operation) -> Operation: ...
+
+    def get(self, id: str) -> MemoryEntry: ...
+
+    def list(self, category: str | None = None) -> list[MemoryEntry]: ...
+
+    def find(self, category: str, content: str) -> MemoryEntry | None: ...
+
+    def search(self, query: str, k: int = 10, *, category: str | None = None, route: Route = "soft") -> list[Hit]: ...
+
+    def search_many(
+        self, queries: Sequence[str], k: int = 10, *, category: str | None = None, route: Route = "soft"
+    ) -> list[list[Hit]]: ...
+
+
+class Writes(ABC):
+    """The writing half of a `Memory`, on top of one method that makes one operation happen."""
+
+    @abstractmethod
+    def change(self, operation: Operation) -> Change:
+        """Make one operation happen, whole or not at all; raises `StoreError` if the rules refuse it."""
+
+    @abstractmethod
+    def get(self, id: str) -> MemoryEntry:
+        """A live entry; raises `UnknownEntry`."""
+
+    def apply(self, operation: Operation) -> Operation:
+        """Make one operation happen and return it complete, as logged; raises `StoreError` (see `state.plan`)."""
+        return self.change(operation).operation
+
+    def insert(
+        self,
+        category: str,
+        content: str,
+        *,
+        timestamp: str | None = None,
+        importance: float = 1.0,
+        metadata: Mapping[str, Any] | None = None,
+        source: str | None = None,
+        chunk: int | None = None,
+        turn: str | None = None,
+    ) -> MemoryEntry:
+        """Store a fact. Exactly the same content in the same category is stored once: the entry there is returned.
+
+        `timestamp`: when the fact or event happened (ISO 8601 by convention); `source`, `chunk`, `turn`: where it was
+        said; `metadata`: anything JSON can hold. Raises `UnknownCategory` or `InvalidContent`.
+        """
+        operation = Operation(
+            "insert",
+            category=category,
+            content=content,
+            timestamp=timestamp,
+            importance=importance,
+            metadata=metadata,
+            source=source,
+            chunk=chunk,
+            turn=turn,
+        )
+        try:
+            entry = self.change(operation).entry
+        except DuplicateContent as duplicate:
+            return self.get(duplicate.entry_id)
+        assert entry is not None
+        return entry
+
+    def update(
+        self,
+        id: str,
+        content: str,
+        *,
+        timestamp: str | None = None,
+        importance: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        source: str | None = None,
+        chunk: int | None = None,
+        turn: str | None = None,
+    ) -> MemoryEntry:
+        """Give an entry new content: same id, next version. What is None is kept (timestamp "" clears it); the origin
+        is always that of this update. Raises `UnknownEntry`, `InvalidContent`, or `DuplicateContent` if a live entry
+        of the category, this one included, holds exactly the new content."""
+        operation = Operation(
+            "update",
+            id=id,
+            content=content,
+            timestamp=timestamp,
+            importance=importance,
+            metadata=metadata,
+            source=source,
+            chunk=chunk,
+            turn=turn,
+        )
+        entry = self.change(operation).entry
+        assert entry is not None
+        return entry
+
+    def delete(
+        self, id: str, *, source: str | None = None, chunk: int | None = None, turn: str | None = None
+    ) -> MemoryEntry:
+        """End an entry and return it as it was, with `valid_to` set. Raises `UnknownEntry`."""
+        ended = self.change(Operation("delete", id=id, source=source, chunk=chunk, turn=turn)).ended
+        assert ended is not None
+        return ended
+
+    def core_update(
+        self, text: str, *, source: str | None = None, chunk: int | None = None, turn: str | None = None
+    ) -> None:
+        """Put `text` in the place of the core memory; "" clears it. Raises `InvalidContent` if it is over the limit."""
+        self.change(Operation("core_update", content=text, source=source, chunk=chunk, turn=turn))
+
+
+class WorkingMemory(Writes):
+    """A memory without a database: a `MemoryState` that moves on, searchable.
+
+    `state` is a value, so keeping an earlier one (a snapshot) or starting another memory from it (a fork) costs
+    nothing. Nothing is embedded or indexed before the first search.
+    """
+
+    def __init__(self, state: MemoryState, embedder: Embedder) -> None:
+        self._state = state
+        self._embedder = embedder
+        self._corpus: Corpus | None = None
+
+    @property
+    def schema(self) -> MemorySchema:
+        """The schema of the memory."""
+        return self._state.schema
+
+    @property
+    def core(self) -> str:
+        """The core memory text; "" where there is none."""
+        return self._state.core
+
+    @property
+    def state(self) -> MemoryState:
+        """The memory as it is now, as a value."""
+        return self._state
+
+    def change(self, operation: Operation) -> Change:
+        """Make one operation happen; raises `StoreError` if the rules refuse it."""
+        change = plan(self._state, operation)
+        self._state = self._state.advance(change)
+        if self._corpus is not None:
+            if change.entry is not None:
+                self._corpus.add(Document.of(change.entry))
+            elif change.ended is not None:
+                self._corpus.remove(change.ended.id)
+        return change
+
+    def get(self, id: str) -> MemoryEntry:
+        """A live entry; raises `UnknownEntry`."""
+        return self._state.get(id)
+
+    def list(self, category: str | None = None) -> list[MemoryEntry]:
+        """The live entries, oldest id first."""
+        return self._state.list(category)
+
+    def find(self, category: str, content: str) -> MemoryEntry | None:
+        """The live entry of the category with exactly this content, or None."""
+        return self._state.find(category, content)
+
+    def search(self, query: str, k: int = 10, *, category: str | None = None, route: Route = "soft") -> list[Hit]:
+        """The k best live entries, best first; `category` keeps only one. Raises `UnknownCategory`."""
+        return self.search_many([query], k, category=category, route=route)[0]
+
+    def search_many(
+        self, queries: Sequence[str], k: int = 10, *, category: str | None = None, route: Route = "soft"
+    ) -> list[list[Hit]]:
+        """`search` for several queries, embedded in one batch."""
+        if self._corpus is None:
+            self._corpus = Corpus(self._embedder, map(Document.of, self._state.entries.values()))
+        allowed = None if category is None else [entry.id for entry in self._state.list(category)]
+        found = self._corpus.search_many(queries, k, route=route, allowed=allowed)
+        return [[Hit(self._state.get(id), score, explain) for id, score, explain in hits] for hits in found]
