@@ -1,0 +1,52 @@
+"""`load_tasks`: every source of tasks by name or path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from memalpha.config import WorldConfig
+from memalpha.errors import DataError
+from memalpha.tasks import synthetic
+from memalpha.tasks.jsonl import load_jsonl
+from memalpha.types import Task
+
+SYNTHETIC_TASKS = 200
+"""How many tasks "synthetic" gives when no limit is named: that world has no end."""
+
+
+def load_tasks(
+    name_or_path: str | Path,
+    limit: int | None = None,
+    *,
+    data: str | Path | None = None,
+    world: WorldConfig | None = None,
+    seed: int = 0,
+) -> list[Task]:
+    """Tasks of a named data set or of a task file (JSON Lines).
+
+    `"synthetic"` takes `world` and `seed`; `"locomo"` takes `data`, the path of its file; anything else is the path of
+    a task file. `limit` keeps the first tasks. Raises `DataError` for an unknown name, a missing or bad file, an option
+    that does not belong to the source, and an empty data set.
+    """
+    name = str(name_or_path)
+    if limit is not None and limit < 1:
+        raise DataError(f"limit {limit}: at least one task is needed")
+    if name != "synthetic" and (world is not None or seed != 0):
+        raise DataError(f"{name}: world and seed belong to 'synthetic' only")
+    if name != "locomo" and data is not None:
+        raise DataError(f"{name}: data belongs to 'locomo' only; a task file is named by its path alone")
+    if name == "synthetic":
+        return synthetic.tasks(world or WorldConfig(), seed, 0, SYNTHETIC_TASKS if limit is None else limit)
+    if name == "locomo":
+        if data is None:
+            raise DataError("locomo: give the path of its file, data=PATH (locomo10.json; see data/README.md)")
+        from memalpha.tasks.locomo import load_locomo
+
+        tasks = load_locomo(data)
+    elif Path(name).exists() or Path(name).suffix:
+        tasks = load_jsonl(name)
+    else:
+        raise DataError(f"no data set {name!r}: give 'synthetic', 'locomo' (with data=PATH) or the path of a task file")
+    if not tasks:
+        raise DataError(f"{name}: the data set is empty")
+    return tasks[:limit]

@@ -1,0 +1,174 @@
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memalpha.config import WorldConfig
+from memalpha.errors import DataError
+from memalpha.tasks.jsonl import load_jsonl, save_jsonl
+from memalpha.tasks.load import load_tasks
+from memalpha.tasks.synthetic import generate
+from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
+
+GOOD = {"id": "a", "chunks": [{"text": "I live in Oslo."}], "questions": [{"id": "q", "question": "Where?"}]}
+
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+dates = st.none() | st.dates().map(str)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def any_task(draw):
+    turn_ids = iter(range(1000))
+    speaker_turns = st.builds(
+        SpeakerTurn, speaker=texts, text=texts, id=st.none() | st.builds(lambda: str(next(turn_ids)))
+    )
+    chunks = draw(
+        st.lists(
+            st.builds(Chunk, text=texts, timestamp=dates)
+            | st.builds(Chunk, turns=st.lists(speaker_turns, min_size=1, max_size=3).map(tuple), timestamp=dates),
+            min_size=1,
+            max_size=3,
+        )
+    )
+    index = st.integers(0, len(chunks) - 1)
+    questions = [
+        Question(
+            id=f"q{number}",
+            question=draw(texts),
+            answers=tuple(draw(st.lists(texts, max_size=2))),
+            category=draw(st.none() | texts),
+            asked_after_chunk=draw(st.none() | index),
+            meta=draw(st.dictionaries(texts, json_values, max_size=2)),
+        )
+        for number in range(draw(st.integers(0, 2)))
+    ]
+    operations = st.builds(
+        GoldOperation,
+        kind=st.sampled_from(["insert", "update", "delete", "core_update"]),
+        chunk=index,
+        category=texts,
+        content=texts,
+        replaces=st.none() | texts,
+        timestamp=dates,
+    )
+    return Task(
+        id=draw(texts),
+        chunks=tuple(chunks),
+        questions=tuple(questions),
+        gold_operations=tuple(draw(st.lists(operations, max_size=2))),
+        meta=draw(st.dictionaries(texts, json_values, max_size=2)),
+    )
+
+
+@given(st.lists(any_task(), min_size=1, max_size=3, unique_by=lambda task: task.id))
+def test_round_trip(tmp_path_factory, tasks):
+    path = tmp_path_factory.mktemp("tasks") / "tasks.jsonl"
+    save_jsonl(tasks, path)
+    assert load_jsonl(path) == tasks
+
+
+@given(st.binary(max_size=80) | st.text(max_size=40).map(lambda text: json.dumps({"id": text}).encode()))
+def test_garbage_is_a_data_error_that_names_the_file(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("tasks") / "bad.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"bad\.jsonl"):
+        load_jsonl(path)
+
+
+def test_synthetic_tasks_survive_the_file(tmp_path):
+    tasks = [generate(WorldConfig(), 0, index) for index in range(3)]
+    save_jsonl(tasks, tmp_path / "t.jsonl")
+    assert load_jsonl(tmp_path / "t.jsonl") == tasks
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"chunks": []}, "chunks"),
+        ({"chunks": [{"text": "x", "turns": [{"speaker": "a", "text": "b"}]}]}, r"chunks\[0\]: a chunk has either"),
+        ({"chunks": [{"txt": "x"}]}, r"chunks\[0\]\.txt: unknown key: known are text"),
+        ({"chunks": [{"turns": [{"speaker": "a", "text": 3}]}]}, r"chunks\[0\]\.turns\[0\]\.text"),
+        ({"chunks": [{"text": "x", "timestamp": "May 1st"}]}, r"chunks\[0\]\.timestamp: 'May 1st'"),
+        ({"questions": [{"id": "q", "question": "?", "answer": "x"}]}, r"questions\[0\]\.answer: unknown key"),
+        ({"questions": [{"id": "q", "question": "?", "asked_after_chunk": 1}]}, "asked_after_chunk 1 is outside"),
+        ({"questions": [{"id": "q", "question": "?"}] * 2}, "'q' occurs twice"),
+        ({"gold_operations": [{"kind": "insert", "chunk": 4, "category": "c"}]}, r"gold_operations\[0\]\.chunk"),
+        ({"gold_operations": [{"kind": "add", "chunk": 0, "category": "c"}]}, r"gold_operations\[0\]\.kind"),
+        ({"extra": 1}, "extra: unknown key: known are id, chunks"),
+        ({"meta": {"x": math.nan}}, "NaN is not JSON"),
+    ],
+)
+def test_bad_line_is_refused_with_file_line_and_field(tmp_path, change, says):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps(GOOD) + "\n\n" + json.dumps({**GOOD, "id": "b", **change}) + "\n")
+    with pytest.raises(DataError, match=r"tasks\.jsonl:3: .*" + says):
+        load_jsonl(path)
+
+
+def test_repeated_turn_id_key_and_task_id_are_refused(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    turn = {"speaker": "user", "text": "hi", "id": "t"}
+    path.write_text(json.dumps({"id": "a", "chunks": [{"turns": [turn, turn]}]}))
+    with pytest.raises(DataError, match=r"tasks\.jsonl:1: chunks\[0\]\.turns\[1\]\.id"):
+        load_jsonl(path)
+    path.write_text('{"id": "a", "id": "b", "chunks": [{"text": "x"}]}')
+    with pytest.raises(DataError, match=r"tasks\.jsonl:1: id: the key occurs twice"):
+        load_jsonl(path)
+    path.write_text((json.dumps(GOOD) + "\n") * 2)
+    with pytest.raises(DataError, match=r"tasks\.jsonl:2: id: task 'a' is already on line 1"):
+        load_jsonl(path)
+
+
+def test_what_cannot_be_read_back_is_not_written(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    chunk = Chunk(text="x")
+    for task in (
+        Task(id="a", chunks=(chunk,), meta={"x": math.nan}),
+        Task(id="a", chunks=(chunk,), meta={"x": object()}),
+        Task(id="a", chunks=(chunk,), meta={"x": "\ud800"}),
+        Task(id="a", chunks=(Chunk(text="x", timestamp="soon"),)),
+    ):
+        with pytest.raises(DataError, match="'a'"):
+            save_jsonl([task], path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_deep_nesting_and_empty_files_are_data_errors(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    for text in ("", "\n \n", "[" * 100_000, '{"id": "\ud83d"}'.encode("utf-8", "surrogatepass").decode("latin-1")):
+        path.write_text(text, encoding="latin-1")
+        with pytest.raises(DataError, match=r"tasks\.jsonl"):
+            load_jsonl(path)
+
+
+def test_load_tasks_by_name_and_path(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    save_jsonl([generate(WorldConfig(), 0, index) for index in range(3)], path)
+    assert [task.id for task in load_tasks(path, limit=2)] == ["demo-train-0-0", "demo-train-0-1"]
+    world = WorldConfig(split="test")
+    assert load_tasks("synthetic", limit=2, world=world, seed=5) == [generate(world, 5, 0), generate(world, 5, 1)]
+    assert len(load_tasks("synthetic")) == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "says"),
+    [
+        (("synthetik",), {}, "no data set 'synthetik'"),
+        (("nowhere.jsonl",), {}, "nowhere.jsonl: cannot be read"),
+        (("locomo",), {}, "data=PATH"),
+        (("locomo",), {"data": "nowhere.json"}, "nowhere.json"),
+        (("synthetic", 0), {}, "at least one task"),
+        (("mine.jsonl",), {"seed": 3}, "belong to 'synthetic'"),
+        (("synthetic",), {"data": "x"}, "belongs to 'locomo'"),
+    ],
+)
+def test_load_tasks_says_what_is_wrong(arguments, options, says):
+    with pytest.raises(DataError, match=says):
+        load_tasks(*arguments, **options)
