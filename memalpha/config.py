@@ -101,6 +101,8 @@ class TrainConfig(Config):
         default="constant",
         description="what a step's summed loss is divided by: rows x a constant, tokens, or per-row lengths",
     )
+    loss_constant: float = Field(default=16.0, gt=0.0, description="the constant of loss_normalizer=constant, in tokens")
+    advantage_floor: float = Field(default=0.01, gt=0.0, description="added to the standard deviation of scale_rewards")
     num_iterations: int = Field(default=1, gt=0, description="passes over a step's samples (TRL: inner epochs)")
     minibatches: int = Field(default=2, gt=0, description="optimizer steps per pass")
     microbatch_tokens: int = Field(default=16384, gt=0, description="padded tokens per forward pass")
@@ -127,6 +129,7 @@ class TrainConfig(Config):
         default=False, description="write turns.jsonl and a checkpoint per step, for outside checks"
     )
     threads: int = Field(default=1, gt=0, description="torch threads")
+    device: str = Field(default="cpu", description="torch device of the policy")
 
     @model_validator(mode="after")
     def _possible(self) -> TrainConfig:

@@ -29,6 +29,10 @@ class CheckpointError(MemalphaError):
     """A run directory or checkpoint that cannot be resumed."""
 
 
+class TrainingError(MemalphaError):
+    """Training that cannot go on: a gradient that is not finite, a trajectory without a reward."""
+
+
 class StoreError(MemalphaError):
     """A store that cannot be opened, or an operation that its rules refuse. `code` is what a tool result reports."""
 
