@@ -3,7 +3,7 @@
 For a query, every live document gets
 
     score = scale(dense) + scale(bm25) + prior(group)             route "soft", the default
-    prior(group) = bm25 of the group's members together / the best group's
+    prior(group) = (bm25 of the members together / the best group's + prototype's inner product / the best group's) / 2
 
 where dense is the inner product with the document's vector, bm25 is over its lexical text, and `scale` maps the
 documents in question to 0..1 by their smallest and largest score. Scaled sums keep how far ahead a document is, which rank fusion
@@ -176,10 +176,9 @@ class Corpus:
         self, query: list[str], vector: np.ndarray | None, slots: np.ndarray, k: int, route: Route
     ) -> list[Scored]:
         if route == "hard":
-            prior = self._prior(query, vector)[self._groups[slots]]
+            prior = self._prior(query, vector)
             groups = np.unique(self._groups[slots])
-            keep = max(1, round(len(groups) ** 0.5))
-            slots = slots[prior >= np.sort(self._prior(query, vector)[groups])[-keep]]
+            slots = slots[prior[self._groups[slots]] >= np.sort(prior[groups])[-max(1, round(len(groups) ** 0.5))]]
         parts: dict[str, np.ndarray] = {}
         total = np.zeros(len(slots))
         if vector is not None:
@@ -203,9 +202,8 @@ class Corpus:
 
     def _prior(self, query: list[str], vector: np.ndarray | None) -> np.ndarray:
         """Layer one: each group's prior, float64 `(groups,)`."""
-        lexical = self._group_bm25.scores(query, len(self._group_sizes))
-        top = lexical.max(initial=0.0)
-        return lexical / top if top > 0 else lexical
+        lexical = _share(self._group_bm25.scores(query, len(self._group_sizes)))
+        return lexical if vector is None else (lexical + _share(self._prototypes.scores(vector)[0])) / 2
 
 
 def _lexical_counts(document: Document) -> Mapping[str, int]:
@@ -216,6 +214,13 @@ def _scale(scores: np.ndarray) -> np.ndarray:
     """Min-max to 0..1; all zero where every score is the same."""
     low, high = scores.min(), scores.max()
     return (scores - low) / (high - low) if high > low else np.zeros_like(scores)
+
+
+def _share(scores: np.ndarray) -> np.ndarray:
+    """Scores as shares of the best one; nothing below 0. Groups that are equally near get an equal prior."""
+    scores = np.maximum(scores, 0.0).astype(np.float64)
+    best = scores.max(initial=0.0)
+    return scores / best if best > 0 else scores
 
 
 def _top(scores: np.ndarray, orders: np.ndarray, k: int) -> np.ndarray:
