@@ -106,6 +106,27 @@ class Task(_Outside):
             seen.add(question.id)
         return self
 
+    def gold_at(self, chunk: int) -> tuple[GoldOperation, ...]:
+        """The net gold operations of one chunk: what is stated and changed within it counts once, as it ends up."""
+        net: list[GoldOperation] = []
+        for operation in self.gold_operations:
+            if operation.chunk != chunk:
+                continue
+            replaced = (operation.category, operation.replaces)
+            before = next((o for o in net if o.content and (o.category, o.content) == replaced), None)
+            if before is None or operation.kind not in ("update", "delete"):
+                net.append(operation)
+                continue
+            place = net.index(before)
+            if operation.kind == "update":
+                changed = {"kind": before.kind, "replaces": before.replaces}
+                net[place] = operation.model_copy(update=changed)
+            elif before.kind == "update":
+                net[place] = operation.model_copy(update={"replaces": before.replaces})
+            else:
+                del net[place]
+        return tuple(net)
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryEntry:

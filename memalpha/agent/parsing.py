@@ -15,9 +15,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from memalpha.policy.hermes import CLOSE, OPEN, format_call
 from memalpha.types import ToolCall
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+__all__ = ["after_thinking", "format_call", "from_openai", "parse_calls"]
+
 MALFORMED = "malformed"
 MAX_DEPTH = 32
 
@@ -29,16 +31,10 @@ _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
-def format_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """One Hermes block as a model is trained to write it, newline after the close tag included."""
-    body = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
-    return f"{OPEN}\n{body}\n{CLOSE}\n"
-
-
 def parse_calls(text: str) -> tuple[ToolCall, ...]:
     """The calls of a completion in order; `()` when it has none. A leading `<think>` part is skipped."""
     calls: list[ToolCall] = []
-    position = _after_thinking(text)
+    position = after_thinking(text)
     while (start := text.find(OPEN, position)) >= 0:
         found, position = _block(text, start)
         calls.extend(found)
@@ -54,7 +50,8 @@ def from_openai(tool_calls: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]
     return tuple(calls)
 
 
-def _after_thinking(text: str) -> int:
+def after_thinking(text: str) -> int:
+    """Where the reply begins behind a leading `<think>` part; the end of the text if that part is not closed."""
     if not text.lstrip().startswith("<think>"):
         return 0
     end = text.find("</think>")

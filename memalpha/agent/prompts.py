@@ -21,7 +21,7 @@ ABSTAIN = "unknown"
 
 _WRITER_SYSTEM = """\
 You keep the long-term memory of a conversation. The conversation reaches you one part at a time. You never see \
-earlier parts again: whatever is needed later must be in the memory. Later, questions are answered from the memory alone.
+earlier parts again, and later, questions are answered from the memory alone: what is needed then must be in it.
 
 For each part, decide what to change and do it with tool calls only:
 - memory_insert stores one new fact or event per call, short and complete in itself: say who or what it is about, \
@@ -37,8 +37,8 @@ reply.\
 
 _READER_SYSTEM = f"""\
 You answer a question from the memory notes given, and from nothing else. Each note may carry the date it was made; \
-where notes disagree, say what holds now. Answer with the shortest exact phrase, without a sentence around it. If the notes \
-do not hold the answer, reply with the single word {ABSTAIN}.\
+where notes disagree, say what holds now. Answer with the shortest exact phrase, without a sentence around it. If the \
+notes do not hold the answer, reply with the single word {ABSTAIN}.\
 """
 
 

@@ -6,25 +6,14 @@ A model's mistake is a `ToolResult` with a code, never an exception. What raises
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from memalpha.errors import DuplicateContent, InvalidContent, UnknownCategory, UnknownEntry
 from memalpha.store.schema import MemorySchema
+from memalpha.store.working import Memory
 from memalpha.types import MemoryEntry, Operation, ToolCall, ToolResult
-
-
-class ToolMemory(Protocol):
-    """What the tools need of a memory: `WorkingMemory` and `MemoryStore` both have it."""
-
-    @property
-    def schema(self) -> MemorySchema: ...
-    @property
-    def core(self) -> str: ...
-    def get(self, id: str) -> MemoryEntry: ...
-    def find(self, category: str, content: str) -> MemoryEntry | None: ...
-    def apply(self, op: Operation) -> Operation: ...
 
 
 class _Arguments(BaseModel):
@@ -111,7 +100,7 @@ def _parameters(model: type[_Arguments], schema: MemorySchema) -> dict[str, Any]
 
 
 def execute(
-    memory: ToolMemory, call: ToolCall, *, chunk: int | None, source: str | None, timestamp: str | None
+    memory: Memory, call: ToolCall, *, chunk: int | None, source: str | None, timestamp: str | None
 ) -> tuple[ToolResult, Operation | None]:
     """Run one call. The operation, complete as logged, is there only if the memory changed.
 
@@ -130,13 +119,13 @@ def execute(
     try:
         return _run(memory, call, arguments, {"chunk": chunk, "source": source}, timestamp)
     except DuplicateContent as error:
-        return ToolResult(call, True, "duplicate", str(error), entry_id=getattr(error, "entry_id", None)), None
+        return ToolResult(call, True, "duplicate", str(error), entry_id=error.entry_id), None
     except (UnknownEntry, UnknownCategory, InvalidContent) as error:
         return ToolResult(call, False, error.code, str(error)), None
 
 
 def _run(
-    memory: ToolMemory, call: ToolCall, arguments: _Arguments, origin: dict[str, Any], timestamp: str | None
+    memory: Memory, call: ToolCall, arguments: _Arguments, origin: dict[str, Any], timestamp: str | None
 ) -> tuple[ToolResult, Operation | None]:
     before: MemoryEntry | None = None
     if isinstance(arguments, Skip):

@@ -1,0 +1,126 @@
+"""One writer over one memory: what it is shown for a chunk, and what its reply does.
+
+Every chunk is a fresh prompt of the memory view and the chunk, so the cost is linear in the conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memalpha.agent.answer import Answer, ExtractiveReader, PolicyReader, Reader
+from memalpha.agent.parsing import parse_calls
+from memalpha.agent.prompts import render_view, writer_messages
+from memalpha.agent.tools import execute
+from memalpha.config import AgentConfig, ReaderConfig
+from memalpha.policy.base import Policy
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.store.schema import MemorySchema
+from memalpha.store.working import Memory
+from memalpha.types import Chunk, Completion, MemoryEntry, Observation, SampleRequest, Task, Turn, ViewEntry
+
+
+def observe(
+    memory: Memory, chunk: Chunk, config: AgentConfig, count_tokens: Callable[[str], int], task: Task | None = None
+) -> Observation:
+    """What the writer sees of the memory for this chunk: the core, entries retrieved for it, and the most recent ones.
+
+    The union is shown oldest first. Where the rendered view is over `config.view_tokens` the lowest-ranked entries are
+    left out until it fits (rank: best retrieved, most recent, second best, ...). The core memory is never cut.
+    """
+    entries = memory.list()
+    if len(entries) > config.view_recent or not _fits(memory.core, entries, config, count_tokens):
+        ranked = _ranked(memory, entries, chunk, config)
+        place = {entry.id: number for number, entry in enumerate(entries)}
+        while True:
+            entries = sorted(ranked, key=lambda entry: place[entry.id])
+            if not ranked or _fits(memory.core, entries, config, count_tokens):
+                break
+            ranked.pop()
+    return Observation(chunk, memory.core, _view(entries), task)
+
+
+def _view(entries: list[MemoryEntry]) -> tuple[ViewEntry, ...]:
+    return tuple(ViewEntry(entry.id, entry.category, entry.content, entry.timestamp) for entry in entries)
+
+
+def _fits(core: str, entries: list[MemoryEntry], config: AgentConfig, count_tokens: Callable[[str], int]) -> bool:
+    text = render_view(core, _view(entries), config.prompt)
+    # No tokenizer makes more tokens than bytes, so most views need no counting.
+    return len(text.encode()) <= config.view_tokens or count_tokens(text) <= config.view_tokens
+
+
+def _ranked(memory: Memory, entries: list[MemoryEntry], chunk: Chunk, config: AgentConfig) -> list[MemoryEntry]:
+    """Retrieved and recent entries taken in turn, best first, each once."""
+    related = memory.search(chunk.render(), config.view_related) if config.view_related else []
+    recent = sorted(entries, key=lambda entry: -entry.valid_from)[: config.view_recent]
+    ranked: dict[str, MemoryEntry] = {}
+    for number in range(max(len(related), len(recent))):
+        if number < len(related):
+            ranked.setdefault(related[number].entry.id, related[number].entry)
+        if number < len(recent):
+            ranked.setdefault(recent[number].id, recent[number])
+    return list(ranked.values())
+
+
+def request(
+    observation: Observation,
+    config: AgentConfig,
+    schema: MemorySchema,
+    *,
+    key: tuple[int, ...] = (),
+    temperature: float = 0.0,
+) -> SampleRequest:
+    """The writer's prompt for one observation."""
+    messages, tools = writer_messages(observation, config, schema)
+    return SampleRequest(messages, tools, key, temperature, config.max_new_tokens, observation)
+
+
+def act(memory: Memory, chunk: Chunk, completion: Completion, *, source: str | None = None) -> Turn:
+    """Run the calls of a completion on the memory, in order; a call that fails does not stop those after it."""
+    calls = parse_calls(completion.text)
+    results, operations = [], []
+    for call in calls:
+        result, operation = execute(memory, call, chunk=chunk.index, source=source, timestamp=chunk.timestamp)
+        results.append(result)
+        if operation is not None:
+            operations.append(operation)
+    return Turn(chunk.index, completion, calls, tuple(results), tuple(operations))
+
+
+class MemoryAgent:
+    """A policy that keeps one memory: `read` the conversation as it comes, `ask` from what was kept.
+
+    `config` defaults to the prompt style of the policy (its `prompt` attribute, else "full"). `reader` defaults to the
+    policy itself, or to the extractive floor where the policy is a script.
+    """
+
+    def __init__(
+        self, policy: Policy, store: Memory, config: AgentConfig | None = None, reader: Reader | None = None
+    ) -> None:
+        self.policy = policy
+        self.store = store
+        self.config = config or AgentConfig(prompt=getattr(policy, "prompt", "full"))
+        self.reader = reader or _reader_of(policy, self.config)
+        self._chunks = 0
+
+    def read(self, chunk: str | Chunk, *, timestamp: str | None = None, source: str | None = None) -> Turn:
+        """One policy call in a fresh context; its tool calls are applied to the store.
+
+        A text becomes a chunk with `timestamp`; a `Chunk` brings its own. `source` is kept with what is written.
+        """
+        if isinstance(chunk, str):
+            chunk = Chunk(text=chunk, timestamp=timestamp, index=self._chunks)
+        observation = observe(self.store, chunk, self.config, self.policy.count_tokens)
+        [completion] = self.policy.sample([request(observation, self.config, self.store.schema)])
+        self._chunks += 1
+        return act(self.store, chunk, completion, source=source)
+
+    def ask(self, question: str, k: int = 8) -> Answer:
+        """An answer from the `k` entries that are nearest to the question; `Answer.hits` says which."""
+        return self.reader.answer([(question, self.store)], k=k)[0]
+
+
+def _reader_of(policy: Policy, config: AgentConfig) -> Reader:
+    if isinstance(policy, ScriptedPolicy):
+        return ExtractiveReader()
+    return PolicyReader(policy, ReaderConfig(kind="policy", prompt=config.prompt))

@@ -1,0 +1,48 @@
+"""Comparing short texts: normalisation as in SQuAD's evaluation, whole-token containment, and phrases that abstain."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_ABSTENTIONS = frozenset(
+    ("unknown", "none", "not known", "not sure", "no answer", "na", "no information", "not available", "unanswerable")
+)
+_ABSTAINING_PHRASES = re.compile(
+    r"\b(?:(?:i|we) (?:dont|do not|cannot|cant) (?:know|say|tell|answer|determine)"
+    r"|(?:is|are|was|were) (?:unknown|not (?:known|mentioned|stated|specified|provided|available|given))"
+    r"|no information(?: is| was)? (?:available|given|provided|found|about|on)"
+    r"|not mentioned|not enough information|cannot be (?:determined|answered|known)"
+    r"|not (?:stated|specified|provided) in)\b"
+)
+
+
+@lru_cache(maxsize=65536)
+def normalize(text: str) -> str:
+    """Lower case without punctuation and articles, blanks collapsed (as Rajpurkar et al., EMNLP 2016).
+
+    A text that is nothing but punctuation and articles is only lower-cased and stripped, so that no text with something
+    in it becomes empty.
+    """
+    lowered = unicodedata.normalize("NFKC", text).lower()
+    kept = "".join(char for char in lowered if unicodedata.category(char)[0] not in "PS")
+    return " ".join(_ARTICLES.sub(" ", kept).split()) or lowered.strip()
+
+
+def same(one: str, two: str) -> bool:
+    """Whether two texts are equal after `normalize`; an empty text equals nothing."""
+    return bool(normalize(one)) and normalize(one) == normalize(two)
+
+
+def contains(text: str, part: str) -> bool:
+    """Whether `part` occurs in `text` as a run of whole tokens, both normalised; an empty part occurs nowhere."""
+    needle = normalize(part)
+    return bool(needle) and f" {needle} " in f" {normalize(text)} "
+
+
+def is_abstention(answer: str) -> bool:
+    """Whether an answer says that it does not know. An empty answer says nothing, so it is no abstention."""
+    plain = normalize(answer)
+    return plain in _ABSTENTIONS or bool(_ABSTAINING_PHRASES.search(plain))

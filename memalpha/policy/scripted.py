@@ -1,0 +1,136 @@
+"""Policies without a model: baselines, references, and fixed text for tests. No torch.
+
+They emit the Hermes text a model would, so everything behind them (parser, tools, reward) is the real thing. Token
+counts are words and single punctuation marks: no tokenizer is at hand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from memalpha.errors import PolicyError
+from memalpha.policy.hermes import format_call
+from memalpha.types import Chunk, Completion, GoldOperation, Observation, SampleRequest
+
+KINDS = ("add-all", "oracle", "append-only", "fixed")
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+_MACHINES = ("assistant", "system", "tool")
+
+
+class ScriptedPolicy:
+    """A writer by rule.
+
+    - `add-all`: every line of the chunk that no assistant said is inserted as it is;
+    - `oracle`: does each gold operation of the chunk with the probability of its kind (`insert`, `update`, `delete`),
+      and notes each line that states nothing with probability `noise`;
+    - `append-only`: the oracle that only inserts: the new value of an update is inserted, deletes are left out;
+    - `fixed`: always `text`.
+
+    `oracle` and `append-only` read `Observation.task`, so they only run where tasks carry gold operations. Chances are
+    drawn from (`seed`, request key) alone. Raises `PolicyError` for another kind.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        insert: float = 1.0,
+        update: float = 1.0,
+        delete: float = 1.0,
+        noise: float = 0.0,
+        seed: int = 0,
+        text: str = "",
+    ) -> None:
+        if kind not in KINDS:
+            raise PolicyError(f"no scripted policy {kind!r}: use scripted:{', scripted:'.join(KINDS)}")
+        self.name = f"scripted:{kind}"
+        self.kind = kind
+        self.chance = {"insert": insert, "update": update, "delete": delete, "noise": noise}
+        self.seed = seed
+        self.text = text
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
+        """One completion a request, without token ids. Raises `PolicyError` for a prompt that is not a writer's."""
+        return [Completion(self._reply(request), temperature=request.temperature) for request in requests]
+
+    def count_tokens(self, text: str) -> int:
+        """Words and single punctuation marks."""
+        return len(_TOKEN.findall(text))
+
+    def _reply(self, request: SampleRequest) -> str:
+        if self.kind == "fixed":
+            return self.text
+        seen = request.observation
+        if seen is None:
+            raise PolicyError(f"{self.name} only writes memory: answer questions with another reader")
+        category = _log_category(request.tools)
+        if self.kind == "add-all":
+            calls = [_insert(category, line) for _, line in _said(seen.chunk)]
+        else:
+            calls = self._gold_calls(seen, category, Random(f"{self.seed}|{request.key}"))
+        return "".join(calls or [format_call("memory_skip", {})])
+
+    def _gold_calls(self, seen: Observation, category: str, rng: Random) -> list[str]:
+        if seen.task is None:
+            raise PolicyError(f"{self.name} needs tasks with gold operations; a served writer has none")
+        operations = seen.task.gold_at(seen.chunk.index)
+        calls = []
+        for operation in operations:
+            done = self._gold_call(operation, seen, rng)
+            calls.extend([done] if done else [])
+        if self.chance["noise"]:
+            turns = {operation.turn for operation in operations}
+            lines = [line for id, line in _said(seen.chunk) if id not in turns]
+            calls.extend(_insert(category, line) for line in lines if rng.random() < self.chance["noise"])
+        return calls
+
+    def _gold_call(self, operation: GoldOperation, seen: Observation, rng: Random) -> str | None:
+        kind, chance = operation.kind, rng.random()
+        if kind == "core_update":
+            return format_call("core_memory_update", {"content": operation.content})
+        if self.kind == "append-only":
+            return None if kind == "delete" else _insert_gold(operation, seen.chunk)
+        id = next(
+            (e.id for e in seen.entries if (e.category, e.content) == (operation.category, operation.replaces)), None
+        )
+        if kind == "insert" or (kind == "update" and id is None):  # what was never stored cannot be updated
+            return _insert_gold(operation, seen.chunk) if chance < self.chance["insert"] else None
+        if id is None or chance >= self.chance[kind]:
+            return None
+        if kind == "update":
+            return format_call("memory_update", {"id": id, "content": operation.content})
+        return format_call("memory_delete", {"id": id})
+
+
+def _insert(category: str, content: str) -> str:
+    return format_call("memory_insert", {"category": category, "content": content})
+
+
+def _insert_gold(operation: GoldOperation, chunk: Chunk) -> str:
+    arguments = {"category": operation.category, "content": operation.content}
+    if operation.timestamp and operation.timestamp != chunk.timestamp:
+        arguments["timestamp"] = operation.timestamp
+    return format_call("memory_insert", arguments)
+
+
+def _said(chunk: Chunk) -> list[tuple[str | None, str]]:
+    """(turn id, text) of every line that no assistant said; the speaker stays in front unless it is just "user"."""
+    if chunk.text is not None:
+        return [(None, line.strip()) for line in chunk.text.splitlines() if line.strip()]
+    return [
+        (turn.id, turn.text if turn.speaker.lower() == "user" else f"{turn.speaker}: {turn.text}")
+        for turn in chunk.turns
+        if turn.speaker.lower() not in _MACHINES and turn.text.strip()
+    ]
+
+
+def _log_category(tools: Sequence[Any]) -> str:
+    """Where raw lines go: among events, or in the first category of a schema that has none."""
+    for tool in tools:
+        category = tool["function"]["parameters"]["properties"].get("category")
+        if category and "episodic" not in category["enum"]:
+            return category["enum"][0]
+    return "episodic"
