@@ -13,22 +13,14 @@ from dataclasses import dataclass, field, fields
 from datetime import date, timedelta
 from random import Random
 
-from memalpha.tasks.phrases import ATTRIBUTES, CHITCHAT, ECHOES, EVENTS, REPLIES, Attribute, EventKind
+from memalpha.tasks.history import Slot, Version, numbered, question
+from memalpha.tasks.phrases import ATTRIBUTES, CHITCHAT, ECHOES, EVENTS, REPLIES, EventKind
 from memalpha.tasks.values import Split, ValueSource, fill
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
 
 Range = tuple[int, int]
 
 EPOCH = date(2023, 1, 2)
-ABILITIES = {
-    "stated": "extraction",
-    "updated": "knowledge-update",
-    "retracted": "abstention",
-    "never": "abstention",
-    "count": "multi-session",
-    "when": "temporal",
-}
-"""Question kind (`Question.meta["kind"]`) → ability (`Question.category`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +87,6 @@ DRILL = Shape(
 
 
 @dataclass(slots=True)
-class _Version:
-    """What a slot holds from `chunk` on; value None: retracted. `turn` is filled in when the text is written."""
-
-    chunk: int
-    value: str | None
-    turn: str = ""
-
-
-@dataclass(slots=True)
-class _Slot:
-    attribute: Attribute
-    versions: list[_Version]
-
-    def until(self, chunk: int) -> list[_Version]:
-        return [version for version in self.versions if version.chunk <= chunk]
-
-
-@dataclass(slots=True)
 class _Event:
     kind: EventKind
     value: str
@@ -126,7 +100,7 @@ class _Plan:
     """The state's whole history, before any text."""
 
     dates: list[date]
-    slots: list[_Slot] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
     events: list[_Event] = field(default_factory=list)
 
 
@@ -157,7 +131,7 @@ def _plan(rng: Random, shape: Shape, values: ValueSource) -> _Plan:
     for number, attribute in enumerate(rng.sample(ATTRIBUTES, facts)):
         early = number < len(changes)  # will probably change: needs a chunk after it
         chunk = rng.randrange(min(telling, shape.chunks - 1) if early else telling)
-        plan.slots.append(_Slot(attribute, [_Version(chunk, values.draw(attribute.pool))]))
+        plan.slots.append(Slot(attribute, [Version(chunk, values.draw(attribute.pool))]))
     for change in changes:
         open_slots = [s for s in plan.slots if s.versions[-1].value and s.versions[-1].chunk < shape.chunks - 1]
         if not open_slots:
@@ -165,7 +139,7 @@ def _plan(rng: Random, shape: Shape, values: ValueSource) -> _Plan:
         fresh = [slot for slot in open_slots if len(slot.versions) == 1]
         slot = rng.choice(fresh if fresh and rng.random() < 0.85 else open_slots)
         chunk = rng.randrange(slot.versions[-1].chunk + 1, shape.chunks)
-        slot.versions.append(_Version(chunk, values.draw(slot.attribute.pool) if change == "update" else None))
+        slot.versions.append(Version(chunk, values.draw(slot.attribute.pool) if change == "update" else None))
     main_kind = rng.choice(EVENTS)
     for _ in range(rng.randint(*shape.events)):
         kind = main_kind if rng.random() < 0.75 else rng.choice(EVENTS)
@@ -182,11 +156,11 @@ def _tell(
     operations: list[GoldOperation] = []
     distracted: set[str] = set()
     for index, day in enumerate(plan.dates):
-        lines: list[tuple[str, str, _Version | _Event | None, GoldOperation | None]] = []
+        lines: list[tuple[str, str, Version | _Event | None, GoldOperation | None]] = []
         for slot in plan.slots:
             for before, version in zip([None, *slot.versions], slot.versions, strict=False):
                 if version.chunk == index:
-                    text, operation = _say(rng, shape, slot.attribute, before, version)
+                    text, operation = slot.say(rng, before, version, shape.cue)
                     lines.append(("user", text, version, operation))
         for event in plan.events:
             if event.chunk == index:
@@ -216,24 +190,6 @@ def _tell(
     return tuple(chunks), tuple(operations)
 
 
-def _say(
-    rng: Random, shape: Shape, attribute: Attribute, before: _Version | None, version: _Version
-) -> tuple[str, GoldOperation]:
-    key, old = attribute.key, (before.value if before else None) or ""
-    if version.value is None:
-        operation = GoldOperation(kind="delete", chunk=version.chunk, category="semantic", replaces=f"{key}: {old}")
-        return fill(rng.choice(attribute.retracts), "", old), operation
-    cue = bool(old) and rng.random() < shape.cue
-    operation = GoldOperation(
-        kind="update" if old else "insert",
-        chunk=version.chunk,
-        category="semantic",
-        content=f"{key}: {version.value}",
-        replaces=f"{key}: {old}" if old else None,
-    )
-    return fill(rng.choice(attribute.updates if cue else attribute.states), version.value, old), operation
-
-
 def _idle(
     rng: Random, shape: Shape, values: ValueSource, plan: _Plan, index: int, distracted: set[str]
 ) -> tuple[str, str]:
@@ -255,69 +211,30 @@ def _idle(
 
 def _ask(rng: Random, shape: Shape, plan: _Plan, temporal: bool) -> tuple[Question, ...]:
     """Changed slots first (always asked while `questions` lasts), then counts, never-stated, mid-stream, the rest."""
-    last = shape.chunks - 1
     changed = [slot for slot in plan.slots if len(slot.versions) > 1]
     stated = [slot for slot in plan.slots if len(slot.versions) == 1]
-    asked = [_slot_question(rng, slot, last) for slot in changed]
+    asked = [slot.ask(rng) for slot in changed]
     counts = Counter(event.kind.key for event in plan.events)
     asked += [_count_question(rng, key, plan.events) for key, _ in counts.most_common(1)]
     known = {slot.attribute.key for slot in plan.slots}
     strangers = rng.sample([a for a in ATTRIBUTES if a.key not in known], rng.randint(*shape.never))
-    asked += [_question(rng.choice(a.questions), a.key, "never", ()) for a in strangers]
+    asked += [Slot(a).ask(rng) for a in strangers]
     if temporal and plan.events:
         event = rng.choice(plan.events)
         happened = (plan.dates[event.chunk] - timedelta(days=event.days_ago)).isoformat()
         text = fill(rng.choice(event.kind.whens), event.value)
-        asked.append(_question(text, event.kind.key, "when", (happened,), evidence=(event.turn,)))
+        asked.append(question(text, event.kind.key, "when", (happened,), evidence=(event.turn,)))
     if changed and rng.random() < shape.midstream:
         slot = rng.choice(changed)
-        asked.append(_slot_question(rng, slot, rng.choice(slot.versions[1:]).chunk - 1))
+        asked.append(slot.ask(rng, rng.choice(slot.versions[1:]).chunk - 1))
     rng.shuffle(stated)
-    asked += [_slot_question(rng, slot, last) for slot in stated]
+    asked += [slot.ask(rng) for slot in stated]
     asked = asked[: shape.questions]
     rng.shuffle(asked)
-    return tuple(
-        question.model_copy(update={"id": f"q{number}", "asked_after_chunk": _asked(question, last)})
-        for number, question in enumerate(asked)
-    )
-
-
-def _asked(question: Question, last: int) -> int | None:
-    at = question.asked_after_chunk
-    return None if at == last else at
-
-
-def _slot_question(rng: Random, slot: _Slot, chunk: int) -> Question:
-    seen = slot.until(chunk)
-    current = seen[-1]
-    kind = "stated" if len(seen) == 1 else "updated" if current.value else "retracted"
-    stale = [version.value for version in seen[:-1] if version.value]
-    answers = (current.value,) if current.value else ()
-    text = rng.choice(slot.attribute.questions)
-    return _question(text, slot.attribute.key, kind, answers, (current.turn,), stale, chunk)
+    return numbered(asked)
 
 
 def _count_question(rng: Random, key: str, events: Sequence[_Event]) -> Question:
     counted = [event for event in events if event.kind.key == key]
     evidence = tuple(event.turn for event in sorted(counted, key=lambda event: event.chunk))
-    return _question(rng.choice(counted[0].kind.counts), key, "count", (str(len(counted)),), evidence)
-
-
-def _question(
-    text: str,
-    slot: str,
-    kind: str,
-    answers: tuple[str, ...],
-    evidence: tuple[str, ...] = (),
-    stale: Sequence[str] = (),
-    chunk: int | None = None,
-) -> Question:
-    return Question(
-        id="",
-        question=text,
-        answers=answers,
-        category=ABILITIES[kind],
-        evidence=evidence,
-        asked_after_chunk=chunk,
-        meta={"slot": slot, "kind": kind, "stale": list(stale)},
-    )
+    return question(rng.choice(counted[0].kind.counts), key, "count", (str(len(counted)),), evidence)

@@ -122,10 +122,12 @@ class Attribute:
     retracts: tuple[str, ...]
     questions: tuple[str, ...]
     distractors: tuple[str, ...]
+    pool: str = ""
+    """Where its values come from; left out: the pool of the same name."""
 
-    @property
-    def pool(self) -> str:
-        return self.key
+    def __post_init__(self) -> None:
+        if not self.pool:
+            object.__setattr__(self, "pool", self.key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,10 +78,16 @@ class ValueSource:
         return value
 
 
-def fill(template: str, value: str, old: str = "", when: str = "") -> str:
-    """A sentence from a template with `{v}`, `{an}`, `{old}`, `{old_an}`, `{when}`, `{When}`."""
+def fill(template: str, value: str = "", old: str = "", *, when: str = "", name: str = "") -> str:
+    """A sentence from a template with `{v}`, `{an}`, `{old}`, `{old_an}`, `{when}`, `{When}`, `{n}` (the person)."""
     return template.format(
-        v=value, an=with_article(value), old=old, old_an=with_article(old), when=when, When=when.capitalize()
+        v=value,
+        an=with_article(value),
+        old=old,
+        old_an=with_article(old),
+        when=when,
+        When=when.capitalize(),
+        n=name,
     )
 
 
