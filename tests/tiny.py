@@ -28,7 +28,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def tiny_model(seed: int = 0, vocab: int = 260, width: int = 32, layers: int = 2, scale: float = 4.0):
+def tiny_model(
+    seed: int = 0, vocab: int = 260, width: int = 32, layers: int = 2, scale: float = 4.0, tied: bool = True
+):
     """Random weights, times `scale` so that the distribution is far from uniform."""
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -39,7 +41,7 @@ def tiny_model(seed: int = 0, vocab: int = 260, width: int = 32, layers: int = 2
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=width // 4,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         max_position_embeddings=4096,
         eos_token_id=0,
         pad_token_id=0,
