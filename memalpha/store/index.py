@@ -56,7 +56,7 @@ class VectorIndex:
         return np.round(queries @ self.rows.T, 5)
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k best live slots of each query by FAISS: slots int64 and inner products, both `(queries, k)`; -1 pads."""
+        """The k best live slots of each query by FAISS: slots and inner products, both `(queries, k)`; -1 pads."""
         selector = faiss.IDSelectorBitmap(np.packbits(self._live, bitorder="little"))
         scores, slots = self._flat.search(queries, k, params=faiss.SearchParameters(sel=selector))
         return slots, scores

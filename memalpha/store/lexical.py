@@ -1,6 +1,6 @@
 """BM25 over live documents, changed in place.
 
-Scores follow Lucene's variant (Kamphuis et al., "Which BM25 do you mean?", ECIR 2020): for a query term t in document d,
+Scores follow Lucene's variant (Kamphuis et al., "Which BM25 do you mean?", ECIR 2020): a query term t gives document d
 `idf(t) * tf / (tf + k1 * (1 - b + b * |d| / mean |d|))` with `idf = ln(1 + (N - df + 0.5) / (df + 0.5))`. Document
 counts and lengths are over what is in the index now, so a removed document leaves no trace in anybody's score.
 """
@@ -27,14 +27,14 @@ _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 )
-_TOKEN = re.compile(rf"[{_UNSPACED}]+|(?:(?![{_UNSPACED}_])\w)+(?:['’](?![{_UNSPACED}_])\w+)*")
+_TOKEN = re.compile(rf"[{_UNSPACED}]+|(?:(?![{_UNSPACED}_])\w)+(?:['\u2019](?![{_UNSPACED}_])\w+)*")
 _RUN = re.compile(rf"[{_UNSPACED}]")
 
 # Function words carry no topic; most of a question consists of them. Names of months, numbers and negations stay.
 STOP_WORDS = frozenset(
-    "a an and are as at be been but by did do does for from had has have he her him his how i if in into is it its me my "
-    "of on or our she so such that the their them then there these they this to was we were what when where which who "
-    "whom whose why will with would you your".split()
+    """a an and are as at be been but by did do does for from had has have he her him his how i if in into is it its me
+    my of on or our she so such that the their them then there these they this to was we were what when where which who
+    whom whose why will with would you your""".split()
 )
 
 
@@ -49,7 +49,7 @@ def words(text: str) -> list[str]:
         if _RUN.match(token):
             tokens += [token[i : i + 2] for i in range(len(token) - 1)] or [token]
             continue
-        token = token.replace("’", "'").removesuffix("'s")
+        token = token.replace("\u2019", "'").removesuffix("'s")
         if token not in STOP_WORDS:
             tokens.append(stem(token))
     return tokens
@@ -90,7 +90,7 @@ class BM25:
         self._length_array = None
 
     def remove(self, slot: int, counts: Mapping[str, int], *, whole: bool = True) -> None:
-        """Take `counts` off `slot` again; `whole` ends the slot (False: the slot stays, for a group's other members)."""
+        """Take `counts` off `slot` again; `whole` ends the slot (False: a group whose other members stay)."""
         for term, count in counts.items():
             posting = self._postings[term]
             posting[slot] -= count

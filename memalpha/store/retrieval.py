@@ -6,8 +6,8 @@ For a query, every live document gets
     prior(group) = (bm25 of the members together / the best group's + prototype's inner product / the best group's) / 2
 
 where dense is the inner product with the document's vector, bm25 is over its lexical text, and `scale` maps the
-documents in question to 0..1 by their smallest and largest score. Scaled sums keep how far ahead a document is, which rank fusion
-throws away (LoCoMo recall@10 .61 against .56). A hard first layer loses what it cuts, so it is only there on request.
+documents in question to 0..1 by their smallest and largest score. Scaled sums keep how far ahead a document is, which
+rank fusion throws away (LoCoMo recall@10 .61 against .56). A hard first layer loses what it cuts: only on request.
 Other routes: "flat" (no prior), "dense", "bm25", and "hard" (flat, within the best round(sqrt(groups)) groups).
 Equal scores go to the more recent document. Nothing here is tuned by kind of question.
 """
@@ -50,7 +50,7 @@ class Document:
 
 
 class Scored(NamedTuple):
-    """One result. `explain` has the raw parts `dense` and `bm25` and the `group` prior, as far as the route used them."""
+    """One result. `explain` has the raw parts `dense` and `bm25` and the `group` prior, where the route used them."""
 
     id: str
     score: float

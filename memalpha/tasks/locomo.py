@@ -36,8 +36,8 @@ def load_locomo(path: str | Path, limit: int | None = None, *, adversarial: bool
         samples = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(
-            f"{file}: cannot be read ({error.strerror}); get locomo10.json from the snap-research/LoCoMo repository and "
-            "give its path as data=PATH"
+            f"{file}: cannot be read ({error.strerror}); get locomo10.json from the snap-research/LoCoMo repository "
+            "and give its path as data=PATH"
         ) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: not a JSON file: {error}") from error
@@ -47,7 +47,7 @@ def load_locomo(path: str | Path, limit: int | None = None, *, adversarial: bool
 
 
 def mend_evidence(strings: list[str]) -> list[str]:
-    """Evidence strings as turn ids (`D<session>:<turn>`), in order, each once: `["D8:6; D:9:07"]` -> `["D8:6", "D9:7"]`."""
+    """Evidence strings as turn ids, in order, each once: `["D8:6; D:9:07"]` -> `["D8:6", "D9:7"]`."""
     found = (match for text in strings for match in _EVIDENCE.findall(text))
     return list(dict.fromkeys(f"D{int(session)}:{int(turn)}" for session, turn in found))
 
