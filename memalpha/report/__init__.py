@@ -1,0 +1,1 @@
+"""One static page from a run directory."""

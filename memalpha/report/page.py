@@ -1,0 +1,237 @@
+"""`write_report(run)`: a run directory becomes one static HTML page, `RUN/report.html`.
+
+The page needs no network and holds no script. It is read from what the run wrote (`summary.json`, `metrics.jsonl`,
+`eval/example.json`, `config.yaml`); a part the run did not write is named as missing, never drawn as zero.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from memalpha.errors import DataError
+from memalpha.report.charts import Z95, Mark, Row, Series, line_chart, mark_rows, swatch
+from memalpha.report.conversation import conversation
+
+SYSTEMS = {"append_only": "append only", "before": "before training", "after": "after training", "oracle": "oracle"}
+LABELS = {name: label.removesuffix(" training") for name, label in SYSTEMS.items()}  # where there is little room
+
+# title, what it says, y range, lines: (metric key, label, colour)
+CURVES: tuple[tuple[str, str, tuple[float | None, float | None], tuple[tuple[str, str, str], ...]], ...] = (
+    ("Reward", "Mean total reward of a step's rollouts.", (None, None), (("reward", "reward", "after"),)),
+    (
+        "Accuracy",
+        "Sampled rollouts on training tasks; points: greedy on validation tasks, with 95 % intervals.",
+        (0.0, 1.0),
+        (("accuracy", "training", "before"), ("validation_accuracy", "validation", "after")),
+    ),
+    ("Valid calls", "Share of tool calls that executed.", (None, 1.0), (("valid_calls", "valid calls", "after"),)),
+    (
+        "Updates and deletes",
+        "Their share of all calls that changed the memory.",
+        (0.0, None),
+        (("update_share", "update", "after"), ("delete_share", "delete", "append_only")),
+    ),
+    ("Entropy", "Of the sampled tokens, in nats.", (0.0, None), (("entropy", "entropy", "extra"),)),
+    ("Memory", "Mean tokens of the final memory.", (0.0, None), (("memory_tokens", "tokens", "oracle"),)),
+)
+
+# key of a system's summary, label, what it is, as a share (else a count)
+FIGURES = (
+    ("accuracy", "accuracy", "questions answered rightly", True),
+    ("update_accuracy", "… where a value changed", "questions about a fact that was updated", True),
+    ("retract_accuracy", "… where a fact was taken back", "the right answer is then that it is not known", True),
+    ("stale_rate", "stale answers", "answers that were true once", True),
+    ("update_hit", "updates by the right id", "changes of a stored value that updated just that entry", True),
+    ("delete_hit", "deletes by the right id", "retractions of a stored fact that deleted just that entry", True),
+    ("valid_calls", "valid calls", "tool calls that executed", True),
+    ("memory_tokens", "memory, tokens", "mean size of the final memory", False),
+    ("conversation_tokens", "conversation, tokens", "mean size of what was read", False),
+)
+
+
+def write_report(run: str | Path) -> Path:
+    """Write `RUN/report.html` and return its path.
+
+    Raises `DataError` when RUN holds no `metrics.jsonl` or `summary.json`, or when a line of them is not JSON.
+    """
+    folder = Path(run)
+    metrics = _read_lines(folder / "metrics.jsonl")
+    summary = _read_json(folder / "summary.json")
+    if not metrics and not summary:
+        raise DataError(f"{folder} is not a run directory: it holds neither summary.json nor metrics.jsonl")
+    example = _read_json(folder / "eval" / "example.json")
+    config = folder / "config.yaml"
+    systems = _systems(summary)
+    body = [
+        _headline(summary, systems, folder.name),
+        _curves(metrics),
+        _results(systems),
+        conversation(example) if example else "",
+    ]
+    if config.exists():
+        text = escape(config.read_text(encoding="utf-8"))
+        body.append(f"<details><summary>The run's configuration</summary><pre>{text}</pre></details>")
+    template = Template((resources.files("memalpha") / "report" / "template.html").read_text(encoding="utf-8"))
+    page = template.substitute(title=f"memalpha: {escape(folder.name)}", body="\n".join(part for part in body if part))
+    target = folder / "report.html"
+    target.write_text(page, encoding="utf-8")
+    return target
+
+
+def _systems(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    found = {**summary.get("baselines", {}), "before": summary.get("before"), "after": summary.get("after")}
+    return {name: found[name] for name in SYSTEMS if found.get(name)}
+
+
+def _headline(summary: Mapping[str, Any], systems: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    if "before" not in systems or "after" not in systems:
+        return (
+            f"<h1>{escape(name)}: not finished</h1><p>The evaluation after training is missing. The command that "
+            "started the run goes on from its last checkpoint.</p>"
+        )
+    before, after = systems["before"]["accuracy"], systems["after"]["accuracy"]
+    counts = {"tasks": "held-out conversations", "questions": "questions", "policy_parameters": "parameters"}
+    facts = [f"{summary[key]:,} {label}" for key, label in counts.items() if key in summary]
+    facts += [f"{summary['minutes']:.1f} minutes"] if "minutes" in summary else []
+    facts += [f"seed {summary['seed']}"] if "seed" in summary else []
+    share = ""
+    if "oracle" in systems and (gap := systems["oracle"]["accuracy"] - before) > 0:
+        share = f" Training closed {(after - before) / gap:.0%} of the gap to a writer that does everything right."
+    rows = [
+        Row(LABELS[system], (Mark(system, SYSTEMS[system], values["accuracy"], values.get("se")),))
+        for system, values in systems.items()
+    ]
+    about = (
+        f"Bars: 95 % intervals over conversations (± {Z95} standard errors). <em>Append only</em> inserts every fact "
+        "and never updates or deletes; the <em>oracle</em> does every operation right."
+    )
+    accuracy = _figure("Accuracy on held-out conversations", about, mark_rows(rows))
+    return (
+        f"<h1>Answers right from memory alone: {before:.0%} before training, {after:.0%} after</h1>"
+        '<p class="lead">A writer read conversations it had never seen and kept notes with tool calls; then questions '
+        f"were answered from the notes.{share}</p>"
+        f'<p class="soft">{" · ".join(escape(fact) for fact in facts)}</p>'
+        f'<div class="two">{accuracy}{_truth(systems)}</div>'
+    )
+
+
+def _truth(systems: Mapping[str, Mapping[str, Any]]) -> str:
+    """Whether the memory is kept true: changes and retractions handled by the right id, and stale answers."""
+    keys = {"update_hit": "updated rightly", "delete_hit": "deleted rightly", "stale_rate": "stale answers"}
+    rows = []
+    for key, label in keys.items():
+        found = [(name, values[key]) for name, values in systems.items() if values.get(key) is not None]
+        rows.append(Row(label, tuple(Mark(name, SYSTEMS[name], value) for name, value in found)))
+    about = (
+        "Share of changed and of taken back facts whose stored entry was updated or deleted by its id (more is "
+        "better); share of answers that were true once (less is better)."
+    )
+    return _figure("Is the memory kept true?", about, mark_rows(rows), _system_legend(systems))
+
+
+def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
+    if not metrics:
+        return ""
+    figures = []
+    for title, about, (low, high), lines in CURVES:
+        series = [line for key, label, kind in lines if (line := _series(metrics, key, label, kind)).points]
+        if not series:
+            continue
+        top = None if high is None else max(high, *(y for line in series for _, y in line.points))
+        legend = []
+        for line in series:
+            ends = f"{line.points[0][1]:.2f} → {line.points[-1][1]:.2f}"
+            legend.append(f"{swatch(line.kind, line=not line.dots)}{escape(line.label)} {ends}")
+        figures.append(_figure(title, about, line_chart(series, low=low, high=top), legend))
+    first, last = metrics[0].get("step", 0), metrics[-1].get("step", len(metrics) - 1)
+    return (
+        f"<h2>Training</h2><p>Steps {first} to {last}. A step samples several rollouts of each of its conversations "
+        "and makes those more likely that earned more than their siblings.</p>"
+        f'<div class="grid">{"".join(figures)}</div>'
+    )
+
+
+def _series(metrics: Sequence[Mapping[str, Any]], key: str, label: str, kind: str) -> Series:
+    found = [line for line in metrics if isinstance(line.get(key), int | float)]
+    points = tuple((float(line["step"]), float(line[key])) for line in found)
+    sparse = key.startswith("validation")
+    errors = tuple(float(line.get("validation_se") or 0.0) for line in found) if sparse else ()
+    return Series(kind, label, points, errors, dots=sparse)
+
+
+def _figure(title: str, about: str, chart: str, legend: Sequence[str] = ()) -> str:
+    items = "".join(f"<li>{item}</li>" for item in legend)
+    listed = f'<ul class="legend">{items}</ul>' if items else ""
+    return f"<figure><h3>{title}</h3><figcaption>{about}</figcaption>{listed}{chart}</figure>"
+
+
+def _system_legend(systems: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [f"{swatch(name)}{LABELS[name]}" for name in systems]
+
+
+def _results(systems: Mapping[str, Mapping[str, Any]]) -> str:
+    if not systems:
+        return ""
+    return f'<h2>The results in detail</h2><div class="two">{_abilities(systems)}{_figures(systems)}</div>'
+
+
+def _abilities(systems: Mapping[str, Mapping[str, Any]]) -> str:
+    names = list(dict.fromkeys(name for values in systems.values() for name in values.get("by_ability", {})))
+    if not names:
+        return ""
+    rows = []
+    for ability in names:
+        marks = [
+            Mark(name, SYSTEMS[name], cell["accuracy"], cell.get("se"))
+            for name, values in systems.items()
+            if (cell := values["by_ability"].get(ability))
+        ]
+        count = max(values["by_ability"].get(ability, {}).get("questions", 0) for values in systems.values())
+        rows.append((Row(ability, tuple(marks)), count))
+    counts = ", ".join(f"{row.label} {count}" for row, count in rows if count)
+    about = f"With 95 % intervals{'; questions: ' + escape(counts) if counts else ''}."
+    return _figure("By kind of question", about, mark_rows([row for row, _ in rows]), _system_legend(systems))
+
+
+def _figures(systems: Mapping[str, Mapping[str, Any]]) -> str:
+    head = "".join(f'<th class="n">{LABELS[name]}</th>' for name in systems)
+    rows = []
+    for key, label, about, share in FIGURES:
+        if not any(key in values for values in systems.values()):
+            continue
+        cells = "".join(f'<td class="n">{_cell(values.get(key), share)}</td>' for values in systems.values())
+        rows.append(f'<tr><th scope="row">{label}<br><span class="soft">{about}</span></th>{cells}</tr>')
+    return f'<div class="card scroll"><table><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
+
+
+def _cell(value: float | None, share: bool) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if share else f"{value:.0f}"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from error
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    lines = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}:{number}: not valid JSON: {error.msg}") from error
+    return lines
