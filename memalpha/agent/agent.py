@@ -100,7 +100,7 @@ class MemoryAgent:
         self.policy = policy
         self.store = store
         self.config = config or AgentConfig(prompt=getattr(policy, "prompt", "full"))
-        self.reader = reader or _reader_of(policy, self.config)
+        self.reader = reader or default_reader(policy, self.config)
         self._chunks = 0
 
     def read(self, chunk: str | Chunk, *, timestamp: str | None = None, source: str | None = None) -> Turn:
@@ -120,7 +120,8 @@ class MemoryAgent:
         return self.reader.answer([(question, self.store)], k=k)[0]
 
 
-def _reader_of(policy: Policy, config: AgentConfig) -> Reader:
+def default_reader(policy: Policy, config: AgentConfig) -> Reader:
+    """The policy itself, in the same prompt style; the extractive floor for a script, which cannot read."""
     if isinstance(policy, ScriptedPolicy):
         return ExtractiveReader()
     return PolicyReader(policy, ReaderConfig(kind="policy", prompt=config.prompt))

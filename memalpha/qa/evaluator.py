@@ -1,0 +1,339 @@
+"""Questions asked of built memories: one record a question, and what a whole system shows.
+
+Every question is answered from the memory as it was after the chunk it is asked at, all questions of a batch in one
+reader call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memalpha.agent.agent import MemoryAgent, default_reader
+from memalpha.agent.answer import Answer, Reader
+from memalpha.agent.builder import Builder
+from memalpha.agent.text import contains
+from memalpha.config import AgentConfig, RewardConfig
+from memalpha.errors import DataError
+from memalpha.policy.base import Policy
+from memalpha.qa.gold import ById, changes_by_id, fact
+from memalpha.qa.metrics import RIGHT, score_answer
+from memalpha.qa.reader import load_reader
+from memalpha.qa.reward import RewardModel, conversation_tokens, memory_tokens
+from memalpha.store.embedding import Embedder, load_embedder
+from memalpha.store.working import WorkingMemory
+from memalpha.types import Question, Task, Trajectory, TrajectoryGroup
+
+CHANGED = ("updated", "retracted")
+"""Kinds of questions (`Question.meta["kind"]`) that have a stale answer (`meta["stale"]`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One question to one rollout.
+
+    `gold` empty: the right answer was to abstain. `retrieved` are entry ids, best first. `written`, `live`: the fact
+    asked for was ever written, is in the memory the question was asked of (None where there is no such fact).
+    `stale`: answered with a value that no longer held.
+    """
+
+    task: str
+    rollout: int
+    question_id: str
+    ability: str
+    kind: str | None
+    question: str
+    answer: str
+    gold: tuple[str, ...]
+    score: float
+    correct: bool
+    retrieved: tuple[str, ...] = ()
+    written: bool | None = None
+    live: bool | None = None
+    stale: bool = False
+    conflict: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as one line of `eval/<name>.jsonl`."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def evaluate_memory(
+    groups: Sequence[TrajectoryGroup], reader: Reader, metric: str = "exact", *, embedder: Embedder
+) -> list[list[list[Record]]]:
+    """Ask every trajectory its task's questions, in one reader call; records as [group][trajectory][question].
+
+    `embedder` is the one the memories are searched with. Raises whatever the reader raises: a reader that failed is
+    not a wrong answer.
+    """
+    asked: list[tuple[Trajectory, Question, int]] = []
+    items: list[tuple[str, WorkingMemory]] = []
+    memories: dict[int, WorkingMemory] = {}
+    for group in groups:
+        for trajectory in group.trajectories:
+            for question in trajectory.task.questions:
+                last = len(trajectory.task.chunks) - 1
+                at = last if question.asked_after_chunk is None else question.asked_after_chunk
+                state = trajectory.states[at]
+                memory = memories.setdefault(id(state), WorkingMemory(state, embedder))
+                asked.append((trajectory, question, at))
+                items.append((question.question, memory))
+    _embed(embedder, items, memories.values())
+    answers = iter(zip(asked, reader.answer(items), strict=True))
+    return [
+        [
+            [_record(*question, answer, metric) for question, answer in _take(answers, len(trajectory.task.questions))]
+            for trajectory in group.trajectories
+        ]
+        for group in groups
+    ]
+
+
+def score_groups(
+    groups: Sequence[TrajectoryGroup], reader: Reader, rewards: RewardModel, *, embedder: Embedder
+) -> tuple[list[TrajectoryGroup], list[Record]]:
+    """The groups with every trajectory's reward set, and all records."""
+    asked = evaluate_memory(groups, reader, rewards.config.metric, embedder=embedder)
+    scored = [
+        TrajectoryGroup(
+            group.task,
+            tuple(
+                replace(trajectory, reward=rewards.reward(trajectory, records))
+                for trajectory, records in zip(group.trajectories, of_group, strict=True)
+            ),
+        )
+        for group, of_group in zip(groups, asked, strict=True)
+    ]
+    return scored, [record for of_group in asked for records in of_group for record in records]
+
+
+def _take(items: Any, count: int) -> list[Any]:
+    return [next(items) for _ in range(count)]
+
+
+def _embed(embedder: Embedder, items: Sequence[tuple[str, WorkingMemory]], memories: Iterable[WorkingMemory]) -> None:
+    """Fill the embedder's cache in one batch with all that the searches will ask for."""
+    texts = dict.fromkeys(question for question, _ in items)
+    for memory in memories:
+        texts.update(dict.fromkeys(entry.content for entry in memory.state.entries.values()))
+    if texts:
+        embedder.encode(list(texts))
+
+
+def _record(trajectory: Trajectory, question: Question, at: int, answer: Answer, metric: str) -> Record:
+    score = score_answer(metric, answer, question.answers)
+    written, live = _traced(trajectory, question, at)
+    kind, correct = question.meta.get("kind"), score >= RIGHT[metric]
+    outdated = kind in CHANGED and not correct and not answer.abstained
+    return Record(
+        task=trajectory.task.id,
+        rollout=trajectory.rollout,
+        question_id=question.id,
+        ability=question.category or "all",
+        kind=kind,
+        question=question.question,
+        answer=answer.text,
+        gold=question.answers,
+        score=score,
+        correct=correct,
+        retrieved=tuple(hit.entry.id for hit in answer.hits),
+        written=written,
+        live=live,
+        stale=outdated and any(contains(answer.text, str(value)) for value in question.meta.get("stale", ())),
+        conflict=answer.conflict,
+    )
+
+
+def _traced(trajectory: Trajectory, question: Question, at: int) -> tuple[bool | None, bool | None]:
+    """Whether what the question asks for was ever written, and whether it is live.
+
+    By the gold facts of its evidence turns where there are any (all of them), else by an entry that holds an answer.
+    """
+    if not question.answers:
+        return None, None
+    state = trajectory.states[at]
+    live = [(entry.category, entry.content) for entry in state.entries.values()] + [("core", state.core)]
+    ever = live + [
+        (operation.category, operation.content)
+        for turn in trajectory.turns
+        if turn.chunk <= at
+        for operation in turn.operations
+        if operation.content
+    ]
+    evidence = set(question.evidence)
+    facts = {
+        fact(operation.category, operation.content)
+        for operation in trajectory.task.gold_operations
+        if operation.content and operation.turn in evidence
+    }
+    if facts:
+        return facts <= {fact(*pair) for pair in ever}, facts <= {fact(*pair) for pair in live}
+    return (
+        any(contains(content or "", text) for _, content in ever for text in question.answers),
+        any(contains(content, text) for _, content in live for text in question.answers),
+    )
+
+
+def characters_by_four(text: str) -> int:
+    """The measure of length where no tokenizer is common to all systems: characters / 4, rounded up."""
+    return -(-len(text) // 4)
+
+
+def mean_and_error(clusters: Iterable[Sequence[float]]) -> tuple[float | None, float | None]:
+    """Mean over all values and its standard error over clusters (a ratio estimator: clusters may differ in size).
+
+    None where there are no values, and no error from a single cluster.
+    """
+    filled = [values for values in clusters if values]
+    total = sum(len(values) for values in filled)
+    if not total:
+        return None, None
+    mean = sum(sum(values) for values in filled) / total
+    if len(filled) < 2:
+        return mean, None
+    squares = sum((sum(values) - mean * len(values)) ** 2 for values in filled)
+    return mean, (squares * len(filled) / (len(filled) - 1)) ** 0.5 / total
+
+
+def _accuracy(records: Iterable[Record]) -> tuple[float | None, float | None]:
+    by_task: dict[str, list[float]] = defaultdict(list)
+    for record in records:
+        by_task[record.task].append(float(record.correct))
+    return mean_and_error(by_task.values())
+
+
+def summarize(
+    records: Sequence[Record],
+    trajectories: Sequence[Trajectory],
+    count_tokens: Callable[[str], int] = characters_by_four,
+) -> dict[str, Any]:
+    """What a system shows on its tasks; None where nothing was there to measure.
+
+    `accuracy` is the mean over questions, `se` its standard error over conversations; `update_accuracy` and
+    `retract_accuracy` are over questions of kind "updated" and "retracted", `stale_rate` the share of both that was
+    answered with an outdated value. `valid_calls` is the share of calls that were ok (duplicates and skips are, and
+    `duplicates` counts the former), `update_share` and `delete_share` the shares that updated and deleted. `update_hit`
+    and `delete_hit`: see `gold.changes_by_id`. Tokens are means over trajectories by `count_tokens`.
+    """
+    accuracy, error = _accuracy(records)
+    changed = [record for record in records if record.kind in CHANGED]
+    results = [result for trajectory in trajectories for turn in trajectory.turns for result in turn.results]
+    by_id = sum((changes_by_id(trajectory) for trajectory in trajectories), ById())
+    rewards = [trajectory.reward.total for trajectory in trajectories if trajectory.reward is not None]
+    by_ability: dict[str, Any] = {}
+    for ability in sorted({record.ability for record in records}):
+        chosen = [record for record in records if record.ability == ability]
+        mean, spread = _accuracy(chosen)
+        by_ability[ability] = {"accuracy": mean, "n": len(chosen), "se": spread}
+    return {
+        "accuracy": accuracy,
+        "se": error,
+        "update_accuracy": _accuracy(record for record in records if record.kind == "updated")[0],
+        "retract_accuracy": _accuracy(record for record in records if record.kind == "retracted")[0],
+        "stale_rate": _share(sum(record.stale for record in changed), len(changed)),
+        "reward": _share(sum(rewards), len(rewards)),
+        "valid_calls": _share(sum(result.ok for result in results), len(results)),
+        "duplicates": _share(sum(result.code == "duplicate" for result in results), len(results)),
+        "update_share": _share(sum(result.code == "updated" for result in results), len(results)),
+        "delete_share": _share(sum(result.code == "deleted" for result in results), len(results)),
+        "update_hit": _share(by_id.updates_hit, by_id.updates),
+        "delete_hit": _share(by_id.deletes_hit, by_id.deletes),
+        "memory_tokens": _share(
+            sum(memory_tokens(trajectory.states[-1], count_tokens) for trajectory in trajectories), len(trajectories)
+        ),
+        "conversation_tokens": _share(
+            sum(conversation_tokens(trajectory.task, count_tokens) for trajectory in trajectories), len(trajectories)
+        ),
+        "by_ability": by_ability,
+    }
+
+
+def _share(part: float, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A system's evaluation: `summary` (see `summarize`), a record per question, and what was built."""
+
+    name: str
+    summary: dict[str, Any]
+    records: tuple[Record, ...]
+    groups: tuple[TrajectoryGroup, ...] = ()
+
+    def table(self) -> None:
+        """Print accuracy by ability and the summary's figures."""
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("", "accuracy", "± se", "questions", title=self.name)
+        whole = {"accuracy": self.summary["accuracy"], "se": self.summary["se"], "n": len(self.records)}
+        for label, row in [*self.summary["by_ability"].items(), ("all", whole)]:
+            table.add_row(label, _figure(row["accuracy"]), _figure(row["se"]), str(row["n"]))
+        rest = Table("measure", "value")
+        for key, value in self.summary.items():
+            if key not in ("accuracy", "se", "by_ability"):
+                rest.add_row(key, _figure(value))
+        console = Console()
+        console.print(table)
+        console.print(rest)
+
+    def save(self, directory: str | Path) -> Path:
+        """Write `eval/<name>.json` (the summary) and `eval/<name>.jsonl` (a line a question) under `directory`."""
+        folder = Path(directory) / "eval"
+        folder.mkdir(parents=True, exist_ok=True)
+        stem = self.name.replace(":", "-").replace("/", "-")
+        summary = json.dumps(self.summary, indent=2, ensure_ascii=False)
+        (folder / f"{stem}.json").write_text(summary + "\n", encoding="utf-8")
+        save_records(self.records, folder / f"{stem}.jsonl")
+        return folder / f"{stem}.json"
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}" if value > 10 else f"{value:.3f}"
+
+
+def save_records(records: Iterable[Record], path: str | Path) -> None:
+    """Write records as JSON Lines."""
+    lines = [json.dumps(record.as_json(), ensure_ascii=False) + "\n" for record in records]
+    Path(path).write_text("".join(lines), encoding="utf-8")
+
+
+def evaluate(
+    system: MemoryAgent | Policy,
+    tasks: Sequence[Task],
+    reader: Reader | str | None = None,
+    *,
+    config: AgentConfig | None = None,
+    reward: RewardConfig | None = None,
+    count_tokens: Callable[[str], int] = characters_by_four,
+    embedder: Embedder | None = None,
+    seed: int = 0,
+    name: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Build a fresh memory for every task, greedily, and ask its questions.
+
+    `system` is a policy, or an agent whose policy, configuration and reader are taken (its own store is not touched).
+    `reader` is one, "extractive", or a policy's name (default: the agent's; else the policy itself, or the extractive
+    floor for a script). `count_tokens` measures memory and conversation for all systems that are compared. Raises
+    `DataError` where there are no tasks.
+    """
+    if not tasks:
+        raise DataError("no tasks to evaluate: the data set is empty")
+    policy = system.policy if isinstance(system, MemoryAgent) else system
+    if isinstance(system, MemoryAgent):
+        config, reader = config or system.config, reader or system.reader
+    config = config or AgentConfig(prompt=getattr(policy, "prompt", "full"))
+    reader = load_reader(reader) if isinstance(reader, str) else reader or default_reader(policy, config)
+    embedder = embedder or load_embedder(config.embedder)
+    groups = Builder(policy, config, embedder).build(tasks, seed=seed, progress=progress)
+    rewards = RewardModel(reward or RewardConfig(), count_tokens)
+    scored, records = score_groups(groups, reader, rewards, embedder=embedder)
+    trajectories = [trajectory for group in scored for trajectory in group.trajectories]
+    summary = summarize(records, trajectories, count_tokens)
+    return Report(name or policy.name, summary, tuple(records), tuple(scored))

@@ -1,0 +1,105 @@
+"""What holds when, by a task's gold operations, and whether a rollout's operations agree with it.
+
+Contents are compared after `normalize`: case, punctuation and articles do not matter, words do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from memalpha.agent.text import normalize
+from memalpha.store.state import MemoryState
+from memalpha.types import Task, ToolResult, Trajectory
+
+_Fact = tuple[str, str]
+_CORE = "core"
+
+
+def fact(category: str | None, content: str | None) -> _Fact:
+    """A fact as it is compared."""
+    return category or _CORE, normalize(content or "")
+
+
+class Gold:
+    """The facts of a task and from which chunk to which each holds."""
+
+    def __init__(self, task: Task) -> None:
+        self._held: dict[_Fact, list[tuple[int, int | None]]] = {}
+        self.judges_core = any(operation.kind == "core_update" for operation in task.gold_operations)
+        core: _Fact | None = None
+        for operation in sorted(task.gold_operations, key=lambda operation: operation.chunk):
+            category = _CORE if operation.kind == "core_update" else operation.category
+            ended = core if operation.kind == "core_update" else fact(category, operation.replaces)
+            if operation.kind != "insert" and ended in self._held and self._held[ended][-1][1] is None:
+                self._held[ended][-1] = (self._held[ended][-1][0], operation.chunk)
+            if operation.kind != "delete":
+                stated = fact(category, operation.content)
+                self._held.setdefault(stated, []).append((operation.chunk, None))
+                core = stated if operation.kind == "core_update" else core
+
+    def holds(self, category: str | None, content: str | None, chunk: int) -> bool:
+        """Whether a fact is true after `chunk`."""
+        spans = self._held.get(fact(category, content), ())
+        return any(start <= chunk and (end is None or chunk < end) for start, end in spans)
+
+
+def valid(result: ToolResult, gold: Gold, chunk: int, state: MemoryState) -> bool | None:
+    """Whether a call made the memory truer; `state` is the memory after `chunk`. None: not a write, or not judged.
+
+    An insert or update is valid when what it states holds in its category and no other live entry says the same; an
+    update also only if what it replaced no longer holds. A delete is valid when what it removed no longer holds. An
+    exact duplicate is not.
+    """
+    if result.code == "duplicate":
+        return False
+    if result.code == "core_updated":
+        return gold.holds(None, result.content, chunk) if gold.judges_core else None
+    if result.code == "deleted":
+        return not gold.holds(result.category, result.before, chunk)
+    if result.code not in ("inserted", "updated"):
+        return None
+    if not gold.holds(result.category, result.content, chunk):
+        return False
+    if result.code == "updated" and gold.holds(result.category, result.before, chunk):
+        return False
+    stated = fact(result.category, result.content)
+    return sum(fact(entry.category, entry.content) == stated for entry in state.entries.values()) <= 1
+
+
+@dataclass(frozen=True, slots=True)
+class ById:
+    """How often a change of a fact that was stored was made on that very entry."""
+
+    updates: int = 0
+    updates_hit: int = 0
+    deletes: int = 0
+    deletes_hit: int = 0
+
+    def __add__(self, other: ById) -> ById:
+        return ById(
+            self.updates + other.updates,
+            self.updates_hit + other.updates_hit,
+            self.deletes + other.deletes,
+            self.deletes_hit + other.deletes_hit,
+        )
+
+
+def changes_by_id(trajectory: Trajectory) -> ById:
+    """Over the gold updates and deletes whose old content was live before their chunk: an update is hit when the same
+    entry then holds the new content, a delete when the entry is gone."""
+    count: Counter[str] = Counter()
+    for chunk in range(1, len(trajectory.states)):
+        before, after = trajectory.states[chunk - 1].entries, trajectory.states[chunk].entries
+        for operation in trajectory.task.gold_at(chunk):
+            if operation.kind not in ("update", "delete"):
+                continue
+            old = fact(operation.category, operation.replaces)
+            stored = [entry.id for entry in before.values() if fact(entry.category, entry.content) == old]
+            if not stored:
+                continue
+            new = fact(operation.category, operation.content)
+            now = {id: fact(after[id].category, after[id].content) for id in stored if id in after}
+            count[operation.kind] += 1
+            count[f"{operation.kind} hit"] += new in now.values() if operation.kind == "update" else not now
+    return ById(count["update"], count["update hit"], count["delete"], count["delete hit"])

@@ -1,0 +1,27 @@
+"""Readers by configuration. They live in `agent.answer`, because a `MemoryAgent` answers too."""
+
+from __future__ import annotations
+
+from memalpha.agent.answer import Answer, ExtractiveReader, PolicyReader, Reader
+from memalpha.config import ReaderConfig
+from memalpha.errors import ConfigError
+from memalpha.policy.base import Policy, load_policy
+
+__all__ = ["Answer", "ExtractiveReader", "PolicyReader", "Reader", "load_reader"]
+
+
+def load_reader(config: ReaderConfig | str, policy: Policy | None = None) -> Reader:
+    """The reader of a configuration, or by name: "extractive", or a policy's name or directory.
+
+    `policy` answers where `config.policy` names none; it must stay frozen while something is trained against it.
+    Raises `ConfigError` where no policy is given at all.
+    """
+    if isinstance(config, str):
+        config = ReaderConfig() if config == "extractive" else ReaderConfig(kind="policy", policy=config)
+    if config.kind == "extractive":
+        return ExtractiveReader(config)
+    if config.policy is not None:
+        policy = load_policy(config.policy)
+    if policy is None:
+        raise ConfigError("reader.policy: name the policy that answers (kind=policy), or use reader.kind=extractive")
+    return PolicyReader(policy, config)
