@@ -71,6 +71,20 @@ class MemorySchema:
             return category
         raise UnknownCategory(f"no category {category!r} in schema {self.name!r}: use {', '.join(self.category_names)}")
 
+    def fits(self, other: MemorySchema) -> bool:
+        """Whether entries may move between the two as they are: same but for the descriptions."""
+        return (self.name, self.category_names, self.core, self.core_limit) == (
+            other.name,
+            other.category_names,
+            other.core,
+            other.core_limit,
+        )
+
+    def describe(self) -> str:
+        """One line for messages: name, categories, core memory."""
+        core = f"core memory of {self.core_limit} tokens" if self.core else "no core memory"
+        return f"{self.name!r} ({', '.join(self.category_names)}; {core})"
+
     def to_json(self) -> str:
         """One line of JSON that `from_json` reads back; equal schemas give equal text."""
         categories = {category.name: category.description for category in self.categories}

@@ -86,7 +86,7 @@ def plan(view: StateView, operation: Operation) -> Change:
         return Change(_complete(operation, id=None, category=None, content=content))
     if kind == "insert":
         category = view.schema.check(operation.category)
-        content = _content(operation.content)
+        content = clean_content(operation.content)
         earlier = _earlier(view, operation.id, category)
         _refuse_duplicate(view, category, content)
         id = operation.id or make_id(content, view.position, lambda id: view.last(id) is not None)
@@ -108,7 +108,7 @@ def plan(view: StateView, operation: Operation) -> Change:
     ended = replace(current, valid_to=position)
     if kind == "delete":
         return Change(_complete(operation, category=current.category, content=None), ended)
-    content = _content(operation.content)
+    content = clean_content(operation.content)
     _refuse_duplicate(view, current.category, content)
     done = _complete(operation, category=current.category, content=content)
     return Change(done, ended, _version(done, current, position))
@@ -351,7 +351,8 @@ def _text(name: str, value: object) -> str:
     return value
 
 
-def _content(value: object) -> str:
+def clean_content(value: object) -> str:
+    """The content as stored: without outer whitespace. Raises `InvalidContent` if it is empty or no text."""
     content = _text("content", value).strip()
     if not content:
         raise InvalidContent("content is empty")

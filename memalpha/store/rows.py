@@ -1,0 +1,276 @@
+"""The rows of one namespace of a store file: its log, versions and vectors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memalpha.store.embedding import Embedder
+from memalpha.store.schema import MemorySchema
+from memalpha.store.sqlite import Database, utc
+from memalpha.store.state import Change, plan
+from memalpha.types import MemoryEntry, Operation
+
+_ENTRY = "id, category, content, timestamp, importance, metadata, source, chunk, turn"
+_IS_LIVE = "valid_to IS NULL"
+_WAS_LIVE = "valid_from <= ? AND (valid_to IS NULL OR valid_to > ?)"
+
+
+class Tip(NamedTuple):
+    """The last row of a namespace's log: its position, time and head."""
+
+    seq: int = 0
+    time: str = ""
+    head: int = 0
+
+
+class Namespace:
+    """The rows of one namespace; every method belongs inside a `Database.transaction`. A `StateView` for `plan`."""
+
+    def __init__(self, database: Database, name: str, schema: MemorySchema) -> None:
+        self.database = database
+        self.name = name
+        self.schema = schema
+        self._ns: int | None = None
+
+    @property
+    def _rows(self) -> sqlite3.Connection:
+        return self.database._connection
+
+    @property
+    def ns(self) -> int:
+        """The namespace's number; -1, which no row has, before its first operation."""
+        if self._ns is not None:
+            return self._ns
+        row = self._rows.execute("SELECT ns FROM namespaces WHERE name = ?", (self.name,)).fetchone()
+        number = -1 if row is None else int(row[0])
+        if row is not None and not self.database.writing:
+            self._ns = number  # a number given by this very transaction may yet be rolled back and go to another name
+        return number
+
+    @property
+    def position(self) -> int:
+        """Number of operations in the log."""
+        return self.tip().seq
+
+    def tip(self) -> Tip:
+        """The end of the log."""
+        row = self._rows.execute(
+            "SELECT seq, time, head FROM operations WHERE ns = ? ORDER BY seq DESC LIMIT 1", (self.ns,)
+        ).fetchone()
+        return Tip(*row) if row else Tip()
+
+    def head(self, seq: int) -> int:
+        """The head of a log row (0 before the first)."""
+        row = self._rows.execute("SELECT head FROM operations WHERE ns = ? AND seq = ?", (self.ns, seq)).fetchone()
+        return row[0] if row else 0
+
+    def seq_at(self, time: str) -> int:
+        """The last position whose time is at or before `time` (times never fall along the log)."""
+        query = "SELECT time FROM operations WHERE ns = ? AND seq = ?"
+        log = range(1, self.position + 1)
+        return bisect_right(log, time, key=lambda seq: self._rows.execute(query, (self.ns, seq)).fetchone()[0])
+
+    def write(
+        self,
+        operation: Operation,
+        vectors: Mapping[str, np.ndarray] | None = None,
+        *,
+        head: int | None = None,
+        time: str | None = None,
+    ) -> Change:
+        """Plan one operation and append all its rows. `vectors` holds the embedding of its content unless that is
+        stored already; `head` and `time` are set where they are not this very operation's and now."""
+        tip = self.tip()
+        change = plan(self, operation)
+        done, entry, seq = change.operation, change.entry, tip.seq + 1
+        ns = self._make()
+        time = max(time or utc(datetime.now(UTC)), tip.time)  # a clock set back must not disorder the log
+        self._rows.execute(
+            f"INSERT INTO operations (ns, seq, time, head, kind, {_ENTRY}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            (ns, seq, time, seq if head is None else head, done.kind, *_values(done)),
+        )
+        if change.ended is not None:
+            self._rows.execute(
+                "UPDATE versions SET valid_to = ? WHERE ns = ? AND id = ? AND version = ?",
+                (seq, ns, change.ended.id, change.ended.version),
+            )
+        if entry is not None:
+            key = digest(entry.content)
+            row = self._rows.execute("SELECT created FROM versions WHERE ns = ? AND id = ? LIMIT 1", (ns, entry.id))
+            created = (row.fetchone() or (seq,))[0]
+            self._rows.execute(
+                f"INSERT INTO versions (ns, version, valid_from, created, digest, {_ENTRY}) "
+                "VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                (ns, entry.version, entry.valid_from, created, key, *_values(entry)),
+            )
+            if vectors is not None:
+                blob = np.asarray(vectors[entry.content], "<f4").tobytes()
+                self._rows.execute("INSERT OR IGNORE INTO vectors VALUES (?, ?, ?)", (ns, key, blob))
+        return change
+
+    def _make(self) -> int:
+        """The namespace's number, given now if it has none."""
+        if self.ns < 0:
+            self._rows.execute("INSERT INTO namespaces (name) VALUES (?)", (self.name,))
+        return self.ns
+
+    def last(self, id: str) -> MemoryEntry | None:
+        """The newest version of an entry, live or ended; None if the id was never used."""
+        return self._one("id = ? ORDER BY version DESC LIMIT 1", id)
+
+    def find(self, category: str, content: str) -> MemoryEntry | None:
+        """The live entry of the category with exactly this content."""
+        where = "digest = ? AND valid_to IS NULL AND category = ? AND content = ?"
+        return self._one(where, digest(content), category, content)
+
+    def at(self, id: str, position: int | None) -> MemoryEntry | None:
+        """The version of an entry that is live, or was at a position, as it was then."""
+        entry = self._one(f"id = ? AND {_IS_LIVE if position is None else _WAS_LIVE}", id, *_times(position))
+        return replace(entry, valid_to=None) if entry else None
+
+    def ended_at(self, id: str, position: int) -> MemoryEntry | None:
+        """The version of an entry that the operation at `position` ended, if it ended one."""
+        return self._one("id = ? AND valid_to = ?", id, position)
+
+    def history(self, id: str) -> list[MemoryEntry]:
+        """All versions of an entry, oldest first; none if the id was never used."""
+        return list(self._select("id = ? ORDER BY version", id)) if _storable(id) else []
+
+    def live(
+        self,
+        category: str | None = None,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        position: int | None = None,
+    ) -> list[MemoryEntry]:
+        """The entries that are live, or were at a position (as they were then), oldest id first; with `after`, those
+        made after that id; at most `limit`."""
+        where, values = _IS_LIVE if position is None else _WAS_LIVE, _times(position)
+        if category is not None:
+            where, values = where + " AND category = ?", [*values, category]
+        if after is not None:
+            where += " AND created > (SELECT min(created) FROM versions WHERE ns = ? AND id = ?)"
+            values = [*values, self.ns, after]
+        entries = self._select(where + " ORDER BY created LIMIT ?", *values, -1 if limit is None else limit)
+        return [entry if entry.valid_to is None else replace(entry, valid_to=None) for entry in entries]
+
+    def ids(self, category: str, *, position: int | None = None) -> list[str]:
+        """The ids of a category's entries that are live, or were at a position."""
+        where = _IS_LIVE if position is None else _WAS_LIVE
+        query = f"SELECT id FROM versions WHERE ns = ? AND {where} AND category = ?"
+        return [id for (id,) in self._rows.execute(query, (self.ns, *_times(position), category))]
+
+    def newest(self) -> Iterator[tuple[MemoryEntry, int]]:
+        """The newest version of every entry ever made, with the position that created its id."""
+        created = dict(self._rows.execute("SELECT id, min(created) FROM versions WHERE ns = ? GROUP BY id", (self.ns,)))
+        for entry in {entry.id: entry for entry in self._select("1 ORDER BY id, version")}.values():
+            yield entry, created[entry.id]
+
+    def changed(self, after: int) -> list[str]:
+        """The ids that operations beyond a position touched."""
+        query = "SELECT DISTINCT id FROM operations WHERE ns = ? AND seq > ? AND id IS NOT NULL"
+        return [id for (id,) in self._rows.execute(query, (self.ns, after))]
+
+    def core(self, position: int) -> str:
+        """The core memory at a position."""
+        row = self._rows.execute(
+            "SELECT content FROM operations WHERE ns = ? AND kind = 'core_update' AND seq <= ? "
+            "ORDER BY seq DESC LIMIT 1",
+            (self.ns, position),
+        ).fetchone()
+        return row[0] if row else ""
+
+    def log(self, after: int, limit: int) -> list[tuple[int, str, int, Operation]]:
+        """At most `limit` rows beyond a position: position, time, head, operation."""
+        rows = self._rows.execute(
+            f"SELECT seq, time, head, kind, {_ENTRY} FROM operations WHERE ns = ? AND seq > ? ORDER BY seq LIMIT ?",
+            (self.ns, after, limit),
+        )
+        return [(seq, time, head, Operation(kind, **_fields(rest))) for seq, time, head, kind, *rest in rows]
+
+    def vectors(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
+        """The stored embeddings of those texts that have one, float32 `(dim,)` each."""
+        query, found = "SELECT vector FROM vectors WHERE ns = ? AND digest = ?", {}
+        for text in texts:
+            row = self._rows.execute(query, (self.ns, digest(text))).fetchone()
+            if row is not None:
+                found[text] = np.frombuffer(row[0], "<f4")
+        return found
+
+    def _one(self, where: str, *values: Any) -> MemoryEntry | None:
+        return next(self._select(where, *values), None) if all(map(_storable, values)) else None
+
+    def _select(self, where: str, *values: Any) -> Iterator[MemoryEntry]:
+        query = f"SELECT version, valid_from, valid_to, {_ENTRY} FROM versions WHERE ns = ? AND {where}"
+        for version, valid_from, valid_to, *rest in self._rows.execute(query, (self.ns, *values)):
+            yield MemoryEntry(**_fields(rest), version=version, valid_from=valid_from, valid_to=valid_to)
+
+
+class StoredEmbedder:
+    """A store's embedder with the vectors kept in its file before it: reopening embeds nothing anew."""
+
+    def __init__(self, rows: Namespace, inner: Embedder) -> None:
+        self._rows, self._inner = rows, inner
+        self.name, self.dim = inner.name, inner.dim
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """float32 `(len(texts), dim)`, rows L2-normalised."""
+        with self._rows.database.transaction(write=False):
+            known = self._rows.vectors(texts)
+        missing = list(dict.fromkeys(text for text in texts if text not in known))
+        if missing:
+            known.update(zip(missing, self._inner.encode(missing), strict=True))
+        return np.array([known[text] for text in texts], np.float32).reshape(len(texts), self.dim)
+
+
+def digest(content: str) -> bytes:
+    """The key under which a content is found: 16 bytes of BLAKE2b."""
+    return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _values(thing: Operation | MemoryEntry) -> tuple[Any, ...]:
+    metadata = None if thing.metadata is None else json.dumps(thing.metadata)
+    return (
+        thing.id,
+        thing.category,
+        thing.content,
+        thing.timestamp,
+        thing.importance,
+        metadata,
+        thing.source,
+        thing.chunk,
+        thing.turn,
+    )
+
+
+def _fields(row: Sequence[Any]) -> dict[str, Any]:
+    fields: dict[str, Any] = dict(zip(_ENTRY.split(", "), row, strict=True))
+    if fields["metadata"] is not None:
+        fields["metadata"] = json.loads(fields["metadata"])
+    return fields
+
+
+def _storable(value: object) -> bool:
+    """Whether SQLite can hold the value at all; what it cannot hold, it has not stored."""
+    if not isinstance(value, str):
+        return isinstance(value, int | float | bytes)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _times(position: int | None) -> list[Any]:
+    """The parameters of `_IS_LIVE` or `_WAS_LIVE`."""
+    return [] if position is None else [position, position]

@@ -1,0 +1,174 @@
+"""One SQLite file: its format, its transactions, and the rows of one namespace.
+
+The log (`operations`) is append-only and complete. `versions` holds every version of every entry with the log
+positions between which it was current; it and `vectors` follow from the log, and each operation writes all of its rows
+in one transaction. WAL with `synchronous=FULL`: when a write returns, it is on disk.
+
+`operations.head` names the earlier position whose facts the memory holds after this row: the row's own for ordinary
+operations, an earlier one after an undo or a restore. That is what a following `undo` goes back from.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import RLock
+
+from memalpha.errors import StoreError
+
+APPLICATION_ID = 0x6D416C70  # "mAlp"
+FORMAT = 1
+
+_DDL = f"""
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE namespaces (ns INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE operations (
+  ns INTEGER NOT NULL, seq INTEGER NOT NULL, time TEXT NOT NULL, head INTEGER NOT NULL, kind TEXT NOT NULL,
+  id TEXT, category TEXT, content TEXT, timestamp TEXT, importance REAL, metadata TEXT, source TEXT, chunk INTEGER,
+  turn TEXT, PRIMARY KEY (ns, seq)) WITHOUT ROWID;
+CREATE INDEX core_updates ON operations (ns, seq) WHERE kind = 'core_update';
+CREATE TRIGGER operations_stay BEFORE UPDATE ON operations BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
+CREATE TRIGGER operations_last BEFORE DELETE ON operations BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
+CREATE TABLE versions (
+  ns INTEGER NOT NULL, id TEXT NOT NULL, version INTEGER NOT NULL, category TEXT NOT NULL, content TEXT NOT NULL,
+  timestamp TEXT, importance REAL NOT NULL, metadata TEXT NOT NULL, source TEXT, chunk INTEGER, turn TEXT,
+  valid_from INTEGER NOT NULL, valid_to INTEGER, created INTEGER NOT NULL, digest BLOB NOT NULL,
+  PRIMARY KEY (ns, id, version)) WITHOUT ROWID;
+CREATE UNIQUE INDEX live_order ON versions (ns, created) WHERE valid_to IS NULL;
+CREATE INDEX live_content ON versions (ns, digest) WHERE valid_to IS NULL;
+CREATE TABLE vectors (ns INTEGER NOT NULL, digest BLOB NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (ns, digest));
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {FORMAT};
+"""
+
+
+def utc(time: datetime) -> str:
+    """A time as the log keeps it: UTC with microseconds, so that the order of texts is the order of times."""
+    return time.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+class Database:
+    """One connection to a store file. All access goes through `transaction`; threads take turns.
+
+    `path` may be ":memory:". A new store records `initial_meta()`; `meta` is what the file has recorded. Raises
+    `StoreError` for a file that is no store, one of a newer format, one that is missing (without `create`), or a
+    missing folder. `writing`: whether a write transaction is under way.
+    """
+
+    def __init__(self, path: str, *, create: bool, initial_meta: Callable[[], dict[str, str]]) -> None:
+        self.path = path
+        self._lock = RLock()
+        self.writing = False
+        if path != ":memory:":
+            _check_path(Path(path), create)
+        with self._clear_errors():
+            # Transactions are begun and ended here, never by the sqlite3 module (isolation_level None).
+            self._connection = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+        try:
+            self._prepare(create, initial_meta)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _prepare(self, create: bool, initial_meta: Callable[[], dict[str, str]]) -> None:
+        with self._clear_errors():
+            if self._is_new():
+                if not create:
+                    raise StoreError(f"{self.path} is an empty database, not a memalpha store")
+                meta = initial_meta()
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                self._connection.execute("PRAGMA synchronous = FULL")
+                with self.transaction():
+                    if self._is_new():  # still: another process may have been faster
+                        for statement in _statements(_DDL):
+                            self._connection.execute(statement)
+                        self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+                        self._connection.execute("INSERT INTO meta VALUES ('created', ?)", (utc(datetime.now(UTC)),))
+            version = self._pragma("user_version")
+            if version > FORMAT:
+                raise StoreError(
+                    f"{self.path} has store format {version}, this memalpha reads up to {FORMAT}: upgrade memalpha"
+                )
+            self._connection.execute("PRAGMA synchronous = FULL")
+            self._connection.execute("PRAGMA fullfsync = ON")  # macOS: really through the drive's own cache
+            self.meta: dict[str, str] = dict(self._connection.execute("SELECT key, value FROM meta"))
+
+    def _is_new(self) -> bool:
+        """Whether the file holds nothing yet; `StoreError` if it holds something that is not a store."""
+        application = self._pragma("application_id")
+        if application == APPLICATION_ID:
+            return False
+        tables = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if application != 0 or tables:
+            raise StoreError(f"{self.path} is an SQLite database, but not a memalpha store: give another path")
+        return True
+
+    def _pragma(self, name: str) -> int:
+        return self._connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+    @contextmanager
+    def transaction(self, *, write: bool = True) -> Iterator[sqlite3.Connection]:
+        """Everything inside happens at once or not at all; for reads, everything inside sees one moment.
+
+        Inside another transaction of this thread it joins that one.
+        """
+        with self._lock, self._clear_errors():
+            connection = self._connection
+            if connection.in_transaction:
+                yield connection
+                return
+            try:
+                # IMMEDIATE: a writer waits for its turn here, before it has read what others may still change.
+                connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                self.writing = write
+                yield connection
+                connection.execute("COMMIT")
+            finally:  # whatever went wrong, Ctrl-C included
+                self.writing = False
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+
+    @contextmanager
+    def _clear_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.ProgrammingError as error:
+            if "closed" not in str(error):
+                raise
+            raise StoreError(f"the store {self.path} is closed") from error
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorname", "")
+            if code.startswith("SQLITE_NOTADB"):
+                raise StoreError(f"{self.path} is not a memalpha store: give another path") from error
+            if code.startswith("SQLITE_BUSY"):
+                raise StoreError(f"{self.path}: another process has kept it locked for 30 s: try again") from error
+            if code.startswith("SQLITE_CORRUPT"):
+                raise StoreError(f"{self.path} is damaged ({error}): restore it from a copy") from error
+            raise StoreError(f"{self.path}: {error}") from error
+
+    def close(self) -> None:
+        """Close the connection; a second time does nothing."""
+        with self._lock:
+            self._connection.close()
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script. (`executescript` would commit the open transaction first.)"""
+    statement = ""
+    for line in script.splitlines():
+        statement += line + "\n"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _check_path(path: Path, create: bool) -> None:
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder, not a store: give a file path such as {path / 'memory.db'}")
+    if not path.parent.is_dir():
+        raise StoreError(f"{path}: the folder {path.parent} does not exist: create it first")
+    if not create and not path.exists():
+        raise StoreError(f"{path}: no such store")

@@ -1,0 +1,418 @@
+"""`MemoryStore`: a durable `Memory` over one SQLite file, with history, undo, restore, past states and namespaces.
+
+Every operation is one transaction appending to the log, under the very rules of `MemoryState`. What searches need (a
+`Corpus`) is a cache in memory that follows the log, other processes' writes included.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memalpha.errors import DataError, DuplicateContent, EmbedderError, StoreError, UnknownEntry
+from memalpha.store.embedding import Embedder, load_embedder
+from memalpha.store.retrieval import Corpus, Document, Route
+from memalpha.store.rows import Namespace, StoredEmbedder
+from memalpha.store.schema import MemorySchema, load_schema
+from memalpha.store.sqlite import Database, utc
+from memalpha.store.state import Change, MemoryState, as_operation, clean_content, inverse, plan, same_fact
+from memalpha.store.transfer import read_jsonl, write_jsonl
+from memalpha.store.working import Writes
+from memalpha.types import Hit, MemoryEntry, Operation
+
+DEFAULT_SCHEMA = "mem-alpha"
+DEFAULT_EMBEDDER = "static"
+_PAGE = 1000
+
+
+class MemoryStore(Writes):
+    """One namespace of a store file; `open` gives the first. Threads may share it; a forked process opens its own.
+
+    `as_of` in `get`, `list` and `search` is a log position (`snapshot`) or an ISO time (UTC unless it says otherwise)
+    and means the memory after the operations up to and including it.
+    """
+
+    def __init__(self, database: Database, schema: MemorySchema, embedder: RecordedEmbedder, namespace: str) -> None:
+        if not isinstance(namespace, str) or not namespace:
+            raise StoreError(f"namespace {namespace!r}: a non-empty text is needed")
+        self._database = database
+        self._embedder = embedder
+        self._rows = Namespace(database, namespace, schema)
+        self._corpus: Corpus | None = None
+        self._corpus_position = 0
+        self._is_scope = False
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        schema: str | Path | MemorySchema | None = None,
+        embedder: str | Embedder | None = None,
+        namespace: str = "default",
+        *,
+        create: bool = True,
+    ) -> MemoryStore:
+        """Open a store file, or make one; ":memory:" lives as long as the object.
+
+        A new store takes `schema` ("mem-alpha") and `embedder` ("static") and records both. An existing one is opened
+        with its own; naming others is an error. `create=False` refuses to make a new file. Raises `StoreError`,
+        `EmbedderError` or `ConfigError` with what to do.
+        """
+        text = str(path)
+        if "://" in text:
+            raise StoreError(f"{text}: only files are supported: give a path, or ':memory:'")
+        wanted = load_schema(DEFAULT_SCHEMA if schema is None else schema)
+
+        database = Database(
+            text,
+            create=create,
+            initial_meta=lambda: {"schema": wanted.to_json(), "embedder": _record(embedder or DEFAULT_EMBEDDER)},
+        )
+        try:
+            recorded = MemorySchema.from_json(database.meta["schema"])
+            if schema is None:
+                wanted = recorded
+            elif not wanted.fits(recorded):
+                raise StoreError(
+                    f"{text} was made with schema {recorded.describe()}, not {wanted.describe()}: open it without "
+                    "naming a schema, or give another path"
+                )
+            return cls(database, wanted, RecordedEmbedder(text, database.meta["embedder"], embedder), namespace)
+        except BaseException:
+            database.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file. A scope made by `namespace` leaves it open: it belongs to the store that was opened."""
+        if not self._is_scope:
+            self._database.close()
+
+    def __enter__(self) -> MemoryStore:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({self._database.path!r}, namespace={self._rows.name!r})"
+
+    def namespace(self, name: str) -> MemoryStore:
+        """Another namespace of the same file, with a log of its own; namespaces never see each other."""
+        scope = MemoryStore(self._database, self.schema, self._embedder, name)
+        scope._is_scope = True
+        return scope
+
+    def namespaces(self) -> list[str]:
+        """The names of all namespaces that were ever written to."""
+        with self._database.transaction(write=False) as rows:
+            return [name for (name,) in rows.execute("SELECT name FROM namespaces ORDER BY name")]
+
+    @property
+    def schema(self) -> MemorySchema:
+        """The schema recorded in the file."""
+        return self._rows.schema
+
+    @property
+    def embedder(self) -> str:
+        """The name of the embedder recorded in the file."""
+        return self._embedder.name
+
+    @property
+    def core(self) -> str:
+        """The core memory text; "" where there is none."""
+        with self._database.transaction(write=False):
+            return self._rows.core(self._rows.position)
+
+    @property
+    def state(self) -> MemoryState:
+        """The memory as it is now, as a value: the state that replaying the log gives."""
+        with self._database.transaction(write=False):
+            position = self._rows.position
+            return MemoryState.of(self.schema, self._rows.core(position), position, self._rows.newest())
+
+    def change(self, operation: Operation) -> Change:
+        """Make one operation happen and be on disk; raises `StoreError` if the rules refuse it."""
+        with self._database.transaction(write=False):
+            entry = plan(self._rows, operation).entry
+        # Embedded before the lock is taken, so that a slow embedder keeps no other process waiting.
+        vectors = None if entry is None else self._vectors([entry.content])
+        with self._database.transaction():
+            return self._rows.write(operation, vectors)
+
+    def get(self, id: str, *, as_of: int | str | None = None) -> MemoryEntry:
+        """A live entry, or as it was at `as_of`; raises `UnknownEntry`."""
+        with self._database.transaction(write=False):
+            entry = self._rows.at(id, self._position(as_of))
+        if entry is None:
+            raise UnknownEntry(f"no live entry has the id {id!r}" + ("" if as_of is None else f" as of {as_of!r}"))
+        return entry
+
+    def list(
+        self,
+        category: str | None = None,
+        *,
+        limit: int | None = None,
+        after: str | None = None,
+        as_of: int | str | None = None,
+    ) -> list[MemoryEntry]:
+        """The live entries, oldest id first; `limit` and `after` (the id that ended the last page) give pages.
+
+        Raises `UnknownCategory`, or `UnknownEntry` for an `after` that was never an id.
+        """
+        if category is not None:
+            self.schema.check(category)
+        if limit is not None and limit < 0:
+            raise StoreError(f"limit {limit}: 0 or more is needed")
+        with self._database.transaction(write=False):
+            if after is not None and self._rows.last(after) is None:
+                raise UnknownEntry(f"after: no entry ever had the id {after!r}")
+            return self._rows.live(category, after=after, limit=limit, position=self._position(as_of))
+
+    def find(self, category: str, content: str) -> MemoryEntry | None:
+        """The live entry of the category with exactly this content (outer whitespace aside), or None."""
+        with self._database.transaction(write=False):
+            return self._rows.find(category, content.strip())
+
+    def search(
+        self,
+        query: str,
+        k: int = 10,
+        *,
+        category: str | None = None,
+        route: Route = "soft",
+        as_of: int | str | None = None,
+    ) -> list[Hit]:
+        """The k best live entries, best first; see `retrieval` for the routes. `category` keeps only one.
+
+        With `as_of`: over the entries of that moment, exactly what searching then would have given.
+        """
+        return self.search_many([query], k, category=category, route=route, as_of=as_of)[0]
+
+    def search_many(
+        self,
+        queries: Sequence[str],
+        k: int = 10,
+        *,
+        category: str | None = None,
+        route: Route = "soft",
+        as_of: int | str | None = None,
+    ) -> list[list[Hit]]:
+        """`search` for several queries, embedded in one batch."""
+        if category is not None:
+            self.schema.check(category)
+        with self._database.transaction(write=False):
+            position = self._position(as_of)
+            corpus = self._live_corpus() if position is None else self._corpus_of(position)
+            allowed = None if category is None else self._rows.ids(category, position=position)
+            found = corpus.search_many(queries, k, route=route, allowed=allowed)
+            entries = {id: self._rows.at(id, position) for hits in found for id, _, _ in hits}
+        return [[Hit(entry, score, explain) for id, score, explain in hits if (entry := entries[id])] for hits in found]
+
+    def history(self, id: str) -> list[MemoryEntry]:
+        """All versions of an entry, oldest first, whether it lives or not; raises `UnknownEntry`."""
+        with self._database.transaction(write=False):
+            versions = self._rows.history(id)
+        if not versions:
+            raise UnknownEntry(f"no entry ever had the id {id!r}")
+        return versions
+
+    def log(self, after: int = 0) -> Iterator[tuple[int, str, Operation]]:
+        """The operations beyond position `after`: position, time (ISO, UTC), operation as applied."""
+        for seq, time, _, operation in self._log(after):
+            yield seq, time, operation
+
+    def snapshot(self) -> int:
+        """The log position, for `restore` and `as_of`. It costs nothing and never expires."""
+        with self._database.transaction(write=False):
+            return self._rows.position
+
+    def undo(self) -> Operation | None:
+        """Take back the last operation that is in effect, by appending its inverse; call again to go further back.
+
+        Returns the operation that was taken back, or None if there is none left. After a `restore`, undoing goes on
+        from the restored position.
+        """
+        with self._database.transaction():
+            head = self._rows.tip().head
+            if head == 0:
+                return None
+            ((_, _, _, undone),) = self._rows.log(head - 1, 1)
+            ended = None if undone.id is None else self._rows.ended_at(undone.id, head)
+            back = inverse(Change(undone, ended), self._rows.core(head - 1))
+            self._rows.write(back, head=self._rows.head(head - 1))
+        return undone
+
+    def restore(self, position: int) -> int:
+        """Go back to the facts and core memory of a snapshot, by appending operations (nothing is destroyed), all in
+        one transaction. Returns how many it took. Raises `StoreError` for a position that is not in the log."""
+        with self._database.transaction():
+            if not isinstance(position, int) or not 0 <= position <= self._rows.position:
+                raise StoreError(f"position {position!r} is not in the log: 0 to {self._rows.position} are")
+            operations = self._way_back(position)
+            head = self._rows.head(position)
+            for number, operation in enumerate(operations, 1):
+                self._rows.write(operation, head=head if number == len(operations) else None)
+        return len(operations)
+
+    def export_jsonl(self, path: str | Path) -> int:
+        """Write the namespace's whole log, one operation a line, and return their number; the file appears at once."""
+        return write_jsonl(Path(path), self.schema, self._rows.name, self._log(0))
+
+    def import_jsonl(self, path: str | Path) -> int:
+        """Apply the operations of a file, all or none, and return how many took effect.
+
+        An exported log gives an empty namespace the same entries, ids and positions, undo included. Lines may be
+        facts of one's own as well: `{"category": "semantic", "content": "..."}`. Exact duplicates without an id are
+        left out. Raises `DataError` naming file, line and field.
+        """
+        lines = [(number, line, line.operation()) for number, line in read_jsonl(Path(path))]
+        contents = set()
+        for number, _, operation in lines:
+            if operation.kind in ("insert", "update"):
+                with _at_line(path, number):
+                    contents.add(clean_content(operation.content))
+        vectors = self._vectors(sorted(contents))
+        with self._database.transaction():
+            before = self._rows.position
+            for number, line, operation in lines:
+                # Positions, times and heads of an exported log mean something only where it is all there is.
+                seq = self._rows.position + 1
+                as_logged = before == 0 and line.seq == seq and line.head is not None and line.head <= seq
+                known = suppress(DuplicateContent) if operation.id is None else nullcontext()
+                with _at_line(path, number), known:
+                    if as_logged:
+                        self._rows.write(operation, vectors, head=line.head, time=line.time)
+                    else:
+                        self._rows.write(operation, vectors)
+            return self._rows.position - before
+
+    def _position(self, as_of: int | str | None) -> int | None:
+        """The log position that `as_of` means; None stays None: now."""
+        if as_of is None:
+            return None
+        if isinstance(as_of, str):
+            try:
+                return self._rows.seq_at(utc(_in_utc(datetime.fromisoformat(as_of))))
+            except ValueError as error:
+                raise StoreError(f"as_of {as_of!r} is neither a log position nor an ISO time") from error
+        if isinstance(as_of, bool) or not isinstance(as_of, int) or as_of < 0:
+            raise StoreError(f"as_of {as_of!r} is neither a log position (0 or more) nor an ISO time")
+        return min(as_of, self._rows.position)
+
+    def _way_back(self, position: int) -> list[Operation]:
+        """The operations that bring the facts and core memory of a position back."""
+        operations: list[Operation] = []
+        core = self._rows.core(position)
+        if core != self._rows.core(self._rows.position):
+            operations.append(Operation("core_update", content=core))
+        now = {entry.id: entry for entry in self._rows.live()}
+        then = {entry.id: entry for entry in self._rows.live(position=position)}
+        operations += [Operation("delete", id=id) for id in now if id not in then]
+        changed = [(now[id], entry) for id, entry in then.items() if id in now and not same_fact(now[id], entry)]
+        # An update cannot take a content that a live entry holds, be it itself; then the entry ends and comes back.
+        held = {(entry.category, entry.content) for id, entry in now.items() if id in then}
+        ended = {entry.id for _, entry in changed if (entry.category, entry.content) in held}
+        operations += [Operation("delete", id=id) for id in then if id in ended]
+        operations += [as_operation("update", entry) for _, entry in changed if entry.id not in ended]
+        operations += [as_operation("insert", entry) for id, entry in then.items() if id not in now or id in ended]
+        return operations
+
+    def _log(self, after: int) -> Iterator[tuple[int, str, int, Operation]]:
+        """The log in pages, so that a reader who stops half-way holds nothing open."""
+        while True:
+            with self._database.transaction(write=False):
+                page = self._rows.log(after, _PAGE)
+            yield from page
+            if len(page) < _PAGE:
+                return
+            after = page[-1][0]
+
+    def _vectors(self, contents: Sequence[str]) -> dict[str, np.ndarray]:
+        """Embeddings by content."""
+        vectors = StoredEmbedder(self._rows, self._embedder.load()).encode(contents)
+        return dict(zip(contents, vectors, strict=True))
+
+    def _corpus_of(self, position: int | None) -> Corpus:
+        """What is searchable now, or was at a position, made anew."""
+        embedder = StoredEmbedder(self._rows, self._embedder.load())
+        return Corpus(embedder, map(Document.of, self._rows.live(position=position)))
+
+    def _live_corpus(self) -> Corpus:
+        """What is searchable now, brought up to the log's end, whoever wrote it."""
+        position = self._rows.position
+        # Taken out while it changes: interrupted half-way, it is made anew instead of being half right.
+        corpus, self._corpus = self._corpus, None
+        if corpus is None:
+            corpus = self._corpus_of(None)
+        else:
+            for id in self._rows.changed(self._corpus_position):
+                entry = self._rows.at(id, None)
+                if entry is not None:
+                    corpus.add(Document.of(entry))
+                elif id in corpus:
+                    corpus.remove(id)
+        self._corpus, self._corpus_position = corpus, position
+        return corpus
+
+
+class RecordedEmbedder:
+    """The embedder a store file was made with, loaded when first needed and then compared with the record.
+
+    Raises `EmbedderError` if `named` is another one.
+    """
+
+    def __init__(self, path: str, record: str, named: str | Embedder | None) -> None:
+        self._path = path
+        self._record: dict[str, Any] = json.loads(record)
+        self.name: str = self._record["name"]
+        self._named = self.name if named is None else named
+        self._loaded: Embedder | None = None
+        name = self._named if isinstance(self._named, str) else self._named.name
+        if name != self.name:
+            raise EmbedderError(
+                f"{path} was made with the embedder {self.name!r}, not {name!r}: open it without naming an embedder, "
+                "or export it and import it into a new store"
+            )
+
+    def load(self) -> Embedder:
+        """The embedder; raises `EmbedderError` if it cannot be had, or does not give the vectors it once gave."""
+        if self._loaded is None:
+            embedder = load_embedder(self._named) if isinstance(self._named, str) else self._named
+            now, then = _probe(embedder), self._record["probe"]
+            if len(now) != len(then) or max(abs(a - b) for a, b in zip(now, then, strict=True)) > 0.01:
+                raise EmbedderError(
+                    f"{self._path} was made with another version of the embedder {self.name!r} (dimension {len(then)}, "
+                    f"now {len(now)}; other vectors): export it and import it into a new store"
+                )
+            self._loaded = embedder
+        return self._loaded
+
+
+def _record(embedder: str | Embedder) -> str:
+    """What a store file records of its embedder: name, dimension, and one vector to know it by."""
+    if isinstance(embedder, str):
+        embedder = load_embedder(embedder)
+    return json.dumps({"name": embedder.name, "dim": embedder.dim, "probe": _probe(embedder)})
+
+
+def _probe(embedder: Embedder) -> list[float]:
+    return [round(float(x), 4) for x in embedder.encode(["Ana moved to Lisbon in 2024."])[0]]
+
+
+@contextmanager
+def _at_line(path: str | Path, number: int) -> Iterator[None]:
+    """What the store refuses is an error of the file's line."""
+    try:
+        yield
+    except StoreError as error:
+        raise DataError(f"{path}:{number}: {error}") from error
+
+
+def _in_utc(time: datetime) -> datetime:
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time

@@ -1,0 +1,107 @@
+"""A namespace's log as JSON Lines: a header line, then one operation a line, oldest first.
+
+A file made by hand needs no header, and a line no more than `{"category": "semantic", "content": "..."}`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from memalpha.errors import DataError, StoreError
+from memalpha.store.schema import MemorySchema
+from memalpha.store.sqlite import utc
+from memalpha.types import Operation, OperationKind
+
+VERSION = 1
+
+
+def _utc(text: str) -> str:
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
+        raise ValueError("an ISO time with its offset is needed, such as 2024-05-01T12:00:00+00:00")
+    return utc(time)
+
+
+class Line(BaseModel):
+    """One operation in a file: its fields, and, in an exported log, its position, time and head."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    seq: int | None = Field(default=None, ge=1)
+    time: Annotated[str, AfterValidator(_utc)] | None = None
+    head: int | None = Field(default=None, ge=0)
+    kind: OperationKind = "insert"
+    id: str | None = None
+    category: str | None = None
+    content: str | None = None
+    timestamp: str | None = None
+    importance: float | None = None
+    metadata: dict[str, Any] | None = None
+    source: str | None = None
+    chunk: int | None = None
+    turn: str | None = None
+
+    def operation(self) -> Operation:
+        """The operation the line stands for."""
+        return Operation(**self.model_dump(exclude={"seq", "time", "head"}))
+
+
+def write_jsonl(
+    path: Path, schema: MemorySchema, namespace: str, log: Iterable[tuple[int, str, int, Operation]]
+) -> int:
+    """Write a log (position, time, head, operation), under another name first; the number of operations."""
+    header = {"memalpha": VERSION, "namespace": namespace, "schema": json.loads(schema.to_json())}
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    count = 0
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(header, ensure_ascii=False) + "\n")
+            for seq, time, head, operation in log:
+                fields = {name: value for name, value in asdict(operation).items() if value is not None}
+                row = {"seq": seq, "time": time, "head": head, **fields}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                count += 1
+        aside.replace(path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+    return count
+
+
+def read_jsonl(path: Path) -> list[tuple[int, Line]]:
+    """The operations of a file with their line numbers; raises `DataError` naming file, line and field."""
+    try:
+        texts = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text: {error}") from error
+    lines: list[tuple[int, Line]] = []
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            continue
+        label = f"{path}:{number}"
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise DataError(f"{label}: not JSON: {error}") from error
+        if number == 1 and isinstance(data, dict) and "memalpha" in data:
+            if data["memalpha"] != VERSION:
+                raise DataError(f"{label}: file format {data['memalpha']!r}, this memalpha reads {VERSION}")
+            continue
+        try:
+            lines.append((number, Line.model_validate(data)))
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"])) or "line"
+            raise DataError(f"{label}: {field}: {first['msg']}") from error
+    return lines
