@@ -133,8 +133,8 @@ def _dots(line: Series, x_of: Scale, y_of: Scale) -> list[str]:
     for number, (x, y) in enumerate(line.points):
         half = Z95 * line.errors[number] if line.errors else 0.0
         if half:
-            ends = {"y1": y_of(y - half), "y2": y_of(y + half)}
-            parts.append(_element("line", class_=f"bar k-{line.kind}", x1=x_of(x), x2=x_of(x), **ends))
+            path = f"M{x_of(x):.1f} {y_of(y - half):.1f}V{y_of(y + half):.1f}"
+            parts.append(_element("path", class_=f"bar k-{line.kind}", d=path))
         title = f"{line.label}, step {x:g}: {y:.3f}" + (f" ± {half:.3f}" if half else "")
         parts.append(_shape(line.kind, x_of(x), y_of(y), 4, title))
     return parts
@@ -144,8 +144,7 @@ def _shape(kind: str, x: float, y: float, size: float, title: str = "") -> str:
     """Shape as well as colour tells kinds apart: square, diamond, else a circle (hollow for `before`, by the CSS)."""
     inner, style = _title(title) if title else "", f"mark k-{kind}"
     if kind == "append_only":
-        box = {"x": x - size, "y": y - size, "width": 2 * size, "height": 2 * size}
-        return _element("rect", inner, class_=style, **box)
+        return _element("rect", inner, class_=style, x=x - size, y=y - size, width=2 * size, height=2 * size)
     if kind == "oracle":
         r = size * 1.3
         path = f"M{x:.1f} {y - r:.1f}l{r:.1f} {r:.1f}l{-r:.1f} {r:.1f}l{-r:.1f} {-r:.1f}z"

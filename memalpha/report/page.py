@@ -190,9 +190,9 @@ def _abilities(systems: Mapping[str, Mapping[str, Any]]) -> str:
         marks = [
             Mark(name, SYSTEMS[name], cell["accuracy"], cell.get("se"))
             for name, values in systems.items()
-            if (cell := values["by_ability"].get(ability))
+            if (cell := values["by_ability"].get(ability)) and cell["accuracy"] is not None
         ]
-        count = max(values["by_ability"].get(ability, {}).get("questions", 0) for values in systems.values())
+        count = max(values["by_ability"].get(ability, {}).get("n", 0) for values in systems.values())
         rows.append((Row(ability, tuple(marks)), count))
     counts = ", ".join(f"{row.label} {count}" for row, count in rows if count)
     about = f"With 95 % intervals{'; questions: ' + escape(counts) if counts else ''}."

@@ -13,6 +13,13 @@ from memalpha.types import Task
 SYNTHETIC_TASKS = 200
 """How many tasks "synthetic" gives when no limit is named: that world has no end."""
 
+DATA_SETS = {
+    "synthetic": "made here, without end, from a seed; nothing to download",
+    "locomo": "10 long conversations, 1,986 questions; locomo10.json of the GitHub repository snap-research/LoCoMo, "
+    "CC BY-NC 4.0, so it is read from your copy and never shipped",
+}
+"""Data sets by name: what each holds and how it is got."""
+
 
 def load_tasks(
     name_or_path: str | Path,

@@ -17,7 +17,7 @@ def system(scale: float) -> dict[str, Any]:
     figures: dict[str, Any] = {key: round(scale * 0.95, 3) for key in shares}
     figures |= {"se": 0.014, "stale_rate": 0.2 * (1 - scale), "memory_tokens": 61.0, "conversation_tokens": 412.0}
     figures["by_ability"] = {
-        name: {"accuracy": scale * best, "se": 0.02, "questions": 240} for name, best in ABILITIES.items()
+        name: {"accuracy": scale * best, "se": 0.02, "n": 240} for name, best in ABILITIES.items()
     }
     return figures
 

@@ -1,0 +1,59 @@
+"""The demo as a function: train the tiny policy, write the page, say what happened in a newcomer's words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from memalpha.errors import PolicyError
+from memalpha.report.page import write_report
+
+
+def run_demo(seed: int, out: Path, policy: str = "tiny", say: Callable[[str], None] = print) -> Path:
+    """Train, evaluate before and after, write `out/report.html`, and return its path.
+
+    `say` gets one line of text at a time; the live progress line goes to stderr. A run that was interrupted goes on,
+    a finished one is only reported again. Raises `PolicyError` where torch is missing.
+    """
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise PolicyError("the demo trains a model and needs torch: pip install 'memalpha[train]'") from error
+    from memalpha.train.loop import train
+
+    say("memalpha demo: a small language model learns to keep a memory.")
+    say("It reads conversations, writes notes with tool calls (insert, update, delete), and is rewarded when questions")
+    say("can be answered from its notes. Everything runs on this machine; nothing is downloaded.")
+    say("")
+    summary = train("demo", seed=seed, out=out, policy=policy)
+    page = write_report(out)
+    for line in outcome(summary):
+        say(line)
+    say("")
+    say(f"See it:    open {page} in a browser (curves, a conversation walked through, before and after)")
+    say("Try next:  memalpha eval synthetic system=scripted:oracle limit=50     a writer that does everything right")
+    say('           memalpha add ana.db "Ana lives in Lisbon."                  your own memory, in a file')
+    say('           memalpha search ana.db "Where does Ana live?"')
+    say(f"           memalpha demo --seed {seed + 1} --out {out}-{seed + 1}   the same with other luck")
+    return page
+
+
+def outcome(summary: Mapping[str, Any]) -> list[str]:
+    """What a finished run found, as a few lines of text. Empty where the run stopped before its last evaluation."""
+    if not summary.get("before") or not summary.get("after"):
+        return []
+    systems = {"before training": summary["before"], "after training": summary["after"]}
+    systems |= {name.replace("_", " "): values for name, values in summary.get("baselines", {}).items()}
+    columns = {"accuracy": "accuracy", "update_hit": "updates", "delete_hit": "deletes", "stale_rate": "stale"}
+    lines = [f"{summary['tasks']} conversations it had never seen, {summary['questions']} questions:", ""]
+    lines.append(f"{'':<18}" + "".join(f"{label:>10}" for label in columns.values()))
+    for name, values in systems.items():
+        cells = "".join(f"{'-' if values.get(key) is None else format(values[key], '.2f'):>10}" for key in columns)
+        lines.append(f"{name:<18}{cells}")
+    lines.append("")
+    lines.append("updates, deletes: share of changed (taken back) facts whose note was updated (deleted) by its id;")
+    lines.append(
+        "stale: answers that were true once; append only: never updates or deletes; oracle: does all of it right."
+    )
+    return lines
