@@ -70,27 +70,26 @@ def evaluate_memory(
     `embedder` is the one the memories are searched with. Raises whatever the reader raises: a reader that failed is
     not a wrong answer.
     """
-    asked: list[tuple[Trajectory, Question, int]] = []
     items: list[tuple[str, WorkingMemory]] = []
     memories: dict[int, WorkingMemory] = {}
-    for group in groups:
-        for trajectory in group.trajectories:
-            for question in trajectory.task.questions:
-                last = len(trajectory.task.chunks) - 1
-                at = last if question.asked_after_chunk is None else question.asked_after_chunk
-                state = trajectory.states[at]
-                memory = memories.setdefault(id(state), WorkingMemory(state, embedder))
-                asked.append((trajectory, question, at))
-                items.append((question.question, memory))
+    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
+        for question in trajectory.task.questions:
+            state = trajectory.states[_asked_at(question, trajectory.task)]
+            items.append((question.question, memories.setdefault(id(state), WorkingMemory(state, embedder))))
     _embed(embedder, items, memories.values())
-    answers = iter(zip(asked, reader.answer(items), strict=True))
+    answers = iter(reader.answer(items))
     return [
         [
-            [_record(*question, answer, metric) for question, answer in _take(answers, len(trajectory.task.questions))]
+            [_record(trajectory, question, next(answers), metric) for question in trajectory.task.questions]
             for trajectory in group.trajectories
         ]
         for group in groups
     ]
+
+
+def _asked_at(question: Question, task: Task) -> int:
+    """The chunk whose memory answers."""
+    return len(task.chunks) - 1 if question.asked_after_chunk is None else question.asked_after_chunk
 
 
 def score_groups(
@@ -111,10 +110,6 @@ def score_groups(
     return scored, [record for of_group in asked for records in of_group for record in records]
 
 
-def _take(items: Any, count: int) -> list[Any]:
-    return [next(items) for _ in range(count)]
-
-
 def _embed(embedder: Embedder, items: Sequence[tuple[str, WorkingMemory]], memories: Iterable[WorkingMemory]) -> None:
     """Fill the embedder's cache in one batch with all that the searches will ask for."""
     texts = dict.fromkeys(question for question, _ in items)
@@ -124,9 +119,9 @@ def _embed(embedder: Embedder, items: Sequence[tuple[str, WorkingMemory]], memor
         embedder.encode(list(texts))
 
 
-def _record(trajectory: Trajectory, question: Question, at: int, answer: Answer, metric: str) -> Record:
+def _record(trajectory: Trajectory, question: Question, answer: Answer, metric: str) -> Record:
     score = score_answer(metric, answer, question.answers)
-    written, live = _traced(trajectory, question, at)
+    written, live = _traced(trajectory, question, _asked_at(question, trajectory.task))
     kind, correct = question.meta.get("kind"), score >= RIGHT[metric]
     outdated = kind in CHANGED and not correct and not answer.abstained
     return Record(

@@ -1,0 +1,176 @@
+"""What a writer is shown, what its reply does, and that many rollouts at once are the same as one by one."""
+
+import itertools
+
+import pytest
+
+from memalpha.agent.agent import MemoryAgent, observe
+from memalpha.agent.builder import Builder
+from memalpha.agent.parsing import format_call
+from memalpha.agent.prompts import render_view
+from memalpha.config import AgentConfig
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.store.embedding import HashEmbedder
+from memalpha.store.schema import load_schema
+from memalpha.store.state import MemoryState
+from memalpha.store.working import WorkingMemory
+from memalpha.types import Chunk, Completion, Task
+
+CONFIG = AgentConfig(prompt="compact", embedder="hash", view_related=2, view_recent=3)
+SCHEMA = load_schema("mem-alpha")
+
+
+def memory(*contents: str) -> WorkingMemory:
+    fresh = WorkingMemory(MemoryState.empty(SCHEMA), HashEmbedder(64))
+    for content in contents:
+        fresh.insert("semantic", content)
+    return fresh
+
+
+def shown(target, text="zzz", config=CONFIG, count=len):
+    return [entry.content for entry in observe(target, Chunk(text=text), config, count).entries]
+
+
+FACTS = ["city: Oslo", "pet: cat", "job: nurse", "car: Volvo", "book: Dune", "band: Blur"]
+
+
+def test_view_is_retrieved_and_recent_oldest_first():
+    view = shown(memory(*FACTS), "Guess what, my pet ran away!", config=CONFIG.model_copy(update={"view_related": 1}))
+    assert view == ["pet: cat", "car: Volvo", "book: Dune", "band: Blur"]
+
+
+def test_an_updated_entry_is_recent_but_keeps_its_place():
+    target = memory(*FACTS)
+    target.update(target.list()[0].id, "city: Rome")
+    assert shown(target, config=CONFIG.model_copy(update={"view_related": 0})) == [
+        "city: Rome",
+        "book: Dune",
+        "band: Blur",
+    ]
+
+
+@pytest.mark.parametrize("style", ["compact", "full"])
+@pytest.mark.parametrize("budget", [1, 60, 80, 100, 120, 1000])
+def test_view_keeps_the_budget(budget, style):
+    target = memory(*FACTS)
+    target.core_update("Ana")
+    config = CONFIG.model_copy(update={"view_tokens": budget, "prompt": style})
+    seen = observe(target, Chunk(text="my pet"), config, len)
+    text = render_view(seen.core, seen.entries, style)
+    assert len(text) <= budget or (seen.entries == () and seen.core == "Ana")
+
+
+def test_the_lowest_ranked_entry_is_dropped_first():
+    target = memory(*FACTS)
+    views = []
+    for budget in range(400, 0, -1):
+        view = shown(target, "my pet", CONFIG.model_copy(update={"view_tokens": budget}))
+        if not views or view != views[-1]:
+            views.append(view)
+    assert views[0] == shown(target, "my pet")
+    assert [len(view) for view in views] == list(range(len(views[0]), -1, -1))
+    assert views[-2] == ["pet: cat"]  # the best retrieved stays longest
+    assert all(set(after) < set(before) for before, after in itertools.pairwise(views))
+
+
+class Script:
+    """A policy that replies with given texts in turn, and notes what it was asked."""
+
+    name = "script"
+
+    def __init__(self, *texts):
+        self.texts, self.batches = list(texts), []
+
+    def sample(self, requests):
+        self.batches.append(list(requests))
+        return [Completion(self.texts.pop(0)) for _ in requests]
+
+    def count_tokens(self, text):
+        return len(text)
+
+
+def test_agent_reads_and_answers():
+    target = memory("city: Oslo")
+    id = target.list()[0].id
+    reply = format_call("memory_update", {"id": id, "content": "city: Rome"}) + format_call(
+        "memory_delete", {"id": "no"}
+    )
+    policy = Script(reply, "Rome")
+    agent = MemoryAgent(policy, target, CONFIG)
+    turn = agent.read("I moved to Rome.", timestamp="2024-05-01", source="chat-7")
+    assert [result.code for result in turn.results] == ["updated", "unknown_id"]
+    assert [operation.kind for operation in turn.operations] == ["update"]
+    entry = target.get(id)
+    assert (entry.content, entry.timestamp, entry.source, entry.chunk) == ("city: Rome", "2024-05-01", "chat-7", 0)
+    assert agent.ask("Where do I live?").text == "Rome"
+    assert policy.batches[1][0].messages[-1]["content"] == "facts\ncity: Rome (2024-05-01)\nask: Where do I live?"
+
+
+def test_a_scripted_agent_answers_with_the_floor():
+    agent = MemoryAgent(ScriptedPolicy("add-all"), memory("city: Oslo"))
+    agent.read("pet: cat")
+    assert agent.ask("Which city is home?").text == "Oslo"
+    assert agent.ask("What is my job?").abstained
+
+
+def _task(id, *texts):
+    return Task(id=id, chunks=tuple(Chunk(text=text, timestamp="2024-05-01") for text in texts))
+
+
+class Noisy:
+    """Writes its request's key, so that a rollout's memory shows all that decided it."""
+
+    name = "noisy"
+
+    def __init__(self):
+        self.batches = []
+
+    def sample(self, requests):
+        self.batches.append(len(requests))
+        return [
+            Completion(
+                format_call(
+                    "memory_insert", {"category": "semantic", "content": f"{r.key} of {len(r.messages[0]['content'])}"}
+                )
+            )
+            for r in requests
+        ]
+
+    def count_tokens(self, text):
+        return len(text)
+
+
+def test_builder_is_lock_step_and_independent_of_its_batch():
+    tasks = [_task("a", "one", "two", "three"), _task("b", "four"), _task("c", "five", "six")]
+    policy, seen = Noisy(), []
+    groups = Builder(policy, CONFIG, HashEmbedder(16)).build(
+        tasks, 2, 1.0, seed=5, step=7, progress=lambda done, total: seen.append((done, total))
+    )
+    assert policy.batches == [6, 4, 2] and seen == [(6, 12), (10, 12), (12, 12)]
+    assert [[t.rollout for t in group.trajectories] for group in groups] == [[0, 1]] * 3
+    for number, group in enumerate(groups):
+        assert group.task is tasks[number]
+        for trajectory in group.trajectories:
+            assert [turn.chunk for turn in trajectory.turns] == list(range(len(group.task.chunks)))
+            assert [len(state.entries) for state in trajectory.states] == [turn.chunk + 1 for turn in trajectory.turns]
+            keys = [entry.content.split(" of ")[0] for entry in trajectory.states[-1].list()]
+            assert keys == [str((5, 7, number, trajectory.rollout, turn.chunk)) for turn in trajectory.turns]
+    alone = Builder(Noisy(), CONFIG, HashEmbedder(16)).build(tasks[:1], 1, 1.0, seed=5, step=7)
+    assert alone[0].trajectories[0].states == groups[0].trajectories[0].states
+
+
+def test_builder_embeds_a_step_in_one_batch():
+    class Counting(HashEmbedder):
+        calls = 0
+
+        def encode(self, texts):
+            self.calls += 1
+            return super().encode(texts)
+
+    from memalpha.store.embedding import CachedEmbedder
+
+    inner = Counting(16)
+    config = CONFIG.model_copy(update={"view_recent": 1})
+    tasks = [_task(str(n), *(f"fact {n} {m}" for m in range(4))) for n in range(3)]
+    Builder(ScriptedPolicy("add-all"), config, CachedEmbedder(inner)).build(tasks, 2)
+    assert inner.calls == 2  # chunks 2 and 3: before, every entry is recent and nothing is searched

@@ -1,0 +1,159 @@
+"""Readers: one prompt per distinct question and memory, and the conflict rule."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memalpha.agent.answer import ExtractiveReader, PolicyReader
+from memalpha.agent.conflict import answer_slot, in_conflict, key_value
+from memalpha.agent.text import contains, is_abstention, normalize, same
+from memalpha.config import ReaderConfig
+from memalpha.store.embedding import HashEmbedder
+from memalpha.store.schema import load_schema
+from memalpha.store.state import MemoryState
+from memalpha.store.working import WorkingMemory
+from memalpha.types import Completion, Hit, MemoryEntry
+
+SCHEMA = load_schema("mem-alpha")
+
+
+def memory(*contents: str, category="semantic") -> WorkingMemory:
+    fresh = WorkingMemory(MemoryState.empty(SCHEMA), HashEmbedder(64))
+    for number, content in enumerate(contents):
+        fresh.insert(category, content, timestamp=f"2024-05-0{number + 1}")
+    return fresh
+
+
+class Fixed:
+    name = "fixed"
+
+    def __init__(self, text):
+        self.text, self.asked = text, []
+
+    def sample(self, requests):
+        self.asked += requests
+        return [Completion(self.text) for _ in requests]
+
+    def count_tokens(self, text):
+        return len(text)
+
+
+def test_equal_prompts_are_asked_once():
+    policy = Fixed("Oslo")
+    one, two, other = memory("city: Oslo"), memory("city: Oslo"), memory("city: Rome")
+    items = [("Where?", one), ("Where?", two), ("Where?", other), ("When?", one)]
+    answers = PolicyReader(policy, ReaderConfig(prompt="compact")).answer(items)
+    assert len(policy.asked) == 3 and len(answers) == 4
+    assert all(request.temperature == 0.0 and request.max_new_tokens == 32 for request in policy.asked)
+    assert answers[0].prompt == "facts\ncity: Oslo (2024-05-01)\nask: Where?"
+    assert [hit.entry.content for hit in answers[2].hits] == ["city: Rome"]
+
+
+def test_thinking_is_no_answer_and_unknown_abstains():
+    (answer,) = PolicyReader(Fixed("<think>Oslo?</think>\n unknown ")).answer([("Where?", memory("city: Oslo"))])
+    assert answer.text == "unknown" and answer.abstained
+    (answer,) = PolicyReader(Fixed("  ")).answer([("Where?", memory("city: Oslo"))])
+    assert answer.text == "" and not answer.abstained
+
+
+def test_no_questions_is_no_call():
+    policy = Fixed("x")
+    assert PolicyReader(policy).answer([]) == [] and policy.asked == []
+
+
+def conflicts(text, target, rule=True):
+    (answer,) = PolicyReader(Fixed(text), ReaderConfig(conflict_rule=rule)).answer([("Which city is my home?", target)])
+    return answer.conflict
+
+
+def test_two_live_values_in_one_slot_are_a_conflict():
+    both = memory("city: Oslo", "City : Rome", "pet: cat")
+    assert conflicts("Oslo", both) and conflicts("You live in Rome now.", both)
+    assert not conflicts("cat", both)  # another slot
+    assert not conflicts("Oslo", both, rule=False)
+    assert not conflicts("unknown", both)  # an abstention comes from no slot
+    assert not conflicts("Oslo", memory("city: Oslo", "CITY: oslo."))  # one value, written twice
+    assert not conflicts("Oslo", memory("trip: Oslo", "trip: Rome", category="episodic"))  # events add up
+
+
+def test_an_entry_that_was_not_retrieved_conflicts_too():
+    (answer,) = PolicyReader(Fixed("Oslo"), ReaderConfig(k=1)).answer(
+        [("Oslo city", memory("city: Oslo", "city: Rome"))]
+    )
+    assert [hit.entry.content for hit in answer.hits] == ["city: Oslo"] and answer.conflict
+
+
+def test_the_extractive_floor():
+    target = memory("city: Oslo", "pet: cat")
+    target.insert("episodic", "trip: Rome", timestamp="2024-04-30")
+    target.insert("episodic", "trip: Lima", timestamp="2024-05-02")
+    target.insert("semantic", "I bought a red bicycle.")
+    questions = ["Which city is home?", "How many trips did I take?", "When was the trip to Rome?", "What bicycle?"]
+    texts = [answer.text for answer in ExtractiveReader().answer([(question, target) for question in questions])]
+    assert texts == ["Oslo", "2", "2024-04-30", "I bought a red bicycle."]
+    answers = ExtractiveReader().answer([("Which job do I have?", target), ("How many races?", target)])
+    assert all(answer.abstained for answer in answers)
+
+
+@given(st.text())
+def test_key_value_splits_at_the_first_colon(content):
+    pair = key_value(content)
+    if pair is not None:
+        assert content.index(":") >= len(pair[0].replace(" ", "")) and pair[1] and 1 <= len(pair[0].split()) <= 4
+    else:
+        assert (
+            ":" not in content
+            or not content.partition(":")[2].strip()
+            or len(content.partition(":")[0].split()) not in (1, 2, 3, 4)
+        )
+
+
+WORD = st.sampled_from(["oslo", "rome", "red wine", "Oslo", "The Rome", "x"])
+ENTRY = st.builds(
+    lambda slot, value, category: MemoryEntry("i", category, f"{slot}: {value}"),
+    st.sampled_from(["city", "drink"]),
+    WORD,
+    st.sampled_from(["semantic", "episodic"]),
+)
+
+
+@given(st.lists(ENTRY, max_size=6), st.sampled_from(["city", "drink"]), st.randoms())
+def test_conflict_is_more_than_one_normalised_value_whatever_the_order(entries, slot, rng):
+    values = {
+        normalize(e.content.split(":")[1]) for e in entries if e.category == "semantic" and e.content.startswith(slot)
+    }
+    assert in_conflict(slot, entries) == (len(values) > 1)
+    rng.shuffle(entries)
+    assert in_conflict(slot, entries) == (len(values) > 1)
+
+
+def test_the_slot_is_that_of_the_best_hit_with_the_value():
+    hits = [
+        Hit(MemoryEntry("a", "semantic", "birthplace: Oslo"), 2),
+        Hit(MemoryEntry("b", "semantic", "city: Oslo"), 1),
+    ]
+    assert answer_slot("oslo", hits) == "birthplace"
+    assert (
+        answer_slot("Oslo", [Hit(MemoryEntry("c", "semantic", "town: New Oslo"), 3), *hits]) == "birthplace"
+    )  # equal wins
+    assert answer_slot("Lima", hits) is None
+
+
+@given(st.text(), st.text())
+def test_only_an_empty_text_normalises_to_nothing_and_nothing_equals_it(one, two):
+    assert bool(normalize(one)) == bool(one.strip())
+    assert same(one, two) == same(two, one) and not same("", one) and not contains(one, " ")
+    assert same(one, one) == contains(one, one) == bool(one.strip())
+
+
+def test_abstentions():
+    yes = [
+        "unknown",
+        "Unknown.",
+        "I don't know.",
+        "No information available",
+        "It is not mentioned in the notes.",
+        "N/A",
+    ]
+    no = ["", "Oslo", "the unknown soldier memorial", "Note", "None of them left early", "I know"]
+    assert [text for text in yes if not is_abstention(text)] == []
+    assert [text for text in no if is_abstention(text)] == []

@@ -1,0 +1,85 @@
+"""The compact prompts byte for byte (a shipped policy is trained on them), and what the full ones must hold."""
+
+from memalpha.agent.prompts import reader_messages, writer_messages
+from memalpha.config import AgentConfig, ReaderConfig
+from memalpha.store.schema import load_schema
+from memalpha.types import Chunk, Hit, MemoryEntry, Observation, SpeakerTurn, ViewEntry
+
+COMPACT, FULL = AgentConfig(prompt="compact"), AgentConfig()
+SCHEMA = load_schema("mem-alpha")
+CHUNK = Chunk(
+    turns=(
+        SpeakerTurn(speaker="user", text="I moved to Rome last week."),
+        SpeakerTurn(speaker="assistant", text="Nice!"),
+    ),
+    timestamp="2024-05-01",
+)
+VIEW = (
+    ViewEntry("city#e", "semantic", "city: Oslo", "2024-04-01"),
+    ViewEntry("pet#k", "semantic", "pet: cat"),
+)
+
+
+def test_compact_writer():
+    messages, tools = writer_messages(Observation(CHUNK, "", VIEW), COMPACT, SCHEMA)
+    assert tools == ()
+    assert messages == (
+        {
+            "role": "user",
+            "content": "memory\ncity#e city: Oslo\npet#k pet: cat\nchunk 2024-05-01\n"
+            "user: I moved to Rome last week.\nassistant: Nice!",
+        },
+    )
+
+
+def test_compact_writer_with_core_without_memory_or_date():
+    (message,), _ = writer_messages(Observation(Chunk(text="hi")), COMPACT, SCHEMA)
+    assert message["content"] == "memory\nchunk\nhi"
+    (message,), _ = writer_messages(Observation(Chunk(text="hi"), "Ana"), COMPACT, SCHEMA)
+    assert message["content"] == "memory\ncore: Ana\nchunk\nhi"
+
+
+def test_a_line_break_in_a_content_cannot_fake_an_entry():
+    view = (ViewEntry("a#1", "semantic", "one\nb#2 two"),)
+    (message,), _ = writer_messages(Observation(Chunk(text="hi"), "x\ny", view), COMPACT, SCHEMA)
+    assert message["content"] == "memory\ncore: x y\na#1 one b#2 two\nchunk\nhi"
+
+
+def _hit(content: str, timestamp: str | None, position: int) -> Hit:
+    return Hit(MemoryEntry(f"id{position}", "semantic", content, timestamp, valid_from=position), 1.0)
+
+
+def test_compact_reader_is_dated_and_oldest_first():
+    hits = [
+        _hit("trip: Rome", "2024-05-03", 1),
+        _hit("city: Oslo", "2024-05-01", 2),
+        _hit("b", None, 4),
+        _hit("a", None, 3),
+    ]
+    (message,) = reader_messages("Where do I live?", hits, ReaderConfig(prompt="compact"))
+    assert message == {
+        "role": "user",
+        "content": "facts\na\nb\ncity: Oslo (2024-05-01)\ntrip: Rome (2024-05-03)\nask: Where do I live?",
+    }
+
+
+def test_compact_reader_of_an_empty_memory():
+    (message,) = reader_messages("Where?", [], ReaderConfig(prompt="compact"))
+    assert message["content"] == "facts\nask: Where?"
+
+
+def test_full_writer_shows_ids_categories_dates_and_tools():
+    messages, tools = writer_messages(Observation(CHUNK, "Ana, nurse", VIEW), FULL, SCHEMA)
+    system, user = (message["content"] for message in messages)
+    assert all(category.name in system and category.description in system for category in SCHEMA.categories)
+    assert all(tool["function"]["name"] in system for tool in tools)
+    assert "[city#e] (semantic, 2024-04-01) city: Oslo" in user and "[pet#k] (semantic) pet: cat" in user
+    assert "Ana, nurse" in user and "2024-05-01" in user and user.endswith(CHUNK.render())
+
+
+def test_full_reader_shows_core_and_notes():
+    hits = [_hit("city: Oslo", "2024-05-01", 1)]
+    system, user = reader_messages("Where?", hits, ReaderConfig(prompt="full"), core="Ana")
+    assert "unknown" in system["content"]
+    assert "Ana" in user["content"] and "city: Oslo (2024-05-01)" in user["content"]
+    assert user["content"].endswith("Question: Where?")

@@ -1,0 +1,152 @@
+"""What each call does to a memory, and that a model's mistake is a code and never an exception."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memalpha.agent.parsing import parse_calls
+from memalpha.agent.tools import TOOLS, execute, tool_schemas
+from memalpha.errors import StoreError
+from memalpha.store.embedding import HashEmbedder
+from memalpha.store.schema import Category, MemorySchema, load_schema
+from memalpha.store.state import MemoryState
+from memalpha.store.working import WorkingMemory
+from memalpha.types import Operation, ToolCall
+
+SCHEMA = load_schema("mem-alpha")
+
+
+def memory(*contents: str) -> WorkingMemory:
+    fresh = WorkingMemory(MemoryState.empty(SCHEMA), HashEmbedder(16))
+    for content in contents:
+        fresh.insert("semantic", content, timestamp="2024-01-01")
+    return fresh
+
+
+def run(target, name, **arguments):
+    return execute(target, ToolCall(name, arguments), chunk=3, source="s", timestamp="2024-05-01")
+
+
+def test_insert_update_delete_and_core():
+    target = memory()
+    result, operation = run(target, "memory_insert", category="semantic", content=" city: Oslo ")
+    assert (result.code, result.content, result.category, result.before) == ("inserted", "city: Oslo", "semantic", None)
+    entry = target.get(result.entry_id)
+    assert (entry.timestamp, entry.chunk, entry.source) == ("2024-05-01", 3, "s")
+    assert operation.id == entry.id and target.state.position == 1
+
+    result, operation = run(target, "memory_update", id=entry.id, content="city: Rome")
+    assert (result.code, result.before, result.content) == ("updated", "city: Oslo", "city: Rome")
+    assert target.get(entry.id).content == "city: Rome"
+
+    result, operation = run(target, "memory_delete", id=entry.id)
+    assert (result.code, result.before, result.content, operation.kind) == ("deleted", "city: Rome", None, "delete")
+    assert target.list() == []
+
+    result, _ = run(target, "core_memory_update", content="Ana")
+    assert (result.code, result.before, target.core) == ("core_updated", "", "Ana")
+
+
+def test_an_update_takes_the_date_it_was_read_at_and_an_insert_may_name_its_own():
+    target = memory("city: Oslo")
+    run(target, "memory_update", id=target.list()[0].id, content="city: Rome")
+    run(target, "memory_insert", category="episodic", content="trip: Rome", timestamp="2024-04-30")
+    assert [entry.timestamp for entry in target.list()] == ["2024-05-01", "2024-04-30"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "code"),
+    [
+        ("memory_insert", {"category": "semantic", "content": "city: Oslo"}, "duplicate"),
+        ("core_memory_update", {"content": ""}, "duplicate"),
+        ("memory_skip", {}, "skipped"),
+    ],
+)
+def test_ok_without_a_change(name, arguments, code):
+    target = memory("city: Oslo")
+    before = target.state
+    result, operation = run(target, name, **arguments)
+    assert result.ok and result.code == code and operation is None and target.state is before
+
+
+def test_a_duplicate_names_the_entry_that_is_there():
+    target = memory("city: Oslo")
+    assert run(target, "memory_insert", category="semantic", content="city: Oslo")[0].entry_id == target.list()[0].id
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "code"),
+    [
+        ("memory_write", {}, "unknown_tool"),
+        ("memory_insert", {"content": "x"}, "invalid_arguments"),
+        ("memory_insert", {"category": "semantic", "content": 3}, "invalid_arguments"),
+        ("memory_insert", {"category": "semantic", "content": "x", "mood": "y"}, "invalid_arguments"),
+        ("memory_insert", {"category": "semantic", "content": "x", "importance": 2}, "invalid_arguments"),
+        ("memory_insert", {"category": "semantic", "content": "x", "timestamp": "yesterday"}, "invalid_arguments"),
+        ("memory_insert", {"category": "semantic", "content": "half \ud800 pair"}, "invalid_content"),
+        ("memory_insert", {"category": "moods", "content": "x"}, "unknown_category"),
+        ("memory_insert", {"category": "semantic", "content": " \n"}, "invalid_content"),
+        ("memory_update", {"id": "nope", "content": "x"}, "unknown_id"),
+        ("memory_delete", {"id": "nope"}, "unknown_id"),
+        ("core_memory_update", {"content": "word " * 600}, "invalid_content"),
+    ],
+)
+def test_mistakes_have_codes_and_change_nothing(name, arguments, code):
+    target = memory("city: Oslo")
+    before = target.state
+    result, operation = run(target, name, **arguments)
+    assert not result.ok and result.code == code and result.message
+    assert operation is None and target.state is before
+
+
+def test_a_broken_store_is_no_mistake_of_the_model():
+    class Broken(WorkingMemory):
+        def apply(self, operation):
+            raise StoreError("disk full")
+
+    with pytest.raises(StoreError, match="disk full"):
+        run(Broken(MemoryState.empty(SCHEMA), HashEmbedder(16)), "memory_insert", category="semantic", content="x")
+
+
+@given(
+    st.sampled_from(sorted(TOOLS)) | st.text(max_size=5),
+    st.dictionaries(
+        st.sampled_from(["id", "category", "content", "timestamp", "importance", "x"]),
+        st.none()
+        | st.booleans()
+        | st.floats()
+        | st.text(max_size=9)
+        | st.sampled_from(["semantic", "city#e"])
+        | st.just([1]),
+    ),
+)
+def test_no_arguments_raise_and_operations_replay(name, arguments):
+    target = memory("city: Oslo")
+    before = target.state
+    result, operation = run(target, name, **arguments)
+    assert (operation is not None) == (result.code in ("inserted", "updated", "deleted", "core_updated"))
+    assert target.state == (before.apply(operation) if isinstance(operation, Operation) else before)
+
+
+def test_a_malformed_block_is_a_result():
+    (call,) = parse_calls("<tool_call>{oops")
+    result, operation = execute(memory(), call, chunk=0, source=None, timestamp=None)
+    assert (result.ok, result.code, operation) == (False, "malformed", None)
+
+
+def test_schemas_are_the_models():
+    schemas = {tool["function"]["name"]: tool["function"] for tool in tool_schemas(SCHEMA)}
+    assert list(schemas) == list(TOOLS)
+    insert = schemas["memory_insert"]["parameters"]
+    assert insert["properties"]["category"]["enum"] == ["semantic", "episodic"]
+    assert insert["required"] == ["category", "content"]
+    for name, model in TOOLS.items():
+        assert list(schemas[name]["parameters"]["properties"]) == list(model.model_fields)
+        assert schemas[name]["description"]
+
+
+def test_a_schema_without_core_memory_has_no_tool_for_it():
+    schema = MemorySchema("own", (Category("semantic", "facts"),), core=False)
+    assert "core_memory_update" not in [tool["function"]["name"] for tool in tool_schemas(schema)]
+    target = WorkingMemory(MemoryState.empty(schema), HashEmbedder(16))
+    assert run(target, "core_memory_update", content="x")[0].code == "unknown_tool"
