@@ -1,0 +1,153 @@
+"""The reference writers: the oracle keeps exactly what holds, append-only never changes anything."""
+
+import pytest
+
+from memalpha.agent.builder import Builder
+from memalpha.agent.parsing import format_call, parse_calls
+from memalpha.config import AgentConfig, WorldConfig
+from memalpha.errors import PolicyError
+from memalpha.policy.base import load_policy
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.store.embedding import HashEmbedder
+from memalpha.tasks.synthetic import tasks
+from memalpha.types import Chunk, GoldOperation, Observation, SampleRequest, SpeakerTurn, Task, ViewEntry
+
+TASKS = tasks(WorldConfig(), 0, 0, 12)
+CONFIG = AgentConfig(prompt="compact", embedder="hash")
+
+
+def build(policy, **keys):
+    groups = Builder(policy, CONFIG, HashEmbedder(16)).build(TASKS, **keys)
+    return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+def true_facts(task):
+    facts = []
+    for operation in task.gold_operations:
+        if operation.replaces:
+            facts.remove((operation.category, operation.replaces))
+        if operation.content:
+            facts.append((operation.category, operation.content))
+    return sorted(facts)
+
+
+def test_oracle_ends_with_what_holds():
+    for trajectory in build(ScriptedPolicy("oracle")):
+        entries = trajectory.states[-1].list()
+        assert sorted((entry.category, entry.content) for entry in entries) == true_facts(trajectory.task)
+        assert all(result.ok for turn in trajectory.turns for result in turn.results)
+    dated = {(o.content, o.timestamp) for task in TASKS for o in task.gold_operations if o.timestamp}
+    kept = {(e.content, e.timestamp) for t in build(ScriptedPolicy("oracle")) for e in t.states[-1].list()}
+    assert dated and dated <= kept
+
+
+def test_append_only_keeps_everything_ever_stated():
+    for trajectory in build(ScriptedPolicy("append-only")):
+        stated = sorted({(o.category, o.content) for o in trajectory.task.gold_operations if o.content})
+        assert sorted((e.category, e.content) for e in trajectory.states[-1].list()) == stated
+        assert {op.kind for turn in trajectory.turns for op in turn.operations} == {"insert"}
+
+
+@pytest.mark.parametrize("kind", ["insert", "update", "delete"])
+def test_knobs_are_probabilities(kind):
+    def share(chance):
+        trajectories = build(ScriptedPolicy("oracle", **{kind: chance}), rollouts=8)
+        done = [op.kind for t in trajectories for turn in t.turns for op in turn.operations]
+        return done.count(kind)
+
+    assert share(0.0) == 0
+    assert 0.2 * share(1.0) < share(0.5) < 0.8 * share(1.0)
+
+
+def test_noise_notes_lines_that_state_nothing():
+    silent, noisy = build(ScriptedPolicy("oracle")), build(ScriptedPolicy("oracle", noise=1.0))
+    for one, other in zip(silent, noisy, strict=True):
+        gold = {(e.category, e.content) for e in one.states[-1].list()}
+        extra = {e.content for e in other.states[-1].list() if (e.category, e.content) not in gold}
+        told = {o.turn for o in one.task.gold_operations}
+        idle = {t.text for c in one.task.chunks for t in c.turns if t.speaker == "user" and t.id not in told}
+        assert extra == idle
+
+
+def test_what_is_drawn_depends_on_the_key_alone():
+    policy = ScriptedPolicy("oracle", insert=0.5)
+    whole = build(policy, rollouts=4, seed=1)
+    alone = Builder(policy, CONFIG, HashEmbedder(16)).build(TASKS[:1], 4, seed=1)[0].trajectories
+    assert [t.states[-1] for t in alone] == [t.states[-1] for t in whole[:4]]
+    assert len({tuple(e.content for e in t.states[-1].list()) for t in whole[:4]}) > 1
+
+
+def test_add_all_inserts_what_people_said():
+    chunk = Chunk(
+        turns=(
+            SpeakerTurn(speaker="user", text='I moved to "Rome".'),
+            SpeakerTurn(speaker="Ana", text="Me too."),
+            SpeakerTurn(speaker="assistant", text="Nice!"),
+        )
+    )
+    (completion,) = ScriptedPolicy("add-all").sample([SampleRequest((), observation=Observation(chunk))])
+    calls = [(call.name, call.arguments) for call in parse_calls(completion.text)]
+    insert = {"category": "episodic"}
+    assert calls == [
+        ("memory_insert", insert | {"content": 'I moved to "Rome".'}),
+        ("memory_insert", insert | {"content": "Ana: Me too."}),
+    ]
+    assert completion.prompt_ids == completion.completion_ids == completion.logprobs == ()
+
+
+def test_add_all_fits_a_schema_without_events():
+    config = AgentConfig(memory_schema="life", embedder="hash")
+    (group,) = Builder(ScriptedPolicy("add-all"), config, HashEmbedder(16)).build([TASKS[0]])
+    assert all(result.ok for turn in group.trajectories[0].turns for result in turn.results)
+
+
+def test_nothing_to_do_is_an_explicit_skip_and_fixed_is_fixed():
+    task = Task(id="t", chunks=(Chunk(text="hi"),), gold_operations=())
+    request = SampleRequest((), observation=Observation(task.chunks[0], task=task))
+    assert ScriptedPolicy("oracle").sample([request])[0].text == format_call("memory_skip", {})
+    assert ScriptedPolicy("fixed", text="hello").sample([request, request])[1].text == "hello"
+
+
+def test_oracle_updates_by_the_id_in_view_and_inserts_what_was_never_stored():
+    gold = (GoldOperation(kind="update", chunk=0, category="semantic", content="city: Rome", replaces="city: Oslo"),)
+    task = Task(id="t", chunks=(Chunk(text="x"),), gold_operations=gold)
+
+    def reply(*entries):
+        request = SampleRequest((), observation=Observation(task.chunks[0], "", entries, task))
+        (call,) = parse_calls(ScriptedPolicy("oracle").sample([request])[0].text)
+        return call.name, dict(call.arguments)
+
+    assert reply(ViewEntry("a#1", "semantic", "city: Oslo")) == (
+        "memory_update",
+        {"id": "a#1", "content": "city: Rome"},
+    )
+    assert reply(ViewEntry("a#1", "episodic", "city: Oslo"))[0] == "memory_insert"
+    assert reply() == ("memory_insert", {"category": "semantic", "content": "city: Rome"})
+
+
+def test_errors_say_what_to_do():
+    with pytest.raises(PolicyError, match="scripted:oracle"):
+        load_policy("scripted:magic")
+    with pytest.raises(PolicyError, match="another reader"):
+        ScriptedPolicy("add-all").sample([SampleRequest(({"role": "user", "content": "Where?"},))])
+    with pytest.raises(PolicyError, match="gold operations"):
+        load_policy("scripted:oracle").sample([SampleRequest((), observation=Observation(Chunk(text="x")))])
+    with pytest.raises(PolicyError, match="endpoints"):
+        load_policy("openai:gpt-x")
+
+
+def _gold(*operations):
+    made = [
+        GoldOperation(kind=kind, chunk=0, category="semantic", content=new, replaces=old)
+        for kind, new, old in operations
+    ]
+    net = Task(id="t", chunks=(Chunk(text="x"),), gold_operations=tuple(made)).gold_at(0)
+    return [(operation.kind, operation.content, operation.replaces) for operation in net]
+
+
+def test_gold_at_folds_what_changes_within_a_chunk():
+    assert _gold(("insert", "a", None), ("update", "b", "a")) == [("insert", "b", None)]
+    assert _gold(("insert", "a", None), ("delete", "", "a"), ("insert", "c", None)) == [("insert", "c", None)]
+    assert _gold(("update", "b", "a"), ("update", "c", "b")) == [("update", "c", "a")]
+    assert _gold(("update", "b", "a"), ("delete", "", "b")) == [("delete", "", "a")]
+    assert _gold(("insert", "x", None), ("delete", "", "a")) == [("insert", "x", None), ("delete", "", "a")]
