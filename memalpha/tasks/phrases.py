@@ -253,7 +253,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         ("I am reading {v} now.", "I finished {old} and started {v}.", "I swapped my book {old} for {v}."),
         ("I finished {old} and read nothing now.", "I am not reading any book now.", "Please forget my book."),
         ("What book am I reading?", "Which book do I read?", "What is my current book?"),
-        ("My teacher recommended {v}.", "I might read {v} some day.", "I never finished reading {v}."),
+        ("My professor recommended {v}.", "I might read {v} some day.", "I never finished reading {v}."),
     ),
     Attribute(
         "allergy",
@@ -285,7 +285,7 @@ EVENTS: tuple[EventKind, ...] = (
     EventKind(
         "concert",
         "band",
-        ("I saw {v} live {when}.", "{When} I was at a concert of {v}.", "I went to a {v} concert {when}."),
+        ("I saw {v} live {when}.", "{When} I was at a concert of {v}.", "I went to {an} concert {when}."),
         ("How many concerts did I go to?", "How many concerts was I at?"),
         ("When did I see {v} live?", "When was I at the concert of {v}?"),
         ("My boss saw {v} live.", "I would go to a concert of {v}.", "I missed the concert of {v}."),

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from random import Random
 
 from memalpha.config import WorldConfig
+from memalpha.errors import ConfigError
 from memalpha.tasks.demo import DEMO, DRILL, Shape, build_task
+from memalpha.tasks.full import DEFAULT_TOKENS, Session, build_stream_task, stream_sessions
 from memalpha.types import Task
 
 
@@ -14,9 +16,30 @@ def generate(world: WorldConfig, seed: int, index: int) -> Task:
     """Task number `index` of the world under `seed`; equal arguments give equal bytes, whatever was made before.
 
     Pseudo-words replace values in split "train" only: split "test" ignores `world.pseudo_values`, so that a training
-    world with `split="test"` is its held-out evaluation.
+    world with `split="test"` is its held-out evaluation. Raises `ConfigError` for `tokens` with preset "demo".
     """
-    return shaped(world, seed, index, DEMO, world.preset)
+    if world.preset == "full":
+        tokens = _tokens(world)
+        return build_stream_task(
+            _rng(world, seed, index),
+            tokens,
+            f"full-{world.split}-{tokens}-{seed}-{index}",
+            split=world.split,
+            pseudo=world.pseudo_values,
+        )
+    if world.tokens is not None:
+        raise ConfigError("world.tokens: only preset 'full' has a length in tokens; leave it out for 'demo'")
+    return shaped(world, seed, index, DEMO, "demo")
+
+
+def stream(world: WorldConfig, seed: int, index: int = 0) -> Iterator[Session]:
+    """The full world's task `index` session by session, in constant time each: what `generate` collects.
+
+    Raises `ConfigError` for preset "demo", whose tasks are planned as a whole.
+    """
+    if world.preset != "full":
+        raise ConfigError("world.preset: only preset 'full' streams; use generate() for 'demo'")
+    return stream_sessions(_rng(world, seed, index), _tokens(world), split=world.split, pseudo=world.pseudo_values)
 
 
 def shaped(world: WorldConfig, seed: int, index: int, shape: Shape, name: str) -> Task:
@@ -41,9 +64,9 @@ def tasks(world: WorldConfig, seed: int, start: int, count: int) -> list[Task]:
     return [generate(world, seed, index) for index in range(start, start + count)]
 
 
-def stream(world: WorldConfig, seed: int) -> Iterator[Task]:
-    """Tasks 0, 1, 2, … without end."""
-    index = 0
-    while True:
-        yield generate(world, seed, index)
-        index += 1
+def _tokens(world: WorldConfig) -> int:
+    return DEFAULT_TOKENS if world.tokens is None else world.tokens
+
+
+def _rng(world: WorldConfig, seed: int, index: int) -> Random:
+    return Random(f"full|{world.split}|{_tokens(world)}|{seed}|{index}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from random import Random
 from typing import Literal
 
 from memalpha.errors import DataError
-from memalpha.tasks.phrases import POOLS, words
+from memalpha.tasks.phrases import words
+from memalpha.tasks.phrases_full import FULL_POOLS
 
 Split = Literal["train", "test"]
 
@@ -31,12 +32,12 @@ def split_values(values: Sequence[str], split: Split) -> tuple[str, ...]:
 @cache
 def pool_values(pool: str, split: Split) -> tuple[str, ...]:
     """`split_values` of the pool with this name."""
-    return split_values(POOLS[pool], split)
+    return split_values(FULL_POOLS[pool], split)
 
 
 @cache
 def _real_words() -> frozenset[str]:
-    return frozenset(value.lower() for values in POOLS.values() for value in values)
+    return frozenset(value.lower() for values in FULL_POOLS.values() for value in values)
 
 
 def pseudo_word(rng: Random) -> str:
@@ -49,7 +50,7 @@ def pseudo_word(rng: Random) -> str:
 
 
 class ValueSource:
-    """Draws values that no other draw of the same source gave. `pseudo` is the share of pseudo-words (split train)."""
+    """Draws values for one task. `pseudo` is the share of pseudo-words in place of a pool's (split train only)."""
 
     def __init__(self, rng: Random, split: Split, pseudo: float = 0.0) -> None:
         self._rng = rng
@@ -58,24 +59,34 @@ class ValueSource:
         self._used: set[str] = set()
 
     def draw(self, pool: str) -> str:
-        """A value of the pool, or a pseudo-word in its place with the pool's capitalisation.
+        """A value that `draw` never gave before.
 
         Raises `DataError` when the task needs more distinct values than the split's pool holds.
         """
-        rng = self._rng
-        if self._pseudo and rng.random() < self._pseudo:
-            model = rng.choice(pool_values(pool, self._split))
-            word = pseudo_word(rng)
-            while word in self._used:
-                word = pseudo_word(rng)
-            self._used.add(word)
-            return word.capitalize() if model[0].isupper() else word
-        free = [value for value in pool_values(pool, self._split) if value.lower() not in self._used]
-        if not free:
-            raise DataError(f"the {self._split} pool {pool!r} has no value left for this task: ask for a smaller shape")
-        value = rng.choice(free)
+        value = self.draw_other(pool, self._used)
         self._used.add(value.lower())
         return value
+
+    def draw_other(self, pool: str, taken: Collection[str]) -> str:
+        """A value of the pool, or a pseudo-word with the pool's capitalisation, not among `taken` (lower-case).
+
+        Raises `DataError` when every value is taken.
+        """
+        rng, known = self._rng, pool_values(pool, self._split)
+        if self._pseudo and rng.random() < self._pseudo:
+            model = rng.choice(known)
+            word = pseudo_word(rng)
+            while word in taken:
+                word = pseudo_word(rng)
+            return word.capitalize() if model[0].isupper() else word
+        for _ in range(8 if len(known) > 64 else 0):  # a large pool is not listed for each draw
+            value = rng.choice(known)
+            if value.lower() not in taken:
+                return value
+        free = [value for value in known if value.lower() not in taken]
+        if not free:
+            raise DataError(f"the {self._split} pool {pool!r} has no value left for this task: ask for a smaller one")
+        return rng.choice(free)
 
 
 def fill(template: str, value: str = "", old: str = "", *, when: str = "", name: str = "") -> str:
@@ -86,7 +97,7 @@ def fill(template: str, value: str = "", old: str = "", *, when: str = "", name:
         old=old,
         old_an=with_article(old),
         when=when,
-        When=when.capitalize(),
+        When=when[:1].upper() + when[1:],  # not capitalize(): last Friday
         n=name,
     )
 
