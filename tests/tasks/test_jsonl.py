@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -172,3 +173,11 @@ def test_load_tasks_by_name_and_path(tmp_path):
 def test_load_tasks_says_what_is_wrong(arguments, options, says):
     with pytest.raises(DataError, match=says):
         load_tasks(*arguments, **options)
+
+
+def test_the_shipped_sample_and_the_example_in_its_readme_load(tmp_path):
+    data = Path(__file__).parents[2] / "data"
+    assert {"plain-text", "two-speakers"} < {task.id for task in load_tasks(data / "sample_tasks.jsonl")}
+    example = (data / "README.md").read_text(encoding="utf-8").split("```json\n")[1].split("```")[0]
+    (tmp_path / "example.jsonl").write_text(json.dumps(json.loads(example)))
+    assert len(load_tasks(tmp_path / "example.jsonl")[0].questions) == 2
