@@ -101,10 +101,10 @@ def train(
     Example: memalpha train demo seed=7 reward.beta=0.1 out=runs/seed-7
     """
     settings = load_config(TrainConfig, config, parse_overrides(pairs or []))
+    import memalpha
     from memalpha.report.page import write_report
-    from memalpha.train.loop import train as run
 
-    summary = run(settings)
+    summary = memalpha.train(settings)
     page = write_report(settings.out)
     _print(summary, as_json, f"{_one_line(summary)}\n{page}")
 

@@ -77,7 +77,7 @@ def _wrong_imports(module: str, source: str) -> list[str]:
     room = _room(module)
     wrong = []
     for line, name in _imports(ast.parse(source), module):
-        if name.split(".")[0] == "memalpha" and (target := _room(name)) != room and target not in BELOW[room]:
+        if name.startswith("memalpha.") and (target := _room(name)) != room and target not in BELOW[room]:
             wrong.append(f"{module}:{line}: {room} must not import {name}")
     return wrong
 

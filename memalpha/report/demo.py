@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from memalpha.errors import PolicyError
+import memalpha
 from memalpha.report.page import write_report
 
 
@@ -14,19 +14,13 @@ def run_demo(seed: int, out: Path, policy: str = "tiny", say: Callable[[str], No
     """Train, evaluate before and after, write `out/report.html`, and return its path.
 
     `say` gets one line of text at a time; the live progress line goes to stderr. A run that was interrupted goes on,
-    a finished one is only reported again. Raises `PolicyError` where torch is missing.
+    a finished one is only reported again. Raises what `memalpha.train` raises.
     """
-    try:
-        import torch  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise PolicyError("the demo trains a model and needs torch: pip install 'memalpha[train]'") from error
-    from memalpha.train.loop import train
-
     say("memalpha demo: a small language model learns to keep a memory.")
     say("It reads conversations, writes notes with tool calls (insert, update, delete), and is rewarded when questions")
     say("can be answered from its notes. Everything runs on this machine; nothing is downloaded.")
     say("")
-    summary = train("demo", seed=seed, out=out, policy=policy)
+    summary = memalpha.train("demo", seed=seed, out=out, policy=policy)
     page = write_report(out)
     for line in outcome(summary):
         say(line)

@@ -10,12 +10,18 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from memalpha.errors import PolicyError
+
 
 class _CallablePackage(ModuleType):
     def __call__(self, config: Any, **overrides: Any) -> dict[str, Any]:
-        """Run `memalpha.train.loop.train` (torch is imported here, not before)."""
-        from memalpha.train.loop import train
-
+        """Run `memalpha.train.loop.train`; raises `PolicyError` where the libraries it needs are not installed."""
+        try:
+            from memalpha.train.loop import train
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] not in ("torch", "transformers", "safetensors"):
+                raise
+            raise PolicyError(f"training needs {error.name}: pip install 'memalpha[train]'") from error
         return train(config, **overrides)
 
 

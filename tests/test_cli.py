@@ -1,0 +1,177 @@
+"""The command line: results on stdout, refusals on stderr with exit code 2, `--json` that a program can read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memalpha import cli
+
+TASK = {"id": "t", "chunks": [{"text": "user: hi"}], "questions": [{"id": "q", "question": "?", "answers": ["x"]}]}
+
+
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of `memalpha words…`, in this process."""
+    monkeypatch.setattr(sys, "argv", ["memalpha", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    code = ended.value.code
+    return code if isinstance(code, int) else 0 if code is None else 1, out, err
+
+
+@pytest.fixture
+def memalpha(capsys, monkeypatch):
+    return lambda *words: run(capsys, monkeypatch, *words)
+
+
+@pytest.fixture
+def store(memalpha, tmp_path: Path) -> Path:
+    path = tmp_path / "ana.db"
+    assert memalpha("add", path, "Ana lives in Lisbon.", "--timestamp", "2024-05-01", "--embedder", "hash")[0] == 0
+    return path
+
+
+def test_add_show_search_ask_history(memalpha, store: Path) -> None:
+    code, out, err = memalpha("add", store, "city: Porto", "--json")
+    entry = json.loads(out)
+    assert (code, err, entry["content"], entry["category"]) == (0, "", "city: Porto", "semantic")
+    shown = json.loads(memalpha("show", store, "--json")[1])
+    assert [item["content"] for item in shown["entries"]] == ["Ana lives in Lisbon.", "city: Porto"]
+    assert memalpha("show", store, "--as-of", 1)[1].count("\n") == 1
+    assert entry["id"] in memalpha("show", store, entry["id"])[1]
+    hits = json.loads(memalpha("search", store, "Ana lives", "-k", 1, "--json")[1])
+    assert [hit["entry"]["content"] for hit in hits] == ["Ana lives in Lisbon."]
+    assert memalpha("ask", store, "Which city?")[1] == "Porto\n"
+    assert memalpha("ask", store, "Which zebra?")[1] == "unknown\n"
+    assert "v1" in memalpha("history", store, entry["id"])[1]
+
+
+def test_namespaces_do_not_see_each_other(memalpha, store: Path) -> None:
+    assert memalpha("add", store, "pet: cat", "--namespace", "other")[0] == 0
+    assert "cat" not in memalpha("show", store)[1]
+    assert "cat" in memalpha("show", store, "--namespace", "other")[1]
+
+
+def test_read_writes_every_chunk_in_order(memalpha, tmp_path: Path) -> None:
+    text = tmp_path / "chat.txt"
+    text.write_text("user: first\nuser: second\nuser: third\n")
+    store = tmp_path / "chat.db"
+    code, out, _ = memalpha("read", store, text, "--policy", "scripted:add-all", "--chunk", 25, "--json")
+    results = json.loads(out)
+    assert code == 0 and [item["code"] for item in results] == ["inserted"] * 3
+    entries = json.loads(memalpha("show", store, "--json")[1])["entries"]
+    assert [entry["content"] for entry in entries] == ["user: first", "user: second", "user: third"]
+    assert [entry["chunk"] for entry in entries] == [0, 0, 1]
+    assert {entry["source"] for entry in entries} == {str(text)}
+
+
+def test_eval_and_data(memalpha, tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    prepared = json.loads(memalpha("data", "prepare", "synthetic", path, "--limit", 3, "--json")[1])
+    assert prepared["tasks"] == 3 and len(path.read_text().splitlines()) == 3
+    code, out, err = memalpha("eval", "tasks", f"data={path}", "system=scripted:oracle", "--json")
+    assert code == 0 and err == "" and json.loads(out)["accuracy"] > 0.6
+    assert "locomo" in memalpha("data", "list")[1]
+    assert "abstention" in memalpha("eval", "synthetic", "limit=3", "agent.embedder=hash")[1]
+
+
+def test_a_report_of_a_run(memalpha, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward": 1.0}\n')
+    code, out, _ = memalpha("report", tmp_path, "--json")
+    assert code == 0 and Path(json.loads(out)["report"]).exists()
+
+
+def bad(name: str, tmp_path: Path, store: Path) -> list[object]:
+    """The command line of one kind of bad input."""
+    broken, empty, text = tmp_path / "broken.jsonl", tmp_path / "empty.jsonl", tmp_path / "x.db"
+    broken.write_text(json.dumps(TASK) + '\n{"id": "u", "chunks": 3}\n')
+    empty.write_text("")
+    text.write_text("this is no database, but a text of some length\n" * 40)
+    own = tmp_path / "own.yaml"
+    own.write_text("out: runs/x\nworld: {preset: huge}\n")
+    out = f"out={tmp_path / 'run'}"
+    return {
+        "unknown config key": ["eval", "synthetic", "limits=3"],
+        "unknown nested config key": ["eval", "synthetic", "world.presets=demo"],
+        "unknown configuration": ["train", "demoo", out],
+        "invalid configuration value": ["train", own],
+        "an override without =": ["eval", "synthetic", "limit"],
+        "malformed task line": ["eval", "tasks", f"data={broken}"],
+        "empty data set": ["eval", "tasks", f"data={empty}"],
+        "no task file": ["eval", "tasks", f"data={tmp_path / 'none.jsonl'}"],
+        "unknown data set": ["data", "prepare", "locomotive", tmp_path / "o.jsonl"],
+        "missing embedder": ["add", tmp_path / "new.db", "x", "--embedder", tmp_path / "no-such-model"],
+        "a file that is not a store": ["show", text],
+        "no store": ["search", tmp_path / "none.db", "x"],
+        "a store made with another embedder": ["search", store, "x", "--embedder", "static"],
+        "unknown category": ["add", store, "x", "--category", "nope"],
+        "unknown entry": ["show", store, "nope#1"],
+        "unknown policy": ["read", store, broken.with_suffix(".txt"), "--policy", "scripted:nope"],
+        "an empty text": ["read", store, empty.with_suffix(".txt"), "--policy", "scripted:add-all"],
+        "group size 1": ["train", "demo", "group_size=1", out],
+        "top_p below 1": ["train", "demo", "top_p=0.9", out],
+        "not a run directory": ["report", tmp_path / "nothing"],
+        "unknown flag": ["show", store, "--nope"],
+        "unknown command": ["shows", store],
+        "unknown route": ["search", store, "x", "--route", "warm"],
+        "no number": ["search", store, "x", "-k", "many"],
+    }[name]
+
+
+REFUSED = {
+    "unknown config key": "did you mean 'limit'",
+    "unknown nested config key": "world.presets",
+    "unknown configuration": "demoo",
+    "invalid configuration value": "world.preset",
+    "an override without =": "key=value",
+    "malformed task line": "broken.jsonl:2",
+    "empty data set": "empty",
+    "no task file": "none.jsonl",
+    "unknown data set": "locomotive",
+    "missing embedder": "no-such-model",
+    "a file that is not a store": "not a memalpha store",
+    "no store": "none.db",
+    "a store made with another embedder": "hash",
+    "unknown category": "semantic, episodic",
+    "unknown entry": "nope#1",
+    "unknown policy": "scripted:oracle",
+    "an empty text": "empty.txt",
+    "group size 1": "group_size",
+    "top_p below 1": "top_p",
+    "not a run directory": "not a run directory",
+    "unknown flag": "--nope",
+    "unknown command": "shows",
+    "unknown route": "warm",
+    "no number": "-k",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_a_message_and_exit_code_2(name: str, memalpha, tmp_path: Path, store: Path) -> None:
+    (tmp_path / "broken.txt").write_text("user: hi\n")
+    (tmp_path / "empty.txt").write_text("\n")
+    code, out, err = memalpha(*bad(name, tmp_path, store))
+    assert (code, out) == (2, "")
+    assert REFUSED[name] in err and "Traceback" not in err
+
+
+def test_a_reading_command_makes_no_store(memalpha, tmp_path: Path) -> None:
+    assert memalpha("search", tmp_path / "typo.db", "x")[0] == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fault_of_ours_keeps_its_traceback(memalpha, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memalpha.store.store.MemoryStore.list", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(sys, "argv", ["memalpha", "show", str(store)])
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+def test_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "memalpha", "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "search" in done.stdout

@@ -1,0 +1,114 @@
+"""What a user installs: the wheel's contents, a small core without torch, and versions that agree."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+
+import memalpha
+
+ROOT = Path(__file__).parent.parent
+CORE_PACKAGES = 18  # memalpha itself and everything it brings; more has to be argued for
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"  # a copy, so that the build leaves nothing in the checkout
+    _copy(ROOT, source)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)],
+        check=True,
+    )
+    return next(folder.glob("*.whl"))
+
+
+def _copy(root: Path, target: Path) -> None:
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_bytes((root / name).read_bytes())
+    for path in (root / "memalpha").rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            (target / path.relative_to(root)).parent.mkdir(parents=True, exist_ok=True)
+            (target / path.relative_to(root)).write_bytes(path.read_bytes())
+
+
+@pytest.mark.slow
+def test_the_wheel_carries_every_file_of_the_package(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        inside = {name: archive.getinfo(name).file_size for name in archive.namelist()}
+    expected = {
+        f"memalpha/{path.relative_to(ROOT / 'memalpha').as_posix()}"
+        for path in (ROOT / "memalpha").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert expected == {name for name in inside if name.startswith("memalpha/")}
+    assert {"LICENSE", "NOTICE"} <= {Path(name).name for name in inside}
+    for needed in ("configs/demo.yaml", "weights/tiny/model.safetensors", "report/template.html", "py.typed"):
+        assert f"memalpha/{needed}" in inside
+    weights = sum(size for name, size in inside.items() if name.startswith("memalpha/weights/tiny/"))
+    static = sum(size for name, size in inside.items() if name.startswith("memalpha/store/static/"))
+    assert 0 < weights <= 4 * 2**20 and 0 < static <= 8 * 2**20
+
+
+@pytest.mark.slow
+def test_the_core_is_small_and_works_without_torch(wheel: Path, tmp_path: Path) -> None:
+    """A fresh environment with `pip install memalpha` alone: few packages, a store that works, clear words for the rest."""
+    home = tmp_path / "env"
+    venv.create(home, with_pip=True)
+    python = home / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", str(wheel)], check=True)
+    listed = subprocess.run(
+        [python, "-m", "pip", "list", "--format=freeze"], check=True, capture_output=True, text=True
+    ).stdout.split()
+    packages = {line.split("==")[0].lower() for line in listed} - {"pip", "setuptools"}
+    assert len(packages) <= CORE_PACKAGES, sorted(packages)
+    assert not packages & {"torch", "transformers", "sentence-transformers"}
+    store = tmp_path / "ana.db"
+    command = home / "bin" / "memalpha"
+    subprocess.run([command, "add", store, "Ana lives in Lisbon."], check=True)
+    found = subprocess.run(
+        [command, "search", store, "Where does Ana live?"], capture_output=True, text=True, check=True
+    )
+    assert "Lisbon" in found.stdout
+    for words in (["demo", "--out", str(tmp_path / "run")], ["read", str(store), __file__, "--policy", "tiny"]):
+        refused = subprocess.run([command, *words], capture_output=True, text=True, check=False)
+        assert refused.returncode == 2 and "memalpha[train]" in refused.stderr
+
+
+def test_the_version_is_one() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == memalpha.__version__
+    assert re.search(rf"^## {re.escape(memalpha.__version__)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_every_dependency_is_pinned() -> None:
+    """`constraints.txt` names the direct dependencies of every extra, exactly."""
+    pins = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().lower().splitlines() if "==" in line
+    )
+    assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for version in pins.values())
+    named = {re.split(r"[\[<>=!~; ]", requirement.lower())[0] for requirement in requires("memalpha") or ()}
+    assert named - {"memalpha"} <= pins.keys()
+
+
+def test_no_package_of_the_core_is_an_extra_s() -> None:
+    core = [requirement for requirement in requires("memalpha") or () if "extra ==" not in requirement]
+    names = {re.split(r"[\[<>=!~; ]", requirement.lower())[0] for requirement in core}
+    assert names == {"pydantic", "numpy", "faiss-cpu", "typer", "rich", "pyyaml", "immutables"}
+
+
+def test_scripts_are_executable_and_name_no_machine() -> None:
+    for name in ("scripts/setup", "scripts/demo", "scripts/test", ".ci/run"):
+        path = ROOT / name
+        assert path.stat().st_mode & 0o111, f"{name} is not executable"
+        subprocess.run(["bash", "-n", str(path)], check=True)
+        assert "http" not in path.read_text()
