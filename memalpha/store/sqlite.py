@@ -64,11 +64,13 @@ class Database:
         self.writing = False
         if path != ":memory:":
             _check_path(Path(path), create)
+        # Before the file comes into being: what cannot be made must leave nothing behind.
+        meta = initial_meta() if path == ":memory:" or not Path(path).exists() else None
         with self._clear_errors():
             # Transactions are begun and ended here, never by the sqlite3 module (isolation_level None).
             self._connection = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
         try:
-            self._prepare(create, initial_meta)
+            self._prepare(create, lambda: meta or initial_meta())
         except BaseException:
             self._connection.close()
             raise

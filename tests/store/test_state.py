@@ -1,0 +1,255 @@
+import pickle
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownCategory, UnknownEntry
+from memalpha.store.embedding import load_embedder
+from memalpha.store.schema import MEM_ALPHA, MemorySchema
+from memalpha.store.state import MemoryState, inverse, make_id, plan
+from memalpha.store.working import WorkingMemory
+from memalpha.types import Operation
+
+EMPTY = MemoryState.empty(MEM_ALPHA)
+
+
+def insert(content: str, category: str = "semantic", **fields) -> Operation:
+    return Operation("insert", category=category, content=content, **fields)
+
+
+@pytest.mark.parametrize(
+    ("content", "topic"),
+    [
+        ("city: Oslo", "city"),
+        ("Tom's home city: Oslo", "tom-s-home-city"),
+        ("one two three four five: x", "one-two"),
+        ("Ana lives in Porto.", "ana-lives"),
+        (": no head", "no-head"),
+        ("!!!", "m"),
+        ("名前: 花子", "名前"),
+        ("Ünïcode: x", "ünïcode"),
+        ("a" * 40 + ": x", "a" * 24),
+        ("abcdefghijklmnopqrstuvw xyz: x", "abcdefghijklmnopqrstuvw"),
+    ],
+)
+def test_ids_are_readable(content: str, topic: str) -> None:
+    id = make_id(content, 0, lambda _: False)
+    assert id[:-2] == topic
+    assert id[-2] == "#"
+    assert id[-1] in "abcdefghijkmnpqrstuvwxyz23456789"
+
+
+@given(st.text(), st.integers(0, 10**6))
+def test_ids_are_stable_and_grow_until_free(content: str, position: int) -> None:
+    used: list[str] = []
+    for _ in range(4):
+        used.append(make_id(content, position, lambda id: id in used))
+    assert len(set(used)) == 4
+    assert all(longer.startswith(shorter) for shorter, longer in pairwise(used))
+    assert make_id(content, position, lambda _: False) == used[0]
+
+
+def test_ids_do_not_depend_on_the_process() -> None:
+    assert make_id("city: Oslo", 0, lambda _: False) == "city#x"
+
+
+def test_insert_update_delete() -> None:
+    one = EMPTY.apply(insert(" city: Oslo ", timestamp="2024-05-01", source="chat", chunk=3, turn="t1"))
+    (entry,) = one.list()
+    assert (entry.content, entry.version, entry.valid_from, entry.valid_to) == ("city: Oslo", 1, 1, None)
+    assert (entry.source, entry.chunk, entry.turn, entry.importance, entry.metadata) == ("chat", 3, "t1", 1.0, {})
+    two = one.apply(Operation("update", id=entry.id, content="city: Rome", importance=0.5))
+    updated = two.get(entry.id)
+    assert (updated.content, updated.version, updated.valid_from) == ("city: Rome", 2, 2)
+    assert (updated.timestamp, updated.importance, updated.source) == ("2024-05-01", 0.5, None)
+    three = two.apply(Operation("delete", id=entry.id))
+    assert three.list() == []
+    assert three.last(entry.id).valid_to == 3  # pyright: ignore
+    # The earlier values are untouched: a snapshot is the state itself.
+    assert one.list() == [entry]
+    assert two.list() == [updated]
+    assert EMPTY.position == 0
+    assert three == EMPTY
+    assert one != two
+
+
+def test_an_empty_timestamp_clears_it() -> None:
+    state = EMPTY.apply(insert("a", timestamp="2024"))
+    (entry,) = state.list()
+    assert state.apply(Operation("update", id=entry.id, content="b", timestamp="")).get(entry.id).timestamp is None
+
+
+def test_dead_ids_are_never_given_again() -> None:
+    state, seen = EMPTY, set()
+    for _ in range(200):
+        state = state.apply(insert("city: Oslo"))
+        (entry,) = state.list()
+        assert entry.id not in seen
+        seen.add(entry.id)
+        state = state.apply(Operation("delete", id=entry.id))
+
+
+def test_duplicates_are_named() -> None:
+    state = EMPTY.apply(insert("a")).apply(insert("b"))
+    a, b = (entry.id for entry in state.list())
+    for operation, known in [
+        (insert(" a\n"), a),
+        (Operation("update", id=b, content="a"), a),
+        (Operation("update", id=a, content="a", importance=0.1), a),
+    ]:
+        with pytest.raises(DuplicateContent) as caught:
+            state.apply(operation)
+        assert caught.value.entry_id == known
+    assert len(state.apply(insert("a", "episodic")).list()) == 3
+    assert state.find("semantic", " a ") == state.get(a)
+    assert state.find("episodic", "a") is None
+    # A content that ended may be stored again.
+    assert len(state.apply(Operation("delete", id=a)).apply(insert("a")).list()) == 2
+
+
+def test_an_explicit_id_brings_an_ended_entry_back_in_its_place() -> None:
+    state = EMPTY.apply(insert("a")).apply(insert("b"))
+    a, b = state.list()
+    gone = plan(state, Operation("delete", id=a.id))
+    back = state.advance(gone).apply(inverse(gone, ""))
+    assert [entry.id for entry in back.list()] == [a.id, b.id]
+    assert back.get(a.id).version == 2
+    assert back == state
+    with pytest.raises(StoreError, match="in use"):
+        back.apply(insert("c", id=a.id))
+    with pytest.raises(StoreError, match="category"):
+        state.advance(gone).apply(insert("c", "episodic", id=a.id))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"content": ""},
+        {"content": " \n"},
+        {"content": "a\x00b"},
+        {"content": "\ud800"},
+        {"content": None},
+        {"content": 3},
+        {"timestamp": 2024},
+        {"source": "\ud800"},
+        {"chunk": -1},
+        {"chunk": True},
+        {"chunk": 2**63},
+        {"importance": float("nan")},
+        {"importance": "high"},
+        {"metadata": {"a": object()}},
+        {"metadata": {1: 2}},
+        {"metadata": {"a": float("inf")}},
+        {"id": "has space"},
+        {"id": ""},
+    ],
+)
+def test_what_cannot_be_stored_is_refused(fields) -> None:
+    with pytest.raises(InvalidContent):
+        EMPTY.apply(Operation(**{"kind": "insert", "category": "semantic", "content": "a", **fields}))
+
+
+def test_unknown_ids_categories_and_kinds() -> None:
+    with pytest.raises(UnknownCategory, match="semantic, episodic"):
+        EMPTY.apply(insert("a", "life"))
+    for kind in ("update", "delete"):
+        for id in ("none", None, 3):
+            with pytest.raises(UnknownEntry):
+                EMPTY.apply(Operation(kind, id=id, content="a"))  # pyright: ignore
+    with pytest.raises(UnknownEntry):
+        EMPTY.get("none")
+    with pytest.raises(StoreError, match="core_update"):
+        EMPTY.apply(Operation("forget"))  # pyright: ignore
+
+
+def test_core_memory_is_never_cut() -> None:
+    state = EMPTY.apply(Operation("core_update", content=" Ana, 34. "))
+    assert state.core == "Ana, 34."
+    full = state.apply(Operation("core_update", content="word " * 512))
+    assert len(full.core.split()) == 512
+    with pytest.raises(InvalidContent, match="513 tokens is over the limit of 512"):
+        full.apply(Operation("core_update", content="word " * 513))
+    assert full.apply(Operation("core_update", content="")) == EMPTY
+    with pytest.raises(StoreError, match="no core memory"):
+        MemoryState.empty(MemorySchema("x", MEM_ALPHA.categories, core=False)).apply(
+            Operation("core_update", content="a")
+        )
+
+
+def test_metadata_is_a_private_copy() -> None:
+    mine = {"tags": ["a"], "pair": (1, 2)}
+    (entry,) = EMPTY.apply(insert("a", metadata=mine)).list()
+    mine["tags"].append("b")  # pyright: ignore
+    assert entry.metadata == {"tags": ["a"], "pair": [1, 2]}
+
+
+def test_a_resolved_operation_is_complete() -> None:
+    state = EMPTY.apply(insert("b"))
+    done = state.resolve(insert(" a "))
+    assert done.id
+    assert done.content == "a"
+    assert done.importance == 1.0
+    assert state.resolve(done) == done
+    assert state.apply(done) == state.apply(insert("a"))
+    assert state.apply(done).position == 2
+
+
+def test_states_pickle() -> None:
+    state = EMPTY.apply(insert("a")).apply(Operation("core_update", content="c"))
+    copy = pickle.loads(pickle.dumps(state))
+    assert copy == state
+    assert copy.list() == state.list()
+    assert hash(copy) == hash(state)
+
+
+def random_state(seed: int, size: int) -> WorkingMemory:
+    memory, rng = WorkingMemory(EMPTY, load_embedder("hash")), random.Random(seed)
+    for number in range(size):
+        entry = memory.insert(rng.choice(MEM_ALPHA.category_names), f"fact {number}: value {rng.randrange(50)}")
+        if rng.random() < 0.3:
+            memory.update(entry.id, f"fact {number}: {rng.random()}")
+        elif rng.random() < 0.2:
+            memory.delete(entry.id)
+    return memory
+
+
+@given(st.integers(0, 50), st.integers(0, 15), st.integers(0, 5))
+def test_a_search_does_not_depend_on_how_the_memory_came_about(seed: int, size: int, searched_at: int) -> None:
+    memory = random_state(seed, size)
+    memory.search("value")  # makes the corpus, which then follows the writes
+    memory.insert("semantic", f"new: {searched_at}")
+    for entry in memory.list()[:2]:
+        memory.delete(entry.id)
+    for route in ("soft", "flat", "dense", "bm25", "hard"):
+        for category in (None, "episodic"):
+            fresh = WorkingMemory(memory.state, load_embedder("hash"))
+            found = memory.search("what is the value of fact 3?", 5, category=category, route=route)
+            assert found == fresh.search("what is the value of fact 3?", 5, category=category, route=route)
+            assert all(category in (None, hit.entry.category) for hit in found)
+
+
+def test_searching_a_small_memory() -> None:
+    memory = WorkingMemory(EMPTY, load_embedder("hash"))
+    assert memory.search("anything") == []
+    memory.insert("semantic", "city: Oslo")
+    first = memory.insert("semantic", "pet: cat")
+    assert memory.insert("semantic", " pet: cat") == first
+    assert memory.search("which pet?")[0].entry == first
+    assert [[hit.entry.content for hit in hits[:1]] for hits in memory.search_many(["pet", "city"])] == [
+        ["pet: cat"],
+        ["city: Oslo"],
+    ]
+    with pytest.raises(UnknownCategory):
+        memory.search("x", category="life")
+
+
+def test_a_fork_leaves_the_original_alone() -> None:
+    memory = random_state(1, 5)
+    fork = WorkingMemory(memory.state, load_embedder("hash"))
+    fork.core_update("mine")
+    fork.delete(fork.list()[0].id)
+    assert memory.core == ""
+    assert len(memory.list()) == len(fork.list()) + 1

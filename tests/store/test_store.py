@@ -1,0 +1,614 @@
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memalpha.store.rows
+from memalpha.errors import DataError, EmbedderError, InvalidContent, MemalphaError, StoreError, UnknownEntry
+from memalpha.store.embedding import HashEmbedder, load_embedder
+from memalpha.store.schema import MEM_ALPHA
+from memalpha.store.sqlite import FORMAT
+from memalpha.store.state import MemoryState
+from memalpha.store.store import MemoryStore
+from memalpha.store.working import WorkingMemory
+from memalpha.types import Operation
+
+HASH = load_embedder("hash")
+QUERY = "what is the value of a pet?"
+
+contents = st.sampled_from(
+    ["pet: cat", "pet: dog", " pet: dog", "city: Oslo", "値: 猫", "", "a\x00", "\ud800", "it's 'x'"]
+)
+places = st.integers(0, 7)
+commands = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("insert"),
+            st.sampled_from(["semantic", "episodic", "nine"]),
+            contents,
+            st.sampled_from([None, "2024-05-01"]),
+            st.sampled_from([None, {"a": [1, {"b": None}]}]),
+        ),
+        st.tuples(st.just("update"), places, contents, st.sampled_from([None, "", "2025-01-01"])),
+        st.tuples(st.just("delete"), places),
+        st.tuples(st.just("core"), st.sampled_from(["", "Ana", "word " * 513])),
+        st.tuples(st.just("undo")),
+        st.tuples(st.just("restore"), st.floats(0, 1)),
+        st.tuples(st.just("search")),
+        st.tuples(st.just("reopen")),
+    ),
+    min_size=8,
+    max_size=30,
+)
+
+
+def memory_of(state: MemoryState) -> WorkingMemory:
+    return WorkingMemory(state, HASH)
+
+
+def operation(command: tuple, state: MemoryState) -> Operation:
+    kind, *rest = command
+    if kind == "insert":
+        category, content, timestamp, metadata = rest
+        return Operation("insert", category=category, content=content, timestamp=timestamp, metadata=metadata, chunk=3)
+    if kind == "core":
+        return Operation("core_update", content=rest[0])
+    known = [entry.id for entry in state.list()]
+    id = known[rest[0] % len(known)] if known and rest[0] < 7 else "nobody#x"
+    if kind == "delete":
+        return Operation("delete", id=id, source="s")
+    return Operation("update", id=id, content=rest[1], timestamp=rest[2])
+
+
+def outcome(run, operation: Operation) -> object:
+    try:
+        return run(operation)
+    except MemalphaError as error:
+        return type(error), str(error)
+
+
+def run_program(program: list, opened) -> None:
+    """Run on the store, by turns through two connections, and on a WorkingMemory; compare after every step."""
+    store, other = opened(), opened()
+    working = memory_of(MemoryState.empty(MEM_ALPHA))
+    states = [working.state]  # by position
+    in_effect = [[0]]  # by position: the positions an undo would go back through, oldest first
+    for number, command in enumerate(program):
+        if command[0] == "reopen":
+            store.close()
+            store = opened()
+        writer, reader = (store, other) if number % 3 else (other, store)
+        before = working.state.position
+        if command[0] == "reopen":
+            assert store.search(QUERY, 5) == working.search(QUERY, 5)
+        elif command[0] == "search":
+            assert writer.search(QUERY, 5) == working.search(QUERY, 5)
+        elif command[0] in ("undo", "restore"):
+            goal = in_effect[-1][:-1] if command[0] == "undo" else in_effect[round(command[1] * before)]
+            undone = writer.undo() if command[0] == "undo" else writer.restore(round(command[1] * before))
+            for position, _, done in writer.log(before):
+                assert working.apply(done) == done
+                states.append(working.state)
+                in_effect.append([*in_effect[-1], position])
+            if command[0] == "undo":
+                assert len(states) - 1 - before == (1 if goal else 0)
+                assert undone == (next(writer.log(in_effect[before][-1] - 1))[2] if goal else None)
+            else:
+                assert len(states) - 1 - before == undone
+                assert working.state == states[round(command[1] * before)]
+            if working.state.position > before:
+                assert working.state == states[goal[-1]]
+                in_effect[-1] = goal
+        else:
+            wished = operation(command, working.state)
+            theirs, ours = outcome(writer.apply, wished), outcome(working.apply, wished)
+            assert theirs == ours
+            if isinstance(ours, Operation):
+                states.append(working.state)
+                in_effect.append([*in_effect[-1], working.state.position])
+        assert reader.state == working.state
+        assert reader.list() == working.list()
+        assert reader.core == working.core
+        assert reader.snapshot() == working.state.position
+    compare_everything(store, states)
+    store.close()
+    other.close()
+
+
+def compare_everything(store: MemoryStore, states: list[MemoryState]) -> None:
+    log = [done for _, _, done in store.log()]
+    assert MemoryState.replay(store.schema, log).list() == states[-1].list()
+    assert store.state.position == len(log) == len(states) - 1
+    ids = {done.id for done in log if done.id}
+    for position, state in enumerate(states):
+        assert store.list(as_of=position) == state.list()
+        assert store.search(QUERY, 3, as_of=position) == memory_of(state).search(QUERY, 3)
+        for id in ids:
+            if id in state.entries:
+                assert store.get(id, as_of=position) == state.get(id)
+            else:
+                with pytest.raises(UnknownEntry):
+                    store.get(id, as_of=position)
+    for id in ids:
+        versions = store.history(id)
+        assert [version.version for version in versions] == list(range(1, len(versions) + 1))
+        for position, state in enumerate(states):
+            current = [
+                version
+                for version in versions
+                if version.valid_from <= position and (version.valid_to is None or position < version.valid_to)
+            ]
+            assert [version.content for version in current] == [
+                state.get(id).content for _ in [0] if id in state.entries
+            ]
+    assert store.search(QUERY, 8) == memory_of(states[-1]).search(QUERY, 8)
+    assert store.search(QUERY, 8, category="semantic") == memory_of(states[-1]).search(QUERY, 8, category="semantic")
+
+
+@settings(max_examples=100, deadline=None)
+@given(commands)
+def test_a_store_is_its_state(program: list) -> None:
+    store = MemoryStore.open(":memory:", embedder="hash")
+    store.namespace("other").insert("semantic", "pet: parrot")
+    run_program([command for command in program if command[0] != "reopen"], lambda: store.namespace("mine"))
+    store.close()
+
+
+@settings(max_examples=10, deadline=None)
+@given(commands)
+def test_a_store_on_disk_is_its_state(tmp_path_factory, program: list) -> None:
+    path = tmp_path_factory.mktemp("store") / "a.db"
+    run_program(program, lambda: MemoryStore.open(path, embedder="hash"))
+
+
+def facts(store: MemoryStore, number: int = 5) -> None:
+    for index in range(number):
+        store.insert("semantic", f"fact {index}: value {index}", source="test")
+
+
+def new(path: str | Path = ":memory:", **options) -> MemoryStore:
+    return MemoryStore.open(path, embedder="hash", **options)
+
+
+def test_the_public_face(tmp_path) -> None:
+    store = new(tmp_path / "ana.db")
+    entry = store.insert("semantic", "Ana lives in Lisbon.", timestamp="2024-05-01", importance=0.8, source="chat-7")
+    store.update(entry.id, "Ana lives in Porto.")
+    assert [version.content for version in store.history(entry.id)] == ["Ana lives in Lisbon.", "Ana lives in Porto."]
+    assert store.list() == [store.get(entry.id)]
+    assert store.core == ""
+    (hit,) = store.search("Where does Ana live?", k=5)
+    assert hit.score > 0
+    assert hit.entry.category == "semantic"
+    assert hit.entry.content == "Ana lives in Porto."
+    assert set(hit.explain) == {"dense", "bm25", "group"}
+    assert store.delete(entry.id).valid_to == 3
+    assert store.search("Ana") == []
+    assert store.undo() == Operation("delete", id=entry.id, category="semantic")
+    assert store.search("Ana", as_of=7)[0].entry.content == "Ana lives in Porto."
+    assert store.search("Ana", as_of=1)[0].entry.content == "Ana lives in Lisbon."
+    assert store.export_jsonl(tmp_path / "ana.jsonl") == 4
+    with store.namespace("user-42") as mine:
+        assert mine.search("Ana") == mine.list() == []
+        mine.insert("episodic", "trip: Rome")
+    assert store.namespaces() == ["default", "user-42"]
+    assert len(store.list()) == 1
+    store.close()
+    store.close()
+    for use in (store.list, lambda: store.insert("semantic", "a"), mine.undo):
+        with pytest.raises(StoreError, match="is closed"):
+            use()
+
+
+def test_pages() -> None:
+    store = new()
+    facts(store)
+    store.insert("episodic", "trip: Rome")
+    ids = [entry.id for entry in store.list()]
+    assert [entry.id for entry in store.list(limit=2)] == ids[:2]
+    assert [entry.id for entry in store.list(limit=2, after=ids[1])] == ids[2:4]
+    store.delete(ids[1])
+    assert [entry.id for entry in store.list("semantic", after=ids[1])] == ids[2:5]
+    assert store.list(limit=0) == []
+    with pytest.raises(UnknownEntry, match="after"):
+        store.list(after="none")
+
+
+def test_duplicates_are_stored_once() -> None:
+    store = new()
+    first = store.insert("semantic", "pet: cat")
+    assert store.insert("semantic", "pet: cat ") == first
+    assert store.find("semantic", " pet: cat") == first
+    assert store.snapshot() == 1
+
+
+def test_as_of_takes_times() -> None:
+    store = new()
+    facts(store, 3)
+    for position, moment, _ in store.log():
+        assert store.list(as_of=moment) == store.list(as_of=position)
+        assert store.list(as_of=moment.replace("+00:00", "Z")) == store.list(as_of=position)
+        assert store.list(as_of=moment.removesuffix("+00:00")) == store.list(as_of=position)
+    assert store.list(as_of="2020-01-01") == []
+    assert len(store.list(as_of="2999-01-01")) == 3
+    for wrong in ("soon", -1, True, 1.5):
+        with pytest.raises(StoreError, match="as_of"):
+            store.list(as_of=wrong)  # pyright: ignore
+    for wrong in (4, -1, "1"):
+        with pytest.raises(StoreError, match="not in the log"):
+            store.restore(wrong)  # pyright: ignore
+
+
+def test_a_clock_set_back_does_not_disorder_the_log(monkeypatch) -> None:
+    store = new()
+    monkeypatch.setattr(memalpha.store.rows, "utc", lambda _: "2030-01-01T00:00:00.000000+00:00")
+    facts(store, 1)
+    monkeypatch.setattr(memalpha.store.rows, "utc", lambda _: "2029-01-01T00:00:00.000000+00:00")
+    facts(store, 3)
+    assert [moment[:4] for _, moment, _ in store.log()] == ["2030"] * 3
+
+
+def test_restore_swaps_contents_that_would_be_duplicates() -> None:
+    store = new()
+    a, b = store.insert("semantic", "a"), store.insert("semantic", "b")
+    before = store.state
+    store.update(a.id, "c")
+    store.update(b.id, "a")
+    store.update(a.id, "b", timestamp="2024", importance=0.1)
+    store.restore(2)
+    assert store.state == before
+    assert store.get(a.id).timestamp is None
+    assert [entry.id for entry in store.list()] == [a.id, b.id]
+
+
+def test_the_state_of_a_store_goes_on_in_memory(tmp_path) -> None:
+    store = new(tmp_path / "a.db")
+    facts(store)
+    fork = WorkingMemory(store.state, HASH)
+    assert fork.insert("semantic", "new: fact") == store.insert("semantic", "new: fact")
+    fork.core_update("only here")
+    assert store.core == ""
+
+
+def test_namespaces_score_as_if_alone() -> None:
+    shared, alone = new(), new()
+    for index in range(30):
+        shared.namespace(f"user-{index % 3}").insert("semantic", f"pet {index}: cat {index % 7}")
+    for index in range(0, 30, 3):
+        alone.insert("semantic", f"pet {index}: cat {index % 7}")
+    assert shared.namespace("user-0").search("which pet is cat 3?") == alone.search("which pet is cat 3?")
+    for wrong in ("", None):
+        with pytest.raises(StoreError, match="namespace"):
+            shared.namespace(wrong)  # pyright: ignore
+
+
+def test_an_operation_that_is_rolled_back_gives_its_namespace_number_to_no_other(monkeypatch) -> None:
+    store = new()
+    one, two = store.namespace("one"), store.namespace("two")
+    with monkeypatch.context() as patch:
+        patch.setattr(memalpha.store.rows, "_values", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            one.insert("semantic", "a")
+    two.insert("semantic", "b")
+    assert one.list() == []
+    one.insert("semantic", "c")
+    assert [entry.content for entry in two.list()] == ["b"]
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+def test_ctrl_c_leaves_no_half_operation(monkeypatch, at: int) -> None:
+    store = new()
+    entry = store.insert("semantic", "pet: cat")
+    before, hits = store.state, store.search(QUERY)
+    inner, calls = memalpha.store.rows.digest, []
+
+    def interrupted(content: str) -> bytes:
+        calls.append(content)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return inner(content)
+
+    monkeypatch.setattr(memalpha.store.rows, "digest", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.update(entry.id, "pet: dog")
+    monkeypatch.undo()
+    assert store.state == before
+    assert store.snapshot() == 1
+    assert store.search(QUERY) == hits
+    store.update(entry.id, "pet: dog")
+    assert store.search(QUERY)[0].entry.content == "pet: dog"
+
+
+def test_the_log_is_append_only(tmp_path) -> None:
+    store = new(tmp_path / "a.db")
+    facts(store, 1)
+    rows = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
+    for statement in ("DELETE FROM operations", "UPDATE operations SET content = 'x'"):
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            rows.execute(statement)
+
+
+def test_durable_settings(tmp_path) -> None:
+    store = new(tmp_path / "a.db")
+    for _ in range(2):
+        rows = store._database._connection
+        assert rows.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert rows.execute("PRAGMA synchronous").fetchone() == (2,)
+        store.close()
+        store = new(tmp_path / "a.db")
+
+
+class Failing(HashEmbedder):
+    def __init__(self, broken: bool = False) -> None:
+        super().__init__()
+        self.broken = broken
+
+    def encode(self, texts):
+        if self.broken:
+            raise EmbedderError("no answer")
+        return super().encode(texts)
+
+
+class Other(HashEmbedder):
+    def encode(self, texts):
+        return -super().encode(texts)
+
+
+def test_reopening_uses_and_checks_what_is_recorded(tmp_path) -> None:
+    path = tmp_path / "a.db"
+    own = tmp_path / "own.yaml"
+    own.write_text("name: own\ncategories: {customer: Who it is.}")
+    new(path, schema=own).insert("customer", "Ana")
+    store = MemoryStore.open(path)
+    assert store.schema.name == "own"
+    assert store.embedder == "hash"
+    assert store.search("Ana")[0].entry.content == "Ana"
+    assert MemoryStore.open(path, schema=own).schema == store.schema
+    with pytest.raises(EmbedderError, match=r"a\.db was made with the embedder 'hash', not 'static'"):
+        MemoryStore.open(path, embedder="static")
+    with pytest.raises(StoreError, match=r"schema 'own' .* not 'mem-alpha'"):
+        MemoryStore.open(path, schema="mem-alpha")
+    for changed in (Other(), HashEmbedder(64)):
+        with pytest.raises(EmbedderError, match="another version of the embedder 'hash'"):
+            MemoryStore.open(path, embedder=changed).search("Ana")
+    # What needs no vectors works without the embedder.
+    assert MemoryStore.open(path, embedder=Other()).list()[0].content == "Ana"
+
+
+def test_what_is_no_store_is_refused_and_left_alone(tmp_path) -> None:
+    (tmp_path / "short").write_text("hello")
+    (tmp_path / "long").write_text("hello" * 1000)
+    with sqlite3.connect(tmp_path / "foreign") as rows:
+        rows.execute("CREATE TABLE t (x)")
+    rows.close()
+    for name, message in [
+        ("short", "is not a memalpha store"),
+        ("long", "is not a memalpha store"),
+        ("foreign", "SQLite database, but not a memalpha store"),
+    ]:
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(StoreError, match=message) as caught:
+            new(tmp_path / name)
+        assert name in str(caught.value)
+        assert (tmp_path / name).read_bytes() == before
+    for path, message in [
+        (tmp_path, "is a folder"),
+        (tmp_path / "none" / "a.db", "the folder .* does not exist"),
+        ("postgresql://host/db", "only files"),
+    ]:
+        with pytest.raises(StoreError, match=message):
+            new(path)
+    with pytest.raises(StoreError, match="no such store"):
+        new(tmp_path / "none.db", create=False)
+    assert not (tmp_path / "none.db").exists()
+    with pytest.raises(EmbedderError):
+        MemoryStore.open(tmp_path / "b.db", embedder=Failing(broken=True))
+    assert not list(tmp_path.glob("b.db*"))
+
+
+def test_a_newer_format_is_refused(tmp_path) -> None:
+    new(tmp_path / "a.db").close()
+    with sqlite3.connect(tmp_path / "a.db") as rows:
+        rows.execute(f"PRAGMA user_version = {FORMAT + 1}")
+    with pytest.raises(StoreError, match=f"format {FORMAT + 1}.*upgrade memalpha"):
+        new(tmp_path / "a.db")
+
+
+def test_a_damaged_file_is_named(tmp_path) -> None:
+    path = tmp_path / "a.db"
+    store = new(path)
+    facts(store, 200)
+    store.close()
+    data = bytearray(path.read_bytes())
+    data[4096 * 3 :] = os.urandom(len(data) - 4096 * 3)
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match=r"a\.db"):
+        facts(new(path), 300)
+
+
+def test_export_and_import_keep_everything(tmp_path) -> None:
+    store, file = new(), tmp_path / "log.jsonl"
+    facts(store)
+    store.core_update("Ana")
+    store.update(store.list()[0].id, "値: 猫", metadata={"a": [1]})
+    store.delete(store.list()[1].id)
+    store.undo()
+    assert store.export_jsonl(file) == 9
+    copy = new()
+    assert copy.import_jsonl(file) == 9
+    assert copy.list() == store.list()
+    assert list(copy.log()) == list(store.log())
+    assert copy.undo() == store.undo()
+    assert copy.state == store.state
+    assert copy.search(QUERY) == store.search(QUERY)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl"]
+    with pytest.raises(StoreError, match="cannot be written"):
+        store.export_jsonl(tmp_path / "none" / "log.jsonl")
+
+
+def test_importing_facts_made_by_hand(tmp_path) -> None:
+    store, file = new(), tmp_path / "facts.jsonl"
+    facts(store, 2)
+    lines = [{"category": "semantic", "content": text} for text in ("pet: cat", "fact 1: value 1", "pet: cat")]
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    assert store.import_jsonl(file) == 1
+    assert [entry.content for entry in store.list()] == ["fact 0: value 0", "fact 1: value 1", "pet: cat"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "2: not JSON"),
+        ('{"category": "semantic", "text": "a"}', "2: text"),
+        ('{"category": "semantic", "content": 3}', "2: content"),
+        ('{"category": "semantic", "content": ""}', "2: content is empty"),
+        ('{"category": "semantic"}', "2: content"),
+        ('{"category": "nine", "content": "a"}', "2: no category 'nine'"),
+        ('{"kind": "delete", "id": "none"}', "2: no live entry"),
+        ('{"kind": "forget", "id": "none"}', "2: kind"),
+        ('{"time": "2024-01-01", "category": "semantic", "content": "a"}', "2: time"),
+        ('"a"', "2: line"),
+        ('{"category": "semantic", "content": "\\ud800"}', "2: content"),
+    ],
+)
+def test_a_bad_line_is_named_and_nothing_is_imported(tmp_path, line: str, message: str) -> None:
+    file = tmp_path / "facts.jsonl"
+    file.write_text('{"category": "semantic", "content": "pet: cat"}\n' + line + "\n")
+    store = new()
+    with pytest.raises(DataError) as caught:
+        store.import_jsonl(file)
+    assert f"facts.jsonl:{message}" in str(caught.value)
+    assert store.list() == []
+    for text, wanted in [('{"memalpha": 99}', "file format 99"), ("\udcff", "not UTF-8")]:
+        file.write_bytes(text.encode("utf-8", "surrogateescape"))
+        with pytest.raises(DataError, match=wanted):
+            store.import_jsonl(file)
+    with pytest.raises(DataError, match="cannot be read"):
+        store.import_jsonl(tmp_path / "none")
+
+
+def test_stored_vectors_are_used_again(tmp_path) -> None:
+    class Counting(HashEmbedder):
+        texts = 0
+
+        def encode(self, texts):
+            self.texts += len(texts)
+            return super().encode(texts)
+
+    with MemoryStore.open(tmp_path / "a.db", embedder=Counting()) as store:
+        facts(store)
+        wanted = store.search(QUERY)
+    again = Counting()
+    with MemoryStore.open(tmp_path / "a.db", embedder=again) as store:
+        assert store.search(QUERY) == wanted
+    assert again.texts == 2  # the query, and the one text that tells whether it is the same embedder
+
+
+def test_a_failing_embedder_stores_nothing() -> None:
+    embedder = Failing()
+    store = MemoryStore.open(":memory:", embedder=embedder)
+    facts(store, 1)
+    embedder.broken = True
+    with pytest.raises(EmbedderError):
+        store.insert("semantic", "pet: cat")
+    with pytest.raises(InvalidContent):
+        store.insert("semantic", "")
+    assert store.snapshot() == 1
+    assert np.isfinite(store.search("fact 0: value 0", route="bm25")[0].score)
+
+
+def test_threads_share_a_store(tmp_path) -> None:
+    store = new(tmp_path / "a.db")
+    errors = []
+
+    def work(name: int) -> None:
+        try:
+            for index in range(10):
+                store.insert("semantic", f"thread {name}: value {index}")
+                assert store.search(f"thread {name}", 1)
+        except (MemalphaError, AssertionError, sqlite3.Error) as error:
+            errors.append(error)
+
+    threads = [Thread(target=work, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert len(store.list()) == 40
+
+
+WRITER = """
+import random, sys
+from memalpha.store.store import MemoryStore
+path, name, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
+rng = random.Random(name)
+print("ready", flush=True)
+store = MemoryStore.open(path, embedder="hash")
+for index in range(number):
+    entries = store.list()
+    kinds = ["insert", "insert", "update", "delete", "undo", "core"] if sys.argv[4:] and entries else ["insert"]
+    kind = rng.choice(kinds)
+    text = f"{name} {index}: {rng.random()}"
+    if kind == "insert":
+        store.insert("semantic", text)
+    elif kind == "update":
+        store.update(rng.choice(entries).id, text)
+    elif kind == "delete":
+        store.delete(rng.choice(entries).id)
+    elif kind == "core":
+        store.core_update(text)
+    else:
+        store.undo()
+    print(store.snapshot(), text, flush=True)
+"""
+
+
+def writer(path: Path, name: str, number: int, *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-c", WRITER, str(path), name, str(number), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_processes_take_turns_on_one_file(tmp_path) -> None:
+    path = tmp_path / "a.db"
+    writers = [writer(path, f"writer-{index}", 15) for index in range(3)]
+    results = [process.communicate() for process in writers]
+    assert [process.returncode for process in writers] == [0, 0, 0], results[0][1]
+    wanted = {line.split(" ", 1)[1] for out, _ in results for line in out.splitlines() if line != "ready"}
+    assert {entry.content for entry in new(path).list()} == wanted
+    assert len(wanted) == 45
+
+
+def test_a_killed_writer_loses_nothing_acknowledged(tmp_path) -> None:
+    path = tmp_path / "a.db"
+    acknowledged = 0
+    for round in range(5):
+        process = writer(path, f"round-{round}", 10**6, "mixed")
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        if round:  # the first one is killed while it makes the file
+            process.stdout.readline()
+        time.sleep([0.002, 0.05, 0.013, 0.11, 0.027][round])
+        process.send_signal(signal.SIGKILL)
+        out, _ = process.communicate()
+        lines = [line for line in out.split("\n")[:-1] if line]  # a line without its end was never received
+        acknowledged = int(lines[-1].split(" ")[0]) if lines else acknowledged
+        with new(path) as store:
+            log = [done for _, _, done in store.log()]
+            assert len(log) >= acknowledged
+            replayed = MemoryState.replay(store.schema, log)
+            assert store.state == replayed
+            assert store.list() == replayed.list()
+            assert store.search(QUERY, 5) == memory_of(replayed).search(QUERY, 5)
+            texts = {done.content for done in log}
+            assert len(log) < 2 or any(text and text.startswith(f"round-{round}") for text in texts) or not lines
