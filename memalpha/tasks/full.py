@@ -263,9 +263,11 @@ class _World:
         """A sentence with a value that states nothing: negated, hypothetical, of a stranger, quoted."""
         roll = self.rng.random()
         if roll < 0.25:
+            if self.events and roll < 0.12:  # somebody else's, or a wish: the name of one that did happen
+                event = self.pick(self.events)
+                return fill(self.pick(event.kind.distractors[:2]), event.value)
             kind = self.pick(FULL_EVENTS)
-            value = self.values.draw_other(kind.pool, self.happened[kind.key])
-            return fill(self.pick(kind.distractors), value)
+            return fill(self.pick(kind.distractors), self.values.draw_other(kind.pool, self.happened[kind.key]))
         if roll < 0.5:
             attribute = self.pick(ATTRIBUTES)
             quoted = fill(self.pick(attribute.states), self.values.draw_other(attribute.pool, ()))

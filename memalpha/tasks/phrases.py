@@ -132,7 +132,10 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class EventKind:
-    """A kind of event of a person (`trip: Rome`). `{when}` is "today", "yesterday" or the like."""
+    """A kind of event of the user (`trip: Rome`). `{when}` is "today", "yesterday" or the like.
+
+    `distractors` are of a third person, hypothetical and negated, in this order.
+    """
 
     key: str
     pool: str
