@@ -1,0 +1,241 @@
+"""Records, figures and reports: each key of the summary against cases worked out by hand."""
+
+import json
+
+import pytest
+
+from memalpha.agent.agent import MemoryAgent, act
+from memalpha.agent.answer import Answer, ExtractiveReader
+from memalpha.agent.parsing import format_call
+from memalpha.config import AgentConfig, ReaderConfig, RewardConfig, WorldConfig
+from memalpha.errors import ConfigError, DataError
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.qa.evaluator import (
+    Record,
+    characters_by_four,
+    evaluate,
+    evaluate_memory,
+    mean_and_error,
+    score_groups,
+    summarize,
+)
+from memalpha.qa.reader import load_reader
+from memalpha.qa.reward import RewardModel
+from memalpha.store.embedding import HashEmbedder
+from memalpha.store.schema import load_schema
+from memalpha.store.state import MemoryState
+from memalpha.store.working import WorkingMemory
+from memalpha.tasks.synthetic import tasks
+from memalpha.types import Chunk, Completion, GoldOperation, Question, Task, Trajectory, TrajectoryGroup
+
+EMBEDDER = HashEmbedder(64)
+CONFIG = AgentConfig(prompt="compact", embedder="hash")
+SLOT = {"kind": "updated", "stale": ["Oslo"]}
+TASK = Task(
+    id="t",
+    chunks=(
+        Chunk(text="I live in Oslo. My pet is a cat."),
+        Chunk(text="I moved to Rome."),
+        Chunk(text="No pet any more."),
+    ),
+    questions=(
+        Question(id="now", question="Which city is home?", answers=("Rome",), category="knowledge-update", meta=SLOT),
+        Question(
+            id="then", question="Which city is home?", answers=("Oslo",), asked_after_chunk=0, category="extraction"
+        ),
+        Question(id="pet", question="What pet?", category="abstention", meta={"kind": "retracted", "stale": ["cat"]}),
+    ),
+    gold_operations=(
+        GoldOperation(kind="insert", chunk=0, category="semantic", content="city: Oslo"),
+        GoldOperation(kind="insert", chunk=0, category="semantic", content="pet: cat"),
+        GoldOperation(kind="update", chunk=1, category="semantic", content="city: Rome", replaces="city: Oslo"),
+        GoldOperation(kind="delete", chunk=2, category="semantic", replaces="pet: cat"),
+    ),
+)
+
+
+def roll(*turns, task=TASK, rollout=0):
+    """A trajectory that makes the given (name, arguments) calls; an argument `of` stands for the id of that content."""
+    memory = WorkingMemory(MemoryState.empty(load_schema("mem-alpha")), EMBEDDER)
+    made, states = [], []
+    for chunk, calls in zip(task.chunks, turns, strict=True):
+        text = ""
+        for name, arguments in calls:
+            plain = {key: value for key, value in arguments.items() if key != "of"}
+            if "of" in arguments:
+                plain["id"] = next(entry.id for entry in memory.list() if entry.content == arguments["of"])
+            text += format_call(name, plain)
+        made.append(act(memory, chunk, Completion(text)))
+        states.append(memory.state)
+    return Trajectory(task, rollout, tuple(made), tuple(states))
+
+
+def put(content):
+    return "memory_insert", {"category": "semantic", "content": content}
+
+
+FIRST = [put("city: Oslo"), put("pet: cat")]
+GOOD = roll(
+    FIRST, [("memory_update", {"of": "city: Oslo", "content": "city: Rome"})], [("memory_delete", {"of": "pet: cat"})]
+)
+LAZY = roll(FIRST, [put("city: Rome")], [("memory_skip", {})], rollout=1)
+OLD = roll(FIRST, [], [put("pet: cat"), ("memory_delete", {"id": "none"})], rollout=2)
+
+
+def ask(*trajectories, reader=None, metric="exact"):
+    groups = [TrajectoryGroup(trajectories[0].task, trajectories)]
+    [records] = evaluate_memory(groups, reader or ExtractiveReader(), metric, embedder=EMBEDDER)
+    return records
+
+
+def test_records_are_answered_from_the_memory_of_their_time():
+    good, lazy, old = ask(GOOD, LAZY, OLD)
+    assert [record.answer for record in good] == ["Rome", "Oslo", "unknown"]
+    assert [record.correct for record in good] == [True, True, True]
+    assert [record.conflict for record in lazy] == [True, False, False]
+    assert [record.correct for record in lazy] == [False, True, False]
+    assert [(record.answer, record.stale) for record in old] == [("Oslo", True), ("Oslo", False), ("cat", True)]
+    assert [record.rollout for record in (good[0], lazy[0], old[0])] == [0, 1, 2]
+    assert [len(record.retrieved) for record in lazy] == [3, 2, 3]
+
+
+def test_records_say_whether_the_fact_was_written_and_is_live():
+    good, lazy, old = ask(GOOD, LAZY, OLD)
+    trace = [[(record.written, record.live) for record in records] for records in (good, lazy, old)]
+    assert trace[0] == [(True, True), (True, True), (None, None)]
+    assert trace[2] == [(False, False), (True, True), (None, None)]
+    gone = roll(FIRST, [put("city: Rome")], [("memory_delete", {"of": "city: Rome"})])
+    first = ask(gone)[0][0]
+    assert (first.written, first.live) == (True, False)
+
+
+def test_evidence_decides_where_there_is_some():
+    gold = (
+        GoldOperation(kind="insert", chunk=0, category="episodic", content="trip: Rome", turn="0.0"),
+        GoldOperation(kind="insert", chunk=0, category="episodic", content="trip: Lima", turn="0.1"),
+    )
+    question = Question(id="q", question="How many trips?", answers=("2",), evidence=("0.0", "0.1"))
+    task = Task(id="e", chunks=(Chunk(text="x"),), questions=(question,), gold_operations=gold)
+    one = roll([("memory_insert", {"category": "episodic", "content": "trip: Rome"})], task=task)
+    [[record]] = ask(one)
+    assert (record.answer, record.written, record.live) == ("1", False, False)
+
+
+def test_summary_by_hand():
+    trajectories = [GOOD, LAZY, OLD]
+    records = [record for of_one in ask(*trajectories) for record in of_one]
+    summary = summarize(records, trajectories, lambda text: len(text.split()))
+    assert summary["accuracy"] == pytest.approx(5 / 9)
+    assert summary["se"] is None  # one conversation
+    assert summary["update_accuracy"] == summary["retract_accuracy"] == pytest.approx(1 / 3)
+    assert summary["reward"] is None
+    # calls: GOOD 4, LAZY 4, OLD 4; one fails, one is a duplicate
+    assert summary["valid_calls"] == pytest.approx(11 / 12)
+    assert summary["duplicates"] == summary["update_share"] == summary["delete_share"] == pytest.approx(1 / 12)
+    assert summary["update_hit"] == summary["delete_hit"] == pytest.approx(1 / 3)
+    assert summary["memory_tokens"] == pytest.approx((2 + 6 + 4) / 3)
+    assert summary["conversation_tokens"] == 17
+    assert summary["by_ability"]["extraction"] == {"accuracy": 1.0, "n": 3, "se": None}
+
+
+def test_stale_rate_is_over_changed_facts():
+    records = [record for of_one in ask(GOOD, OLD) for record in of_one]
+    assert summarize(records, [GOOD, OLD])["stale_rate"] == 2 / 4  # the "then" question has no stale answer
+
+
+def test_an_update_of_another_entry_is_no_hit():
+    wrong = roll(FIRST, [("memory_update", {"of": "pet: cat", "content": "city: Rome"})], [])
+    never = roll([], [put("city: Rome")], [])
+    summary = summarize([], [wrong], len)
+    assert summary["update_hit"] == 0.0 and summary["delete_hit"] is None
+    assert summarize([], [never], len)["update_hit"] is None  # nothing was there to update
+
+
+def test_an_empty_summary_has_every_key_and_no_number():
+    summary = summarize([], [])
+    named = "accuracy se update_accuracy retract_accuracy stale_rate reward valid_calls update_share delete_share"
+    named += " update_hit delete_hit memory_tokens conversation_tokens by_ability"
+    assert set(named.split()) <= set(summary)
+    assert {summary[key] for key in summary if key != "by_ability"} == {None}
+
+
+def test_mean_and_error():
+    assert mean_and_error([]) == (None, None)
+    assert mean_and_error([[1.0, 0.0]]) == (0.5, None)
+    mean, error = mean_and_error([[1.0], [0.0], [1.0], [0.0]])
+    assert mean == 0.5 and error == pytest.approx((0.25 / 3) ** 0.5)  # equal clusters: the usual standard error
+    assert mean_and_error([[1.0] * 3, [], [0.0]])[0] == 0.75
+    doubled = mean_and_error([[1.0, 1.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]])[1]
+    assert doubled == pytest.approx(error)  # more questions on the same conversations are no more evidence
+
+
+def test_score_groups_sets_rewards_in_order():
+    groups = [TrajectoryGroup(TASK, (GOOD, LAZY)), TrajectoryGroup(TASK, (OLD,))]
+    rewards = RewardModel(RewardConfig(), characters_by_four)
+    scored, records = score_groups(groups, ExtractiveReader(), rewards, embedder=EMBEDDER)
+    r1 = [[t.reward.components["r1"][0] for t in group.trajectories] for group in scored]
+    assert r1 == [[pytest.approx(1.0), pytest.approx(1 / 3)], [pytest.approx(1 / 3)]]
+    assert [record.rollout for record in records] == [0] * 3 + [1] * 3 + [2] * 3
+
+
+def test_a_reader_that_fails_raises():
+    class Down:
+        name = "down"
+
+        def answer(self, items, *, k=None):
+            raise ConnectionError("server is away")
+
+    with pytest.raises(ConnectionError):
+        ask(GOOD, reader=Down())
+
+
+def test_an_empty_answer_is_never_right():
+    class Silent:
+        name = "silent"
+
+        def answer(self, items, *, k=None):
+            return [Answer("") for _ in items]
+
+    assert not any(record.correct for record in ask(GOOD, reader=Silent())[0])
+
+
+def test_evaluate_writes_what_it_shows(tmp_path, capsys):
+    world = tasks(WorldConfig(), 0, 0, 6)
+    oracle = evaluate(ScriptedPolicy("oracle"), world, config=CONFIG)
+    lazy = evaluate(ScriptedPolicy("append-only"), world, "extractive", config=CONFIG, name="append_only")
+    assert oracle.summary["accuracy"] > lazy.summary["accuracy"]
+    assert oracle.summary["update_hit"] == oracle.summary["delete_hit"] == 1.0 > lazy.summary["update_hit"] == 0.0
+    assert oracle.summary["conversation_tokens"] == lazy.summary["conversation_tokens"]
+    lazy.save(tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "eval" / "append_only.jsonl").read_text().splitlines()]
+    assert len(lines) == sum(len(task.questions) for task in world)
+    assert set(lines[0]) >= {"task", "question_id", "ability", "question", "answer", "gold", "correct"}
+    assert sum(line["correct"] for line in lines) / len(lines) == pytest.approx(lazy.summary["accuracy"])
+    assert json.loads((tmp_path / "eval" / "append_only.json").read_text()) == lazy.summary
+    lazy.table()
+    printed = capsys.readouterr().out
+    assert "append_only" in printed and "knowledge-update" in printed and "update_hit" in printed
+
+
+def test_evaluate_takes_an_agent_and_leaves_its_store_alone():
+    store = WorkingMemory(MemoryState.empty(load_schema("mem-alpha")), EMBEDDER)
+    report = evaluate(MemoryAgent(ScriptedPolicy("oracle"), store, CONFIG), tasks(WorldConfig(), 0, 0, 2))
+    assert report.summary["valid_calls"] == 1.0 and store.list() == []
+
+
+def test_nothing_to_evaluate_is_an_error():
+    with pytest.raises(DataError, match="no tasks"):
+        evaluate(ScriptedPolicy("oracle"), [], config=CONFIG)
+
+
+def test_load_reader():
+    assert isinstance(load_reader("extractive"), ExtractiveReader)
+    policy = ScriptedPolicy("fixed", text="Oslo")
+    assert load_reader(ReaderConfig(kind="policy"), policy).name == "policy:scripted:fixed"
+    with pytest.raises(ConfigError, match=r"reader\.policy"):
+        load_reader(ReaderConfig(kind="policy"))
+
+
+def test_a_record_is_one_line_of_json():
+    record = Record("t", 0, "q", "extraction", None, "Où?", "Malmö", ("Malmö",), 1.0, True)
+    assert json.loads(json.dumps(record.as_json()))["gold"] == ["Malmö"]
