@@ -113,7 +113,8 @@ class Attribute:
     """A single-valued attribute of a person: `key` is its name in an entry (`city: Oslo`).
 
     A `states` sentence said about a filled slot is an update without a cue word. `distractors` name a value of the
-    attribute without stating the fact (third person, hypothetical, negated).
+    attribute without stating the fact (third person, hypothetical, negated). The user's `questions` name the key, so
+    that a reader without a language model can answer from a perfect memory; those about other people need not.
     """
 
     key: str
@@ -151,7 +152,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         ("I live in {v}.", "My home is in {v}.", "I am based in {v}.", "{v} is where I live."),
         ("I moved to {v}.", "I live in {v} now.", "I no longer live in {old} but in {v}."),
         ("I left {old} and have no fixed home.", "Please forget which city I live in.", "I live nowhere for now."),
-        ("Where do I live?", "Which city do I live in?", "What city is my home?"),
+        ("In what city do I live?", "Which city do I live in?", "What city is my home?"),
         ("My aunt lives in {v}.", "Maybe I will live in {v} one day.", "I have never lived in {v}."),
     ),
     Attribute(
@@ -159,7 +160,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         ("I work as {an}.", "My job is {v}.", "I am {an} by trade."),
         ("I switched jobs and am {an} now.", "I am no longer {old_an} but {an}.", "My new job is {v}."),
         ("I quit working as {old_an} and have no job.", "Please forget my job.", "I have no job any more."),
-        ("What is my job?", "What do I work as?", "What do I do for a living?"),
+        ("What is my job?", "Which job do I work in?", "What job do I have?"),
         ("My cousin works as {an}.", "As a kid I dreamed of being {an}.", "I would never be {an}."),
     ),
     Attribute(
@@ -183,7 +184,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         ("My hobby is {v}.", "I spend my free time on {v}.", "I enjoy {v} as a hobby."),
         ("My new hobby is {v}.", "I gave up {old}, my hobby is {v} now.", "I switched my hobby from {old} to {v}."),
         ("I gave up {old} and have no hobby.", "I have no hobby any more.", "Please forget my hobby."),
-        ("What is my hobby?", "What do I do in my free time?", "Which hobby do I have?"),
+        ("What is my hobby?", "What hobby fills my free time?", "Which hobby do I have?"),
         ("My uncle's hobby is {v}.", "Maybe {v} would be a fun hobby.", "I never cared for {v}."),
     ),
     Attribute(
@@ -199,7 +200,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         ("My favorite food is {v}.", "I like to eat {v} best.", "I could eat {v} every day."),
         ("My favorite food is now {v}.", "I no longer love {old} but {v}.", "These days I like {v} best to eat."),
         ("I am tired of {old}, no favorite food now.", "Please forget my food.", "I have no favorite food any more."),
-        ("What is my favorite food?", "What do I like to eat best?", "Which food do I love?"),
+        ("What is my favorite food?", "What food do I like best?", "Which food do I love?"),
         ("My brother loves {v} for lunch.", "Maybe we could cook {v}.", "I do not eat {v}."),
     ),
     Attribute(
@@ -263,7 +264,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         ("I am allergic to {v}.", "I have an allergy to {v}.", "My allergy is {v}."),
         ("The test says it is {v} I am allergic to.", "I am now allergic to {v}, not {old}.", "My allergy is {v} now."),
         ("My allergy to {old} is gone.", "I no longer have any allergy.", "Please forget my allergy."),
-        ("What am I allergic to?", "What is my allergy?", "Which allergy do I have?"),
+        ("What allergy did I mention?", "What is my allergy?", "Which allergy do I have?"),
         ("My son is allergic to {v}.", "Imagine being allergic to {v}.", "I am not allergic to {v}."),
     ),
     Attribute(
@@ -271,7 +272,7 @@ ATTRIBUTES: tuple[Attribute, ...] = (
         ("I work for {v}.", "My employer is {v}.", "I am employed at {v}."),
         ("I work for {v} now.", "I left {old} and joined {v}.", "My new employer is {v}."),
         ("I left {old} and work for nobody.", "I no longer have an employer.", "Please forget my employer."),
-        ("Who do I work for?", "Who is my employer?", "Which company employs me?"),
+        ("Which employer do I have?", "Who is my employer?", "Which company is my employer?"),
         ("My wife works for {v}.", "If {v} called I would listen.", "I turned down a job at {v}."),
     ),
 )
@@ -281,7 +282,7 @@ EVENTS: tuple[EventKind, ...] = (
         "trip",
         "city",
         ("I took a trip to {v} {when}.", "{When} I went on a trip to {v}.", "{When} I visited {v}."),
-        ("How many trips did I take?", "How many places did I visit?"),
+        ("How many trips did I take?", "How many trips did I go on?"),
         ("When did I take the trip to {v}?", "When did I visit {v}?"),
         ("My uncle took a trip to {v}.", "A trip to {v} would be nice.", "I skipped the trip to {v}."),
     ),

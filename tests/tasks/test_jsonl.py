@@ -177,7 +177,7 @@ def test_load_tasks_says_what_is_wrong(arguments, options, says):
 
 def test_the_shipped_sample_and_the_example_in_its_readme_load(tmp_path):
     data = Path(__file__).parents[2] / "data"
-    assert {"plain-text", "two-speakers"} < {task.id for task in load_tasks(data / "sample_tasks.jsonl")}
+    assert {"plain-text", "two-speakers"} < {task.id for task in load_tasks(data / "example.jsonl")}
     example = (data / "README.md").read_text(encoding="utf-8").split("```json\n")[1].split("```")[0]
     (tmp_path / "example.jsonl").write_text(json.dumps(json.loads(example)))
     assert len(load_tasks(tmp_path / "example.jsonl")[0].questions) == 2
