@@ -1,4 +1,4 @@
-"""The words of memalpha as frozen values; DESIGN's table of words, in code.
+"""The words of memalpha as frozen values: chunk, question, task, entry, operation, turn, trajectory, reward.
 
 `Task` and its parts are pydantic models because they are read from outside (JSON Lines, data sets); everything that is
 made inside is a frozen dataclass. Nothing here imports torch or knows a store, a model or a reward.

@@ -61,7 +61,7 @@ def test_the_wheel_carries_every_file_of_the_package(wheel: Path) -> None:
 
 @pytest.mark.slow
 def test_the_core_is_small_and_works_without_torch(wheel: Path, tmp_path: Path) -> None:
-    """A fresh environment with `pip install memalpha` alone: few packages, a store that works, clear words for the rest."""
+    """`pip install memalpha` in a fresh environment: few packages, a store that works, clear words for the rest."""
     home = tmp_path / "env"
     venv.create(home, with_pip=True)
     python = home / "bin" / "python"

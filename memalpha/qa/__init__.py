@@ -1,0 +1,1 @@
+"""From memories to scores: readers, metrics, records and the reward."""

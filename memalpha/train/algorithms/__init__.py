@@ -1,0 +1,1 @@
+"""Algorithms, one file each: they turn trajectory groups into annotated training samples."""
