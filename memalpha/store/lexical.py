@@ -31,11 +31,12 @@ _TOKEN = re.compile(rf"[{_UNSPACED}]+|(?:(?![{_UNSPACED}_])\w)+(?:['\u2019](?![{
 _RUN = re.compile(rf"[{_UNSPACED}]")
 
 # Function words carry no topic; most of a question consists of them. Names of months, numbers and negations stay.
-STOP_WORDS = frozenset(
-    """a an and are as at be been but by did do does for from had has have he her him his how i if in into is it its me
+_STOP_WORDS = """
+    a an and are as at be been but by did do does for from had has have he her him his how i if in into is it its me
     my of on or our she so such that the their them then there these they this to was we were what when where which who
-    whom whose why will with would you your""".split()
-)
+    whom whose why will with would you your
+"""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
 
 
 def words(text: str) -> list[str]:

@@ -182,7 +182,7 @@ class Corpus:
         parts: dict[str, np.ndarray] = {}
         total = np.zeros(len(slots))
         if vector is not None:
-            parts["dense"] = self._vectors.scores(vector)[0][slots].astype(np.float64)
+            parts["dense"] = self._vectors.scores(vector)[0][slots]
             total += parts["dense"] if route == "dense" else _scale(parts["dense"])
         if route != "dense":
             parts["bm25"] = self._bm25.scores(query, len(self._ids))[slots]
@@ -218,7 +218,7 @@ def _scale(scores: np.ndarray) -> np.ndarray:
 
 def _share(scores: np.ndarray) -> np.ndarray:
     """Scores as shares of the best one; nothing below 0. Groups that are equally near get an equal prior."""
-    scores = np.maximum(scores, 0.0).astype(np.float64)
+    scores = np.maximum(scores, 0.0)
     best = scores.max(initial=0.0)
     return scores / best if best > 0 else scores
 

@@ -1,0 +1,51 @@
+"""Vectors by slot and group prototypes."""
+
+import numpy as np
+
+from memalpha.store.index import Prototypes, VectorIndex
+
+
+def unit(*rows):
+    rows = np.array(rows, np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def test_slots_are_set_removed_and_reused():
+    index = VectorIndex(3)
+    query = unit([1, 0, 0])
+    assert index.scores(query).shape == (1, 0)
+    index.set(np.array([0, 2]), unit([1, 0, 0], [0, 1, 0]))
+    assert index.scores(query).tolist() == [[1, 0, 0]]
+    index.set(np.array([1]), unit([1, 1, 0]))
+    assert index.scores(query).tolist() == [[1, 0.70711, 0]]
+    index.remove(0)
+    assert index.scores(query).tolist() == [[0, 0.70711, 0]]
+    index.set(np.array([0]), unit([-1, 0, 0]))
+    assert index.scores(query).tolist() == [[-1, 0.70711, 0]]
+
+
+def test_a_score_does_not_depend_on_what_else_is_there():
+    rng = np.random.default_rng(0)
+    vectors = unit(*rng.normal(size=(257, 64)))
+    queries = unit(*rng.normal(size=(9, 64)))
+    whole = VectorIndex(64)
+    whole.set(np.arange(257), vectors)
+    scores = whole.scores(queries)
+    for slot in (0, 100, 256):
+        alone = VectorIndex(64)
+        alone.set(np.array([0]), vectors[slot : slot + 1])
+        for row in range(9):
+            assert alone.scores(queries[row : row + 1])[0, 0] == scores[row, slot]
+    assert np.allclose(scores, queries.astype(float) @ vectors.T.astype(float), atol=2e-5)
+
+
+def test_prototypes_are_mean_directions_of_the_members_left():
+    vectors = unit([1, 0], [0, 1], [1, 1])
+    prototypes = Prototypes(2)
+    prototypes.change(np.array([0, 0, 1]), vectors, 1.0)
+    query = unit([1, 0])
+    assert np.allclose(prototypes.scores(query), [[0.70711, 0.70711]])
+    prototypes.change(np.array([0]), vectors[1:2], -1.0)
+    assert np.allclose(prototypes.scores(query), [[1.0, 0.70711]])
+    prototypes.change(np.array([0]), vectors[:1], -1.0)
+    assert np.allclose(prototypes.scores(query), [[0.0, 0.70711]])  # an empty group is near nothing
