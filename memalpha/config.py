@@ -77,10 +77,11 @@ class TrainConfig(Config):
     """One training run. Names follow TRL's `GRPOConfig` where the meaning is the same."""
 
     out: Path = Field(description="run directory; a checkpoint found there is resumed")
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     data: str = Field(default="synthetic", description="synthetic, or a task file (JSON Lines)")
     eval_data: str | None = Field(default=None, description="held-out tasks; default: the synthetic test split")
     world: WorldConfig = WorldConfig()
+    eval_world: WorldConfig | None = Field(default=None, description="held-out world; default: world with split=test")
     policy: str = Field(default="tiny", description="a shipped policy's name, a directory, or a hub id")
     agent: AgentConfig = AgentConfig()
     reader: ReaderConfig = ReaderConfig()
@@ -206,7 +207,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def read_config(name: str | Path) -> dict[str, Any]:
     """The raw mapping of a shipped configuration (by name) or of a YAML file (by path)."""
     path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.exists():
+    if path.suffix in (".yaml", ".yml") or path.is_file():
         source, label = path, str(path)
     else:
         source, label = resources.files("memalpha") / "configs" / f"{name}.yaml", f"configs/{name}.yaml"

@@ -13,23 +13,26 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SPECIALS = ["<|end|>", "<|user|>", "<|assistant|>"]
+BROKEN_CALLS = [f"<tool_call>{number}" for number in range(6)]
+VOCABULARY = len(SPECIALS) + 256 + len(BROKEN_CALLS)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte and three specials."""
+    """One token a byte, three specials, and six that open a broken call: so random rollouts differ in reward."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate(SPECIALS + alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(SPECIALS)
+    tokenizer.add_tokens(BROKEN_CALLS)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>")
     fast.chat_template = TEMPLATE
     return fast
 
 
 def tiny_model(
-    seed: int = 0, vocab: int = 260, width: int = 32, layers: int = 2, scale: float = 4.0, tied: bool = True
+    seed: int = 0, vocab: int = VOCABULARY, width: int = 32, layers: int = 2, scale: float = 4.0, tied: bool = True
 ):
     """Random weights, times `scale` so that the distribution is far from uniform."""
     torch.manual_seed(seed)

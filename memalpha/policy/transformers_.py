@@ -12,7 +12,8 @@ that depends on the batch, and runs finished rows to the end. Here
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils import logging as hf_logging
 
 from memalpha.errors import PolicyError
 from memalpha.types import Completion, SampleRequest
@@ -30,7 +32,8 @@ from memalpha.types import Completion, SampleRequest
 class TransformersPolicy:
     """Samples from `model`; the learner updates the same module in place, so the sampler is always current.
 
-    `batch_tokens` bounds (prompt + new) tokens x rows of one batch, `batch_rows` its rows.
+    `batch_tokens` bounds (prompt + new) tokens x rows of one batch, `batch_rows` its rows. `prompt` is the prompt style
+    the model was trained on ("full", or what its config.json says under "memalpha_prompt").
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class TransformersPolicy:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
+        self.prompt = getattr(model.config, "memalpha_prompt", "full")
         self.batch_tokens = batch_tokens
         self.batch_rows = batch_rows
         self.eos_ids = _eos_ids(model, tokenizer, name)
@@ -58,8 +62,9 @@ class TransformersPolicy:
         if Path(path).is_absolute() and not (Path(path) / "config.json").is_file():
             raise PolicyError(f"no policy at {str(path)!r}: expected a directory with config.json, weights, tokenizer")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(path)
-            model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+            with without_bars():
+                tokenizer = AutoTokenizer.from_pretrained(path)
+                model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
             model.to(device)
         except (OSError, ValueError) as error:
             raise PolicyError(f"cannot load policy {str(path)!r}: {error}") from error
@@ -201,6 +206,18 @@ class TransformersPolicy:
             ).logits[:, -1]
             position = position + 1
         return ids.tolist(), logprobs.tolist(), lengths.tolist()
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Keep transformers' progress bars for loading and saving out of ours."""
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            hf_logging.enable_progress_bar()
 
 
 class _Sampler:

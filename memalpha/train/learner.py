@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,24 @@ class Learner:
         """One optimizer step on `samples`: normalise their weights, accumulate the gradient, step."""
         stats = self.forward_backward(normalize(samples, self.config.loss_normalizer, self.config.loss_constant))
         return {**stats, "grad_norm": self.optim_step(rate), "learning_rate": rate}
+
+    def optimizer_tensors(self) -> dict[str, torch.Tensor]:
+        """The optimizer's state by `parameter/key`; empty before the first step."""
+        state = self.optimizer.state
+        return {
+            f"{name}/{key}": value.contiguous()
+            for name, parameter in self.named.items()
+            for key, value in state.get(parameter, {}).items()
+        }
+
+    def load_optimizer_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put `optimizer_tensors` back. Raises `KeyError` for an unknown parameter."""
+        self.optimizer.state.clear()
+        for full, value in tensors.items():
+            name, _, key = full.rpartition("/")
+            parameter = self.named[name]
+            place = "cpu" if value.dim() == 0 else parameter.device
+            self.optimizer.state[parameter][key] = value.to(place)
 
     @staticmethod
     def _logprobs(model: PreTrainedModel, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import tiny_model, tiny_policy
+from tiny import VOCABULARY, tiny_model, tiny_policy
 
 from memalpha.config import TrainConfig
 from memalpha.errors import PolicyError, TrainingError
@@ -165,10 +165,10 @@ def test_loss_depends_on_the_labels_of_sampled_tokens_alone():
     row = replace(row, logprobs=learner.forward([row])[0])
     loss = learner.forward_backward([row])["loss"]
     for at, token in enumerate(row.prompt_ids):
-        other = (*row.prompt_ids[:at], (token + 1) % 260, *row.prompt_ids[at + 1 :])
+        other = (*row.prompt_ids[:at], (token + 1) % VOCABULARY, *row.prompt_ids[at + 1 :])
         assert learner.forward_backward([replace(row, prompt_ids=other)])["loss"] == loss
     for at, token in enumerate(row.completion_ids):
-        other = (*row.completion_ids[:at], (token + 1) % 260, *row.completion_ids[at + 1 :])
+        other = (*row.completion_ids[:at], (token + 1) % VOCABULARY, *row.completion_ids[at + 1 :])
         assert learner.forward_backward([replace(row, completion_ids=other)])["loss"] != loss
 
 

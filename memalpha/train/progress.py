@@ -1,0 +1,61 @@
+"""What a person sees while a run works: one live line on a terminal, one plain line a step elsewhere (on stderr)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+
+class Display:
+    """Writes progress to stderr; results belong to stdout and are not written here."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+        self.console.print(text, markup=False)
+
+    @contextmanager
+    def work(self, title: str) -> Iterator[Callable[[int, int], None]]:
+        """Show `title` while the block runs; it may report `(done, total)`."""
+        if not self.console.is_terminal:
+            self.say(title)
+            yield lambda done, total: None
+            return
+        with self._bar() as bar:
+            task = bar.add_task(title, total=None, figures="")
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+
+    @contextmanager
+    def steps(self, done: int, total: int) -> Iterator[Callable[[int, Mapping[str, Any], float], None]]:
+        """Show training; report `(steps done, metrics, minutes left)` after every step."""
+        if not self.console.is_terminal:
+            yield lambda step, line, left: self.say(f"step {step}/{total}  {figures(line, left)}")
+            return
+        with self._bar() as bar:
+            task = bar.add_task("training", total=total, completed=done, figures="first rollouts ...")
+            yield lambda step, line, left: bar.update(task, completed=step, figures=figures(line, left))
+
+    def _bar(self) -> Progress:
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=self.console,
+            transient=True,
+        )
+
+
+def figures(line: Mapping[str, Any], left: float) -> str:
+    """The numbers of one step that a person watches."""
+    parts = [f"{name} {line[name]:.2f}" for name in ("reward", "accuracy") if line.get(name) is not None]
+    parts += [f"calls {line['calls']:.1f}", f"entropy {line['entropy']:.2f}", f"{left:.1f} min left"]
+    if line.get("validation_accuracy") is not None:
+        parts.append(f"(validation accuracy {line['validation_accuracy']:.2f})")
+    return "  ".join(parts)

@@ -1,0 +1,209 @@
+"""The loop: files of a run, resume bit for bit, the token record against the checkpoints it was sampled from."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
+from memalpha.tasks.jsonl import save_jsonl
+from memalpha.train.collect import TaskSource
+from memalpha.train.loop import train
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(run / "checkpoints" / f"step-{step}" / "model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_run_writes_what_is_promised(small):
+    settings = small(keep_tokens=True)
+    summary = train(settings)
+    run = settings.out
+    assert summary == json.loads((run / "summary.json").read_text())
+    assert {"seed", "tasks", "questions", "policy_parameters", "minutes", "before", "after"} <= summary.keys()
+    assert summary["baselines"].keys() == {"append_only", "oracle"}
+    assert summary["baselines"]["oracle"]["accuracy"] > summary["baselines"]["append_only"]["accuracy"]
+    assert summary["tasks"] == 3 and summary["questions"] == len(lines(run / "eval" / "after.jsonl"))
+    for name in ("before", "after"):
+        for line in lines(run / "eval" / f"{name}.jsonl"):
+            assert {"task", "question_id", "ability", "question", "answer", "gold", "correct"} <= line.keys()
+    example = json.loads((run / "eval" / "example.json").read_text())
+    assert example["systems"].keys() == {"before", "after"}
+    metrics = lines(run / "metrics.jsonl")
+    assert [line["step"] for line in metrics] == [0, 1, 2, 3]
+    assert [line.get("validation_accuracy") is not None for line in metrics] == [False, True, False, True]
+    assert all(line["sampler_mismatch"] < 1e-4 < line["ratio_deviation"] for line in metrics)
+    assert not same(weights(run, 0), weights(run, 4))
+    assert (run / "checkpoints" / "best").resolve().name == f"step-{summary['best_step']}"
+    assert train(settings) == summary, "a finished run is not run again"
+
+
+def test_turns_are_reproduced_from_the_checkpoint_of_their_step(small):
+    settings = small(keep_tokens=True, max_steps=2, temperature=0.9)
+    train(settings)
+    turns = lines(settings.out / "turns.jsonl")
+    assert len(turns) == 2 * 2 * 3 * 3, "steps x tasks x rollouts x chunks"
+    for step in (0, 1):
+        model = AutoModelForCausalLM.from_pretrained(settings.out / "checkpoints" / f"step-{step}").double()
+        for turn in [turn for turn in turns if turn["step"] == step]:
+            prompt, completion = turn["prompt_ids"], turn["completion_ids"]
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+            rows = torch.log_softmax(logits / turn["temperature"], -1)
+            expected = rows.gather(1, torch.tensor(completion)[:, None])[:, 0]
+            assert torch.allclose(torch.tensor(turn["logprobs"], dtype=torch.float64), expected, atol=1e-5, rtol=0)
+
+
+def test_stopping_and_going_on_equals_one_go(small, tmp_path):
+    whole = small(out=str(tmp_path / "whole"))
+    train(whole)
+    parts = small(out=str(tmp_path / "parts"))
+    for stop in (1, 3):
+        train(parts.model_copy(update={"max_steps": stop}))
+    train(parts)
+    assert same(weights(whole.out, 4), weights(parts.out, 4))
+    optimizers = [load_file(run / "checkpoints/step-4/optimizer.safetensors") for run in (whole.out, parts.out)]
+    assert same(*optimizers)
+    assert [line["step"] for line in lines(parts.out / "metrics.jsonl")] == [0, 1, 2, 3]
+    timeless = [
+        [{key: value for key, value in line.items() if "seconds" not in key} for line in lines(run / "metrics.jsonl")]
+        for run in (whole.out, parts.out)
+    ]
+    # validation also runs at an early stop, so only the common figures are compared
+    for one, two in zip(*timeless, strict=True):
+        assert all(two[key] == value for key, value in one.items())
+
+
+def test_killed_and_started_again_equals_one_go(small, tmp_path):
+    whole = small(out=str(tmp_path / "whole"), save_every=1)
+    train(whole)
+    killed = small(out=str(tmp_path / "killed"), save_every=1)
+    path = tmp_path / "killed.json"
+    path.write_text(killed.model_dump_json())
+    code = (
+        "import json, sys; from memalpha.train.loop import train; from memalpha.config import TrainConfig;"
+        "train(TrainConfig.model_validate_json(open(sys.argv[1]).read()))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (killed.out / "checkpoints" / "step-2").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (killed.out / "summary.json").exists()
+    with (killed.out / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "half')  # what a kill inside a write leaves
+    train(killed)
+    assert same(weights(whole.out, 4), weights(killed.out, 4))
+    assert [line["step"] for line in lines(killed.out / "metrics.jsonl")] == [0, 1, 2, 3]
+    assert not list((killed.out / "checkpoints").glob(".*"))
+
+
+def test_ctrl_c_leaves_a_checkpoint_that_resumes(small, tmp_path, capfd):
+    whole = small(out=str(tmp_path / "whole"), save_every=100, validate_every=100)
+    train(whole)
+    stopped = small(out=str(tmp_path / "stopped"), save_every=100, validate_every=100)
+
+    def press():
+        while not (stopped.out / "metrics.jsonl").exists() or not (stopped.out / "metrics.jsonl").stat().st_size:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        train(stopped)
+    thread.join()
+    assert "resumes it" in capfd.readouterr().err
+    steps = sorted(path.name for path in (stopped.out / "checkpoints").glob("step-*"))
+    assert steps != ["step-0"]
+    train(stopped)
+    assert same(weights(whole.out, 4), weights(stopped.out, 4))
+
+
+def test_the_best_validation_step_is_evaluated(small, monkeypatch):
+    from memalpha.train import loop
+
+    scores = iter([0.2, 0.9, 0.4])
+    real = loop._Run._report
+
+    def scripted(self, name, policy, tasks, progress=None):
+        report = real(self, name, policy, tasks, progress)
+        if name == "validation":
+            report.summary["accuracy"] = next(scores)
+        return report
+
+    monkeypatch.setattr(loop._Run, "_report", scripted)
+    settings = small(keep_checkpoints=1)
+    summary = train(settings)
+    assert summary["best_step"] == 2
+    kept = {path.name for path in (settings.out / "checkpoints").iterdir()}
+    assert kept == {"step-2", "step-4", "best"}
+
+
+def test_max_steps_does_not_change_the_schedule(small, tmp_path):
+    one = small(out=str(tmp_path / "one"), decay_fraction=1.0, max_steps=2)
+    train(one)
+    rates = [line["learning_rate"] for line in lines(one.out / "metrics.jsonl")]
+    assert rates == pytest.approx([1e-2, 0.75e-2])
+
+
+def test_refusals(small, tmp_path):
+    settings = small(max_steps=1)
+    train(settings)
+    with pytest.raises(CheckpointError, match="seed: 0 there, 1 now"):
+        train(settings, seed=1)
+    with pytest.raises(CheckpointError, match="beyond max_steps=0"):
+        train(settings, max_steps=0)
+    (settings.out / "checkpoints" / "step-1" / "state.json").write_text("{")
+    (settings.out / "summary.json").unlink()
+    with pytest.raises(CheckpointError, match="cannot resume"):
+        train(settings)
+    with pytest.raises(PolicyError, match="no weights"):
+        train(small(policy="scripted:oracle"))
+    with pytest.raises(ConfigError, match="group_size"):
+        train(settings, group_size=1)
+    with pytest.raises(ConfigError, match="no configuration"):
+        train("nothing-of-the-kind")
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DataError):
+        train(small(data=str(tmp_path / "empty.jsonl"), out=str(tmp_path / "other")))
+    assert not (tmp_path / "other").exists()
+
+
+def test_task_sources(small, tmp_path):
+    synthetic = TaskSource(small())
+    one, two = synthetic.batch(0), synthetic.batch(2)
+    assert not {task.id for task in one} & {task.id for task in two}
+    assert [task.id for task in synthetic.batch(0)] == [task.id for task in one]
+    others = {task.id for task in synthetic.validation} | {task.id for task in synthetic.held_out}
+    assert len(others) == 5 and not others & {task.id for task in one}
+    assert [t.id for t in TaskSource(small(seed=5)).held_out] == [t.id for t in synthetic.held_out]
+
+    tasks = [task.model_copy(update={"id": str(i)}) for i, task in enumerate(synthetic.batch(0) * 5)]
+    save_jsonl(tasks, tmp_path / "mine.jsonl")
+    file = TaskSource(small(data=str(tmp_path / "mine.jsonl"), tasks_per_step=4))
+    assert [task.id for task in file.validation] == ["8", "9"]
+    first_pass = [task.id for at in (0, 4) for task in file.batch(at)]
+    assert sorted(first_pass) == [str(i) for i in range(8)]
+    assert first_pass != [task.id for at in (8, 12) for task in file.batch(at)]
