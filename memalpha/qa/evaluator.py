@@ -208,9 +208,9 @@ def summarize(
 ) -> dict[str, Any]:
     """What a system shows on its tasks; None where nothing was there to measure.
 
-    `accuracy` is the mean over questions, `se` its standard error over conversations; `update_accuracy` and
-    `retract_accuracy` are over questions of kind "updated" and "retracted", `stale_rate` the share of both that was
-    answered with an outdated value. `valid_calls` is the share of calls that were ok (duplicates and skips are, and
+    `accuracy` is the share of questions answered right, `se` its standard error over conversations, `score` the mean
+    of the metric itself (the same where that is yes or no). `update_accuracy` and `retract_accuracy` are over questions
+    of kind "updated" and "retracted", `stale_rate` is the share of both that was answered with an outdated value. `valid_calls` is the share of calls that were ok (duplicates and skips are, and
     `duplicates` counts the former), `update_share` and `delete_share` the shares that updated and deleted. `update_hit`
     and `delete_hit`: see `gold.changes_by_id`. Tokens are means over trajectories by `count_tokens`.
     """
@@ -227,6 +227,7 @@ def summarize(
     return {
         "accuracy": accuracy,
         "se": error,
+        "score": _share(sum(record.score for record in records), len(records)),
         "update_accuracy": _accuracy(record for record in records if record.kind == "updated")[0],
         "retract_accuracy": _accuracy(record for record in records if record.kind == "retracted")[0],
         "stale_rate": _share(sum(record.stale for record in changed), len(changed)),

@@ -119,6 +119,9 @@ def test_evidence_decides_where_there_is_some():
     one = roll([("memory_insert", {"category": "episodic", "content": "trip: Rome"})], task=task)
     [[record]] = ask(one)
     assert (record.answer, record.written, record.live) == ("1", False, False)
+    trips = [("memory_insert", {"category": "episodic", "content": f"trip: {city}"}) for city in ("Rome", "Lima")]
+    [[record]] = ask(roll(trips, task=task))
+    assert (record.answer, record.written, record.live) == ("2", True, True)  # though no entry says "2"
 
 
 def test_summary_by_hand():

@@ -186,6 +186,7 @@ def test_without_gold_r4_is_off_and_the_run_says_so():
 def test_published_counts_valid_content_over_all_calls():
     assert r4([insert("city: Oslo"), broken], preset="published")[0] == 0.5
     assert r4([insert("city: Oslo"), broken])[0] == 1.0  # the failed call is r2's business
+    assert r2([insert("city: Oslo"), skip], preset="published")[0] == 1.0  # a skip is no call there
 
 
 def test_r1_is_the_mean_score_and_shared():
