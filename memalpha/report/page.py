@@ -98,10 +98,12 @@ def _headline(summary: Mapping[str, Any], systems: Mapping[str, Mapping[str, Any
     before, after = systems["before"]["accuracy"], systems["after"]["accuracy"]
     counts = {"tasks": "held-out conversations", "questions": "questions", "policy_parameters": "parameters"}
     facts = [f"{summary[key]:,} {label}" for key, label in counts.items() if key in summary]
+    if "best_step" in summary:
+        facts.append(f"weights after step {summary['best_step']} of {summary['steps']}, best on validation tasks")
     facts += [f"{summary['minutes']:.1f} minutes"] if "minutes" in summary else []
     facts += [f"seed {summary['seed']}"] if "seed" in summary else []
     share = ""
-    if "oracle" in systems and (gap := systems["oracle"]["accuracy"] - before) > 0:
+    if "oracle" in systems and (gap := systems["oracle"]["accuracy"] - before) > 0 and after > before:
         share = f" Training closed {(after - before) / gap:.0%} of the gap to a writer that does everything right."
     rows = [
         Row(LABELS[system], (Mark(system, SYSTEMS[system], values["accuracy"], values.get("se")),))

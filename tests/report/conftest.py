@@ -16,9 +16,7 @@ def system(scale: float) -> dict[str, Any]:
     shares = ("accuracy", "update_accuracy", "retract_accuracy", "update_hit", "delete_hit", "valid_calls")
     figures: dict[str, Any] = {key: round(scale * 0.95, 3) for key in shares}
     figures |= {"se": 0.014, "stale_rate": 0.2 * (1 - scale), "memory_tokens": 61.0, "conversation_tokens": 412.0}
-    figures["by_ability"] = {
-        name: {"accuracy": scale * best, "se": 0.02, "n": 240} for name, best in ABILITIES.items()
-    }
+    figures["by_ability"] = {name: {"accuracy": scale * best, "se": 0.02, "n": 240} for name, best in ABILITIES.items()}
     return figures
 
 
@@ -64,6 +62,8 @@ def run(tmp_path: Path) -> Path:
     (folder / "eval").mkdir(parents=True)
     summary = {
         "seed": 7,
+        "steps": 50,
+        "best_step": 40,
         "tasks": 200,
         "questions": 1431,
         "policy_parameters": 774400,

@@ -59,9 +59,18 @@ def test_the_headline_and_the_figures_are_the_summary_s(run: Path) -> None:
     text = page_of(run).text
     assert "46% before training, 80% after" in text
     assert "200 held-out conversations" in text and "1,431 questions" in text and "seed 7" in text
+    assert "step 40 of 50" in text
     assert "closed 64% of the gap" in text  # (.798 - .456) / (.988 - .456)
     for word in ("append only", "oracle", "knowledge-update", "abstention", "update", "Entropy", "validation"):
         assert word in text
+
+
+def test_no_gain_is_not_called_one(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    summary["after"]["accuracy"] = summary["before"]["accuracy"] - 0.1
+    (run / "summary.json").write_text(json.dumps(summary))
+    text = page_of(run).text
+    assert "46% before training, 36% after" in text and "closed" not in text
 
 
 def test_the_conversation_shows_calls_memory_and_answers(run: Path) -> None:
