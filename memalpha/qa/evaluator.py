@@ -210,9 +210,10 @@ def summarize(
 
     `accuracy` is the share of questions answered right, `se` its standard error over conversations, `score` the mean
     of the metric itself (the same where that is yes or no). `update_accuracy` and `retract_accuracy` are over questions
-    of kind "updated" and "retracted", `stale_rate` is the share of both that was answered with an outdated value. `valid_calls` is the share of calls that were ok (duplicates and skips are, and
-    `duplicates` counts the former), `update_share` and `delete_share` the shares that updated and deleted. `update_hit`
-    and `delete_hit`: see `gold.changes_by_id`. Tokens are means over trajectories by `count_tokens`.
+    of kind "updated" and "retracted", `stale_rate` is the share of both that was answered with an outdated value.
+    `valid_calls` is the share of calls that were ok (duplicates and skips are, and `duplicates` counts the former),
+    `update_share` and `delete_share` the shares that updated and deleted. `update_hit` and `delete_hit`: see
+    `gold.changes_by_id`. Tokens are means over trajectories by `count_tokens`.
     """
     accuracy, error = _accuracy(records)
     changed = [record for record in records if record.kind in CHANGED]
