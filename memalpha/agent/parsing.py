@@ -187,7 +187,7 @@ def _string(text: str, position: int) -> tuple[str, int]:
     while position < len(text):
         char = text[position]
         if char == quote:
-            return "".join(parts), position + 1
+            return _pairs("".join(parts)), position + 1
         if char == "\\":
             following = text[position + 1 : position + 2]
             if following == "u":
@@ -203,6 +203,14 @@ def _string(text: str, position: int) -> tuple[str, int]:
         parts.append(char)
         position += 1
     raise _Unreadable
+
+
+def _pairs(text: str) -> str:
+    """Surrogate pairs from two escapes as the one character they mean; half a pair stays, and the store refuses it."""
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        return text
 
 
 def _scalar(word: str) -> Any:

@@ -60,5 +60,7 @@ def load_policy(name: str | Path) -> Policy:
         with resources.as_file(resources.files("memalpha") / "weights" / "tiny") as path:
             if not path.is_dir():
                 raise PolicyError("this installation lacks the tiny policy's weights: make them from scratch first")
-            return TransformersPolicy.from_pretrained(path)
+            policy = TransformersPolicy.from_pretrained(path)
+        policy.name = "tiny"
+        return policy
     return TransformersPolicy.from_pretrained(name)

@@ -13,8 +13,9 @@ __all__ = ["Answer", "ExtractiveReader", "PolicyReader", "Reader", "load_reader"
 def load_reader(config: ReaderConfig | str, policy: Policy | None = None) -> Reader:
     """The reader of a configuration, or by name: "extractive", or a policy's name or directory.
 
-    `policy` answers where `config.policy` names none; it must stay frozen while something is trained against it.
-    Raises `ConfigError` where no policy is given at all.
+    `policy` answers where `config.policy` names none; it must stay frozen while something is trained against it. It is
+    prompted in the style it was trained on unless the configuration sets `prompt`. Raises `ConfigError` where no policy
+    is given at all.
     """
     if isinstance(config, str):
         config = ReaderConfig() if config == "extractive" else ReaderConfig(kind="policy", policy=config)
@@ -24,4 +25,6 @@ def load_reader(config: ReaderConfig | str, policy: Policy | None = None) -> Rea
         policy = load_policy(config.policy)
     if policy is None:
         raise ConfigError("reader.policy: name the policy that answers (kind=policy), or use reader.kind=extractive")
+    if "prompt" not in config.model_fields_set:
+        config = config.model_copy(update={"prompt": getattr(policy, "prompt", "full")})
     return PolicyReader(policy, config)

@@ -108,6 +108,14 @@ def test_several_calls_in_one_block_and_literals():
     assert [(call.name, call.arguments) for call in parse_calls(text)] == [("f", {"a": True}), ("g", {"a": None})]
 
 
+def test_escapes_mean_the_same_in_tolerated_json():
+    for text in (
+        '{"name": "f", "arguments": {"a": "\\ud83d\\ude00\\n\\u00e9"}}',
+        "{'name': 'f', 'arguments': {'a': '\\ud83d\\ude00\\n\\u00e9'}}",
+    ):
+        assert parse_calls("<tool_call>" + text)[0].arguments == {"a": "😀\né"}
+
+
 def test_text_without_a_block_and_thinking_are_no_calls():
     assert parse_calls('{"name": "f", "arguments": {}}') == ()
     assert parse_calls("<think>" + format_call("f", {})) == ()

@@ -235,6 +235,9 @@ def test_load_reader():
     assert isinstance(load_reader("extractive"), ExtractiveReader)
     policy = ScriptedPolicy("fixed", text="Oslo")
     assert load_reader(ReaderConfig(kind="policy"), policy).name == "policy:scripted:fixed"
+    policy.prompt = "compact"
+    assert load_reader(ReaderConfig(kind="policy"), policy).config.prompt == "compact"
+    assert load_reader(ReaderConfig(kind="policy", prompt="full"), policy).config.prompt == "full"
     with pytest.raises(ConfigError, match=r"reader\.policy"):
         load_reader(ReaderConfig(kind="policy"))
 
