@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import re
+import socket
 import unicodedata
+import urllib.parse
+import urllib.request
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -191,7 +195,10 @@ class StaticEmbedder:
 
 
 class SentenceTransformerEmbedder:
-    """A sentence-transformers model by directory or hub name; needs the `embed` extra."""
+    """A sentence-transformers model by directory or hub name; needs the `embed` extra.
+
+    What is on disk (a directory, the hub's cache) is used without any request; only else is the hub asked.
+    """
 
     def __init__(self, name: str, path: str | None = None, batch_size: int = 32) -> None:
         if importlib.util.find_spec("sentence_transformers") is None:
@@ -199,9 +206,15 @@ class SentenceTransformerEmbedder:
         from sentence_transformers import SentenceTransformer
 
         try:
-            self._model = SentenceTransformer(path or name, device="cpu")
+            try:
+                self._model = SentenceTransformer(path or name, device="cpu", local_files_only=True)
+            except OSError:
+                if path or Path(name).exists() or not _hub_reachable():
+                    raise
+                self._model = SentenceTransformer(name, device="cpu")
         except (OSError, ValueError) as error:
-            raise EmbedderError(f"embedder {name!r} cannot be loaded ({_first_line(error)}): {WAYS}") from error
+            reason = str(error).strip().split("\n")[0]
+            raise EmbedderError(f"embedder {name!r} cannot be loaded ({reason}): {WAYS}") from error
         self.name = name
         self._batch_size = batch_size
         self.dim = int(self._model.encode(["dimension"], show_progress_bar=False).shape[1])
@@ -214,8 +227,18 @@ class SentenceTransformerEmbedder:
         return normalize(np.asarray(vectors, np.float32))
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
+def _hub_reachable() -> bool:
+    """Whether the model hub answers at all: the hub's client would retry an unreachable one for two minutes."""
+    if os.environ.get("HF_HUB_OFFLINE"):
+        return False
+    if urllib.request.getproxies():
+        return True  # a direct connection would say nothing
+    address = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    try:
+        with socket.create_connection((address.hostname, address.port or 443), timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 class CachedEmbedder:

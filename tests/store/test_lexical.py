@@ -75,12 +75,12 @@ def test_tokens():
     assert words("猫") == ["猫"]
     assert words("한국어 ไทย") == ["한국", "국어", "ไท", "ทย"]
     assert words("the of and ... \x00") == []
-    assert words("ＡＢＣ ½") == ["abc", "1", "2"]  # NFKC
+    assert words("\uff21\uff22\uff23 \u00bd") == ["abc", "1", "2"]  # NFKC
 
 
 def test_chinese_is_found_by_part_of_a_sentence():
-    index = build(["我住在上海，养了一只猫", "他喜欢打篮球"])
-    scores = index.scores(words("谁住在上海？"), 2)
+    index = build(["我住在上海、养了一只猫", "他喜欢打篮球"])
+    scores = index.scores(words("谁住在上海"), 2)
     assert scores[0] > 0 == scores[1]
 
 
@@ -105,11 +105,15 @@ def test_porter(word, wanted):
     assert stem(word) == wanted
 
 
+SUFFIXES = """
+    ational tional enci anci izer alli entli eli ousli ization ation ator alism iveness fulness ousness aliti iviti
+    biliti icate ative alize iciti ical ful ness al ance ence er ic able ible ant ement ment ent ion ou ism ate iti ous
+    ive ize ed ing s es y ies
+"""
+
+
 @settings(max_examples=500, deadline=None)
-@given(st.text(st.sampled_from("abcdeilnorstuyz"), min_size=3, max_size=6), st.sampled_from(
-    "ational tional enci anci izer alli entli eli ousli ization ation ator alism iveness fulness ousness aliti iviti "
-    "biliti icate ative alize iciti ical ful ness al ance ence er ic able ible ant ement ment ent ion ou ism ate iti "
-    "ous ive ize ed ing s es y ies".split()))  # fmt: skip
+@given(st.text(st.sampled_from("abcdeilnorstuyz"), min_size=3, max_size=6), st.sampled_from(SUFFIXES.split()))
 def test_porter_agrees_with_snowballs(root, suffix):
     stemmer = pytest.importorskip("Stemmer").Stemmer("porter")
     assert stem(root + suffix) == stemmer.stemWord(root + suffix)
