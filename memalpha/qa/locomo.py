@@ -2,7 +2,8 @@
 
 Units are single turns, candidates those of the question's own conversation, questions those of categories 1 to 4 with
 usable evidence. recall@k is the mean over questions of the share of gold evidence turns among the first k units, mrr
-that of 1 / rank of the first gold turn, tokens@10 the length of ten units (characters / 4), as a reader would get them.
+that of 1 / rank of the first gold turn (0 beyond rank 100), tokens@10 the length of ten units (characters / 4), as a
+reader would get them.
 
 Every unit is `<date> <speaker>: <text> [caption]`. The methods, each exactly one route of `store.retrieval.Corpus`:
 
@@ -18,6 +19,7 @@ Every unit is `<date> <speaker>: <text> [caption]`. The methods, each exactly on
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -46,6 +48,7 @@ METHODS: dict[str, tuple[str, Route]] = {
     "hard": ("neighbours", "hard"),
 }
 KS = (5, 10, 20)
+DEPTH = 100
 
 
 def run_locomo(config: EvalConfig) -> dict[str, Any]:
@@ -114,7 +117,7 @@ class _Ranks:
     """Where one question's gold turns were found: their 1-based ranks, and the length of the first ten units."""
 
     kind: str
-    gold: tuple[int, ...]
+    gold: tuple[float, ...]
     tokens: float
 
 
@@ -132,14 +135,14 @@ def documents(task: Task, text: str = "neighbours") -> list[Document]:
 
 
 def _ranks(task: Task, corpus: Corpus, route: Route) -> list[_Ranks]:
-    """Ranks of the gold turns of each question with usable evidence; a turn that a hard route cut off has rank 1e9."""
+    """Ranks of the gold turns of each question with usable evidence; a turn beyond rank 100 has an infinite one."""
     asked = [question for question in task.questions if question.evidence and question.category in ANSWERABLE]
     lengths = {document.id: len(document.text) / 4 for document in documents(task, "own")}
     found = []
-    results = corpus.search_many([question.question for question in asked], len(corpus), route=route)
+    results = corpus.search_many([question.question for question in asked], DEPTH, route=route)
     for question, hits in zip(asked, results, strict=True):
         place = {hit.id: rank for rank, hit in enumerate(hits, start=1)}
-        gold = tuple(place.get(turn, 10**9) for turn in question.evidence)
+        gold = tuple(place.get(turn, math.inf) for turn in question.evidence)
         found.append(_Ranks(str(question.category), gold, sum(lengths[hit.id] for hit in hits[:10])))
     return found
 

@@ -191,13 +191,10 @@ class Corpus:
             parts["group"] = self._prior(query, vector)[self._groups[slots]]
             total += parts["group"]
         best = _top(total, self._orders[slots], k)
+        explains = zip(*(values[best].tolist() for values in parts.values()), strict=True)
         return [
-            Scored(
-                self._ids[slots[i]] or "",
-                float(total[i]),
-                {name: float(values[i]) for name, values in parts.items()},
-            )
-            for i in best
+            Scored(self._ids[slot] or "", score, dict(zip(parts, values, strict=True)))
+            for slot, score, values in zip(slots[best].tolist(), total[best].tolist(), explains, strict=True)
         ]
 
     def _prior(self, query: list[str], vector: np.ndarray | None) -> np.ndarray:
