@@ -67,8 +67,10 @@ class Prototypes:
         beyond = int(groups.max()) + 1 - len(self._sums)
         if beyond > 0:
             self._sums = np.concatenate([self._sums, np.zeros((beyond, self._sums.shape[1]))])
-        np.add.at(self._sums, groups, sign * vectors)
-        self._stale.update(groups.tolist())
+        order = np.argsort(groups, kind="stable")  # sums over runs: far faster than np.add.at
+        touched, starts = np.unique(groups[order], return_index=True)
+        self._sums[touched] += sign * np.add.reduceat(vectors[order].astype(np.float64), starts, axis=0)
+        self._stale.update(touched.tolist())
 
     def scores(self, queries: np.ndarray) -> np.ndarray:
         """Inner products `(queries, groups)` of the queries with the normalised means."""
