@@ -102,7 +102,9 @@ class TrainConfig(Config):
         default="constant",
         description="what a step's summed loss is divided by: rows x a constant, tokens, or per-row lengths",
     )
-    loss_constant: float = Field(default=16.0, gt=0.0, description="the constant of loss_normalizer=constant, in tokens")
+    loss_constant: float = Field(
+        default=16.0, gt=0.0, description="the constant of loss_normalizer=constant, in tokens"
+    )
     advantage_floor: float = Field(default=0.01, gt=0.0, description="added to the standard deviation of scale_rewards")
     num_iterations: int = Field(default=1, gt=0, description="passes over a step's samples (TRL: inner epochs)")
     minibatches: int = Field(default=2, gt=0, description="optimizer steps per pass")
@@ -128,6 +130,9 @@ class TrainConfig(Config):
     keep_checkpoints: int = Field(2, gt=0, description="newest checkpoints kept beside best (keep_tokens: all)")
     keep_tokens: bool = Field(
         default=False, description="write turns.jsonl and a checkpoint per step, for outside checks"
+    )
+    sample_dtype: Literal["float32", "float64"] | None = Field(
+        default=None, description="precision of the sampler (default: the policy's); float64 for exact log-probs on CPU"
     )
     threads: int = Field(default=1, gt=0, description="torch threads")
     device: str = Field(default="cpu", description="torch device of the policy")

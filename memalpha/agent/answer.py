@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from memalpha.agent.conflict import answer_slot, in_conflict, key_value
+from memalpha.agent.conflict import answer_slot, in_conflict, key_value, newest_wins
 from memalpha.agent.parsing import after_thinking
 from memalpha.agent.prompts import ABSTAIN, reader_messages
 from memalpha.agent.text import is_abstention
@@ -46,8 +46,11 @@ class Reader(Protocol):
         ...
 
 
-def retrieve(items: Sequence[tuple[str, Memory]], k: int) -> list[list[Hit]]:
-    """The k best entries for each (question, memory); questions of one memory are one search."""
+def retrieve(items: Sequence[tuple[str, Memory]], k: int, *, conflict_rule: bool = True) -> list[list[Hit]]:
+    """The k best entries for each (question, memory); questions of one memory are one search.
+
+    Without the conflict rule, only the newest of several entries for one slot is read.
+    """
     by_memory: dict[int, list[int]] = {}
     for number, (_, memory) in enumerate(items):
         by_memory.setdefault(id(memory), []).append(number)
@@ -55,7 +58,7 @@ def retrieve(items: Sequence[tuple[str, Memory]], k: int) -> list[list[Hit]]:
     for numbers in by_memory.values():
         memory = items[numbers[0]][1]
         for number, hits in zip(numbers, memory.search_many([items[n][0] for n in numbers], k), strict=True):
-            found[number] = hits
+            found[number] = hits if conflict_rule else newest_wins(hits)
     return found
 
 
@@ -69,7 +72,7 @@ class PolicyReader:
 
     def answer(self, items: Sequence[tuple[str, Memory]], *, k: int | None = None) -> list[Answer]:
         """Greedy answers; equal prompts are asked once."""
-        found = retrieve(items, k or self.config.k)
+        found = retrieve(items, k or self.config.k, conflict_rule=self.config.conflict_rule)
         prompts: dict[tuple[str, ...], SampleRequest] = {}
         keys = []
         for (question, memory), hits in zip(items, found, strict=True):
@@ -103,7 +106,7 @@ class ExtractiveReader:
 
     def answer(self, items: Sequence[tuple[str, Memory]], *, k: int | None = None) -> list[Answer]:
         """One answer per item; nothing is sampled."""
-        found = retrieve(items, k or self.config.k)
+        found = retrieve(items, k or self.config.k, conflict_rule=self.config.conflict_rule)
         answers = [
             Answer(text, text == ABSTAIN, hits=tuple(hits))
             for (question, memory), hits in zip(items, found, strict=True)

@@ -7,7 +7,7 @@ pays as much as an update, and update is never learnt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from memalpha.agent.text import contains, normalize, same
 from memalpha.types import Hit, MemoryEntry
@@ -43,3 +43,12 @@ def in_conflict(slot: str, entries: Iterable[MemoryEntry]) -> bool:
     """Whether live `entries` hold two different values for `slot`."""
     values = {normalize(pair[1]) for entry in entries if (pair := slot_value(entry)) and pair[0] == slot}
     return len(values) > 1
+
+
+def newest_wins(hits: Sequence[Hit]) -> list[Hit]:
+    """Hits without those whose slot a later written one states too: how most memories read, and our control."""
+    newest: dict[str, int] = {}
+    for hit in hits:
+        if pair := slot_value(hit.entry):
+            newest[pair[0]] = max(newest.get(pair[0], 0), hit.entry.valid_from)
+    return [hit for hit in hits if not (pair := slot_value(hit.entry)) or newest[pair[0]] == hit.entry.valid_from]

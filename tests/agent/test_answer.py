@@ -75,6 +75,19 @@ def test_two_live_values_in_one_slot_are_a_conflict():
     assert not conflicts("Oslo", memory("trip: Oslo", "trip: Rome", category="episodic"))  # events add up
 
 
+def test_without_the_conflict_rule_the_newest_wins():
+    target = memory("city: Oslo", "City: Rome", "pet: cat")
+    policy = Fixed("Rome")
+    PolicyReader(policy, ReaderConfig(prompt="compact", conflict_rule=False)).answer([("Which city?", target)])
+    shown = policy.asked[0].messages[0]["content"]
+    assert shown == "facts\nCity: Rome (2024-05-02)\npet: cat (2024-05-03)\nask: Which city?"
+    (answer,) = ExtractiveReader(ReaderConfig(conflict_rule=False)).answer([("Which city is home?", target)])
+    assert answer.text == "Rome" and not answer.conflict
+    trips = memory("trip: Oslo", "trip: Rome", category="episodic")
+    (answer,) = PolicyReader(Fixed("2"), ReaderConfig(conflict_rule=False)).answer([("How many trips?", trips)])
+    assert len(answer.hits) == 2  # events add up
+
+
 def test_an_entry_that_was_not_retrieved_conflicts_too():
     (answer,) = PolicyReader(Fixed("Oslo"), ReaderConfig(k=1)).answer(
         [("Oslo city", memory("city: Oslo", "city: Rome"))]
