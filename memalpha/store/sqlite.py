@@ -14,13 +14,17 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from threading import RLock
+from time import monotonic, sleep
 
 from memalpha.errors import StoreError
 
 APPLICATION_ID = 0x6D416C70  # "mAlp"
 FORMAT = 1
+
+_PATIENCE = 30.0  # seconds a writer waits for its turn
 
 _DDL = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -64,13 +68,14 @@ class Database:
         self.writing = False
         if path != ":memory:":
             _check_path(Path(path), create)
-        # Before the file comes into being: what cannot be made must leave nothing behind.
-        meta = initial_meta() if path == ":memory:" or not Path(path).exists() else None
+        initial_meta = cache(initial_meta)
+        if not Path(path).exists():
+            initial_meta()  # may raise, and is asked before the file comes into being
         with self._clear_errors():
             # Transactions are begun and ended here, never by the sqlite3 module (isolation_level None).
-            self._connection = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+            self._connection = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
         try:
-            self._prepare(create, lambda: meta or initial_meta())
+            self._prepare(create, initial_meta)
         except BaseException:
             self._connection.close()
             raise
@@ -81,7 +86,7 @@ class Database:
                 if not create:
                     raise StoreError(f"{self.path} is an empty database, not a memalpha store")
                 meta = initial_meta()
-                self._connection.execute("PRAGMA journal_mode = WAL")
+                self._use_wal()
                 self._connection.execute("PRAGMA synchronous = FULL")
                 with self.transaction():
                     if self._is_new():  # still: another process may have been faster
@@ -100,13 +105,26 @@ class Database:
 
     def _is_new(self) -> bool:
         """Whether the file holds nothing yet; `StoreError` if it holds something that is not a store."""
-        application = self._pragma("application_id")
-        if application == APPLICATION_ID:
-            return False
-        tables = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        with self.transaction(write=False):  # one moment: another process may be making the store just now
+            application = self._pragma("application_id")
+            if application == APPLICATION_ID:
+                return False
+            tables = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if application != 0 or tables:
             raise StoreError(f"{self.path} is an SQLite database, but not a memalpha store: give another path")
         return True
+
+    def _use_wal(self) -> None:
+        """Switch the file to WAL. SQLite does not wait here for another process that is doing the same, so we do."""
+        end = monotonic() + _PATIENCE
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if not error.sqlite_errorname.startswith("SQLITE_BUSY") or monotonic() > end:
+                    raise
+                sleep(0.01)
 
     def _pragma(self, name: str) -> int:
         return self._connection.execute(f"PRAGMA {name}").fetchone()[0]
@@ -146,7 +164,9 @@ class Database:
             if code.startswith("SQLITE_NOTADB"):
                 raise StoreError(f"{self.path} is not a memalpha store: give another path") from error
             if code.startswith("SQLITE_BUSY"):
-                raise StoreError(f"{self.path}: another process has kept it locked for 30 s: try again") from error
+                raise StoreError(
+                    f"{self.path}: another process has kept it locked for {_PATIENCE:.0f} s: try again"
+                ) from error
             if code.startswith("SQLITE_CORRUPT"):
                 raise StoreError(f"{self.path} is damaged ({error}): restore it from a copy") from error
             raise StoreError(f"{self.path}: {error}") from error

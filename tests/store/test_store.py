@@ -34,7 +34,7 @@ commands = st.lists(
     st.one_of(
         st.tuples(
             st.just("insert"),
-            st.sampled_from(["semantic", "episodic", "nine"]),
+            st.sampled_from(["semantic"] * 5 + ["episodic", "nine"]),
             contents,
             st.sampled_from([None, "2024-05-01"]),
             st.sampled_from([None, {"a": [1, {"b": None}]}]),
