@@ -84,13 +84,15 @@ class Namespace:
         operation: Operation,
         vectors: Mapping[str, np.ndarray] | None = None,
         *,
+        planned: tuple[int, Change] | None = None,
         head: int | None = None,
         time: str | None = None,
     ) -> Change:
         """Plan one operation and append all its rows. `vectors` holds the embedding of its content unless that is
-        stored already; `head` and `time` are set where they are not this very operation's and now."""
+        stored already; `planned` is a plan already made and the position it was made at, taken if that is still the
+        log's end; `head` and `time` are set where they are not this very operation's and now."""
         tip = self.tip()
-        change = plan(self, operation)
+        change = planned[1] if planned is not None and planned[0] == tip.seq else plan(self, operation)
         done, entry, seq = change.operation, change.entry, tip.seq + 1
         ns = self._make()
         time = max(time or utc(datetime.now(UTC)), tip.time)  # a clock set back must not disorder the log

@@ -67,9 +67,10 @@ def make_id(content: str, position: int, taken: Callable[[str], bool]) -> str:
         words = re.findall(r"\w+", content.lower())[:2]
     topic = "-".join(words)[:24].strip("-") or "m"
     digest = hashlib.blake2b(f"{position}\0{content}".encode()).digest()
-    suffix = "".join(_ALPHABET[byte & 31] for byte in digest)
-    for length in range(1, len(suffix) + 1):
-        if not taken(id := f"{topic}#{suffix[:length]}"):
+    id = topic + "#"
+    for byte in digest:
+        id += _ALPHABET[byte & 31]
+        if not taken(id):
             return id
     raise StoreError(f"no free id for {content!r} at position {position}")
 
@@ -89,7 +90,7 @@ def plan(view: StateView, operation: Operation) -> Change:
         content = clean_content(operation.content)
         earlier = _earlier(view, operation.id, category)
         _refuse_duplicate(view, category, content)
-        id = operation.id or make_id(content, view.position, lambda id: view.last(id) is not None)
+        id = operation.id or make_id(content, position - 1, lambda id: view.last(id) is not None)
         importance = 1.0 if operation.importance is None else operation.importance
         done = _complete(
             operation,

@@ -139,11 +139,12 @@ class MemoryStore(Writes):
     def change(self, operation: Operation) -> Change:
         """Make one operation happen and be on disk; raises `StoreError` if the rules refuse it."""
         with self._database.transaction(write=False):
-            entry = plan(self._rows, operation).entry
+            planned = self._rows.position, plan(self._rows, operation)
         # Embedded before the lock is taken, so that a slow embedder keeps no other process waiting.
+        entry = planned[1].entry
         vectors = None if entry is None else self._vectors([entry.content])
         with self._database.transaction():
-            return self._rows.write(operation, vectors)
+            return self._rows.write(operation, vectors, planned=planned)
 
     def get(self, id: str, *, as_of: int | str | None = None) -> MemoryEntry:
         """A live entry, or as it was at `as_of`; raises `UnknownEntry`."""
