@@ -81,6 +81,8 @@ class _Run:
         self.display = Display()
         self.source = TaskSource(config)
         self.policy = self._load_policy()
+        if config.sample_dtype is not None:
+            self.policy.sample_in(config.sample_dtype)
         self.embedder = load_embedder(config.agent.embedder)
         frozen = config.reader.kind == "policy" and config.reader.policy is None
         self.reader = load_reader(config.reader, self._load_policy() if frozen else None)

@@ -48,6 +48,18 @@ def test_logprobs_equal_a_float64_forward(policy, temperature):
         assert torch.allclose(torch.tensor(completion.logprobs, dtype=torch.float64), expected, atol=1e-5, rtol=0)
 
 
+def test_a_float64_twin_is_exact_and_follows_the_weights():
+    policy = tiny_policy()
+    policy.sample_in("float64")
+    for _ in range(2):
+        for completion in policy.sample(mixed()):
+            expected = teacher_forced(policy, completion)
+            assert torch.allclose(torch.tensor(completion.logprobs, dtype=torch.float64), expected, atol=1e-6, rtol=0)
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                parameter.mul_(1.01)
+
+
 def test_end_of_sequence_is_kept_and_limits_hold(policy):
     requests = [request("hello", i, new=200) for i in range(24)] + [request("hello", 1, new=3)]
     completions = policy.sample(requests)
