@@ -79,7 +79,8 @@ class MicroBatch:
     """Right-padded `input_ids` (B, L; each row without its last token) and N flat completion tokens.
 
     `positions` (N,) index the flattened hidden states that predict `targets` (N,). Right padding under a causal model
-    needs no mask: no trained position sees what comes after it.
+    needs no mask: no trained position sees what comes after it. Rollouts of a sharp policy often agree: samples of
+    equal tokens share one of the B rows, their advantages stay apart.
     """
 
     input_ids: torch.Tensor
@@ -94,26 +95,36 @@ class MicroBatch:
 
 
 def split(samples: Sequence[TrainingSample], tokens: int) -> list[list[int]]:
-    """Indices of `samples` by length, cut so that rows x longest row is at most `tokens` (or a row stands alone)."""
-    order = sorted(range(len(samples)), key=lambda i: (samples[i].length, i))
+    """Indices of `samples` by length, cut so that distinct rows x longest row is at most `tokens` (or one row)."""
+    order = sorted(range(len(samples)), key=lambda i: (samples[i].length, *_tokens(samples[i]), i))
     parts: list[list[int]] = []
+    rows, last = 0, None
     for i in order:
-        if parts and (len(parts[-1]) + 1) * samples[i].length <= tokens:
+        ids = _tokens(samples[i])
+        rows += ids != last
+        if parts and (ids == last or rows * samples[i].length <= tokens):
             parts[-1].append(i)
         else:
             parts.append([i])
+            rows = 1
+        last = ids
     return parts
 
 
+def _tokens(sample: TrainingSample) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return sample.prompt_ids, sample.completion_ids
+
+
 def pack(samples: Sequence[TrainingSample], device: torch.device | str = "cpu") -> MicroBatch:
-    """Pad rows to the right and flatten their completion tokens, in the order given."""
+    """Pad distinct rows to the right and flatten the completion tokens of all samples, in the order given."""
     width = max(sample.length for sample in samples) - 1
-    input_ids = np.zeros((len(samples), width), dtype=np.int64)
+    rows = {ids: row for row, ids in enumerate(dict.fromkeys(map(_tokens, samples)))}
+    input_ids = np.zeros((len(rows), width), dtype=np.int64)
+    for (prompt, completion), row in rows.items():
+        input_ids[row, : len(prompt) + len(completion) - 1] = (prompt + completion)[:-1]
     positions = []
-    for row, sample in enumerate(samples):
-        ids = sample.prompt_ids + sample.completion_ids
-        input_ids[row, : len(ids) - 1] = ids[:-1]
-        first = row * width + len(sample.prompt_ids) - 1
+    for sample in samples:
+        first = rows[_tokens(sample)] * width + len(sample.prompt_ids) - 1
         positions.append(np.arange(first, first + len(sample.completion_ids)))
 
     def flat(name: str) -> torch.Tensor:

@@ -65,12 +65,12 @@ def nudged(model, size: float = 0.02):
     return model
 
 
-def float64_gradient(model, rows, low, high, constant, beta=0.0, reference=None) -> torch.Tensor:
+def float64_gradient(model, rows, low, high, constant, beta=0.0, reference=None, weights=None) -> torch.Tensor:
     """GRPO written from the paper: one row at a time, float64, the model's own forward, no shared code."""
     model = copy.deepcopy(model).double().eval()
     reference = copy.deepcopy(reference).double().eval() if reference is not None else None
     loss = torch.zeros((), dtype=torch.float64)
-    for row in rows:
+    for number, row in enumerate(rows):
         ids = torch.tensor([row.prompt_ids + row.completion_ids])
         targets = torch.tensor(row.completion_ids)[:, None]
 
@@ -88,7 +88,7 @@ def float64_gradient(model, rows, low, high, constant, beta=0.0, reference=None)
                 gap = score(reference)
             gap = gap - new
             objective = objective - beta * (gap.exp() - gap - 1).sum()
-        loss = loss - objective / (len(rows) * constant)
+        loss = loss - objective * (weights[number] if weights else 1 / (len(rows) * constant))
     loss.backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
@@ -128,6 +128,18 @@ def test_any_split_gives_the_same_gradient(how):
     assert relative(total, whole) < 1e-5
 
 
+def test_equal_rows_are_computed_once_and_counted_each():
+    model, rows = sampled_rows(10)
+    nudged(model)
+    rows = normalize([*rows, *(replace(row, advantages=row.advantages * -2.5) for row in rows[::2])], "row")
+    assert pack(rows).input_ids.shape[0] == 10
+    expected = float64_gradient(model, rows, 0.2, 0.2, 1.0, weights=[float(row.pg[0]) for row in rows])
+    for tokens in (WHOLE, 100, APART):
+        learner = Learner(model, config(microbatch_tokens=tokens))
+        assert relative(gradient(learner, rows), expected) < 1e-5
+    assert sum(len(part) for part in split(rows, APART)) == 15
+
+
 def test_ratio_is_one_before_the_first_update_and_not_after():
     model, rows = sampled_rows()
     learner = Learner(model, config())
@@ -148,6 +160,7 @@ def test_each_sampled_token_is_trained_exactly_once():
         logits = model.get_output_embeddings()(hidden).detach().requires_grad_()
         logprobs, entropy = token_logprobs(logits.flatten(0, 1)[batch.positions], batch)
         loss_sum(logprobs, entropy, batch, 0.2, 0.2)[0].backward()
+        assert len(logits.grad) == len(part), "all rows differ here"
         for i, touched in zip(part, logits.grad.abs().sum(-1) > 0, strict=True):
             seen += [(i, position + 1) for position in touched.nonzero()[:, 0].tolist()]
         assert torch.equal(batch.targets, torch.cat([torch.tensor(rows[i].completion_ids) for i in part]))
