@@ -132,7 +132,7 @@ class Namespace:
     def find(self, category: str, content: str) -> MemoryEntry | None:
         """The live entry of the category with exactly this content."""
         where = "digest = ? AND valid_to IS NULL AND category = ? AND content = ?"
-        return self._one(where, digest(content), category, content)
+        return self._one(where, digest(content), category, content, index="live_content")
 
     def at(self, id: str, position: int | None) -> MemoryEntry | None:
         """The version of an entry that is live, or was at a position, as it was then."""
@@ -163,7 +163,9 @@ class Namespace:
         if after is not None:
             where += " AND created > (SELECT min(created) FROM versions WHERE ns = ? AND id = ?)"
             values = [*values, self.ns, after]
-        entries = self._select(where + " ORDER BY created LIMIT ?", *values, -1 if limit is None else limit)
+        index = "live_order" if position is None else None
+        where, limit = where + " ORDER BY created LIMIT ?", -1 if limit is None else limit
+        entries = self._select(where, *values, limit, index=index)
         return [entry if entry.valid_to is None else replace(entry, valid_to=None) for entry in entries]
 
     def ids(self, category: str, *, position: int | None = None) -> list[str]:
@@ -209,11 +211,13 @@ class Namespace:
                 found[text] = np.frombuffer(row[0], "<f4")
         return found
 
-    def _one(self, where: str, *values: Any) -> MemoryEntry | None:
-        return next(self._select(where, *values), None) if all(map(_storable, values)) else None
+    def _one(self, where: str, *values: Any, index: str | None = None) -> MemoryEntry | None:
+        return next(self._select(where, *values, index=index), None) if all(map(_storable, values)) else None
 
-    def _select(self, where: str, *values: Any) -> Iterator[MemoryEntry]:
-        query = f"SELECT version, valid_from, valid_to, {_ENTRY} FROM versions WHERE ns = ? AND {where}"
+    def _select(self, where: str, *values: Any, index: str | None = None) -> Iterator[MemoryEntry]:
+        # Partial indexes are named: SQLite's planner, without statistics, would rather scan the namespace.
+        table = f"versions INDEXED BY {index}" if index else "versions"
+        query = f"SELECT version, valid_from, valid_to, {_ENTRY} FROM {table} WHERE ns = ? AND {where}"
         for version, valid_from, valid_to, *rest in self._rows.execute(query, (self.ns, *values)):
             yield MemoryEntry(**_fields(rest), version=version, valid_from=valid_from, valid_to=valid_to)
 
@@ -257,8 +261,8 @@ def _values(thing: Operation | MemoryEntry) -> tuple[Any, ...]:
 
 def _fields(row: Sequence[Any]) -> dict[str, Any]:
     fields: dict[str, Any] = dict(zip(_ENTRY.split(", "), row, strict=True))
-    if fields["metadata"] is not None:
-        fields["metadata"] = json.loads(fields["metadata"])
+    if fields["metadata"] is not None:  # mostly empty, and then not worth parsing
+        fields["metadata"] = {} if fields["metadata"] == "{}" else json.loads(fields["metadata"])
     return fields
 
 
