@@ -1,0 +1,317 @@
+"""The store as a file: what it records and refuses, export and import, threads, processes, kills."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from memalpha.errors import DataError, EmbedderError, InvalidContent, MemalphaError, StoreError
+from memalpha.store.embedding import HashEmbedder, load_embedder
+from memalpha.store.sqlite import FORMAT
+from memalpha.store.state import MemoryState
+from memalpha.store.store import MemoryStore
+from memalpha.store.working import WorkingMemory
+
+HASH = load_embedder("hash")
+QUERY = "what is the value of a pet?"
+
+
+def facts(store: MemoryStore, number: int = 5) -> None:
+    for index in range(number):
+        store.insert("semantic", f"fact {index}: value {index}", source="test")
+
+
+def new(path: str | Path = ":memory:", **options) -> MemoryStore:
+    return MemoryStore.open(path, embedder="hash", **options)
+
+
+def test_the_log_is_append_only(tmp_path) -> None:
+    store = new(tmp_path / "a.db")
+    facts(store, 1)
+    rows = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
+    for statement in ("DELETE FROM operations", "UPDATE operations SET content = 'x'"):
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            rows.execute(statement)
+
+
+def test_durable_settings(tmp_path) -> None:
+    store = new(tmp_path / "a.db")
+    for _ in range(2):
+        rows = store._database._connection
+        assert rows.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert rows.execute("PRAGMA synchronous").fetchone() == (2,)
+        store.close()
+        store = new(tmp_path / "a.db")
+
+
+class Failing(HashEmbedder):
+    def __init__(self, broken: bool = False) -> None:
+        super().__init__()
+        self.broken = broken
+
+    def encode(self, texts):
+        if self.broken:
+            raise EmbedderError("no answer")
+        return super().encode(texts)
+
+
+class Other(HashEmbedder):
+    def encode(self, texts):
+        return -super().encode(texts)
+
+
+def test_reopening_uses_and_checks_what_is_recorded(tmp_path) -> None:
+    path = tmp_path / "a.db"
+    own = tmp_path / "own.yaml"
+    own.write_text("name: own\ncategories: {customer: Who it is.}")
+    new(path, schema=own).insert("customer", "Ana")
+    store = MemoryStore.open(path)
+    assert store.schema.name == "own"
+    assert store.embedder == "hash"
+    assert store.search("Ana")[0].entry.content == "Ana"
+    assert MemoryStore.open(path, schema=own).schema == store.schema
+    with pytest.raises(EmbedderError, match=r"a\.db was made with the embedder 'hash', not 'static'"):
+        MemoryStore.open(path, embedder="static")
+    with pytest.raises(StoreError, match=r"schema 'own' .* not 'mem-alpha'"):
+        MemoryStore.open(path, schema="mem-alpha")
+    for changed in (Other(), HashEmbedder(64)):
+        with pytest.raises(EmbedderError, match="another version of the embedder 'hash'"):
+            MemoryStore.open(path, embedder=changed).search("Ana")
+    # What needs no vectors works without the embedder.
+    assert MemoryStore.open(path, embedder=Other()).list()[0].content == "Ana"
+
+
+def test_what_is_no_store_is_refused_and_left_alone(tmp_path) -> None:
+    (tmp_path / "short").write_text("hello")
+    (tmp_path / "long").write_text("hello" * 1000)
+    with sqlite3.connect(tmp_path / "foreign") as rows:
+        rows.execute("CREATE TABLE t (x)")
+    rows.close()
+    for name, message in [
+        ("short", "is not a memalpha store"),
+        ("long", "is not a memalpha store"),
+        ("foreign", "SQLite database, but not a memalpha store"),
+    ]:
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(StoreError, match=message) as caught:
+            new(tmp_path / name)
+        assert name in str(caught.value)
+        assert (tmp_path / name).read_bytes() == before
+    for path, message in [
+        (tmp_path, "is a folder"),
+        (tmp_path / "none" / "a.db", "the folder .* does not exist"),
+        ("postgresql://host/db", "only files"),
+    ]:
+        with pytest.raises(StoreError, match=message):
+            new(path)
+    with pytest.raises(StoreError, match="no such store"):
+        new(tmp_path / "none.db", create=False)
+    assert not (tmp_path / "none.db").exists()
+    with pytest.raises(EmbedderError):
+        MemoryStore.open(tmp_path / "b.db", embedder=Failing(broken=True))
+    assert not list(tmp_path.glob("b.db*"))
+
+
+def test_a_newer_format_is_refused(tmp_path) -> None:
+    new(tmp_path / "a.db").close()
+    with sqlite3.connect(tmp_path / "a.db") as rows:
+        rows.execute(f"PRAGMA user_version = {FORMAT + 1}")
+    with pytest.raises(StoreError, match=f"format {FORMAT + 1}.*upgrade memalpha"):
+        new(tmp_path / "a.db")
+
+
+def test_a_damaged_file_is_named(tmp_path) -> None:
+    path = tmp_path / "a.db"
+    store = new(path)
+    facts(store, 200)
+    store.close()
+    data = bytearray(path.read_bytes())
+    data[4096 * 3 :] = os.urandom(len(data) - 4096 * 3)
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match=r"a\.db"):
+        facts(new(path), 300)
+
+
+def test_export_and_import_keep_everything(tmp_path) -> None:
+    store, file = new(), tmp_path / "log.jsonl"
+    facts(store)
+    store.core_update("Ana")
+    store.update(store.list()[0].id, "値: 猫", metadata={"a": [1]})
+    store.delete(store.list()[1].id)
+    store.undo()
+    assert store.export_jsonl(file) == 9
+    copy = new()
+    assert copy.import_jsonl(file) == 9
+    assert copy.list() == store.list()
+    assert list(copy.log()) == list(store.log())
+    assert copy.undo() == store.undo()
+    assert copy.state == store.state
+    assert copy.search(QUERY) == store.search(QUERY)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl"]
+    with pytest.raises(StoreError, match="cannot be written"):
+        store.export_jsonl(tmp_path / "none" / "log.jsonl")
+
+
+def test_importing_facts_made_by_hand(tmp_path) -> None:
+    store, file = new(), tmp_path / "facts.jsonl"
+    facts(store, 2)
+    lines = [{"category": "semantic", "content": text} for text in ("pet: cat", "fact 1: value 1", "pet: cat")]
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    assert store.import_jsonl(file) == 1
+    assert [entry.content for entry in store.list()] == ["fact 0: value 0", "fact 1: value 1", "pet: cat"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "2: not JSON"),
+        ('{"category": "semantic", "text": "a"}', "2: text"),
+        ('{"category": "semantic", "content": 3}', "2: content"),
+        ('{"category": "semantic", "content": ""}', "2: content is empty"),
+        ('{"category": "semantic"}', "2: content"),
+        ('{"category": "nine", "content": "a"}', "2: no category 'nine'"),
+        ('{"kind": "delete", "id": "none"}', "2: no live entry"),
+        ('{"kind": "forget", "id": "none"}', "2: kind"),
+        ('{"time": "2024-01-01", "category": "semantic", "content": "a"}', "2: time"),
+        ('"a"', "2: line"),
+        ('{"category": "semantic", "content": "\\ud800"}', "2: content"),
+    ],
+)
+def test_a_bad_line_is_named_and_nothing_is_imported(tmp_path, line: str, message: str) -> None:
+    file = tmp_path / "facts.jsonl"
+    file.write_text('{"category": "semantic", "content": "pet: cat"}\n' + line + "\n")
+    store = new()
+    with pytest.raises(DataError) as caught:
+        store.import_jsonl(file)
+    assert f"facts.jsonl:{message}" in str(caught.value)
+    assert store.list() == []
+    for text, wanted in [('{"memalpha": 99}', "file format 99"), ("\udcff", "not UTF-8")]:
+        file.write_bytes(text.encode("utf-8", "surrogateescape"))
+        with pytest.raises(DataError, match=wanted):
+            store.import_jsonl(file)
+    with pytest.raises(DataError, match="cannot be read"):
+        store.import_jsonl(tmp_path / "none")
+
+
+def test_stored_vectors_are_used_again(tmp_path) -> None:
+    class Counting(HashEmbedder):
+        texts = 0
+
+        def encode(self, texts):
+            self.texts += len(texts)
+            return super().encode(texts)
+
+    with MemoryStore.open(tmp_path / "a.db", embedder=Counting()) as store:
+        facts(store)
+        wanted = store.search(QUERY)
+    again = Counting()
+    with MemoryStore.open(tmp_path / "a.db", embedder=again) as store:
+        assert store.search(QUERY) == wanted
+    assert again.texts == 2  # the query, and the one text that tells whether it is the same embedder
+
+
+def test_a_failing_embedder_stores_nothing() -> None:
+    embedder = Failing()
+    store = MemoryStore.open(":memory:", embedder=embedder)
+    facts(store, 1)
+    embedder.broken = True
+    with pytest.raises(EmbedderError):
+        store.insert("semantic", "pet: cat")
+    with pytest.raises(InvalidContent):
+        store.insert("semantic", "")
+    assert store.snapshot() == 1
+    assert np.isfinite(store.search("fact 0: value 0", route="bm25")[0].score)
+
+
+def test_threads_share_a_store(tmp_path) -> None:
+    store = new(tmp_path / "a.db")
+    errors = []
+
+    def work(name: int) -> None:
+        try:
+            for index in range(10):
+                store.insert("semantic", f"thread {name}: value {index}")
+                assert store.search(f"thread {name}", 1)
+        except (MemalphaError, AssertionError, sqlite3.Error) as error:
+            errors.append(error)
+
+    threads = [Thread(target=work, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert len(store.list()) == 40
+
+
+WRITER = """
+import random, sys
+from memalpha.store.store import MemoryStore
+path, name, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
+rng = random.Random(name)
+print("ready", flush=True)
+store = MemoryStore.open(path, embedder="hash")
+for index in range(number):
+    entries = store.list()
+    kinds = ["insert", "insert", "update", "delete", "undo", "core"] if sys.argv[4:] and entries else ["insert"]
+    kind = rng.choice(kinds)
+    text = f"{name} {index}: {rng.random()}"
+    if kind == "insert":
+        store.insert("semantic", text)
+    elif kind == "update":
+        store.update(rng.choice(entries).id, text)
+    elif kind == "delete":
+        store.delete(rng.choice(entries).id)
+    elif kind == "core":
+        store.core_update(text)
+    else:
+        store.undo()
+    print(store.snapshot(), text, flush=True)
+"""
+
+
+def writer(path: Path, name: str, number: int, *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-c", WRITER, str(path), name, str(number), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_processes_take_turns_on_one_file(tmp_path) -> None:
+    path = tmp_path / "a.db"
+    writers = [writer(path, f"writer-{index}", 15) for index in range(3)]
+    results = [process.communicate() for process in writers]
+    assert [process.returncode for process in writers] == [0, 0, 0], results[0][1]
+    wanted = {line.split(" ", 1)[1] for out, _ in results for line in out.splitlines() if line != "ready"}
+    assert {entry.content for entry in new(path).list()} == wanted
+    assert len(wanted) == 45
+
+
+def test_a_killed_writer_loses_nothing_acknowledged(tmp_path) -> None:
+    path = tmp_path / "a.db"
+    acknowledged = 0
+    for round in range(5):
+        process = writer(path, f"round-{round}", 10**6, "mixed")
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        if round:  # the first one is killed while it makes the file
+            process.stdout.readline()
+        time.sleep([0.002, 0.05, 0.013, 0.11, 0.027][round])
+        process.send_signal(signal.SIGKILL)
+        out, _ = process.communicate()
+        lines = [line for line in out.split("\n")[:-1] if line]  # a line without its end was never received
+        acknowledged = int(lines[-1].split(" ")[0]) if lines else acknowledged
+        with new(path) as store:
+            log = [done for _, _, done in store.log()]
+            assert len(log) >= acknowledged
+            replayed = MemoryState.replay(store.schema, log)
+            assert store.state == replayed
+            assert store.list() == replayed.list()
+            assert store.search(QUERY, 5) == WorkingMemory(replayed, HASH).search(QUERY, 5)
+            texts = {done.content for done in log}
+            assert len(log) < 2 or any(text and text.startswith(f"round-{round}") for text in texts) or not lines
