@@ -134,6 +134,11 @@ def documents(task: Task, text: str = "neighbours") -> list[Document]:
     return made
 
 
+def measure(tasks: Sequence[Task], corpora: Sequence[Corpus], route: Route) -> dict[str, Any]:
+    """One row of the benchmark for a corpus a task: recall@k, mrr, tokens@10, questions, by_type."""
+    return _summary([item for task, corpus in zip(tasks, corpora, strict=True) for item in _ranks(task, corpus, route)])
+
+
 def _ranks(task: Task, corpus: Corpus, route: Route) -> list[_Ranks]:
     """Ranks of the gold turns of each question with usable evidence; a turn beyond rank 100 has an infinite one."""
     asked = [question for question in task.questions if question.evidence and question.category in ANSWERABLE]
