@@ -227,7 +227,7 @@ def test_a_failing_embedder_stores_nothing() -> None:
     with pytest.raises(InvalidContent):
         store.insert("semantic", "")
     assert store.snapshot() == 1
-    assert np.isfinite(store.search("fact 0: value 0", route="bm25")[0].score)
+    assert store.search("fact 0: value 0", route="bm25")[0].entry.content == "fact 0: value 0"
 
 
 def test_threads_share_a_store(tmp_path) -> None:
