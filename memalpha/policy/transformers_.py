@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -54,6 +55,7 @@ class TransformersPolicy:
         self.prompt = getattr(model.config, "memalpha_prompt", "full")
         self.batch_tokens = batch_tokens
         self.batch_rows = batch_rows
+        self.longest_prompt = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._twin: Any = None
         self.eos_ids = _eos_ids(model, tokenizer, name)
         self.count_tokens = lru_cache(maxsize=1 << 16)(self._count_tokens)
@@ -61,14 +63,15 @@ class TransformersPolicy:
     @classmethod
     def from_pretrained(cls, path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> TransformersPolicy:
         """Load model and tokenizer from a directory or a hub id. Raises `PolicyError` when there is none."""
-        if Path(path).is_absolute() and not (Path(path) / "config.json").is_file():
+        local = Path(path).is_absolute() or str(path).startswith(".") or len(Path(path).parts) > 2  # no hub id
+        if local and not (Path(path) / "config.json").is_file():
             raise PolicyError(f"no policy at {str(path)!r}: expected a directory with config.json, weights, tokenizer")
         try:
             with without_bars():
                 tokenizer = AutoTokenizer.from_pretrained(path)
                 model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
             model.to(device)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             raise PolicyError(f"cannot load policy {str(path)!r}: {error}") from error
         return cls(model, tokenizer, str(path))
 
@@ -101,6 +104,12 @@ class TransformersPolicy:
         if self._twin is not None:
             self._twin.load_state_dict(self.model.state_dict())
         prompts = self._encode([self._text(request.messages, request.tools) for request in requests])
+        longest = max(map(len, prompts))
+        if self.longest_prompt is not None and longest > self.longest_prompt:
+            raise PolicyError(
+                f"a prompt has {longest} tokens, policy {self.name!r} takes {self.longest_prompt}: read smaller chunks "
+                "or lower agent.view_tokens"
+            )
         completions: list[Completion | None] = [None] * len(requests)
         for batch in self._batches(requests, prompts):
             with torch.inference_mode():

@@ -327,14 +327,14 @@ class _Run:
         if not path.exists() or not saved_steps(self.out):
             return None
         summary = json.loads(path.read_text(encoding="utf-8"))
-        return summary if summary["steps"] == stop else None
+        return summary if summary.get("steps") == stop else None
 
     def _claim_directory(self) -> None:
         """Make the run directory, or check that the run in it has the same settings."""
         path = self.out / "config.yaml"
         ours = json.loads(self.config.model_dump_json())
         if path.exists():
-            theirs = yaml.safe_load(path.read_text(encoding="utf-8"))
+            theirs = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
             other = [key for key in ours if key not in FREE and theirs.get(key) != ours[key]]
             if other and saved_steps(self.out):
                 told = ", ".join(f"{key}: {theirs.get(key)!r} there, {ours[key]!r} now" for key in other)

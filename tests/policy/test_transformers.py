@@ -124,9 +124,21 @@ def test_render_is_what_is_sampled_from(policy):
     assert policy.sample([]) == []
 
 
+def test_a_prompt_beyond_the_model_is_refused(policy):
+    with pytest.raises(PolicyError, match="smaller chunks"):
+        policy.sample([request("x" * 5000)])
+
+
 def test_loading_says_what_is_wrong(tmp_path):
     with pytest.raises(PolicyError, match=r"config\.json"):
         TransformersPolicy.from_pretrained(tmp_path / "nothing")
+    with pytest.raises(PolicyError, match=r"config\.json"):
+        TransformersPolicy.from_pretrained("runs/demo/checkpoints/best")
+    tiny_model().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors in here")
+    with pytest.raises(PolicyError, match="cannot load"):
+        TransformersPolicy.from_pretrained(tmp_path)
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = None
     with pytest.raises(PolicyError, match="chat template"):

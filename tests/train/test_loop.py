@@ -73,10 +73,11 @@ def test_turns_are_reproduced_from_the_checkpoint_of_their_step(small):
             assert torch.allclose(torch.tensor(turn["logprobs"], dtype=torch.float64), expected, atol=1e-5, rtol=0)
 
 
-def test_stopping_and_going_on_equals_one_go(small, tmp_path):
-    whole = small(out=str(tmp_path / "whole"))
+@pytest.mark.parametrize("changes", [{}, {"beta": 0.5, "sample_dtype": "float64", "num_iterations": 2}])
+def test_stopping_and_going_on_equals_one_go(small, tmp_path, changes):
+    whole = small(out=str(tmp_path / "whole"), **changes)
     train(whole)
-    parts = small(out=str(tmp_path / "parts"))
+    parts = small(out=str(tmp_path / "parts"), **changes)
     for stop in (1, 3):
         train(parts.model_copy(update={"max_steps": stop}))
     train(parts)
