@@ -75,6 +75,7 @@ class _Run:
 
     def __init__(self, config: TrainConfig) -> None:
         torch.set_num_threads(config.threads)
+        torch.manual_seed(config.seed)
         self.config = config
         self.out = config.out
         self.began = time.monotonic()

@@ -116,6 +116,7 @@ def test_killed_and_started_again_equals_one_go(small, tmp_path):
         file.write('{"step": 3, "half')  # what a kill inside a write leaves
     train(killed)
     assert same(weights(whole.out, 4), weights(killed.out, 4))
+    assert same(*(load_file(run / "checkpoints/step-4/optimizer.safetensors") for run in (whole.out, killed.out)))
     assert [line["step"] for line in lines(killed.out / "metrics.jsonl")] == [0, 1, 2, 3]
     assert not list((killed.out / "checkpoints").glob(".*"))
 
