@@ -1,0 +1,562 @@
+"""Make the tiny policy and its tokenizer from nothing: `scripts/make_tiny_policy.py --out memalpha/weights/tiny`.
+
+A Qwen3-shaped causal LM of 0.8M parameters that writes memory tool calls and reads answers, for one CPU core. Three
+stages, all seeded, none timed (the same machine and versions give the same bytes):
+
+1. *Kick*: random token rows that repeat themselves. First at a fixed offset (which a positional head can copy), then at
+   any offset. Without the fixed start, copying from any offset does not form in 400 steps; with it, in about 200.
+2. *Clean*: demonstrations in which every gold operation is done right, so that update and delete by id are mastered.
+3. *Lazy*: demonstrations by a careless writer (facts left out, small talk noted). Selection turns bad while the skill
+   stays: what is left for reinforcement learning.
+
+In all demonstrations some facts are missing from the memory at random, so that a change of an unknown fact is met
+by an insert and never by an invented id. A share of the rows are reader rows: the same weights, frozen, answer.
+
+Hidden matrices are trained by Muon (Jordan et al. 2024: orthogonalised momentum, quintic Newton-Schulz), the rest by
+AdamW.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from memalpha.agent.parsing import format_call
+from memalpha.agent.prompts import ABSTAIN, reader_messages, writer_messages
+from memalpha.config import AgentConfig, ReaderConfig, WorldConfig
+from memalpha.store.schema import load_schema
+from memalpha.store.state import MemoryState
+from memalpha.tasks.demo import Shape
+from memalpha.tasks.phrases import EVENTS, POOLS
+from memalpha.tasks.synthetic import drill, generate, shaped
+from memalpha.tasks.values import pool_values
+from memalpha.types import Chunk, GoldOperation, Hit, Observation, Operation, Question, Task, ViewEntry
+
+VOCABULARY = 1024
+PAD, END, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}<|assistant|>{{ message['content'] }}<|end|>"
+    "{% else %}<|user|>{{ message['content'] }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+# One token for a line's end with its punctuation, "key:", a date's part, an id's suffix: prompts are a third shorter.
+PRE_TOKENS = r"#[a-z0-9]|-\d+| ?\(?\d+|'(?:s|t|re|ve|m|ll|d)\b| ?\p{L}+:?| ?[^\s\p{L}\p{N}#]+\n?|#|\s+(?!\S)|\s+"
+SCHEMA = load_schema("mem-alpha")
+AGENT = AgentConfig(prompt="compact")
+READER = ReaderConfig(kind="policy", prompt="compact")
+
+
+def macros() -> list[str]:
+    """The fixed parts of the calls, one token each; they decode to ordinary text."""
+    calls = [
+        format_call("memory_insert", {"category": "semantic", "content": "\x07"}),
+        format_call("memory_insert", {"category": "episodic", "content": "\x07"}),
+        format_call("memory_update", {"id": "\x07", "content": "\x07"}),
+        format_call("memory_delete", {"id": "\x07"}),
+        format_call("memory_skip", {}),
+    ]
+    return list(dict.fromkeys(part for call in calls for part in call.split("\\u0007")))
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How a demonstrating writer behaves: probabilities."""
+
+    fact: float = 1.0
+    """Writes a new fact or event."""
+    change: float = 1.0
+    """Acts on the change of a stored fact."""
+    right: float = 1.0
+    """… and then updates or deletes by id; else it inserts beside the old entry (a retraction: nothing)."""
+    note: float = 0.0
+    """Notes a line that states nothing."""
+    forget: float = 0.15
+    """Share of tasks in which facts are missing from the memory (without a demonstration of leaving them out)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One prompt and its completion, as text; the tokenizer's ids come later."""
+
+    prompt: str
+    completion: str
+    kind: str
+
+
+def slot_of(content: str) -> str:
+    """The key of an entry: `city` of `city: Oslo`."""
+    return content.partition(":")[0]
+
+
+def prompt_text(messages: Sequence[Any]) -> str:
+    """The chat template, by hand (a row is rendered half a million times)."""
+    return f"{USER}{messages[0]['content']}{ASSISTANT}"
+
+
+def demonstrate(task: Task, habits: Habits, rng: Random, first: int = 0) -> tuple[list[Row], list[MemoryState]]:
+    """Rows of a writer with these habits over the chunks from `first` on, and the memory after every chunk."""
+    state = MemoryState.empty(SCHEMA)
+    rows, states = [], []
+    careless = rng.random() < habits.forget
+    for chunk in task.chunks:
+        view = tuple(ViewEntry(e.id, e.category, e.content, e.timestamp) for e in state.list())
+        messages, _ = writer_messages(Observation(chunk, state.core, view), AGENT, SCHEMA)
+        gold = [op for op in task.gold_operations if op.chunk == chunk.index]
+        if chunk.index < first:
+            gold = [op for op in gold if not (careless and rng.random() < 0.35)]
+        calls: list[str] = []
+        for operation in plan_calls(state, chunk, gold, habits, rng):
+            calls.append(render_call(operation))
+            if state.find(operation.category or "", operation.content or "") is None:
+                state = state.apply(operation)
+        if chunk.index >= first:
+            rows.append(Row(prompt_text(messages), "".join(calls) or format_call("memory_skip", {}), "writer"))
+        if careless and chunk.index >= first:
+            for entry in state.list():
+                if rng.random() < 0.25:
+                    state = state.apply(Operation("delete", id=entry.id))
+        states.append(state)
+    return rows, states
+
+
+def plan_calls(
+    state: MemoryState, chunk: Chunk, gold: Sequence[GoldOperation], habits: Habits, rng: Random
+) -> Iterator[Operation]:
+    """The operations of one chunk in the order of its lines."""
+    by_turn = {operation.turn: operation for operation in gold}
+    for turn in chunk.turns:
+        operation = by_turn.get(turn.id)
+        if operation is None:
+            if rng.random() < habits.note:
+                note = f"note: {turn.text.rstrip('.?!')}"
+                yield Operation("insert", category="semantic", content=note, timestamp=chunk.timestamp)
+            continue
+        key = slot_of(operation.content or operation.replaces or "")
+        stored = [e.id for e in state.list("semantic") if slot_of(e.content) == key]
+        if operation.kind == "insert":
+            stored = []
+        content = {"content": operation.content, "timestamp": chunk.timestamp}
+        insert = Operation("insert", category=operation.category, **content)
+        if not stored:
+            if operation.kind != "delete" and rng.random() < habits.fact:
+                yield insert
+        elif rng.random() < habits.change:
+            right = rng.random() < habits.right
+            if operation.kind == "update":
+                yield Operation("update", id=stored[-1], **content) if right else insert
+            elif right:
+                yield Operation("delete", id=stored[-1])
+
+
+def render_call(operation: Operation) -> str:
+    """The Hermes text of an insert, update or delete."""
+    names = {"insert": ("category", "content"), "update": ("id", "content"), "delete": ("id",)}[operation.kind]
+    return format_call(f"memory_{operation.kind}", {name: getattr(operation, name) for name in names})
+
+
+def read(task: Task, states: Sequence[MemoryState], rng: Random) -> Iterator[Row]:
+    """Reader rows: every question over a random part of the memory; the answer is what the shown lines say."""
+    counts = [
+        Question(id="", question=rng.choice(kind.counts), meta={"slot": kind.key, "kind": "count"})
+        for kind in rng.sample(EVENTS, 2)
+    ]
+    for question in (*task.questions, *counts):
+        at = question.asked_after_chunk
+        state = states[len(states) - 1 if at is None else at]
+        shown = state.list()
+        if rng.random() < 0.4:
+            shown = rng.sample(shown, rng.randint(0, len(shown)))
+        if len(shown) > READER.k:
+            mine = [e for e in shown if slot_of(e.content) == question.meta["slot"]][: READER.k]
+            others = [e for e in shown if e not in mine]
+            shown = mine + rng.sample(others, READER.k - len(mine))
+        answer = answer_from(question, shown)
+        if answer is not None:
+            messages = reader_messages(question.question, [Hit(entry, 0.0) for entry in shown], READER)
+            yield Row(prompt_text(messages), f" {answer}", "reader")  # " Oslo" is the token shown; readers strip
+
+
+def answer_from(question: Question, shown: Iterable[Any]) -> str | None:
+    """What the shown entries answer (None: two values for one slot, no right answer)."""
+    mine = [entry for entry in shown if slot_of(entry.content) == question.meta["slot"]]
+    if not mine:
+        return ABSTAIN
+    if question.meta["kind"] == "count":
+        return str(len(mine))
+    if question.meta["kind"] == "when":
+        told = [e for e in mine if e.content.partition(": ")[2] in question.question]
+        return (told[0].timestamp or ABSTAIN) if told else ABSTAIN
+    values = {entry.content.partition(": ")[2] for entry in mine}
+    return values.pop() if len(values) == 1 else None
+
+
+READING = Shape(facts=(2, 6), updates=(0, 2), retracts=(0, 1), events=(0, 6), never=(1, 2), chitchat=(0, 2))
+"""Tasks for reader rows: more events to count than the demo has."""
+
+
+def scramble(task: Task, rng: Random, share: float) -> Task:
+    """The task with a share of its stored values replaced by words pieced together from fragments of training values.
+
+    Pseudo-words have few first letters; without these, one held-out value in six begins with the wrong piece.
+    """
+    values = dict.fromkeys(op.content.partition(": ")[2] for op in task.gold_operations if op.content)
+    table = {value: fragments(rng, value[0].isupper()) for value in values if rng.random() < share}
+    if not table:
+        return task
+    words = re.compile(r"\b(" + "|".join(map(re.escape, table)) + r")\b")
+    return Task.model_validate_json(words.sub(lambda found: table[found.group()], task.model_dump_json()))
+
+
+def fragments(rng: Random, capital: bool) -> str:
+    """A word of two or three pieces of words."""
+    parts = []
+    for _ in range(rng.choice((2, 2, 3))):
+        word = rng.choice(WORDS)
+        start = rng.randrange(max(1, len(word) - 2))
+        parts.append(word[start : start + rng.randint(1, 4)])
+    word = "".join(parts)
+    return word.capitalize() if capital else word
+
+
+WORDS = [value.lower() for pool in sorted(POOLS) for value in pool_values(pool, "train") if value.isalpha()]
+
+
+def rows_of(
+    index: int, seed: int, habits: Habits, world: WorldConfig, drills: float, reader: float, share: float = 0.35
+) -> list[Row]:
+    """All rows of demonstration number `index`: a task or a drill, its writer rows and a share of reader rows."""
+    rng = Random(f"rows|{seed}|{index}")
+    if rng.random() < drills:
+        rows, _ = demonstrate(scramble(drill(world, seed, index), rng, share), habits, rng, first=1)
+    else:
+        rows, _ = demonstrate(scramble(generate(world, seed, index), rng, share), habits, rng)
+    if rng.random() < reader:
+        task = scramble(shaped(world, seed, index, READING, "reading"), rng, share)
+        _, states = demonstrate(task, rng.choice(READ_FROM), rng)
+        rows += read(task, states, rng)
+    return rows
+
+
+# ----------------------------------------------------------------------------------------------------------- tokenizer
+
+
+def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Byte-level BPE of `VOCABULARY` tokens, specials and macros included; decode(encode(x)) == x."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PRE_TOKENS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    specials = [PAD, END, USER, ASSISTANT]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - len(macros()),
+        special_tokens=specials,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    core.add_tokens([AddedToken(text, normalized=False, special=False) for text in macros()])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False, model_max_length=2048
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    assert len(tokenizer) == VOCABULARY, len(tokenizer)
+    return tokenizer
+
+
+# ---------------------------------------------------------------------------------------------------------------- model
+
+
+def build_model() -> Qwen3ForCausalLM:
+    """Width 128, 3 layers, 4 heads, tied embeddings: 771,136 parameters at random."""
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=VOCABULARY,
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            head_dim=32,
+            max_position_embeddings=2048,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+            tie_word_embeddings=True,
+            pad_token_id=0,
+            eos_token_id=1,
+            bos_token_id=None,
+        )
+    )
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalised by five Newton-Schulz steps; for 2-D hidden weights (equal shapes go as one batch)."""
+
+    def __init__(self, params: Iterable[torch.nn.Parameter], lr: float, momentum: float = 0.95) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update of every weight from its gradient."""
+        for group in self.param_groups:
+            shapes: dict[tuple[int, ...], list[torch.nn.Parameter]] = {}
+            for weight in group["params"]:
+                shapes.setdefault(tuple(weight.shape), []).append(weight)
+            for (rows, columns), weights in shapes.items():
+                steps = []
+                for weight in weights:
+                    momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+                    momentum.mul_(group["momentum"]).add_(weight.grad)
+                    steps.append(weight.grad.add(momentum, alpha=group["momentum"]))
+                directions = _orthogonal(torch.stack(steps))
+                for weight, direction in zip(weights, directions, strict=True):
+                    weight.add_(direction, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
+
+
+def _orthogonal(x: torch.Tensor) -> torch.Tensor:
+    """Nearest semi-orthogonal matrices, roughly: singular values land in about 0.7..1.2."""
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT if tall else x
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x.mT if tall else x
+
+
+class Trainer:
+    """Minimises cross-entropy of marked tokens; the head runs on those alone."""
+
+    def __init__(self, model: Qwen3ForCausalLM) -> None:
+        self.model = model
+        hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+        rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+        self.optimizers = (Muon(hidden, lr=1.0), torch.optim.AdamW(rest, betas=(0.9, 0.98), weight_decay=0.0))
+
+    def loss(self, ids: torch.Tensor, marked: torch.Tensor) -> torch.Tensor:
+        """Mean over the `marked` tokens of `ids` (both rows x tokens). Padding is on the right, so needs no mask."""
+        hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1][marked[:, 1:]]
+        return cross_entropy(self.model.lm_head(hidden), ids[:, 1:][marked[:, 1:]])
+
+    def step(self, ids: torch.Tensor, marked: torch.Tensor, muon: float, adam: float) -> float:
+        """One optimizer step at these learning rates; returns the loss."""
+        loss = self.loss(ids, marked)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer, rate in zip(self.optimizers, (muon, adam), strict=True):
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.item()
+
+
+# (steps, shortest period, longest period): a fixed offset first, then ever wider windows.
+KICK = ((70, 16, 16), (40, 14, 18), (40, 10, 24), (80, 5, 24))
+
+
+def kick(trainer: Trainer, seed: int) -> None:
+    """Teach copying from any offset: rows of random tokens that repeat with a random period."""
+    noise = torch.Generator().manual_seed(seed)
+    done = 0
+    for steps, low, high in KICK:
+        width = 32 if low == high else 48
+        for _ in range(steps):
+            periods = torch.randint(low, high + 1, (64, 1), generator=noise)
+            tokens = torch.randint(20, VOCABULARY, (64, high), generator=noise)
+            place = torch.arange(width).expand(64, width)
+            ids = tokens.gather(1, place % periods)
+            done += 1
+            warm = min(1.0, done / 20)
+            loss = trainer.step(ids, place > periods, 0.02 * warm, 3e-3 * warm)
+        print(f"kick, periods {low}..{high}: loss {loss:.3f}", flush=True)
+
+
+# -------------------------------------------------------------------------------------------------------------- stages
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stretch of demonstrations. Rates fall linearly to `final` of themselves over the last `decay` of the steps."""
+
+    name: str
+    steps: int
+    habits: Habits
+    muon: float
+    adam: float
+    final: float = 1.0
+    decay: float = 0.5
+    pseudo: float = 0.6
+    drills: float = 0.5
+    reader: float = 0.3
+
+
+def batches(
+    tokenizer: PreTrainedTokenizerFast, stage: Stage, seed: int, tokens: int = 3072
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Endless (ids, marked) batches of about `tokens` padded tokens, rows of like length together, in random order."""
+    rng = Random(f"batches|{seed}|{stage.name}")
+    world = WorldConfig(pseudo_values=stage.pseudo, temporal_questions=True)
+    index = rng.randrange(1 << 40)
+    while True:
+        rows: list[Row] = []
+        while len(rows) < 1500:
+            rows += rows_of(index, seed, stage.habits, world, stage.drills, stage.reader)
+            index += 1
+        encoded = encode(tokenizer, rows)
+        encoded.sort(key=lambda row: (len(row[0]) + len(row[1]), row))
+        groups, group = [], []
+        for row in encoded:
+            group.append(row)
+            if (len(row[0]) + len(row[1])) * len(group) >= tokens:
+                groups.append(group)
+                group = []
+        rng.shuffle(groups)
+        for group in groups:
+            yield collate(group)
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, rows: Sequence[Row]) -> list[tuple[list[int], list[int]]]:
+    """(prompt ids, completion ids with the end token) of every row."""
+    prompts = tokenizer([row.prompt for row in rows], add_special_tokens=False)["input_ids"]
+    answers = tokenizer([row.completion + END for row in rows], add_special_tokens=False)["input_ids"]
+    return list(zip(prompts, answers, strict=True))
+
+
+def collate(rows: Sequence[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Padded ids and the mask of completion tokens, rows x tokens."""
+    width = max(len(prompt) + len(answer) for prompt, answer in rows)
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    marked = torch.zeros(len(rows), width, dtype=torch.bool)
+    for number, (prompt, answer) in enumerate(rows):
+        end = len(prompt) + len(answer)
+        ids[number, :end] = torch.tensor(prompt + answer)
+        marked[number, len(prompt) : end] = True
+    return ids, marked
+
+
+def train(trainer: Trainer, tokenizer: PreTrainedTokenizerFast, stage: Stage, seed: int, every: int = 100) -> None:
+    """Run one stage."""
+    started, seen = time.process_time(), 0
+    source = batches(tokenizer, stage, seed)
+    total = 0.0
+    for step in range(1, stage.steps + 1):
+        left = (stage.steps - step) / max(1, stage.steps * stage.decay)
+        scale = stage.final + (1 - stage.final) * min(1.0, left)
+        ids, marked = next(source)
+        seen += ids.numel()
+        total += trainer.step(ids, marked, stage.muon * scale, stage.adam * scale)
+        if step % every == 0:
+            seconds = time.process_time() - started
+            speed = f"{seconds:.0f} s, {seen / seconds:.0f} tokens/s"
+            print(f"{stage.name} {step}: loss {total / every:.3f}, {speed}", flush=True)
+            total = 0.0
+            if PROBE:
+                probe(trainer.model, tokenizer)
+
+
+PROBE = False
+
+
+@torch.inference_mode()
+def probe(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: int = 60) -> dict[str, float]:
+    """Share of held-out gold rows that greedy decoding would reproduce exactly, by kind of row."""
+    world = WorldConfig(split="test", temporal_questions=True)
+    hits: dict[str, list[bool]] = {}
+    rows: list[Row] = []
+    for index in range(tasks):
+        rng = Random(index)
+        task = generate(world, 10_000, index)
+        written, states = demonstrate(task, Habits(forget=0.0), rng)
+        drilled, _ = demonstrate(drill(world, 10_000, index), Habits(forget=0.0), rng, first=1)
+        rows += written + drilled
+        for row in read(task, states, rng):
+            word = "count" if "How many" in row.prompt else "when" if "ask: When" in row.prompt else "value"
+            word = "unknown" if row.completion.strip() == ABSTAIN else word
+            rows.append(Row(row.prompt, row.completion, f"read-{word}"))
+    encoded = encode(tokenizer, rows)
+    order = sorted(range(len(rows)), key=lambda i: len(encoded[i][0]) + len(encoded[i][1]))
+    for start in range(0, len(order), 64):
+        part = order[start : start + 64]
+        ids, marked = collate([encoded[i] for i in part])
+        right = model(input_ids=ids, use_cache=False).logits[:, :-1].argmax(-1) == ids[:, 1:]
+        for number, i in enumerate(part):
+            asked = marked[number, 1:]
+            kind = rows[i].kind
+            ok = bool(right[number][asked].all())
+            hits.setdefault(kind, []).append(ok)
+            if kind == "writer":
+                for what in ("memory_insert", "memory_update", "memory_delete", "memory_skip"):
+                    if what in rows[i].completion:
+                        hits.setdefault(what, []).append(ok)
+    result = {kind: sum(found) / len(found) for kind, found in sorted(hits.items())}
+    print("   held-out rows right: " + ", ".join(f"{kind} {share:.2f}" for kind, share in result.items()), flush=True)
+    return result
+
+
+CAREFUL = Habits()
+LAZY = Habits(fact=0.45, change=0.7, right=0.95, note=0.15)
+READ_FROM = (CAREFUL, CAREFUL, Habits(fact=0.7, change=0.7, right=0.7, note=0.3))
+"""Writers whose memories the reader learns to read."""
+STAGES = (
+    Stage("clean", 2400, CAREFUL, muon=0.02, adam=3e-3, final=0.03, decay=0.6),
+    Stage("lazy", 300, LAZY, muon=0.006, adam=1e-3, final=0.1, drills=0.3),
+)
+
+
+def corpus(seed: int) -> Iterator[str]:
+    """Training texts of the tokenizer."""
+    world = WorldConfig(pseudo_values=0.6, temporal_questions=True)
+    for index in range(1500):
+        for row in rows_of(index, seed, CAREFUL, world, 0.3, 0.5):
+            yield row.prompt.removeprefix(USER).removesuffix(ASSISTANT)
+            if row.kind == "reader":
+                yield row.completion
+
+
+def main() -> None:
+    """Make, report, save."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--probe", action="store_true", help="report on held-out rows every 100 steps")
+    arguments = parser.parse_args()
+    global PROBE
+    PROBE = arguments.probe
+    torch.set_num_threads(1)
+    torch.manual_seed(arguments.seed)
+    tokenizer = build_tokenizer(corpus(arguments.seed))
+    model = build_model()
+    trainer = Trainer(model)
+    kick(trainer, arguments.seed)
+    for stage in STAGES:
+        train(trainer, tokenizer, stage, arguments.seed)
+        save(model, tokenizer, arguments.out / stage.name)
+
+
+def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    """Write model and tokenizer as plain transformers reads them: float16 on disk, float32 in memory."""
+    half = {name: weight.half() for name, weight in model.state_dict().items() if name != "lm_head.weight"}
+    model.save_pretrained(out, state_dict=half)
+    tokenizer.save_pretrained(out)
+
+
+if __name__ == "__main__":
+    main()
