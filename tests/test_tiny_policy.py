@@ -1,4 +1,4 @@
-"""The shipped tiny policy: plain transformers files of bounded size; its tokenizer, calls and reader do what they must."""
+"""The shipped tiny policy: plain files of bounded size; its tokenizer, calls and reader do what they must."""
 
 from __future__ import annotations
 
