@@ -85,6 +85,9 @@ class TrainConfig(Config):
     policy: str = Field(default="tiny", description="a shipped policy's name, a directory, or a hub id")
     agent: AgentConfig = AgentConfig()
     reader: ReaderConfig = ReaderConfig()
+    training_reader: ReaderConfig | None = Field(
+        default=None, description="another reader for the reward only; evaluations keep `reader` (default: the same)"
+    )
     reward: RewardConfig = RewardConfig()
 
     algorithm: Literal["grpo"] = "grpo"

@@ -85,8 +85,10 @@ class _Run:
         if config.sample_dtype is not None:
             self.policy.sample_in(config.sample_dtype)
         self.embedder = load_embedder(config.agent.embedder)
-        frozen = config.reader.kind == "policy" and config.reader.policy is None
-        self.reader = load_reader(config.reader, self._load_policy() if frozen else None)
+        readers = (config.reader, config.training_reader or config.reader)
+        frozen = any(reader.kind == "policy" and reader.policy is None for reader in readers)
+        start = self._load_policy() if frozen else None
+        self.reader, self.training_reader = (load_reader(reader, start) for reader in readers)
         self.rewards = RewardModel(config.reward, self.policy.count_tokens)
         self.builder = Builder(self.policy, config.agent, self.embedder)
         self.learner = Learner(self.policy.model, config)
@@ -154,7 +156,7 @@ class _Run:
             while self.step < stop:
                 begun = time.monotonic()
                 tasks = self.source.batch(self.step * config.tasks_per_step)
-                groups, records = collect(self.builder, tasks, self.reader, self.rewards, config, self.step)
+                groups, records = collect(self.builder, tasks, self.training_reader, self.rewards, config, self.step)
                 samples = self.algorithm.annotate(groups, self.learner.forward)
                 sampled = time.monotonic()
                 with self._undivided():

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from memalpha.agent.answer import ExtractiveReader
 from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
 from memalpha.tasks.jsonl import save_jsonl
 from memalpha.train.collect import TaskSource
@@ -55,6 +56,22 @@ def test_a_run_writes_what_is_promised(small):
     assert not same(weights(run, 0), weights(run, 4))
     assert (run / "checkpoints" / "best").resolve().name == f"step-{summary['best_step']}"
     assert train(settings) == summary, "a finished run is not run again"
+
+
+def test_a_training_reader_is_for_the_reward_only(small, monkeypatch):
+    asked = {True: 0, False: 0}
+    answer = ExtractiveReader.answer
+
+    def count(reader, items, *, k=None):
+        asked[reader.config.conflict_rule] += len(items)
+        return answer(reader, items, k=k)
+
+    monkeypatch.setattr(ExtractiveReader, "answer", count)
+    settings = small(max_steps=1, training_reader={"kind": "extractive", "conflict_rule": False})
+    summary = train(settings)
+    rollouts = settings.group_size * sum(len(task.questions) for task in TaskSource(settings).batch(0))
+    assert asked[False] == rollouts, "the steps' rollouts"
+    assert asked[True] >= 4 * summary["questions"], "every evaluation"
 
 
 def test_turns_are_reproduced_from_the_checkpoint_of_their_step(small):
