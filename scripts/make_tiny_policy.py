@@ -19,7 +19,7 @@ import argparse
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -33,9 +33,9 @@ from memalpha.agent.prompts import ABSTAIN, reader_messages, writer_messages
 from memalpha.config import AgentConfig, ReaderConfig, WorldConfig
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
-from memalpha.tasks.demo import DRILL, Shape
+from memalpha.tasks.demo import Shape
 from memalpha.tasks.phrases import EVENTS, POOLS
-from memalpha.tasks.synthetic import generate, shaped
+from memalpha.tasks.synthetic import drill, generate, shaped
 from memalpha.tasks.values import pool_values
 from memalpha.train.warmstart import Encoded, Trainer, batches, collate, kick
 from memalpha.types import Chunk, GoldOperation, Hit, Observation, Operation, Question, Task, ViewEntry
@@ -204,9 +204,9 @@ def answer_from(question: Question, shown: Iterable[Any]) -> str | None:
     return values.pop() if len(values) == 1 else None
 
 
-PRACTICE = replace(DRILL, updates=(1, 3), cue=0.4)
-"""Drills with more changes, most of them without a cue word: is this slot stored, and under which id?"""
-READING = Shape(facts=(2, 6), updates=(0, 2), retracts=(0, 1), events=(0, 6), never=(1, 2), chitchat=(0, 2))
+READING = Shape(
+    facts=(2, 6), updates=(0, 2), retracts=(0, 1), events=(0, 6), never=(1, 2), chitchat=(0, 2), questions=6
+)
 """Tasks for reader rows: more events to count than the demo has."""
 
 
@@ -243,9 +243,7 @@ def rows_of(
     """All rows of demonstration number `index`: a task or a drill, its writer rows and a share of reader rows."""
     rng = Random(f"rows|{seed}|{index}")
     if rng.random() < drills:
-        rows, _ = demonstrate(
-            scramble(shaped(world, seed, index, PRACTICE, "practice"), rng, share), habits, rng, first=1
-        )
+        rows, _ = demonstrate(scramble(drill(world, seed, index), rng, share), habits, rng, first=1)
     else:
         rows, _ = demonstrate(scramble(generate(world, seed, index), rng, share), habits, rng)
     if rng.random() < reader:
@@ -323,6 +321,7 @@ class Stage:
     adam: float
     final: float = 1.0
     decay: float = 0.5
+    warmup: int = 0
     pseudo: float = 0.6
     drills: float = 0.5
     reader: float = 0.3
@@ -350,13 +349,15 @@ def encode(tokenizer: PreTrainedTokenizerFast, rows: Sequence[Row]) -> list[Enco
     return list(zip(prompts, answers, strict=True))
 
 
-def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, stage: Stage, seed: int) -> None:
-    """Run one stage with fresh optimizers and 20 steps of warm-up."""
-    trainer, source = Trainer(model), demonstrations(tokenizer, stage, seed)
+def train(trainer: Trainer, tokenizer: PreTrainedTokenizerFast, stage: Stage, seed: int) -> None:
+    """Run one stage."""
+    source = demonstrations(tokenizer, stage, seed)
     started, total = time.process_time(), 0.0
     for step in range(1, stage.steps + 1):
         left = min(1.0, (stage.steps - step) / (stage.steps * stage.decay))
-        scale = min(1.0, step / 20) * (stage.final + (1 - stage.final) * left)
+        scale = stage.final + (1 - stage.final) * left
+        if stage.warmup:
+            scale *= min(1.0, step / stage.warmup)
         ids, marked = next(source)
         total += trainer.step(ids, marked, stage.muon * scale, stage.adam * scale)
         if step % 50 == 0:
@@ -375,7 +376,7 @@ def probe(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: in
         rng = Random(index)
         task = generate(world, 10_000, index)
         written, states = demonstrate(task, Habits(forget=0.0), rng)
-        drilled, _ = demonstrate(shaped(world, 10_000, index, PRACTICE, "practice"), Habits(forget=0.0), rng, first=1)
+        drilled, _ = demonstrate(drill(world, 10_000, index), Habits(forget=0.0), rng, first=1)
         rows += written + drilled
         for row in read(task, states, rng):
             word = "count" if "How many" in row.prompt else "when" if "ask: When" in row.prompt else "value"
@@ -404,8 +405,8 @@ LAZY = Habits(fact=0.5, change=0.7, right=0.97, note=0.12)
 READ_FROM = (CAREFUL, CAREFUL, Habits(fact=0.7, change=0.7, right=0.7, note=0.3))
 """Writers whose memories the reader learns to read."""
 STAGES = (
-    Stage("clean", 2200, CAREFUL, muon=0.02, adam=3e-3, final=0.03, decay=0.6),
-    Stage("lazy", 150, LAZY, muon=0.003, adam=5e-4, final=0.1, drills=0.3),
+    Stage("clean", 2400, CAREFUL, muon=0.02, adam=3e-3, final=0.03, decay=0.6),
+    Stage("lazy", 150, LAZY, muon=0.003, adam=5e-4, final=0.1, drills=0.3, warmup=20),
 )
 
 
@@ -429,9 +430,11 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     tokenizer = build_tokenizer(corpus(arguments.seed))
     model = build_model()
-    print(f"kick: loss {kick(Trainer(model), arguments.seed):.3f}", flush=True)
+    trainer = Trainer(model)
+    print(f"kick: loss {kick(trainer, arguments.seed):.3f}", flush=True)
     for stage in STAGES:
-        train(model, tokenizer, stage, arguments.seed)
+        train(trainer, tokenizer, stage, arguments.seed)
+        trainer = Trainer(model)
         shares = ", ".join(f"{kind} {share:.2f}" for kind, share in probe(model, tokenizer).items())
         print(f"{stage.name}: held-out rows right: {shares}", flush=True)
     save(model, tokenizer, arguments.out)

@@ -82,7 +82,7 @@ class Trainer:
 
 
 # (steps, shortest period, longest period): a fixed offset first, then ever wider windows.
-KICK = ((70, 16, 16), (40, 14, 18), (40, 10, 24), (50, 5, 24))
+KICK = ((70, 16, 16), (40, 14, 18), (40, 10, 24), (80, 5, 24))
 
 
 def kick(trainer: Trainer, seed: int) -> float:
