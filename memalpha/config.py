@@ -58,8 +58,10 @@ class ReaderConfig(Config):
     )
     prompt: Literal["full", "compact"] = "full"
     k: int = Field(default=8, gt=0, description="entries retrieved per question")
-    conflict_rule: bool = Field(
-        default=True, description="two live values for one subject and attribute: no right answer"
+    conflicts: Literal["keep", "refuse", "newest"] | None = Field(
+        default=None,
+        description="two live values for one slot: keep both, refuse every answer from them, or read only the newest "
+        "(default: refuse in training runs, keep elsewhere)",
     )
     max_new_tokens: int = Field(default=32, gt=0)
 

@@ -103,7 +103,7 @@ def slot_of(content: str) -> str:
 
 
 def prompt_text(messages: Sequence[Any]) -> str:
-    """The chat template, by hand (a row is rendered half a million times)."""
+    """The chat template, by hand: it is rendered for every row."""
     return f"{USER}{messages[0]['content']}{ASSISTANT}"
 
 
@@ -303,6 +303,7 @@ def build_model() -> Qwen3ForCausalLM:
             pad_token_id=0,
             eos_token_id=1,
             bos_token_id=None,
+            memalpha_prompt="compact",  # the prompt style it is trained on; `TransformersPolicy` reads it
         )
     )
 

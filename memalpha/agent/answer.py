@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from memalpha.agent.conflict import answer_slot, in_conflict, key_value, newest_wins
 from memalpha.agent.parsing import after_thinking
@@ -19,6 +19,8 @@ from memalpha.policy.base import Policy
 from memalpha.store.stem import stem
 from memalpha.store.working import Memory
 from memalpha.types import Hit, MemoryEntry, SampleRequest
+
+Conflicts = Literal["keep", "refuse", "newest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +39,20 @@ class Answer:
 
 
 class Reader(Protocol):
-    """Answers questions from memories. `name` goes into reports."""
+    """Answers questions from memories. `name` goes into reports; `conflicts` is the rule for contradicting entries."""
 
     name: str
+    conflicts: Conflicts
 
     def answer(self, items: Sequence[tuple[str, Memory]], *, k: int | None = None) -> list[Answer]:
         """One answer per (question, memory), in order; `k` entries are retrieved (default: the reader's own)."""
         ...
 
 
-def retrieve(items: Sequence[tuple[str, Memory]], k: int, *, conflict_rule: bool = True) -> list[list[Hit]]:
+def retrieve(items: Sequence[tuple[str, Memory]], k: int, conflicts: Conflicts = "keep") -> list[list[Hit]]:
     """The k best entries for each (question, memory); questions of one memory are one search.
 
-    Without the conflict rule, only the newest of several entries for one slot is read.
+    With `conflicts="newest"` only the newest of the entries found for one slot is left.
     """
     by_memory: dict[int, list[int]] = {}
     for number, (_, memory) in enumerate(items):
@@ -58,7 +61,7 @@ def retrieve(items: Sequence[tuple[str, Memory]], k: int, *, conflict_rule: bool
     for numbers in by_memory.values():
         memory = items[numbers[0]][1]
         for number, hits in zip(numbers, memory.search_many([items[n][0] for n in numbers], k), strict=True):
-            found[number] = hits if conflict_rule else newest_wins(hits)
+            found[number] = newest_wins(hits) if conflicts == "newest" else hits
     return found
 
 
@@ -68,11 +71,12 @@ class PolicyReader:
     def __init__(self, policy: Policy, config: ReaderConfig | None = None) -> None:
         self.policy = policy
         self.config = config or ReaderConfig(kind="policy")
+        self.conflicts: Conflicts = self.config.conflicts or "keep"
         self.name = f"policy:{policy.name}"
 
     def answer(self, items: Sequence[tuple[str, Memory]], *, k: int | None = None) -> list[Answer]:
         """Greedy answers; equal prompts are asked once."""
-        found = retrieve(items, k or self.config.k, conflict_rule=self.config.conflict_rule)
+        found = retrieve(items, k or self.config.k, self.conflicts)
         prompts: dict[tuple[str, ...], SampleRequest] = {}
         keys = []
         for (question, memory), hits in zip(items, found, strict=True):
@@ -89,11 +93,13 @@ class PolicyReader:
             Answer(texts[key], is_abstention(texts[key]), hits=tuple(hits), prompt="\n\n".join(key))
             for key, hits in zip(keys, found, strict=True)
         ]
-        return _with_conflicts(answers, items) if self.config.conflict_rule else answers
+        return _with_conflicts(answers, items) if self.conflicts == "refuse" else answers
 
 
 class ExtractiveReader:
     """A floor without a language model; it knows no paraphrase, so never take its score for a system's.
+
+    It reads entries only, not the core memory.
 
     "How many" counts the entries whose key is in the question, "when" gives the date of the best entry, everything else
     the value of the best entry whose key (whole text where there is no key) shares a word with the question. It
@@ -102,17 +108,18 @@ class ExtractiveReader:
 
     def __init__(self, config: ReaderConfig | None = None) -> None:
         self.config = config or ReaderConfig()
+        self.conflicts: Conflicts = self.config.conflicts or "keep"
         self.name = "extractive (floor)"
 
     def answer(self, items: Sequence[tuple[str, Memory]], *, k: int | None = None) -> list[Answer]:
         """One answer per item; nothing is sampled."""
-        found = retrieve(items, k or self.config.k, conflict_rule=self.config.conflict_rule)
+        found = retrieve(items, k or self.config.k, self.conflicts)
         answers = [
             Answer(text, text == ABSTAIN, hits=tuple(hits))
             for (question, memory), hits in zip(items, found, strict=True)
             for text in [_extract(question, hits, memory)]
         ]
-        return _with_conflicts(answers, items) if self.config.conflict_rule else answers
+        return _with_conflicts(answers, items) if self.conflicts == "refuse" else answers
 
 
 def _with_conflicts(answers: Sequence[Answer], items: Sequence[tuple[str, Memory]]) -> list[Answer]:

@@ -1,8 +1,10 @@
 """The conflict rule: two live values for one subject and attribute give no right answer.
 
 The slot of an entry such as `Ana's city: Oslo` is the text before its first colon, the value what follows. Events
-(category `episodic`) add up instead of excluding each other and have no slot. Without this rule in the reader an insert
-pays as much as an update, and update is never learnt.
+(category `episodic`) add up instead of excluding each other, so a slot is one only where an entry of another category
+states it; then every entry with that key counts, whatever its category. Without this rule in the reader an insert pays
+as much as an update, and update is never learnt. Where a task knows its slots, the evaluator goes by those
+(`disputed`), so that renaming a key or choosing another category is no way around it.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ def slot_value(entry: MemoryEntry) -> tuple[str, str] | None:
 
 
 def answer_slot(answer: str, hits: Iterable[Hit]) -> str | None:
-    """The slot an answer came from: that of the best hit whose value the answer is, contains, or is part of."""
-    pairs = [pair for hit in hits if (pair := slot_value(hit.entry))]
-    for matches in (same, contains, lambda answer, value: contains(value, answer)):
+    """The slot an answer came from: that of the best hit whose value the answer is, or contains."""
+    pairs = [pair for hit in hits if (pair := key_value(hit.entry.content))]
+    for matches in (same, contains):
         for slot, value in pairs:
             if matches(answer, value):
                 return slot
@@ -40,9 +42,24 @@ def answer_slot(answer: str, hits: Iterable[Hit]) -> str | None:
 
 
 def in_conflict(slot: str, entries: Iterable[MemoryEntry]) -> bool:
-    """Whether live `entries` hold two different values for `slot`."""
-    values = {normalize(pair[1]) for entry in entries if (pair := slot_value(entry)) and pair[0] == slot}
-    return len(values) > 1
+    """Whether live `entries` hold two different values for `slot`, and not all of them as events."""
+    stated = [(entry, pair) for entry in entries if (pair := key_value(entry.content)) and pair[0] == slot]
+    values = {normalize(value) for _, (_, value) in stated}
+    return len(values) > 1 and any(entry.category != EVENTS for entry, _ in stated)
+
+
+def disputed(slot: str, values: Sequence[str], statements: Iterable[str]) -> bool:
+    """Whether live `statements` (entries of any category, lines of the core) say more than one of `values` of `slot`.
+
+    A statement is about the slot if it holds its words anywhere; it counts for the first of `values` that it holds,
+    so put what is right first: "moved from Oslo to Rome" is no contradiction of Rome.
+    """
+    said = {
+        next((place for place, value in enumerate(values) if contains(statement, value)), None)
+        for statement in statements
+        if contains(statement, slot)
+    }
+    return len(said - {None}) > 1
 
 
 def newest_wins(hits: Sequence[Hit]) -> list[Hit]:

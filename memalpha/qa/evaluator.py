@@ -16,6 +16,7 @@ from typing import Any
 from memalpha.agent.agent import MemoryAgent, default_reader
 from memalpha.agent.answer import Answer, Reader
 from memalpha.agent.builder import Builder
+from memalpha.agent.conflict import disputed
 from memalpha.agent.text import contains
 from memalpha.config import AgentConfig, RewardConfig
 from memalpha.errors import DataError
@@ -28,6 +29,8 @@ from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.store.working import WorkingMemory
 from memalpha.types import Question, Task, Trajectory, TrajectoryGroup
 
+SINGLE = ("stated", "updated", "retracted")
+"""Kinds of questions (`Question.meta["kind"]`) about a slot that has one value at a time."""
 CHANGED = ("updated", "retracted")
 """Kinds of questions (`Question.meta["kind"]`) that have a stale answer (`meta["stale"]`)."""
 
@@ -80,7 +83,10 @@ def evaluate_memory(
     answers = iter(reader.answer(items))
     return [
         [
-            [_record(trajectory, question, next(answers), metric) for question in trajectory.task.questions]
+            [
+                _record(trajectory, question, next(answers), metric, refuse=reader.conflicts == "refuse")
+                for question in trajectory.task.questions
+            ]
             for trajectory in group.trajectories
         ]
         for group in groups
@@ -119,7 +125,9 @@ def _embed(embedder: Embedder, items: Sequence[tuple[str, WorkingMemory]], memor
         embedder.encode(list(texts))
 
 
-def _record(trajectory: Trajectory, question: Question, answer: Answer, metric: str) -> Record:
+def _record(trajectory: Trajectory, question: Question, answer: Answer, metric: str, *, refuse: bool) -> Record:
+    if refuse and _is_disputed(trajectory, question):
+        answer = replace(answer, conflict=True)
     score = score_answer(metric, answer, question.answers)
     written, live = _traced(trajectory, question, _asked_at(question, trajectory.task))
     kind, correct = question.meta.get("kind"), score >= RIGHT[metric]
@@ -141,6 +149,15 @@ def _record(trajectory: Trajectory, question: Question, answer: Answer, metric: 
         stale=outdated and any(contains(answer.text, str(value)) for value in question.meta.get("stale", ())),
         conflict=answer.conflict,
     )
+
+
+def _is_disputed(trajectory: Trajectory, question: Question) -> bool:
+    """The conflict rule by the task's own slot, where it names one and the values it had (`Question.meta`)."""
+    if question.meta.get("kind") not in SINGLE or not question.meta.get("stale"):
+        return False
+    state = trajectory.states[_asked_at(question, trajectory.task)]
+    statements = [*(entry.content for entry in state.entries.values()), *state.core.splitlines()]
+    return disputed(str(question.meta["slot"]), [*question.answers, *map(str, question.meta["stale"])], statements)
 
 
 def _traced(trajectory: Trajectory, question: Question, at: int) -> tuple[bool | None, bool | None]:

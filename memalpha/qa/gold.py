@@ -35,7 +35,9 @@ class Gold:
                 self._held[ended][-1] = (self._held[ended][-1][0], operation.chunk)
             if operation.kind != "delete":
                 stated = fact(category, operation.content)
-                self._held.setdefault(stated, []).append((operation.chunk, None))
+                spans = self._held.setdefault(stated, [])
+                if not spans or spans[-1][1] is not None:  # said again while it holds: still one span
+                    spans.append((operation.chunk, None))
                 core = stated if operation.kind == "core_update" else core
 
     def holds(self, category: str | None, content: str | None, chunk: int) -> bool:
@@ -43,20 +45,28 @@ class Gold:
         spans = self._held.get(fact(category, content), ())
         return any(start <= chunk and (end is None or chunk < end) for start, end in spans)
 
+    def ended(self, category: str | None, content: str | None, chunk: int) -> bool:
+        """Whether a fact was true at some time and is no longer after `chunk`."""
+        known = any(start <= chunk for start, _ in self._held.get(fact(category, content), ()))
+        return known and not self.holds(category, content, chunk)
+
 
 def valid(result: ToolResult, gold: Gold, chunk: int, state: MemoryState) -> bool | None:
     """Whether a call made the memory truer; `state` is the memory after `chunk`. None: not a write, or not judged.
 
     An insert or update is valid when what it states holds in its category and no other live entry says the same; an
-    update also only if what it replaced no longer holds. A delete is valid when what it removed no longer holds. An
-    exact duplicate is not.
+    update also only if what it replaced no longer holds. A delete is valid when what it removed held once and no longer
+    does; removing what was never true is not judged, or a writer could earn by tidying up its own junk. An exact
+    duplicate is not valid.
     """
     if result.code == "duplicate":
         return False
     if result.code == "core_updated":
         return gold.holds(None, result.content, chunk) if gold.judges_core else None
     if result.code == "deleted":
-        return not gold.holds(result.category, result.before, chunk)
+        if gold.ended(result.category, result.before, chunk):
+            return True
+        return False if gold.holds(result.category, result.before, chunk) else None
     if result.code not in ("inserted", "updated"):
         return None
     if not gold.holds(result.category, result.content, chunk):

@@ -46,14 +46,16 @@ def best_score(metric: str, prediction: str, answers: Sequence[str]) -> float:
 def score_answer(metric: str, answer: Answer, answers: Sequence[str]) -> float:
     """What an answer is worth, abstention and the conflict rule included.
 
-    No accepted answers: 1 for an abstention. Otherwise an abstention is worth 0. An answer from a slot in conflict is
-    worth 0 whatever it says.
+    No accepted answers: 1 for an abstention. Otherwise an abstention is worth 0, unless it is an accepted answer to the
+    letter ("none"). An answer from a slot in conflict is worth 0 whatever it says.
     """
     if answer.conflict:
         return 0.0
     if not answers:
         return float(answer.abstained)
-    return 0.0 if answer.abstained else best_score(metric, answer.text, answers)
+    if answer.abstained and not any(same(answer.text, accepted) for accepted in answers):
+        return 0.0
+    return best_score(metric, answer.text, answers)
 
 
 LOCOMO_CATEGORIES = {"multi-hop": 1, "temporal": 2, "open-domain": 3, "single-hop": 4, "adversarial": 5}

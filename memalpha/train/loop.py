@@ -85,7 +85,10 @@ class _Run:
         if config.sample_dtype is not None:
             self.policy.sample_in(config.sample_dtype)
         self.embedder = load_embedder(config.agent.embedder)
-        readers = (config.reader, config.training_reader or config.reader)
+        readers = [
+            reader.model_copy(update={"conflicts": reader.conflicts or "refuse"})
+            for reader in (config.reader, config.training_reader or config.reader)
+        ]
         frozen = any(reader.kind == "policy" and reader.policy is None for reader in readers)
         start = self._load_policy() if frozen else None
         self.reader, self.training_reader = (load_reader(reader, start) for reader in readers)

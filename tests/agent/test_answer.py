@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memalpha.agent.answer import ExtractiveReader, PolicyReader
-from memalpha.agent.conflict import answer_slot, in_conflict, key_value
+from memalpha.agent.conflict import answer_slot, disputed, in_conflict, key_value
 from memalpha.agent.text import contains, is_abstention, normalize, same
 from memalpha.config import ReaderConfig
 from memalpha.store.embedding import HashEmbedder
@@ -60,8 +60,8 @@ def test_no_questions_is_no_call():
     assert PolicyReader(policy).answer([]) == [] and policy.asked == []
 
 
-def conflicts(text, target, rule=True):
-    (answer,) = PolicyReader(Fixed(text), ReaderConfig(conflict_rule=rule)).answer([("Which city is my home?", target)])
+def conflicts(text, target, rule="refuse"):
+    (answer,) = PolicyReader(Fixed(text), ReaderConfig(conflicts=rule)).answer([("Which city is my home?", target)])
     return answer.conflict
 
 
@@ -69,7 +69,7 @@ def test_two_live_values_in_one_slot_are_a_conflict():
     both = memory("city: Oslo", "City : Rome", "pet: cat")
     assert conflicts("Oslo", both) and conflicts("You live in Rome now.", both)
     assert not conflicts("cat", both)  # another slot
-    assert not conflicts("Oslo", both, rule=False)
+    assert not conflicts("Oslo", both, rule="keep")
     assert not conflicts("unknown", both)  # an abstention comes from no slot
     assert not conflicts("Oslo", memory("city: Oslo", "CITY: oslo."))  # one value, written twice
     assert not conflicts("Oslo", memory("trip: Oslo", "trip: Rome", category="episodic"))  # events add up
@@ -78,18 +78,18 @@ def test_two_live_values_in_one_slot_are_a_conflict():
 def test_without_the_conflict_rule_the_newest_wins():
     target = memory("city: Oslo", "City: Rome", "pet: cat")
     policy = Fixed("Rome")
-    PolicyReader(policy, ReaderConfig(prompt="compact", conflict_rule=False)).answer([("Which city?", target)])
+    PolicyReader(policy, ReaderConfig(prompt="compact", conflicts="newest")).answer([("Which city?", target)])
     shown = policy.asked[0].messages[0]["content"]
     assert shown == "facts\nCity: Rome (2024-05-02)\npet: cat (2024-05-03)\nask: Which city?"
-    (answer,) = ExtractiveReader(ReaderConfig(conflict_rule=False)).answer([("Which city is home?", target)])
+    (answer,) = ExtractiveReader(ReaderConfig(conflicts="newest")).answer([("Which city is home?", target)])
     assert answer.text == "Rome" and not answer.conflict
     trips = memory("trip: Oslo", "trip: Rome", category="episodic")
-    (answer,) = PolicyReader(Fixed("2"), ReaderConfig(conflict_rule=False)).answer([("How many trips?", trips)])
+    (answer,) = PolicyReader(Fixed("2"), ReaderConfig(conflicts="newest")).answer([("How many trips?", trips)])
     assert len(answer.hits) == 2  # events add up
 
 
 def test_an_entry_that_was_not_retrieved_conflicts_too():
-    (answer,) = PolicyReader(Fixed("Oslo"), ReaderConfig(k=1)).answer(
+    (answer,) = PolicyReader(Fixed("Oslo"), ReaderConfig(k=1, conflicts="refuse")).answer(
         [("Oslo city", memory("city: Oslo", "city: Rome"))]
     )
     assert [hit.entry.content for hit in answer.hits] == ["city: Oslo"] and answer.conflict
@@ -131,12 +131,18 @@ ENTRY = st.builds(
 
 @given(st.lists(ENTRY, max_size=6), st.sampled_from(["city", "drink"]), st.randoms())
 def test_conflict_is_more_than_one_normalised_value_whatever_the_order(entries, slot, rng):
-    values = {
-        normalize(e.content.split(":")[1]) for e in entries if e.category == "semantic" and e.content.startswith(slot)
-    }
-    assert in_conflict(slot, entries) == (len(values) > 1)
+    of_slot = [e for e in entries if e.content.startswith(slot)]
+    several = len({normalize(e.content.split(":")[1]) for e in of_slot}) > 1
+    expected = several and "semantic" in {e.category for e in of_slot}
+    assert in_conflict(slot, entries) == expected
     rng.shuffle(entries)
-    assert in_conflict(slot, entries) == (len(values) > 1)
+    assert in_conflict(slot, entries) == expected
+
+
+def test_disputed_counts_statements_about_the_slot():
+    assert disputed("city", ["Rome", "Oslo"], ["new city: Rome", "city Oslo"])
+    assert not disputed("city", ["Rome", "Oslo"], ["city: Rome, before that Oslo", "trip: Oslo", "City: rome"])
+    assert not disputed("city", ["Rome", "Oslo"], ["city: Oslo", "pet: Rome"])
 
 
 def test_the_slot_is_that_of_the_best_hit_with_the_value():

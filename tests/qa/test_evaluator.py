@@ -30,7 +30,8 @@ from memalpha.types import Chunk, Completion, GoldOperation, Question, Task, Tra
 
 EMBEDDER = HashEmbedder(64)
 CONFIG = AgentConfig(prompt="compact", embedder="hash")
-SLOT = {"kind": "updated", "stale": ["Oslo"]}
+REFUSING = ExtractiveReader(ReaderConfig(conflicts="refuse"))
+SLOT = {"slot": "city", "kind": "updated", "stale": ["Oslo"]}
 TASK = Task(
     id="t",
     chunks=(
@@ -43,7 +44,12 @@ TASK = Task(
         Question(
             id="then", question="Which city is home?", answers=("Oslo",), asked_after_chunk=0, category="extraction"
         ),
-        Question(id="pet", question="What pet?", category="abstention", meta={"kind": "retracted", "stale": ["cat"]}),
+        Question(
+            id="pet",
+            question="What pet?",
+            category="abstention",
+            meta={"slot": "pet", "kind": "retracted", "stale": ["cat"]},
+        ),
     ),
     gold_operations=(
         GoldOperation(kind="insert", chunk=0, category="semantic", content="city: Oslo"),
@@ -70,8 +76,8 @@ def roll(*turns, task=TASK, rollout=0):
     return Trajectory(task, rollout, tuple(made), tuple(states))
 
 
-def put(content):
-    return "memory_insert", {"category": "semantic", "content": content}
+def put(content, category="semantic"):
+    return "memory_insert", {"category": category, "content": content}
 
 
 FIRST = [put("city: Oslo"), put("pet: cat")]
@@ -84,7 +90,7 @@ OLD = roll(FIRST, [], [put("pet: cat"), ("memory_delete", {"id": "none"})], roll
 
 def ask(*trajectories, reader=None, metric="exact"):
     groups = [TrajectoryGroup(trajectories[0].task, trajectories)]
-    [records] = evaluate_memory(groups, reader or ExtractiveReader(), metric, embedder=EMBEDDER)
+    [records] = evaluate_memory(groups, reader or REFUSING, metric, embedder=EMBEDDER)
     return records
 
 
@@ -175,15 +181,43 @@ def test_mean_and_error():
 def test_score_groups_sets_rewards_in_order():
     groups = [TrajectoryGroup(TASK, (GOOD, LAZY)), TrajectoryGroup(TASK, (OLD,))]
     rewards = RewardModel(RewardConfig(), characters_by_four)
-    scored, records = score_groups(groups, ExtractiveReader(), rewards, embedder=EMBEDDER)
+    scored, records = score_groups(groups, REFUSING, rewards, embedder=EMBEDDER)
     r1 = [[t.reward.components["r1"][0] for t in group.trajectories] for group in scored]
     assert r1 == [[pytest.approx(1.0), pytest.approx(1 / 3)], [pytest.approx(1 / 3)]]
     assert [record.rollout for record in records] == [0] * 3 + [1] * 3 + [2] * 3
 
 
+@pytest.mark.parametrize(
+    ("category", "content"),
+    [("episodic", "city: Rome"), ("semantic", "new city: Rome"), ("semantic", "city Rome"), ("core", "city: Rome")],
+)
+def test_no_way_around_the_conflict_rule(category, content):
+    """Another category, another key, no colon, the core: two live values of the task's slot are two all the same."""
+    call = ("core_memory_update", {"content": content}) if category == "core" else put(content, category)
+    around = roll(FIRST, [call], [("memory_skip", {})])
+    memory = WorkingMemory(around.states[-1], EMBEDDER)
+    assert "Rome" in memory.core + "".join(entry.content for entry in memory.list())
+    assert ask(around, reader=Says("Rome", "refuse"))[0][0].conflict
+    assert ask(around, reader=Says("Rome", "keep"))[0][0].correct
+    moved = roll(FIRST, [("memory_update", {"of": "city: Oslo", "content": "city: Rome (moved from Oslo)"})], [])
+    assert ask(moved, reader=Says("Rome", "refuse"))[0][0].correct
+
+
+class Says:
+    """A reader that always gives the same answer."""
+
+    name = "says"
+
+    def __init__(self, text, conflicts):
+        self.text, self.conflicts = text, conflicts
+
+    def answer(self, items, *, k=None):
+        return [Answer(self.text) for _ in items]
+
+
 def test_a_reader_that_fails_raises():
     class Down:
-        name = "down"
+        name, conflicts = "down", "keep"
 
         def answer(self, items, *, k=None):
             raise ConnectionError("server is away")
@@ -194,7 +228,7 @@ def test_a_reader_that_fails_raises():
 
 def test_an_empty_answer_is_never_right():
     class Silent:
-        name = "silent"
+        name, conflicts = "silent", "keep"
 
         def answer(self, items, *, k=None):
             return [Answer("") for _ in items]

@@ -47,7 +47,8 @@ def test_bounds(metric, prediction, answers):
 def test_abstention_conflict_and_silence(metric):
     unknown, right, silent = Answer("unknown", abstained=True), Answer("Oslo"), Answer("")
     assert score_answer(metric, right, ("Rome", "Oslo")) == 1.0
-    assert score_answer(metric, unknown, ("unknown",)) == 0.0
+    assert score_answer(metric, unknown, ("Oslo", "nobody is known")) == 0.0
+    assert score_answer(metric, Answer("None.", abstained=True), ("none",)) == 1.0  # an accepted answer to the letter
     assert score_answer(metric, unknown, ()) == 1.0
     assert score_answer(metric, right, ()) == 0.0
     assert score_answer(metric, silent, ()) == score_answer(metric, silent, ("Oslo",)) == 0.0

@@ -108,6 +108,15 @@ def test_a_delete_is_judged_like_any_write():
     assert r4(BOTH, [delete("pet: cat")], preset="published")[1] == 0.0
 
 
+def test_tidying_up_own_junk_earns_nothing():
+    junk = "note: the weather is nice"
+    assert r4([insert(junk)], [delete(junk)])[:2] == (0.0, 0.0)  # chunk 1 has gold operations, left undone
+    assert (
+        r4([*BOTH], [], [delete("city: Oslo"), insert(junk), delete(junk)])[2]
+        == r4([*BOTH], [], [delete("city: Oslo"), insert(junk)])[2]
+    )
+
+
 def test_deleting_an_unknown_id_is_a_failed_call():
     assert r2([delete("nothing")])[0] == 0.0
     assert r2([delete("nothing")], preset="published")[0] == 1.0
@@ -219,3 +228,7 @@ def test_gold_knows_when_a_fact_holds():
     assert [gold.holds("semantic", "CITY: Rome", chunk) for chunk in range(3)] == [False, True, True]
     again = TASK.model_copy(update={"gold_operations": (*GOLD, op("update", 2, "city: Oslo", "city: Rome"))})
     assert [Gold(again).holds("semantic", "city: Oslo", chunk) for chunk in range(3)] == [True, False, True]
+    twice = TASK.model_copy(update={"gold_operations": (op("insert", 0, "pet: cat"), *GOLD)})
+    assert [Gold(twice).holds("semantic", "pet: cat", chunk) for chunk in range(3)] == [
+        gold.holds("semantic", "pet: cat", chunk) for chunk in range(3)
+    ]

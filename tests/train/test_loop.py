@@ -59,19 +59,19 @@ def test_a_run_writes_what_is_promised(small):
 
 
 def test_a_training_reader_is_for_the_reward_only(small, monkeypatch):
-    asked = {True: 0, False: 0}
+    asked = {"refuse": 0, "newest": 0}
     answer = ExtractiveReader.answer
 
     def count(reader, items, *, k=None):
-        asked[reader.config.conflict_rule] += len(items)
+        asked[reader.conflicts] += len(items)
         return answer(reader, items, k=k)
 
     monkeypatch.setattr(ExtractiveReader, "answer", count)
-    settings = small(max_steps=1, training_reader={"kind": "extractive", "conflict_rule": False})
+    settings = small(max_steps=1, training_reader={"kind": "extractive", "conflicts": "newest"})
     summary = train(settings)
     rollouts = settings.group_size * sum(len(task.questions) for task in TaskSource(settings).batch(0))
-    assert asked[False] == rollouts, "the steps' rollouts"
-    assert asked[True] >= 4 * summary["questions"], "every evaluation"
+    assert asked["newest"] == rollouts, "the steps' rollouts"
+    assert asked["refuse"] >= 4 * summary["questions"], "every evaluation"
 
 
 def test_turns_are_reproduced_from_the_checkpoint_of_their_step(small):
