@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from memalpha.errors import DuplicateContent, InvalidContent, UnknownCategory, UnknownEntry
 from memalpha.store.schema import MemorySchema
+from memalpha.store.state import duplicate_of
 from memalpha.store.working import Memory
 from memalpha.types import MemoryEntry, Operation, ToolCall, ToolResult
 
@@ -104,8 +105,8 @@ def execute(
 ) -> tuple[ToolResult, Operation | None]:
     """Run one call. The operation, complete as logged, is there only if the memory changed.
 
-    Inserts and updates take the chunk's `timestamp` unless the call names another date. An exact duplicate is ok with
-    code "duplicate", and changes nothing.
+    Inserts and updates take the chunk's `timestamp` unless the call names another date. What would make an exact
+    duplicate, or give an entry the content it has, is ok with code "duplicate", and changes nothing.
     """
     if call.error:
         return ToolResult(call, False, call.error, "not a readable tool call: write JSON with name and arguments"), None
@@ -148,6 +149,8 @@ def _run(
         )
     elif isinstance(arguments, Update):
         before, code = memory.get(arguments.id), "updated"
+        if arguments.content.strip() == before.content:  # the chunk's date alone is no news
+            raise duplicate_of(before)
         operation = Operation("update", id=before.id, content=arguments.content, timestamp=timestamp, **origin)
     elif isinstance(arguments, Delete):
         before, code = memory.get(arguments.id), "deleted"

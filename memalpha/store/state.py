@@ -110,9 +110,13 @@ def plan(view: StateView, operation: Operation) -> Change:
     if kind == "delete":
         return Change(_complete(operation, category=current.category, content=None), ended)
     content = clean_content(operation.content)
-    _refuse_duplicate(view, current.category, content)
+    if content != current.content:
+        _refuse_duplicate(view, current.category, content)
     done = _complete(operation, category=current.category, content=content)
-    return Change(done, ended, _version(done, current, position))
+    entry = _version(done, current, position)
+    if same_fact(entry, current):
+        raise duplicate_of(current)
+    return Change(done, ended, entry)
 
 
 def inverse(change: Change, core_before: str) -> Operation:
@@ -215,10 +219,6 @@ class MemoryState:
     def last(self, id: str) -> MemoryEntry | None:
         """The newest version of an entry, live or ended; None if the id was never used."""
         return self._live.get(id) or self._ended.get(id)
-
-    def resolve(self, operation: Operation) -> Operation:
-        """The complete operation (id given, content stripped), as a log keeps it."""
-        return plan(self, operation).operation
 
     def apply(self, operation: Operation) -> MemoryState:
         """The state after the operation; raises `StoreError` (see `plan`) if the rules refuse it."""
@@ -361,7 +361,7 @@ def clean_content(value: object) -> str:
 
 
 def _core_text(schema: MemorySchema, value: object) -> str:
-    if not schema.core:
+    if not schema.core and value != "":  # none is none in any schema: `restore` needs an operation that changes nothing
         raise StoreError(f"schema {schema.name!r} has no core memory")
     core = _text("core memory", value).strip()
     tokens = count_core_tokens(core)
@@ -375,4 +375,10 @@ def _core_text(schema: MemorySchema, value: object) -> str:
 def _refuse_duplicate(view: StateView, category: str, content: str) -> None:
     known = view.find(category, content)
     if known is not None:
-        raise DuplicateContent(f"entry {known.id!r} of {category!r} already holds exactly this content", known.id)
+        raise duplicate_of(known)
+
+
+def duplicate_of(known: MemoryEntry) -> DuplicateContent:
+    """The refusal of a content that the live entry `known` holds."""
+    message = f"entry {known.id!r} of {known.category!r} already holds exactly this content"
+    return DuplicateContent(message, known.id)

@@ -34,8 +34,8 @@ _PAGE = 1000
 class MemoryStore(Writes):
     """One namespace of a store file; `open` gives the first. Threads may share it; a forked process opens its own.
 
-    `as_of` in `get`, `list` and `search` is a log position (`snapshot`) or an ISO time (UTC unless it says otherwise)
-    and means the memory after the operations up to and including it.
+    `as_of` in `get`, `list`, `search` and `core_at` is a log position (`snapshot`) or an ISO time (UTC unless it says
+    otherwise) and means the memory after the operations up to and including it.
     """
 
     def __init__(self, database: Database, schema: MemorySchema, embedder: RecordedEmbedder, namespace: str) -> None:
@@ -126,8 +126,7 @@ class MemoryStore(Writes):
     @property
     def core(self) -> str:
         """The core memory text; "" where there is none."""
-        with self._database.transaction(write=False):
-            return self._rows.core(self._rows.position)
+        return self.core_at(None)
 
     @property
     def state(self) -> MemoryState:
@@ -153,6 +152,12 @@ class MemoryStore(Writes):
         if entry is None:
             raise UnknownEntry(f"no live entry has the id {id!r}" + ("" if as_of is None else f" as of {as_of!r}"))
         return entry
+
+    def core_at(self, as_of: int | str | None) -> str:
+        """The core memory text as it was at `as_of` (None: now); "" where there was none."""
+        with self._database.transaction(write=False):
+            position = self._position(as_of)
+            return self._rows.core(self._rows.position if position is None else position)
 
     def list(
         self,
@@ -251,12 +256,16 @@ class MemoryStore(Writes):
 
     def restore(self, position: int) -> int:
         """Go back to the facts and core memory of a snapshot, by appending operations (nothing is destroyed), all in
-        one transaction. Returns how many it took. Raises `StoreError` for a position that is not in the log."""
+        one transaction, and make it what `undo` goes on from: where the facts are the same and that is not, by one
+        `core_update` that changes nothing. Returns how many operations it took. Raises `StoreError` for a position
+        that is not in the log."""
         with self._database.transaction():
             if not isinstance(position, int) or not 0 <= position <= self._rows.position:
                 raise StoreError(f"position {position!r} is not in the log: 0 to {self._rows.position} are")
-            operations = self._way_back(position)
             head = self._rows.head(position)
+            operations = self._way_back(position)
+            if not operations and head != self._rows.tip().head:
+                operations = [Operation("core_update", content=self._rows.core(position))]
             for number, operation in enumerate(operations, 1):
                 self._rows.write(operation, head=head if number == len(operations) else None)
         return len(operations)
@@ -315,12 +324,12 @@ class MemoryStore(Writes):
         now = {entry.id: entry for entry in self._rows.live()}
         then = {entry.id: entry for entry in self._rows.live(position=position)}
         operations += [Operation("delete", id=id) for id in now if id not in then]
-        changed = [(now[id], entry) for id, entry in then.items() if id in now and not same_fact(now[id], entry)]
-        # An update cannot take a content that a live entry holds, be it itself; then the entry ends and comes back.
-        held = {(entry.category, entry.content) for id, entry in now.items() if id in then}
-        ended = {entry.id for _, entry in changed if (entry.category, entry.content) in held}
+        changed = [entry for id, entry in then.items() if id in now and not same_fact(now[id], entry)]
+        # An update cannot take a content that another live entry holds; then the entry ends and comes back.
+        held = {(entry.category, entry.content): id for id, entry in now.items() if id in then}
+        ended = {entry.id for entry in changed if held.get((entry.category, entry.content), entry.id) != entry.id}
         operations += [Operation("delete", id=id) for id in then if id in ended]
-        operations += [as_operation("update", entry) for _, entry in changed if entry.id not in ended]
+        operations += [as_operation("update", entry) for entry in changed if entry.id not in ended]
         operations += [as_operation("insert", entry) for id, entry in then.items() if id not in now or id in ended]
         return operations
 

@@ -21,6 +21,9 @@ class Memory(Protocol):
     def schema(self) -> MemorySchema: ...
 
     @property
+    def embedder(self) -> str: ...
+
+    @property
     def core(self) -> str: ...
 
     @property
@@ -138,8 +141,8 @@ class Writes(ABC):
         turn: str | None = None,
     ) -> MemoryEntry:
         """Give an entry new content: same id, next version. What is None is kept (timestamp "" clears it); the origin
-        is always that of this update. Raises `UnknownEntry`, `InvalidContent`, or `DuplicateContent` if a live entry
-        of the category, this one included, holds exactly the new content."""
+        is always that of this update. Raises `UnknownEntry`, `InvalidContent`, or `DuplicateContent` if another live
+        entry of the category holds exactly the new content, or if nothing but the origin would change."""
         operation = Operation(
             "update",
             id=id,
@@ -186,6 +189,11 @@ class WorkingMemory(Writes):
     def schema(self) -> MemorySchema:
         """The schema of the memory."""
         return self._state.schema
+
+    @property
+    def embedder(self) -> str:
+        """The name of the embedder that its searches use."""
+        return self._embedder.name
 
     @property
     def core(self) -> str:

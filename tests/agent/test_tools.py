@@ -10,6 +10,7 @@ from memalpha.errors import StoreError
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.schema import Category, MemorySchema, load_schema
 from memalpha.store.state import MemoryState
+from memalpha.store.store import MemoryStore
 from memalpha.store.working import WorkingMemory
 from memalpha.types import Operation, ToolCall
 
@@ -69,9 +70,20 @@ def test_ok_without_a_change(name, arguments, code):
     assert result.ok and result.code == code and operation is None and target.state is before
 
 
-def test_a_duplicate_names_the_entry_that_is_there():
-    target = memory("city: Oslo")
-    assert run(target, "memory_insert", category="semantic", content="city: Oslo")[0].entry_id == target.list()[0].id
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_duplicate_names_the_entry_that_is_there_and_changes_nothing(durable):
+    target = MemoryStore.open(":memory:", embedder="hash") if durable else memory()
+    oslo, cat = (target.insert("semantic", content, timestamp="2024-01-01") for content in ("city: Oslo", "pet: cat"))
+    before = target.state
+    for name, arguments in [
+        ("memory_insert", {"category": "semantic", "content": "city: Oslo "}),
+        ("memory_update", {"id": cat.id, "content": "city: Oslo"}),
+        ("memory_update", {"id": oslo.id, "content": " city: Oslo"}),  # the chunk's date alone is no news
+    ]:
+        result, operation = run(target, name, **arguments)
+        assert (result.ok, result.code, result.entry_id, operation) == (True, "duplicate", oslo.id, None)
+        assert oslo.id in result.message
+        assert target.state.position == before.position and target.list() == [oslo, cat]
 
 
 @pytest.mark.parametrize(

@@ -98,11 +98,13 @@ def test_duplicates_are_named() -> None:
     for operation, known in [
         (insert(" a\n"), a),
         (Operation("update", id=b, content="a"), a),
-        (Operation("update", id=a, content="a", importance=0.1), a),
+        (Operation("update", id=a, content="a ", importance=1, source="s"), a),  # nothing but the origin is new
     ]:
         with pytest.raises(DuplicateContent) as caught:
             state.apply(operation)
         assert caught.value.entry_id == known
+    changed = state.apply(Operation("update", id=a, content="a", importance=0.1)).get(a)
+    assert (changed.content, changed.importance, changed.version) == ("a", 0.1, 2)
     assert len(state.apply(insert("a", "episodic")).list()) == 3
     assert state.find("semantic", " a ") == state.get(a)
     assert state.find("episodic", "a") is None
@@ -186,13 +188,13 @@ def test_metadata_is_a_private_copy() -> None:
     assert entry.metadata == {"tags": ["a"], "pair": [1, 2]}
 
 
-def test_a_resolved_operation_is_complete() -> None:
+def test_a_planned_operation_is_complete() -> None:
     state = EMPTY.apply(insert("b"))
-    done = state.resolve(insert(" a "))
+    done = plan(state, insert(" a ")).operation
     assert done.id
     assert done.content == "a"
     assert done.importance == 1.0
-    assert state.resolve(done) == done
+    assert plan(state, done).operation == done
     assert state.apply(done) == state.apply(insert("a"))
     assert state.apply(done).position == 2
 

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memalpha.store.rows
-from memalpha.errors import MemalphaError, StoreError, UnknownEntry
+from memalpha.errors import DuplicateContent, MemalphaError, StoreError, UnknownEntry
 from memalpha.store.embedding import load_embedder
-from memalpha.store.schema import MEM_ALPHA
+from memalpha.store.schema import MEM_ALPHA, MemorySchema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 from memalpha.store.working import WorkingMemory
@@ -29,7 +29,13 @@ commands = st.lists(
             st.sampled_from([None, "2024-05-01"]),
             st.sampled_from([None, {"a": [1, {"b": None}]}]),
         ),
-        st.tuples(st.just("update"), places, contents, st.sampled_from([None, "", "2025-01-01"])),
+        st.tuples(
+            st.just("update"),
+            places,
+            contents | st.none(),  # None: the content it has
+            st.sampled_from([None, "", "2025-01-01"]),
+            st.sampled_from([None, 0.5]),
+        ),
         st.tuples(st.just("delete"), places),
         st.tuples(st.just("core"), st.sampled_from(["", "Ana", "word " * 513])),
         st.tuples(st.just("undo")),
@@ -57,7 +63,8 @@ def operation(command: tuple, state: MemoryState) -> Operation:
     id = known[rest[0] % len(known)] if known and rest[0] < 7 else "nobody#x"
     if kind == "delete":
         return Operation("delete", id=id, source="s")
-    return Operation("update", id=id, content=rest[1], timestamp=rest[2])
+    content = rest[1] if rest[1] is not None or id == "nobody#x" else state.get(id).content
+    return Operation("update", id=id, content=content, timestamp=rest[2], importance=rest[3])
 
 
 def outcome(run, operation: Operation) -> object:
@@ -96,8 +103,9 @@ def run_program(program: list, opened) -> None:
             else:
                 assert len(states) - 1 - before == undone
                 assert working.state == states[round(command[1] * before)]
-            if working.state.position > before:
+            if goal:
                 assert working.state == states[goal[-1]]
+                assert working.state.position > before or in_effect[-1] == goal
                 in_effect[-1] = goal
         else:
             wished = operation(command, working.state)
@@ -220,6 +228,56 @@ def test_duplicates_are_stored_once() -> None:
     assert store.insert("semantic", "pet: cat ") == first
     assert store.find("semantic", " pet: cat") == first
     assert store.snapshot() == 1
+
+
+def test_attributes_change_alone() -> None:
+    store = new()
+    entry = store.insert("semantic", "pet: cat", timestamp="2024-05-01", metadata={"a": 1})
+    changed = store.update(entry.id, "pet: cat", importance=0.5)
+    assert (changed.version, changed.importance, changed.timestamp) == (2, 0.5, "2024-05-01")
+    for fields in ({"importance": 0.5}, {"timestamp": "2024-05-01"}, {"metadata": {"a": 1}}, {"source": "chat-7"}, {}):
+        with pytest.raises(DuplicateContent) as caught:
+            store.update(entry.id, " pet: cat", **fields)  # pyright: ignore
+        assert caught.value.entry_id == entry.id
+    assert store.update(entry.id, "pet: cat", metadata={}).metadata == {}
+    assert store.update(entry.id, "pet: cat", timestamp="").timestamp is None
+    assert store.search(QUERY)[0].entry == store.get(entry.id)
+    assert [store.undo() is not None for _ in range(4)] == [True] * 4
+    assert store.list() == []
+
+
+@pytest.mark.parametrize("core", [True, False])
+def test_undo_goes_on_from_a_restored_position_that_holds_the_same_facts(core: bool) -> None:
+    store = new(schema=MemorySchema("own", MEM_ALPHA.categories, core=core))
+    store.insert("semantic", "pet: cat")
+    entry = store.insert("semantic", "city: Oslo")
+    store.delete(entry.id)
+    assert store.restore(1) == 1  # the facts are the same: one operation that changes nothing
+    assert store.restore(1) == 0
+    undone = store.undo()
+    assert undone is not None and undone.content == "pet: cat"
+    assert store.list() == [] and store.undo() is None
+
+
+def test_an_empty_start_can_be_restored_without_a_core_memory(tmp_path) -> None:
+    store = new(schema=(schema := MemorySchema("own", MEM_ALPHA.categories, core=False)))
+    store.delete(store.insert("semantic", "pet: cat").id)
+    assert store.restore(0) == 1
+    assert store.undo() is None
+    store.export_jsonl(tmp_path / "log.jsonl")
+    copy = new(schema=schema)
+    copy.import_jsonl(tmp_path / "log.jsonl")
+    assert copy.undo() is None and copy.list() == []
+
+
+def test_the_core_memory_of_a_past_state() -> None:
+    store = new()
+    store.core_update("Ana")
+    store.core_update("Ana, 34")
+    assert [store.core_at(at) for at in (0, 1, 2, 9, None)] == ["", "Ana", "Ana, 34", "Ana, 34", "Ana, 34"]
+    assert store.core_at("2020-01-01") == ""
+    with pytest.raises(StoreError, match="as_of"):
+        store.core_at("soon")
 
 
 def test_as_of_takes_times() -> None:
