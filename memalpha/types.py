@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 OperationKind = Literal["insert", "update", "delete", "core_update"]
 
@@ -88,11 +88,17 @@ class Task(_Outside):
     gold_operations: tuple[GoldOperation, ...] = ()
     meta: dict[str, Any] = Field(default_factory=dict)
 
+    @field_validator("chunks")
+    @classmethod
+    def _numbered(cls, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
+        """Each chunk with its place as its index. One that says otherwise is copied: it may be another task's too."""
+        return tuple(
+            chunk if chunk.index == number else chunk.model_copy(update={"index": number})
+            for number, chunk in enumerate(chunks)
+        )
+
     @model_validator(mode="after")
     def _consistent(self) -> Task:
-        for number, chunk in enumerate(self.chunks):
-            if chunk.index != number:
-                object.__setattr__(chunk, "index", number)
         for question in self.questions:
             at = question.asked_after_chunk
             if at is not None and not 0 <= at < len(self.chunks):

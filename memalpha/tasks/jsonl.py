@@ -30,9 +30,9 @@ _SHOWN = 3  # errors of one line that a message lists
 def load_jsonl(path: str | Path) -> list[Task]:
     """All tasks of a file, in its order.
 
-    Raises `DataError` naming `file:line` and the field for a line that is no task (unknown and repeated keys, NaN and
-    timestamps that are not ISO 8601 included), for a task id that occurs twice, for a file that cannot be read and for
-    one without any task.
+    Raises `DataError` naming `file:line` and the field for a line that is no task (unknown and repeated keys, NaN,
+    timestamps that are not ISO 8601, and gold operations that end a fact which does not hold included), for a task id
+    that occurs twice, for a file that cannot be read and for one without any task.
     """
     path = Path(path)
     try:
@@ -132,6 +132,25 @@ def _problems(task: Task) -> Iterator[tuple[str, str]]:
             yield f"gold_operations[{i}].chunk", f"{operation.chunk} is outside 0..{len(task.chunks) - 1}"
         if operation.timestamp is not None and not _is_iso(operation.timestamp):
             yield f"gold_operations[{i}].timestamp", f"{operation.timestamp!r} is no ISO 8601 date or time"
+    live: set[tuple[str, str]] = set()
+    for i, operation in sorted(enumerate(task.gold_operations), key=lambda item: item[1].chunk):
+        if operation.kind == "core_update":
+            continue
+        if operation.kind != "insert":
+            if (problem := _not_live(operation, live)) is not None:
+                yield f"gold_operations[{i}].replaces", problem
+            live.discard((operation.category, operation.replaces or ""))
+        if operation.kind != "delete":
+            live.add((operation.category, operation.content))
+
+
+def _not_live(operation: GoldOperation, live: set[tuple[str, str]]) -> str | None:
+    """Why an update or delete ends no fact that is live when it comes; None: it ends one."""
+    if operation.replaces is None:
+        return f"needed: the content that the {operation.kind} ends"
+    if (operation.category, operation.replaces) in live:
+        return None
+    return f"no fact of {operation.category!r} says {operation.replaces!r} when the {operation.kind} comes"
 
 
 def _is_iso(text: str) -> bool:

@@ -39,6 +39,7 @@ def any_task(draw):
         )
     )
     index = st.integers(0, len(chunks) - 1)
+    last = len(chunks) - 1
     questions = [
         Question(
             id=f"q{number}",
@@ -50,20 +51,24 @@ def any_task(draw):
         )
         for number in range(draw(st.integers(0, 2)))
     ]
-    operations = st.builds(
+    stated = st.builds(
         GoldOperation,
-        kind=st.sampled_from(["insert", "update", "delete", "core_update"]),
+        kind=st.sampled_from(["insert", "core_update"]),
         chunk=index,
         category=texts,
         content=texts,
         replaces=st.none() | texts,
         timestamp=dates,
     )
+    operations = draw(st.lists(stated, max_size=2))
+    if operations and operations[0].kind == "insert":
+        ended = {"category": operations[0].category, "replaces": operations[0].content, "content": draw(texts)}
+        operations.append(GoldOperation(kind=draw(st.sampled_from(["update", "delete"])), chunk=last, **ended))
     return Task(
         id=draw(texts),
         chunks=tuple(chunks),
         questions=tuple(questions),
-        gold_operations=tuple(draw(st.lists(operations, max_size=2))),
+        gold_operations=tuple(operations),
         meta=draw(st.dictionaries(texts, json_values, max_size=2)),
     )
 
@@ -111,6 +116,47 @@ def test_bad_line_is_refused_with_file_line_and_field(tmp_path, change, says):
     path.write_text(json.dumps(GOOD) + "\n\n" + json.dumps({**GOOD, "id": "b", **change}) + "\n")
     with pytest.raises(DataError, match=r"tasks\.jsonl:3: .*" + says):
         load_jsonl(path)
+
+
+INSERT = {"kind": "insert", "chunk": 0, "category": "semantic", "content": "city: Oslo"}
+MOVE = {"kind": "update", "chunk": 1, "category": "semantic", "content": "city: Rome", "replaces": "city: Oslo"}
+FORGET = {"kind": "delete", "chunk": 1, "category": "semantic", "replaces": "city: Rome"}
+TWO_CHUNKS = {"id": "a", "chunks": [{"text": "one"}, {"text": "two"}]}
+
+
+@pytest.mark.parametrize(
+    ("operations", "says"),
+    [
+        ([INSERT, {**MOVE, "replaces": None}], r"gold_operations\[1\]\.replaces: needed.* update ends"),
+        ([INSERT, MOVE, {**FORGET, "replaces": None}], r"gold_operations\[2\]\.replaces: needed.* delete ends"),
+        ([INSERT, {**MOVE, "replaces": "city: Osl"}], r"gold_operations\[1\]\.replaces: no fact .*'city: Osl'"),
+        ([INSERT, {**MOVE, "category": "episodic"}], r"gold_operations\[1\]\.replaces: no fact of 'episodic'"),
+        ([INSERT, MOVE, {**FORGET, "replaces": "city: Oslo"}], r"gold_operations\[2\]\.replaces: no fact"),
+        ([INSERT, MOVE, FORGET, FORGET], r"gold_operations\[3\]\.replaces: no fact"),
+        ([{**INSERT, "chunk": 1}, {**FORGET, "chunk": 0, "replaces": "city: Oslo"}], r"gold_operations\[1\]\.replaces"),
+    ],
+)
+def test_gold_operations_end_only_what_holds(tmp_path, operations, says):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps({**TWO_CHUNKS, "gold_operations": operations}) + "\n")
+    with pytest.raises(DataError, match=r"tasks\.jsonl:1: " + says):
+        load_jsonl(path)
+
+
+def test_gold_operations_are_read_chunk_by_chunk(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    core = {"kind": "core_update", "chunk": 0, "category": "core", "content": "Ana"}
+    path.write_text(json.dumps({**TWO_CHUNKS, "gold_operations": [MOVE, FORGET, core, INSERT]}) + "\n")
+    assert [operation.kind for operation in load_jsonl(path)[0].gold_at(0)] == ["core_update", "insert"]
+
+
+def test_a_chunk_may_be_in_two_tasks():
+    one, two = Chunk(text="one"), Chunk(text="two")
+    first, second = Task(id="a", chunks=(one, two)), Task(id="b", chunks=(two, one))
+    for task in (first, second):
+        assert [chunk.index for chunk in task.chunks] == [0, 1]
+    assert first.chunks[0].text == second.chunks[1].text == "one"
+    assert (one.index, two.index) == (0, 0)
 
 
 def test_repeated_turn_id_key_and_task_id_are_refused(tmp_path):
