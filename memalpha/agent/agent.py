@@ -12,9 +12,10 @@ from memalpha.agent.parsing import parse_calls
 from memalpha.agent.prompts import render_view, writer_messages
 from memalpha.agent.tools import execute
 from memalpha.config import AgentConfig, ReaderConfig
+from memalpha.errors import ConfigError
 from memalpha.policy.base import Policy
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.store.schema import MemorySchema
+from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.working import Memory
 from memalpha.types import Chunk, Completion, MemoryEntry, Observation, SampleRequest, Task, Turn, ViewEntry
 
@@ -91,7 +92,8 @@ class MemoryAgent:
     """A policy that keeps one memory: `read` the conversation as it comes, `ask` from what was kept.
 
     `config` defaults to the prompt style of the policy (its `prompt` attribute, else "full"). `reader` defaults to the
-    policy itself, or to the extractive floor where the policy is a script.
+    policy itself, or to the extractive floor where the policy is a script. Categories and embedder are the store's own;
+    a `config` that names others raises `ConfigError`.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class MemoryAgent:
         self.policy = policy
         self.store = store
         self.config = config or AgentConfig(prompt=getattr(policy, "prompt", "full"))
+        _check_names(self.config, store)
         self.reader = reader or default_reader(policy, self.config)
         self._chunks = 0
 
@@ -118,6 +121,22 @@ class MemoryAgent:
     def ask(self, question: str, k: int = 8) -> Answer:
         """An answer from the `k` entries that are nearest to the question; `Answer.hits` says which."""
         return self.reader.answer([(question, self.store)], k=k)[0]
+
+
+def _check_names(config: AgentConfig, store: Memory) -> None:
+    """Refuse a schema or embedder that the configuration names and the store does not have."""
+    if "memory_schema" in config.model_fields_set:
+        named = load_schema(config.memory_schema)
+        if not named.fits(store.schema):
+            raise ConfigError(
+                f"memory_schema: the store has schema {store.schema.describe()}, not {named.describe()}: leave it out, "
+                "or open another store"
+            )
+    if "embedder" in config.model_fields_set and config.embedder != store.embedder:
+        raise ConfigError(
+            f"embedder: the store was made with {store.embedder!r}, not {config.embedder!r}: leave it out, or open "
+            "another store"
+        )
 
 
 def default_reader(policy: Policy, config: AgentConfig) -> Reader:

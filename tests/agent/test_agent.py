@@ -9,10 +9,12 @@ from memalpha.agent.builder import Builder
 from memalpha.agent.parsing import format_call
 from memalpha.agent.prompts import render_view
 from memalpha.config import AgentConfig
+from memalpha.errors import ConfigError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
+from memalpha.store.store import MemoryStore
 from memalpha.store.working import WorkingMemory
 from memalpha.types import Chunk, Completion, Task
 
@@ -77,6 +79,7 @@ class Script:
     """A policy that replies with given texts in turn, and notes what it was asked."""
 
     name = "script"
+    prompt = "full"
 
     def __init__(self, *texts):
         self.texts, self.batches = list(texts), []
@@ -111,6 +114,44 @@ def test_a_scripted_agent_answers_with_the_floor():
     agent.read("pet: cat")
     assert agent.ask("Which city is home?").text == "Oslo"
     assert agent.ask("What is my job?").abstained
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ({"memory_schema": "mem-alpha"}, "memory_schema: the store has schema 'life'"),
+        ({"embedder": "static"}, "embedder: the store was made with 'hash'"),
+    ],
+)
+@pytest.mark.parametrize("durable", [False, True])
+def test_the_store_decides_its_schema_and_embedder(named, says, durable):
+    life = load_schema("life")
+    store = WorkingMemory(MemoryState.empty(life), HashEmbedder(16))
+    if durable:
+        store = MemoryStore.open(":memory:", life, "hash")
+    with pytest.raises(ConfigError, match=says):
+        MemoryAgent(ScriptedPolicy("add-all"), store, AgentConfig(**named))
+    own = AgentConfig(memory_schema="life", embedder="hash")
+    for config in (None, AgentConfig(view_recent=3), own):
+        policy = Script(format_call("memory_insert", {"category": "values", "content": f"honesty {config}"}))
+        agent = MemoryAgent(policy, store, config)
+        assert [result.code for result in agent.read("I value honesty.").results] == ["inserted"]
+        [[asked]] = policy.batches
+        assert "psychological_defense" in asked.messages[0]["content"]
+        category = asked.tools[0]["function"]["parameters"]["properties"]["category"]
+        assert category["enum"] == list(life.category_names)
+
+
+def test_an_agent_reads_and_answers_in_the_style_of_its_policy():
+    policy = Script(format_call("memory_skip", {}), "Oslo")
+    policy.prompt = "compact"
+    agent = MemoryAgent(policy, memory("city: Oslo"))
+    agent.read("hello")
+    agent.ask("Where?")
+    [[read], [asked]] = policy.batches
+    assert [message["role"] for message in read.messages + asked.messages] == ["user", "user"]
+    assert read.messages[0]["content"].startswith("memory\n") and not read.tools
+    assert asked.messages[0]["content"].startswith("facts\n")
 
 
 def _task(id, *texts):
