@@ -17,7 +17,7 @@ import typer
 from pydantic import ValidationError
 
 from memalpha.config import EvalConfig, TrainConfig, load_config, parse_overrides
-from memalpha.errors import DataError, MemalphaError
+from memalpha.errors import DataError, MemalphaError, StoreError
 from memalpha.types import Chunk, MemoryEntry
 
 if TYPE_CHECKING:
@@ -45,7 +45,10 @@ SchemaName = Annotated[
 EmbedderName = Annotated[
     str | None, typer.Option(help="Only a new store may choose: static (default), hash, or a model.")
 ]
-AsOf = Annotated[str | None, typer.Option(help="A past state: a position of the log, or an ISO time.")]
+AsOf = Annotated[
+    str | None,
+    typer.Option(help="A past state: a position of the log (digits alone; eight are a date), or an ISO time."),
+]
 Pairs = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, nested keys with dots.")]
 
 
@@ -275,7 +278,7 @@ def show(
     position = _position(as_of)
     with _open(store, embedder, namespace) as memory:
         entries = [memory.get(entry_id, as_of=position)] if entry_id else memory.list(category, as_of=position)
-        core = memory.core
+        core = memory.core_at(position)
     lines = ([f"core: {core}"] if core and not entry_id else []) + [_line(entry) for entry in entries]
     _print({"core": core, "entries": [_plain(entry) for entry in entries]}, as_json, "\n".join(lines))
 
@@ -361,7 +364,12 @@ def _open(
 
 
 def _position(as_of: str | None) -> int | str | None:
-    return int(as_of) if as_of is not None and as_of.isdigit() and len(as_of) != 8 else as_of
+    """Digits alone are a position of the log, but eight of them a date (20240501); everything else is an ISO time."""
+    if as_of is None or not (as_of.isascii() and as_of.isdecimal()) or len(as_of) == 8:
+        return as_of
+    if len(as_of) > 18:
+        raise StoreError(f"--as-of {as_of[:18]}...: no log has a position of {len(as_of)} digits")
+    return int(as_of)
 
 
 def _chunks(file: Path, timestamp: str | None, size: int) -> list[Chunk]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from memalpha import cli
+from memalpha.store.store import MemoryStore
 
 TASK = {"id": "t", "chunks": [{"text": "user: hi"}], "questions": [{"id": "q", "question": "?", "answers": ["x"]}]}
 
@@ -49,6 +50,23 @@ def test_add_show_search_ask_history(memalpha, store: Path) -> None:
     assert memalpha("ask", store, "Which city?")[1] == "Porto\n"
     assert memalpha("ask", store, "Which zebra?")[1] == "unknown\n"
     assert "v1" in memalpha("history", store, entry["id"])[1]
+
+
+def test_show_a_past_state_with_the_core_memory_of_that_time(memalpha, store: Path) -> None:
+    with MemoryStore.open(store) as memory:
+        memory.core_update("Ana, 34")
+        memory.core_update("Ana, 35")
+    assert "core: Ana, 35\n" in memalpha("show", store)[1]
+    assert "core: Ana, 34\n" in memalpha("show", store, "--as-of", 2)[1]
+    assert json.loads(memalpha("show", store, "--as-of", 1, "--json")[1])["core"] == ""
+    assert json.loads(memalpha("show", store, "--as-of", "2020-01-01", "--json")[1]) == {"core": "", "entries": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("0", 0), ("1", 1), ("123456789", 1), ("20200101", 0), ("29990101", 1), ("2020-01-01", 0)]
+)
+def test_digits_alone_are_a_position_but_eight_are_a_date(memalpha, store: Path, text: str, shown: int) -> None:
+    assert len(json.loads(memalpha("show", store, "--as-of", text, "--json")[1])["entries"]) == shown
 
 
 def test_namespaces_do_not_see_each_other(memalpha, store: Path) -> None:
@@ -120,6 +138,9 @@ def bad(name: str, tmp_path: Path, store: Path) -> list[object]:
         "unknown command": ["shows", store],
         "unknown route": ["search", store, "x", "--route", "warm"],
         "no number": ["search", store, "x", "-k", "many"],
+        "no position": ["show", store, "--as-of", "²"],
+        "no position in any log": ["show", store, "--as-of", "9" * 5000],
+        "no date": ["show", store, "--as-of", "20241345"],
     }[name]
 
 
@@ -148,6 +169,9 @@ REFUSED = {
     "unknown command": "shows",
     "unknown route": "warm",
     "no number": "-k",
+    "no position": "'²' is neither a log position",
+    "no position in any log": "5000 digits",
+    "no date": "'20241345' is neither",
 }
 
 
