@@ -88,6 +88,17 @@ def test_read_writes_every_chunk_in_order(memalpha, tmp_path: Path) -> None:
     assert {entry["source"] for entry in entries} == {str(text)}
 
 
+def test_the_tiny_policy_reads_and_answers_in_its_own_style(memalpha, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    chat, store = tmp_path / "chat.jsonl", tmp_path / "chat.db"
+    assert memalpha("data", "prepare", "synthetic", chat, "--limit", 1)[0] == 0
+    results = json.loads(memalpha("read", store, chat, "--policy", "tiny", "--json")[1])
+    codes = [item["code"] for item in results]
+    assert len(codes) >= 3 and codes.count("inserted") >= len(codes) / 2  # in the other style it writes nothing of use
+    answer = json.loads(memalpha("ask", store, "Which city?", "--policy", "tiny", "--json")[1])
+    assert answer["prompt"].startswith("facts\n") and answer["text"]
+
+
 def test_eval_and_data(memalpha, tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     prepared = json.loads(memalpha("data", "prepare", "synthetic", path, "--limit", 3, "--json")[1])

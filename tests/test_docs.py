@@ -95,6 +95,12 @@ def test_the_tree_names_nothing_that_is_gone() -> None:
     assert named <= {path.name for path in MODULES}
 
 
+def test_paths_of_the_repository_are_there() -> None:
+    named = set(re.findall(r"(?<![\w/.])(?:\./)?((?:\.ci|data|eval|memalpha|scripts|tests)/[\w./-]*)", README))
+    assert {"data/example.jsonl", "data/README.md", "scripts/demo"} <= named
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
 @pytest.mark.parametrize("path", MODULES, ids=[str(path.relative_to(ROOT)) for path in MODULES])
 def test_no_module_is_longer_than_a_room(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 500
