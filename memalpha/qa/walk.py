@@ -59,14 +59,17 @@ def walk(trajectory: Trajectory, records: Sequence[Record]) -> dict[str, Any]:
 
 
 def write_example(path: Path, task: Task, systems: Mapping[str, tuple[Trajectory, Sequence[Record]]]) -> None:
-    """Write `eval/example.json`: the task's chunks, and `walk` of each system by name (`before`, `after`)."""
+    """Write `eval/example.json`: the task's chunks, and `walk` of each system by name (`before`, `after`).
+
+    ASCII only: a model's text may hold half a surrogate pair, which UTF-8 cannot.
+    """
     value = {
         "task": task.id,
         "chunks": [{"timestamp": chunk.timestamp, "text": chunk.render()} for chunk in task.chunks],
         "systems": {name: walk(trajectory, records) for name, (trajectory, records) in systems.items()},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def _call(result: ToolResult) -> dict[str, Any]:

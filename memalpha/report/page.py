@@ -80,7 +80,7 @@ def write_report(run: str | Path) -> Path:
     template = Template((resources.files("memalpha") / "report" / "template.html").read_text(encoding="utf-8"))
     page = template.substitute(title=f"memalpha: {escape(folder.name)}", body="\n".join(part for part in body if part))
     target = folder / "report.html"
-    target.write_text(page, encoding="utf-8")
+    target.write_text(page, encoding="utf-8", errors="backslashreplace")  # a model may write half a surrogate pair
     return target
 
 
@@ -231,9 +231,9 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, text in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
         try:
-            lines.append(json.loads(text))
+            lines += [json.loads(text)] if text else []
         except json.JSONDecodeError as error:
             raise DataError(f"{path}:{number}: not valid JSON: {error.msg}") from error
     return lines

@@ -99,6 +99,17 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
+def test_text_that_utf8_cannot_hold_is_shown_escaped(run: Path) -> None:
+    path = run / "eval" / "example.json"
+    example = json.loads(path.read_text(encoding="utf-8"))
+    example["chunks"][0]["text"] = "half \ud800"
+    path.write_text(json.dumps(example))
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
+    lines[0] = lines[0][:-1] + ', "note": "one\u2028line"}'
+    (run / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert "half \\ud800" in write_report(run).read_text(encoding="utf-8")
+
+
 def test_a_broken_line_is_named(run: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 50,\n')
