@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
+from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import PolicyError
 from memalpha.types import Completion, SampleRequest
+
+S = TypeVar("S", AgentConfig, ReaderConfig)
 
 
 @runtime_checkable
@@ -24,14 +27,22 @@ class Policy(Protocol):
     def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
         """One completion per request, in order.
 
-        What is sampled depends on the request alone (its messages, key, temperature), never on its neighbours in the
-        batch. Raises `PolicyError` where the policy cannot answer.
+        The sampled ids depend on the request alone (its messages, key, temperature), never on its neighbours in the
+        batch; log-probs too, up to rounding, which may differ with the batch's shape. Raises `PolicyError` where the
+        policy cannot answer.
         """
         ...
 
     def count_tokens(self, text: str) -> int:
         """Length of `text` in the policy's own tokens, special tokens not counted."""
         ...
+
+
+def in_own_style(settings: S, policy: Policy) -> S:
+    """The settings with the prompt style that `policy` was trained on, unless they set one."""
+    if "prompt" in settings.model_fields_set:
+        return settings
+    return settings.model_copy(update={"prompt": getattr(policy, "prompt", "full")})
 
 
 def load_policy(name: str | Path) -> Policy:

@@ -30,12 +30,16 @@ from transformers.utils import logging as hf_logging
 from memalpha.errors import PolicyError
 from memalpha.types import Completion, SampleRequest
 
+STYLE_KEY = "memalpha_prompt"
+STYLES = ("full", "compact")
+
 
 class TransformersPolicy:
     """Samples from `model`; the learner updates the same module in place, so the sampler is always current.
 
     `batch_tokens` bounds (prompt + new) tokens x rows of one batch, `batch_rows` its rows. `prompt` is the prompt style
-    the model was trained on ("full", or what its config.json says under "memalpha_prompt").
+    the model was trained on: what its config.json, else its tokenizer_config.json says under "memalpha_prompt", else
+    "full". Raises `PolicyError` for a model that cannot be prompted.
     """
 
     def __init__(
@@ -52,10 +56,10 @@ class TransformersPolicy:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
-        self.prompt = getattr(model.config, "memalpha_prompt", "full")
+        self.prompt = _prompt_style(model, tokenizer, name)
         self.batch_tokens = batch_tokens
         self.batch_rows = batch_rows
-        self.longest_prompt = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._twin: Any = None
         self.eos_ids = _eos_ids(model, tokenizer, name)
         self.count_tokens = lru_cache(maxsize=1 << 16)(self._count_tokens)
@@ -104,12 +108,7 @@ class TransformersPolicy:
         if self._twin is not None:
             self._twin.load_state_dict(self.model.state_dict())
         prompts = self._encode([self._text(request.messages, request.tools) for request in requests])
-        longest = max(map(len, prompts))
-        if self.longest_prompt is not None and longest > self.longest_prompt:
-            raise PolicyError(
-                f"a prompt has {longest} tokens, policy {self.name!r} takes {self.longest_prompt}: read smaller chunks "
-                "or lower agent.view_tokens"
-            )
+        self._check_room(requests, prompts)
         completions: list[Completion | None] = [None] * len(requests)
         for batch in self._batches(requests, prompts):
             with torch.inference_mode():
@@ -131,6 +130,15 @@ class TransformersPolicy:
                     stop_reason="eos" if ended[slot] else "length",
                 )
         return [completion for completion in completions if completion is not None]
+
+    def _check_room(self, requests: Sequence[SampleRequest], prompts: Sequence[list[int]]) -> None:
+        for request, prompt in zip(requests, prompts, strict=True):
+            if self.positions is not None and len(prompt) + request.max_new_tokens > self.positions:
+                raise PolicyError(
+                    f"a prompt of {len(prompt)} tokens and {request.max_new_tokens} new ones are more than the "
+                    f"{self.positions} that policy {self.name!r} takes: read smaller chunks or lower view_tokens or "
+                    "max_new_tokens"
+                )
 
     def _text(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]]) -> str:
         text = self.tokenizer.apply_chat_template(
@@ -320,6 +328,15 @@ def _uniforms(requests: Sequence[SampleRequest], steps: int) -> torch.Tensor:
         words = hashlib.shake_256(repr(tuple(int(part) for part in request.key)).encode()).digest(4 * steps)
         noise[row] = (np.frombuffer(words, dtype="<u4") >> 8) * 2.0**-24
     return torch.from_numpy(noise)
+
+
+def _prompt_style(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> str:
+    """The prompt style that the model's or the tokenizer's configuration names."""
+    named = (getattr(model.config, STYLE_KEY, None), tokenizer.init_kwargs.get(STYLE_KEY))
+    style = next((style for style in named if style is not None), "full")
+    if style not in STYLES:
+        raise PolicyError(f"policy {name!r}: {STYLE_KEY} {style!r} in its config.json is none of {', '.join(STYLES)}")
+    return style
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> frozenset[int]:

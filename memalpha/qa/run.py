@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from memalpha.config import EvalConfig
 from memalpha.errors import ConfigError
-from memalpha.policy.base import load_policy
+from memalpha.policy.base import in_own_style, load_policy
 from memalpha.qa.evaluator import Report, evaluate
 from memalpha.qa.reader import load_reader
 from memalpha.tasks.load import load_tasks
@@ -25,16 +25,11 @@ def run_evaluation(config: EvalConfig, progress: Callable[[int, int], None] | No
     else:
         tasks = load_tasks(config.data, config.limit)
     policy = load_policy(config.system)
-    agent = config.agent
-    if "prompt" not in agent.model_fields_set:
-        agent = agent.model_copy(update={"prompt": getattr(policy, "prompt", "full")})
     settings, answering = config.reader, policy
     if settings.kind == "policy":
         answering = load_policy(settings.policy) if settings.policy else policy
-        if "prompt" not in settings.model_fields_set:
-            settings = settings.model_copy(update={"prompt": getattr(answering, "prompt", "full")})
-        settings = settings.model_copy(update={"policy": None})
-    reader = load_reader(settings, answering)
+        settings = in_own_style(settings, answering).model_copy(update={"policy": None})
+    reader, agent = load_reader(settings, answering), in_own_style(config.agent, policy)
     report = evaluate(policy, tasks, reader, config=agent, seed=config.seed, progress=progress)
     if config.out is not None:
         report.save(config.out)

@@ -43,6 +43,11 @@ class TrainingSample:
                 f"task {self.task!r}, chunk {self.chunk}: a turn without prompt and completion ids cannot be trained "
                 "on (scripted policies and some endpoints keep no token record)"
             )
+        if not self.temperature > 0:
+            raise PolicyError(
+                f"task {self.task!r}, chunk {self.chunk}: temperature {self.temperature} cannot be trained at: the "
+                "loss divides by it (greedy turns have log-probs at temperature 1)"
+            )
         for name in ("logprobs", "advantages", "pg", "ce", "kl"):
             if getattr(self, name).shape != (count,):
                 raise ValueError(f"{name} has shape {getattr(self, name).shape}, the completion has {count} tokens")
@@ -56,7 +61,10 @@ class TrainingSample:
 def policy_gradient_sample(
     turn: Turn, advantage: float, *, kl: float = 0.0, task: str = "", rollout: int = 0
 ) -> TrainingSample:
-    """The row of one sampled turn: every completion token carries `advantage`, unnormalised weight 1 and KL `kl`."""
+    """The row of one sampled turn: every completion token carries `advantage`, unnormalised weight 1 and KL `kl`.
+
+    A greedy turn (temperature 0) trains at temperature 1, at which its log-probs were recorded.
+    """
     completion = turn.completion
     count = len(completion.completion_ids)
     return TrainingSample(
@@ -67,7 +75,7 @@ def policy_gradient_sample(
         pg=np.ones(count, dtype=np.float32),
         ce=np.zeros(count, dtype=np.float32),
         kl=np.full(count, kl, dtype=np.float32),
-        temperature=completion.temperature,
+        temperature=completion.temperature or 1.0,
         task=task,
         rollout=rollout,
         chunk=turn.chunk,

@@ -9,6 +9,7 @@ import torch
 from tiny import VOCABULARY, tiny_model, tiny_policy, tiny_tokenizer
 
 from memalpha.errors import PolicyError
+from memalpha.policy.base import load_policy
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.types import SampleRequest
 
@@ -127,6 +128,28 @@ def test_render_is_what_is_sampled_from(policy):
 def test_a_prompt_beyond_the_model_is_refused(policy):
     with pytest.raises(PolicyError, match="smaller chunks"):
         policy.sample([request("x" * 5000)])
+    short = request("x")
+    room = policy.positions - len(policy.render(short.messages))
+    with pytest.raises(PolicyError, match=f"{room + 1} new ones are more than the 4096"):
+        policy.sample([short, replace(short, max_new_tokens=room + 1)])
+    fits = TransformersPolicy(tiny_model(), tiny_tokenizer())
+    fits.positions = policy.positions - room + 5
+    assert len(fits.sample([replace(short, max_new_tokens=5)])) == 1
+
+
+def test_the_prompt_style_is_what_the_model_was_trained_on(policy, tmp_path):
+    assert policy.prompt == "full"
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    model.config.memalpha_prompt = "compact"
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert TransformersPolicy.from_pretrained(tmp_path).prompt == "compact"
+    model.config.memalpha_prompt = "terse"
+    with pytest.raises(PolicyError, match=r"'terse' .* none of full, compact"):
+        TransformersPolicy(model, tokenizer)
+    tokenizer.init_kwargs["memalpha_prompt"] = "compact"
+    assert TransformersPolicy(tiny_model(), tokenizer).prompt == "compact"
+    assert load_policy("tiny").prompt == "compact"  # type: ignore[attr-defined]
 
 
 def test_loading_says_what_is_wrong(tmp_path):

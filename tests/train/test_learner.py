@@ -250,3 +250,11 @@ def test_refusals():
         Learner(model, config()).update([replace(rows[0], advantages=rows[0].advantages * math.nan)], 1e-3)
     with pytest.raises(PolicyError, match="no token record"):
         replace(rows[0], completion_ids=())
+    with pytest.raises(PolicyError, match=r"temperature 0\.0 cannot be trained at"):
+        replace(rows[0], temperature=0.0)
+
+
+def test_greedy_turns_train_at_the_temperature_of_their_logprobs():
+    model, rows = sampled_rows(6, temperature=0.0)
+    assert {row.temperature for row in rows} == {1.0}
+    assert Learner(model, config()).forward_backward(rows)["ratio_deviation"] < 1e-4

@@ -10,7 +10,8 @@ Departures from the paper, each a setting or measured:
 * `loss_normalizer="constant"` (Dr. GRPO, 2503.20783): no 1/length, which made the tiny policy spam short inserts;
   "row" is the paper's, "token" is DAPO's;
 * `epsilon_high` (DAPO, 2503.14476) and `beta` = 0 by default; old log-probs are the sampler's own;
-* `scale_rewards="none"` leaves the standard deviation out, `baseline="leave_one_out"` is RLOO's baseline.
+* `scale_rewards="none"` leaves the standard deviation out; only then may `baseline="leave_one_out"` (RLOO's) be set:
+  it multiplies what is centred over all by G / (G - 1), which dividing by the standard deviation would cancel.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from memalpha.config import TrainConfig
+from memalpha.errors import ConfigError
 from memalpha.train.advantages import group_advantages
 from memalpha.train.samples import TrainingSample, policy_gradient_sample
 from memalpha.types import TrajectoryGroup
@@ -30,9 +32,14 @@ Score = Callable[[Sequence[TrainingSample]], list[np.ndarray]]
 
 
 class GRPO:
-    """Annotates groups; has no state of its own."""
+    """Annotates groups; has no state of its own. Raises `ConfigError` for settings that cancel each other."""
 
     def __init__(self, config: TrainConfig) -> None:
+        if config.baseline == "leave_one_out" and config.scale_rewards == "group":
+            raise ConfigError(
+                "baseline: leave_one_out has no effect with scale_rewards=group, which divides it out again; set "
+                "scale_rewards=none, or baseline=mean"
+            )
         self.config = config
         self.state: dict[str, Any] = {}
 
