@@ -7,10 +7,12 @@ aside and renamed, so one that has its name is whole, whenever the process was k
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,20 @@ from memalpha.train.learner import Learner
 
 FORMAT = 1
 RNG = "rng/torch"
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Hold the run directory (made where it is missing) for one process. Raises `CheckpointError` if another has it."""
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / ".lock").open("a") as file:  # stays: a lock file that is deleted can be held twice
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CheckpointError(
+                f"{run} is in use by another training process: wait for it, or give another out"
+            ) from error
+        yield
 
 
 def checkpoint_path(run: Path, step: int) -> Path:
@@ -77,17 +93,28 @@ def load_checkpoint(path: Path, policy: TransformersPolicy, learner: Learner) ->
 
 
 def load_weights(path: Path, policy: TransformersPolicy) -> None:
-    """Copy the weights of a checkpoint into the policy's model, in place."""
-    with without_bars():
-        saved: Any = AutoModelForCausalLM.from_pretrained(path, dtype=policy.model.dtype)
-    policy.model.load_state_dict(saved.state_dict())
+    """Copy the weights of a checkpoint into the policy's model, in place. Raises `CheckpointError`."""
+    if not (path / "config.json").is_file():  # transformers would take the path for the name of a hub repository
+        raise CheckpointError(f"{path} is not there or holds no weights: put it back, or start again in another out")
+    try:
+        with without_bars():
+            saved: Any = AutoModelForCausalLM.from_pretrained(path, dtype=policy.model.dtype)
+        policy.model.load_state_dict(saved.state_dict())
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"the weights of {path} cannot be loaded: {error}") from error
 
 
 def prune_checkpoints(run: Path, newest: int, also: Iterable[int] = ()) -> None:
-    """Delete all but the `newest` checkpoints and those of the steps in `also`."""
+    """Delete all but the `newest` checkpoints and those of the steps in `also`.
+
+    Each is renamed first, so that a kill in between leaves no half of one under its name, and the next call sweeps up.
+    """
     steps = saved_steps(run)
     for step in set(steps[:-newest]) - set(also):
-        shutil.rmtree(checkpoint_path(run, step))
+        path = checkpoint_path(run, step)
+        path.replace(path.with_name(f".{path.name}.old"))
+    for old in (run / "checkpoints").glob(".step-*.old"):
+        shutil.rmtree(old)
 
 
 def point_best(run: Path, step: int) -> None:
@@ -100,34 +127,44 @@ def point_best(run: Path, step: int) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON aside, then rename."""
+    """Write JSON aside, then rename. ASCII only: a model's text may hold half a surrogate pair, which UTF-8 cannot."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.part")
-    aside.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    aside.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     aside.replace(path)
 
 
 def append_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
-    """Append one JSON line each."""
+    """Append one JSON line each (ASCII, as in `write_json`)."""
     with path.open("a", encoding="utf-8") as file:
         for value in values:
-            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+            file.write(json.dumps(value) + "\n")
 
 
 def cut_lines(path: Path, step: int) -> None:
-    """Drop the lines of steps from `step` on, and a last line that a kill left half-written."""
+    """Drop the lines of steps from `step` on, and a last line that a kill left half-written.
+
+    Raises `CheckpointError` for any other line that is no JSON object with a step.
+    """
     if not path.exists():
         return
+    lines = path.read_bytes().split(b"\n")  # not splitlines(), nor text: half a character is a half-written line too
+    while lines and not lines[-1]:
+        lines.pop()
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for number, line in enumerate(lines, start=1):
         try:
-            value = json.loads(line)
-        except json.JSONDecodeError:
-            break
-        if value["step"] < step:
-            kept.append(line + "\n")
+            at = int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines):
+                break
+            raise CheckpointError(
+                f"{path}:{number}: not a line this run wrote (a JSON object with a step): mend or delete it to go on"
+            ) from error
+        if at < step:
+            kept.append(line + b"\n")
     aside = path.with_name(f".{path.name}.part")
-    aside.write_text("".join(kept), encoding="utf-8")
+    aside.write_bytes(b"".join(kept))
     aside.replace(path)
 
 

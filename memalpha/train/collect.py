@@ -8,7 +8,7 @@ from random import Random
 from memalpha.agent.answer import Reader
 from memalpha.agent.builder import Builder
 from memalpha.config import TrainConfig
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, DataError
 from memalpha.qa.evaluator import Record, score_groups
 from memalpha.qa.reward import RewardModel
 from memalpha.tasks import synthetic
@@ -23,28 +23,36 @@ class TaskSource:
     """A run's tasks: `batch(position)` for training, `validation` and `held_out` fixed.
 
     Synthetic: training tasks are made by number from the run's seed and never repeat; validation tasks come from the
-    training split without pseudo-words, held-out tasks from `eval_world` (default: the test split, whose values never
-    occur in training). A task file: its last tasks (at most a fifth) validate, the others are shuffled anew each pass.
+    training split without pseudo-words, held-out tasks from `eval_data`, else from `eval_world` (default: the test
+    split, whose values never occur in training). A task file: without `eval_data` its last fifth is held out, the last
+    fifth of the rest validates (`eval_tasks` and `validation_tasks` at most), the others are shuffled anew each pass.
+
+    Raises `ConfigError` for tasks that would be trained and evaluated on, `DataError` for a file of too few.
     """
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
         self.file: list[Task] = []
+        given = None if config.eval_data is None else load_tasks(config.eval_data, limit=config.eval_tasks)
         if config.data == "synthetic":
+            if config.world.split == "test":
+                raise ConfigError("world.split: the test split is for evaluation only; train with split=train")
             world = config.world.model_copy(update={"pseudo_values": 0.0})
             self.validation = synthetic.tasks(world, HELD_OUT_SEED, 0, config.validation_tasks)
-        else:
-            everything = load_tasks(config.data)
-            kept_back = min(config.validation_tasks, len(everything) // 5)
-            cut = len(everything) - kept_back
-            self.file, self.validation = everything[:cut], everything[cut:]
-        if config.eval_data is not None:
-            self.held_out = load_tasks(config.eval_data, limit=config.eval_tasks)
-        else:
             test = config.eval_world or config.world.model_copy(update={"split": "test"})
-            self.held_out = synthetic.tasks(test, HELD_OUT_SEED, 0, config.eval_tasks)
+            self.held_out = given or synthetic.tasks(test, HELD_OUT_SEED, 0, config.eval_tasks)
+        else:
+            rest = load_tasks(config.data)
+            _enough(rest, config)
+            cut = len(rest) if given else len(rest) - min(config.eval_tasks, len(rest) // 5)
+            rest, self.held_out = rest[:cut], given or rest[cut:]
+            cut = len(rest) - min(config.validation_tasks, max(1, len(rest) // 5))
+            self.file, self.validation = rest[:cut], rest[cut:]
+        if given:
+            self._refuse_shared(given)
         if not any(task.questions for task in self.held_out):
-            raise ConfigError(f"eval_data: {config.eval_data} holds no question, so nothing can be evaluated")
+            source = f"eval_data: {config.eval_data}" if given else f"data: the last fifth of {config.data}"
+            raise ConfigError(f"{source} holds no question, so nothing can be evaluated")
 
     def batch(self, position: int) -> list[Task]:
         """The `tasks_per_step` tasks from number `position` on."""
@@ -53,11 +61,37 @@ class TaskSource:
             return synthetic.tasks(config.world, config.seed, position, config.tasks_per_step)
         return [self._from_file(position + i) for i in range(config.tasks_per_step)]
 
+    def _refuse_shared(self, held_out: Sequence[Task]) -> None:
+        """Refuse tasks that are trained on; a synthetic world's by their ids, for it has no end."""
+        config, seen = self.config, [*self.file, *self.validation]
+        ids = {task.id for task in seen}
+        texts = {chunk.render(): task.id for task in self.file for chunk in task.chunks}
+        made = None if self.file else synthetic.generate(config.world, config.seed, 0).id.removesuffix("0")
+        for task in held_out:
+            if task.id in ids or (made and task.id.startswith(made) and task.id.removeprefix(made).isdigit()):
+                raise ConfigError(f"eval_data: task {task.id!r} of {config.eval_data} is among the training tasks")
+            for place, chunk in enumerate(task.chunks):
+                other = texts.get(chunk.render())
+                if other is not None:
+                    raise ConfigError(
+                        f"eval_data: chunk {place} of task {task.id!r} of {config.eval_data} is word for word in "
+                        f"training task {other!r}: held-out tasks must be others"
+                    )
+
     def _from_file(self, number: int) -> Task:
         turn, place = divmod(number, len(self.file))
         order = list(range(len(self.file)))
         Random(f"{self.config.seed}|{turn}").shuffle(order)
         return self.file[order[place]]
+
+
+def _enough(tasks: Sequence[Task], config: TrainConfig) -> None:
+    if config.eval_data is None:
+        needed, why = 5, "of which a fifth is held out (or name other tasks as eval_data)"
+    else:
+        needed, why = 2 if config.validation_tasks else 1, "of which one validates (or set validation_tasks=0)"
+    if len(tasks) < needed:
+        raise DataError(f"data: {config.data} has {len(tasks)} tasks, training needs at least {needed}, {why}")
 
 
 def collect(

@@ -22,9 +22,9 @@ import torch
 import yaml
 
 from memalpha.agent.builder import Builder
-from memalpha.config import TrainConfig, build_config, load_config, merge
+from memalpha.config import ReaderConfig, TrainConfig, build_config, load_config, merge
 from memalpha.errors import CheckpointError, PolicyError
-from memalpha.policy.base import Policy, load_policy
+from memalpha.policy.base import Policy, in_own_style, load_policy
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.qa.evaluator import Record, Report, evaluate, summarize
@@ -39,6 +39,7 @@ from memalpha.train.checkpoint import (
     cut_lines,
     load_checkpoint,
     load_weights,
+    locked,
     point_best,
     prune_checkpoints,
     save_checkpoint,
@@ -54,6 +55,9 @@ from memalpha.types import Trajectory, TrajectoryGroup
 FREE = frozenset({"out", "max_steps", "save_every", "keep_checkpoints", "threads", "device"})
 """Settings that may change when a run is resumed; all others must be those it began with."""
 
+ALGORITHMS = {"grpo": GRPO}
+"""`TrainConfig.algorithm` by name."""
+
 BASELINES = {"append_only": "append-only", "oracle": "oracle"}
 
 
@@ -64,10 +68,14 @@ def train(config: TrainConfig | str | Path, **overrides: Any) -> dict[str, Any]:
     Ctrl-C saves a checkpoint that the same call resumes, and comes out as `KeyboardInterrupt`.
     """
     if isinstance(config, TrainConfig):
-        settings = build_config(TrainConfig, merge(config.model_dump(), overrides), "overrides")
+        given = config.model_dump(exclude_unset=True)  # what was not set stays so, as if read from a file
+        settings = build_config(TrainConfig, merge(given, overrides), "overrides")
     else:
         settings = load_config(TrainConfig, config, overrides)
-    return _Run(settings).go()
+    run = _Run(settings)
+    with locked(run.out):
+        run.claim_directory()
+        return run.go()
 
 
 class _Run:
@@ -82,6 +90,7 @@ class _Run:
         self.display = Display()
         self.source = TaskSource(config)
         self.policy = self._load_policy()
+        self.config = config = _in_own_styles(config, self.policy)
         if config.sample_dtype is not None:
             self.policy.sample_in(config.sample_dtype)
         self.embedder = load_embedder(config.agent.embedder)
@@ -95,12 +104,12 @@ class _Run:
         self.rewards = RewardModel(config.reward, self.policy.count_tokens)
         self.builder = Builder(self.policy, config.agent, self.embedder)
         self.learner = Learner(self.policy.model, config)
-        self.algorithm = GRPO(config)
+        self.algorithm = ALGORITHMS[config.algorithm](config)
         self.step = 0
         self.consistent = True
         self.minutes_before = self.learning_before = self.learning = 0.0
         self.best: dict[str, Any] | None = None
-        self._claim_directory()
+        self.final: dict[str, Any] | None = None
 
     # ------------------------------------------------------------------------------------------------- the whole run
 
@@ -142,15 +151,19 @@ class _Run:
         self._save()
 
     def _resume(self, stop: int) -> None:
-        self.step = saved_steps(self.out)[-1]
-        if self.step > stop:
-            raise CheckpointError(f"{self.out} is already at step {self.step}, beyond max_steps={stop}")
-        state = load_checkpoint(checkpoint_path(self.out, self.step), self.policy, self.learner)
+        step = saved_steps(self.out)[-1]
+        if step > stop:
+            raise CheckpointError(f"{self.out} is already at step {step}, beyond max_steps={stop}")
+        self.consistent = False
+        state = load_checkpoint(checkpoint_path(self.out, step), self.policy, self.learner)
         self.minutes_before, self.learning_before = state["minutes"], state["learning_minutes"]
         self.best = state["best"]
         self.algorithm.state = state["algorithm"]
         for name in ("metrics.jsonl", "turns.jsonl", "trajectories.jsonl"):
-            cut_lines(self.out / name, self.step)
+            cut_lines(self.out / name, step)
+        if self.best:  # the link may name the end of a shorter run
+            point_best(self.out, self.best["step"])
+        self.step, self.consistent = step, True
         self.display.say(f"resuming {self.out} at step {self.step}")
 
     def _steps(self, stop: int) -> None:
@@ -176,7 +189,12 @@ class _Run:
                 show(self.step, line, self.learning / (self.step - first) * (stop - self.step))
 
     def _finish(self) -> dict[str, Any]:
-        chosen = self.best["step"] if self.best else self.step
+        if self.final is None or self.final["step"] != self.step:
+            self._validate({})
+        chosen = self.step
+        if self.best and self.final:
+            chosen = _better(self.best, self.final)["step"]
+            point_best(self.out, chosen)
         load_weights(checkpoint_path(self.out, chosen), self.policy)
         after = self._evaluate("after", self.policy)
         path = self.out / "eval" / "example.json"
@@ -298,14 +316,20 @@ class _Run:
         return report
 
     def _validate(self, line: dict[str, Any]) -> None:
-        """Accuracy on the validation tasks, into `line`; remembers the best step (a tie goes to the later one)."""
+        """Accuracy on the validation tasks, into `line`.
+
+        `best` is the best of the scheduled steps (a tie goes to the later one), `final` the last one. Off schedule only
+        the end of a run is validated: it may be chosen there, and is forgotten when the run goes on.
+        """
         if not self.source.validation:
             return
         summary = self._report("validation", self.policy, self.source.validation).summary
         accuracy = summary["accuracy"]
         line |= {"validation_accuracy": accuracy, "validation_se": summary["se"]}
-        if accuracy is not None and (self.best is None or accuracy >= self.best["accuracy"]):
-            self.best = {"step": self.step, "accuracy": accuracy}
+        if accuracy is not None:
+            self.final = {"step": self.step, "accuracy": accuracy}
+            if self.step % self.config.validate_every == 0:
+                self.best = _better(self.best, self.final)
 
     def _is_best(self) -> bool:
         return self.best is not None and self.best["step"] == self.step
@@ -335,8 +359,8 @@ class _Run:
         summary = json.loads(path.read_text(encoding="utf-8"))
         return summary if summary.get("steps") == stop else None
 
-    def _claim_directory(self) -> None:
-        """Make the run directory, or check that the run in it has the same settings."""
+    def claim_directory(self) -> None:
+        """Write the configuration into the run directory, or check that the run in it has the same settings."""
         path = self.out / "config.yaml"
         ours = json.loads(self.config.model_dump_json())
         if path.exists():
@@ -348,7 +372,6 @@ class _Run:
                     f"{self.out} holds a run with other settings ({told}): give the same ones to go on with it, or "
                     "another out="
                 )
-        self.out.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump(ours, sort_keys=False), encoding="utf-8")
 
     def _load_policy(self) -> TransformersPolicy:
@@ -393,6 +416,21 @@ class _Run:
             self.display.say(f"stopped: {self.out} holds a checkpoint of step {steps[-1]}; the same command resumes it")
         else:
             self.display.say(f"stopped before training began: the same command starts {self.out} again")
+
+
+def _better(one: dict[str, Any] | None, two: dict[str, Any]) -> dict[str, Any]:
+    """The validation with the higher accuracy; `two`, the later one, where they are equal."""
+    return two if one is None or two["accuracy"] >= one["accuracy"] else one
+
+
+def _in_own_styles(config: TrainConfig, policy: TransformersPolicy) -> TrainConfig:
+    """Writer and readers prompted as the run's policy was trained; a reader with another policy as that one was."""
+    found: dict[str, Any] = {"agent": in_own_style(config.agent, policy)}
+    for name in ("reader", "training_reader"):
+        reader: ReaderConfig | None = getattr(config, name)
+        if reader is not None and reader.kind == "policy" and "prompt" not in reader.model_fields_set:
+            found[name] = in_own_style(reader, load_policy(reader.policy) if reader.policy else policy)
+    return config.model_copy(update=found)
 
 
 def _readable(step: int, trajectory: Trajectory) -> Mapping[str, Any]:

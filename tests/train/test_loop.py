@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
+from tiny import tiny_policy
 from transformers import AutoModelForCausalLM
 
 from memalpha.agent.answer import ExtractiveReader
+from memalpha.config import AgentConfig, TrainConfig, WorldConfig
 from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
+from memalpha.policy.base import load_policy
+from memalpha.policy.transformers_ import TransformersPolicy
+from memalpha.report.page import write_report
+from memalpha.tasks import synthetic
 from memalpha.tasks.jsonl import save_jsonl
+from memalpha.train import loop
+from memalpha.train.algorithms.grpo import GRPO
+from memalpha.train.checkpoint import locked
 from memalpha.train.collect import TaskSource
 from memalpha.train.loop import train
 
@@ -160,19 +173,21 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes(small, tmp_path, capfd):
     assert same(weights(whole.out, 4), weights(stopped.out, 4))
 
 
-def test_the_best_validation_step_is_evaluated(small, monkeypatch):
-    from memalpha.train import loop
-
-    scores = iter([0.2, 0.9, 0.4])
+def rate_validations(monkeypatch, accuracies: dict[int, float]) -> None:
+    """Let validations find these accuracies by step (0.2 where none is given)."""
     real = loop._Run._report
 
     def scripted(self, name, policy, tasks, progress=None):
         report = real(self, name, policy, tasks, progress)
         if name == "validation":
-            report.summary["accuracy"] = next(scores)
+            report.summary["accuracy"] = accuracies.get(self.step, 0.2)
         return report
 
     monkeypatch.setattr(loop._Run, "_report", scripted)
+
+
+def test_the_best_validation_step_is_evaluated(small, monkeypatch):
+    rate_validations(monkeypatch, {2: 0.9, 4: 0.4})
     settings = small(keep_checkpoints=1)
     summary = train(settings)
     assert summary["best_step"] == 2
@@ -211,18 +226,160 @@ def test_refusals(small, tmp_path):
 
 
 def test_task_sources(small, tmp_path):
-    synthetic = TaskSource(small())
-    one, two = synthetic.batch(0), synthetic.batch(2)
+    source = TaskSource(small())
+    one, two = source.batch(0), source.batch(2)
     assert not {task.id for task in one} & {task.id for task in two}
-    assert [task.id for task in synthetic.batch(0)] == [task.id for task in one]
-    others = {task.id for task in synthetic.validation} | {task.id for task in synthetic.held_out}
+    assert [task.id for task in source.batch(0)] == [task.id for task in one]
+    others = {task.id for task in source.validation} | {task.id for task in source.held_out}
     assert len(others) == 5 and not others & {task.id for task in one}
-    assert [t.id for t in TaskSource(small(seed=5)).held_out] == [t.id for t in synthetic.held_out]
+    assert [t.id for t in TaskSource(small(seed=5)).held_out] == [t.id for t in source.held_out]
 
-    tasks = [task.model_copy(update={"id": str(i)}) for i, task in enumerate(synthetic.batch(0) * 5)]
+    tasks = [task.model_copy(update={"id": str(i)}) for i, task in enumerate(source.batch(0) * 5)]
     save_jsonl(tasks, tmp_path / "mine.jsonl")
-    file = TaskSource(small(data=str(tmp_path / "mine.jsonl"), tasks_per_step=4))
-    assert [task.id for task in file.validation] == ["8", "9"]
-    first_pass = [task.id for at in (0, 4) for task in file.batch(at)]
-    assert sorted(first_pass) == [str(i) for i in range(8)]
-    assert first_pass != [task.id for at in (8, 12) for task in file.batch(at)]
+    file = TaskSource(small(data=str(tmp_path / "mine.jsonl"), tasks_per_step=7))
+    assert [task.id for task in file.held_out] == ["8", "9"], "a fifth of the file"
+    assert [task.id for task in file.validation] == ["7"], "a fifth of the rest"
+    first_pass = [task.id for task in file.batch(0)]
+    assert sorted(first_pass) == [str(i) for i in range(7)]
+    assert first_pass != [task.id for task in file.batch(7)]
+
+
+def test_what_is_evaluated_is_not_trained_on(small, tmp_path):
+    def write(name, tasks):
+        save_jsonl(tasks, tmp_path / name)
+        return str(tmp_path / name)
+
+    world = WorldConfig()
+    trained, others = synthetic.tasks(world, 0, 0, 6), synthetic.tasks(world, 9, 0, 3)
+    mine, held = write("mine.jsonl", trained), write("held.jsonl", others)
+    source = TaskSource(small(data=mine, eval_data=held))
+    assert [task.id for task in source.held_out] == [task.id for task in others]
+    assert [task.id for task in source.validation] == [trained[5].id]
+    with pytest.raises(ConfigError, match=f"{trained[2].id!r}.*among the training tasks"):
+        TaskSource(small(data=mine, eval_data=write("same.jsonl", [others[0], trained[2]])))
+    renamed = trained[2].model_copy(update={"id": "another"})
+    with pytest.raises(ConfigError, match=f"word for word in training task {trained[2].id!r}"):
+        TaskSource(small(data=mine, eval_data=write("renamed.jsonl", [renamed])))
+    with pytest.raises(ConfigError, match="among the training tasks"):
+        TaskSource(small(eval_data=write("synthetic.jsonl", synthetic.tasks(world, 0, 1234, 1))))
+    assert TaskSource(small(seed=1, eval_data=held)).held_out == others
+    with pytest.raises(ConfigError, match="split=train"):
+        TaskSource(small(world={"split": "test"}))
+    with pytest.raises(DataError, match="has 4 tasks, training needs at least 5"):
+        TaskSource(small(data=write("few.jsonl", trained[:4])))
+    with pytest.raises(DataError, match="has 1 tasks, training needs at least 2"):
+        TaskSource(small(data=write("one.jsonl", trained[:1]), eval_data=held))
+
+
+def test_ctrl_c_while_resuming_keeps_the_best(small, monkeypatch):
+    settings = small(keep_checkpoints=1, max_steps=3)
+    rate_validations(monkeypatch, {0: 0.9})
+    train(settings)
+    checkpoints = settings.out / "checkpoints"
+    kept = {path.name for path in checkpoints.iterdir()}
+    assert kept == {"step-0", "step-3", "best"}
+
+    def press(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "load_checkpoint", press)
+        with pytest.raises(KeyboardInterrupt):
+            train(settings, max_steps=4)
+    assert {path.name for path in checkpoints.iterdir()} == kept
+    shutil.rmtree(checkpoints / "step-0")
+    with pytest.raises(CheckpointError, match="step-0 is not there"):
+        train(settings, max_steps=4)
+
+
+@pytest.mark.parametrize("at_three, best_at_three", [(0.9, 3), (0.1, 2)])
+def test_best_does_not_depend_on_where_one_stopped(small, monkeypatch, tmp_path, at_three, best_at_three):
+    rate_validations(monkeypatch, {2: 0.5, 3: at_three, 4: 0.4})
+    whole, parts = small(out=str(tmp_path / "whole")), small(out=str(tmp_path / "parts"))
+    one_go = train(whole)
+    assert one_go["best_step"] == 2
+    stopped = train(parts, max_steps=3)
+    assert stopped["best_step"] == best_at_three, "the end of a run counts for that run"
+    assert (parts.out / "checkpoints" / "best").resolve().name == f"step-{best_at_three}"
+    gone_on = train(parts)
+    assert {**gone_on, "minutes": 0, "learning_minutes": 0} == {**one_go, "minutes": 0, "learning_minutes": 0}
+    assert (parts.out / "checkpoints" / "best").resolve().name == "step-2"
+
+
+def test_an_end_that_was_not_validated_is(small, monkeypatch):
+    rate_validations(monkeypatch, {3: 0.9})
+    settings = small(save_every=1)
+    monkeypatch.setattr(loop._Run, "_finish", lambda run: {})
+    train(settings)
+    monkeypatch.undo()
+    for step in (4,):
+        shutil.rmtree(settings.out / "checkpoints" / f"step-{step}")
+    rate_validations(monkeypatch, {3: 0.9})
+    assert train(settings, max_steps=3)["best_step"] == 3
+
+
+def test_one_process_a_run_directory(small):
+    settings = small(max_steps=0)
+    with locked(settings.out), pytest.raises(CheckpointError, match="in use by another"):
+        train(settings)
+    train(settings)
+
+
+def test_text_that_utf8_cannot_hold_goes_through_a_whole_run(small, monkeypatch):
+    """A model writes "\\ud800" in its JSON: half a surrogate pair, once read."""
+    sample = TransformersPolicy.sample
+    arguments = ('"category": "semantic", "content": "half \\ud800"', '"category": "\\ud800", "content": "a"')
+    calls = [f'{{"name": "memory_insert", "arguments": {{{text}}}}}' for text in arguments]
+    calls += ['{"name": "memory_delete", "arguments": {"id": "\\udfff"}}', '{"name": "\\ud800", "arguments": {}}']
+    calls += [
+        '{"name": "memory_insert", "arguments": {"category": "semantic", "content": "late", "timestamp": "\\ud800"}}'
+    ]
+    text = "".join(f"<tool_call>\n{call}\n</tool_call>\n" for call in calls)
+
+    def emit(policy, requests):
+        return [replace(completion, text=text) for completion in sample(policy, requests)]
+
+    monkeypatch.setattr(TransformersPolicy, "sample", emit)
+    for reader in ({}, {"kind": "policy", "max_new_tokens": 4}):
+        settings = small(max_steps=1, keep_tokens=True, reader=reader, out=f"{small().out}-{len(reader)}")
+        train(settings)
+        example = json.loads((settings.out / "eval" / "example.json").read_text(encoding="utf-8"))
+        called = example["systems"]["after"]["chunks"][0]["calls"]
+        assert called[0]["arguments"]["content"] == "half \ud800" and not called[0]["ok"]
+        assert write_report(settings.out).read_text(encoding="utf-8")
+
+
+def test_writer_and_reader_are_prompted_in_the_policy_s_own_style(small, tmp_path):
+    policy = tiny_policy()
+    policy.model.config.memalpha_prompt = "compact"
+    for part in (policy.model, policy.tokenizer):
+        part.save_pretrained(tmp_path / "compact")
+    given = small().model_dump(exclude_unset=True)
+    del given["agent"]["prompt"]
+    given |= {"policy": str(tmp_path / "compact"), "max_steps": 1, "reader": {"kind": "policy", "max_new_tokens": 4}}
+    train(TrainConfig(**given))
+    config = yaml.safe_load((small().out / "config.yaml").read_text())
+    assert config.keys() == TrainConfig.model_fields.keys()
+    assert config["agent"]["prompt"] == config["reader"]["prompt"] == "compact"
+    assert config["agent"].keys() == AgentConfig.model_fields.keys()
+    assert load_policy(small().out / "checkpoints" / "step-1").prompt == "compact"
+    (tmp_path / "run.yaml").write_text(
+        yaml.safe_dump(json.loads(TrainConfig(**given).model_dump_json(exclude_unset=True)))
+    )
+    train(tmp_path / "run.yaml", out=tmp_path / "from-file")
+    from_file = yaml.safe_load((tmp_path / "from-file" / "config.yaml").read_text())
+    assert {**from_file, "out": ""} == {**config, "out": ""}
+    explicit = {**given, "agent": {**given["agent"], "prompt": "full"}, "out": tmp_path / "explicit", "max_steps": 0}
+    train(TrainConfig(**explicit))
+    assert yaml.safe_load((tmp_path / "explicit" / "config.yaml").read_text())["agent"]["prompt"] == "full"
+
+
+def test_the_configuration_names_the_algorithm(small, monkeypatch):
+    made = []
+    monkeypatch.setitem(loop.ALGORITHMS, "grpo", lambda config: made.append(config) or GRPO(config))
+    train(small(max_steps=0))
+    assert len(made) == 1
+    assert loop.ALGORITHMS.keys() == set(get_args(TrainConfig.model_fields["algorithm"].annotation))
+    with pytest.raises(ConfigError, match="leave_one_out has no effect with scale_rewards=group"):
+        train(small(baseline="leave_one_out"))
+    train(small(baseline="leave_one_out", scale_rewards="none", max_steps=0, out=f"{small().out}-2"))
