@@ -170,7 +170,9 @@ class EvalConfig(Config):
     )
     agent: AgentConfig = AgentConfig()
     reader: ReaderConfig = ReaderConfig()
-    embedders: tuple[str, ...] = Field(default=("static",), description="locomo retrieval: embedders to compare")
+    embedders: tuple[str, ...] = Field(
+        default=("static",), min_length=1, description="locomo retrieval: embedders to compare"
+    )
 
 
 C = TypeVar("C", bound=Config)

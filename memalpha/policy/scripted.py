@@ -74,8 +74,9 @@ class ScriptedPolicy:
         return "".join(calls or [format_call("memory_skip", {})])
 
     def _gold_calls(self, seen: Observation, category: str, rng: Random) -> list[str]:
-        if seen.task is None:
-            raise PolicyError(f"{self.name} needs tasks with gold operations; a served writer has none")
+        if seen.task is None or not seen.task.gold_operations:
+            whose = f"task {seen.task.id!r} has none" if seen.task else "a served writer has none"
+            raise PolicyError(f"{self.name} needs tasks with gold operations: {whose}; take another system")
         operations = seen.task.gold_at(seen.chunk.index)
         calls = []
         for operation in operations:

@@ -19,7 +19,7 @@ from memalpha.agent.builder import Builder
 from memalpha.agent.conflict import disputed
 from memalpha.agent.text import contains
 from memalpha.config import AgentConfig, RewardConfig
-from memalpha.errors import DataError
+from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy
 from memalpha.qa.gold import ById, changes_by_id, fact
 from memalpha.qa.metrics import RIGHT, score_answer
@@ -136,7 +136,7 @@ def _record(trajectory: Trajectory, question: Question, answer: Answer, metric: 
         task=trajectory.task.id,
         rollout=trajectory.rollout,
         question_id=question.id,
-        ability=question.category or "all",
+        ability=question.category or "none",
         kind=kind,
         question=question.question,
         answer=answer.text,
@@ -298,10 +298,9 @@ class Report:
 
     def save(self, directory: str | Path) -> Path:
         """Write `eval/<name>.json` (the summary) and `eval/<name>.jsonl` (a line a question) under `directory`."""
-        folder = Path(directory) / "eval"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = result_folder(directory)
         stem = self.name.replace(":", "-").replace("/", "-")
-        summary = json.dumps(self.summary, indent=2, ensure_ascii=False)
+        summary = json.dumps(self.summary, indent=2)
         (folder / f"{stem}.json").write_text(summary + "\n", encoding="utf-8")
         save_records(self.records, folder / f"{stem}.jsonl")
         return folder / f"{stem}.json"
@@ -311,9 +310,20 @@ def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}" if value > 10 else f"{value:.3f}"
 
 
+def result_folder(directory: str | Path) -> Path:
+    """`directory`/eval, made where it is missing; call it before the work. `ConfigError` where it cannot be made."""
+    folder = Path(directory) / "eval"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"out: cannot write results to {folder}: {error.strerror}") from error
+    return folder
+
+
 def save_records(records: Iterable[Record], path: str | Path) -> None:
     """Write records as JSON Lines."""
-    lines = [json.dumps(record.as_json(), ensure_ascii=False) + "\n" for record in records]
+    # A model's text may hold half a surrogate pair, which only an escape can carry.
+    lines = [json.dumps(record.as_json()) + "\n" for record in records]
     Path(path).write_text("".join(lines), encoding="utf-8")
 
 
@@ -337,8 +347,8 @@ def evaluate(
     floor for a script). `count_tokens` measures memory and conversation for all systems that are compared. Raises
     `DataError` where there are no tasks.
     """
-    if not tasks:
-        raise DataError("no tasks to evaluate: the data set is empty")
+    if not any(task.questions for task in tasks):
+        raise DataError("nothing to evaluate: " + ("no task has a question" if tasks else "the data set is empty"))
     policy = system.policy if isinstance(system, MemoryAgent) else system
     if isinstance(system, MemoryAgent):
         config, reader = config or system.config, reader or system.reader

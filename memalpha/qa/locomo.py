@@ -33,6 +33,7 @@ from rich.progress import Progress
 
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
+from memalpha.qa.evaluator import result_folder
 from memalpha.qa.metrics import locomo_f1
 from memalpha.store.embedding import load_embedder
 from memalpha.store.lexical import STOP_WORDS, words
@@ -54,10 +55,11 @@ DEPTH = 100
 def run_locomo(config: EvalConfig) -> dict[str, Any]:
     """The benchmark: `{"retrieval": [row, ...], "qa": [row, ...]}`; a progress bar goes to stderr.
 
-    With `config.out` the result is also written there, as `locomo.json`. Raises `DataError` without `config.data`.
+    With `config.out` the result is also written to its `eval/locomo.json`. Raises `DataError` without `config.data`.
     """
     if config.data is None:
         raise DataError("locomo: give the path of its file, data=PATH (locomo10.json; see data/README.md)")
+    folder = None if config.out is None else result_folder(config.out)
     tasks = load_locomo(config.data, config.limit)
     embedders = [load_embedder(name) for name in config.embedders]
     result: dict[str, Any] = {"retrieval": [], "qa": []}
@@ -89,9 +91,8 @@ def run_locomo(config: EvalConfig) -> dict[str, Any]:
                     },
                 }
             )
-    if config.out is not None:
-        config.out.mkdir(parents=True, exist_ok=True)
-        (config.out / "locomo.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if folder is not None:
+        (folder / "locomo.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result
 
 

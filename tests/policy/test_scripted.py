@@ -102,7 +102,8 @@ def test_add_all_fits_a_schema_without_events():
 
 
 def test_nothing_to_do_is_an_explicit_skip_and_fixed_is_fixed():
-    task = Task(id="t", chunks=(Chunk(text="hi"),), gold_operations=())
+    later = GoldOperation(kind="insert", chunk=1, category="semantic", content="city: Oslo")
+    task = Task(id="t", chunks=(Chunk(text="hi"), Chunk(text="I live in Oslo.")), gold_operations=(later,))
     request = SampleRequest((), observation=Observation(task.chunks[0], task=task))
     assert ScriptedPolicy("oracle").sample([request])[0].text == format_call("memory_skip", {})
     assert ScriptedPolicy("fixed", text="hello").sample([request, request])[1].text == "hello"

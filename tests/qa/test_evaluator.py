@@ -8,7 +8,7 @@ from memalpha.agent.agent import MemoryAgent, act
 from memalpha.agent.answer import Answer, ExtractiveReader
 from memalpha.agent.parsing import format_call
 from memalpha.config import AgentConfig, ReaderConfig, RewardConfig, WorldConfig
-from memalpha.errors import ConfigError, DataError
+from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluator import (
     Record,
@@ -16,6 +16,8 @@ from memalpha.qa.evaluator import (
     evaluate,
     evaluate_memory,
     mean_and_error,
+    result_folder,
+    save_records,
     score_groups,
     summarize,
 )
@@ -260,11 +262,6 @@ def test_evaluate_takes_an_agent_and_leaves_its_store_alone():
     assert report.summary["valid_calls"] == 1.0 and store.list() == []
 
 
-def test_nothing_to_evaluate_is_an_error():
-    with pytest.raises(DataError, match="no tasks"):
-        evaluate(ScriptedPolicy("oracle"), [], config=CONFIG)
-
-
 def test_load_reader():
     assert isinstance(load_reader("extractive"), ExtractiveReader)
     policy = ScriptedPolicy("fixed", text="Oslo")
@@ -279,3 +276,22 @@ def test_load_reader():
 def test_a_record_is_one_line_of_json():
     record = Record("t", 0, "q", "extraction", None, "Où?", "Malmö", ("Malmö",), 1.0, True)
     assert json.loads(json.dumps(record.as_json()))["gold"] == ["Malmö"]
+
+
+def test_nothing_to_evaluate_is_an_error(tmp_path):
+    silent = TASK.model_copy(update={"questions": ()})
+    for given, said in (([], "empty"), ([silent], "question")):
+        with pytest.raises(DataError, match=said):
+            evaluate(ScriptedPolicy("add-all"), given, "extractive", config=CONFIG)
+    goldless = TASK.model_copy(update={"gold_operations": ()})
+    with pytest.raises(PolicyError, match="gold operations: task 't'"):
+        evaluate(ScriptedPolicy("oracle"), [goldless], "extractive", config=CONFIG)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write"):
+        result_folder(tmp_path / "file")
+
+
+def test_half_a_surrogate_pair_can_be_saved(tmp_path):
+    (records,) = ask(GOOD, reader=Says("\ud83d", "keep"))
+    save_records(records, tmp_path / "records.jsonl")
+    assert json.loads((tmp_path / "records.jsonl").read_text().splitlines()[0])["answer"] == "\ud83d"

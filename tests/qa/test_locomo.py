@@ -56,7 +56,7 @@ def test_shape_of_the_result(tmp_path):
     assert floor["reader"].startswith("extractive floor")
     assert (floor["metric"], floor["questions"]) == ("locomo-f1", 6)
     assert floor["by_type"]["temporal"] >= 0.5  # "yesterday" on 3 July 2024 is 2 July 2024
-    assert json.loads((tmp_path / "run" / "locomo.json").read_text()) == result
+    assert json.loads((tmp_path / "run" / "eval" / "locomo.json").read_text()) == result
     assert "two-layer" in format_locomo(result)
 
 
