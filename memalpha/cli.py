@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -418,4 +419,8 @@ def _plain(value: Any) -> Any:
 
 
 def _print(value: Any, as_json: bool, text: str) -> None:
-    typer.echo(json.dumps(_plain(value), ensure_ascii=False, default=str) if as_json else text)
+    if as_json:
+        text = json.dumps(_plain(value), ensure_ascii=False, default=str)
+        # A model's text may hold half a surrogate pair, which only an escape can carry.
+        text = re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
+    typer.echo(text)

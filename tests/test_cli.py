@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from memalpha import cli
+from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.store import MemoryStore
 
 TASK = {"id": "t", "chunks": [{"text": "user: hi"}], "questions": [{"id": "q", "question": "?", "answers": ["x"]}]}
@@ -86,6 +87,18 @@ def test_read_writes_every_chunk_in_order(memalpha, tmp_path: Path) -> None:
     assert [entry["content"] for entry in entries] == ["user: first", "user: second", "user: third"]
     assert [entry["chunk"] for entry in entries] == [0, 0, 1]
     assert {entry["source"] for entry in entries} == {str(text)}
+
+
+def test_half_a_surrogate_pair_in_a_call_is_printed(memalpha, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = '{"category": "semantic", "content": "x \\ud83d ü"}'
+    text = f'<tool_call>{{"name": "memory_insert", "arguments": {half}}}</tool_call>'
+    monkeypatch.setattr("memalpha.policy.base.load_policy", lambda _: ScriptedPolicy("fixed", text=text))
+    file = store.with_suffix(".txt")
+    file.write_text("user: hi\n")
+    code, out, _ = memalpha("read", store, file, "--policy", "fixed", "--json")
+    [result] = json.loads(out)
+    assert (code, result["code"], result["call"]["arguments"]["content"]) == (0, "invalid_content", "x \ud83d ü")
+    assert "ü" in out
 
 
 def test_the_tiny_policy_reads_and_answers_in_its_own_style(memalpha, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from memalpha.agent.prompts import render_view, writer_messages
 from memalpha.agent.tools import execute
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import ConfigError
-from memalpha.policy.base import Policy
+from memalpha.policy.base import Policy, in_own_style
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.working import Memory
@@ -91,9 +91,9 @@ def act(memory: Memory, chunk: Chunk, completion: Completion, *, source: str | N
 class MemoryAgent:
     """A policy that keeps one memory: `read` the conversation as it comes, `ask` from what was kept.
 
-    `config` defaults to the prompt style of the policy (its `prompt` attribute, else "full"). `reader` defaults to the
-    policy itself, or to the extractive floor where the policy is a script. Categories and embedder are the store's own;
-    a `config` that names others raises `ConfigError`.
+    The prompts are in the style of the policy unless `config` sets another. `reader` defaults to the policy itself, or
+    to the extractive floor where the policy is a script. Categories and embedder are the store's own; a `config` that
+    names others raises `ConfigError`.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class MemoryAgent:
     ) -> None:
         self.policy = policy
         self.store = store
-        self.config = config or AgentConfig(prompt=getattr(policy, "prompt", "full"))
+        self.config = in_own_style(config or AgentConfig(), policy)
         _check_names(self.config, store)
         self.reader = reader or default_reader(policy, self.config)
         self._chunks = 0

@@ -142,10 +142,11 @@ def test_the_store_decides_its_schema_and_embedder(named, says, durable):
         assert category["enum"] == list(life.category_names)
 
 
-def test_an_agent_reads_and_answers_in_the_style_of_its_policy():
+@pytest.mark.parametrize("config", [None, AgentConfig(view_recent=3)])
+def test_an_agent_reads_and_answers_in_the_style_of_its_policy(config):
     policy = Script(format_call("memory_skip", {}), "Oslo")
     policy.prompt = "compact"
-    agent = MemoryAgent(policy, memory("city: Oslo"))
+    agent = MemoryAgent(policy, memory("city: Oslo"), config)
     agent.read("hello")
     agent.ask("Where?")
     [[read], [asked]] = policy.batches
