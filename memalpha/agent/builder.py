@@ -9,7 +9,7 @@ from memalpha.agent.agent import act, observe, request
 from memalpha.config import AgentConfig
 from memalpha.policy.base import Policy
 from memalpha.store.embedding import Embedder, load_embedder
-from memalpha.store.schema import load_schema
+from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.working import WorkingMemory
 from memalpha.types import Task, Trajectory, TrajectoryGroup, Turn
@@ -28,14 +28,20 @@ class _Rollout:
 class Builder:
     """Builds memories over tasks with one policy. Rollouts work on values and touch no database.
 
-    `embedder` defaults to the one that `config.embedder` names.
+    `embedder` and `schema` default to those that `config` names.
     """
 
-    def __init__(self, policy: Policy, config: AgentConfig, embedder: Embedder | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        config: AgentConfig,
+        embedder: Embedder | None = None,
+        schema: MemorySchema | None = None,
+    ) -> None:
         self.policy = policy
         self.config = config
         self.embedder = embedder or load_embedder(config.embedder)
-        self.schema = load_schema(config.memory_schema)
+        self.schema = schema or load_schema(config.memory_schema)
 
     def build(
         self,

@@ -342,7 +342,8 @@ def evaluate(
 ) -> Report:
     """Build a fresh memory for every task, greedily, and ask its questions.
 
-    `system` is a policy, or an agent whose policy, configuration and reader are taken (its own store is not touched).
+    `system` is a policy, or an agent whose policy, configuration and reader are taken, and its store's schema and
+    embedder (the store itself is not touched).
     `reader` is one, "extractive", or a policy's name (default: the agent's; else the policy itself, or the extractive
     floor for a script). `count_tokens` measures memory and conversation for all systems that are compared. Raises
     `DataError` where there are no tasks.
@@ -350,12 +351,14 @@ def evaluate(
     if not any(task.questions for task in tasks):
         raise DataError("nothing to evaluate: " + ("no task has a question" if tasks else "the data set is empty"))
     policy = system.policy if isinstance(system, MemoryAgent) else system
+    schema = None
     if isinstance(system, MemoryAgent):
-        config, reader = config or system.config, reader or system.reader
+        config, reader, schema = config or system.config, reader or system.reader, system.store.schema
+        embedder = embedder or load_embedder(system.store.embedder)
     config = config or AgentConfig(prompt=getattr(policy, "prompt", "full"))
     reader = load_reader(reader) if isinstance(reader, str) else reader or default_reader(policy, config)
     embedder = embedder or load_embedder(config.embedder)
-    groups = Builder(policy, config, embedder).build(tasks, seed=seed, progress=progress)
+    groups = Builder(policy, config, embedder, schema).build(tasks, seed=seed, progress=progress)
     rewards = RewardModel(reward or RewardConfig(), count_tokens)
     scored, records = score_groups(groups, reader, rewards, embedder=embedder)
     trajectories = [trajectory for group in scored for trajectory in group.trajectories]

@@ -262,6 +262,13 @@ def test_evaluate_takes_an_agent_and_leaves_its_store_alone():
     assert report.summary["valid_calls"] == 1.0 and store.list() == []
 
 
+def test_an_agent_is_evaluated_with_its_stores_categories():
+    store = WorkingMemory(MemoryState.empty(load_schema("life")), EMBEDDER)
+    call = format_call("memory_insert", {"category": "values", "content": "Honesty matters to her."})
+    report = evaluate(MemoryAgent(ScriptedPolicy("fixed", text=call), store), [TASK], "extractive")
+    assert report.groups[0].trajectories[0].turns[0].results[0].code == "inserted"
+
+
 def test_load_reader():
     assert isinstance(load_reader("extractive"), ExtractiveReader)
     policy = ScriptedPolicy("fixed", text="Oslo")
