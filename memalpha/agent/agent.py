@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from memalpha.agent.answer import Answer, ExtractiveReader, PolicyReader, Reader
 from memalpha.agent.parsing import parse_calls
-from memalpha.agent.prompts import render_view, writer_messages
+from memalpha.agent.prompts import CORE_CUT, render_view, writer_messages
 from memalpha.agent.tools import execute
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import ConfigError
@@ -25,19 +25,45 @@ def observe(
 ) -> Observation:
     """What the writer sees of the memory for this chunk: the core, entries retrieved for it, and the most recent ones.
 
-    The union is shown oldest first. Where the rendered view is over `config.view_tokens` the lowest-ranked entries are
-    left out until it fits (rank: best retrieved, most recent, second best, ...). The core memory is never cut.
+    The union is shown oldest first. Where the rendered view is over `config.view_tokens`, a core memory that takes more
+    than half of that alone is shown cut, with a last line that says so (what is stored stays whole), and the
+    lowest-ranked entries are left out until it fits (rank: best retrieved, most recent, second best, ...).
     """
-    entries = memory.list()
-    if len(entries) > config.view_recent or not _fits(memory.core, entries, config, count_tokens):
+    entries, core = memory.list(), memory.core
+    if len(entries) > config.view_recent or not _fits(core, entries, config, count_tokens):
         ranked = _ranked(memory, entries, chunk, config)
         place = {entry.id: number for number, entry in enumerate(entries)}
+        if not _fits(core, ranked, config, count_tokens):
+            core = _cut_core(core, config, count_tokens)
         while True:
             entries = sorted(ranked, key=lambda entry: place[entry.id])
-            if not ranked or _fits(memory.core, entries, config, count_tokens):
+            if not ranked or _fits(core, entries, config, count_tokens):
                 break
             ranked.pop()
-    return Observation(chunk, memory.core, _view(entries), task)
+    return Observation(chunk, core, _view(entries), task)
+
+
+def _cut_core(core: str, config: AgentConfig, count_tokens: Callable[[str], int]) -> str:
+    """As much of the core as half the budget holds, to the end of a word, or of a line if one is near, and a notice."""
+    half = config.model_copy(update={"view_tokens": config.view_tokens // 2})
+    if count_tokens(core) <= count_tokens(CORE_CUT) or _fits(core, [], half, count_tokens):
+        return core
+
+    def cut(length: int) -> str:
+        kept = core[:length]
+        if not core[length].isspace():
+            line = kept.rfind("\n")
+            kept = kept[:line] if line >= length // 2 else kept.rsplit(None, 1)[0] if kept.strip() else ""
+        return f"{kept.rstrip()}\n{CORE_CUT}" if kept.strip() else CORE_CUT
+
+    fits, over = 0, len(core)
+    while over - fits > 1:
+        middle = (fits + over) // 2
+        if _fits(cut(middle), [], half, count_tokens):
+            fits = middle
+        else:
+            over = middle
+    return cut(fits)
 
 
 def _view(entries: list[MemoryEntry]) -> tuple[ViewEntry, ...]:

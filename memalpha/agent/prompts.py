@@ -19,6 +19,8 @@ Message = dict[str, str]
 
 ABSTAIN = "unknown"
 
+CORE_CUT = "[cut here to fit this view: the stored core memory is longer, and rewriting it would lose the rest]"
+
 _WRITER_SYSTEM = """\
 You keep the long-term memory of a conversation. The conversation reaches you one part at a time. You never see \
 earlier parts again, and later, questions are answered from the memory alone: what is needed then must be in it.

@@ -3,11 +3,13 @@
 import itertools
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from memalpha.agent.agent import MemoryAgent, observe
 from memalpha.agent.builder import Builder
 from memalpha.agent.parsing import format_call
-from memalpha.agent.prompts import render_view
+from memalpha.agent.prompts import CORE_CUT, render_view
 from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.scripted import ScriptedPolicy
@@ -51,15 +53,37 @@ def test_an_updated_entry_is_recent_but_keeps_its_place():
     ]
 
 
+WORDS = st.lists(st.text("abcé", min_size=1, max_size=15), max_size=300).flatmap(
+    lambda words: st.sampled_from([" ", "\n", "  \n"]).map(lambda gap: gap.join(words))
+)
+COUNTS = {"characters": len, "bytes": lambda text: len(text.encode()), "words": lambda text: len(text.split())}
+
+
 @pytest.mark.parametrize("style", ["compact", "full"])
-@pytest.mark.parametrize("budget", [1, 60, 80, 100, 120, 1000])
-def test_view_keeps_the_budget(budget, style):
+@given(budget=st.integers(1, 1200), core=WORDS, count=st.sampled_from(list(COUNTS)))
+@example(budget=1, core="Ana", count="characters")
+@example(budget=1024, core=" ".join(["abcdefghijklmno"] * 300), count="bytes")
+def test_view_keeps_the_budget_whatever_the_core_memory(style, budget, core, count):
     target = memory(*FACTS)
-    target.core_update("Ana")
+    target.core_update(core)
     config = CONFIG.model_copy(update={"view_tokens": budget, "prompt": style})
-    seen = observe(target, Chunk(text="my pet"), config, len)
-    text = render_view(seen.core, seen.entries, style)
-    assert len(text) <= budget or (seen.entries == () and seen.core == "Ana")
+    seen = observe(target, Chunk(text="my pet"), config, COUNTS[count])
+    size = COUNTS[count](render_view(seen.core, seen.entries, style))
+    assert size <= max(budget, COUNTS[count](render_view(CORE_CUT, (), style)))
+    if budget >= 700 and count != "words":
+        assert seen.entries and "pet: cat" in [entry.content for entry in seen.entries]
+    kept, cut, _ = seen.core.partition(CORE_CUT)
+    assert seen.core == target.core or (cut and target.core.startswith(kept.rstrip()) and len(target.core) > 3)
+    assert not cut or target.core[len(kept.rstrip()) :][:1].isspace() or len(kept.split()) <= 1
+
+
+def test_a_core_memory_is_cut_after_a_line_or_else_a_word():
+    target = memory(*FACTS)
+    config = CONFIG.model_copy(update={"view_tokens": 400, "prompt": "full"})
+    for gap, word in (("\n", "one two three"), (" ", "four-five")):
+        target.core_update(gap.join([word] * 60))
+        kept = observe(target, Chunk(text="my pet"), config, len).core.removesuffix(CORE_CUT)
+        assert kept and set(kept.strip().split(gap)) == {word}
 
 
 def test_the_lowest_ranked_entry_is_dropped_first():
