@@ -8,11 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 OperationKind = Literal["insert", "update", "delete", "core_update"]
+
+
+def is_iso_time(text: str) -> bool:
+    """Whether a text is a date or time as memalpha takes them everywhere: ISO 8601, such as 2024-05-01."""
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 class _Outside(BaseModel):
@@ -60,7 +70,7 @@ class Question(_Outside):
     answers: tuple[str, ...] = ()
     category: str | None = None
     evidence: tuple[str, ...] = ()
-    asked_after_chunk: int | None = None
+    asked_after_chunk: int | None = Field(default=None, strict=True)
     meta: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -71,7 +81,7 @@ class GoldOperation(_Outside):
     """
 
     kind: OperationKind
-    chunk: int
+    chunk: int = Field(strict=True)
     category: str
     content: str = ""
     replaces: str | None = None
@@ -83,7 +93,7 @@ class Task(_Outside):
     """A stream of chunks and the questions asked of it; `gold_operations` where the data set knows them."""
 
     id: str
-    chunks: tuple[Chunk, ...] = Field(min_length=1)
+    chunks: tuple[Chunk, ...]
     questions: tuple[Question, ...] = ()
     gold_operations: tuple[GoldOperation, ...] = ()
     meta: dict[str, Any] = Field(default_factory=dict)
@@ -92,6 +102,8 @@ class Task(_Outside):
     @classmethod
     def _numbered(cls, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
         """Each chunk with its place as its index. One that says otherwise is copied: it may be another task's too."""
+        if not chunks:
+            raise ValueError("empty: a task has at least one chunk")
         return tuple(
             chunk if chunk.index == number else chunk.model_copy(update={"index": number})
             for number, chunk in enumerate(chunks)
@@ -99,17 +111,14 @@ class Task(_Outside):
 
     @model_validator(mode="after")
     def _consistent(self) -> Task:
-        for question in self.questions:
-            at = question.asked_after_chunk
-            if at is not None and not 0 <= at < len(self.chunks):
-                raise ValueError(
-                    f"question {question.id!r}: asked_after_chunk {at} is outside 0..{len(self.chunks) - 1}"
-                )
-        seen: set[str] = set()
-        for question in self.questions:
-            if question.id in seen:
-                raise ValueError(f"question id {question.id!r} occurs twice")
-            seen.add(question.id)
+        first: dict[str, int] = {}
+        for number, question in enumerate(self.questions):
+            at, last = question.asked_after_chunk, len(self.chunks) - 1
+            if at is not None and not 0 <= at <= last:
+                raise ValueError(f"questions[{number}].asked_after_chunk: {at} is outside 0..{last}")
+            if first.setdefault(question.id, number) != number:
+                before = f"questions[{first[question.id]}]"
+                raise ValueError(f"questions[{number}].id: {question.id!r} occurs twice, in {before} before")
         return self
 
     def gold_at(self, chunk: int) -> tuple[GoldOperation, ...]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from memalpha.errors import DataError
-from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
+from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task, is_iso_time
 
 _PARTS: dict[str, type[BaseModel]] = {
     "chunks": Chunk,
@@ -31,8 +30,9 @@ def load_jsonl(path: str | Path) -> list[Task]:
     """All tasks of a file, in its order.
 
     Raises `DataError` naming `file:line` and the field for a line that is no task (unknown and repeated keys, NaN,
-    timestamps that are not ISO 8601, and gold operations that end a fact which does not hold included), for a task id
-    that occurs twice, for a file that cannot be read and for one without any task.
+    empty ids and texts, evidence that names no turn, timestamps that are not ISO 8601, and gold operations that end a
+    fact which does not hold included), for a task id that occurs twice, for a file that cannot be read and for one
+    without any task.
     """
     path = Path(path)
     try:
@@ -119,18 +119,34 @@ def _field(location: Sequence[str | int]) -> str:
 
 def _problems(task: Task) -> Iterator[tuple[str, str]]:
     """What the types allow and a stream cannot have, as (field, problem)."""
+    if not task.id.strip():
+        yield "id", "empty: every task needs an id"
     turn_ids: set[str] = set()
     for i, chunk in enumerate(task.chunks):
-        if chunk.timestamp is not None and not _is_iso(chunk.timestamp):
+        if not any(text.strip() for text in (chunk.text or "", *(turn.text for turn in chunk.turns))):
+            yield f"chunks[{i}].{'text' if chunk.text is not None else 'turns'}", "empty: there is nothing to read"
+        if chunk.timestamp is not None and not is_iso_time(chunk.timestamp):
             yield f"chunks[{i}].timestamp", f"{chunk.timestamp!r} is no ISO 8601 date or time (2024-05-01)"
         for j, turn in enumerate(chunk.turns):
             if turn.id is not None and turn.id in turn_ids:
                 yield f"chunks[{i}].turns[{j}].id", f"turn id {turn.id!r} occurs twice in the task"
-            turn_ids.add(turn.id or "")
+            if turn.id is not None:
+                turn_ids.add(turn.id)
+    for i, question in enumerate(task.questions):
+        if not question.id.strip():
+            yield f"questions[{i}].id", "empty: every question needs an id"
+        if not question.question.strip():
+            yield f"questions[{i}].question", "empty: nothing is asked"
+        for j, answer in enumerate(question.answers):
+            if not answer.strip():
+                yield f"questions[{i}].answers[{j}]", "empty: where the right answer is to abstain, write answers: []"
+        for j, turn_id in enumerate(question.evidence if turn_ids else ()):
+            if turn_id not in turn_ids:
+                yield f"questions[{i}].evidence[{j}]", f"no turn of the task has the id {turn_id!r}"
     for i, operation in enumerate(task.gold_operations):
         if not 0 <= operation.chunk < len(task.chunks):
             yield f"gold_operations[{i}].chunk", f"{operation.chunk} is outside 0..{len(task.chunks) - 1}"
-        if operation.timestamp is not None and not _is_iso(operation.timestamp):
+        if operation.timestamp is not None and not is_iso_time(operation.timestamp):
             yield f"gold_operations[{i}].timestamp", f"{operation.timestamp!r} is no ISO 8601 date or time"
     live: set[tuple[str, str]] = set()
     for i, operation in sorted(enumerate(task.gold_operations), key=lambda item: item[1].chunk):
@@ -151,14 +167,6 @@ def _not_live(operation: GoldOperation, live: set[tuple[str, str]]) -> str | Non
     if (operation.category, operation.replaces) in live:
         return None
     return f"no fact of {operation.category!r} says {operation.replaces!r} when the {operation.kind} comes"
-
-
-def _is_iso(text: str) -> bool:
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
 GOOD = {"id": "a", "chunks": [{"text": "I live in Oslo."}], "questions": [{"id": "q", "question": "Where?"}]}
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
+filled = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(str.strip)
 dates = st.none() | st.dates().map(str)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
@@ -28,11 +29,11 @@ json_values = st.recursive(
 def any_task(draw):
     turn_ids = iter(range(1000))
     speaker_turns = st.builds(
-        SpeakerTurn, speaker=texts, text=texts, id=st.none() | st.builds(lambda: str(next(turn_ids)))
+        SpeakerTurn, speaker=texts, text=filled, id=st.none() | st.builds(lambda: str(next(turn_ids)))
     )
     chunks = draw(
         st.lists(
-            st.builds(Chunk, text=texts, timestamp=dates)
+            st.builds(Chunk, text=filled, timestamp=dates)
             | st.builds(Chunk, turns=st.lists(speaker_turns, min_size=1, max_size=3).map(tuple), timestamp=dates),
             min_size=1,
             max_size=3,
@@ -43,8 +44,8 @@ def any_task(draw):
     questions = [
         Question(
             id=f"q{number}",
-            question=draw(texts),
-            answers=tuple(draw(st.lists(texts, max_size=2))),
+            question=draw(filled),
+            answers=tuple(draw(st.lists(filled, max_size=2))),
             category=draw(st.none() | texts),
             asked_after_chunk=draw(st.none() | index),
             meta=draw(st.dictionaries(texts, json_values, max_size=2)),
@@ -65,7 +66,7 @@ def any_task(draw):
         ended = {"category": operations[0].category, "replaces": operations[0].content, "content": draw(texts)}
         operations.append(GoldOperation(kind=draw(st.sampled_from(["update", "delete"])), chunk=last, **ended))
     return Task(
-        id=draw(texts),
+        id=draw(filled),
         chunks=tuple(chunks),
         questions=tuple(questions),
         gold_operations=tuple(operations),
@@ -97,14 +98,32 @@ def test_synthetic_tasks_survive_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"chunks": []}, "chunks"),
+        ({"chunks": []}, "chunks: empty: a task has at least one chunk"),
+        ({"id": ""}, "id: empty: every task needs an id"),
+        ({"chunks": [{"text": "a"}, {"text": " "}]}, r"chunks\[1\]\.text: empty: there is nothing to read"),
+        ({"chunks": [{"turns": [{"speaker": "a", "text": ""}]}]}, r"chunks\[0\]\.turns: empty"),
+        ({"questions": [{"id": " ", "question": "?"}]}, r"questions\[0\]\.id: empty"),
+        ({"questions": [{"id": "q", "question": ""}]}, r"questions\[0\]\.question: empty"),
+        ({"questions": [{"id": "q", "question": "?", "answers": ["x", ""]}]}, r"questions\[0\]\.answers\[1\]: .* \[\]"),
+        ({"questions": [{"id": "q", "question": "?", "asked_after_chunk": "0"}]}, r"questions\[0\]\.asked_after_chunk"),
+        ({"gold_operations": [{"kind": "insert", "chunk": "0", "category": "c"}]}, r"gold_operations\[0\]\.chunk"),
+        (
+            {
+                "chunks": [{"turns": [{"speaker": "a", "text": "b", "id": "t1"}]}],
+                "questions": [{"id": "q", "question": "?", "evidence": ["t1", "t2"]}],
+            },
+            r"questions\[0\]\.evidence\[1\]: no turn of the task has the id 't2'",
+        ),
         ({"chunks": [{"text": "x", "turns": [{"speaker": "a", "text": "b"}]}]}, r"chunks\[0\]: a chunk has either"),
         ({"chunks": [{"txt": "x"}]}, r"chunks\[0\]\.txt: unknown key: known are text"),
         ({"chunks": [{"turns": [{"speaker": "a", "text": 3}]}]}, r"chunks\[0\]\.turns\[0\]\.text"),
         ({"chunks": [{"text": "x", "timestamp": "May 1st"}]}, r"chunks\[0\]\.timestamp: 'May 1st'"),
         ({"questions": [{"id": "q", "question": "?", "answer": "x"}]}, r"questions\[0\]\.answer: unknown key"),
-        ({"questions": [{"id": "q", "question": "?", "asked_after_chunk": 1}]}, "asked_after_chunk 1 is outside"),
-        ({"questions": [{"id": "q", "question": "?"}] * 2}, "'q' occurs twice"),
+        (
+            {"questions": [{"id": "q", "question": "?", "asked_after_chunk": 1}]},
+            r"questions\[0\]\.asked_after_chunk: 1 is o",
+        ),
+        ({"questions": [{"id": "q", "question": "?"}] * 2}, r"questions\[1\]\.id: 'q' occurs twice"),
         ({"gold_operations": [{"kind": "insert", "chunk": 4, "category": "c"}]}, r"gold_operations\[0\]\.chunk"),
         ({"gold_operations": [{"kind": "add", "chunk": 0, "category": "c"}]}, r"gold_operations\[0\]\.kind"),
         ({"extra": 1}, "extra: unknown key: known are id, chunks"),
@@ -116,6 +135,12 @@ def test_bad_line_is_refused_with_file_line_and_field(tmp_path, change, says):
     path.write_text(json.dumps(GOOD) + "\n\n" + json.dumps({**GOOD, "id": "b", **change}) + "\n")
     with pytest.raises(DataError, match=r"tasks\.jsonl:3: .*" + says):
         load_jsonl(path)
+
+
+def test_evidence_of_a_task_without_turn_ids_is_free(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps({**GOOD, "questions": [{"id": "q", "question": "?", "evidence": ["page 3"]}]}))
+    assert load_jsonl(path)[0].questions[0].evidence == ("page 3",)
 
 
 INSERT = {"kind": "insert", "chunk": 0, "category": "semantic", "content": "city: Oslo"}
