@@ -77,7 +77,7 @@ def spread(label: str, systems: list[dict[str, Any]]) -> str:
     return f"| {label} | " + " | ".join(cells) + " | |"
 
 
-def table(runs: list[dict[str, Any]], control: list[dict[str, Any]]) -> str:
+def table(runs: list[dict[str, Any]], control: list[dict[str, Any]], jobs: int) -> str:
     """The Markdown of everything."""
     first = runs[0]
     lines = [
@@ -89,10 +89,10 @@ def table(runs: list[dict[str, Any]], control: list[dict[str, Any]]) -> str:
         "",
         f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
         f"{first['tasks']} held-out conversations ({first['questions']} questions) whose values never occur in",
-        f"training; {first['policy_parameters']:,} parameters, {first['steps']} steps, greedy evaluation. All seeds",
-        "start from the shipped weights; the seed decides tasks, sampling and order. The standard error of an accuracy",
-        f"over conversations is {first['after']['se']:.3f}. `control` is trained with newest-wins ties in the",
-        "reader and evaluated like the others. Minutes are wall time of learning, two runs at a time on two cores.",
+        f"training, {first['policy_parameters']:,} parameters, {first['steps']} steps, greedy evaluation. All seeds",
+        "start from the shipped weights; the seed decides tasks, sampling and order. The standard error of an",
+        f"accuracy over conversations is {first['after']['se']:.3f}. `control` is trained with newest-wins ties",
+        f"in the reader and evaluated like the others. Minutes are wall time of learning, {jobs} runs at a time.",
         "",
         "| run | " + " | ".join(FIGURES) + " | steps kept, minutes |",
         "|---|" + "---|" * (len(FIGURES) + 1),
@@ -140,8 +140,8 @@ def main() -> None:
     arguments.results.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"seeds": runs, "control": control}, indent=1)
     (arguments.results / "demo-seeds.json").write_text(text + "\n", encoding="utf-8")
-    (arguments.results / "demo-seeds.md").write_text(table(runs, control), encoding="utf-8")
-    print(table(runs, control))
+    (arguments.results / "demo-seeds.md").write_text(table(runs, control, arguments.jobs), encoding="utf-8")
+    print(table(runs, control, arguments.jobs))
 
 
 if __name__ == "__main__":
