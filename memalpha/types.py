@@ -170,7 +170,7 @@ class Operation:
     """One change of a store, as logged. `id` is None only for an insert whose id the state has yet to give.
 
     For update and delete, `id` names the entry; for `core_update`, `content` is the new core text. `metadata` None on
-    an update keeps the entry's own (likewise timestamp, importance).
+    an update keeps the entry's own (likewise timestamp, which "" clears, and importance).
     """
 
     kind: OperationKind

@@ -16,6 +16,7 @@ from memalpha.errors import ConfigError
 from memalpha.policy.base import Policy, in_own_style
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.schema import MemorySchema, load_schema
+from memalpha.store.state import check_timestamp
 from memalpha.store.working import Memory
 from memalpha.types import Chunk, Completion, MemoryEntry, Observation, SampleRequest, Task, Turn, ViewEntry
 
@@ -28,7 +29,9 @@ def observe(
     The union is shown oldest first. Where the rendered view is over `config.view_tokens`, a core memory that takes more
     than half of that alone is shown cut, with a last line that says so (what is stored stays whole), and the
     lowest-ranked entries are left out until it fits (rank: best retrieved, most recent, second best, ...).
+    Raises `InvalidContent` for a chunk whose timestamp is not ISO 8601: that is no mistake of the writer.
     """
+    check_timestamp(chunk.timestamp)
     entries, core = memory.list(), memory.core
     if len(entries) > config.view_recent or not _fits(core, entries, config, count_tokens):
         ranked = _ranked(memory, entries, chunk, config)

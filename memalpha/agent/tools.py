@@ -5,7 +5,6 @@ A model's mistake is a `ToolResult` with a code, never an exception. What raises
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -14,7 +13,7 @@ from memalpha.errors import DuplicateContent, InvalidContent, UnknownCategory, U
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import duplicate_of
 from memalpha.store.working import Memory
-from memalpha.types import MemoryEntry, Operation, ToolCall, ToolResult
+from memalpha.types import MemoryEntry, Operation, ToolCall, ToolResult, is_iso_time
 
 
 class _Arguments(BaseModel):
@@ -34,8 +33,8 @@ class Insert(_Arguments):
     @field_validator("timestamp")
     @classmethod
     def _iso(cls, value: str | None) -> str | None:
-        if value is not None:
-            datetime.fromisoformat(value)
+        if value is not None and not is_iso_time(value):
+            raise ValueError(f"{value!r} is no ISO 8601 date or time (2024-05-01)")
         return value
 
 
@@ -105,7 +104,8 @@ def execute(
 ) -> tuple[ToolResult, Operation | None]:
     """Run one call. The operation, complete as logged, is there only if the memory changed.
 
-    Inserts and updates take the chunk's `timestamp` unless the call names another date. What would make an exact
+    Inserts and updates take the chunk's `timestamp` (none, where the chunk has none) unless the call names another
+    date. What would make an exact
     duplicate, or give an entry the content it has, is ok with code "duplicate", and changes nothing.
     """
     if call.error:
@@ -151,7 +151,7 @@ def _run(
         before, code = memory.get(arguments.id), "updated"
         if arguments.content.strip() == before.content:  # the chunk's date alone is no news
             raise duplicate_of(before)
-        operation = Operation("update", id=before.id, content=arguments.content, timestamp=timestamp, **origin)
+        operation = Operation("update", id=before.id, content=arguments.content, timestamp=timestamp or "", **origin)
     elif isinstance(arguments, Delete):
         before, code = memory.get(arguments.id), "deleted"
         operation = Operation("delete", id=before.id, **origin)

@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from memalpha.errors import StoreError
 from memalpha.store.embedding import Embedder
 from memalpha.store.index import Prototypes, VectorIndex
 from memalpha.store.lexical import BM25, term_counts, words
@@ -139,9 +140,13 @@ class Corpus:
     def search_many(
         self, queries: Sequence[str], k: int = 10, *, route: Route = "soft", allowed: Collection[str] | None = None
     ) -> list[list[Scored]]:
-        """`search` for several queries, embedded in one batch; each list is what `search` gives for that query."""
+        """`search` for several queries, embedded in one batch; each list is what `search` gives for that query.
+
+        Raises `StoreError` for an unknown route and a negative k."""
         if route not in ROUTES:
-            raise ValueError(f"route {route!r} is not one of {', '.join(ROUTES)}")
+            raise StoreError(f"route {route!r} is not one of {', '.join(ROUTES)}")
+        if k < 0:
+            raise StoreError(f"k {k}: 0 or more is needed")
         if not queries:
             return []
         slots = self._candidates(allowed)

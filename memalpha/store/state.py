@@ -19,7 +19,7 @@ from immutables import Map
 
 from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownEntry
 from memalpha.store.schema import MemorySchema, count_core_tokens
-from memalpha.types import MemoryEntry, Operation
+from memalpha.types import MemoryEntry, Operation, is_iso_time
 
 # 32 characters, five bits each; l, 1, o and 0 are left out because they are mistaken for one another.
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
@@ -358,6 +358,12 @@ def clean_content(value: object) -> str:
     if not content:
         raise InvalidContent("content is empty")
     return content
+
+
+def check_timestamp(timestamp: object) -> None:
+    """Raise `InvalidContent` unless a new timestamp is ISO 8601, None or ""; older logs may hold any text."""
+    if timestamp and not is_iso_time(_text("timestamp", timestamp)):
+        raise InvalidContent(f"timestamp {timestamp!r} is no ISO 8601 date or time (2024-05-01)")
 
 
 def _core_text(schema: MemorySchema, value: object) -> str:

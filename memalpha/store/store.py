@@ -21,7 +21,16 @@ from memalpha.store.retrieval import Corpus, Document, Route
 from memalpha.store.rows import Namespace, StoredEmbedder
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.sqlite import Database, utc
-from memalpha.store.state import Change, MemoryState, as_operation, clean_content, inverse, plan, same_fact
+from memalpha.store.state import (
+    Change,
+    MemoryState,
+    as_operation,
+    check_timestamp,
+    clean_content,
+    inverse,
+    plan,
+    same_fact,
+)
 from memalpha.store.transfer import read_jsonl, write_jsonl
 from memalpha.store.working import Writes
 from memalpha.types import Hit, MemoryEntry, Operation
@@ -137,6 +146,7 @@ class MemoryStore(Writes):
 
     def change(self, operation: Operation) -> Change:
         """Make one operation happen and be on disk; raises `StoreError` if the rules refuse it."""
+        check_timestamp(operation.timestamp)
         with self._database.transaction(write=False):
             planned = self._rows.position, plan(self._rows, operation)
         # Embedded before the lock is taken, so that a slow embedder keeps no other process waiting.
@@ -283,9 +293,11 @@ class MemoryStore(Writes):
         """
         lines = [(number, line, line.operation()) for number, line in read_jsonl(Path(path))]
         contents = set()
-        for number, _, operation in lines:
+        for number, line, operation in lines:
             if operation.kind in ("insert", "update"):
                 with _at_line(path, number):
+                    if line.seq is None:  # what was logged once is taken as it is
+                        check_timestamp(operation.timestamp)
                     contents.add(clean_content(operation.content))
         vectors = self._vectors(sorted(contents))
         with self._database.transaction():

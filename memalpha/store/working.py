@@ -10,7 +10,7 @@ from memalpha.errors import DuplicateContent
 from memalpha.store.embedding import Embedder
 from memalpha.store.retrieval import Corpus, Document, Route
 from memalpha.store.schema import MemorySchema
-from memalpha.store.state import Change, MemoryState, plan
+from memalpha.store.state import Change, MemoryState, check_timestamp, clean_content, plan
 from memalpha.types import Hit, MemoryEntry, Operation
 
 
@@ -105,10 +105,11 @@ class Writes(ABC):
         chunk: int | None = None,
         turn: str | None = None,
     ) -> MemoryEntry:
-        """Store a fact. Exactly the same content in the same category is stored once: the entry there is returned.
+        """Store a fact. Exactly the same content in the same category is stored once: the entry there is returned as it
+        was, its timestamp and all. To be told apart: `apply(Operation("insert", ...))` raises `DuplicateContent` then.
 
-        `timestamp`: when the fact or event happened (ISO 8601 by convention); `source`, `chunk`, `turn`: where it was
-        said; `metadata`: anything JSON can hold. Raises `UnknownCategory` or `InvalidContent`.
+        `timestamp`: when the fact or event happened (ISO 8601); `source`, `chunk`, `turn`: where it was said;
+        `metadata`: anything JSON can hold. Raises `UnknownCategory` or `InvalidContent`.
         """
         operation = Operation(
             "insert",
@@ -140,9 +141,12 @@ class Writes(ABC):
         chunk: int | None = None,
         turn: str | None = None,
     ) -> MemoryEntry:
-        """Give an entry new content: same id, next version. What is None is kept (timestamp "" clears it); the origin
-        is always that of this update. Raises `UnknownEntry`, `InvalidContent`, or `DuplicateContent` if another live
-        entry of the category holds exactly the new content, or if nothing but the origin would change."""
+        """Give an entry new content: same id, next version. A None is kept, but for two things: the origin is always
+        that of this update, and a new content without a `timestamp` has none (that of the old would be a wrong date; ""
+        clears it in any case). Raises `UnknownEntry`, `InvalidContent`, or `DuplicateContent` if another live entry of
+        the category holds exactly the new content, or if nothing but the origin would change."""
+        if timestamp is None and self.get(id).content != clean_content(content):
+            timestamp = ""
         operation = Operation(
             "update",
             id=id,
@@ -207,6 +211,7 @@ class WorkingMemory(Writes):
 
     def change(self, operation: Operation) -> Change:
         """Make one operation happen; raises `StoreError` if the rules refuse it."""
+        check_timestamp(operation.timestamp)
         change = plan(self._state, operation)
         self._state = self._state.advance(change)
         if self._corpus is not None:

@@ -11,7 +11,7 @@ from memalpha.agent.builder import Builder
 from memalpha.agent.parsing import format_call
 from memalpha.agent.prompts import CORE_CUT, render_view
 from memalpha.config import AgentConfig
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, InvalidContent
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.schema import load_schema
@@ -131,6 +131,13 @@ def test_agent_reads_and_answers():
     assert (entry.content, entry.timestamp, entry.source, entry.chunk) == ("city: Rome", "2024-05-01", "chat-7", 0)
     assert agent.ask("Where do I live?").text == "Rome"
     assert policy.batches[1][0].messages[-1]["content"] == "facts\ncity: Rome (2024-05-01)\nask: Where do I live?"
+
+
+def test_a_chunk_whose_timestamp_is_no_date_is_the_callers_mistake():
+    policy = Script()
+    with pytest.raises(InvalidContent, match="'May 1st' is no ISO 8601"):
+        MemoryAgent(policy, memory(), CONFIG).read("I moved to Rome.", timestamp="May 1st")
+    assert policy.batches == []
 
 
 def test_a_scripted_agent_answers_with_the_floor():

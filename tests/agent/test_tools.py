@@ -140,6 +140,15 @@ def test_no_arguments_raise_and_operations_replay(name, arguments):
     assert target.state == (before.apply(operation) if isinstance(operation, Operation) else before)
 
 
+def test_an_update_in_an_undated_chunk_does_not_keep_the_old_date():
+    target = memory()
+    id = target.insert("semantic", "city: Oslo", timestamp="2024-05-01").id
+    call = ToolCall("memory_update", {"id": id, "content": "city: Rome"})
+    result, operation = execute(target, call, chunk=0, source=None, timestamp=None)
+    assert result.code == "updated" and operation is not None
+    assert target.get(id).timestamp is None
+
+
 def test_a_malformed_block_is_a_result():
     (call,) = parse_calls("<tool_call>{oops")
     result, operation = execute(memory(), call, chunk=0, source=None, timestamp=None)

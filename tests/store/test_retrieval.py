@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memalpha.errors import StoreError
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder, load_embedder
 from memalpha.store.lexical import BM25, term_counts, words
 from memalpha.store.retrieval import ROUTES, Corpus, Document
@@ -98,7 +99,9 @@ def test_edges():
     corpus.add(DOCS[0])
     assert ids(corpus.search("nothing in common", 10)) == ["a"]
     assert corpus.search("Oslo", 0) == []
-    with pytest.raises(ValueError, match="route 'best'"):
+    with pytest.raises(StoreError, match="k -1"):
+        corpus.search("Oslo", -1)
+    with pytest.raises(StoreError, match="route 'best' is not one of soft, flat"):
         corpus.search("Oslo", route="best")
     with pytest.raises(KeyError):
         corpus.remove("zz")

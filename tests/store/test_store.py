@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -5,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memalpha.store.rows
-from memalpha.errors import DuplicateContent, MemalphaError, StoreError, UnknownEntry
+from memalpha.errors import DataError, DuplicateContent, InvalidContent, MemalphaError, StoreError, UnknownEntry
 from memalpha.store.embedding import load_embedder
 from memalpha.store.schema import MEM_ALPHA, MemorySchema
 from memalpha.store.state import MemoryState
@@ -230,6 +231,69 @@ def test_duplicates_are_stored_once() -> None:
     assert store.snapshot() == 1
 
 
+def test_the_outcome_of_a_duplicate_insert_can_be_told() -> None:
+    store = new()
+    entry = store.insert("semantic", "city: Oslo", timestamp="2024-05-01")
+    assert store.insert("semantic", " city: Oslo", timestamp="2025-05-01") == entry
+    with pytest.raises(DuplicateContent) as caught:
+        store.apply(Operation("insert", category="semantic", content="city: Oslo"))
+    assert (caught.value.entry_id, store.snapshot()) == (entry.id, 1)
+
+
+@pytest.mark.parametrize("memory", [lambda: new(), lambda: memory_of(MemoryState.empty(MEM_ALPHA))])
+def test_a_new_content_does_not_keep_the_date_of_the_old(memory) -> None:
+    store = memory()
+    id = store.insert("semantic", "city: Oslo", timestamp="2024-05-01").id
+    assert store.update(id, " city: Oslo ", importance=0.5).timestamp == "2024-05-01"
+    assert store.update(id, "city: Rome").timestamp is None
+    assert store.update(id, "city: Bonn", timestamp="2025-01-01").timestamp == "2025-01-01"
+    assert store.update(id, "city: Kyiv", timestamp="").timestamp is None
+    if isinstance(store, MemoryStore):
+        assert MemoryState.replay(MEM_ALPHA, (operation for _, _, operation in store.log())) == store.state
+        store.undo()
+        assert store.get(id).timestamp == "2025-01-01"
+    for text in ("", 3):
+        with pytest.raises(InvalidContent):
+            store.update(id, text)  # pyright: ignore
+    with pytest.raises(UnknownEntry):
+        store.update("nobody#x", "x")
+
+
+@pytest.mark.parametrize("memory", [lambda: new(), lambda: memory_of(MemoryState.empty(MEM_ALPHA))])
+def test_a_timestamp_is_iso(memory) -> None:
+    store = memory()
+    for good in ("2024-05-01", "2024-05-01T18:30", "2024-05-01T18:30:00+02:00", "20240501", "", None):
+        store.insert("semantic", f"fact of {good}", timestamp=good)
+    before = store.state
+    [entry] = store.list()[:1]
+    for bad in ("May 1st", "2024", "2024-13-01", " ", "\ud800"):
+        for change in (
+            lambda bad=bad: store.insert("semantic", "new", timestamp=bad),
+            lambda bad=bad: store.update(entry.id, "new", timestamp=bad),
+            lambda bad=bad: store.apply(Operation("insert", category="semantic", content="new", timestamp=bad)),
+        ):
+            with pytest.raises(InvalidContent, match="timestamp"):
+                change()
+    assert store.state.position == before.position
+
+
+def test_older_timestamps_stay_and_a_line_of_ones_own_is_checked(tmp_path) -> None:
+    log = [
+        {"kind": "insert", "category": "semantic", "content": "city: Oslo", "id": "city#x", "timestamp": "May 1st"},
+        {"kind": "update", "id": "city#x", "content": "city: Rome", "timestamp": "2025-01-01"},
+    ]
+    old = tmp_path / "old.jsonl"
+    old.write_text("".join(json.dumps({"seq": n, "head": n, **row}) + "\n" for n, row in enumerate(log, 1)))
+    store = new()
+    assert store.import_jsonl(old) == 2
+    store.undo()
+    assert store.get("city#x").timestamp == "May 1st"
+    assert store.restore(2) == 1
+    old.write_text(json.dumps(log[0]) + "\n")
+    with pytest.raises(DataError, match=r"old\.jsonl:1: timestamp 'May 1st'"):
+        new().import_jsonl(old)
+
+
 def test_attributes_change_alone() -> None:
     store = new()
     entry = store.insert("semantic", "pet: cat", timestamp="2024-05-01", metadata={"a": 1})
@@ -312,7 +376,7 @@ def test_restore_swaps_contents_that_would_be_duplicates() -> None:
     before = store.state
     store.update(a.id, "c")
     store.update(b.id, "a")
-    store.update(a.id, "b", timestamp="2024", importance=0.1)
+    store.update(a.id, "b", timestamp="2024-01-01", importance=0.1)
     store.restore(2)
     assert store.state == before
     assert store.get(a.id).timestamp is None
