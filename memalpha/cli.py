@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 from pydantic import ValidationError
 
+from memalpha import __version__
 from memalpha.config import EvalConfig, TrainConfig, load_config, parse_overrides
-from memalpha.errors import DataError, MemalphaError, StoreError
-from memalpha.types import Chunk, MemoryEntry
+from memalpha.errors import DataError, DuplicateContent, MemalphaError, StoreError
+from memalpha.types import Chunk, MemoryEntry, Operation
 
 if TYPE_CHECKING:
     from memalpha.store.store import MemoryStore
 
 app = typer.Typer(
     name="memalpha",
-    help="Train, evaluate and use memory agents.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -51,6 +51,21 @@ AsOf = Annotated[
     typer.Option(help="A past state: a position of the log (digits alone; eight are a date), or an ISO time."),
 ]
 Pairs = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, nested keys with dots.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Train, evaluate and use memory agents."""
 
 
 def main() -> NoReturn:
@@ -180,9 +195,10 @@ def read(
     from memalpha.agent.agent import MemoryAgent
     from memalpha.policy.base import load_policy
 
-    chunks = _chunks(file, timestamp, size)
+    # All that can be refused before a store is made is looked at before.
+    chunks, writer = _chunks(file, timestamp, size), load_policy(policy)
     with _open(store, embedder, namespace, schema=schema, create=True) as memory:
-        agent = MemoryAgent(load_policy(policy), memory)
+        agent = MemoryAgent(writer, memory)
         results = [result for chunk in chunks for result in agent.read(chunk, source=str(file)).results]
     lines = [f"{result.code:<18} {result.entry_id or '-':<26} {result.content or result.message}" for result in results]
     _print([_plain(result) for result in results], as_json, "\n".join(lines))
@@ -203,13 +219,25 @@ def add(
 ) -> None:
     """Add one fact to STORE.
 
-    STORE is made when it is not there. Prints the new entry's id.
+    STORE is made when it is not there. Prints the new entry's id, or `duplicate` and the id of the entry that already
+    holds exactly this.
 
     Example: memalpha add ana.db "Ana lives in Lisbon." --category semantic --timestamp 2024-05-01
     """
+    from memalpha.store.state import check_timestamp
+
+    check_timestamp(timestamp)
+    fact = Operation(
+        "insert", category=category, content=content, timestamp=timestamp, importance=importance, source=source
+    )
     with _open(store, embedder, namespace, schema=schema, create=True) as memory:
-        entry = memory.insert(category, content, timestamp=timestamp, importance=importance, source=source)
-    _print(_plain(entry), as_json, entry.id)
+        try:
+            id, outcome = memory.apply(fact).id, "inserted"
+        except DuplicateContent as known:
+            id, outcome = known.entry_id, "duplicate"
+        entry = memory.get(id or "")
+    text = entry.id if outcome == "inserted" else f"duplicate {entry.id}"
+    _print({"outcome": outcome, **_plain(entry)}, as_json, text)
 
 
 @app.command()
@@ -229,7 +257,7 @@ def search(
     Example: memalpha search ana.db "Where does Ana live?" -k 3 --json
     """
     with _open(store, embedder, namespace) as memory:
-        hits = memory.search(query, k, category=category, route=route, as_of=_position(as_of))
+        hits = memory.search(query, k, category=category, route=route, as_of=_position(as_of, memory))
     lines = [f"{hit.score:6.3f}  {_line(hit.entry)}" for hit in hits]
     _print([_plain(hit) for hit in hits], as_json, "\n".join(lines))
 
@@ -276,8 +304,8 @@ def show(
 
     Example: memalpha show ana.db --category semantic --as-of 2024-05-01
     """
-    position = _position(as_of)
     with _open(store, embedder, namespace) as memory:
+        position = _position(as_of, memory)
         entries = [memory.get(entry_id, as_of=position)] if entry_id else memory.list(category, as_of=position)
         core = memory.core_at(position)
     lines = ([f"core: {core}"] if core and not entry_id else []) + [_line(entry) for entry in entries]
@@ -364,25 +392,35 @@ def _open(
     return MemoryStore.open(path, schema, embedder, namespace, create=create)
 
 
-def _position(as_of: str | None) -> int | str | None:
-    """Digits alone are a position of the log, but eight of them a date (20240501); everything else is an ISO time."""
+def _position(as_of: str | None, memory: MemoryStore) -> int | str | None:
+    """Digits alone are a position of the log, but eight of them a date (20240501); everything else is an ISO time.
+
+    A position that the log has not reached means now, and stderr says so."""
     if as_of is None or not (as_of.isascii() and as_of.isdecimal()) or len(as_of) == 8:
         return as_of
     if len(as_of) > 18:
         raise StoreError(f"--as-of {as_of[:18]}...: no log has a position of {len(as_of)} digits")
-    return int(as_of)
+    position, last = int(as_of), memory.snapshot()
+    if position > last:
+        print(f"memalpha: --as-of {position}: the log ends at {last}; this is the memory as it is now", file=sys.stderr)
+    return position
 
 
 def _chunks(file: Path, timestamp: str | None, size: int) -> list[Chunk]:
     """The chunks of a task file, or of a text cut at line ends into pieces of at most `size` characters."""
+    from memalpha.store.state import check_timestamp
+
+    check_timestamp(timestamp)
     if file.suffix == ".jsonl":
         from memalpha.tasks.jsonl import load_jsonl
 
         return [chunk for task in load_jsonl(file) for chunk in task.chunks]
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read as UTF-8 text: {error}") from error
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {(error.strerror or str(error)).lower()}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: not UTF-8 text: {error}") from error
     pieces: list[str] = []
     for line in text.splitlines(keepends=True):
         if pieces and len(pieces[-1]) + len(line) <= size:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memalpha import cli
+from memalpha import __version__, cli
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.store import MemoryStore
 
@@ -51,6 +51,43 @@ def test_add_show_search_ask_history(memalpha, store: Path) -> None:
     assert memalpha("ask", store, "Which city?")[1] == "Porto\n"
     assert memalpha("ask", store, "Which zebra?")[1] == "unknown\n"
     assert "v1" in memalpha("history", store, entry["id"])[1]
+
+
+def test_adding_what_is_there_says_so(memalpha, store: Path) -> None:
+    added = json.loads(memalpha("add", store, "city: Porto", "--json")[1])
+    assert added["outcome"] == "inserted" and added["content"] == "city: Porto"
+    assert memalpha("add", store, " city: Porto ", "--timestamp", "2024-05-01") == (0, f"duplicate {added['id']}\n", "")
+    again = json.loads(memalpha("add", store, "city: Porto", "--json")[1])
+    assert again == {**added, "outcome": "duplicate"}
+
+
+def test_a_position_beyond_the_log_is_said_to_be_now(memalpha, store: Path) -> None:
+    for words in (("show", store), ("search", store, "Ana")):
+        assert memalpha(*words, "--as-of", 1)[2] == ""
+        code, out, err = memalpha(*words, "--as-of", 99)
+        assert code == 0 and "Lisbon" in out and "the log ends at 1" in err
+
+
+def test_the_version(memalpha) -> None:
+    assert memalpha("--version") == (0, f"{__version__}\n", "")
+    assert memalpha("show")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("read", "NEW", "chat.txt", "--policy", "scripted:nope"), "no scripted policy 'nope'"),
+        (("read", "NEW", "none.txt", "--policy", "scripted:add-all"), "none.txt: cannot be read: no such file"),
+        (("read", "NEW", "chat.txt", "--policy", "scripted:add-all", "--timestamp", "May"), "timestamp 'May'"),
+        (("add", "NEW", "x", "--timestamp", "May 1st"), "timestamp 'May 1st' is no ISO 8601"),
+    ],
+)
+def test_what_is_refused_makes_no_store(memalpha, tmp_path: Path, monkeypatch, words, says) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("chat.txt").write_text("user: hi\n")
+    code, out, err = memalpha(*words)
+    assert (code, out) == (2, "") and says in err and "Errno" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["chat.txt"]
 
 
 def test_show_a_past_state_with_the_core_memory_of_that_time(memalpha, store: Path) -> None:
