@@ -117,8 +117,7 @@ class Task(_Outside):
             if at is not None and not 0 <= at <= last:
                 raise ValueError(f"questions[{number}].asked_after_chunk: {at} is outside 0..{last}")
             if first.setdefault(question.id, number) != number:
-                before = f"questions[{first[question.id]}]"
-                raise ValueError(f"questions[{number}].id: {question.id!r} occurs twice, in {before} before")
+                raise ValueError(f"questions[{number}].id: questions[{first[question.id]}] has {question.id!r} already")
         return self
 
     def gold_at(self, chunk: int) -> tuple[GoldOperation, ...]:

@@ -123,7 +123,7 @@ def test_synthetic_tasks_survive_the_file(tmp_path):
             {"questions": [{"id": "q", "question": "?", "asked_after_chunk": 1}]},
             r"questions\[0\]\.asked_after_chunk: 1 is o",
         ),
-        ({"questions": [{"id": "q", "question": "?"}] * 2}, r"questions\[1\]\.id: 'q' occurs twice"),
+        ({"questions": [{"id": "q", "question": "?"}] * 2}, r"questions\[1\]\.id: questions\[0\] has 'q' already"),
         ({"gold_operations": [{"kind": "insert", "chunk": 4, "category": "c"}]}, r"gold_operations\[0\]\.chunk"),
         ({"gold_operations": [{"kind": "add", "chunk": 0, "category": "c"}]}, r"gold_operations\[0\]\.kind"),
         ({"extra": 1}, "extra: unknown key: known are id, chunks"),
