@@ -81,7 +81,9 @@ class TrainConfig(Config):
     out: Path = Field(description="run directory; a checkpoint found there is resumed")
     seed: int = Field(default=0, ge=0)
     data: str = Field(default="synthetic", description="synthetic, or a task file (JSON Lines)")
-    eval_data: str | None = Field(default=None, description="held-out tasks; default: the synthetic test split")
+    eval_data: str | None = Field(
+        default=None, description="held-out tasks; default: the synthetic test split, or the last fifth of a task file"
+    )
     world: WorldConfig = WorldConfig()
     eval_world: WorldConfig | None = Field(default=None, description="held-out world; default: world with split=test")
     policy: str = Field(default="tiny", description="a shipped policy's name, a directory, or a hub id")

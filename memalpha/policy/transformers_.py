@@ -13,6 +13,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
+import ssl
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -21,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub import constants
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -67,13 +72,24 @@ class TransformersPolicy:
     @classmethod
     def from_pretrained(cls, path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> TransformersPolicy:
         """Load model and tokenizer from a directory or a hub id. Raises `PolicyError` when there is none."""
-        local = Path(path).is_absolute() or str(path).startswith(".") or len(Path(path).parts) > 2  # no hub id
-        if local and not (Path(path) / "config.json").is_file():
-            raise PolicyError(f"no policy at {str(path)!r}: expected a directory with config.json, weights, tokenizer")
+        local = (Path(path) / "config.json").is_file()
+        if not local and (Path(path).exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(path))):
+            raise PolicyError(
+                f'no policy at {str(path)!r}: expected "tiny", a directory with config.json, weights and tokenizer, or '
+                "a hub id owner/name"
+            )
         try:
-            with without_bars():
-                tokenizer = AutoTokenizer.from_pretrained(path)
-                model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+            try:
+                model, tokenizer = _load(path, dtype, offline=True)
+            except OSError:
+                if local:
+                    raise
+                if not _hub_reachable():
+                    raise PolicyError(
+                        f"policy {str(path)!r} is not on this machine and the model hub cannot be reached: connect "
+                        "and try again, or give a directory with config.json, weights and tokenizer"
+                    ) from None
+                model, tokenizer = _load(path, dtype, offline=False)
             model.to(device)
         except (OSError, ValueError, SafetensorError) as error:
             raise PolicyError(f"cannot load policy {str(path)!r}: {error}") from error
@@ -238,6 +254,27 @@ class TransformersPolicy:
             ).logits[:, -1]
             position = position + 1
         return ids.tolist(), logprobs.tolist(), lengths.tolist()
+
+
+def _load(path: str | Path, dtype: str, *, offline: bool) -> tuple[Any, PreTrainedTokenizerBase]:
+    with without_bars():
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=offline)
+        return AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), local_files_only=offline
+        ), tokenizer
+
+
+def _hub_reachable() -> bool:
+    """Whether the model hub answers at all: its client would retry an unreachable one for minutes."""
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=5).close()
+    except urllib.error.URLError as error:  # any status, and a certificate that only this client refuses, is an answer
+        return isinstance(error, urllib.error.HTTPError) or isinstance(error.reason, ssl.SSLError)
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

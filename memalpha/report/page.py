@@ -75,7 +75,7 @@ def write_report(run: str | Path) -> Path:
         conversation(example) if example else "",
     ]
     if config.exists():
-        text = escape(config.read_text(encoding="utf-8"))
+        text = escape(config.read_text(encoding="utf-8", errors="replace"))
         body.append(f"<details><summary>The run's configuration</summary><pre>{text}</pre></details>")
     template = Template((resources.files("memalpha") / "report" / "template.html").read_text(encoding="utf-8"))
     page = template.substitute(title=f"memalpha: {escape(folder.name)}", body="\n".join(part for part in body if part))
@@ -222,18 +222,23 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from error
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DataError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: not a JSON object")
+    return value
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+    for number, text in enumerate(path.read_bytes().split(b"\n"), 1):
         try:
             lines += [json.loads(text)] if text else []
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}:{number}: not valid JSON: {error.msg}") from error
+        except ValueError as error:
+            raise DataError(f"{path}:{number}: not valid JSON: {error}") from error
+        if lines and not isinstance(lines[-1], dict):
+            raise DataError(f"{path}:{number}: not a JSON object")
     return lines

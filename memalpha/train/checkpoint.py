@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from memalpha.errors import CheckpointError
+from memalpha.errors import CheckpointError, ConfigError
 from memalpha.policy.transformers_ import TransformersPolicy, without_bars
 from memalpha.train.learner import Learner
 
@@ -29,11 +29,30 @@ FORMAT = 1
 RNG = "rng/torch"
 
 
+def check_out(run: Path) -> None:
+    """Raise `ConfigError` where `run` can be no run directory; makes nothing."""
+    try:
+        place = next(path for path in (run, *run.absolute().parents) if path.exists())
+    except OSError as error:
+        raise ConfigError(f"out: {run} cannot be a run directory ({error.strerror}): name another") from error
+    if not place.is_dir():
+        raise ConfigError(f"out: {place} is a file: {run} cannot be a run directory, name another")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(f"out: no right to write in {place}: {run} cannot be a run directory, name another")
+
+
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Hold the run directory (made where it is missing) for one process. Raises `CheckpointError` if another has it."""
-    run.mkdir(parents=True, exist_ok=True)
-    with (run / ".lock").open("a") as file:  # stays: a lock file that is deleted can be held twice
+    """Hold the run directory (made where it is missing) for one process.
+
+    Raises `CheckpointError` if another has it, `ConfigError` where there can be none.
+    """
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        lock = (run / ".lock").open("a")  # stays: a lock file that is deleted can be held twice
+    except OSError as error:
+        raise ConfigError(f"out: {run} cannot be a run directory ({error.strerror}): name another") from error
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -81,6 +100,8 @@ def load_checkpoint(path: Path, policy: TransformersPolicy, learner: Learner) ->
     """Put weights, optimizer and RNG back in place; returns the saved state. Raises `CheckpointError`."""
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        if not isinstance(state, dict):
+            raise ValueError("state.json holds no JSON object")
         if state.get("format") != FORMAT:
             raise CheckpointError(f"{path}: checkpoint format {state.get('format')!r}, this version reads {FORMAT}")
         tensors = load_file(path / "optimizer.safetensors")
@@ -132,6 +153,17 @@ def write_json(path: Path, value: Any) -> None:
     aside = path.with_name(f".{path.name}.part")
     aside.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     aside.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` wrote. Raises `CheckpointError` for a file that holds no JSON object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON ({error}): mend or delete it to go on") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object: mend or delete it to go on")
+    return value
 
 
 def append_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:

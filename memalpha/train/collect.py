@@ -7,13 +7,16 @@ from random import Random
 
 from memalpha.agent.answer import Reader
 from memalpha.agent.builder import Builder
-from memalpha.config import TrainConfig
+from memalpha.agent.prompts import writer_messages
+from memalpha.config import AgentConfig, TrainConfig
 from memalpha.errors import ConfigError, DataError
+from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.qa.evaluator import Record, score_groups
 from memalpha.qa.reward import RewardModel
+from memalpha.store.schema import MemorySchema
 from memalpha.tasks import synthetic
 from memalpha.tasks.load import load_tasks
-from memalpha.types import Task, TrajectoryGroup
+from memalpha.types import Chunk, Observation, Task, TrajectoryGroup
 
 HELD_OUT_SEED = -1
 """Seed of synthetic validation and evaluation tasks: the same for every run, so that runs compare on equal tasks."""
@@ -27,7 +30,8 @@ class TaskSource:
     split, whose values never occur in training). A task file: without `eval_data` its last fifth is held out, the last
     fifth of the rest validates (`eval_tasks` and `validation_tasks` at most), the others are shuffled anew each pass.
 
-    Raises `ConfigError` for tasks that would be trained and evaluated on, `DataError` for a file of too few.
+    Raises `ConfigError` for tasks that would be trained and evaluated on, `DataError` for a file of too few or without
+    a question to train on.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -48,6 +52,11 @@ class TaskSource:
             rest, self.held_out = rest[:cut], given or rest[cut:]
             cut = len(rest) - min(config.validation_tasks, max(1, len(rest) // 5))
             self.file, self.validation = rest[:cut], rest[cut:]
+            if not any(task.questions for task in self.file):
+                raise DataError(
+                    f"data: none of the {cut} tasks of {config.data} that are trained on has a question, so nothing "
+                    "can be rewarded: add questions to them"
+                )
         if given:
             self._refuse_shared(given)
         if not any(task.questions for task in self.held_out):
@@ -60,6 +69,30 @@ class TaskSource:
         if not self.file:
             return synthetic.tasks(config.world, config.seed, position, config.tasks_per_step)
         return [self._from_file(position + i) for i in range(config.tasks_per_step)]
+
+    def check_lengths(self, policy: TransformersPolicy, agent: AgentConfig, schema: MemorySchema) -> None:
+        """Raise `DataError` for a chunk of a task file that would not fit beside a full view and a full reply."""
+        if policy.positions is None:
+            return
+        fixed = len(policy.render(*writer_messages(Observation(Chunk(text="."), "", ()), agent, schema)))
+        room = policy.positions - fixed - agent.view_tokens - agent.max_new_tokens
+        for place, task in ((place, task) for place, tasks in self._read() for task in tasks):
+            for number, chunk in enumerate(task.chunks):
+                length = policy.count_tokens(f"{chunk.timestamp or ''}\n{chunk.render()}")
+                if length > room:
+                    raise DataError(
+                        f"{place}: chunk {number} of task {task.id!r} has {length} tokens, policy {policy.name!r} has "
+                        f"room for {max(room, 0)} ({policy.positions} less {fixed} of the prompt, agent.view_tokens="
+                        f"{agent.view_tokens} and agent.max_new_tokens={agent.max_new_tokens}): split the chunk"
+                    )
+
+    def _read(self) -> list[tuple[str, list[Task]]]:
+        """The tasks that were read from a file, each list with its key and file."""
+        data, given = self.config.data, self.config.eval_data
+        found = [(f"data: {data}", [*self.file, *self.validation])] if self.file else []
+        if given or self.file:
+            found.append((f"eval_data: {given}" if given else f"data: {data}", self.held_out))
+        return found
 
     def _refuse_shared(self, held_out: Sequence[Task]) -> None:
         """Refuse tasks that are trained on; a synthetic world's by their ids, for it has no end."""

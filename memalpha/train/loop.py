@@ -23,7 +23,7 @@ import yaml
 
 from memalpha.agent.builder import Builder
 from memalpha.config import ReaderConfig, TrainConfig, build_config, load_config, merge
-from memalpha.errors import CheckpointError, PolicyError
+from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.policy.base import Policy, in_own_style, load_policy
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.policy.transformers_ import TransformersPolicy
@@ -35,6 +35,7 @@ from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.checkpoint import (
     append_lines,
+    check_out,
     checkpoint_path,
     cut_lines,
     load_checkpoint,
@@ -42,6 +43,7 @@ from memalpha.train.checkpoint import (
     locked,
     point_best,
     prune_checkpoints,
+    read_json,
     save_checkpoint,
     saved_steps,
     write_json,
@@ -72,9 +74,10 @@ def train(config: TrainConfig | str | Path, **overrides: Any) -> dict[str, Any]:
         settings = build_config(TrainConfig, merge(given, overrides), "overrides")
     else:
         settings = load_config(TrainConfig, config, overrides)
+    check_out(settings.out)
+    _check_device(settings.device)
     run = _Run(settings)
     with locked(run.out):
-        run.claim_directory()
         return run.go()
 
 
@@ -103,6 +106,7 @@ class _Run:
         self.reader, self.training_reader = (load_reader(reader, start) for reader in readers)
         self.rewards = RewardModel(config.reward, self.policy.count_tokens)
         self.builder = Builder(self.policy, config.agent, self.embedder)
+        self.source.check_lengths(self.policy, config.agent, self.builder.schema)
         self.learner = Learner(self.policy.model, config)
         self.algorithm = ALGORITHMS[config.algorithm](config)
         self.step = 0
@@ -117,6 +121,7 @@ class _Run:
         """Resume if there is something to resume, train to the end, evaluate."""
         config = self.config
         stop = config.schedule_steps if config.max_steps is None else config.max_steps
+        self._check_settings()
         finished = self._finished(stop)
         if finished is not None:
             self.display.say(f"{self.out}: this run is finished; its summary is in {self.out / 'summary.json'}")
@@ -136,6 +141,7 @@ class _Run:
     def _start(self) -> None:
         for name in ("metrics.jsonl", "turns.jsonl", "trajectories.jsonl"):
             cut_lines(self.out / name, 0)
+        self._write_settings()
         for note in self.rewards.notes([*self.source.batch(0), *self.source.held_out]):
             self.display.say(note)
         before = self._evaluate("before", self.policy)
@@ -161,6 +167,7 @@ class _Run:
         self.algorithm.state = state["algorithm"]
         for name in ("metrics.jsonl", "turns.jsonl", "trajectories.jsonl"):
             cut_lines(self.out / name, step)
+        self._write_settings()
         if self.best:  # the link may name the end of a shorter run
             point_best(self.out, self.best["step"])
         self.step, self.consistent = step, True
@@ -198,12 +205,12 @@ class _Run:
         load_weights(checkpoint_path(self.out, chosen), self.policy)
         after = self._evaluate("after", self.policy)
         path = self.out / "eval" / "example.json"
-        example = json.loads(path.read_text(encoding="utf-8"))
+        example = read_json(path)
         place = [task.id for task in self.source.held_out].index(example["task"])
         example["systems"]["after"] = walk(after.groups[place].trajectories[0], after.records)
         write_json(path, example)
         systems = {
-            name: json.loads((self.out / "eval" / f"{name}.json").read_text(encoding="utf-8"))
+            name: read_json(self.out / "eval" / f"{name}.json")
             for name in ("before", "after", *BASELINES)
             if (self.out / "eval" / f"{name}.json").exists()
         }
@@ -356,23 +363,36 @@ class _Run:
         path = self.out / "summary.json"
         if not path.exists() or not saved_steps(self.out):
             return None
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        summary = read_json(path)
         return summary if summary.get("steps") == stop else None
 
-    def claim_directory(self) -> None:
-        """Write the configuration into the run directory, or check that the run in it has the same settings."""
+    def _check_settings(self) -> None:
+        """Raise `CheckpointError` where the directory holds a run with other settings, or ones that cannot be read."""
         path = self.out / "config.yaml"
-        ours = json.loads(self.config.model_dump_json())
-        if path.exists():
+        if not path.exists() or not saved_steps(self.out):
+            return
+        try:
             theirs = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-            other = [key for key in ours if key not in FREE and theirs.get(key) != ours[key]]
-            if other and saved_steps(self.out):
-                told = ", ".join(f"{key}: {theirs.get(key)!r} there, {ours[key]!r} now" for key in other)
-                raise CheckpointError(
-                    f"{self.out} holds a run with other settings ({told}): give the same ones to go on with it, or "
-                    "another out="
-                )
-        path.write_text(yaml.safe_dump(ours, sort_keys=False), encoding="utf-8")
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            told = " ".join(str(error).split())
+            raise CheckpointError(f"{path} is not valid YAML ({told}): mend or delete it to go on") from error
+        if not isinstance(theirs, dict):
+            raise CheckpointError(f"{path} does not hold a mapping: mend or delete it to go on")
+        ours = json.loads(self.config.model_dump_json())
+        other = [key for key in ours if key not in FREE and theirs.get(key) != ours[key]]
+        if other:
+            told = ", ".join(f"{key}: {theirs.get(key)!r} there, {ours[key]!r} now" for key in other)
+            raise CheckpointError(
+                f"{self.out} holds a run with other settings ({told}): give the same ones to go on with it, or "
+                "another out="
+            )
+
+    def _write_settings(self) -> None:
+        """Write `config.yaml`, once nothing refuses the run: a refused one leaves the settings that are there."""
+        aside = self.out / ".config.yaml.part"
+        settings = json.loads(self.config.model_dump_json())
+        aside.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+        aside.replace(self.out / "config.yaml")
 
     def _load_policy(self) -> TransformersPolicy:
         policy = load_policy(self.config.policy)
@@ -386,7 +406,8 @@ class _Run:
     @contextmanager
     def _undivided(self) -> Iterator[None]:
         """Hold a Ctrl-C back until the block has made the state whole again; a second one stops at once."""
-        if threading.current_thread() is not threading.main_thread():
+        ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # nohup, a background job: it stays so
+        if ignored or threading.current_thread() is not threading.main_thread():
             yield
             return
         pressed = False
@@ -416,6 +437,13 @@ class _Run:
             self.display.say(f"stopped: {self.out} holds a checkpoint of step {steps[-1]}; the same command resumes it")
         else:
             self.display.say(f"stopped before training began: the same command starts {self.out} again")
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError, ValueError) as error:  # an AssertionError: torch was built without it
+        raise ConfigError(f"device: {name!r} cannot be used here ({str(error).splitlines()[0]}): try cpu") from error
 
 
 def _better(one: dict[str, Any] | None, two: dict[str, Any]) -> dict[str, Any]:

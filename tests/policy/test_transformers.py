@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import torch
 from tiny import VOCABULARY, tiny_model, tiny_policy, tiny_tokenizer
 
 from memalpha.errors import PolicyError
+from memalpha.policy import transformers_
 from memalpha.policy.base import load_policy
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.types import SampleRequest
@@ -173,3 +177,50 @@ def test_saved_and_loaded_is_the_same(policy, tmp_path):
     policy.tokenizer.save_pretrained(tmp_path)
     again = TransformersPolicy.from_pretrained(tmp_path)
     assert again.sample(mixed()) == policy.sample(mixed())
+
+
+@pytest.mark.parametrize("name", ["nope", "./nope", "a/b/c", "-x/y"])
+def test_a_name_that_nobody_has_is_refused_without_a_request(monkeypatch, name):
+    monkeypatch.setattr(transformers_, "AutoTokenizer", None)
+    with pytest.raises(PolicyError, match=r"expected .*tiny.*config\.json.*owner/name"):
+        load_policy(name)
+
+
+def test_a_hub_that_cannot_be_reached_is_said_within_seconds(monkeypatch, tmp_path):
+    monkeypatch.setattr(transformers_.constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.chdir(tmp_path)
+    began = time.monotonic()
+    with pytest.raises(PolicyError, match="hub cannot be reached: connect and try again, or give a directory"):
+        load_policy("some-owner/some-name")
+    assert time.monotonic() - began < 10
+
+
+def test_a_hub_that_answers_is_asked(monkeypatch):
+    asked = []
+    monkeypatch.setattr(transformers_, "_hub_reachable", lambda: True)
+
+    def load(path, dtype, *, offline):
+        asked.append(offline)
+        raise OSError("not cached" if offline else "no such repository")
+
+    monkeypatch.setattr(transformers_, "_load", load)
+    with pytest.raises(PolicyError, match="no such repository"):
+        load_policy("some-owner/some-name")
+    assert asked == [True, False]
+
+
+def test_any_answer_of_the_hub_counts(monkeypatch):
+    class Refuse(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_error(401)
+
+        def log_message(self, *args):
+            pass
+
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with HTTPServer(("127.0.0.1", 0), Refuse) as server:
+        threading.Thread(target=server.handle_request).start()
+        monkeypatch.setattr(transformers_.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        assert transformers_._hub_reachable()
+    assert not transformers_._hub_reachable()

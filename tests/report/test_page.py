@@ -123,3 +123,16 @@ def test_a_metric_that_is_not_there_has_no_chart(run: Path) -> None:
         del line["entropy"]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert "Entropy" not in page_of(run).text
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\xfd", b"[1]"])
+@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "eval/example.json"])
+def test_garbage_in_a_run_directory_is_named(run: Path, name: str, content: bytes) -> None:
+    (run / name).write_bytes(content)
+    with pytest.raises(DataError, match=name):
+        write_report(run)
+
+
+def test_a_configuration_that_is_no_text_does_not_hide_the_results(run: Path) -> None:
+    (run / "config.yaml").write_bytes(b"\xff\xfe")
+    assert "Answers right" in write_report(run).read_text(encoding="utf-8")

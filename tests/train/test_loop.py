@@ -22,11 +22,13 @@ from tiny import tiny_policy
 from transformers import AutoModelForCausalLM
 
 from memalpha.agent.answer import ExtractiveReader
+from memalpha.agent.prompts import writer_messages
 from memalpha.config import AgentConfig, TrainConfig, WorldConfig
 from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
 from memalpha.policy.base import load_policy
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.report.page import write_report
+from memalpha.store.schema import load_schema
 from memalpha.tasks import synthetic
 from memalpha.tasks.jsonl import save_jsonl
 from memalpha.train import loop
@@ -34,6 +36,7 @@ from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.checkpoint import locked
 from memalpha.train.collect import TaskSource
 from memalpha.train.loop import train
+from memalpha.types import Chunk, Observation
 
 
 def lines(path: Path) -> list[dict]:
@@ -207,8 +210,10 @@ def test_refusals(small, tmp_path):
     train(settings)
     with pytest.raises(CheckpointError, match="seed: 0 there, 1 now"):
         train(settings, seed=1)
+    written = (settings.out / "config.yaml").read_bytes()
     with pytest.raises(CheckpointError, match="beyond max_steps=0"):
         train(settings, max_steps=0)
+    assert (settings.out / "config.yaml").read_bytes() == written, "a refused run changes nothing"
     (settings.out / "checkpoints" / "step-1" / "state.json").write_text("{")
     (settings.out / "summary.json").unlink()
     with pytest.raises(CheckpointError, match="cannot resume"):
@@ -381,3 +386,101 @@ def test_the_configuration_names_the_algorithm(small, monkeypatch):
     with pytest.raises(ConfigError, match="leave_one_out has no effect with scale_rewards=group"):
         train(small(baseline="leave_one_out"))
     train(small(baseline="leave_one_out", scale_rewards="none", max_steps=0, out=f"{small().out}-2"))
+
+
+@pytest.mark.parametrize("below", ["", "deeper/run"])
+def test_an_out_that_can_be_no_directory_is_refused_before_anything_is_loaded(small, tmp_path, monkeypatch, below):
+    monkeypatch.setattr(loop, "_Run", None)
+    (tmp_path / "a-file").write_text("mine")
+    with pytest.raises(ConfigError, match=r"out: .*a-file is a file"):
+        train(small(out=str(tmp_path / "a-file" / below)))
+    with pytest.raises(ConfigError, match=r"out: .*cannot be a run directory"), locked(tmp_path / "a-file" / below):
+        pass
+    assert (tmp_path / "a-file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("device", ["nope", "meta", "cuda:999"])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(small, monkeypatch, device):
+    monkeypatch.setattr(loop, "_Run", None)
+    with pytest.raises(ConfigError, match=f"device: '{device}' cannot be used here .*try cpu"):
+        train(small(device=device))
+    assert not small().out.exists()
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\xfd", b"- 1"])
+@pytest.mark.parametrize("name", ["summary.json", "config.yaml", "checkpoints/step-0/state.json"])
+def test_garbage_in_a_run_directory_is_named(small, name, content):
+    settings = small(max_steps=0)
+    train(settings)
+    if "state" in name:
+        (settings.out / "summary.json").unlink()
+    (settings.out / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"{'step-0' if 'state' in name else name}.*delete it to go on"):
+        train(settings)
+    assert (settings.out / name).read_bytes() == content
+
+
+def test_an_ignored_ctrl_c_stays_ignored(small, monkeypatch):
+    """As under nohup and for background jobs of a shell."""
+    found = []
+    append = loop.append_lines
+    monkeypatch.setattr(
+        loop, "append_lines", lambda *args: (found.append(signal.getsignal(signal.SIGINT)), append(*args))
+    )
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        train(small(max_steps=1))
+        assert found and set(found) == {signal.SIG_IGN}
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_training_tasks_without_a_question_are_refused(small, tmp_path):
+    tasks, held = synthetic.tasks(WorldConfig(), 0, 0, 6), synthetic.tasks(WorldConfig(), 9, 0, 3)
+    mute = [task.model_copy(update={"questions": ()}) for task in tasks]
+    save_jsonl(mute[:5] + tasks[5:], tmp_path / "mute.jsonl")
+    save_jsonl(held, tmp_path / "held.jsonl")
+    for more in ({}, {"eval_data": str(tmp_path / "held.jsonl")}):
+        with pytest.raises(DataError, match=r"mute\.jsonl .*has a question.*add questions"):
+            TaskSource(small(data=str(tmp_path / "mute.jsonl"), **more))
+
+
+@pytest.mark.parametrize("key, place", [("data", 0), ("data", 4), ("data", 5), ("eval_data", 0), ("eval_data", 2)])
+def test_a_chunk_too_long_for_the_policy_is_named_before_any_work(small, tmp_path, monkeypatch, key, place):
+    monkeypatch.setattr(loop._Run, "go", None)
+    tasks = synthetic.tasks(WorldConfig(), 0, 0, 6)
+    chunks = (*tasks[place].chunks, Chunk(text="x" * 3100))
+    tasks[place] = tasks[place].model_copy(update={"chunks": chunks})
+    save_jsonl(tasks, tmp_path / "long.jsonl")
+    with pytest.raises(
+        DataError, match=rf"{key}: .*long\.jsonl: chunk {len(chunks) - 1} of task {tasks[place].id!r} .*split the chunk"
+    ):
+        train(small(seed=1, **{key: str(tmp_path / "long.jsonl")}))
+    assert not small().out.exists()
+
+
+def test_a_chunk_that_just_fits_is_trained_on(small, tmp_path):
+    """The longest chunk that is let through leaves room for a full view and a full reply."""
+    settings, policy = small(), load_policy(small().policy)
+    assert isinstance(policy, TransformersPolicy) and policy.positions == 4096
+    tasks = synthetic.tasks(WorldConfig(), 0, 0, 5)
+    schema = load_schema(settings.agent.memory_schema)
+
+    def source(length: int) -> TaskSource:
+        chunks = (*tasks[0].chunks, Chunk(timestamp="2025-06-02", text="x" * length))
+        save_jsonl([tasks[0].model_copy(update={"chunks": chunks}), *tasks[1:]], tmp_path / "mine.jsonl")
+        return TaskSource(small(data=str(tmp_path / "mine.jsonl")))
+
+    def fits(length: int) -> bool:
+        try:
+            source(length).check_lengths(policy, settings.agent, schema)
+        except DataError:
+            return False
+        return True
+
+    longest = max(length for length in range(2900, 3100) if fits(length))
+    chunk = source(longest).file[0].chunks[-1]
+    prompt = policy.render(*writer_messages(Observation(chunk, "", ()), settings.agent, schema))
+    left = policy.positions - len(prompt) - settings.agent.view_tokens - settings.agent.max_new_tokens
+    assert 0 <= left <= 8
