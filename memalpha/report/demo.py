@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,12 +28,22 @@ def run_demo(seed: int, out: Path, policy: str = "tiny", say: Callable[[str], No
     for line in outcome(summary):
         say(line)
     say("")
+    command = _command()
     say(f"See it:    open {page} in a browser (curves, a conversation walked through, before and after)")
-    say("Try next:  memalpha eval synthetic system=scripted:oracle limit=50     a writer that does everything right")
-    say('           memalpha add ana.db "Ana lives in Lisbon."                  your own memory, in a file')
-    say('           memalpha search ana.db "Where does Ana live?"')
-    say(f"           memalpha demo --seed {seed + 1} --out {out}-{seed + 1}   the same with other luck")
+    say("Try next:  a writer that does everything right, a memory of your own in a file, the same with other luck")
+    say(f"           {command} eval synthetic system=scripted:oracle limit=50")
+    say(f'           {command} add ana.db "Ana lives in Lisbon."')
+    say(f'           {command} search ana.db "Where does Ana live?"')
+    say(f"           {command} demo --seed {seed + 1} --out {out}-{seed + 1}")
     return page
+
+
+def _command() -> str:
+    """What to type for `memalpha` here: its path where the shell would not find it (an environment not activated)."""
+    beside = Path(sys.executable).with_name("memalpha")
+    if shutil.which("memalpha") or not beside.exists():
+        return "memalpha"
+    return str(beside.relative_to(Path.cwd())) if beside.is_relative_to(Path.cwd()) else shlex.quote(str(beside))
 
 
 def outcome(summary: Mapping[str, Any]) -> list[str]:
