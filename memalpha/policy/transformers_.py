@@ -14,9 +14,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -25,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import constants
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -33,6 +29,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from memalpha.errors import PolicyError
+from memalpha.hub import hub_reachable
 from memalpha.types import Completion, SampleRequest
 
 STYLE_KEY = "memalpha_prompt"
@@ -84,7 +81,7 @@ class TransformersPolicy:
             except OSError:
                 if local:
                     raise
-                if not _hub_reachable():
+                if not hub_reachable():
                     raise PolicyError(
                         f"policy {str(path)!r} is not on this machine and the model hub cannot be reached: connect "
                         "and try again, or give a directory with config.json, weights and tokenizer"
@@ -262,19 +259,6 @@ def _load(path: str | Path, dtype: str, *, offline: bool) -> tuple[Any, PreTrain
         return AutoModelForCausalLM.from_pretrained(
             path, dtype=getattr(torch, dtype), local_files_only=offline
         ), tokenizer
-
-
-def _hub_reachable() -> bool:
-    """Whether the model hub answers at all: its client would retry an unreachable one for minutes."""
-    if constants.HF_HUB_OFFLINE:
-        return False
-    try:
-        urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=5).close()
-    except urllib.error.URLError as error:  # any status, and a certificate that only this client refuses, is an answer
-        return isinstance(error, urllib.error.HTTPError) or isinstance(error.reason, ssl.SSLError)
-    except OSError:
-        return False
-    return True
 
 
 @contextmanager

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import re
-import socket
 import unicodedata
-import urllib.parse
-import urllib.request
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -26,6 +22,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from memalpha.errors import EmbedderError
+from memalpha.hub import hub_reachable
 
 WAYS = (
     'use "static" (shipped, the default), "hash", or install sentence-transformers (pip install "memalpha[embed]") and '
@@ -209,7 +206,7 @@ class SentenceTransformerEmbedder:
             try:
                 self._model = SentenceTransformer(path or name, device="cpu", local_files_only=True)
             except OSError:
-                if path or Path(name).exists() or not _hub_reachable():
+                if path or Path(name).exists() or not hub_reachable():
                     raise
                 self._model = SentenceTransformer(name, device="cpu")
         except (OSError, ValueError) as error:
@@ -225,20 +222,6 @@ class SentenceTransformerEmbedder:
             return np.zeros((0, self.dim), np.float32)
         vectors = self._model.encode(list(texts), batch_size=self._batch_size, show_progress_bar=False)
         return normalize(np.asarray(vectors, np.float32))
-
-
-def _hub_reachable() -> bool:
-    """Whether the model hub answers at all: the hub's client would retry an unreachable one for two minutes."""
-    if os.environ.get("HF_HUB_OFFLINE"):
-        return False
-    if urllib.request.getproxies():
-        return True  # a direct connection would say nothing
-    address = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
-    try:
-        with socket.create_connection((address.hostname, address.port or 443), timeout=5):
-            return True
-    except OSError:
-        return False
 
 
 class CachedEmbedder:
