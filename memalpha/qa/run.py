@@ -8,7 +8,7 @@ from collections.abc import Callable
 from memalpha.config import EvalConfig, RewardConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.base import in_own_style, load_policy
-from memalpha.qa.evaluator import Report, evaluate
+from memalpha.qa.evaluator import Report, evaluate, result_folder
 from memalpha.qa.reader import load_reader
 from memalpha.qa.reward import RewardModel
 from memalpha.tasks.load import load_tasks
@@ -25,6 +25,8 @@ def run_evaluation(
     must be known about the reward goes to `say`, a line at a time (default: to stderr). Raises `ConfigError` where the
     benchmark needs a file and has none.
     """
+    if config.out is not None:
+        result_folder(config.out)
     if config.benchmark == "synthetic":
         tasks = load_tasks("synthetic", config.limit, world=config.world, seed=config.seed)
     elif config.data is None:

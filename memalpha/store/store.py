@@ -32,7 +32,7 @@ from memalpha.store.state import (
     same_fact,
 )
 from memalpha.store.transfer import read_jsonl, write_jsonl
-from memalpha.store.working import Writes
+from memalpha.store.working import Memory
 from memalpha.types import Hit, MemoryEntry, Operation
 
 DEFAULT_SCHEMA = "mem-alpha"
@@ -40,7 +40,7 @@ DEFAULT_EMBEDDER = "static"
 _PAGE = 1000
 
 
-class MemoryStore(Writes):
+class MemoryStore(Memory):
     """One namespace of a store file; `open` gives the first. Threads may share it; a forked process opens its own.
 
     `as_of` in `get`, `list`, `search` and `core_at` is a log position (`snapshot`) or an ISO time (UTC unless it says

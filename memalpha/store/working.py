@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from memalpha.errors import DuplicateContent
 from memalpha.store.embedding import Embedder
@@ -14,72 +14,31 @@ from memalpha.store.state import Change, MemoryState, check_timestamp, clean_con
 from memalpha.types import Hit, MemoryEntry, Operation
 
 
-class Memory(Protocol):
-    """A memory that can be written, read and searched; `WorkingMemory` and `MemoryStore` are."""
+class Memory(ABC):
+    """A memory that can be written, read and searched; `WorkingMemory` and `MemoryStore` are.
+
+    All writing stands here, on top of one method that makes one operation happen.
+    """
 
     @property
-    def schema(self) -> MemorySchema: ...
+    @abstractmethod
+    def schema(self) -> MemorySchema:
+        """Its categories."""
 
     @property
-    def embedder(self) -> str: ...
+    @abstractmethod
+    def embedder(self) -> str:
+        """The name of the embedder that its searches use."""
 
     @property
-    def core(self) -> str: ...
+    @abstractmethod
+    def core(self) -> str:
+        """The core memory text; "" where there is none."""
 
     @property
-    def state(self) -> MemoryState: ...
-
-    def insert(
-        self,
-        category: str,
-        content: str,
-        *,
-        timestamp: str | None = None,
-        importance: float = 1.0,
-        metadata: Mapping[str, Any] | None = None,
-        source: str | None = None,
-        chunk: int | None = None,
-        turn: str | None = None,
-    ) -> MemoryEntry: ...
-
-    def update(
-        self,
-        id: str,
-        content: str,
-        *,
-        timestamp: str | None = None,
-        importance: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        source: str | None = None,
-        chunk: int | None = None,
-        turn: str | None = None,
-    ) -> MemoryEntry: ...
-
-    def delete(
-        self, id: str, *, source: str | None = None, chunk: int | None = None, turn: str | None = None
-    ) -> MemoryEntry: ...
-
-    def core_update(
-        self, text: str, *, source: str | None = None, chunk: int | None = None, turn: str | None = None
-    ) -> None: ...
-
-    def apply(self, operation: Operation) -> Operation: ...
-
-    def get(self, id: str) -> MemoryEntry: ...
-
-    def list(self, category: str | None = None) -> list[MemoryEntry]: ...
-
-    def find(self, category: str, content: str) -> MemoryEntry | None: ...
-
-    def search(self, query: str, k: int = 10, *, category: str | None = None, route: Route = "soft") -> list[Hit]: ...
-
-    def search_many(
-        self, queries: Sequence[str], k: int = 10, *, category: str | None = None, route: Route = "soft"
-    ) -> list[list[Hit]]: ...
-
-
-class Writes(ABC):
-    """The writing half of a `Memory`, on top of one method that makes one operation happen."""
+    @abstractmethod
+    def state(self) -> MemoryState:
+        """The memory as it is now, as a value."""
 
     @abstractmethod
     def change(self, operation: Operation) -> Change:
@@ -88,6 +47,24 @@ class Writes(ABC):
     @abstractmethod
     def get(self, id: str) -> MemoryEntry:
         """A live entry; raises `UnknownEntry`."""
+
+    @abstractmethod
+    def find(self, category: str, content: str) -> MemoryEntry | None:
+        """The live entry of the category with exactly this content, or None."""
+
+    @abstractmethod
+    def list(self, category: str | None = None) -> list[MemoryEntry]:
+        """The live entries, oldest id first."""
+
+    @abstractmethod
+    def search(self, query: str, k: int = 10, *, category: str | None = None, route: Route = "soft") -> list[Hit]:
+        """The k best live entries, best first; `category` keeps only one. Raises `UnknownCategory`."""
+
+    @abstractmethod
+    def search_many(
+        self, queries: Sequence[str], k: int = 10, *, category: str | None = None, route: Route = "soft"
+    ) -> list[list[Hit]]:
+        """`search` for several queries, embedded in one batch."""
 
     def apply(self, operation: Operation) -> Operation:
         """Make one operation happen and return it complete, as logged; raises `StoreError` (see `state.plan`)."""
@@ -177,7 +154,7 @@ class Writes(ABC):
         self.change(Operation("core_update", content=text, source=source, chunk=chunk, turn=turn))
 
 
-class WorkingMemory(Writes):
+class WorkingMemory(Memory):
     """A memory without a database: a `MemoryState` that moves on, searchable.
 
     `state` is a value, so keeping an earlier one (a snapshot) or starting another memory from it (a fork) costs

@@ -75,7 +75,7 @@ def outcome(run, operation: Operation) -> object:
         return type(error), str(error)
 
 
-def run_program(program: list, opened) -> None:
+def check_program(program: list, opened) -> None:
     """Run on the store, by turns through two connections, and on a WorkingMemory; compare after every step."""
     store, other = opened(), opened()
     working = memory_of(MemoryState.empty(MEM_ALPHA))
@@ -159,7 +159,7 @@ def compare_everything(store: MemoryStore, states: list[MemoryState]) -> None:
 def test_a_store_is_its_state(program: list) -> None:
     store = MemoryStore.open(":memory:", embedder="hash")
     store.namespace("other").insert("semantic", "pet: parrot")
-    run_program([command for command in program if command[0] != "reopen"], lambda: store.namespace("mine"))
+    check_program([command for command in program if command[0] != "reopen"], lambda: store.namespace("mine"))
     store.close()
 
 
@@ -167,7 +167,7 @@ def test_a_store_is_its_state(program: list) -> None:
 @given(commands)
 def test_a_store_on_disk_is_its_state(tmp_path_factory, program: list) -> None:
     path = tmp_path_factory.mktemp("store") / "a.db"
-    run_program(program, lambda: MemoryStore.open(path, embedder="hash"))
+    check_program(program, lambda: MemoryStore.open(path, embedder="hash"))
 
 
 def facts(store: MemoryStore, number: int = 5) -> None:
