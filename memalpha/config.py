@@ -75,18 +75,69 @@ class RewardConfig(Config):
     metric: Literal["exact", "f1", "contains"] = "exact"
 
 
-class TrainConfig(Config):
-    """One training run. Names follow TRL's `GRPOConfig` where the meaning is the same."""
+class LoraConfig(Config):
+    """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) through peft; the names are peft's."""
+
+    r: int = Field(default=16, gt=0, description="rank")
+    lora_alpha: float = Field(default=32.0, gt=0.0, description="the adapters' output is scaled by lora_alpha / r")
+    target_modules: Literal["all-linear"] | tuple[str, ...] = Field(
+        default="all-linear", description="names of the layers to adapt; all-linear leaves out the output embedding"
+    )
+
+
+class LearnerConfig(Config):
+    """What the learner itself reads: weights, precision, memory, optimizer, processes. Names follow TRL's."""
 
     out: Path = Field(description="run directory; a checkpoint found there is resumed")
     seed: int = Field(default=0, ge=0)
+    policy: str = Field(default="tiny", description="a shipped policy's name, a directory, or a hub id")
+    lora: LoraConfig | None = Field(default=None, description="train low-rank adapters only (default: all weights)")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="precision of the passes; trained weights and optimizer stay float32"
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="recompute each layer in the backward pass instead of keeping its activations"
+    )
+    microbatch_tokens: int = Field(default=16384, gt=0, description="padded tokens per forward pass")
+    head_tokens: int = Field(
+        default=1024, gt=0, description="completion tokens whose logits exist at the same time (the rest wait)"
+    )
+    learning_rate: float = Field(default=4e-4, gt=0.0)
+    adam_betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    max_grad_norm: float = Field(default=1.0, gt=0.0)
+    warmup_steps: int = Field(default=3, ge=0)
+    decay_fraction: float = Field(
+        default=0.3, ge=0.0, le=1.0, description="last share of the schedule that decays to zero"
+    )
+    schedule_steps: int = Field(default=50, gt=0, description="length of the learning-rate schedule")
+    max_steps: int | None = Field(
+        default=None, ge=0, description="stop after this many steps; never changes the schedule"
+    )
+    save_every: int = Field(default=10, gt=0)
+    keep_checkpoints: int = Field(2, gt=0, description="newest checkpoints kept beside best (keep_tokens: all)")
+    threads: int = Field(default=1, gt=0, description="torch threads")
+    device: str = Field(default="cpu", description="torch device of the policy")
+    sharding: Literal["ddp", "fsdp"] = Field(
+        default="ddp", description="under accelerate launch: every process holds all weights (ddp) or a part (fsdp)"
+    )
+
+    @model_validator(mode="after")
+    def _within_schedule(self) -> LearnerConfig:
+        if self.max_steps is not None and self.max_steps > self.schedule_steps:
+            raise ValueError(f"max_steps: {self.max_steps} is beyond schedule_steps {self.schedule_steps}")
+        return self
+
+
+class TrainConfig(LearnerConfig):
+    """One reinforcement-learning run. Names follow TRL's `GRPOConfig` where the meaning is the same."""
+
     data: str = Field(default="synthetic", description="synthetic, or a task file (JSON Lines)")
     eval_data: str | None = Field(
         default=None, description="held-out tasks; default: the synthetic test split, or the last fifth of a task file"
     )
     world: WorldConfig = WorldConfig()
     eval_world: WorldConfig | None = Field(default=None, description="held-out world; default: world with split=test")
-    policy: str = Field(default="tiny", description="a shipped policy's name, a directory, or a hub id")
     agent: AgentConfig = AgentConfig()
     reader: ReaderConfig = ReaderConfig()
     training_reader: ReaderConfig | None = Field(
@@ -102,7 +153,25 @@ class TrainConfig(Config):
     top_k: int = 0
     epsilon: float = Field(default=0.2, gt=0.0, description="lower clip range of the ratio")
     epsilon_high: float | None = Field(default=None, gt=0.0, description="upper clip range (default: epsilon)")
+    old_logprobs: Literal["sampled", "recomputed"] = Field(
+        default="sampled",
+        description="denominator of the ratio: the sampler's own record, or the learner's pass before the first update "
+        "of a step (where sampler and learner differ in precision or engine)",
+    )
+    importance_cap: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="old_logprobs=recomputed: weigh each token by min(old / sampled, cap) (default: no such weight)",
+    )
     beta: float = Field(default=0.0, ge=0.0, description="weight of the KL to the frozen start policy")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(default="k3", description="Schulman's estimators of that KL")
+    kl_in: Literal["loss", "reward"] = Field(
+        default="loss", description="where it acts: on each token's loss, or as a component of each turn's reward"
+    )
+    use_bias_correction_kl: bool = Field(
+        default=True, description="kl_in=loss: the estimate times the ratio, whose gradient is unbiased (as in TRL)"
+    )
+    entropy_coef: float = Field(default=0.0, ge=0.0, description="weight of the entropy bonus")
     baseline: Literal["mean", "leave_one_out"] = "mean"
     scale_rewards: Literal["group", "none"] = "group"
     loss_normalizer: Literal["constant", "token", "row"] = Field(
@@ -115,34 +184,16 @@ class TrainConfig(Config):
     advantage_floor: float = Field(default=0.01, gt=0.0, description="added to the standard deviation of scale_rewards")
     num_iterations: int = Field(default=1, gt=0, description="passes over a step's samples (TRL: inner epochs)")
     minibatches: int = Field(default=2, gt=0, description="optimizer steps per pass")
-    microbatch_tokens: int = Field(default=16384, gt=0, description="padded tokens per forward pass")
-
-    learning_rate: float = Field(default=4e-4, gt=0.0)
-    adam_betas: tuple[float, float] = (0.9, 0.98)
-    weight_decay: float = Field(default=0.0, ge=0.0)
-    max_grad_norm: float = Field(default=1.0, gt=0.0)
-    warmup_steps: int = Field(default=3, ge=0)
-    decay_fraction: float = Field(
-        default=0.3, ge=0.0, le=1.0, description="last share of the schedule that decays to zero"
-    )
-    schedule_steps: int = Field(default=50, gt=0, description="length of the learning-rate schedule")
-    max_steps: int | None = Field(
-        default=None, ge=0, description="stop after this many steps; never changes the schedule"
-    )
 
     eval_tasks: int = Field(default=200, gt=0, description="held-out tasks of the evaluation before and after")
     validation_tasks: int = Field(default=40, ge=0)
     validate_every: int = Field(default=10, gt=0)
-    save_every: int = Field(default=10, gt=0)
-    keep_checkpoints: int = Field(2, gt=0, description="newest checkpoints kept beside best (keep_tokens: all)")
     keep_tokens: bool = Field(
         default=False, description="write turns.jsonl and a checkpoint per step, for outside checks"
     )
-    sample_dtype: Literal["float32", "float64"] | None = Field(
+    sample_dtype: Literal["bfloat16", "float32", "float64"] | None = Field(
         default=None, description="precision of the sampler (default: the policy's); float64 for exact log-probs on CPU"
     )
-    threads: int = Field(default=1, gt=0, description="torch threads")
-    device: str = Field(default="cpu", description="torch device of the policy")
 
     @model_validator(mode="after")
     def _possible(self) -> TrainConfig:
@@ -153,8 +204,11 @@ class TrainConfig(Config):
                 "top_p/top_k: truncated sampling biases every importance ratio; training samples with temperature only "
                 "(top_p=1, top_k=0)"
             )
-        if self.max_steps is not None and self.max_steps > self.schedule_steps:
-            raise ValueError(f"max_steps: {self.max_steps} is beyond schedule_steps {self.schedule_steps}")
+        if self.importance_cap is not None and self.old_logprobs == "sampled":
+            raise ValueError(
+                "importance_cap: with old_logprobs=sampled the ratio itself corrects for the sampler; set "
+                "old_logprobs=recomputed, or leave importance_cap out"
+            )
         return self
 
 
