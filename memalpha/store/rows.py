@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from memalpha.store.embedding import Embedder
 from memalpha.store.schema import MemorySchema
 from memalpha.store.sqlite import Database, utc
 from memalpha.store.state import Change, plan
@@ -220,23 +219,6 @@ class Namespace:
         query = f"SELECT version, valid_from, valid_to, {_ENTRY} FROM {table} WHERE ns = ? AND {where}"
         for version, valid_from, valid_to, *rest in self._rows.execute(query, (self.ns, *values)):
             yield MemoryEntry(**_fields(rest), version=version, valid_from=valid_from, valid_to=valid_to)
-
-
-class StoredEmbedder:
-    """A store's embedder with the vectors kept in its file before it: reopening embeds nothing anew."""
-
-    def __init__(self, rows: Namespace, inner: Embedder) -> None:
-        self._rows, self._inner = rows, inner
-        self.name, self.dim = inner.name, inner.dim
-
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 `(len(texts), dim)`, rows L2-normalised."""
-        with self._rows.database.transaction(write=False):
-            known = self._rows.vectors(texts)
-        missing = list(dict.fromkeys(text for text in texts if text not in known))
-        if missing:
-            known.update(zip(missing, self._inner.encode(missing), strict=True))
-        return np.array([known[text] for text in texts], np.float32).reshape(len(texts), self.dim)
 
 
 def digest(content: str) -> bytes:

@@ -6,19 +6,18 @@ Every operation is one transaction appending to the log, under the very rules of
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from memalpha.errors import DataError, DuplicateContent, EmbedderError, StoreError, UnknownEntry
-from memalpha.store.embedding import Embedder, load_embedder
+from memalpha.errors import DataError, DuplicateContent, StoreError, UnknownEntry
+from memalpha.store.embedding import Embedder
+from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder, record_of
 from memalpha.store.retrieval import Corpus, Document, Route
-from memalpha.store.rows import Namespace, StoredEmbedder
+from memalpha.store.rows import Namespace
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.sqlite import Database, utc
 from memalpha.store.state import (
@@ -81,7 +80,7 @@ class MemoryStore(Memory):
         database = Database(
             text,
             create=create,
-            initial_meta=lambda: {"schema": wanted.to_json(), "embedder": _record(embedder or DEFAULT_EMBEDDER)},
+            initial_meta=lambda: {"schema": wanted.to_json(), "embedder": record_of(embedder or DEFAULT_EMBEDDER)},
         )
         try:
             recorded = MemorySchema.from_json(database.meta["schema"])
@@ -381,50 +380,6 @@ class MemoryStore(Memory):
                     corpus.remove(id)
         self._corpus, self._corpus_position = corpus, position
         return corpus
-
-
-class RecordedEmbedder:
-    """The embedder a store file was made with, loaded when first needed and then compared with the record.
-
-    Raises `EmbedderError` if `named` is another one.
-    """
-
-    def __init__(self, path: str, record: str, named: str | Embedder | None) -> None:
-        self._path = path
-        self._record: dict[str, Any] = json.loads(record)
-        self.name: str = self._record["name"]
-        self._named = self.name if named is None else named
-        self._loaded: Embedder | None = None
-        name = self._named if isinstance(self._named, str) else self._named.name
-        if name != self.name:
-            raise EmbedderError(
-                f"{path} was made with the embedder {self.name!r}, not {name!r}: open it without naming an embedder, "
-                "or export it and import it into a new store"
-            )
-
-    def load(self) -> Embedder:
-        """The embedder; raises `EmbedderError` if it cannot be had, or does not give the vectors it once gave."""
-        if self._loaded is None:
-            embedder = load_embedder(self._named) if isinstance(self._named, str) else self._named
-            now, then = _probe(embedder), self._record["probe"]
-            if len(now) != len(then) or max(abs(a - b) for a, b in zip(now, then, strict=True)) > 0.01:
-                raise EmbedderError(
-                    f"{self._path} was made with another version of the embedder {self.name!r} (dimension {len(then)}, "
-                    f"now {len(now)}; other vectors): export it and import it into a new store"
-                )
-            self._loaded = embedder
-        return self._loaded
-
-
-def _record(embedder: str | Embedder) -> str:
-    """What a store file records of its embedder: name, dimension, and one vector to know it by."""
-    if isinstance(embedder, str):
-        embedder = load_embedder(embedder)
-    return json.dumps({"name": embedder.name, "dim": embedder.dim, "probe": _probe(embedder)})
-
-
-def _probe(embedder: Embedder) -> list[float]:
-    return [round(float(x), 4) for x in embedder.encode(["Ana moved to Lisbon in 2024."])[0]]
 
 
 @contextmanager
