@@ -363,21 +363,24 @@ def data_prepare(
 ) -> None:
     """Turn a data set into a task file.
 
-    A task file given as NAME is checked line by line and copied.
+    A task file given as NAME is checked line by line and copied. Says what the tasks hold.
 
     Example: memalpha data prepare locomo locomo.jsonl --data locomo10.json
     """
-    from memalpha.tasks.jsonl import save_jsonl
+    from memalpha.tasks.jsonl import overview, save_jsonl
     from memalpha.tasks.load import load_tasks
 
     tasks = load_tasks(name, limit, data=data, seed=seed)
     save_jsonl(tasks, out)
-    questions = sum(len(task.questions) for task in tasks)
-    _print(
-        {"tasks": len(tasks), "questions": questions, "path": str(out)},
-        as_json,
-        f"{len(tasks)} tasks, {questions} questions: {out}",
-    )
+    held = overview(tasks)
+    kinds = ", ".join(f"{name} {count}" for name, count in held["categories"].items())
+    lines = [
+        f"{held['tasks']} tasks: {out}",
+        f"{held['chunks']} chunks, the longest of {held['longest_chunk']} characters",
+        f"{held['questions']} questions, {held['to_abstain']} of them without an answer",
+        f"gold operations in {held['with_gold']} of {held['tasks']} tasks" + (f": {kinds}" if kinds else ""),
+    ]
+    _print({**held, "path": str(out)}, as_json, "\n".join(lines))
 
 
 # ----------------------------------------------------------------------------------------------------------- helpers

@@ -153,6 +153,8 @@ def test_eval_and_data(memalpha, tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     prepared = json.loads(memalpha("data", "prepare", "synthetic", path, "--limit", 3, "--json")[1])
     assert prepared["tasks"] == 3 and len(path.read_text().splitlines()) == 3
+    told = memalpha("data", "prepare", path, tmp_path / "checked.jsonl")[1]
+    assert "gold operations in 3 of 3 tasks: " in told and f"{prepared['questions']} questions" in told
     code, out, err = memalpha("eval", "tasks", f"data={path}", "system=scripted:oracle", "--json")
     assert code == 0 and err == "" and json.loads(out)["accuracy"] > 0.6
     assert "locomo" in memalpha("data", "list")[1]

@@ -8,6 +8,7 @@ The shape is `memalpha.types.Task`: `{"id", "chunks": [{"text" | "turns": [{"spe
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ def load_jsonl(path: str | Path) -> list[Task]:
 
     Raises `DataError` naming `file:line` and the field for a line that is no task (unknown and repeated keys, NaN,
     empty ids and texts, evidence that names no turn, timestamps that are not ISO 8601, and gold operations that end a
-    fact which does not hold included), for a task id that occurs twice, for a file that cannot be read and for one
-    without any task.
+    fact which does not hold included), for a task id that occurs twice, for a file that cannot be read, for one that
+    is a single JSON value over several lines or a list, and for one without any task.
     """
     path = Path(path)
     try:
@@ -46,7 +47,14 @@ def load_jsonl(path: str | Path) -> list[Task]:
         if not raw.strip():
             continue
         where = f"{path}:{number}"
-        task = _parse(raw, where)
+        try:
+            task = _parse(raw, where)
+        except DataError:
+            if _is_one_value(data):
+                raise DataError(
+                    f"{path}: one JSON value, not JSON Lines: write one task a line, an object without line breaks"
+                ) from None
+            raise
         if task.id in first_line:
             raise DataError(f"{where}: id: task {task.id!r} is already on line {first_line[task.id]}: ids are unique")
         first_line[task.id] = number
@@ -54,6 +62,26 @@ def load_jsonl(path: str | Path) -> list[Task]:
     if not tasks:
         raise DataError(f"{path}: holds no task: write one JSON object a line")
     return tasks
+
+
+def overview(tasks: Sequence[Task]) -> dict[str, Any]:
+    """What training and evaluation will find in a file.
+
+    Numbers of `tasks`, `chunks`, `questions` and of those `to_abstain` from, the `longest_chunk` in characters, the
+    tasks `with_gold` operations, and how many gold operations each of their `categories` has.
+    """
+    asked = [question for task in tasks for question in task.questions]
+    chunks = [chunk for task in tasks for chunk in task.chunks]
+    gold = [operation for task in tasks for operation in task.gold_operations if operation.kind != "core_update"]
+    return {
+        "tasks": len(tasks),
+        "chunks": len(chunks),
+        "longest_chunk": max((len(chunk.render()) for chunk in chunks), default=0),
+        "questions": len(asked),
+        "to_abstain": sum(not question.answers for question in asked),
+        "with_gold": sum(bool(task.gold_operations) for task in tasks),
+        "categories": dict(sorted(Counter(operation.category for operation in gold).items())),
+    }
 
 
 def save_jsonl(tasks: Iterable[Task], path: str | Path) -> None:
@@ -103,6 +131,15 @@ def _parse(raw: bytes, where: str) -> Task:
     return task
 
 
+def _is_one_value(data: bytes) -> bool:
+    """Whether a file that is no JSON Lines is a list of tasks, or a single task over several lines."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, list) or b"\n" in data.strip()
+
+
 def _describe(item: Any) -> str:
     location: Sequence[str | int] = item["loc"]
     message = item["msg"].removeprefix("Value error, ")
@@ -143,11 +180,17 @@ def _problems(task: Task) -> Iterator[tuple[str, str]]:
         for j, turn_id in enumerate(question.evidence if turn_ids else ()):
             if turn_id not in turn_ids:
                 yield f"questions[{i}].evidence[{j}]", f"no turn of the task has the id {turn_id!r}"
+        if not isinstance(question.meta.get("stale", []), list | tuple):
+            yield f"questions[{i}].meta.stale", "a list is needed: the values that no longer hold"
     for i, operation in enumerate(task.gold_operations):
         if not 0 <= operation.chunk < len(task.chunks):
             yield f"gold_operations[{i}].chunk", f"{operation.chunk} is outside 0..{len(task.chunks) - 1}"
         if operation.timestamp is not None and not is_iso_time(operation.timestamp):
             yield f"gold_operations[{i}].timestamp", f"{operation.timestamp!r} is no ISO 8601 date or time"
+        if operation.kind in ("insert", "update") and not operation.content.strip():
+            yield f"gold_operations[{i}].content", f"empty: what the {operation.kind} states"
+        if turn_ids and operation.turn is not None and operation.turn not in turn_ids:
+            yield f"gold_operations[{i}].turn", f"no turn of the task has the id {operation.turn!r}"
     live: set[tuple[str, str]] = set()
     for i, operation in sorted(enumerate(task.gold_operations), key=lambda item: item[1].chunk):
         if operation.kind == "core_update":

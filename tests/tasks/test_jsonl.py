@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memalpha.config import WorldConfig
 from memalpha.errors import DataError
-from memalpha.tasks.jsonl import load_jsonl, save_jsonl
+from memalpha.tasks.jsonl import load_jsonl, overview, save_jsonl
 from memalpha.tasks.load import load_tasks
 from memalpha.tasks.synthetic import generate
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
@@ -57,13 +57,13 @@ def any_task(draw):
         kind=st.sampled_from(["insert", "core_update"]),
         chunk=index,
         category=texts,
-        content=texts,
+        content=filled,
         replaces=st.none() | texts,
         timestamp=dates,
     )
     operations = draw(st.lists(stated, max_size=2))
     if operations and operations[0].kind == "insert":
-        ended = {"category": operations[0].category, "replaces": operations[0].content, "content": draw(texts)}
+        ended = {"category": operations[0].category, "replaces": operations[0].content, "content": draw(filled)}
         operations.append(GoldOperation(kind=draw(st.sampled_from(["update", "delete"])), chunk=last, **ended))
     return Task(
         id=draw(filled),
@@ -114,6 +114,18 @@ def test_synthetic_tasks_survive_the_file(tmp_path):
             },
             r"questions\[0\]\.evidence\[1\]: no turn of the task has the id 't2'",
         ),
+        (
+            {
+                "chunks": [{"turns": [{"speaker": "a", "text": "b", "id": "t1"}]}],
+                "gold_operations": [{"kind": "insert", "chunk": 0, "category": "c", "content": "d", "turn": "t2"}],
+            },
+            r"gold_operations\[0\]\.turn: no turn of the task has the id 't2'",
+        ),
+        (
+            {"gold_operations": [{"kind": "insert", "chunk": 0, "category": "c"}]},
+            r"gold_operations\[0\]\.content: empty",
+        ),
+        ({"questions": [{"id": "q", "question": "?", "meta": {"stale": "x"}}]}, r"questions\[0\]\.meta\.stale: a list"),
         ({"chunks": [{"text": "x", "turns": [{"speaker": "a", "text": "b"}]}]}, r"chunks\[0\]: a chunk has either"),
         ({"chunks": [{"txt": "x"}]}, r"chunks\[0\]\.txt: unknown key: known are text"),
         ({"chunks": [{"turns": [{"speaker": "a", "text": 3}]}]}, r"chunks\[0\]\.turns\[0\]\.text"),
@@ -135,6 +147,33 @@ def test_bad_line_is_refused_with_file_line_and_field(tmp_path, change, says):
     path.write_text(json.dumps(GOOD) + "\n\n" + json.dumps({**GOOD, "id": "b", **change}) + "\n")
     with pytest.raises(DataError, match=r"tasks\.jsonl:3: .*" + says):
         load_jsonl(path)
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_one_json_value_is_told_from_json_lines(tmp_path, indent):
+    path = tmp_path / "tasks.json"
+    for value in [[GOOD, {**GOOD, "id": "b"}], *([GOOD] if indent else [])]:
+        path.write_text(json.dumps(value, indent=indent) + "\n")
+        with pytest.raises(DataError, match=r"tasks\.json: one JSON value, .* one task a line"):
+            load_jsonl(path)
+
+
+def test_overview_counts_what_training_will_find():
+    asked = (Question(id="q0", question="Who?", answers=("Ana",)), Question(id="q1", question="Where?"))
+    told = (
+        GoldOperation(kind="insert", chunk=0, category="people", content="name: Ana"),
+        GoldOperation(kind="core_update", chunk=0, category="core", content="Ana"),
+    )
+    one = Task(id="a", chunks=(Chunk(text="I am Ana."), Chunk(text="Bye.")), questions=asked, gold_operations=told)
+    assert overview([one, Task(id="b", chunks=(Chunk(text="x"),))]) == {
+        "tasks": 2,
+        "chunks": 3,
+        "longest_chunk": 9,
+        "questions": 2,
+        "to_abstain": 1,
+        "with_gold": 1,
+        "categories": {"people": 1},
+    }
 
 
 def test_evidence_of_a_task_without_turn_ids_is_free(tmp_path):
