@@ -1,0 +1,210 @@
+"""Filters: which entries a search or a list is over, as a mapping of fields to what they must be.
+
+    {"user": "ana", "timestamp": {"$gte": "2024-05-01"}, "$or": [{"chunk": 3}, {"tags": {"$contains": "trip"}}]}
+
+A key is a field of the entry (`FIELDS`) or of its metadata: `a.b` is the key b of the mapping a, `metadata.a` the key
+a also where an entry's field is called so. The conditions of one mapping must all hold. A plain value is `$eq`.
+
+`$eq`, `$ne`, `$in` compare JSON values (1 is 1.0, but not true); a field that is not there is null. `$gt`, `$gte`,
+`$lt`, `$lte` compare numbers with numbers and texts with texts and are false for anything else, a missing field
+included. `timestamp` is compared as a time (UTC unless it says otherwise). `$contains`: a text holds a text, a list a
+value. `$ne` and `$not` are the plain opposite, so they hold for entries without the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import ge, gt, le, lt
+from typing import Any
+
+from memalpha.errors import StoreError
+from memalpha.types import MemoryEntry, is_iso_time
+
+FIELDS = frozenset({"id", "category", "content", "timestamp", "importance", "source", "chunk", "turn"})
+COMPARISONS = ("$eq", "$ne", "$in", "$gt", "$gte", "$lt", "$lte", "$contains")
+COMBINATIONS = ("$and", "$or", "$not")
+_ORDER = {"$gt": gt, "$gte": ge, "$lt": lt, "$lte": le}
+_DEEPEST = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One comparison: `operator` is one of `COMPARISONS`."""
+
+    field: str
+    operator: str
+    operand: Any
+
+    def holds(self, value: Any) -> bool:
+        """Whether the field's value fulfils it."""
+        if self.operator == "$contains":
+            if isinstance(value, str):
+                return isinstance(self.operand, str) and self.operand in value
+            return isinstance(value, list) and any(_same(item, self.operand) for item in value)
+        value = self._comparable(value)
+        if self.operator in _ORDER:
+            bound = self._comparable(self.operand)
+            return _ordered(value, bound) and _ORDER[self.operator](value, bound)
+        operands = self.operand if self.operator == "$in" else [self.operand]
+        return any(_same(value, self._comparable(operand)) for operand in operands) != (self.operator == "$ne")
+
+    def matches(self, entry: MemoryEntry) -> bool:
+        """Whether an entry passes."""
+        return self.holds(value_of(entry, self.field))
+
+    def _comparable(self, value: Any) -> Any:
+        if self.field != "timestamp" or not isinstance(value, str) or not is_iso_time(value):
+            return value
+        time = datetime.fromisoformat(value)
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """Every part must hold."""
+
+    parts: tuple[Filter, ...]
+
+    def matches(self, entry: MemoryEntry) -> bool:
+        """Whether an entry passes."""
+        return all(part.matches(entry) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """At least one part must hold."""
+
+    parts: tuple[Filter, ...]
+
+    def matches(self, entry: MemoryEntry) -> bool:
+        """Whether an entry passes."""
+        return any(part.matches(entry) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """The part must not hold."""
+
+    part: Filter
+
+    def matches(self, entry: MemoryEntry) -> bool:
+        """Whether an entry passes."""
+        return not self.part.matches(entry)
+
+
+Filter = Condition | All | OneOf | Not
+
+
+def parse(where: Mapping[str, Any] | None, *, category: str | None = None) -> Filter | None:
+    """The filter that `where` describes, within one `category` if that is given; None where nothing is filtered.
+
+    Raises `StoreError` naming what is not understood and what there is.
+    """
+    parts = () if where is None else _mapping(where, 0)
+    if category is not None:
+        parts = (Condition("category", "$eq", category), *parts)
+    return _all(parts) if parts else None
+
+
+def value_of(entry: MemoryEntry, field: str) -> Any:
+    """The value of a field of the entry or of its metadata; None where there is none."""
+    if field in FIELDS:
+        return getattr(entry, field)
+    return _inside(entry.metadata, field.removeprefix("metadata."))
+
+
+def _inside(value: Any, path: str) -> Any:
+    """The value at a path of nested mappings. A key that holds the dots itself goes first."""
+    if not isinstance(value, Mapping):
+        return None
+    if path in value:
+        return value[path]
+    head, dot, rest = path.partition(".")
+    return _inside(value.get(head), rest) if dot else None
+
+
+def _mapping(where: object, depth: int) -> tuple[Filter, ...]:
+    if not isinstance(where, Mapping):
+        raise StoreError(f"where: a mapping of fields to values is needed, not {where!r}")
+    if depth > _DEEPEST:
+        raise StoreError(f"where: nested deeper than {_DEEPEST} levels")
+    parts: list[Filter] = []
+    for key, value in where.items():
+        if not isinstance(key, str) or not key:
+            raise StoreError(f"where: {key!r} is no field")
+        if not key.startswith("$"):
+            parts += _field(key, value, depth)
+        elif key == "$not":
+            parts.append(Not(_all(_mapping(value, depth + 1))))
+        elif key in COMBINATIONS:
+            if not isinstance(value, list | tuple) or not value:
+                raise StoreError(f"where: {key} needs a list of at least one mapping, not {value!r}")
+            options = tuple(_all(_mapping(item, depth + 1)) for item in value)
+            parts.append(_all(options) if key == "$and" else OneOf(options))
+        elif key in COMPARISONS:
+            raise StoreError(f'where: {key} stands without a field: {{"field": {{"{key}": value}}}}')
+        else:
+            raise _unknown(key)
+    return tuple(parts)
+
+
+def _field(field: str, value: Any, depth: int) -> Iterable[Filter]:
+    """The conditions on one field."""
+    if not isinstance(value, Mapping) or not any(isinstance(key, str) and key.startswith("$") for key in value):
+        value = {"$eq": value}
+    for operator, operand in value.items():
+        if operator == "$not":
+            if depth > _DEEPEST:
+                raise StoreError(f"where: nested deeper than {_DEEPEST} levels")
+            yield Not(_all(tuple(_field(field, operand, depth + 1))))
+            continue
+        if operator not in COMPARISONS:
+            raise _unknown(operator, f" for {field!r}")
+        place = f"where: {field!r} {operator}"
+        if operator == "$in" and not isinstance(operand, list | tuple):
+            raise StoreError(f"{place}: a list is needed, not {operand!r}")
+        operand = _json(place, operand)
+        if field == "timestamp" and operator in _ORDER and isinstance(operand, str) and not is_iso_time(operand):
+            raise StoreError(f"{place}: {operand!r} is no ISO 8601 date or time (2024-05-01)")
+        yield Condition(field, operator, operand)
+
+
+def _unknown(operator: object, place: str = "") -> StoreError:
+    known = ", ".join((*COMPARISONS, *COMBINATIONS))
+    return StoreError(f"where: unknown operator {operator!r}{place}: there are {known}")
+
+
+def _all(parts: tuple[Filter, ...]) -> Filter:
+    return parts[0] if len(parts) == 1 else All(parts)
+
+
+def _json(place: str, value: Any) -> Any:
+    """An operand with tuples as lists; raises `StoreError` for what no metadata can hold."""
+    if isinstance(value, list | tuple):
+        return [_json(place, item) for item in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _json(place, item) for key, item in value.items()}
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise StoreError(f"{place}: {value!r} is no JSON value (text, number, true, false, null, list, mapping)")
+
+
+def _same(one: Any, two: Any) -> bool:
+    """Equality of JSON values: numbers by value, and true is not 1."""
+    if isinstance(one, bool) or isinstance(two, bool):
+        return one is two
+    if isinstance(one, list) and isinstance(two, list):
+        return len(one) == len(two) and all(map(_same, one, two))
+    if isinstance(one, Mapping) and isinstance(two, Mapping):
+        return one.keys() == two.keys() and all(_same(item, two[key]) for key, item in one.items())
+    return one == two
+
+
+def _ordered(one: Any, two: Any) -> bool:
+    """Whether two values are of kinds that have an order between them."""
+    if isinstance(one, bool) or isinstance(two, bool):
+        return False
+    kinds = (int | float, str, datetime)
+    return any(isinstance(one, kind) and isinstance(two, kind) for kind in kinds)

@@ -1,0 +1,264 @@
+"""Filters against an independent evaluation, one rule at a time, and what is refused."""
+
+import json
+from datetime import datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memalpha.errors import StoreError
+from memalpha.store.filters import parse
+from memalpha.types import MemoryEntry
+
+ENTRY = MemoryEntry(
+    id="pet#e",
+    category="semantic",
+    content="pet: cat",
+    timestamp="2024-05-01T18:30",
+    importance=0.5,
+    metadata={
+        "user": "ana", "n": 3, "ok": True, "tags": ["a", "b", 1], "deep": {"x": {"y": 2}}, "a.b": 7, "null": None,
+        "source": "mine",
+    },
+    source="chat-7",
+    chunk=4,
+    turn="D1:3",
+)  # fmt: skip
+
+
+def passes(where) -> bool:
+    chosen = parse(where)
+    return chosen is None or chosen.matches(ENTRY)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        None,
+        {},
+        {"user": "ana"},
+        {"user": "ana", "n": 3},
+        {"n": 3.0},
+        {"n": {"$gt": 2, "$lt": 4}},
+        {"n": {"$gte": 3, "$lte": 3}},
+        {"user": {"$gt": "a"}},
+        {"ok": True},
+        {"tags": ["a", "b", 1]},
+        {"tags": {"$contains": "b"}},
+        {"tags": {"$contains": 1.0}},
+        {"user": {"$contains": "na"}},
+        {"user": {"$in": ["ben", "ana"]}},
+        {"user": {"$in": ("ben", "ana")}},
+        {"deep.x.y": 2},
+        {"deep.x": {"y": 2}},
+        {"deep": {"x": {"y": 2.0}}},
+        {"metadata.deep.x.y": 2},
+        {"a.b": 7},
+        {"null": None},
+        {"missing": None},
+        {"missing": {"$ne": 3}},
+        {"user": {"$ne": 3}},
+        {"user": {"$not": {"$in": ["ben"]}}},
+        {"user.ana": None},
+        {"$not": {"user": "ben"}},
+        {"$or": [{"user": "ben"}, {"n": 3}]},
+        {"$and": [{"user": "ana"}, {"$or": [{"n": 4}, {"n": {"$gt": 1}}]}]},
+        {"id": "pet#e", "category": "semantic", "source": "chat-7", "chunk": 4, "turn": "D1:3", "importance": 0.5},
+        {"metadata.source": "mine"},
+        {"content": {"$contains": "cat"}},
+        {"timestamp": {"$gte": "2024-05-01", "$lt": "2024-05-02"}},
+        {"timestamp": "20240501T1830"},
+        {"timestamp": "2024-05-01T20:30+02:00"},
+        {"timestamp": {"$in": ["2024-05-01T18:30Z"]}},
+        {"timestamp": {"$contains": "2024-05"}},
+    ],
+)
+def test_passes(where) -> None:
+    assert passes(where)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"user": "Ana"},
+        {"user": "ana", "n": 4},
+        {"n": "3"},
+        {"n": True},
+        {"ok": 1},
+        {"ok": {"$gt": False}},
+        {"n": {"$gt": "2"}},
+        {"user": {"$gt": 2}},
+        {"missing": {"$lt": 3}},
+        {"null": {"$lte": None}},
+        {"tags": {"$gt": ["a"]}},
+        {"n": {"$gt": float("nan")}},
+        {"n": {"$contains": 3}},
+        {"user": {"$contains": 3}},
+        {"deep": {"$contains": "x"}},
+        {"tags": {"$contains": True}},
+        {"tags": "a"},
+        {"user": {"$in": []}},
+        {"user": {"$ne": "ana"}},
+        {"deep.x.z": 2},
+        {"source": "mine"},
+        {"timestamp": {"$gt": "2024-05-01T18:30Z"}},
+        {"timestamp": {"$gt": 0}},
+        {"timestamp": None},
+        {"$not": {}},
+    ],
+)
+def test_does_not_pass(where) -> None:
+    assert not passes(where)
+
+
+def test_an_old_timestamp_that_is_no_time_is_a_text() -> None:
+    entry = MemoryEntry("a", "semantic", "a", timestamp="May 1st")
+    for where, wanted in (({"timestamp": "May 1st"}, True), ({"timestamp": {"$lt": "2024-05-01"}}, False)):
+        chosen = parse(where)
+        assert chosen is not None and chosen.matches(entry) == wanted
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ({"n": {"$near": 3}}, r"unknown operator '\$near' for 'n': there are \$eq, .*\$not"),
+        ({"n": {"$gt": 3, "lt": 4}}, "unknown operator 'lt' for 'n'"),
+        ({"n": {"$gt": 3, 4: 4}}, "unknown operator 4 for 'n'"),
+        ({"$nor": []}, r"unknown operator '\$nor'"),
+        ({"$eq": 3}, r"\$eq stands without a field"),
+        ({"$and": []}, r"\$and needs a list"),
+        ({"$or": {"n": 3}}, r"\$or needs a list"),
+        ({"$and": [3]}, "a mapping of fields"),
+        ({"$not": [3]}, "a mapping of fields"),
+        ({"n": {"$in": "abc"}}, "'n' \\$in: a list is needed"),
+        ({"n": {3}}, "no JSON value"),
+        ({"n": [object()]}, "no JSON value"),
+        ({3: 4}, "3 is no field"),
+        ({"": 4}, "'' is no field"),
+        ("user", "a mapping of fields"),
+        ({"timestamp": {"$gt": "2024"}}, "no ISO 8601"),
+    ],
+)
+def test_what_is_not_understood_is_named(where, message: str) -> None:
+    with pytest.raises(StoreError, match=message):
+        parse(where)
+
+
+def test_a_bottomless_filter_is_refused() -> None:
+    for key in ("$not", "n"):
+        where: dict = {"n": 3}
+        for _ in range(5000):
+            where = {"$not": where} if key == "$not" else {"n": {"$not": where["n"]}}
+        with pytest.raises(StoreError, match="nested"):
+            parse(where)
+
+
+# ---------------------------------------------------------------------------------------- an independent evaluation
+
+scalars = st.sampled_from([None, True, False, 0, 1, 1.0, 2, 2.5, "", "a", "ab", "b", "1"])
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.sampled_from("xy"), inner, max_size=2)),
+    max_leaves=4,
+)
+names = st.sampled_from(["p", "q", "p.x", "p.x.y", "category", "timestamp", "importance", "chunk", "source"])
+times = st.sampled_from([None, "2024-05-01", "2024-05-01T00:00Z", "2024-05-01T01:00+02:00", "2025-01-01"])
+
+
+def conditions(name: str) -> st.SearchStrategy:
+    operand = times if name == "timestamp" else values
+    plain = operand.filter(lambda value: not isinstance(value, dict))
+    single = st.sampled_from(["$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$contains"])
+    one = st.tuples(single, operand) | st.tuples(st.just("$in"), st.lists(operand, max_size=3))
+    operators = st.lists(one, min_size=1, max_size=2).map(dict)
+    return plain | operators | operators.map(lambda inner: {"$not": inner})
+
+
+leaves = names.flatmap(lambda name: conditions(name).map(lambda condition: {name: condition}))
+wheres = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(lambda parts: {"$and": parts}),
+        st.lists(inner, min_size=1, max_size=3).map(lambda parts: {"$or": parts}),
+        inner.map(lambda part: {"$not": part}),
+        st.tuples(inner, inner).map(lambda two: {**two[0], **two[1]}),
+    ),
+    max_leaves=5,
+)
+entries = st.builds(
+    MemoryEntry,
+    id=st.just("i"),
+    category=st.sampled_from(["a", "semantic"]),
+    content=st.just("c"),
+    timestamp=times,
+    importance=st.sampled_from([0.0, 1.0, 2.5]),
+    metadata=st.dictionaries(st.sampled_from("pq"), values, max_size=2),
+    source=st.sampled_from([None, "a", "ab"]),
+    chunk=st.sampled_from([None, 0, 1]),
+)
+
+
+def canonical(value, time=False):
+    """A JSON text that is equal where the values are: the numbers all as floats."""
+    if time and value is not None:
+        moment = datetime.fromisoformat(value.replace("Z", "+00:00"))
+        return (moment if moment.tzinfo else datetime.fromisoformat(value + "T00:00+00:00")).timestamp()
+    numbers = json.loads(json.dumps(value), parse_int=float)
+    return json.dumps(numbers, sort_keys=True)
+
+
+def expected(where, entry: MemoryEntry) -> bool:
+    results = []
+    for key, condition in where.items():
+        if key == "$and":
+            results.append(False not in [expected(part, entry) for part in condition])
+        elif key == "$or":
+            results.append(True in [expected(part, entry) for part in condition])
+        elif key == "$not":
+            results.append(not expected(condition, entry))
+        else:
+            value = {"timestamp": entry.timestamp, "category": entry.category, "importance": entry.importance}
+            value |= {"chunk": entry.chunk, "source": entry.source, **entry.metadata}
+            for step in key.split("."):
+                value = value.get(step) if isinstance(value, dict) else None
+            results.append(expected_of(condition, value, key == "timestamp"))
+    return all(results)
+
+
+def expected_of(condition, value, time: bool) -> bool:
+    if not (isinstance(condition, dict) and any(key.startswith("$") for key in condition)):
+        return canonical(value, time) == canonical(condition, time)
+    results = []
+    for operator, operand in condition.items():
+        if operator == "$not":
+            results.append(not expected_of(operand, value, time))
+        elif operator in ("$eq", "$ne"):
+            results.append((canonical(value, time) == canonical(operand, time)) == (operator == "$eq"))
+        elif operator == "$in":
+            results.append(canonical(value, time) in [canonical(item, time) for item in operand])
+        elif operator == "$contains":
+            if type(value) is str:
+                results.append(type(operand) is str and value.find(operand) >= 0)
+            else:
+                results.append(type(value) is list and canonical(operand) in [canonical(item) for item in value])
+        else:
+            kinds = {type(value), type(operand)}
+            if kinds == {str} and time:
+                value, operand = canonical(value, True), canonical(operand, True)
+            elif not (kinds == {str} or kinds <= {int, float}):
+                results.append(False)
+                continue
+            sign = (value > operand) - (value < operand)
+            results.append(sign in {"$gt": [1], "$gte": [0, 1], "$lt": [-1], "$lte": [0, -1]}[operator])
+    return all(results)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(wheres, entries)
+def test_agrees_with_an_independent_evaluation(where, entry) -> None:
+    chosen = parse(where)
+    assert chosen is not None
+    assert chosen.matches(entry) == expected(where, entry)
+    opposite = parse({"$not": where})
+    assert opposite is not None and opposite.matches(entry) != chosen.matches(entry)
