@@ -2,7 +2,9 @@
 
 The log (`operations`) is append-only and complete. `versions` holds every version of every entry with the log
 positions between which it was current; it and `vectors` follow from the log, and each operation writes all of its rows
-in one transaction. WAL with `synchronous=FULL`: when a write returns, it is on disk.
+in one transaction. WAL with `synchronous=FULL`: when a write returns, it is on disk. With `NORMAL` it is with the
+operating system: a killed process loses nothing, a power failure may take back the last operations, whole ones. A file
+of an older format is brought to the present one when it is opened, in one transaction.
 
 `operations.head` names the earlier position whose facts the memory holds after this row: the row's own for ordinary
 operations, an earlier one after an undo or a restore. That is what a following `undo` goes back from.
@@ -18,13 +20,25 @@ from functools import cache
 from pathlib import Path
 from threading import RLock
 from time import monotonic, sleep
+from typing import Literal, get_args
 
 from memalpha.errors import StoreError
 
 APPLICATION_ID = 0x6D416C70  # "mAlp"
-FORMAT = 1
+FORMAT = 2
+
+Durability = Literal["full", "normal"]
 
 _PATIENCE = 30.0  # seconds a writer waits for its turn
+
+# The one change that a row of the log may suffer is erasure: it becomes a stub and keeps nothing but its place.
+_STAY = """\
+CREATE TRIGGER operations_stay BEFORE UPDATE ON operations WHEN NOT (
+  OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
+    = (OLD.ns, OLD.seq, OLD.time, OLD.head)
+  AND coalesce(NEW.category, NEW.content, NEW.timestamp, NEW.importance, NEW.metadata, NEW.source, NEW.chunk, NEW.turn)
+    IS NULL)
+BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;"""
 
 _DDL = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -34,7 +48,7 @@ CREATE TABLE operations (
   id TEXT, category TEXT, content TEXT, timestamp TEXT, importance REAL, metadata TEXT, source TEXT, chunk INTEGER,
   turn TEXT, PRIMARY KEY (ns, seq)) WITHOUT ROWID;
 CREATE INDEX core_updates ON operations (ns, seq) WHERE kind = 'core_update';
-CREATE TRIGGER operations_stay BEFORE UPDATE ON operations BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
+{_STAY}
 CREATE TRIGGER operations_last BEFORE DELETE ON operations BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
 CREATE TABLE versions (
   ns INTEGER NOT NULL, id TEXT NOT NULL, version INTEGER NOT NULL, category TEXT NOT NULL, content TEXT NOT NULL,
@@ -48,6 +62,9 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT};
 """
 
+# What brings a file from a format to the next one.
+_MIGRATIONS = {1: f"DROP TRIGGER operations_stay;\n{_STAY}"}
+
 
 def utc(time: datetime) -> str:
     """A time as the log keeps it: UTC with microseconds, so that the order of texts is the order of times."""
@@ -57,12 +74,21 @@ def utc(time: datetime) -> str:
 class Database:
     """One connection to a store file. All access goes through `transaction`; threads take turns.
 
-    `path` may be ":memory:". A new store records `initial_meta()`; `meta` is what the file has recorded. Raises
-    `StoreError` for a file that is no store, one of a newer format, one that is missing (without `create`), or a
-    missing folder. `writing`: whether a write transaction is under way.
+    `path` may be ":memory:"; see `MemoryStore.open` for `durability`. A new store records `initial_meta()`; `meta` is
+    what the file has recorded. Raises `StoreError` for a file that is no store, one of a newer format, one that is
+    missing (without `create`), or a missing folder. `writing`: whether a write transaction is under way.
     """
 
-    def __init__(self, path: str, *, create: bool, initial_meta: Callable[[], dict[str, str]]) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        create: bool,
+        initial_meta: Callable[[], dict[str, str]],
+        durability: Durability = "full",
+    ) -> None:
+        if durability not in get_args(Durability):
+            raise StoreError(f"durability {durability!r}: 'full' or 'normal' is needed")
         self.path = path
         self._lock = RLock()
         self.writing = False
@@ -76,32 +102,44 @@ class Database:
             self._connection = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
         try:
             self._prepare(create, initial_meta)
+            if durability == "normal":  # making and migrating a file is durable in any case
+                self._connection.execute("PRAGMA synchronous = NORMAL")
         except BaseException:
             self._connection.close()
             raise
 
     def _prepare(self, create: bool, initial_meta: Callable[[], dict[str, str]]) -> None:
         with self._clear_errors():
+            self._connection.execute("PRAGMA synchronous = FULL")
+            self._connection.execute("PRAGMA fullfsync = ON")  # macOS: really through the drive's own cache
             if self._is_new():
                 if not create:
                     raise StoreError(f"{self.path} is an empty database, not a memalpha store")
                 meta = initial_meta()
                 self._use_wal()
-                self._connection.execute("PRAGMA synchronous = FULL")
                 with self.transaction():
                     if self._is_new():  # still: another process may have been faster
                         for statement in _statements(_DDL):
                             self._connection.execute(statement)
                         self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
                         self._connection.execute("INSERT INTO meta VALUES ('created', ?)", (utc(datetime.now(UTC)),))
-            version = self._pragma("user_version")
-            if version > FORMAT:
-                raise StoreError(
-                    f"{self.path} has store format {version}, this memalpha reads up to {FORMAT}: upgrade memalpha"
-                )
-            self._connection.execute("PRAGMA synchronous = FULL")
-            self._connection.execute("PRAGMA fullfsync = ON")  # macOS: really through the drive's own cache
+            self._migrate()
             self.meta: dict[str, str] = dict(self._connection.execute("SELECT key, value FROM meta"))
+
+    def _migrate(self) -> None:
+        """Bring a file of an older format to the present one; `StoreError` for one that is not known."""
+        if self._pragma("user_version") == FORMAT:
+            return
+        with self.transaction():
+            version = self._pragma("user_version")  # asked again: another process may have been faster
+            if not 1 <= version <= FORMAT:
+                raise StoreError(
+                    f"{self.path} has store format {version}, this memalpha reads 1 to {FORMAT}: upgrade memalpha"
+                )
+            for step in range(version, FORMAT):
+                for statement in _statements(_MIGRATIONS[step]):
+                    self._connection.execute(statement)
+            self._connection.execute(f"PRAGMA user_version = {FORMAT}")
 
     def _is_new(self) -> bool:
         """Whether the file holds nothing yet; `StoreError` if it holds something that is not a store."""

@@ -19,7 +19,7 @@ from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder, record_of
 from memalpha.store.retrieval import Corpus, Document, Route
 from memalpha.store.rows import Namespace
 from memalpha.store.schema import MemorySchema, load_schema
-from memalpha.store.sqlite import Database, utc
+from memalpha.store.sqlite import Database, Durability, utc
 from memalpha.store.state import (
     Change,
     MemoryState,
@@ -65,12 +65,18 @@ class MemoryStore(Memory):
         namespace: str = "default",
         *,
         create: bool = True,
+        durability: Durability = "full",
     ) -> MemoryStore:
         """Open a store file, or make one; ":memory:" lives as long as the object.
 
         A new store takes `schema` ("mem-alpha") and `embedder` ("static") and records both. An existing one is opened
-        with its own; naming others is an error. `create=False` refuses to make a new file. Raises `StoreError`,
-        `EmbedderError` or `ConfigError` with what to do.
+        with its own; naming others is an error. `create=False` refuses to make a new file.
+
+        `durability` holds for what this object writes. "full": a write that has returned is on disk. "normal": it is
+        with the operating system, which is faster and loses nothing when the process is killed; a power failure or a
+        crash of the system may take back the last operations (whole ones, the newest first; the file stays sound).
+
+        Raises `StoreError`, `EmbedderError` or `ConfigError` with what to do.
         """
         text = str(path)
         if "://" in text:
@@ -80,6 +86,7 @@ class MemoryStore(Memory):
         database = Database(
             text,
             create=create,
+            durability=durability,
             initial_meta=lambda: {"schema": wanted.to_json(), "embedder": record_of(embedder or DEFAULT_EMBEDDER)},
         )
         try:

@@ -1,0 +1,114 @@
+"""The file format: a file of an older one is brought to the present one when it is opened, whole or not at all."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memalpha.errors import StoreError
+from memalpha.store import sqlite
+from memalpha.store.embedding import load_embedder
+from memalpha.store.recorded import record_of
+from memalpha.store.rows import digest
+from memalpha.store.schema import MEM_ALPHA
+from memalpha.store.sqlite import FORMAT
+from memalpha.store.store import MemoryStore
+
+FORMAT_1 = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE namespaces (ns INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE operations (
+  ns INTEGER NOT NULL, seq INTEGER NOT NULL, time TEXT NOT NULL, head INTEGER NOT NULL, kind TEXT NOT NULL,
+  id TEXT, category TEXT, content TEXT, timestamp TEXT, importance REAL, metadata TEXT, source TEXT, chunk INTEGER,
+  turn TEXT, PRIMARY KEY (ns, seq)) WITHOUT ROWID;
+CREATE INDEX core_updates ON operations (ns, seq) WHERE kind = 'core_update';
+CREATE TRIGGER operations_stay BEFORE UPDATE ON operations BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
+CREATE TRIGGER operations_last BEFORE DELETE ON operations BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
+CREATE TABLE versions (
+  ns INTEGER NOT NULL, id TEXT NOT NULL, version INTEGER NOT NULL, category TEXT NOT NULL, content TEXT NOT NULL,
+  timestamp TEXT, importance REAL NOT NULL, metadata TEXT NOT NULL, source TEXT, chunk INTEGER, turn TEXT,
+  valid_from INTEGER NOT NULL, valid_to INTEGER, created INTEGER NOT NULL, digest BLOB NOT NULL,
+  PRIMARY KEY (ns, id, version)) WITHOUT ROWID;
+CREATE UNIQUE INDEX live_order ON versions (ns, created) WHERE valid_to IS NULL;
+CREATE INDEX live_content ON versions (ns, digest) WHERE valid_to IS NULL;
+CREATE TABLE vectors (ns INTEGER NOT NULL, digest BLOB NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (ns, digest));
+PRAGMA application_id = 0x6D416C70;
+PRAGMA user_version = 1;
+"""
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A file of format 1 as memalpha 0.1 left it: one fact, updated once, then the update undone."""
+    texts = ["city: Oslo", "city: Rome", "city: Oslo"]
+    path = tmp_path / "old.db"
+    rows = sqlite3.connect(path)
+    rows.executescript("PRAGMA journal_mode = WAL;" + FORMAT_1)
+    meta = {"schema": MEM_ALPHA.to_json(), "embedder": record_of("hash"), "created": "2026-11-01T00:00:00.000000+00:00"}
+    rows.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+    rows.execute("INSERT INTO namespaces VALUES (1, 'default')")
+    for seq, (kind, content) in enumerate(zip(("insert", "update", "update"), texts, strict=True), 1):
+        time = f"2026-11-01T00:00:0{seq}.000000+00:00"
+        head, valid_to = (1 if seq == 3 else seq), (None if seq == 3 else seq + 1)
+        rows.execute(
+            "INSERT INTO operations VALUES (1, ?, ?, ?, ?, 'city#x', 'semantic', ?, ?, 1.0, '{}', NULL, NULL, NULL)",
+            (seq, time, head, kind, content, None if kind == "insert" else ""),
+        )
+        rows.execute(
+            "INSERT INTO versions VALUES (1, 'city#x', ?, 'semantic', ?, NULL, 1, '{}', NULL, NULL, NULL, ?, ?, 1, ?)",
+            (seq, content, seq, valid_to, digest(content)),
+        )
+    for text in texts[:2]:
+        vector = np.asarray(load_embedder("hash").encode([text])[0], "<f4").tobytes()
+        rows.execute("INSERT INTO vectors VALUES (1, ?, ?)", (digest(text), vector))
+    rows.commit()
+    rows.close()
+    return path
+
+
+def version_of(path: Path) -> int:
+    rows = sqlite3.connect(path)
+    try:
+        return rows.execute("PRAGMA user_version").fetchone()[0]
+    finally:
+        rows.close()
+
+
+def test_a_file_of_format_1_is_opened_and_migrated(old: Path, tmp_path: Path) -> None:
+    with MemoryStore.open(old) as store:
+        assert [version.content for version in store.history("city#x")] == ["city: Oslo", "city: Rome", "city: Oslo"]
+        assert store.search("city", as_of=2)[0].entry.content == "city: Rome"
+        assert store.undo() is not None
+        assert store.list() == []
+    assert version_of(old) == FORMAT
+    MemoryStore.open(tmp_path / "new.db", embedder="hash").close()
+    layouts = []
+    for path in (old, tmp_path / "new.db"):
+        rows = sqlite3.connect(path)
+        layouts.append(set(rows.execute("SELECT type, name, sql FROM sqlite_master")))
+        rows.close()
+    assert layouts[0] == layouts[1]
+
+
+def test_a_migration_that_fails_changes_nothing(old: Path, monkeypatch) -> None:
+    before = version_of(old), old.read_bytes()
+    steps = {1: sqlite._MIGRATIONS[1] + "\nINSERT INTO nothing VALUES (1);"}
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite, "_MIGRATIONS", steps)
+        with pytest.raises(StoreError, match="nothing"):
+            MemoryStore.open(old)
+    assert (version_of(old), old.read_bytes()) == before
+    assert json.loads(record_of("hash"))["name"] == MemoryStore.open(old).embedder
+
+
+@pytest.mark.parametrize("version", [0, FORMAT + 1])
+def test_a_format_that_is_not_known_is_refused(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "a.db"
+    MemoryStore.open(path, embedder="hash").close()
+    with sqlite3.connect(path) as rows:
+        rows.execute(f"PRAGMA user_version = {version}")
+    rows.close()
+    with pytest.raises(StoreError, match=f"format {version}.*upgrade memalpha"):
+        MemoryStore.open(path)
