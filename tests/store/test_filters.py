@@ -244,12 +244,11 @@ def expected_of(condition, value, time: bool) -> bool:
                 results.append(type(value) is list and canonical(operand) in [canonical(item) for item in value])
         else:
             kinds = {type(value), type(operand)}
-            if kinds == {str} and time:
-                value, operand = canonical(value, True), canonical(operand, True)
-            elif not (kinds == {str} or kinds <= {int, float}):
+            if not (kinds == {str} or kinds <= {int, float}):
                 results.append(False)
                 continue
-            sign = (value > operand) - (value < operand)
+            one, two = (canonical(value, True), canonical(operand, True)) if time else (value, operand)
+            sign = (one > two) - (one < two)
             results.append(sign in {"$gt": [1], "$gte": [0, 1], "$lt": [-1], "$lte": [0, -1]}[operator])
     return all(results)
 
