@@ -6,9 +6,12 @@ Contents are compared after `normalize`: case, punctuation and articles do not m
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memalpha.agent.text import normalize
+from memalpha.errors import DataError
+from memalpha.store.schema import MemorySchema
 from memalpha.store.state import MemoryState
 from memalpha.types import Task, ToolResult, Trajectory
 
@@ -49,6 +52,24 @@ class Gold:
         """Whether a fact was true at some time and is no longer after `chunk`."""
         known = any(start <= chunk for start, _ in self._held.get(fact(category, content), ()))
         return known and not self.holds(category, content, chunk)
+
+
+def check_categories(tasks: Iterable[Task], schema: MemorySchema, place: str) -> None:
+    """Raise `DataError` for a gold operation that no writer could do, because `schema` has no place for it.
+
+    `place` is the key and file that the tasks came from.
+    """
+    for task in tasks:
+        for number, operation in enumerate(task.gold_operations):
+            core = operation.kind == "core_update"
+            if schema.core if core else operation.category in schema.category_names:
+                continue
+            raise DataError(
+                f"{place}: gold_operations[{number}] of task {task.id!r} is of "
+                f"{'the core memory' if core else f'category {operation.category!r}'}, which schema "
+                f"{schema.describe()} does not have: set agent.memory_schema to the schema that the file was written "
+                "for (mem-alpha, life, or a YAML file)"
+            )
 
 
 def valid(result: ToolResult, gold: Gold, chunk: int, state: MemoryState) -> bool | None:

@@ -12,6 +12,7 @@ from memalpha.config import AgentConfig, TrainConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.qa.evaluator import Record, score_groups
+from memalpha.qa.gold import check_categories
 from memalpha.qa.reward import RewardModel
 from memalpha.store.schema import MemorySchema
 from memalpha.tasks import synthetic
@@ -70,8 +71,11 @@ class TaskSource:
             return synthetic.tasks(config.world, config.seed, position, config.tasks_per_step)
         return [self._from_file(position + i) for i in range(config.tasks_per_step)]
 
-    def check_lengths(self, policy: TransformersPolicy, agent: AgentConfig, schema: MemorySchema) -> None:
-        """Raise `DataError` for a chunk of a task file that would not fit beside a full view and a full reply."""
+    def check(self, policy: TransformersPolicy, agent: AgentConfig, schema: MemorySchema) -> None:
+        """Raise `DataError` for a task file with gold operations in other categories than the schema's, or a chunk that
+        would not fit beside a full view and a full reply."""
+        for place, tasks in self._read():
+            check_categories(tasks, schema, place)
         if policy.positions is None:
             return
         fixed = len(policy.render(*writer_messages(Observation(Chunk(text="."), "", ()), agent, schema)))
@@ -95,7 +99,10 @@ class TaskSource:
         return found
 
     def _refuse_shared(self, held_out: Sequence[Task]) -> None:
-        """Refuse tasks that are trained on; a synthetic world's by their ids, for it has no end."""
+        """Refuse tasks that are trained on; a synthetic world's by their ids, for it has no end.
+
+        Short chunks ("Thanks, bye!") recur in all conversations, so a task is another's copy when half of its are.
+        """
         config, seen = self.config, [*self.file, *self.validation]
         ids = {task.id for task in seen}
         texts = {chunk.render(): task.id for task in self.file for chunk in task.chunks}
@@ -103,13 +110,12 @@ class TaskSource:
         for task in held_out:
             if task.id in ids or (made and task.id.startswith(made) and task.id.removeprefix(made).isdigit()):
                 raise ConfigError(f"eval_data: task {task.id!r} of {config.eval_data} is among the training tasks")
-            for place, chunk in enumerate(task.chunks):
-                other = texts.get(chunk.render())
-                if other is not None:
-                    raise ConfigError(
-                        f"eval_data: chunk {place} of task {task.id!r} of {config.eval_data} is word for word in "
-                        f"training task {other!r}: held-out tasks must be others"
-                    )
+            shared = [other for chunk in task.chunks if (other := texts.get(chunk.render())) is not None]
+            if 2 * len(shared) >= len(task.chunks):
+                raise ConfigError(
+                    f"eval_data: {len(shared)} of {len(task.chunks)} chunks of task {task.id!r} of {config.eval_data} "
+                    f"are word for word in training tasks, one in {shared[0]!r}: held-out tasks must be others"
+                )
 
     def _from_file(self, number: int) -> Task:
         turn, place = divmod(number, len(self.file))

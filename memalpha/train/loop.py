@@ -8,22 +8,17 @@ validation tasks (the last ones without validation tasks).
 
 from __future__ import annotations
 
-import json
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
-import yaml
 
 from memalpha.agent.builder import Builder
 from memalpha.config import ReaderConfig, TrainConfig, build_config, load_config, merge
-from memalpha.errors import CheckpointError, ConfigError, PolicyError
+from memalpha.errors import CheckpointError
 from memalpha.policy.base import Policy, in_own_style, load_policy
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.policy.transformers_ import TransformersPolicy
@@ -51,11 +46,9 @@ from memalpha.train.checkpoint import (
 from memalpha.train.collect import TaskSource, collect
 from memalpha.train.learner import Learner, learning_rate
 from memalpha.train.progress import Display
+from memalpha.train.rundir import check_device, check_settings, finished, trainable_policy, undivided, write_settings
 from memalpha.train.samples import TrainingSample
 from memalpha.types import Trajectory, TrajectoryGroup
-
-FREE = frozenset({"out", "max_steps", "save_every", "keep_checkpoints", "threads", "device"})
-"""Settings that may change when a run is resumed; all others must be those it began with."""
 
 ALGORITHMS = {"grpo": GRPO}
 """`TrainConfig.algorithm` by name."""
@@ -75,7 +68,7 @@ def train(config: TrainConfig | str | Path, **overrides: Any) -> dict[str, Any]:
     else:
         settings = load_config(TrainConfig, config, overrides)
     check_out(settings.out)
-    _check_device(settings.device)
+    check_device(settings.device)
     run = _Run(settings)
     with locked(run.out):
         return run.go()
@@ -92,7 +85,7 @@ class _Run:
         self.began = time.monotonic()
         self.display = Display()
         self.source = TaskSource(config)
-        self.policy = self._load_policy()
+        self.policy = trainable_policy(config)
         self.config = config = _in_own_styles(config, self.policy)
         if config.sample_dtype is not None:
             self.policy.sample_in(config.sample_dtype)
@@ -102,11 +95,11 @@ class _Run:
             for reader in (config.reader, config.training_reader or config.reader)
         ]
         frozen = any(reader.kind == "policy" and reader.policy is None for reader in readers)
-        start = self._load_policy() if frozen else None
+        start = trainable_policy(config) if frozen else None
         self.reader, self.training_reader = (load_reader(reader, start) for reader in readers)
         self.rewards = RewardModel(config.reward, self.policy.count_tokens)
         self.builder = Builder(self.policy, config.agent, self.embedder)
-        self.source.check_lengths(self.policy, config.agent, self.builder.schema)
+        self.source.check(self.policy, config.agent, self.builder.schema)
         self.learner = Learner(self.policy.model, config)
         self.algorithm = ALGORITHMS[config.algorithm](config)
         self.step = 0
@@ -121,11 +114,11 @@ class _Run:
         """Resume if there is something to resume, train to the end, evaluate."""
         config = self.config
         stop = config.schedule_steps if config.max_steps is None else config.max_steps
-        self._check_settings()
-        finished = self._finished(stop)
-        if finished is not None:
+        check_settings(self.out, config)
+        summary = finished(self.out, stop)
+        if summary is not None:
             self.display.say(f"{self.out}: this run is finished; its summary is in {self.out / 'summary.json'}")
-            return finished
+            return summary
         try:
             if saved_steps(self.out):
                 self._resume(stop)
@@ -141,7 +134,7 @@ class _Run:
     def _start(self) -> None:
         for name in ("metrics.jsonl", "turns.jsonl", "trajectories.jsonl"):
             cut_lines(self.out / name, 0)
-        self._write_settings()
+        write_settings(self.out, self.config)
         for note in self.rewards.notes([*self.source.batch(0), *self.source.held_out]):
             self.display.say(note)
         before = self._evaluate("before", self.policy)
@@ -152,7 +145,7 @@ class _Run:
             for name, kind in BASELINES.items():
                 self._evaluate(name, ScriptedPolicy(kind))
         else:
-            self.display.say("no baselines: the held-out tasks carry no gold operations")
+            self.display.say("no baselines: not every held-out task carries gold operations")
         self._validate({})
         self._save()
 
@@ -167,7 +160,7 @@ class _Run:
         self.algorithm.state = state["algorithm"]
         for name in ("metrics.jsonl", "turns.jsonl", "trajectories.jsonl"):
             cut_lines(self.out / name, step)
-        self._write_settings()
+        write_settings(self.out, self.config)
         if self.best:  # the link may name the end of a shorter run
             point_best(self.out, self.best["step"])
         self.step, self.consistent = step, True
@@ -182,7 +175,8 @@ class _Run:
                 groups, records = collect(self.builder, tasks, self.training_reader, self.rewards, config, self.step)
                 samples = self.algorithm.annotate(groups, self.learner.forward)
                 sampled = time.monotonic()
-                with self._undivided():
+                with undivided(self.display.say):
+                    self.consistent = False
                     line = {"step": self.step, **self._figures(groups, records), **self._update(samples)}
                     line |= {"sample_seconds": sampled - begun, "train_seconds": time.monotonic() - sampled}
                     self._write_trajectories(groups, samples)
@@ -193,6 +187,7 @@ class _Run:
                     self.learning = (time.monotonic() - started) / 60
                     if config.keep_tokens or self.step % config.save_every == 0 or self._is_best():
                         self._save()
+                    self.consistent = True
                 show(self.step, line, self.learning / (self.step - first) * (stop - self.step))
 
     def _finish(self) -> dict[str, Any]:
@@ -359,75 +354,7 @@ class _Run:
     def _minutes(self) -> float:
         return self.minutes_before + (time.monotonic() - self.began) / 60
 
-    def _finished(self, stop: int) -> dict[str, Any] | None:
-        path = self.out / "summary.json"
-        if not path.exists() or not saved_steps(self.out):
-            return None
-        summary = read_json(path)
-        return summary if summary.get("steps") == stop else None
-
-    def _check_settings(self) -> None:
-        """Raise `CheckpointError` where the directory holds a run with other settings, or ones that cannot be read."""
-        path = self.out / "config.yaml"
-        if not path.exists() or not saved_steps(self.out):
-            return
-        try:
-            theirs = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            told = " ".join(str(error).split())
-            raise CheckpointError(f"{path} is not valid YAML ({told}): mend or delete it to go on") from error
-        if not isinstance(theirs, dict):
-            raise CheckpointError(f"{path} does not hold a mapping: mend or delete it to go on")
-        ours = json.loads(self.config.model_dump_json())
-        other = [key for key in ours if key not in FREE and theirs.get(key) != ours[key]]
-        if other:
-            told = ", ".join(f"{key}: {theirs.get(key)!r} there, {ours[key]!r} now" for key in other)
-            raise CheckpointError(
-                f"{self.out} holds a run with other settings ({told}): give the same ones to go on with it, or "
-                "another out="
-            )
-
-    def _write_settings(self) -> None:
-        """Write `config.yaml`, once nothing refuses the run: a refused one leaves the settings that are there."""
-        aside = self.out / ".config.yaml.part"
-        settings = json.loads(self.config.model_dump_json())
-        aside.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-        aside.replace(self.out / "config.yaml")
-
-    def _load_policy(self) -> TransformersPolicy:
-        policy = load_policy(self.config.policy)
-        if not isinstance(policy, TransformersPolicy):
-            raise PolicyError(f"policy {self.config.policy!r} has no weights: only a transformers model can be trained")
-        policy.model.to(torch.device(self.config.device))  # type: ignore[arg-type]
-        return policy
-
     # --------------------------------------------------------------------------------------------------- interruption
-
-    @contextmanager
-    def _undivided(self) -> Iterator[None]:
-        """Hold a Ctrl-C back until the block has made the state whole again; a second one stops at once."""
-        ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # nohup, a background job: it stays so
-        if ignored or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        pressed = False
-
-        def hold(number: int, frame: Any) -> None:
-            nonlocal pressed
-            if pressed:
-                raise KeyboardInterrupt
-            pressed = True
-            self.display.say("Ctrl-C: finishing this step first; press again to stop at once")
-
-        before = signal.signal(signal.SIGINT, hold)
-        self.consistent = False
-        try:
-            yield
-            self.consistent = True
-        finally:
-            signal.signal(signal.SIGINT, before)
-        if pressed:
-            raise KeyboardInterrupt
 
     def _interrupted(self) -> None:
         if self.consistent and saved_steps(self.out):
@@ -437,13 +364,6 @@ class _Run:
             self.display.say(f"stopped: {self.out} holds a checkpoint of step {steps[-1]}; the same command resumes it")
         else:
             self.display.say(f"stopped before training began: the same command starts {self.out} again")
-
-
-def _check_device(name: str) -> None:
-    try:
-        torch.zeros(1, device=name).item()
-    except (RuntimeError, AssertionError, ValueError) as error:  # an AssertionError: torch was built without it
-        raise ConfigError(f"device: {name!r} cannot be used here ({str(error).splitlines()[0]}): try cpu") from error
 
 
 def _better(one: dict[str, Any] | None, two: dict[str, Any]) -> dict[str, Any]:

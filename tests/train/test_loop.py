@@ -263,8 +263,10 @@ def test_what_is_evaluated_is_not_trained_on(small, tmp_path):
     with pytest.raises(ConfigError, match=f"{trained[2].id!r}.*among the training tasks"):
         TaskSource(small(data=mine, eval_data=write("same.jsonl", [others[0], trained[2]])))
     renamed = trained[2].model_copy(update={"id": "another"})
-    with pytest.raises(ConfigError, match=f"word for word in training task {trained[2].id!r}"):
+    with pytest.raises(ConfigError, match=f"3 of 3 chunks .* word for word .* one in {trained[2].id!r}"):
         TaskSource(small(data=mine, eval_data=write("renamed.jsonl", [renamed])))
+    small_talk = others[0].model_copy(update={"chunks": (*others[0].chunks[:2], trained[2].chunks[2])})
+    assert TaskSource(small(data=mine, eval_data=write("talk.jsonl", [small_talk]))).held_out == [small_talk]
     with pytest.raises(ConfigError, match="among the training tasks"):
         TaskSource(small(eval_data=write("synthetic.jsonl", synthetic.tasks(world, 0, 1234, 1))))
     assert TaskSource(small(seed=1, eval_data=held)).held_out == others
@@ -460,6 +462,14 @@ def test_a_chunk_too_long_for_the_policy_is_named_before_any_work(small, tmp_pat
     assert not small().out.exists()
 
 
+def test_gold_operations_of_another_schema_are_refused(small, tmp_path):
+    """No write could ever be right there: r4 would stay 0 and both baselines would be empty."""
+    save_jsonl(synthetic.tasks(WorldConfig(), 0, 0, 5), tmp_path / "mine.jsonl")
+    with pytest.raises(DataError, match=r"mine\.jsonl: gold_operations\[\d\] of task .*set agent\.memory_schema"):
+        train(small(data=str(tmp_path / "mine.jsonl"), agent={"memory_schema": "life"}))
+    assert not small().out.exists()
+
+
 def test_a_chunk_that_just_fits_is_trained_on(small, tmp_path):
     """The longest chunk that is let through leaves room for a full view and a full reply."""
     settings, policy = small(), load_policy(small().policy)
@@ -474,7 +484,7 @@ def test_a_chunk_that_just_fits_is_trained_on(small, tmp_path):
 
     def fits(length: int) -> bool:
         try:
-            source(length).check_lengths(policy, settings.agent, schema)
+            source(length).check(policy, settings.agent, schema)
         except DataError:
             return False
         return True
