@@ -1,0 +1,107 @@
+"""What every training run does to its run directory and its process, whatever it learns from.
+
+Settings are written once and must be the same when a run goes on; a finished run is not run again; a Ctrl-C waits
+until the state is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from memalpha.config import LearnerConfig
+from memalpha.errors import CheckpointError, ConfigError, PolicyError
+from memalpha.policy.base import load_policy
+from memalpha.policy.transformers_ import TransformersPolicy
+from memalpha.train.checkpoint import read_json, saved_steps
+
+FREE = frozenset({"out", "max_steps", "save_every", "keep_checkpoints", "threads", "device"})
+"""Settings that may change when a run is resumed; all others must be those it began with."""
+
+
+def check_device(name: str) -> None:
+    """Raise `ConfigError` for a torch device that cannot be used here."""
+    try:
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError, ValueError) as error:  # an AssertionError: torch was built without it
+        raise ConfigError(f"device: {name!r} cannot be used here ({str(error).splitlines()[0]}): try cpu") from error
+
+
+def trainable_policy(config: LearnerConfig) -> TransformersPolicy:
+    """The policy that a run starts from, on its device. Raises `PolicyError` for one that has no weights."""
+    policy = load_policy(config.policy)
+    if not isinstance(policy, TransformersPolicy):
+        raise PolicyError(f"policy {config.policy!r} has no weights: only a transformers model can be trained")
+    policy.model.to(torch.device(config.device))  # type: ignore[arg-type]
+    return policy
+
+
+def check_settings(run: Path, config: LearnerConfig) -> None:
+    """Raise `CheckpointError` where the directory holds a run with other settings, or ones that cannot be read."""
+    path = run / "config.yaml"
+    if not path.exists() or not saved_steps(run):
+        return
+    try:
+        theirs = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        told = " ".join(str(error).split())
+        raise CheckpointError(f"{path} is not valid YAML ({told}): mend or delete it to go on") from error
+    if not isinstance(theirs, dict):
+        raise CheckpointError(f"{path} does not hold a mapping: mend or delete it to go on")
+    ours = json.loads(config.model_dump_json())
+    other = [key for key in ours if key not in FREE and theirs.get(key) != ours[key]]
+    if other:
+        told = ", ".join(f"{key}: {theirs.get(key)!r} there, {ours[key]!r} now" for key in other)
+        raise CheckpointError(
+            f"{run} holds a run with other settings ({told}): give the same ones to go on with it, or another out"
+        )
+
+
+def write_settings(run: Path, config: LearnerConfig) -> None:
+    """Write `config.yaml`, once nothing refuses the run: a refused one leaves the settings that are there."""
+    aside = run / ".config.yaml.part"
+    settings = json.loads(config.model_dump_json())
+    aside.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    aside.replace(run / "config.yaml")
+
+
+def finished(run: Path, stop: int) -> dict[str, Any] | None:
+    """The summary of a run that has ended at step `stop`."""
+    path = run / "summary.json"
+    if not path.exists() or not saved_steps(run):
+        return None
+    summary = read_json(path)
+    return summary if summary.get("steps") == stop else None
+
+
+@contextmanager
+def undivided(say: Callable[[str], None]) -> Iterator[None]:
+    """Hold a Ctrl-C back until the block has made the state whole again; a second one stops at once."""
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # nohup, a background job: it stays so
+    if ignored or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed = False
+
+    def hold(number: int, frame: Any) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+        say("Ctrl-C: finishing this step first; press again to stop at once")
+
+    before = signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
