@@ -153,7 +153,7 @@ def _record(trajectory: Trajectory, question: Question, answer: Answer, metric: 
 
 def _is_disputed(trajectory: Trajectory, question: Question) -> bool:
     """The conflict rule by the task's own slot, where it names one and the values it had (`Question.meta`)."""
-    if question.meta.get("kind") not in SINGLE or not question.meta.get("stale"):
+    if question.meta.get("kind") not in SINGLE or not (question.meta.get("slot") and question.meta.get("stale")):
         return False
     state = trajectory.states[_asked_at(question, trajectory.task)]
     statements = [*(entry.content for entry in state.entries.values()), *state.core.splitlines()]
@@ -226,7 +226,8 @@ def summarize(
     """What a system shows on its tasks; None where nothing was there to measure.
 
     `accuracy` is the share of questions answered right, `se` its standard error over conversations, `score` the mean
-    of the metric itself (the same where that is yes or no). `update_accuracy` and `retract_accuracy` are over questions
+    of the metric itself (the same where that is yes or no). `answerable_accuracy` leaves out the questions that have no
+    answer, which an empty memory has right. `update_accuracy` and `retract_accuracy` are over questions
     of kind "updated" and "retracted", `stale_rate` is the share of both that was answered with an outdated value.
     `valid_calls` is the share of calls that were ok (duplicates and skips are, and `duplicates` counts the former),
     `update_share` and `delete_share` the shares that updated and deleted. `update_hit` and `delete_hit`: see
@@ -246,6 +247,7 @@ def summarize(
         "accuracy": accuracy,
         "se": error,
         "score": _share(sum(record.score for record in records), len(records)),
+        "answerable_accuracy": _accuracy(record for record in records if record.gold)[0],
         "update_accuracy": _accuracy(record for record in records if record.kind == "updated")[0],
         "retract_accuracy": _accuracy(record for record in records if record.kind == "retracted")[0],
         "stale_rate": _share(sum(record.stale for record in changed), len(changed)),
@@ -272,7 +274,8 @@ def _share(part: float, whole: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A system's evaluation: `summary` (see `summarize`), a record per question, and what was built."""
+    """A system's evaluation: `summary` (see `summarize`, and which `reader` answered by which `metric`), a record per
+    question, and what was built."""
 
     name: str
     summary: dict[str, Any]
@@ -306,7 +309,9 @@ class Report:
         return folder / f"{stem}.json"
 
 
-def _figure(value: float | None) -> str:
+def _figure(value: float | str | None) -> str:
+    if isinstance(value, str):
+        return value
     return "-" if value is None else f"{value:.1f}" if value > 10 else f"{value:.3f}"
 
 
@@ -362,5 +367,6 @@ def evaluate(
     rewards = RewardModel(reward or RewardConfig(), count_tokens)
     scored, records = score_groups(groups, reader, rewards, embedder=embedder)
     trajectories = [trajectory for group in scored for trajectory in group.trajectories]
-    summary = summarize(records, trajectories, count_tokens)
+    answered_by = {"reader": reader.name, "metric": rewards.config.metric}
+    summary = {**answered_by, **summarize(records, trajectories, count_tokens)}
     return Report(name or policy.name, summary, tuple(records), tuple(scored))

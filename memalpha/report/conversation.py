@@ -14,8 +14,9 @@ def conversation(example: Mapping[str, Any]) -> str:
     systems = {name: example["systems"][name] for name in TITLES if name in example["systems"]}
     parts = [
         "<h2>One conversation, before and after</h2>",
-        "<p>The first held-out conversation in which a fact changes and another is taken back, chosen for that alone. "
-        "Each part is read with nothing but the notes taken so far.</p>",
+        "<p>The first held-out conversation in which, by its gold operations, a fact changes and another is taken back "
+        "(where there is none, the first of all), chosen for that alone. Each part is read with nothing but the notes "
+        "taken so far.</p>",
     ]
     for number, chunk in enumerate(example["chunks"]):
         date = f' <span class="soft">{escape(chunk["timestamp"])}</span>' if chunk.get("timestamp") else ""

@@ -137,6 +137,7 @@ def test_summary_by_hand():
     records = [record for of_one in ask(*trajectories) for record in of_one]
     summary = summarize(records, trajectories, lambda text: len(text.split()))
     assert summary["accuracy"] == pytest.approx(5 / 9)
+    assert summary["answerable_accuracy"] == pytest.approx(4 / 6)
     assert summary["se"] is None  # one conversation
     assert summary["update_accuracy"] == summary["retract_accuracy"] == pytest.approx(1 / 3)
     assert summary["reward"] is None
@@ -147,6 +148,14 @@ def test_summary_by_hand():
     assert summary["memory_tokens"] == pytest.approx((2 + 6 + 4) / 3)
     assert summary["conversation_tokens"] == 17
     assert summary["by_ability"]["extraction"] == {"accuracy": 1.0, "n": 3, "se": None}
+
+
+def test_a_question_of_a_kind_without_its_slot_is_judged_by_the_entries_alone():
+    bare = TASK.questions[0].model_copy(update={"meta": {"kind": "updated", "stale": ["Oslo"]}})
+    task = TASK.model_copy(update={"questions": (bare,)})
+    lazy = roll(FIRST, [put("city: Rome")], [], task=task)
+    assert ask(lazy)[0][0].conflict, "the reader sees two values of one key"
+    assert not ask(roll(FIRST, [put("town: Rome")], [], task=task))[0][0].conflict
 
 
 def test_stale_rate_is_over_changed_facts():
@@ -254,6 +263,7 @@ def test_evaluate_writes_what_it_shows(tmp_path, capsys):
     lazy.table()
     printed = capsys.readouterr().out
     assert "append_only" in printed and "knowledge-update" in printed and "update_hit" in printed
+    assert "extractive (floor)" in printed and "exact" in printed
 
 
 def test_evaluate_takes_an_agent_and_leaves_its_store_alone():

@@ -73,6 +73,18 @@ def test_no_gain_is_not_called_one(run: Path) -> None:
     assert "46% before training, 36% after" in text and "closed" not in text
 
 
+def test_without_baselines_and_changes_the_page_does_not_speak_of_them(run: Path) -> None:
+    path = run / "summary.json"
+    summary = json.loads(path.read_text())
+    assert "does every operation right" in page_of(run).text and "kept true?" in page_of(run).text
+    summary["baselines"] = {}
+    for values in (summary["before"], summary["after"]):
+        values.update(update_hit=None, delete_hit=None, stale_rate=None)
+    path.write_text(json.dumps(summary))
+    text = page_of(run).text
+    assert "No baselines" in text and "does every operation right" not in text and "kept true?" not in text
+
+
 def test_the_conversation_shows_calls_memory_and_answers(run: Path) -> None:
     text = page_of(run).text
     assert "<Nice> & cosy!" in text  # escaped in the source, so a reader sees it as it was said
