@@ -226,6 +226,7 @@ class EvalConfig(Config):
     )
     agent: AgentConfig = AgentConfig()
     reader: ReaderConfig = ReaderConfig()
+    reward: RewardConfig = RewardConfig()
     embedders: tuple[str, ...] = Field(
         default=("static",), min_length=1, description="locomo retrieval: embedders to compare"
     )
