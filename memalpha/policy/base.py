@@ -6,6 +6,7 @@ prompts and reads the text.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -16,6 +17,9 @@ from memalpha.errors import PolicyError
 from memalpha.types import Completion, SampleRequest
 
 S = TypeVar("S", AgentConfig, ReaderConfig)
+
+ADAPTER_CONFIG = "adapter_config.json"
+"""A directory that holds this holds a LoRA adapter, and no model of its own."""
 
 
 @runtime_checkable
@@ -48,7 +52,9 @@ def in_own_style(settings: S, policy: Policy) -> S:
 def load_policy(name: str | Path) -> Policy:
     """A policy by name: "tiny" (shipped weights), "scripted:KIND", or a transformers directory or hub id.
 
-    Raises `PolicyError` for a name that cannot be loaded here. Scripted policies need no torch.
+    A directory with a LoRA adapter (a checkpoint of a run with `lora`) is merged into its base, which is loaded by the
+    same rules and may be such a directory itself. Raises `PolicyError` for a name that cannot be loaded here. Scripted
+    policies need no torch.
     """
     text = str(name)
     if text.startswith("scripted:"):
@@ -60,18 +66,44 @@ def load_policy(name: str | Path) -> Policy:
             f"{text!r}: endpoints are not supported yet; give a transformers directory or hub id, or scripted:KIND"
         )
     try:
-        from memalpha.policy.transformers_ import TransformersPolicy
+        from memalpha.policy.transformers_ import TransformersPolicy, merge_adapter
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):
             raise
         raise PolicyError(
             f"policy {text!r} needs {error.name}: pip install 'memalpha[train]' (scripted:... policies need nothing)"
         ) from error
-    if text == "tiny":
+    base, *adapters = _chain(text)
+    if base == "tiny":
         with resources.as_file(resources.files("memalpha") / "weights" / "tiny") as path:
             if not path.is_dir():
                 raise PolicyError("this installation lacks the tiny policy's weights: make them from scratch first")
             policy = TransformersPolicy.from_pretrained(path)
-        policy.name = "tiny"
-        return policy
-    return TransformersPolicy.from_pretrained(name)
+    else:
+        try:
+            policy = TransformersPolicy.from_pretrained(base)
+        except PolicyError as error:
+            if not adapters:
+                raise
+            raise PolicyError(f"{adapters[0]} holds a LoRA adapter for {base!r}, its base: {error}") from error
+    for folder in adapters:
+        policy = merge_adapter(policy, folder)
+    policy.name = text
+    return policy
+
+
+def _chain(name: str) -> list[str]:
+    """The model behind `name`, then the adapter directories that are merged into it, the last one `name`.
+
+    A model that needs no adapter is a chain of one.
+    """
+    chain = [name]
+    while (path := Path(chain[0]) / ADAPTER_CONFIG).is_file():
+        try:
+            base = json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise PolicyError(f"{path} does not name the adapter's base (base_model_name_or_path)") from error
+        if not isinstance(base, str) or base in chain:
+            raise PolicyError(f"{path}: base_model_name_or_path is {base!r}: it must name another policy")
+        chain.insert(0, base)
+    return chain

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -30,6 +32,7 @@ from transformers.utils import logging as hf_logging
 
 from memalpha.errors import PolicyError
 from memalpha.hub import hub_reachable
+from memalpha.policy.base import ADAPTER_CONFIG
 from memalpha.types import Completion, SampleRequest
 
 STYLE_KEY = "memalpha_prompt"
@@ -259,6 +262,44 @@ def _load(path: str | Path, dtype: str, *, offline: bool) -> tuple[Any, PreTrain
         return AutoModelForCausalLM.from_pretrained(
             path, dtype=getattr(torch, dtype), local_files_only=offline
         ), tokenizer
+
+
+def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersPolicy:
+    """`base` with the LoRA adapter of `folder` merged into its weights, in place; a tokenizer in `folder` goes first.
+
+    Raises `PolicyError` where the adapter cannot be read or is not one for this base.
+    """
+    try:
+        import peft
+    except ModuleNotFoundError as error:
+        raise PolicyError(f"{folder} holds a LoRA adapter, which needs peft: pip install 'memalpha[train]'") from error
+    try:
+        config = peft.PeftConfig.from_pretrained(str(folder))
+        if not isinstance(config, peft.LoraConfig):
+            raise PolicyError(f"{folder} holds a {config.peft_type} adapter: only LoRA can be merged")
+        config.base_model_name_or_path = None  # else peft warns that the base in memory has another name
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft calls transformers by names on their way out
+            tuned = peft.get_peft_model(base.model, config)
+        load_adapter(tuned, folder)
+        model: Any = tuned.merge_and_unload()
+        own = (Path(folder) / "tokenizer_config.json").is_file()
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if own else base.tokenizer
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise PolicyError(f"cannot merge the LoRA adapter of {folder} into {base.name!r}: {error}") from error
+    return TransformersPolicy(model.requires_grad_(True), tokenizer, str(folder))
+
+
+def load_adapter(tuned: Any, folder: str | Path) -> None:
+    """Copy the adapter weights of `folder` into a `PeftModel`; a `ValueError` where they are those of another one."""
+    import peft
+
+    tensors = load_file(Path(folder) / "adapter_model.safetensors")
+    expected = peft.get_peft_model_state_dict(tuned, save_embedding_layers=False)
+    other = sorted(tensors.keys() ^ expected.keys())
+    if other:
+        raise ValueError(f"its tensors are not those that {ADAPTER_CONFIG} asks for ({other[0]} and others)")
+    peft.set_peft_model_state_dict(tuned, tensors)
 
 
 @contextmanager
