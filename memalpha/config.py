@@ -129,8 +129,8 @@ class LearnerConfig(Config):
         return self
 
 
-class TrainConfig(LearnerConfig):
-    """One reinforcement-learning run. Names follow TRL's `GRPOConfig` where the meaning is the same."""
+class RunConfig(LearnerConfig):
+    """Tasks, writer, reader and reward of a training run, whatever it learns from."""
 
     data: str = Field(default="synthetic", description="synthetic, or a task file (JSON Lines)")
     eval_data: str | None = Field(
@@ -140,15 +140,28 @@ class TrainConfig(LearnerConfig):
     eval_world: WorldConfig | None = Field(default=None, description="held-out world; default: world with split=test")
     agent: AgentConfig = AgentConfig()
     reader: ReaderConfig = ReaderConfig()
+    reward: RewardConfig = RewardConfig()
+    group_size: int = Field(default=8, description="rollouts per task (TRL: num_generations)")
+    temperature: float = Field(default=1.0, gt=0.0)
+    eval_tasks: int = Field(default=200, gt=0, description="held-out tasks of the evaluation before and after")
+    validation_tasks: int = Field(default=40, ge=0)
+    validate_every: int = Field(default=10, gt=0)
+
+    @model_validator(mode="after")
+    def _a_group(self) -> RunConfig:
+        if self.group_size < 2:
+            raise ValueError("group_size: rollouts of a task are compared, so at least 2 are needed")
+        return self
+
+
+class TrainConfig(RunConfig):
+    """One reinforcement-learning run. Names follow TRL's `GRPOConfig` where the meaning is the same."""
+
     training_reader: ReaderConfig | None = Field(
         default=None, description="another reader for the reward only; evaluations keep `reader` (default: the same)"
     )
-    reward: RewardConfig = RewardConfig()
-
     algorithm: Literal["grpo"] = "grpo"
-    group_size: int = Field(default=8, description="rollouts per task (TRL: num_generations)")
     tasks_per_step: int = Field(default=8, gt=0)
-    temperature: float = Field(default=1.0, gt=0.0)
     top_p: float = 1.0
     top_k: int = 0
     epsilon: float = Field(default=0.2, gt=0.0, description="lower clip range of the ratio")
@@ -185,9 +198,6 @@ class TrainConfig(LearnerConfig):
     num_iterations: int = Field(default=1, gt=0, description="passes over a step's samples (TRL: inner epochs)")
     minibatches: int = Field(default=2, gt=0, description="optimizer steps per pass")
 
-    eval_tasks: int = Field(default=200, gt=0, description="held-out tasks of the evaluation before and after")
-    validation_tasks: int = Field(default=40, ge=0)
-    validate_every: int = Field(default=10, gt=0)
     keep_tokens: bool = Field(
         default=False, description="write turns.jsonl and a checkpoint per step, for outside checks"
     )
@@ -197,8 +207,6 @@ class TrainConfig(LearnerConfig):
 
     @model_validator(mode="after")
     def _possible(self) -> TrainConfig:
-        if self.group_size < 2:
-            raise ValueError("group_size: a group baseline needs at least 2 rollouts per task")
         if self.top_p != 1.0 or self.top_k != 0:
             raise ValueError(
                 "top_p/top_k: truncated sampling biases every importance ratio; training samples with temperature only "
@@ -209,6 +217,41 @@ class TrainConfig(LearnerConfig):
                 "importance_cap: with old_logprobs=sampled the ratio itself corrects for the sampler; set "
                 "old_logprobs=recomputed, or leave importance_cap out"
             )
+        return self
+
+
+class SFTConfig(RunConfig):
+    """One supervised run: the learner imitates rows (`train.demonstrations`)."""
+
+    algorithm: Literal["sft"] = "sft"
+    source: str = Field(
+        default="gold",
+        description="rows to imitate: gold (each task's operations), scripted:KIND, best (the policy's best rollout "
+        "of group_size by reward), a run directory with turns.jsonl (its best rollouts), or a .jsonl file of rows",
+    )
+    tasks: int = Field(
+        default=256, gt=0, description="gold, scripted, best: training tasks of a round (of a file: all at most)"
+    )
+    rounds: int = Field(default=1, gt=0, description="best: sample new rows so often, with the weights of then")
+    batch_rows: int = Field(default=32, gt=0, description="rows of an optimizer step")
+    epochs: float | None = Field(
+        default=None, gt=0.0, description="passes over the rows, in the place of schedule_steps"
+    )
+    evaluate: bool = Field(default=True, description="answer questions of held-out tasks before and after")
+
+    @model_validator(mode="after")
+    def _within_schedule(self) -> SFTConfig:
+        """Overrides the base's check, which does not hold where `epochs` sets the length of the schedule."""
+        if self.epochs is None:
+            super()._within_schedule()  # type: ignore[operator]
+        if self.rounds > 1 and self.source != "best":
+            raise ValueError(
+                f"rounds: only source=best samples rows anew, {self.source!r} has the same ones every time"
+            )
+        if self.source == "best" and self.epochs is not None:
+            raise ValueError("epochs: how many rows source=best will find is not known: set schedule_steps")
+        if self.rounds > self.schedule_steps:
+            raise ValueError(f"rounds: {self.rounds} rounds need at least as many schedule_steps")
         return self
 
 
@@ -315,6 +358,17 @@ def build_config(kind: type[C], data: Mapping[str, Any], label: str) -> C:
 def load_config(kind: type[C], name: str | Path, overrides: Mapping[str, Any] | None = None) -> C:
     """A shipped or own configuration with overrides on top."""
     return build_config(kind, merge(read_config(name), overrides or {}), str(name))
+
+
+def training_config(
+    config: TrainConfig | SFTConfig | str | Path, overrides: Mapping[str, Any] | None = None
+) -> TrainConfig | SFTConfig:
+    """The configuration of a training run, with overrides on top: an `SFTConfig` where its `algorithm` is "sft"."""
+    if isinstance(config, TrainConfig | SFTConfig):
+        given = config.model_dump(exclude_unset=True)  # what was not set stays so, as if read from a file
+        return build_config(type(config), merge(given, overrides or {}), "overrides")
+    data = merge(read_config(config), overrides or {})
+    return build_config(SFTConfig if data.get("algorithm") == "sft" else TrainConfig, data, str(config))
 
 
 def _nearest(key: str, kind: type[Config]) -> str | None:
