@@ -37,6 +37,16 @@ class WorldConfig(Config):
     temporal_questions: bool = Field(default=False, description="demo preset: also ask when an event happened")
 
 
+class BabiConfig(Config):
+    """Streams of bAbI stories (`tasks.babi`)."""
+
+    tasks: tuple[Literal[1, 2, 6, 8, 9, 11, 12, 13], ...] = Field(
+        default=(1, 2, 6, 8, 9, 11, 12, 13), min_length=1, description="bAbI's task numbers"
+    )
+    stories: int = Field(default=4, gt=0, description="stories woven into one stream")
+    folder: str | None = Field(default=None, description="the official English files (default: those that ship)")
+
+
 class AgentConfig(Config):
     """How the writer is prompted and what it sees of the memory."""
 
@@ -132,12 +142,15 @@ class LearnerConfig(Config):
 class RunConfig(LearnerConfig):
     """Tasks, writer, reader and reward of a training run, whatever it learns from."""
 
-    data: str = Field(default="synthetic", description="synthetic, or a task file (JSON Lines)")
+    data: str = Field(default="synthetic", description="synthetic, babi, or a task file (JSON Lines)")
     eval_data: str | None = Field(
-        default=None, description="held-out tasks; default: the synthetic test split, or the last fifth of a task file"
+        default=None,
+        description="held-out tasks; default: the test split of synthetic or babi, or the last fifth of a task file",
     )
     world: WorldConfig = WorldConfig()
     eval_world: WorldConfig | None = Field(default=None, description="held-out world; default: world with split=test")
+    babi: BabiConfig = BabiConfig()
+    eval_babi: BabiConfig | None = Field(default=None, description="held-out streams of another shape (default: babi)")
     agent: AgentConfig = AgentConfig()
     reader: ReaderConfig = ReaderConfig()
     reward: RewardConfig = RewardConfig()

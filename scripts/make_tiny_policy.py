@@ -286,11 +286,11 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 # ---------------------------------------------------------------------------------------------------------------- model
 
 
-def build_model() -> Qwen3ForCausalLM:
-    """Width 128, 4 layers, 4 heads, tied embeddings: 787,840 parameters at random."""
+def build_model(vocabulary: int = VOCABULARY) -> Qwen3ForCausalLM:
+    """Width 128, 4 layers, 4 heads, tied embeddings: 787,840 parameters at random (with 1024 tokens)."""
     return Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=VOCABULARY,
+            vocab_size=vocabulary,
             hidden_size=128,
             intermediate_size=256,
             num_hidden_layers=4,

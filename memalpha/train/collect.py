@@ -15,7 +15,7 @@ from memalpha.qa.evaluator import Record, score_groups
 from memalpha.qa.gold import check_categories
 from memalpha.qa.reward import RewardModel
 from memalpha.store.schema import MemorySchema
-from memalpha.tasks import synthetic
+from memalpha.tasks import babi, synthetic
 from memalpha.tasks.load import load_tasks
 from memalpha.types import Chunk, Observation, Task, TrajectoryGroup
 
@@ -28,8 +28,10 @@ class TaskSource:
 
     Synthetic: training tasks are made by number from the run's seed and never repeat; validation tasks come from the
     training split without pseudo-words, held-out tasks from `eval_data`, else from `eval_world` (default: the test
-    split, whose values never occur in training). A task file: without `eval_data` its last fifth is held out, the last
-    fifth of the rest validates (`eval_tasks` and `validation_tasks` at most), the others are shuffled anew each pass.
+    split, whose values never occur in training). bAbI: streams of official training stories, other ones to validate;
+    held out are streams of official test stories (`eval_babi`, else `babi`). A task file: without `eval_data` its last
+    fifth is held out, the last fifth of the rest validates (`eval_tasks` and `validation_tasks` at most), the others
+    are shuffled anew each pass.
 
     Raises `ConfigError` for tasks that would be trained and evaluated on, `DataError` for a file of too few or without
     a question to train on.
@@ -46,6 +48,10 @@ class TaskSource:
             self.validation = synthetic.tasks(world, HELD_OUT_SEED, 0, config.validation_tasks)
             test = config.eval_world or config.world.model_copy(update={"split": "test"})
             self.held_out = given or synthetic.tasks(test, HELD_OUT_SEED, 0, config.eval_tasks)
+        elif config.data == "babi":
+            self.validation = babi.streams(config.babi, "validation", 0, 0, config.validation_tasks)
+            test = config.eval_babi or config.babi
+            self.held_out = given or babi.streams(test, "test", 0, 0, min(config.eval_tasks, babi.one_pass(test)))
         else:
             rest = load_tasks(config.data)
             _enough(rest, config)
@@ -67,6 +73,8 @@ class TaskSource:
     def batch(self, position: int) -> list[Task]:
         """The `tasks_per_step` tasks from number `position` on."""
         config = self.config
+        if config.data == "babi":
+            return babi.streams(config.babi, "train", config.seed, position, config.tasks_per_step)
         if not self.file:
             return synthetic.tasks(config.world, config.seed, position, config.tasks_per_step)
         return [self._from_file(position + i) for i in range(config.tasks_per_step)]
@@ -106,7 +114,7 @@ class TaskSource:
         config, seen = self.config, [*self.file, *self.validation]
         ids = {task.id for task in seen}
         texts = {chunk.render(): task.id for task in self.file for chunk in task.chunks}
-        made = None if self.file else synthetic.generate(config.world, config.seed, 0).id.removesuffix("0")
+        made = None if self.file else self.batch(0)[0].id.removesuffix("0")
         for task in held_out:
             if task.id in ids or (made and task.id.startswith(made) and task.id.removeprefix(made).isdigit()):
                 raise ConfigError(f"eval_data: task {task.id!r} of {config.eval_data} is among the training tasks")
