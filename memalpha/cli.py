@@ -112,20 +112,32 @@ def _one_line(summary: Mapping[str, Any]) -> str:
     before, after = summary.get("before"), summary.get("after")
     if not before or not after:
         return "stopped before the evaluation; the same command goes on from the last checkpoint"
-    return f"accuracy {before['accuracy']:.3f} before, {after['accuracy']:.3f} after"
+    baselines = [f"{name.replace('_', ' ')} {of['accuracy']:.3f}" for name, of in summary.get("baselines", {}).items()]
+    text = f"accuracy {before['accuracy']:.3f} before, {after['accuracy']:.3f} after"
+    return f"{text} ({', '.join(baselines)})" if baselines else text
 
 
 @app.command(name="eval")
 def evaluate(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A shipped configuration's name or a YAML file.")],
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="A shipped configuration's name, a YAML file, or a run directory.")
+    ],
     pairs: Pairs = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a writer, or search on LoCoMo.
 
-    Example: memalpha eval locomo data=locomo10.json --json
+    A run directory stands for the evaluation that the run made: its best checkpoint, its prompts, reader and metric.
+
+    Example: memalpha eval runs/mine data=held-out.jsonl
     """
-    settings = load_config(EvalConfig, config, parse_overrides(pairs or []))
+    overrides = parse_overrides(pairs or [])
+    if (Path(config) / "config.yaml").is_file():
+        from memalpha.qa.run import settings_of_run
+
+        settings = settings_of_run(Path(config), overrides)
+    else:
+        settings = load_config(EvalConfig, config, overrides)
     if settings.benchmark == "locomo":
         from memalpha.qa.locomo import format_locomo, run_locomo
 

@@ -1,17 +1,49 @@
-"""An evaluation from its configuration: what `memalpha eval` runs on tasks with questions."""
+"""An evaluation from its configuration, or as a training run made its own: what `memalpha eval` runs on questions."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
-from memalpha.config import EvalConfig, RewardConfig
+from memalpha.config import EvalConfig, TrainConfig, build_config, load_config, merge
 from memalpha.errors import ConfigError
 from memalpha.policy.base import in_own_style, load_policy
 from memalpha.qa.evaluator import Report, evaluate, result_folder
+from memalpha.qa.gold import check_categories
 from memalpha.qa.reader import load_reader
 from memalpha.qa.reward import RewardModel
+from memalpha.store.schema import load_schema
 from memalpha.tasks.load import load_tasks
+
+
+def settings_of_run(run: Path, overrides: Mapping[str, Any] | None = None) -> EvalConfig:
+    """How a training run evaluated its writer: `checkpoints/best`, prompted, read and scored as in the run.
+
+    On the run's `eval_data`; a run that held out a part of its own file needs `data`, a synthetic one is evaluated on
+    other conversations of its held-out world. Raises `ConfigError` where RUN has no best checkpoint yet.
+    """
+    overrides = overrides or {}
+    trained = load_config(TrainConfig, run / "config.yaml")
+    reader = trained.reader.model_copy(update={"conflicts": trained.reader.conflicts or "refuse"})
+    if reader.kind == "policy" and reader.policy is None:
+        reader = reader.model_copy(update={"policy": trained.policy})
+    best = run / "checkpoints" / "best"
+    found: dict[str, Any] = {
+        "system": str(best),
+        "agent": trained.agent.model_dump(),
+        "reader": reader.model_dump(),
+        "reward": trained.reward.model_dump(),
+    }
+    if trained.eval_data is not None:
+        found["data"] = trained.eval_data
+    elif "data" not in overrides and trained.data == "synthetic":
+        world = trained.eval_world or trained.world.model_copy(update={"split": "test"})
+        found |= {"benchmark": "synthetic", "world": world.model_dump(), "limit": trained.eval_tasks}
+    if "system" not in overrides and not best.is_dir():
+        raise ConfigError(f"{run} has no checkpoints/best: validate in training, or name system=CHECKPOINT")
+    return build_config(EvalConfig, merge(found, overrides), str(run))
 
 
 def run_evaluation(
@@ -33,15 +65,16 @@ def run_evaluation(
         raise ConfigError("data: name the task file (JSON Lines), for example data=mine.jsonl")
     else:
         tasks = load_tasks(config.data, config.limit)
+        check_categories(tasks, load_schema(config.agent.memory_schema), f"data: {config.data}")
     policy = load_policy(config.system)
     settings, answering = config.reader, policy
     if settings.kind == "policy":
         answering = load_policy(settings.policy) if settings.policy else policy
         settings = in_own_style(settings, answering).model_copy(update={"policy": None})
     reader, agent = load_reader(settings, answering), in_own_style(config.agent, policy)
-    for note in RewardModel(RewardConfig(), policy.count_tokens).notes(tasks):
+    for note in RewardModel(config.reward, policy.count_tokens).notes(tasks):
         (say or _to_stderr)(note)
-    report = evaluate(policy, tasks, reader, config=agent, seed=config.seed, progress=progress)
+    report = evaluate(policy, tasks, reader, config=agent, reward=config.reward, seed=config.seed, progress=progress)
     if config.out is not None:
         report.save(config.out)
     return report
