@@ -152,12 +152,18 @@ def _record(trajectory: Trajectory, question: Question, answer: Answer, metric: 
 
 
 def _is_disputed(trajectory: Trajectory, question: Question) -> bool:
-    """The conflict rule by the task's own slot, where it names one and the values it had (`Question.meta`)."""
-    if question.meta.get("kind") not in SINGLE or not (question.meta.get("slot") and question.meta.get("stale")):
+    """The conflict rule by the task's own slot, where it names one and the values it had (`Question.meta`).
+
+    These are `values`, what holds first, where the answer itself is no value of the slot ("yes"); else the answers and
+    what is `stale`.
+    """
+    meta = question.meta
+    values = meta.get("values") or (meta.get("stale") and [*question.answers, *meta["stale"]])
+    if meta.get("kind") not in SINGLE or not (meta.get("slot") and values):
         return False
     state = trajectory.states[_asked_at(question, trajectory.task)]
     statements = [*(entry.content for entry in state.entries.values()), *state.core.splitlines()]
-    return disputed(str(question.meta["slot"]), [*question.answers, *map(str, question.meta["stale"])], statements)
+    return disputed(str(meta["slot"]), list(map(str, values)), statements)
 
 
 def _traced(trajectory: Trajectory, question: Question, at: int) -> tuple[bool | None, bool | None]:
