@@ -21,6 +21,9 @@ S = TypeVar("S", AgentConfig, ReaderConfig)
 ADAPTER_CONFIG = "adapter_config.json"
 """A directory that holds this holds a LoRA adapter, and no model of its own."""
 
+SHIPPED = ("babi", "tiny")
+"""Policies whose weights come with the package."""
+
 
 @runtime_checkable
 class Policy(Protocol):
@@ -50,7 +53,7 @@ def in_own_style(settings: S, policy: Policy) -> S:
 
 
 def load_policy(name: str | Path) -> Policy:
-    """A policy by name: "tiny" (shipped weights), "scripted:KIND", or a transformers directory or hub id.
+    """A policy by name: "tiny" or "babi" (shipped weights), "scripted:KIND", or a transformers directory or hub id.
 
     A directory with a LoRA adapter (a checkpoint of a run with `lora`) is merged into its base, which is loaded by the
     same rules and may be such a directory itself. Raises `PolicyError` for a name that cannot be loaded here. Scripted
@@ -74,10 +77,10 @@ def load_policy(name: str | Path) -> Policy:
             f"policy {text!r} needs {error.name}: pip install 'memalpha[train]' (scripted:... policies need nothing)"
         ) from error
     base, *adapters = _chain(text)
-    if base == "tiny":
-        with resources.as_file(resources.files("memalpha") / "weights" / "tiny") as path:
+    if base in SHIPPED:
+        with resources.as_file(resources.files("memalpha") / "weights" / base) as path:
             if not path.is_dir():
-                raise PolicyError("this installation lacks the tiny policy's weights: make them from scratch first")
+                raise PolicyError(f"this installation lacks the weights of {base!r}: make them from scratch first")
             policy = TransformersPolicy.from_pretrained(path)
     else:
         try:
