@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from memalpha.config import EvalConfig, TrainConfig, build_config, load_config, merge
+from memalpha.config import EvalConfig, build_config, merge, training_config
 from memalpha.errors import ConfigError
 from memalpha.policy.base import in_own_style, load_policy
 from memalpha.qa.evaluator import Report, evaluate, result_folder
@@ -25,7 +25,7 @@ def settings_of_run(run: Path, overrides: Mapping[str, Any] | None = None) -> Ev
     other conversations of its held-out world. Raises `ConfigError` where RUN has no best checkpoint yet.
     """
     overrides = overrides or {}
-    trained = load_config(TrainConfig, run / "config.yaml")
+    trained = training_config(run / "config.yaml")
     reader = trained.reader.model_copy(update={"conflicts": trained.reader.conflicts or "refuse"})
     if reader.kind == "policy" and reader.policy is None:
         reader = reader.model_copy(update={"policy": trained.policy})

@@ -66,6 +66,11 @@ def test_a_run_directory_stands_for_its_own_evaluation(tmp_path):
     assert other.reader.policy == "some/start"
 
 
+def test_a_supervised_run_is_evaluated_alike(tmp_path):
+    run = run_directory(tmp_path / "run", algorithm="sft", policy="some/start", reader={"kind": "policy"})
+    assert settings_of_run(run, {"data": "held.jsonl"}).reader.policy == "some/start"
+
+
 def test_a_synthetic_run_is_evaluated_on_its_held_out_world(tmp_path):
     run = run_directory(tmp_path / "run", world={"pseudo_values": 0.6}, eval_tasks=3)
     config = settings_of_run(run)
