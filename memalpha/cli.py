@@ -172,8 +172,8 @@ def report(
 
 # ------------------------------------------------------------------------------------------------------------- store
 
-for _command in (cli_store.read, cli_store.add, cli_store.search, cli_store.ask, cli_store.show, cli_store.history):
-    app.command()(_command)
+for _command in cli_store.COMMANDS:
+    app.command(name=_command.__name__.rstrip("_"))(_command)
 
 
 # -------------------------------------------------------------------------------------------------------------- data

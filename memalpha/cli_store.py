@@ -192,6 +192,73 @@ def history(
     print_result([plain(version) for version in versions], as_json, "\n".join(lines))
 
 
+def export(
+    store: StoreFile,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The JSON Lines to write.")],
+    namespace: Namespace = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Write the whole log of STORE to a file.
+
+    One operation a line; `memalpha import` makes the same memory of it, past states included.
+
+    Example: memalpha export ana.db ana.jsonl
+    """
+    with _open(store, None, namespace) as memory:
+        count = memory.export_jsonl(file)
+    print_result({"operations": count, "path": str(file)}, as_json, f"{count} operations: {file}")
+
+
+def import_(
+    store: StoreFile,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An exported log, or facts of your own, a line each.")],
+    schema: SchemaName = None,
+    embedder: EmbedderName = None,
+    namespace: Namespace = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Apply the operations of a file to STORE.
+
+    All of them or none; STORE is made when it is not there. A line of your own is no more than a category and a
+    content.
+
+    Example: memalpha import copy.db ana.jsonl
+    """
+    from memalpha.store.transfer import read_jsonl
+
+    read_jsonl(file)  # refused before a store is made
+    with _open(store, embedder, namespace, schema=schema, create=True) as memory:
+        count = memory.import_jsonl(file)
+    print_result({"operations": count, "path": str(store)}, as_json, f"{count} operations: {store}")
+
+
+def doctor(
+    store: StoreFile,
+    repair: Annotated[bool, typer.Option("--repair", help="Make anew what follows from the log.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check STORE, and mend what can be.
+
+    The file itself, the log, and whether versions and vectors are what the log gives. Exit code 1 where something is
+    wrong (or stays wrong after --repair).
+
+    Example: memalpha doctor ana.db --repair
+    """
+    from memalpha.store.doctor import examine
+
+    health = examine(store, repair=repair)
+    lines = [f"repaired: {problem}" for problem in health.repaired]
+    lines += [*map(str, health.problems), *(f"note: {note}" for note in health.notes)]
+    looked_at = ", ".join(f"{count} {name}" for name, count in health.counts.items())
+    lines.append(f"{f'{len(health.problems)} problems' if health.problems else 'sound'}: {looked_at}")
+    print_result(health, as_json, "\n".join(lines))
+    if health.problems:
+        raise typer.Exit(1)
+
+
+COMMANDS = (read, add, search, ask, show, history, export, import_, doctor)
+
+
 # ----------------------------------------------------------------------------------------------------------- helpers
 
 

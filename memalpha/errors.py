@@ -39,6 +39,10 @@ class StoreError(MemalphaError):
     code = "store_error"
 
 
+class DamagedStore(StoreError):
+    """A store file that SQLite cannot read: restore a copy, or see what `memalpha doctor` says."""
+
+
 class UnknownEntry(StoreError):
     """No live entry has this id."""
 

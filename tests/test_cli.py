@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,31 @@ def test_a_position_beyond_the_log_is_said_to_be_now(memalpha, store: Path) -> N
         assert memalpha(*words, "--as-of", 1)[2] == ""
         code, out, err = memalpha(*words, "--as-of", 99)
         assert code == 0 and "Lisbon" in out and "the log ends at 1" in err
+
+
+def test_a_log_goes_out_and_in_again(memalpha, store: Path, tmp_path: Path) -> None:
+    file, copy = tmp_path / "log.jsonl", tmp_path / "copy.db"
+    assert json.loads(memalpha("export", store, file, "--json")[1])["operations"] == 1
+    assert memalpha("import", copy, file, "--embedder", "hash")[1] == f"1 operations: {copy}\n"
+    assert memalpha("show", copy)[1] == memalpha("show", store)[1]
+    assert memalpha("import", tmp_path / "new.db", tmp_path / "none.jsonl")[0] == 2
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_the_doctor_says_1_where_something_is_wrong(memalpha, store: Path) -> None:
+    assert memalpha("doctor", store) == (0, "sound: 1 namespaces, 1 operations, 1 versions, 1 vectors\n", "")
+    rows = sqlite3.connect(store, isolation_level=None)
+    rows.execute("DELETE FROM vectors")
+    code, out, err = memalpha("doctor", store)
+    assert (code, err) == (1, "") and out.startswith("vectors of default: 1 missing\n1 problems: ")
+    assert [problem["part"] for problem in json.loads(memalpha("doctor", store, "--json")[1])["problems"]] == [
+        "vectors"
+    ]
+    code, out, _ = memalpha("doctor", store, "--repair")
+    assert code == 0 and out.startswith("repaired: vectors of default: 1 missing\nsound: ")
+    rows.execute("UPDATE meta SET value = 'x'")
+    assert memalpha("doctor", store)[0] == 1
+    assert memalpha("doctor", store.with_name("none.db"))[0] == 2
 
 
 def test_the_version(memalpha) -> None:

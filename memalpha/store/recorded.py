@@ -23,6 +23,7 @@ class RecordedEmbedder:
         self._path = path
         self._record: dict[str, Any] = json.loads(record)
         self.name: str = self._record["name"]
+        self.dim: int = self._record["dim"]
         self._named = self.name if named is None else named
         self._loaded: Embedder | None = None
         name = self._named if isinstance(self._named, str) else self._named.name

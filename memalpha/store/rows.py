@@ -6,7 +6,7 @@ import hashlib
 import json
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -19,6 +19,9 @@ from memalpha.store.state import Change, plan
 from memalpha.types import MemoryEntry, Operation
 
 _ENTRY = "id, category, content, timestamp, importance, metadata, source, chunk, turn"
+_VERSION = f"version, valid_from, valid_to, created, digest, {_ENTRY}"
+_NEW_VERSION = f"INSERT INTO versions (ns, {_VERSION}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+_NEW_VECTOR = "INSERT OR IGNORE INTO vectors (ns, digest, vector) VALUES (?, ?, ?)"
 _IS_LIVE = "valid_to IS NULL"
 _WAS_LIVE = "valid_from <= ? AND (valid_to IS NULL OR valid_to > ?)"
 
@@ -105,17 +108,11 @@ class Namespace:
                 (seq, ns, change.ended.id, change.ended.version),
             )
         if entry is not None:
-            key = digest(entry.content)
             row = self._rows.execute("SELECT created FROM versions WHERE ns = ? AND id = ? LIMIT 1", (ns, entry.id))
             created = (row.fetchone() or (seq,))[0]
-            self._rows.execute(
-                f"INSERT INTO versions (ns, version, valid_from, created, digest, {_ENTRY}) "
-                "VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-                (ns, entry.version, entry.valid_from, created, key, *_values(entry)),
-            )
+            self._rows.execute(_NEW_VERSION, (ns, *version_row(entry, created)))
             if vectors is not None:
-                blob = np.asarray(vectors[entry.content], "<f4").tobytes()
-                self._rows.execute("INSERT OR IGNORE INTO vectors VALUES (?, ?, ?)", (ns, key, blob))
+                self._rows.execute(_NEW_VECTOR, (ns, digest(entry.content), vector_blob(vectors[entry.content])))
         return change
 
     def _make(self) -> int:
@@ -210,6 +207,24 @@ class Namespace:
                 found[text] = np.frombuffer(row[0], "<f4")
         return found
 
+    def version_rows(self) -> Iterator[tuple[Any, ...]]:
+        """Every row of `versions` as it is stored; `version_row` says what it should be."""
+        return self._rows.execute(f"SELECT {_VERSION} FROM versions WHERE ns = ?", (self.ns,))
+
+    def vector_rows(self) -> Iterator[tuple[bytes, bytes]]:
+        """Every row of `vectors` as it is stored: digest and vector."""
+        return self._rows.execute("SELECT digest, vector FROM vectors WHERE ns = ?", (self.ns,))
+
+    def replace_versions(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Put rows in the place of all that `versions` holds."""
+        self._rows.execute("DELETE FROM versions WHERE ns = ?", (self.ns,))
+        self._rows.executemany(_NEW_VERSION, ((self.ns, *row) for row in rows))
+
+    def replace_vectors(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Put rows in the place of all that `vectors` holds."""
+        self._rows.execute("DELETE FROM vectors WHERE ns = ?", (self.ns,))
+        self._rows.executemany(_NEW_VECTOR, ((self.ns, *row) for row in rows))
+
     def _one(self, where: str, *values: Any, index: str | None = None) -> MemoryEntry | None:
         return next(self._select(where, *values, index=index), None) if all(map(_storable, values)) else None
 
@@ -224,6 +239,17 @@ class Namespace:
 def digest(content: str) -> bytes:
     """The key under which a content is found: 16 bytes of BLAKE2b."""
     return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def version_row(entry: MemoryEntry, created: int) -> tuple[Any, ...]:
+    """The row of `versions` for a version of an entry whose id the position `created` made."""
+    key = digest(entry.content)
+    return (entry.version, entry.valid_from, entry.valid_to, created, key, *_values(entry))
+
+
+def vector_blob(vector: np.ndarray) -> bytes:
+    """An embedding as it is stored: little-endian float32."""
+    return np.asarray(vector, "<f4").tobytes()
 
 
 def _values(thing: Operation | MemoryEntry) -> tuple[Any, ...]:

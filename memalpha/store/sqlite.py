@@ -12,6 +12,7 @@ operations, an earlier one after an undo or a restore. That is what a following 
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from threading import RLock
 from time import monotonic, sleep
 from typing import Literal, get_args
 
-from memalpha.errors import StoreError
+from memalpha.errors import DamagedStore, StoreError
 
 APPLICATION_ID = 0x6D416C70  # "mAlp"
 FORMAT = 2
@@ -189,6 +190,40 @@ class Database:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
 
+    def read_damaged_text(self) -> None:
+        """From now on, give text that is not UTF-8 with half surrogate pairs for the bytes that do not fit."""
+        self._connection.text_factory = lambda data: data.decode(errors="surrogateescape")
+
+    def namespaces(self) -> list[str]:
+        """The names of all namespaces that were ever written to."""
+        return [name for (name,) in self._connection.execute("SELECT name FROM namespaces ORDER BY name")]
+
+    def faults(self) -> Iterator[str]:
+        """What SQLite finds wrong with the file, a line each."""
+        for (message,) in self._connection.execute("PRAGMA integrity_check"):
+            if message != "ok":
+                yield message
+
+    def misses(self) -> dict[str, str]:
+        """The tables, indexes and triggers that the file lacks, or has otherwise than it should: name and kind."""
+        there = dict(self._connection.execute("SELECT name, sql FROM sqlite_master"))
+        return {name: kind for name, (kind, made) in _made().items() if f"{there.get(name)};" != made}
+
+    def make(self, name: str) -> None:
+        """Make a table, index or trigger of the format anew; what a table held is gone."""
+        kind, statement = _made()[name]
+        self._connection.execute(f"DROP {kind} IF EXISTS {name}")
+        self._connection.execute(statement)
+
+    def orphans(self, table: str) -> int:
+        """The rows of a table whose namespace is not there."""
+        query = f"SELECT count(*) FROM {table} WHERE ns NOT IN (SELECT ns FROM namespaces)"
+        return self._connection.execute(query).fetchone()[0]
+
+    def drop_orphans(self, table: str) -> None:
+        """Delete them."""
+        self._connection.execute(f"DELETE FROM {table} WHERE ns NOT IN (SELECT ns FROM namespaces)")
+
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
         try:
@@ -205,8 +240,9 @@ class Database:
                 raise StoreError(
                     f"{self.path}: another process has kept it locked for {_PATIENCE:.0f} s: try again"
                 ) from error
-            if code.startswith("SQLITE_CORRUPT"):
-                raise StoreError(f"{self.path} is damaged ({error}): restore it from a copy") from error
+            if code.startswith("SQLITE_CORRUPT") or "Could not decode" in str(error):
+                message = f"{self.path} is damaged ({str(error)[:100]}): go back to a copy, or ask `memalpha doctor`"
+                raise DamagedStore(message) from error
             raise StoreError(f"{self.path}: {error}") from error
 
     def close(self) -> None:
@@ -223,6 +259,15 @@ def _statements(script: str) -> Iterator[str]:
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
+
+
+def _made() -> dict[str, tuple[str, str]]:
+    """What the format consists of, by name: table, index or trigger, and the statement that makes it."""
+    made = {}
+    for statement in map(str.strip, _statements(_DDL)):
+        if match := re.match(r"CREATE (?:UNIQUE )?(TABLE|INDEX|TRIGGER) (\w+)", statement):
+            made[match[2]] = match[1].lower(), statement
+    return made
 
 
 def _check_path(path: Path, create: bool) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import memalpha.store.rows
 from memalpha.errors import DataError, DuplicateContent, InvalidContent, MemalphaError, StoreError, UnknownEntry
+from memalpha.store.doctor import examine
 from memalpha.store.embedding import load_embedder
 from memalpha.store.schema import MEM_ALPHA, MemorySchema
 from memalpha.store.state import MemoryState
@@ -168,6 +169,7 @@ def test_a_store_is_its_state(program: list) -> None:
 def test_a_store_on_disk_is_its_state(tmp_path_factory, program: list) -> None:
     path = tmp_path_factory.mktemp("store") / "a.db"
     check_program(program, lambda: MemoryStore.open(path, embedder="hash"))
+    assert examine(path).problems == []
 
 
 def facts(store: MemoryStore, number: int = 5) -> None:
