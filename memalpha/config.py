@@ -252,6 +252,11 @@ class SFTConfig(RunConfig):
     )
     evaluate: bool = Field(default=True, description="answer questions of held-out tasks before and after")
 
+    @property
+    def tasks_per_step(self) -> int:
+        """How many tasks are taken at a time: all of a round."""
+        return self.tasks
+
     @model_validator(mode="after")
     def _within_schedule(self) -> SFTConfig:
         """Overrides the base's check, which does not hold where `epochs` sets the length of the schedule."""

@@ -8,7 +8,7 @@ from random import Random
 from memalpha.agent.answer import Reader
 from memalpha.agent.builder import Builder
 from memalpha.agent.prompts import writer_messages
-from memalpha.config import AgentConfig, TrainConfig
+from memalpha.config import AgentConfig, RunConfig, SFTConfig, TrainConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.qa.evaluator import Record, score_groups
@@ -37,7 +37,7 @@ class TaskSource:
     a question to train on.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig | SFTConfig) -> None:
         self.config = config
         self.file: list[Task] = []
         given = None if config.eval_data is None else load_tasks(config.eval_data, limit=config.eval_tasks)
@@ -132,7 +132,7 @@ class TaskSource:
         return self.file[order[place]]
 
 
-def _enough(tasks: Sequence[Task], config: TrainConfig) -> None:
+def _enough(tasks: Sequence[Task], config: RunConfig) -> None:
     if config.eval_data is None:
         needed, why = 5, "of which a fifth is held out (or name other tasks as eval_data)"
     else:
@@ -142,7 +142,7 @@ def _enough(tasks: Sequence[Task], config: TrainConfig) -> None:
 
 
 def collect(
-    builder: Builder, tasks: Sequence[Task], reader: Reader, rewards: RewardModel, config: TrainConfig, step: int
+    builder: Builder, tasks: Sequence[Task], reader: Reader, rewards: RewardModel, config: RunConfig, step: int
 ) -> tuple[list[TrajectoryGroup], list[Record]]:
     """`group_size` sampled rollouts of each task, with rewards, and the records of all their questions."""
     groups = builder.build(
