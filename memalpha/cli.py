@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from memalpha import __version__, cli_store
 from memalpha.cli_store import AsJson, print_result
 from memalpha.config import EvalConfig, TrainConfig, load_config, parse_overrides
-from memalpha.errors import MemalphaError
+from memalpha.errors import MemalphaError, PolicyError
 
 app = typer.Typer(
     name="memalpha",
@@ -168,6 +168,30 @@ def report(
 
     page = write_report(run)
     print_result({"report": str(page)}, as_json, str(page))
+
+
+@app.command()
+def merge(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint's directory, or any policy.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory to write; it must not hold anything yet.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a trained writer as a plain transformers directory.
+
+    Weights, configuration and tokenizer, without what only training needs; LoRA adapters are merged into their base.
+
+    Example: memalpha merge runs/demo/checkpoints/best my-writer
+    """
+    try:
+        from memalpha.policy.transformers_ import merge as write
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers"):
+            raise
+        raise PolicyError(f"merge needs {error.name}: pip install 'memalpha[train]'") from error
+
+    written = write(checkpoint, out)
+    files = sorted(path.name for path in written.iterdir())
+    print_result({"out": str(written), "files": files}, as_json, f"{written}: {', '.join(files)}")
 
 
 # ------------------------------------------------------------------------------------------------------------- store

@@ -52,12 +52,12 @@ def in_own_style(settings: S, policy: Policy) -> S:
     return settings.model_copy(update={"prompt": getattr(policy, "prompt", "full")})
 
 
-def load_policy(name: str | Path) -> Policy:
+def load_policy(name: str | Path, *, dtype: str = "float32", device: str = "cpu") -> Policy:
     """A policy by name: "tiny" or "babi" (shipped weights), "scripted:KIND", or a transformers directory or hub id.
 
     A directory with a LoRA adapter (a checkpoint of a run with `lora`) is merged into its base, which is loaded by the
-    same rules and may be such a directory itself. Raises `PolicyError` for a name that cannot be loaded here. Scripted
-    policies need no torch.
+    same rules and may be such a directory itself. `dtype` and `device` are torch's, for weights. Raises `PolicyError`
+    for a name that cannot be loaded here. Scripted policies need no torch.
     """
     text = str(name)
     if text.startswith("scripted:"):
@@ -81,10 +81,10 @@ def load_policy(name: str | Path) -> Policy:
         with resources.as_file(resources.files("memalpha") / "weights" / base) as path:
             if not path.is_dir():
                 raise PolicyError(f"this installation lacks the weights of {base!r}: make them from scratch first")
-            policy = TransformersPolicy.from_pretrained(path)
+            policy = TransformersPolicy.from_pretrained(path, dtype=dtype, device=device)
     else:
         try:
-            policy = TransformersPolicy.from_pretrained(base)
+            policy = TransformersPolicy.from_pretrained(base, dtype=dtype, device=device)
         except PolicyError as error:
             if not adapters:
                 raise
@@ -95,13 +95,18 @@ def load_policy(name: str | Path) -> Policy:
     return policy
 
 
+def lasting_name(name: str) -> str:
+    """A name under which `load_policy` finds the same policy from anywhere and later on: a directory's own path."""
+    return name if name in SHIPPED or not Path(name).is_dir() else str(Path(name).resolve())
+
+
 def _chain(name: str) -> list[str]:
     """The model behind `name`, then the adapter directories that are merged into it, the last one `name`.
 
     A model that needs no adapter is a chain of one.
     """
     chain = [name]
-    while (path := Path(chain[0]) / ADAPTER_CONFIG).is_file():
+    while chain[0] not in SHIPPED and (path := Path(chain[0]) / ADAPTER_CONFIG).is_file():
         try:
             base = json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
         except (OSError, ValueError, KeyError, TypeError) as error:

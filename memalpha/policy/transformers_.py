@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,9 +31,9 @@ from transformers.cache_utils import DynamicLayer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
-from memalpha.errors import PolicyError
+from memalpha.errors import ConfigError, PolicyError
 from memalpha.hub import hub_reachable
-from memalpha.policy.base import ADAPTER_CONFIG
+from memalpha.policy.base import ADAPTER_CONFIG, load_policy
 from memalpha.types import Completion, SampleRequest
 
 STYLE_KEY = "memalpha_prompt"
@@ -74,6 +75,8 @@ class TransformersPolicy:
         """Load model and tokenizer from a directory or a hub id. Raises `PolicyError` when there is none."""
         local = (Path(path) / "config.json").is_file()
         if not local and (Path(path).exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(path))):
+            if (Path(path) / "checkpoints").is_dir():
+                raise PolicyError(f"{path} is a run directory: name one of its checkpoints, as {path}/checkpoints/best")
             raise PolicyError(
                 f'no policy at {str(path)!r}: expected "tiny", a directory with config.json, weights and tokenizer, or '
                 "a hub id owner/name"
@@ -104,6 +107,12 @@ class TransformersPolicy:
         target = getattr(torch, dtype)
         different = target != self.model.dtype
         self._twin = copy.deepcopy(self.model).to(target).requires_grad_(False) if different else None
+
+    def save(self, folder: str | Path) -> None:
+        """Write a plain transformers directory (weights, configuration, tokenizer)."""
+        with without_bars():
+            self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
 
     @property
     def parameters(self) -> int:
@@ -288,6 +297,28 @@ def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersP
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise PolicyError(f"cannot merge the LoRA adapter of {folder} into {base.name!r}: {error}") from error
     return TransformersPolicy(model.requires_grad_(True), tokenizer, str(folder))
+
+
+def merge(name: str | Path, out: str | Path) -> Path:
+    """Write the policy `name`, adapters merged, as a plain transformers directory `out` (made where it is missing).
+
+    Raises `PolicyError` for a policy without weights, `ConfigError` where `out` is there and not empty.
+    """
+    out = Path(out).resolve()
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError(f"{out} is there already: name a directory that does not exist or is empty")
+    policy = load_policy(name)
+    if not isinstance(policy, TransformersPolicy):
+        raise PolicyError(f"policy {str(name)!r} has no weights to write")
+    aside = out.with_name(f".{out.name}.part")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        policy.save(aside)
+        aside.replace(out)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written ({error.strerror}): name another directory") from error
+    return out
 
 
 def load_adapter(tuned: Any, folder: str | Path) -> None:

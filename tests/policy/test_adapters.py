@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import peft
@@ -11,9 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tiny import tiny_model, tiny_policy
+from transformers import AutoModelForCausalLM
 
+from memalpha import cli
 from memalpha.errors import PolicyError
-from memalpha.policy.base import load_policy
+from memalpha.policy.base import lasting_name, load_policy
 from memalpha.policy.transformers_ import TransformersPolicy
 
 IDS = torch.arange(24)[None] * 7 % 200
@@ -112,3 +115,45 @@ def test_what_is_wrong_with_an_adapter_is_named(whole, tmp_path):
     shutil.rmtree(folder)
     with pytest.raises(PolicyError, match="no policy at"):
         load_policy(folder)
+
+
+def run(monkeypatch, capsys, *words: object) -> tuple[object, str, str]:
+    monkeypatch.setattr(sys, "argv", ["memalpha", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code, *capsys.readouterr()
+
+
+def test_merge_writes_a_plain_directory_and_no_other(whole, tmp_path, monkeypatch, capsys):
+    together = adapter(tmp_path / "one", whole, tiny_model())
+    out = tmp_path / "made" / "here"
+    code, said, _ = run(monkeypatch, capsys, "merge", tmp_path / "one", out)
+    assert code in (0, None) and str(out) in said and "model.safetensors" in said
+    assert not [path.name for path in out.iterdir() if "adapter" in path.name]
+    assert torch.allclose(logits(AutoModelForCausalLM.from_pretrained(out)), together, atol=1e-4)
+    merged = load_policy(out)
+    assert isinstance(merged, TransformersPolicy) and merged.prompt == "compact"
+    code, _, said = run(monkeypatch, capsys, "merge", tmp_path / "one", out)
+    assert code == 2 and "is there already" in said
+    (tmp_path / "file").write_text("mine")
+    assert run(monkeypatch, capsys, "merge", whole, tmp_path / "file")[0] == 2
+    assert run(monkeypatch, capsys, "merge", "scripted:oracle", tmp_path / "script")[0] == 2
+    (tmp_path / "empty").mkdir()
+    assert run(monkeypatch, capsys, "merge", whole, tmp_path / "empty", "--json")[0] in (0, None)
+    assert (tmp_path / "empty" / "config.json").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "made", "one", "whole"]
+
+
+def test_a_directory_is_named_by_its_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "step-3").mkdir()
+    (tmp_path / "best").symlink_to("step-3")
+    assert lasting_name("best") == str((tmp_path / "step-3").resolve())
+    (tmp_path / "tiny").mkdir()
+    assert [lasting_name(name) for name in ("tiny", "owner/name")] == ["tiny", "owner/name"]
+
+
+def test_a_run_directory_is_told_from_a_policy(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(PolicyError, match=r"is a run directory: .*checkpoints/best"):
+        load_policy(tmp_path)
