@@ -109,7 +109,7 @@ class TaskSource:
     def _refuse_shared(self, held_out: Sequence[Task]) -> None:
         """Refuse tasks that are trained on; a synthetic world's by their ids, for it has no end.
 
-        Short chunks ("Thanks, bye!") recur in all conversations, so a task is another's copy when half of its are.
+        Short chunks ("Thanks, bye!") recur in all conversations, so a task counts as a copy when half of its text is.
         """
         config, seen = self.config, [*self.file, *self.validation]
         ids = {task.id for task in seen}
@@ -118,11 +118,13 @@ class TaskSource:
         for task in held_out:
             if task.id in ids or (made and task.id.startswith(made) and task.id.removeprefix(made).isdigit()):
                 raise ConfigError(f"eval_data: task {task.id!r} of {config.eval_data} is among the training tasks")
-            shared = [other for chunk in task.chunks if (other := texts.get(chunk.render())) is not None]
-            if 2 * len(shared) >= len(task.chunks):
+            read = [chunk.render() for chunk in task.chunks]
+            shared = sorted((text for text in read if text in texts), key=len)
+            if shared and 2 * sum(map(len, shared)) >= sum(map(len, read)):
                 raise ConfigError(
-                    f"eval_data: {len(shared)} of {len(task.chunks)} chunks of task {task.id!r} of {config.eval_data} "
-                    f"are word for word in training tasks, one in {shared[0]!r}: held-out tasks must be others"
+                    f"eval_data: {len(shared)} of {len(read)} chunks of task {task.id!r} of {config.eval_data}, half "
+                    f"of its text or more, are word for word in training tasks (the longest in {texts[shared[-1]]!r}): "
+                    "held-out tasks must be others"
                 )
 
     def _from_file(self, number: int) -> Task:

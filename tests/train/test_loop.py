@@ -263,7 +263,7 @@ def test_what_is_evaluated_is_not_trained_on(small, tmp_path):
     with pytest.raises(ConfigError, match=f"{trained[2].id!r}.*among the training tasks"):
         TaskSource(small(data=mine, eval_data=write("same.jsonl", [others[0], trained[2]])))
     renamed = trained[2].model_copy(update={"id": "another"})
-    with pytest.raises(ConfigError, match=f"3 of 3 chunks .* word for word .* one in {trained[2].id!r}"):
+    with pytest.raises(ConfigError, match=f"3 of 3 chunks .* word for word .* in {trained[2].id!r}"):
         TaskSource(small(data=mine, eval_data=write("renamed.jsonl", [renamed])))
     small_talk = others[0].model_copy(update={"chunks": (*others[0].chunks[:2], trained[2].chunks[2])})
     assert TaskSource(small(data=mine, eval_data=write("talk.jsonl", [small_talk]))).held_out == [small_talk]
