@@ -25,6 +25,7 @@ from memalpha.types import MemoryEntry, is_iso_time
 FIELDS = frozenset({"id", "category", "content", "timestamp", "importance", "source", "chunk", "turn"})
 COMPARISONS = ("$eq", "$ne", "$in", "$gt", "$gte", "$lt", "$lte", "$contains")
 COMBINATIONS = ("$and", "$or", "$not")
+Where = Mapping[str, Any] | None
 _ORDER = {"$gt": gt, "$gte": ge, "$lt": lt, "$lte": le}
 _DEEPEST = 50
 
@@ -42,17 +43,22 @@ class Condition:
         if self.operator == "$contains":
             if isinstance(value, str):
                 return isinstance(self.operand, str) and self.operand in value
-            return isinstance(value, list) and any(_same(item, self.operand) for item in value)
+            return isinstance(value, list) and frozen(self.operand) in map(frozen, value)
         value = self._comparable(value)
         if self.operator in _ORDER:
             bound = self._comparable(self.operand)
             return _ordered(value, bound) and _ORDER[self.operator](value, bound)
-        operands = self.operand if self.operator == "$in" else [self.operand]
-        return any(_same(value, self._comparable(operand)) for operand in operands) != (self.operator == "$ne")
+        wanted = (frozen(self._comparable(operand)) for operand in self.operands)
+        return (frozen(value) in wanted) != (self.operator == "$ne")
 
     def matches(self, entry: MemoryEntry) -> bool:
         """Whether an entry passes."""
         return self.holds(value_of(entry, self.field))
+
+    @property
+    def operands(self) -> list[Any]:
+        """What `$eq`, `$ne` and `$in` look for."""
+        return self.operand if self.operator == "$in" else [self.operand]
 
     def _comparable(self, value: Any) -> Any:
         if self.field != "timestamp" or not isinstance(value, str) or not is_iso_time(value):
@@ -97,7 +103,7 @@ class Not:
 Filter = Condition | All | OneOf | Not
 
 
-def parse(where: Mapping[str, Any] | None, *, category: str | None = None) -> Filter | None:
+def parse(where: Where, *, category: str | None = None) -> Filter | None:
     """The filter that `where` describes, within one `category` if that is given; None where nothing is filtered.
 
     Raises `StoreError` naming what is not understood and what there is.
@@ -113,6 +119,25 @@ def value_of(entry: MemoryEntry, field: str) -> Any:
     if field in FIELDS:
         return getattr(entry, field)
     return _inside(entry.metadata, field.removeprefix("metadata."))
+
+
+def fields_of(chosen: Filter) -> set[str]:
+    """The fields that a filter looks at."""
+    if isinstance(chosen, Condition):
+        return {chosen.field}
+    parts = (chosen.part,) if isinstance(chosen, Not) else chosen.parts
+    return set().union(*map(fields_of, parts))
+
+
+def frozen(value: Any) -> Any:
+    """A JSON value as a dictionary's key; equal where the values are: numbers by value, and true is not 1."""
+    if isinstance(value, bool):
+        return bool, value
+    if isinstance(value, list):
+        return tuple(map(frozen, value))
+    if isinstance(value, Mapping):
+        return frozenset((key, frozen(item)) for key, item in value.items())
+    return value
 
 
 def _inside(value: Any, path: str) -> Any:
@@ -189,17 +214,6 @@ def _json(place: str, value: Any) -> Any:
     if value is None or isinstance(value, str | int | float):
         return value
     raise StoreError(f"{place}: {value!r} is no JSON value (text, number, true, false, null, list, mapping)")
-
-
-def _same(one: Any, two: Any) -> bool:
-    """Equality of JSON values: numbers by value, and true is not 1."""
-    if isinstance(one, bool) or isinstance(two, bool):
-        return one is two
-    if isinstance(one, list) and isinstance(two, list):
-        return len(one) == len(two) and all(map(_same, one, two))
-    if isinstance(one, Mapping) and isinstance(two, Mapping):
-        return one.keys() == two.keys() and all(_same(item, two[key]) for key, item in one.items())
-    return one == two
 
 
 def _ordered(one: Any, two: Any) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import faiss
 import numpy as np
 
+_FEW = 0.25  # of the rows
+
 
 class VectorIndex:
     """Exact inner-product index (FAISS flat) whose rows are slots; a removed slot's row is zero and can be reused."""
@@ -40,15 +42,22 @@ class VectorIndex:
         """Forget a slot."""
         self.rows[slot] = 0.0
 
-    def scores(self, queries: np.ndarray) -> np.ndarray:
-        """Inner products `(queries, slots)` with every row (0 for a removed one): float64, to 5 decimals.
+    def scores(self, queries: np.ndarray, slots: np.ndarray | None = None) -> np.ndarray:
+        """Inner products with every row (0 for a removed one), or with those at `slots` `(n,)`: float64 `(queries,
+        rows)`, to 5 decimals.
 
         FAISS computes each product by itself (a BLAS product's last bits would depend on what else is in the batch
         or the index), and rounding takes off what a model's own batching leaves: so ties are ties.
         """
-        if not self._flat.ntotal:
+        rows = self.rows
+        few = slots is not None and len(slots) < len(rows) * _FEW  # else gathering rows costs more than their products
+        if few:
+            rows = rows[slots]
+        if not len(rows):
             return np.zeros((len(queries), 0))
-        products = faiss.pairwise_distances(queries, self.rows, metric=faiss.METRIC_INNER_PRODUCT)
+        products = faiss.pairwise_distances(queries, rows, metric=faiss.METRIC_INNER_PRODUCT)
+        if slots is not None and not few:
+            products = products[:, slots]
         return np.round(products.astype(np.float64), 5)
 
 

@@ -1,8 +1,8 @@
-"""BM25 over live documents, changed in place.
+"""Which term is in which document how often, and BM25 over any selection of the documents.
 
 Scores follow Lucene's variant (Kamphuis et al., "Which BM25 do you mean?", ECIR 2020): a query term t gives document d
 `idf(t) * tf / (tf + k1 * (1 - b + b * |d| / mean |d|))` with `idf = ln(1 + (N - df + 0.5) / (df + 0.5))`. Document
-counts and lengths are over what is in the index now, so a removed document leaves no trace in anybody's score.
+counts and lengths are those of the selection alone, so what is left out of it leaves no trace in anybody's score.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from memalpha.store.stem import stem
 
 K1 = 1.5
 B = 0.75
+_FEW = 64  # documents that are added one by one: sorting the whole index for them would cost more
 
 # Scripts written without spaces: kana, Han (with extensions), Thai, Lao, Khmer, Burmese. Hangul has spaces, but its
 # particles are glued to the words, so bigrams serve it better as well.
@@ -29,6 +32,7 @@ _UNSPACED = (
 )
 _TOKEN = re.compile(rf"[{_UNSPACED}]+|(?:(?![{_UNSPACED}_])\w)+(?:['\u2019](?![{_UNSPACED}_])\w+)*")
 _RUN = re.compile(rf"[{_UNSPACED}]")
+_ASCII_TOKEN = re.compile(r"[a-z0-9]+(?:'[a-z0-9]\w*)*")  # what _TOKEN finds in lower-case ASCII, four times as fast
 
 # Function words carry no topic; most of a question consists of them. Names of months, numbers and negations stay.
 _STOP_WORDS = """
@@ -44,16 +48,28 @@ def words(text: str) -> list[str]:
 
     A run of a script written without spaces gives its character bigrams (a lone character itself).
     """
+    if text.isascii():
+        return [word for word in map(_word, _ASCII_TOKEN.findall(text.lower())) if word]
+    return _words(text)
+
+
+def _words(text: str) -> list[str]:
+    """`words` of any text."""
     tokens: list[str] = []
     for match in _TOKEN.finditer(unicodedata.normalize("NFKC", text).lower()):
         token = match.group()
         if _RUN.match(token):
             tokens += [token[i : i + 2] for i in range(len(token) - 1)] or [token]
-            continue
-        token = token.replace("\u2019", "'").removesuffix("'s")
-        if token not in STOP_WORDS:
-            tokens.append(stem(token))
+        elif word := _word(token):
+            tokens.append(word)
     return tokens
+
+
+@lru_cache(maxsize=65536)
+def _word(token: str) -> str:
+    """The stem of a lower-case word; "" for a stop word."""
+    token = token.replace("\u2019", "'").removesuffix("'s")
+    return "" if token in STOP_WORDS else stem(token)
 
 
 @lru_cache(maxsize=65536)
@@ -62,83 +78,150 @@ def term_counts(text: str) -> Mapping[str, int]:
     return Counter(words(text))
 
 
-class BM25:
-    """An index from slots (small integers, given by the caller) to term counts.
+class _Numbers(dict[str, int]):
+    """Terms numbered as they are first asked for."""
 
-    `add(slot, counts)` may be called again for a slot: counts add up, which is how a group collects its members;
-    `remove` takes counts off again.
+    def __missing__(self, term: str) -> int:
+        number = self[term] = len(self)
+        return number
+
+
+class LexicalIndex:
+    """Terms and how often each occurs at a slot (a small integer, given by the caller).
+
+    Documents are only ever added. One that is gone is left out of the selections, and `settle` drops it; only then may
+    its slot be used again. Most of the index is settled, in three arrays sorted by term; what came since lies beside.
     """
 
     def __init__(self) -> None:
-        self._postings: dict[str, dict[int, int]] = {}
-        self._arrays: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # postings as arrays, dropped when they change
-        self._lengths: dict[int, int] = {}
-        self._length_array: np.ndarray | None = None
-        self._total = 0
+        self.lengths = np.zeros(0, np.int64)  # tokens by slot
+        self._terms = _Numbers()
+        self._starts = np.zeros(1, np.int64)  # settled term t stands at _starts[t] to _starts[t + 1]
+        self._slots = np.zeros(0, np.int32)
+        self._counts = np.zeros(0, np.int32)
+        self._recent: dict[int, tuple[list[int], list[int]]] = {}
+        self._recent_size = 0
+        self._joined: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # postings with recent ones, until they change
 
-    def __len__(self) -> int:
-        return len(self._lengths)
+    def copy(self) -> LexicalIndex:
+        """An index of its own with the same content."""
+        other = LexicalIndex()
+        other.__dict__.update(deepcopy(self.__dict__))
+        return other
 
-    def add(self, slot: int, counts: Mapping[str, int]) -> None:
-        """Count the terms of `counts` in at `slot`."""
+    def add(self, slots: np.ndarray, texts: Sequence[str]) -> None:
+        """Count in the tokens of texts at as many new slots `(n,)`."""
+        if not len(slots):
+            return
+        self._make_room(int(slots.max()) + 1)
+        if len(texts) < _FEW:
+            for slot, text in zip(slots.tolist(), texts, strict=True):
+                self._add(slot, term_counts(text))
+            return
+        tokens = list(map(words, texts))
+        lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+        self.lengths[slots] = lengths
+        terms = np.fromiter(map(self._terms.__getitem__, chain.from_iterable(tokens)), np.int64, int(lengths.sum()))
+        pairs, counts = np.unique(terms * len(self.lengths) + np.repeat(slots, lengths), return_counts=True)
+        self._merge(pairs // len(self.lengths), pairs % len(self.lengths), counts, None)
+
+    def _add(self, slot: int, counts: Mapping[str, int]) -> None:
+        self.lengths[slot] = sum(counts.values())
         for term, count in counts.items():
-            posting = self._postings.setdefault(term, {})
-            posting[slot] = posting.get(slot, 0) + count
-            self._arrays.pop(term, None)
-        length = sum(counts.values())
-        self._lengths[slot] = self._lengths.get(slot, 0) + length
-        self._total += length
-        self._length_array = None
+            number = self._terms[term]
+            slots, their_counts = self._recent.setdefault(number, ([], []))
+            slots.append(slot)
+            their_counts.append(count)
+            self._joined.pop(number, None)
+        self._recent_size += len(counts)
 
-    def remove(self, slot: int, counts: Mapping[str, int], *, whole: bool = True) -> None:
-        """Take `counts` off `slot` again; `whole` ends the slot (False: a group whose other members stay)."""
-        for term, count in counts.items():
-            posting = self._postings[term]
-            posting[slot] -= count
-            if not posting[slot]:
-                del posting[slot]
-                if not posting:
-                    del self._postings[term]
-            self._arrays.pop(term, None)
-        length = sum(counts.values())
-        self._lengths[slot] -= length
-        self._total -= length
-        if whole:
-            del self._lengths[slot]
-        self._length_array = None
+    def _make_room(self, size: int) -> None:
+        if size > len(self.lengths):
+            room = np.zeros(max(32, size, 2 * len(self.lengths)) - len(self.lengths), np.int64)
+            self.lengths = np.concatenate([self.lengths, room])
 
-    def scores(self, query: Sequence[str], size: int) -> np.ndarray:
-        """BM25 of every slot below `size` for the query's tokens: float64 `(size,)`, 0 where nothing matches."""
-        scores = np.zeros(size)
-        number = len(self._lengths)
-        if not self._total:
+    @property
+    def unsettled(self) -> bool:
+        """Whether so much lies beside the settled postings that settling it pays."""
+        return self._recent_size > max(4096, len(self._slots) // 4)
+
+    def settle(self, live: np.ndarray) -> None:
+        """Put everything in order and drop the slots that are not `live` (bool by slot)."""
+        lists = list(self._recent.values())
+        sizes = np.array([len(slots) for slots, _ in lists], np.int64)
+        terms = np.repeat(np.array(list(self._recent), np.int64), sizes)
+        slots = np.array(list(chain.from_iterable(slots for slots, _ in lists)), np.int64)
+        counts = np.array(list(chain.from_iterable(counts for _, counts in lists)), np.int64)
+        self._recent, self._recent_size = {}, 0
+        self._merge(terms, slots, counts, live)
+
+    def _merge(self, terms: np.ndarray, slots: np.ndarray, counts: np.ndarray, live: np.ndarray | None) -> None:
+        """Merge postings into the settled ones; with `live`, only the live ones of both."""
+        settled = np.repeat(np.arange(len(self._starts) - 1), np.diff(self._starts))
+        terms, slots = np.concatenate([settled, terms]), np.concatenate([self._slots, slots.astype(np.int32)])
+        counts = np.concatenate([self._counts, counts.astype(np.int32)])
+        if live is not None:
+            kept = live[slots]
+            terms, slots, counts = terms[kept], slots[kept], counts[kept]
+        order = np.argsort(terms, kind="stable")
+        self._slots, self._counts = slots[order], counts[order]
+        self._starts = np.concatenate([[0], np.cumsum(np.bincount(terms, minlength=len(self._terms)))])
+        self._joined.clear()
+
+    def postings(self, term: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Slots that hold a term, those of documents that are gone included, and the counts there; None if none do."""
+        number = self._terms.get(term)
+        if number is None:
+            return None
+        joined = self._joined.get(number)
+        if joined is not None:
+            return joined
+        ends = self._starts[number : number + 2]
+        place = slice(*ends) if len(ends) == 2 else slice(0)
+        slots, counts = self._slots[place], self._counts[place]
+        if number in self._recent:
+            new_slots, new_counts = self._recent[number]
+            slots = np.concatenate([slots, np.array(new_slots, np.int32)])
+            counts = np.concatenate([counts, np.array(new_counts, np.int32)])
+            self._joined[number] = slots, counts
+        return slots, counts
+
+
+class BM25:
+    """BM25 of the documents of an index that are in a selection, or of groups of them (`buckets`).
+
+    A bucket is one document or several together: `slots` `(n,)` are selected, the i-th counts for `buckets[i]`, a
+    number below `size`.
+    """
+
+    def __init__(self, index: LexicalIndex, slots: np.ndarray, buckets: np.ndarray, size: int) -> None:
+        self._index = index
+        self._size = size
+        self._buckets = np.full(len(index.lengths), -1, np.int64)
+        self._buckets[slots] = buckets
+        self._number = np.count_nonzero(np.bincount(buckets, minlength=size))
+        self._together = self._number < len(slots)
+        lengths = np.bincount(buckets, index.lengths[slots], size)
+        total = lengths.sum()
+        self._penalties = K1 * (1.0 - B + B * lengths * (self._number / total)) if total else None
+
+    def scores(self, query: Sequence[str]) -> np.ndarray:
+        """Scores of all buckets for the query's tokens: float64 `(size,)`, 0 where nothing matches."""
+        scores = np.zeros(self._size)
+        if self._penalties is None:
             return scores
-        penalties = self._penalties(size)
         for term, repeats in Counter(query).items():
-            found = self._posting(term)
+            found = self._index.postings(term)
             if found is None:
                 continue
             slots, counts = found
-            idf = math.log(1.0 + (number - len(slots) + 0.5) / (len(slots) + 0.5))
-            scores[slots] += (idf * repeats) * counts / (counts + penalties[slots])
+            buckets = self._buckets[slots]
+            inside = buckets >= 0
+            buckets, counts = buckets[inside], counts[inside]
+            if self._together:
+                sums = np.bincount(buckets, counts, self._size)
+                buckets = np.flatnonzero(sums)
+                counts = sums[buckets]
+            idf = math.log(1.0 + (self._number - len(buckets) + 0.5) / (len(buckets) + 0.5))
+            scores[buckets] += (idf * repeats) * counts / (counts + self._penalties[buckets])
         return scores
-
-    def _posting(self, term: str) -> tuple[np.ndarray, np.ndarray] | None:
-        arrays = self._arrays.get(term)
-        if arrays is None:
-            posting = self._postings.get(term)
-            if posting is None:
-                return None
-            slots = np.fromiter(posting.keys(), np.int64, len(posting))
-            counts = np.fromiter(posting.values(), np.float64, len(posting))
-            arrays = self._arrays[term] = (slots, counts)
-        return arrays
-
-    def _penalties(self, size: int) -> np.ndarray:
-        """k1 * (1 - b + b * |d| / mean |d|) of every slot; float64 `(size,)`."""
-        if self._length_array is None or len(self._length_array) < size:
-            lengths = np.zeros(size)
-            slots = np.fromiter(self._lengths.keys(), np.int64, len(self._lengths))
-            lengths[slots] = np.fromiter(self._lengths.values(), np.float64, len(self._lengths))
-            self._length_array = K1 * (1.0 - B + B * lengths * (len(self._lengths) / self._total))
-        return self._length_array

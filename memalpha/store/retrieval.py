@@ -10,20 +10,27 @@ documents in question to 0..1 by their smallest and largest score. Scaled sums k
 rank fusion throws away (LoCoMo recall@10 .61 against .56). A hard first layer loses what it cuts: only on request.
 Other routes: "flat" (no prior), "dense", "bm25", and "hard" (flat, within the best round(sqrt(groups)) groups).
 Equal scores go to the more recent document. Nothing here is tuned by kind of question.
+
+A filtered search is the search of a memory that holds nothing but what passes the filter, to the last digit: document
+counts, mean lengths, groups and prototypes are of those documents alone. So no k best are filled with what is then
+thrown away, and what the rest of the memory holds shows in no score.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from memalpha.errors import StoreError
+from memalpha.store.columns import Columns
 from memalpha.store.embedding import Embedder
+from memalpha.store.filters import Filter
 from memalpha.store.index import Prototypes, VectorIndex
-from memalpha.store.lexical import BM25, term_counts, words
+from memalpha.store.lexical import BM25, LexicalIndex, words
 from memalpha.types import MemoryEntry
 
 Route = Literal["soft", "flat", "dense", "bm25", "hard"]
@@ -43,11 +50,12 @@ class Document:
     group: str = ""
     order: int = 0
     lexical_text: str | None = None
+    entry: MemoryEntry | None = field(default=None, compare=False)  # what filters look at
 
     @classmethod
     def of(cls, entry: MemoryEntry) -> Document:
         """A stored entry as a document: its content, grouped by category; the latest written is the most recent."""
-        return cls(entry.id, entry.content, entry.category, entry.valid_from)
+        return cls(entry.id, entry.content, entry.category, entry.valid_from, entry=entry)
 
 
 class Scored(NamedTuple):
@@ -61,84 +69,100 @@ class Scored(NamedTuple):
 class Corpus:
     """The searchable documents of one namespace, changed in place.
 
-    Vectors are made at the next search, all new ones in one batch. A search looks at every live document: exact at
-    any size, some microseconds for a rollout's memory, about 10 ms for 1e5 entries. Not safe for concurrent use.
+    Vectors are made at the next search, all new ones in one batch. A search looks at every document that passes its
+    filter: exact at any size, some microseconds for a rollout's memory, about 10 ms for 1e5 entries. To remove is to
+    mark, in constant time; a search that finds more marks than documents drops them first. `entries` gives the entries
+    of all documents, for filters. Not safe for concurrent use.
     """
 
-    def __init__(self, embedder: Embedder, documents: Iterable[Document] = ()) -> None:
+    def __init__(
+        self,
+        embedder: Embedder,
+        documents: Iterable[Document] = (),
+        entries: Callable[[], Iterable[MemoryEntry]] = tuple,
+    ) -> None:
         self.embedder = embedder
-        self._documents: dict[str, Document] = {}
         self._slots: dict[str, int] = {}
-        self._ids: list[str | None] = []
+        self._ids: list[str] = []
         self._free: list[int] = []
+        self._dead: list[int] = []  # slots whose words are still in the indexes
+        self._live = np.zeros(0, bool)
         self._orders = np.zeros(0, np.int64)
         self._groups = np.zeros(0, np.int64)
-        self._group_slots: dict[str, int] = {}
-        self._group_sizes: list[int] = []
+        self._group_numbers: dict[str, int] = {}
         self._vectors = VectorIndex(embedder.dim)
         self._prototypes = Prototypes(embedder.dim)
-        self._pending: dict[str, None] = {}  # ids without a vector yet, in order
-        self._bm25 = BM25()
-        self._group_bm25 = BM25()
-        self._live: np.ndarray | None = None
-        for document in documents:
-            self.add(document)
+        self._pending: dict[str, str] = {}  # texts without a vector yet by id, in order
+        self._own = self._lexical = LexicalIndex()  # two only where documents have a lexical text beside their own
+        self._columns = Columns(entries)
+        self._everything: _Selection | None = None
+        self.add_many(documents)
 
     def __len__(self) -> int:
-        return len(self._documents)
+        return len(self._slots)
 
     def __contains__(self, id: str) -> bool:
-        return id in self._documents
+        return id in self._slots
 
     def add(self, document: Document) -> None:
         """Add a document, or put it in the place of the one with its id."""
-        if document.id in self._documents:
-            self.remove(document.id)
-        if self._free:
-            slot = self._free.pop()
-            self._ids[slot] = document.id
-        else:
-            slot = len(self._ids)
-            self._ids.append(document.id)
-            if slot >= len(self._orders):
-                room = np.zeros(max(32, slot), np.int64)
-                self._orders, self._groups = np.concatenate([self._orders, room]), np.concatenate([self._groups, room])
-        group = self._group_slots.setdefault(document.group, len(self._group_slots))
-        if group == len(self._group_sizes):
-            self._group_sizes.append(0)
-        self._group_sizes[group] += 1
-        self._documents[document.id], self._slots[document.id] = document, slot
-        self._orders[slot], self._groups[slot] = document.order, group
-        self._bm25.add(slot, _lexical_counts(document))
-        self._group_bm25.add(group, term_counts(document.text))
-        self._pending[document.id] = None
-        self._live = None
+        self.add_many([document])
+
+    def add_many(self, documents: Iterable[Document]) -> None:
+        """`add` for several documents, in order."""
+        new = {document.id: document for document in documents}
+        for id in new:
+            if id in self._slots:
+                self.remove(id)
+        slots = self._take(len(new))
+        for slot, document in zip(slots.tolist(), new.values(), strict=True):
+            self._ids[slot], self._slots[document.id] = document.id, slot
+            self._orders[slot] = document.order
+            self._groups[slot] = self._group_numbers.setdefault(document.group, len(self._group_numbers))
+            self._pending[document.id] = document.text
+            if document.entry is not None:
+                self._columns.set(slot, document.entry)
+        self._live[slots] = True
+        texts = [document.text for document in new.values()]
+        around = [doc.text if doc.lexical_text is None else doc.lexical_text for doc in new.values()]
+        if self._lexical is self._own and around != texts:
+            self._lexical = self._own.copy()
+        self._own.add(slots, texts)
+        if self._lexical is not self._own:
+            self._lexical.add(slots, around)
+        self._everything = None
+
+    def _take(self, number: int) -> np.ndarray:
+        """Slots for new documents, int64 `(number,)`."""
+        reused = [self._free.pop() for _ in range(min(number, len(self._free)))]
+        start = len(self._ids)
+        self._ids += [""] * (number - len(reused))
+        if len(self._ids) > len(self._live):
+            room = max(32, len(self._ids), 2 * start) - len(self._live)
+            self._live = np.concatenate([self._live, np.zeros(room, bool)])
+            self._orders = np.concatenate([self._orders, np.zeros(room, np.int64)])
+            self._groups = np.concatenate([self._groups, np.zeros(room, np.int64)])
+        return np.array([*reused, *range(start, len(self._ids))], np.int64)
 
     def remove(self, id: str) -> None:
         """Take a document out; `KeyError` if it is not there."""
-        document, slot = self._documents.pop(id), self._slots.pop(id)
-        group = int(self._groups[slot])
-        self._group_sizes[group] -= 1
-        self._bm25.remove(slot, _lexical_counts(document))
-        self._group_bm25.remove(group, term_counts(document.text), whole=not self._group_sizes[group])
+        slot = self._slots.pop(id)
         if id in self._pending:
             del self._pending[id]
         else:
             row = np.array(self._vectors.rows[slot : slot + 1])
             self._prototypes.change(self._groups[slot : slot + 1], row, -1.0)
             self._vectors.remove(slot)
-        self._ids[slot] = None
-        self._free.append(slot)
-        self._live = None
+        self._live[slot] = False
+        self._dead.append(slot)
+        self._everything = None
 
-    def search(
-        self, query: str, k: int = 10, *, route: Route = "soft", allowed: Collection[str] | None = None
-    ) -> list[Scored]:
-        """The k best documents, best first; `allowed` keeps only these ids, before anything is scaled or ranked."""
-        return self.search_many([query], k, route=route, allowed=allowed)[0]
+    def search(self, query: str, k: int = 10, *, route: Route = "soft", where: Filter | None = None) -> list[Scored]:
+        """The k best documents, best first; with `where`, of those whose entries pass."""
+        return self.search_many([query], k, route=route, where=where)[0]
 
     def search_many(
-        self, queries: Sequence[str], k: int = 10, *, route: Route = "soft", allowed: Collection[str] | None = None
+        self, queries: Sequence[str], k: int = 10, *, route: Route = "soft", where: Filter | None = None
     ) -> list[list[Scored]]:
         """`search` for several queries, embedded in one batch; each list is what `search` gives for that query.
 
@@ -147,69 +171,118 @@ class Corpus:
             raise StoreError(f"route {route!r} is not one of {', '.join(ROUTES)}")
         if k < 0:
             raise StoreError(f"k {k}: 0 or more is needed")
-        if not queries:
-            return []
-        slots = self._candidates(allowed)
-        if k < 1 or not len(slots):
+        if not queries or not k:
+            return [[] for _ in queries]
+        self._tidy()
+        if route != "bm25":
+            self._embed()
+        selection = self._select(where)
+        if not len(selection.slots):
             return [[] for _ in queries]
         if route == "bm25":
-            return [self._rank(words(query), None, slots, k, route) for query in queries]
-        self._flush()
+            return [self._rank(selection, words(query), None, k, route) for query in queries]
         vectors = self.embedder.encode(queries)
-        return [self._rank(words(query), vectors[i : i + 1], slots, k, route) for i, query in enumerate(queries)]
+        return [self._rank(selection, words(query), vectors[i : i + 1], k, route) for i, query in enumerate(queries)]
 
-    def _candidates(self, allowed: Collection[str] | None) -> np.ndarray:
-        """Slots that may be returned, int64 `(n,)`."""
-        if allowed is not None:
-            return np.array(sorted(self._slots[id] for id in set(allowed) if id in self._slots), np.int64)
-        if self._live is None:
-            self._live = np.array(sorted(self._slots.values()), np.int64)
-        return self._live
+    def _tidy(self) -> None:
+        """Drop what was removed once it is the larger part, and settle what was added once it is a good part."""
+        if len(self._dead) > 1024 + len(self._slots) or self._own.unsettled or self._lexical.unsettled:
+            self._own.settle(self._live)
+            if self._lexical is not self._own:
+                self._lexical.settle(self._live)
+            self._free += self._dead
+            self._dead.clear()
+            self._everything = None
 
-    def _flush(self) -> None:
+    def _embed(self) -> None:
         """Embed what was added since the last search."""
         if not self._pending:
             return
-        ids = list(self._pending)
-        slots = np.array([self._slots[id] for id in ids], np.int64)
-        vectors = self.embedder.encode([self._documents[id].text for id in ids])
+        slots = np.array([self._slots[id] for id in self._pending], np.int64)
+        vectors = self.embedder.encode(list(self._pending.values()))
         self._vectors.set(slots, vectors)
         self._prototypes.change(self._groups[slots], vectors, 1.0)
         self._pending.clear()
 
+    def _select(self, where: Filter | None) -> _Selection:
+        if where is None and self._everything is not None:
+            return self._everything
+        size = len(self._ids)
+        live = self._live[:size]
+        slots = np.flatnonzero(live if where is None else live & self._columns.mask(where, self._slots, size))
+        found = _Selection(self, slots, whole=where is None)
+        if where is None:
+            self._everything = found
+        return found
+
     def _rank(
-        self, query: list[str], vector: np.ndarray | None, slots: np.ndarray, k: int, route: Route
+        self, selection: _Selection, query: list[str], vector: np.ndarray | None, k: int, route: Route
     ) -> list[Scored]:
+        slots, groups = selection.slots, selection.groups
+        kept: np.ndarray | slice = slice(None)
+        prior = selection.prior(query, vector) if vector is not None and route in ("soft", "hard") else np.zeros(0)
         if route == "hard":
-            prior = self._prior(query, vector)
-            groups = np.unique(self._groups[slots])
-            slots = slots[prior[self._groups[slots]] >= np.sort(prior[groups])[-max(1, round(len(groups) ** 0.5))]]
+            best = np.sort(prior[selection.present])
+            kept = prior[groups] >= best[-max(1, round(len(best) ** 0.5))]
+            slots, groups = slots[kept], groups[kept]
         parts: dict[str, np.ndarray] = {}
         total = np.zeros(len(slots))
         if vector is not None:
-            parts["dense"] = self._vectors.scores(vector)[0][slots]
+            parts["dense"] = self._vectors.scores(vector, slots)[0]
             total += parts["dense"] if route == "dense" else _scale(parts["dense"])
         if route != "dense":
-            parts["bm25"] = self._bm25.scores(query, len(self._ids))[slots]
+            parts["bm25"] = selection.bm25.scores(query)[kept]
             total += parts["bm25"] if route == "bm25" else _scale(parts["bm25"])
         if route == "soft":
-            parts["group"] = self._prior(query, vector)[self._groups[slots]]
+            parts["group"] = prior[groups]
             total += parts["group"]
         best = _top(total, self._orders[slots], k)
         explains = zip(*(values[best].tolist() for values in parts.values()), strict=True)
         return [
-            Scored(self._ids[slot] or "", score, dict(zip(parts, values, strict=True)))
+            Scored(self._ids[slot], score, dict(zip(parts, values, strict=True)))
             for slot, score, values in zip(slots[best].tolist(), total[best].tolist(), explains, strict=True)
         ]
 
-    def _prior(self, query: list[str], vector: np.ndarray | None) -> np.ndarray:
-        """Layer one: each group's prior, float64 `(groups,)`."""
-        lexical = _share(self._group_bm25.scores(query, len(self._group_sizes)))
-        return lexical if vector is None else (lexical + _share(self._prototypes.scores(vector)[0])) / 2
 
+class _Selection:
+    """The documents that a search is over, with the statistics of these alone.
 
-def _lexical_counts(document: Document) -> Mapping[str, int]:
-    return term_counts(document.text if document.lexical_text is None else document.lexical_text)
+    `slots` int64 `(n,)`; `groups` `(n,)`: the group of each, a number below `size`.
+    """
+
+    def __init__(self, corpus: Corpus, slots: np.ndarray, *, whole: bool) -> None:
+        self._corpus, self._whole = corpus, whole
+        self.slots, self.groups = slots, corpus._groups[slots]
+        self._size = len(corpus._group_numbers)
+
+    @cached_property
+    def bm25(self) -> BM25:
+        """Layer two's words: a bucket is a document."""
+        return BM25(self._corpus._lexical, self.slots, np.arange(len(self.slots)), len(self.slots))
+
+    @cached_property
+    def _group_bm25(self) -> BM25:
+        return BM25(self._corpus._own, self.slots, self.groups, self._size)
+
+    @cached_property
+    def _prototypes(self) -> Prototypes:
+        if self._whole:
+            return self._corpus._prototypes
+        prototypes = Prototypes(self._corpus.embedder.dim)
+        prototypes.change(self.groups, self._corpus._vectors.rows[self.slots], 1.0)
+        return prototypes
+
+    @cached_property
+    def present(self) -> np.ndarray:
+        """Which groups have a document here, bool `(size,)`."""
+        return np.bincount(self.groups, minlength=self._size) > 0
+
+    def prior(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
+        """Layer one: each group's prior, float64 `(size,)`."""
+        near = np.zeros(self._size)
+        scores = self._prototypes.scores(vector)[0]
+        near[: len(scores)] = scores
+        return (_share(self._group_bm25.scores(query)) + _share(near)) / 2
 
 
 def _scale(scores: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any
 
 from memalpha.errors import DuplicateContent
 from memalpha.store.embedding import Embedder
+from memalpha.store.filters import Filter, Where, parse
 from memalpha.store.retrieval import Corpus, Document, Route
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import Change, MemoryState, check_timestamp, clean_content, plan
@@ -53,18 +54,39 @@ class Memory(ABC):
         """The live entry of the category with exactly this content, or None."""
 
     @abstractmethod
-    def list(self, category: str | None = None) -> list[MemoryEntry]:
-        """The live entries, oldest id first."""
+    def list(self, category: str | None = None, *, where: Where = None) -> list[MemoryEntry]:
+        """The live entries, oldest id first; of one `category`, or those that pass `where` (see `filters`)."""
 
     @abstractmethod
-    def search(self, query: str, k: int = 10, *, category: str | None = None, route: Route = "soft") -> list[Hit]:
-        """The k best live entries, best first; `category` keeps only one. Raises `UnknownCategory`."""
+    def search(
+        self,
+        query: str,
+        k: int = 10,
+        *,
+        category: str | None = None,
+        where: Where = None,
+        route: Route = "soft",
+    ) -> list[Hit]:
+        """The k best live entries, best first, as if only those of `category` that pass `where` were there (see
+        `filters`). Raises `UnknownCategory`, and `StoreError` for a `where` that is not understood."""
 
     @abstractmethod
     def search_many(
-        self, queries: Sequence[str], k: int = 10, *, category: str | None = None, route: Route = "soft"
+        self,
+        queries: Sequence[str],
+        k: int = 10,
+        *,
+        category: str | None = None,
+        where: Where = None,
+        route: Route = "soft",
     ) -> list[list[Hit]]:
         """`search` for several queries, embedded in one batch."""
+
+    def _filter(self, category: str | None, where: Where) -> Filter | None:
+        """What `category` and `where` leave in; None for everything. Raises `UnknownCategory` or `StoreError`."""
+        if category is not None:
+            self.schema.check(category)
+        return parse(where, category=category)
 
     def apply(self, operation: Operation) -> Operation:
         """Make one operation happen and return it complete, as logged; raises `StoreError` (see `state.plan`)."""
@@ -202,24 +224,39 @@ class WorkingMemory(Memory):
         """A live entry; raises `UnknownEntry`."""
         return self._state.get(id)
 
-    def list(self, category: str | None = None) -> list[MemoryEntry]:
-        """The live entries, oldest id first."""
-        return self._state.list(category)
+    def list(self, category: str | None = None, *, where: Where = None) -> list[MemoryEntry]:
+        """The live entries, oldest id first; of one `category`, or those that pass `where`."""
+        chosen = self._filter(None, where)
+        return [entry for entry in self._state.list(category) if chosen is None or chosen.matches(entry)]
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
         """The live entry of the category with exactly this content, or None."""
         return self._state.find(category, content)
 
-    def search(self, query: str, k: int = 10, *, category: str | None = None, route: Route = "soft") -> list[Hit]:
-        """The k best live entries, best first; `category` keeps only one. Raises `UnknownCategory`."""
-        return self.search_many([query], k, category=category, route=route)[0]
+    def search(
+        self,
+        query: str,
+        k: int = 10,
+        *,
+        category: str | None = None,
+        where: Where = None,
+        route: Route = "soft",
+    ) -> list[Hit]:
+        """The k best live entries, best first, as if only those of `category` that pass `where` were there."""
+        return self.search_many([query], k, category=category, where=where, route=route)[0]
 
     def search_many(
-        self, queries: Sequence[str], k: int = 10, *, category: str | None = None, route: Route = "soft"
+        self,
+        queries: Sequence[str],
+        k: int = 10,
+        *,
+        category: str | None = None,
+        where: Where = None,
+        route: Route = "soft",
     ) -> list[list[Hit]]:
         """`search` for several queries, embedded in one batch."""
         if self._corpus is None:
-            self._corpus = Corpus(self._embedder, map(Document.of, self._state.entries.values()))
-        allowed = None if category is None else [entry.id for entry in self._state.list(category)]
-        found = self._corpus.search_many(queries, k, route=route, allowed=allowed)
+            documents = map(Document.of, self._state.entries.values())
+            self._corpus = Corpus(self._embedder, documents, lambda: self._state.entries.values())
+        found = self._corpus.search_many(queries, k, route=route, where=self._filter(category, where))
         return [[Hit(self._state.get(id), score, explain) for id, score, explain in hits] for hits in found]

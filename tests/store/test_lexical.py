@@ -1,11 +1,12 @@
-"""BM25 against bm25s, in-place change against building anew, tokens of several scripts, and Porter's stemmer."""
+"""BM25 against bm25s, selections against indexes of their own, tokens of several scripts, and Porter's stemmer."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memalpha.store.lexical import BM25, term_counts, words
+from memalpha.store import lexical
+from memalpha.store.lexical import BM25, LexicalIndex, words
 from memalpha.store.stem import stem
 
 DOCS = [
@@ -17,55 +18,84 @@ DOCS = [
 
 
 def build(texts):
-    index = BM25()
-    for slot, text in enumerate(texts):
-        index.add(slot, term_counts(text))
+    index = LexicalIndex()
+    index.add(np.arange(len(texts)), texts)
     return index
+
+
+def bm25(index, slots):
+    """Each slot is a document of its own, and nothing else is there."""
+    slots = np.array(slots, np.int64)
+    return BM25(index, slots, np.arange(len(slots)), len(slots))
 
 
 def test_agrees_with_bm25s():
     bm25s = pytest.importorskip("bm25s")
     reference = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
     reference.index([words(text) for text in DOCS], show_progress=False)
-    index = build(DOCS)
+    index = bm25(build(DOCS), range(len(DOCS)))
     for query in ("Where did Ana move?", "dogs in Lisbon", "cat cat dog", "zebra"):
         tokens = words(query)
         known = [token for token in tokens if token in reference.vocab_dict]
         theirs = reference.get_scores(known) if known else np.zeros(len(DOCS))
-        assert np.allclose(index.scores(tokens, len(DOCS)), theirs, atol=1e-5), query
+        assert np.allclose(index.scores(tokens), theirs, atol=1e-5), query
 
 
 def test_score_by_hand():
     # Two documents of lengths 1 and 3 (mean 2); the term is in both, twice in the second.
-    index = BM25()
-    index.add(0, {"x": 1})
-    index.add(1, {"x": 2, "y": 1})
     idf = np.log(1 + 0.5 / 2.5)
     wanted = [idf * 1 / (1 + 1.5 * (0.25 + 0.75 * 0.5)), idf * 2 / (2 + 1.5 * (0.25 + 0.75 * 1.5))]
-    assert np.allclose(index.scores(["x"], 2), wanted, atol=1e-12)
+    assert np.allclose(bm25(build(["x", "x x y"]), [0, 1]).scores(["x"]), wanted, atol=1e-12)
 
 
-texts = st.lists(st.text(st.sampled_from("ab cd "), max_size=12), max_size=8)
+some_words = st.text(st.sampled_from("ab cd "), max_size=12)
 
 
-@settings(max_examples=100, deadline=None)
-@given(texts, st.lists(st.tuples(st.integers(0, 7), st.text(st.sampled_from("ab cd "), max_size=12)), max_size=8))
-def test_changed_in_place_equals_built_anew(start, changes):
-    now = dict(enumerate(start))
-    index = build(start)
-    for slot, text in changes:
-        index.scores(words("a b c d ab cd"), 8)  # whatever a search caches must not outlive the change
-        if slot in now:
-            index.remove(slot, term_counts(now.pop(slot)))
-        else:
-            index.add(slot, term_counts(text))
-            now[slot] = text
-    fresh = BM25()
-    for slot, text in now.items():
-        fresh.add(slot, term_counts(text))
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.lists(st.lists(some_words, min_size=1, max_size=5), max_size=5), st.sampled_from([0, 3, 64]))
+def test_a_selection_is_an_index_of_its_own(data, batches, few) -> None:
+    """However the documents came in, what is settled, and what was dropped."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lexical, "_FEW", few)
+        index, texts, live = LexicalIndex(), [], []
+        for batch in batches:
+            index.add(np.arange(len(texts), len(texts) + len(batch)), batch)
+            texts += batch
+            live += [True] * len(batch)
+            bm25(index, np.flatnonzero(live)).scores(
+                words("a b c d ab cd")
+            )  # what it keeps must not outlive a change
+            live[data.draw(st.integers(0, len(texts) - 1))] = False
+            if data.draw(st.booleans()):
+                index.settle(np.array([*live, *[False] * (len(index.lengths) - len(live))]))
+    slots = [slot for slot in np.flatnonzero(live).tolist() if data.draw(st.booleans())]
+    groups = [data.draw(st.integers(0, 2)) for _ in slots]
+    ours, alone = bm25(index, slots), bm25(build([texts[slot] for slot in slots]), range(len(slots)))
+    together = BM25(index, np.array(slots, np.int64), np.array(groups, np.int64), 3)
+    joined = [" ".join(texts[slot] for slot, group in zip(slots, groups, strict=True) if group == g) for g in range(3)]
+    present = [g for g in range(3) if g in groups]
     for query in ("a", "ab cd", "c d d"):
-        assert np.allclose(index.scores(words(query), 8), fresh.scores(words(query), 8), atol=1e-12)
-    assert len(index) == len(now)
+        assert ours.scores(words(query)).tolist() == alone.scores(words(query)).tolist()
+        wanted = np.zeros(3)
+        wanted[present] = bm25(build([joined[g] for g in present]), range(len(present))).scores(words(query))
+        assert np.allclose(together.scores(words(query)), wanted, atol=1e-12)
+
+
+def test_slots_are_used_again_after_settling() -> None:
+    index = build(["cat", "dog", "cat dog"])
+    index.settle(np.arange(len(index.lengths)) != 1)
+    index.add(np.array([1]), ["cat cat bird"])
+    query = words("cat dog bird")
+    assert (
+        bm25(index, range(3)).scores(query).tolist()
+        == bm25(build(["cat", "cat cat bird", "cat dog"]), range(3)).scores(query).tolist()
+    )
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.text(st.sampled_from("aBcs09_''. -\n\x00"), max_size=20))
+def test_ascii_has_the_tokens_it_would_have_beside_other_scripts(text) -> None:
+    assert words(text) == lexical._words(text)
 
 
 def test_tokens():
@@ -79,8 +109,7 @@ def test_tokens():
 
 
 def test_chinese_is_found_by_part_of_a_sentence():
-    index = build(["我住在上海、养了一只猫", "他喜欢打篮球"])
-    scores = index.scores(words("谁住在上海"), 2)
+    scores = bm25(build(["我住在上海、养了一只猫", "他喜欢打篮球"]), [0, 1]).scores(words("谁住在上海"))
     assert scores[0] > 0 == scores[1]
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from memalpha.errors import StoreError
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder, load_embedder
-from memalpha.store.lexical import BM25, term_counts, words
+from memalpha.store.filters import parse
+from memalpha.store.lexical import BM25, LexicalIndex, words
 from memalpha.store.retrieval import ROUTES, Corpus, Document
 from memalpha.types import MemoryEntry
 
@@ -36,16 +37,15 @@ def test_the_score_is_the_documented_one():
     query = "the city of Oslo"
     vectors = EMBEDDER.encode([doc.text for doc in DOCS]).astype(float)
     asked = EMBEDDER.encode([query])[0].astype(float)
-    lexical, groups = BM25(), BM25()
     names = ["semantic", "episodic"]
-    for slot, doc in enumerate(DOCS):
-        lexical.add(slot, term_counts(doc.lexical_text or doc.text))
-        groups.add(names.index(doc.group), term_counts(doc.text))
-    dense, bm25 = vectors @ asked, lexical.scores(words(query), 5)
     member = np.array([names.index(doc.group) for doc in DOCS])
+    lexical, own, slots = LexicalIndex(), LexicalIndex(), np.arange(5)
+    lexical.add(slots, [doc.lexical_text or doc.text for doc in DOCS])
+    own.add(slots, [doc.text for doc in DOCS])
+    dense, bm25 = vectors @ asked, BM25(lexical, slots, slots, 5).scores(words(query))
     prototypes = np.array([vectors[member == g].mean(axis=0) for g in (0, 1)])
     near = np.maximum(prototypes / np.linalg.norm(prototypes, axis=1, keepdims=True) @ asked, 0)
-    worded = groups.scores(words(query), 2)
+    worded = BM25(own, slots, member, 2).scores(words(query))
     prior = (worded / worded.max() + near / near.max()) / 2
     wanted = {"dense": dense, "bm25": bm25, "flat": scaled(dense) + scaled(bm25)}
     wanted["soft"] = wanted["flat"] + prior[member]
@@ -74,15 +74,94 @@ def test_equal_scores_go_to_the_more_recent():
     assert ids(corpus.search("", 3)) == ["y", "z", "x"]
 
 
-def test_allowed_filters_before_ranking():
-    docs = [Document(f"n{i}", f"cat number {i}", "semantic", i) for i in range(50)]
-    corpus = Corpus(EMBEDDER, docs)
-    allowed = {f"n{i}" for i in range(0, 50, 5)} | {"unknown"}
-    for route in ("soft", "flat", "dense", "bm25"):
-        found = ids(corpus.search("cat", 10, route=route, allowed=allowed))
-        assert sorted(found) == sorted(allowed - {"unknown"})
-    assert corpus.search("cat", 10, allowed=()) == []
-    assert ids(corpus.search("cat", 5, allowed={"n3"})) == ["n3"]
+def fact(number, user="ana", **fields):
+    content = f"pet {number}: a {['cat', 'dog', 'bird'][number % 3]} of {user}"
+    return MemoryEntry(f"n{number}", fields.pop("category", "semantic"), content, valid_from=number, **fields)
+
+
+def of(entries):
+    return Corpus(EMBEDDER, map(Document.of, entries), lambda: entries)
+
+
+def test_a_filtered_top_10_has_10_wherever_10_pass():
+    facts = [fact(i, f"user {i % 50}", metadata={"user": i % 50, "even": i % 2 == 0}) for i in range(1000)]
+    corpus = of(facts)
+    for user in range(50):
+        for route in ROUTES:
+            found = corpus.search("a cat of user 7", 10, route=route, where=parse({"user": user}))
+            assert len(set(ids(found))) == 10, route
+            assert all(int(id[1:]) % 50 == user for id in ids(found))
+    assert len(corpus.search("cat", 1000, where=parse({"even": True}))) == 500
+    assert corpus.search("cat", 10, where=parse({"user": "nobody"})) == []
+    assert ids(corpus.search("cat", 5, where=parse({"id": "n3"}))) == ["n3"]
+
+
+facts = st.builds(
+    fact,
+    st.just(0),
+    user=st.sampled_from(["ana", "ben"]),
+    category=st.sampled_from(["semantic", "episodic", "core"]),
+    importance=st.sampled_from([0.0, 0.5, 1.0]),
+    metadata=st.sampled_from([{}, {"n": 1}, {"n": 2.5}, {"n": "1"}, {"n": [1]}, {"n": 1.0, "deep": {"m": True}}]),
+    timestamp=st.sampled_from([None, "2024-05-01", "2025-05-01"]),
+)
+wheres = st.sampled_from(
+    [
+        {"category": "semantic"},
+        {"n": 1},
+        {"n": {"$in": [2.5, "1"]}},
+        {"n": {"$gte": 1}},
+        {"$or": [{"deep.m": True}, {"category": {"$ne": "core"}, "importance": {"$lt": 1}}]},
+        {"$not": {"timestamp": {"$gte": "2025-01-01"}}},
+        {"n": {"$contains": 1}},
+        {"metadata.n": None},
+        {"content": {"$contains": "ben"}},
+        {"$not": {}},
+        {},
+    ]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.one_of(facts, st.integers(0, 20)), max_size=25),
+    st.lists(st.tuples(wheres, st.sampled_from(ROUTES), st.sampled_from([1, 3, 30])), min_size=1, max_size=3),
+    st.booleans(),
+)
+def test_a_filtered_search_is_the_search_of_what_passes(program, searches, search_between):
+    """Also while documents come and go, whenever the columns were made."""
+    live: dict[str, MemoryEntry] = {}
+    corpus = Corpus(EMBEDDER, (), lambda: live.values())
+    for number, step in enumerate(program):
+        if isinstance(step, MemoryEntry):
+            id = f"n{number % 15}"
+            live[id] = dataclasses.replace(step, id=id, valid_from=number, content=f"{step.content} {number % 4}")
+            corpus.add(Document.of(live[id]))
+        elif f"n{step}" in live:
+            del live[f"n{step}"]
+            corpus.remove(f"n{step}")
+        if search_between:
+            corpus.search("cat of ana", 2, where=parse(searches[number % len(searches)][0]))
+    for where, route, k in searches:
+        chosen = parse(where)
+        ours = corpus.search_many(["a cat of ana 3", "ben"], k, route=route, where=chosen)
+        passing = [entry for entry in live.values() if chosen is None or chosen.matches(entry)]
+        assert ours == of(passing).search_many(["a cat of ana 3", "ben"], k, route=route)
+
+
+def test_the_search_of_many_is_as_exact_as_that_of_few():
+    """Beyond what is added one by one and what is gathered row by row."""
+    rng = np.random.default_rng(1)
+    facts = [
+        fact(i, " ".join(rng.choice(list("abcdefgh"), 4)), metadata={"n": int(rng.integers(20))}) for i in range(700)
+    ]
+    corpus = of(facts)
+    for where in ({"n": 3}, {"n": {"$lt": 15}}, {"n": {"$gt": 99}}):
+        chosen = parse(where)
+        assert chosen is not None
+        for route in ROUTES:
+            wanted = of([entry for entry in facts if chosen.matches(entry)]).search("a cat of b c", 40, route=route)
+            assert corpus.search("a cat of b c", 40, route=route, where=chosen) == wanted
 
 
 def test_a_batch_is_its_searches():
@@ -108,6 +187,18 @@ def test_edges():
     corpus.remove("a")
     assert "a" not in corpus
     assert corpus.search("Oslo") == []
+
+
+def test_what_was_removed_is_dropped_in_time():
+    corpus = Corpus(EMBEDDER, DOCS)
+    for order in range(3000):
+        corpus.add(Document("a", f"city: Oslo {order}", "semantic", order))
+        if order % 500 == 0:
+            corpus.search("Oslo", 1)
+    assert corpus.search("city Oslo 2999", 1)[0].id == "a"
+    assert len(corpus._ids) < 2000
+    fresh = Corpus(EMBEDDER, [Document("a", "city: Oslo 2999", "semantic", 2999), *DOCS[1:]])
+    assert corpus.search("city of Oslo", 5) == fresh.search("city of Oslo", 5)
 
 
 def test_an_entry_is_a_document_of_its_category_as_recent_as_its_version():

@@ -1,0 +1,109 @@
+"""Filters over many entries at once: a column holds one field's value of every slot.
+
+Values are kept as numbers of the distinct ones, so a condition is tried once per distinct value and remembered, and
+what passes is looked up for all slots together. A column is made when a filter first asks for its field, and follows
+what is added from then on. What a filter means is said in `filters` alone: columns give what `matches` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from memalpha.store.filters import All, Condition, Filter, Not, fields_of, frozen, value_of
+from memalpha.types import MemoryEntry
+
+_MOST_COLUMNS = 64
+_MOST_VERDICTS = 64
+
+
+class Columns:
+    """The columns that filters have asked for. `entries` gives all entries that have a slot now."""
+
+    def __init__(self, entries: Callable[[], Iterable[MemoryEntry]]) -> None:
+        self._entries = entries
+        self._columns: dict[str, _Column] = {}
+
+    def set(self, slot: int, entry: MemoryEntry) -> None:
+        """An entry has come to a slot."""
+        for field, column in self._columns.items():
+            column.set(slot, value_of(entry, field))
+
+    def mask(self, chosen: Filter, slots: Mapping[str, int], size: int) -> np.ndarray:
+        """Which slots hold an entry that passes, bool `(size,)`; whatever at slots without an entry.
+
+        `slots` has the slot of every entry by its id.
+        """
+        fields = fields_of(chosen)
+        used = {field: self._columns.get(field) for field in fields}
+        missing = {field: _Column() for field, column in used.items() if column is None or column.worn(len(slots))}
+        for entry in self._entries() if missing else ():
+            for field, column in missing.items():
+                column.set(slots[entry.id], value_of(entry, field))
+        self._columns |= missing  # only once they are whole
+        for field in fields:
+            self._columns[field] = self._columns.pop(field)  # the one used last stands last
+        while len(self._columns) > max(_MOST_COLUMNS, len(fields)):
+            del self._columns[next(iter(self._columns))]
+        return self._mask(chosen, size)
+
+    def _mask(self, chosen: Filter, size: int) -> np.ndarray:
+        if isinstance(chosen, Condition):
+            return self._columns[chosen.field].mask(chosen, size)
+        if isinstance(chosen, Not):
+            return ~self._mask(chosen.part, size)
+        masks = [self._mask(part, size) for part in chosen.parts]
+        together = np.logical_and if isinstance(chosen, All) else np.logical_or
+        return together.reduce(masks) if masks else np.full(size, isinstance(chosen, All))
+
+
+class _Column:
+    """One field's values by slot."""
+
+    def __init__(self) -> None:
+        self._codes = np.zeros(0, np.int32)  # by slot: the number of its value
+        self._values: list[Any] = []  # the distinct values
+        self._numbers: dict[Any, int] = {}
+        self._verdicts: dict[Any, np.ndarray] = {}  # by condition: which values fulfil it
+
+    def worn(self, entries: int) -> bool:
+        """Whether most of the distinct values are no longer any entry's."""
+        return len(self._values) > 1024 + 2 * entries
+
+    def set(self, slot: int, value: Any) -> None:
+        """Put a value at a slot."""
+        self._make_room(slot + 1)
+        number = self._numbers.setdefault(frozen(value), len(self._values))
+        if number == len(self._values):
+            self._values.append(value)
+        self._codes[slot] = number
+
+    def _make_room(self, size: int) -> None:
+        if size > len(self._codes):
+            room = np.zeros(max(32, size, 2 * len(self._codes)) - len(self._codes), np.int32)
+            self._codes = np.concatenate([self._codes, room])
+
+    def mask(self, condition: Condition, size: int) -> np.ndarray:
+        """Which slots fulfil a condition, bool `(size,)`."""
+        self._make_room(size)
+        verdicts = self._verdicts_on(condition)
+        return verdicts[self._codes[:size]] if len(verdicts) else np.zeros(size, bool)
+
+    def _verdicts_on(self, condition: Condition) -> np.ndarray:
+        """Which of the distinct values fulfil a condition."""
+        if condition.operator in ("$eq", "$ne", "$in") and condition.field != "timestamp":  # times have many spellings
+            numbers = [self._numbers.get(frozen(value)) for value in condition.operands]
+            found = np.zeros(len(self._values), bool)
+            found[[number for number in numbers if number is not None]] = True
+            return ~found if condition.operator == "$ne" else found
+        key = condition.operator, frozen(condition.operand)
+        known = self._verdicts.pop(key, np.zeros(0, bool))
+        if len(known) < len(self._values):
+            more = [condition.holds(value) for value in self._values[len(known) :]]
+            known = np.concatenate([known, np.array(more, bool)])
+        self._verdicts[key] = known  # the one used last stands last
+        if len(self._verdicts) > _MOST_VERDICTS:
+            del self._verdicts[next(iter(self._verdicts))]
+        return known
