@@ -192,6 +192,48 @@ def history(
     print_result([plain(version) for version in versions], as_json, "\n".join(lines))
 
 
+def diff(
+    store: StoreFile,
+    a: Annotated[str, typer.Argument(metavar="FROM", help="A position of the log, or an ISO time.")],
+    b: Annotated[str | None, typer.Argument(metavar="[TO]", help="Another; without: now.")] = None,
+    namespace: Namespace = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Show what changed between two states of STORE.
+
+    Entries added (+), removed (-) and changed (- before, + after), and the core memory.
+
+    Example: memalpha diff ana.db 2024-05-01 2024-06-01
+    """
+    with _open(store, None, namespace) as memory:
+        found = memory.diff(_position(a, memory) or 0, _position(b, memory))
+    lines = [f"- core: {found.core[0]}", f"+ core: {found.core[1]}"] if found.core else []
+    lines += [f"- {_line(entry)}" for entry in found.removed]
+    lines += [f"{sign} {_line(entry)}" for pair in found.changed for sign, entry in zip("-+", pair, strict=True)]
+    lines += [f"+ {_line(entry)}" for entry in found.added]
+    print_result(found, as_json, "\n".join(lines) or "no difference")
+
+
+def undo(store: StoreFile, namespace: Namespace = "default", as_json: AsJson = False) -> None:
+    """Take back the last operation of STORE.
+
+    Nothing is destroyed: the log grows by the opposite operation, and `memalpha redo` brings it back.
+
+    Example: memalpha undo ana.db
+    """
+    _step(store, namespace, as_json, "undo")
+
+
+def redo(store: StoreFile, namespace: Namespace = "default", as_json: AsJson = False) -> None:
+    """Bring back what the last undo took.
+
+    Possible until something else is written.
+
+    Example: memalpha redo ana.db
+    """
+    _step(store, namespace, as_json, "redo")
+
+
 def export(
     store: StoreFile,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The JSON Lines to write.")],
@@ -256,7 +298,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-COMMANDS = (read, add, search, ask, show, history, export, import_, doctor)
+COMMANDS = (read, add, search, ask, show, history, diff, undo, redo, export, import_, doctor)
 
 
 # ----------------------------------------------------------------------------------------------------------- helpers
@@ -269,6 +311,13 @@ def _open(
     from memalpha.store.store import MemoryStore
 
     return MemoryStore.open(path, schema, embedder, namespace, create=create)
+
+
+def _step(store: Path, namespace: str, as_json: bool, way: Literal["undo", "redo"]) -> None:
+    with _open(store, None, namespace) as memory:
+        done = memory.undo() if way == "undo" else memory.redo()
+    text = f"nothing to {way}" if done is None else " ".join(filter(None, (way, done.kind, done.id, done.content)))
+    print_result(done, as_json, text)
 
 
 def _position(as_of: str | None, memory: MemoryStore) -> int | str | None:

@@ -69,6 +69,17 @@ def test_a_position_beyond_the_log_is_said_to_be_now(memalpha, store: Path) -> N
         assert code == 0 and "Lisbon" in out and "the log ends at 1" in err
 
 
+def test_undo_redo_diff(memalpha, store: Path) -> None:
+    memalpha("add", store, "city: Porto")
+    assert memalpha("diff", store, "1")[1].startswith("+ city#")
+    assert memalpha("undo", store)[1].startswith("undo insert city#")
+    assert json.loads(memalpha("diff", store, "2", "--json")[1])["removed"][0]["content"] == "city: Porto"
+    assert memalpha("diff", store, "3", "1")[1] == "no difference\n"
+    assert json.loads(memalpha("redo", store, "--json")[1])["content"] == "city: Porto"
+    assert memalpha("redo", store)[:2] == (0, "nothing to redo\n")
+    assert memalpha("diff", store, "soon")[0] == 2
+
+
 def test_a_log_goes_out_and_in_again(memalpha, store: Path, tmp_path: Path) -> None:
     file, copy = tmp_path / "log.jsonl", tmp_path / "copy.db"
     assert json.loads(memalpha("export", store, file, "--json")[1])["operations"] == 1

@@ -75,6 +75,11 @@ class Namespace:
         row = self._rows.execute("SELECT head FROM operations WHERE ns = ? AND seq = ?", (self.ns, seq)).fetchone()
         return row[0] if row else 0
 
+    def kind(self, seq: int) -> str:
+        """The kind of a log row ("" before the first)."""
+        row = self._rows.execute("SELECT kind FROM operations WHERE ns = ? AND seq = ?", (self.ns, seq)).fetchone()
+        return row[0] if row else ""
+
     def seq_at(self, time: str) -> int:
         """The last position whose time is at or before `time` (times never fall along the log)."""
         query = "SELECT time FROM operations WHERE ns = ? AND seq = ?"

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from memalpha.errors import DataError, DuplicateContent, StoreError, UnknownEntry
+from memalpha.store import timeline
 from memalpha.store.embedding import Embedder
-from memalpha.store.filters import Filter, Where
 from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder, record_of
 from memalpha.store.retrieval import Corpus, Document, Route
 from memalpha.store.rows import Namespace
@@ -24,13 +24,11 @@ from memalpha.store.sqlite import Database, Durability, utc
 from memalpha.store.state import (
     Change,
     MemoryState,
-    as_operation,
     check_timestamp,
     clean_content,
-    inverse,
     plan,
-    same_fact,
 )
+from memalpha.store.timeline import Diff
 from memalpha.store.transfer import read_jsonl, write_jsonl
 from memalpha.store.working import Memory
 from memalpha.types import Hit, MemoryEntry, Operation
@@ -173,39 +171,28 @@ class MemoryStore(Memory):
     def core_at(self, as_of: int | str | None) -> str:
         """The core memory text as it was at `as_of` (None: now); "" where there was none."""
         with self._database.transaction(write=False):
-            position = self._position(as_of)
-            return self._rows.core(self._rows.position if position is None else position)
+            return self._rows.core(self._place(as_of))
 
     def list(
         self,
         category: str | None = None,
         *,
-        where: Where = None,
         limit: int | None = None,
         after: str | None = None,
         as_of: int | str | None = None,
     ) -> list[MemoryEntry]:
-        """The live entries, oldest id first; of one `category`, or those that pass `where` (see `filters`). `limit`
-        and `after` (the id that ended the last page) give pages.
+        """The live entries, oldest id first; `limit` and `after` (the id that ended the last page) give pages.
 
-        Raises `UnknownCategory`, `UnknownEntry` for an `after` that was never an id, or `StoreError`.
+        Raises `UnknownCategory`, or `UnknownEntry` for an `after` that was never an id.
         """
-        chosen = self._filter(category, where)
+        if category is not None:
+            self.schema.check(category)
         if limit is not None and limit < 0:
             raise StoreError(f"limit {limit}: 0 or more is needed")
         with self._database.transaction(write=False):
             if after is not None and self._rows.last(after) is None:
                 raise UnknownEntry(f"after: no entry ever had the id {after!r}")
-            position, found = self._position(as_of), []
-            if where is None:
-                return self._rows.live(category, after=after, limit=limit, position=position)
-            while limit is None or len(found) < limit:
-                page = self._rows.live(category, after=after, limit=_PAGE, position=position)
-                found += [entry for entry in page if chosen is None or chosen.matches(entry)]
-                if len(page) < _PAGE:
-                    break
-                after = page[-1].id
-            return found[:limit]
+            return self._rows.live(category, after=after, limit=limit, position=self._position(as_of))
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
         """The live entry of the category with exactly this content (outer whitespace aside), or None."""
@@ -218,16 +205,14 @@ class MemoryStore(Memory):
         k: int = 10,
         *,
         category: str | None = None,
-        where: Where = None,
         route: Route = "soft",
         as_of: int | str | None = None,
     ) -> list[Hit]:
-        """The k best live entries, best first; see `retrieval` for the routes. With `category` and `where` (see
-        `filters`): exactly what a memory of only the entries that pass would give.
+        """The k best live entries, best first; see `retrieval` for the routes. `category` keeps only one.
 
         With `as_of`: over the entries of that moment, exactly what searching then would have given.
         """
-        return self.search_many([query], k, category=category, where=where, route=route, as_of=as_of)[0]
+        return self.search_many([query], k, category=category, route=route, as_of=as_of)[0]
 
     def search_many(
         self,
@@ -235,21 +220,17 @@ class MemoryStore(Memory):
         k: int = 10,
         *,
         category: str | None = None,
-        where: Where = None,
         route: Route = "soft",
         as_of: int | str | None = None,
     ) -> list[list[Hit]]:
         """`search` for several queries, embedded in one batch."""
-        chosen = self._filter(category, where)
+        if category is not None:
+            self.schema.check(category)
         with self._database.transaction(write=False):
             position = self._position(as_of)
-            if position is None:
-                corpus = self._live_corpus()
-                self._corpus = None  # whatever stops a search half-way: a new one is made then
-                found = corpus.search_many(queries, k, route=route, where=chosen)
-                self._corpus = corpus
-            else:
-                found = self._corpus_of(position, chosen).search_many(queries, k, route=route)
+            corpus = self._live_corpus() if position is None else self._corpus_of(position)
+            allowed = None if category is None else self._rows.ids(category, position=position)
+            found = corpus.search_many(queries, k, route=route, allowed=allowed)
             entries = {id: self._rows.at(id, position) for hits in found for id, _, _ in hits}
         return [[Hit(entry, score, explain) for id, score, explain in hits if (entry := entries[id])] for hits in found]
 
@@ -278,14 +259,16 @@ class MemoryStore(Memory):
         from the restored position.
         """
         with self._database.transaction():
-            head = self._rows.tip().head
-            if head == 0:
-                return None
-            ((_, _, _, undone),) = self._rows.log(head - 1, 1)
-            ended = None if undone.id is None else self._rows.ended_at(undone.id, head)
-            back = inverse(Change(undone, ended), self._rows.core(head - 1))
-            self._rows.write(back, head=self._rows.head(head - 1))
-        return undone
+            return timeline.undo(self._rows)
+
+    def redo(self) -> Operation | None:
+        """Bring back the operation that the last `undo` took back; call again to go further forward.
+
+        Returns the operation, or None if there is none to bring back: any other write, a `restore` too, ends what
+        could be brought back. What waits for a redo is read off the log, so it is there after reopening and importing.
+        """
+        with self._database.transaction():
+            return timeline.redo(self._rows)
 
     def restore(self, position: int) -> int:
         """Go back to the facts and core memory of a snapshot, by appending operations (nothing is destroyed), all in
@@ -295,13 +278,15 @@ class MemoryStore(Memory):
         with self._database.transaction():
             if not isinstance(position, int) or not 0 <= position <= self._rows.position:
                 raise StoreError(f"position {position!r} is not in the log: 0 to {self._rows.position} are")
-            head = self._rows.head(position)
-            operations = self._way_back(position)
-            if not operations and head != self._rows.tip().head:
-                operations = [Operation("core_update", content=self._rows.core(position))]
-            for number, operation in enumerate(operations, 1):
-                self._rows.write(operation, head=head if number == len(operations) else None)
-        return len(operations)
+            return timeline.restore(self._rows, position)
+
+    def diff(self, a: int | str, b: int | str | None = None) -> Diff:
+        """What changed from the state as of `a` to that as of `b` (now): entries added, changed and removed, core text.
+
+        Positions or times, as in `as_of`; `b` may be the earlier one.
+        """
+        with self._database.transaction(write=False):
+            return timeline.difference(self._rows, self._place(a), self._place(b))
 
     def export_jsonl(self, path: str | Path) -> int:
         """Write the namespace's whole log, one operation a line, and return their number; the file appears at once."""
@@ -350,23 +335,10 @@ class MemoryStore(Memory):
             raise StoreError(f"as_of {as_of!r} is neither a log position (0 or more) nor an ISO time")
         return min(as_of, self._rows.position)
 
-    def _way_back(self, position: int) -> list[Operation]:
-        """The operations that bring the facts and core memory of a position back."""
-        operations: list[Operation] = []
-        core = self._rows.core(position)
-        if core != self._rows.core(self._rows.position):
-            operations.append(Operation("core_update", content=core))
-        now = {entry.id: entry for entry in self._rows.live()}
-        then = {entry.id: entry for entry in self._rows.live(position=position)}
-        operations += [Operation("delete", id=id) for id in now if id not in then]
-        changed = [entry for id, entry in then.items() if id in now and not same_fact(now[id], entry)]
-        # An update cannot take a content that another live entry holds; then the entry ends and comes back.
-        held = {(entry.category, entry.content): id for id, entry in now.items() if id in then}
-        ended = {entry.id for entry in changed if held.get((entry.category, entry.content), entry.id) != entry.id}
-        operations += [Operation("delete", id=id) for id in then if id in ended]
-        operations += [as_operation("update", entry) for entry in changed if entry.id not in ended]
-        operations += [as_operation("insert", entry) for id, entry in then.items() if id not in now or id in ended]
-        return operations
+    def _place(self, as_of: int | str | None) -> int:
+        """The log position that `as_of` means, now too."""
+        position = self._position(as_of)
+        return self._rows.position if position is None else position
 
     def _log(self, after: int) -> Iterator[tuple[int, str, int, Operation]]:
         """The log in pages, so that a reader who stops half-way holds nothing open."""
@@ -383,12 +355,10 @@ class MemoryStore(Memory):
         vectors = StoredEmbedder(self._rows, self._embedder.load()).encode(contents)
         return dict(zip(contents, vectors, strict=True))
 
-    def _corpus_of(self, position: int | None, chosen: Filter | None = None) -> Corpus:
-        """What is searchable now, or was at a position, made anew; with a filter, only what passes it."""
+    def _corpus_of(self, position: int | None) -> Corpus:
+        """What is searchable now, or was at a position, made anew."""
         embedder = StoredEmbedder(self._rows, self._embedder.load())
-        entries = self._rows.live(position=position)
-        documents = (Document.of(entry) for entry in entries if chosen is None or chosen.matches(entry))
-        return Corpus(embedder, documents, self._rows.live)
+        return Corpus(embedder, map(Document.of, self._rows.live(position=position)))
 
     def _live_corpus(self) -> Corpus:
         """What is searchable now, brought up to the log's end, whoever wrote it."""

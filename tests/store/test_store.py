@@ -1,4 +1,5 @@
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from memalpha.errors import DataError, DuplicateContent, InvalidContent, Memalph
 from memalpha.store.doctor import examine
 from memalpha.store.embedding import load_embedder
 from memalpha.store.schema import MEM_ALPHA, MemorySchema
-from memalpha.store.state import MemoryState
+from memalpha.store.state import MemoryState, same_fact
 from memalpha.store.store import MemoryStore
+from memalpha.store.timeline import Diff
 from memalpha.store.working import WorkingMemory
 from memalpha.types import Operation
 
@@ -41,6 +43,9 @@ commands = st.lists(
         st.tuples(st.just("delete"), places),
         st.tuples(st.just("core"), st.sampled_from(["", "Ana", "word " * 513])),
         st.tuples(st.just("undo")),
+        st.tuples(st.just("undo")),
+        st.tuples(st.just("redo")),
+        st.tuples(st.just("redo")),
         st.tuples(st.just("restore"), st.floats(0, 1)),
         st.tuples(st.just("search")),
         st.tuples(st.just("reopen")),
@@ -81,34 +86,44 @@ def check_program(program: list, opened) -> None:
     store, other = opened(), opened()
     working = memory_of(MemoryState.empty(MEM_ALPHA))
     states = [working.state]  # by position
-    in_effect = [[0]]  # by position: the positions an undo would go back through, oldest first
+    in_effect: list[list[int]] = [[]]  # by position: the positions an undo would go back through, oldest first
+    undone: list[int] = []  # the positions a redo would bring back, next one last
     for number, command in enumerate(program):
         if command[0] == "reopen":
             store.close()
             store = opened()
         writer, reader = (store, other) if number % 3 else (other, store)
-        before = working.state.position
+        before, effective = working.state.position, in_effect[-1]
         if command[0] == "reopen":
             assert store.search(QUERY, 5) == working.search(QUERY, 5)
         elif command[0] == "search":
             assert writer.search(QUERY, 5) == working.search(QUERY, 5)
-        elif command[0] in ("undo", "restore"):
-            goal = in_effect[-1][:-1] if command[0] == "undo" else in_effect[round(command[1] * before)]
-            undone = writer.undo() if command[0] == "undo" else writer.restore(round(command[1] * before))
-            for position, _, done in writer.log(before):
-                assert working.apply(done) == done
-                states.append(working.state)
-                in_effect.append([*in_effect[-1], position])
-            if command[0] == "undo":
-                assert len(states) - 1 - before == (1 if goal else 0)
-                assert undone == (next(writer.log(in_effect[before][-1] - 1))[2] if goal else None)
+        elif command[0] in ("undo", "redo", "restore"):
+            if command[0] == "restore":
+                place = round(command[1] * before)
+                goal, steps = in_effect[place], writer.restore(place)
+                assert working_follows(writer, working, states, in_effect, before) == steps
+                assert working.state == states[place]
+                if steps == 1 and goal == effective[:-1]:  # what an undo would have done
+                    undone.append(effective[-1])
+                elif steps == 1 and undone and goal == in_effect[undone[-1]]:
+                    undone.pop()
+                elif steps:
+                    undone.clear()
             else:
-                assert len(states) - 1 - before == undone
-                assert working.state == states[round(command[1] * before)]
-            if goal:
-                assert working.state == states[goal[-1]]
-                assert working.state.position > before or in_effect[-1] == goal
-                in_effect[-1] = goal
+                stack = effective if command[0] == "undo" else undone
+                moved = stack[-1] if stack else None
+                done = writer.undo() if command[0] == "undo" else writer.redo()
+                assert done == (None if moved is None else next(writer.log(moved - 1))[2])
+                assert working_follows(writer, working, states, in_effect, before) == (0 if moved is None else 1)
+                goal = effective
+                if moved is not None and command[0] == "undo":
+                    goal = effective[:-1]
+                    undone.append(moved)
+                elif moved is not None:
+                    goal = in_effect[undone.pop()]
+            assert working.state == states[goal[-1] if goal else 0]
+            in_effect[-1] = goal
         else:
             wished = operation(command, working.state)
             theirs, ours = outcome(writer.apply, wished), outcome(working.apply, wished)
@@ -116,6 +131,7 @@ def check_program(program: list, opened) -> None:
             if isinstance(ours, Operation):
                 states.append(working.state)
                 in_effect.append([*in_effect[-1], working.state.position])
+                undone.clear()
         assert reader.state == working.state
         assert reader.list() == working.list()
         assert reader.core == working.core
@@ -123,6 +139,17 @@ def check_program(program: list, opened) -> None:
     compare_everything(store, states)
     store.close()
     other.close()
+
+
+def working_follows(
+    writer: MemoryStore, working: WorkingMemory, states: list[MemoryState], in_effect: list[list[int]], before: int
+) -> int:
+    """Apply what the store logged beyond a position; how many operations that were."""
+    for position, _, done in writer.log(before):
+        assert working.apply(done) == done
+        states.append(working.state)
+        in_effect.append([*in_effect[-1], position])
+    return len(states) - 1 - before
 
 
 def compare_everything(store: MemoryStore, states: list[MemoryState]) -> None:
@@ -139,6 +166,8 @@ def compare_everything(store: MemoryStore, states: list[MemoryState]) -> None:
             else:
                 with pytest.raises(UnknownEntry):
                     store.get(id, as_of=position)
+    for a, b in pairwise([0, *range(0, len(states), 3), 0]):
+        check_diff(store.diff(a, b), states[a], states[b])
     for id in ids:
         versions = store.history(id)
         assert [version.version for version in versions] == list(range(1, len(versions) + 1))
@@ -153,6 +182,16 @@ def compare_everything(store: MemoryStore, states: list[MemoryState]) -> None:
             ]
     assert store.search(QUERY, 8) == memory_of(states[-1]).search(QUERY, 8)
     assert store.search(QUERY, 8, category="semantic") == memory_of(states[-1]).search(QUERY, 8, category="semantic")
+
+
+def check_diff(diff: Diff, one: MemoryState, two: MemoryState) -> None:
+    assert list(diff.removed) == [entry for entry in one.list() if entry.id not in two.entries]
+    assert list(diff.added) == [entry for entry in two.list() if entry.id not in one.entries]
+    assert diff.core == (None if one.core == two.core else (one.core, two.core))
+    changed = {after.id: (before, after) for before, after in diff.changed}
+    for id in set(one.entries) & set(two.entries):
+        assert (id in changed) is not same_fact(one.get(id), two.get(id))
+        assert changed.get(id, (one.get(id), two.get(id))) == (one.get(id), two.get(id))
 
 
 @settings(max_examples=100, deadline=None)
