@@ -16,6 +16,7 @@ import numpy as np
 from memalpha.errors import DataError, DuplicateContent, StoreError, UnknownEntry
 from memalpha.store import timeline
 from memalpha.store.embedding import Embedder
+from memalpha.store.filters import Filter, Where
 from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder, record_of
 from memalpha.store.retrieval import Corpus, Document, Route
 from memalpha.store.rows import Namespace
@@ -124,8 +125,8 @@ class MemoryStore(Memory):
 
     def namespaces(self) -> list[str]:
         """The names of all namespaces that were ever written to."""
-        with self._database.transaction(write=False) as rows:
-            return [name for (name,) in rows.execute("SELECT name FROM namespaces ORDER BY name")]
+        with self._database.transaction(write=False):
+            return self._database.namespaces()
 
     @property
     def schema(self) -> MemorySchema:
@@ -177,22 +178,32 @@ class MemoryStore(Memory):
         self,
         category: str | None = None,
         *,
+        where: Where = None,
         limit: int | None = None,
         after: str | None = None,
         as_of: int | str | None = None,
     ) -> list[MemoryEntry]:
-        """The live entries, oldest id first; `limit` and `after` (the id that ended the last page) give pages.
+        """The live entries, oldest id first; of one `category`, or those that pass `where` (see `filters`). `limit`
+        and `after` (the id that ended the last page) give pages.
 
-        Raises `UnknownCategory`, or `UnknownEntry` for an `after` that was never an id.
+        Raises `UnknownCategory`, `UnknownEntry` for an `after` that was never an id, or `StoreError`.
         """
-        if category is not None:
-            self.schema.check(category)
+        chosen = self._filter(category, where)
         if limit is not None and limit < 0:
             raise StoreError(f"limit {limit}: 0 or more is needed")
         with self._database.transaction(write=False):
             if after is not None and self._rows.last(after) is None:
                 raise UnknownEntry(f"after: no entry ever had the id {after!r}")
-            return self._rows.live(category, after=after, limit=limit, position=self._position(as_of))
+            position, found = self._position(as_of), []
+            if where is None:
+                return self._rows.live(category, after=after, limit=limit, position=position)
+            while limit is None or len(found) < limit:
+                page = self._rows.live(category, after=after, limit=_PAGE, position=position)
+                found += [entry for entry in page if chosen is None or chosen.matches(entry)]
+                if len(page) < _PAGE:
+                    break
+                after = page[-1].id
+            return found[:limit]
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
         """The live entry of the category with exactly this content (outer whitespace aside), or None."""
@@ -205,14 +216,16 @@ class MemoryStore(Memory):
         k: int = 10,
         *,
         category: str | None = None,
+        where: Where = None,
         route: Route = "soft",
         as_of: int | str | None = None,
     ) -> list[Hit]:
-        """The k best live entries, best first; see `retrieval` for the routes. `category` keeps only one.
+        """The k best live entries, best first; see `retrieval` for the routes. With `category` and `where` (see
+        `filters`): exactly what a memory of only the entries that pass would give.
 
         With `as_of`: over the entries of that moment, exactly what searching then would have given.
         """
-        return self.search_many([query], k, category=category, route=route, as_of=as_of)[0]
+        return self.search_many([query], k, category=category, where=where, route=route, as_of=as_of)[0]
 
     def search_many(
         self,
@@ -220,17 +233,21 @@ class MemoryStore(Memory):
         k: int = 10,
         *,
         category: str | None = None,
+        where: Where = None,
         route: Route = "soft",
         as_of: int | str | None = None,
     ) -> list[list[Hit]]:
         """`search` for several queries, embedded in one batch."""
-        if category is not None:
-            self.schema.check(category)
+        chosen = self._filter(category, where)
         with self._database.transaction(write=False):
             position = self._position(as_of)
-            corpus = self._live_corpus() if position is None else self._corpus_of(position)
-            allowed = None if category is None else self._rows.ids(category, position=position)
-            found = corpus.search_many(queries, k, route=route, allowed=allowed)
+            if position is None:
+                corpus = self._live_corpus()
+                self._corpus = None  # whatever stops a search half-way: a new one is made then
+                found = corpus.search_many(queries, k, route=route, where=chosen)
+                self._corpus = corpus
+            else:
+                found = self._corpus_of(position, chosen).search_many(queries, k, route=route)
             entries = {id: self._rows.at(id, position) for hits in found for id, _, _ in hits}
         return [[Hit(entry, score, explain) for id, score, explain in hits if (entry := entries[id])] for hits in found]
 
@@ -355,10 +372,12 @@ class MemoryStore(Memory):
         vectors = StoredEmbedder(self._rows, self._embedder.load()).encode(contents)
         return dict(zip(contents, vectors, strict=True))
 
-    def _corpus_of(self, position: int | None) -> Corpus:
-        """What is searchable now, or was at a position, made anew."""
+    def _corpus_of(self, position: int | None, chosen: Filter | None = None) -> Corpus:
+        """What is searchable now, or was at a position, made anew; with a filter, only what passes it."""
         embedder = StoredEmbedder(self._rows, self._embedder.load())
-        return Corpus(embedder, map(Document.of, self._rows.live(position=position)))
+        entries = self._rows.live(position=position)
+        documents = (Document.of(entry) for entry in entries if chosen is None or chosen.matches(entry))
+        return Corpus(embedder, documents, self._rows.live)
 
     def _live_corpus(self) -> Corpus:
         """What is searchable now, brought up to the log's end, whoever wrote it."""
