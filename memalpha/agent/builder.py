@@ -50,16 +50,18 @@ class Builder:
         temperature: float = 0.0,
         seed: int = 0,
         step: int = 0,
+        first: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[TrajectoryGroup]:
         """`rollouts` trajectories of each task, in order; chunk i of all tasks is one batch.
 
-        Noise is keyed by (seed, step, place of the task in `tasks`, rollout, chunk), so neither the batch nor the
-        number of processes changes what is sampled. `progress(done, total)` counts turns.
+        Noise is keyed by (seed, step, number of the task, rollout, chunk), so neither the batch nor the number of
+        processes changes what is sampled; `tasks` are numbered from `first`, their place among all that several
+        processes build. `progress(done, total)` counts turns.
         """
         live = [
             _Rollout(task, number, rollout, WorkingMemory(MemoryState.empty(self.schema), self.embedder))
-            for number, task in enumerate(tasks)
+            for number, task in enumerate(tasks, start=first)
             for rollout in range(rollouts)
         ]
         everything, done = list(live), 0

@@ -372,7 +372,18 @@ def evaluate(
     groups = Builder(policy, config, embedder, schema).build(tasks, seed=seed, progress=progress)
     rewards = RewardModel(reward or RewardConfig(), count_tokens)
     scored, records = score_groups(groups, reader, rewards, embedder=embedder)
-    trajectories = [trajectory for group in scored for trajectory in group.trajectories]
+    return make_report(name or policy.name, scored, records, reader, rewards)
+
+
+def make_report(
+    name: str,
+    groups: Sequence[TrajectoryGroup],
+    records: Sequence[Record],
+    reader: Reader,
+    rewards: RewardModel,
+) -> Report:
+    """The report on scored `groups` and all their `records`."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     answered_by = {"reader": reader.name, "metric": rewards.config.metric}
-    summary = {**answered_by, **summarize(records, trajectories, count_tokens)}
-    return Report(name or policy.name, summary, tuple(records), tuple(scored))
+    summary = {**answered_by, **summarize(records, trajectories, rewards.count_tokens)}
+    return Report(name, summary, tuple(records), tuple(groups))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 from memalpha.agent.answer import Reader
@@ -11,12 +11,13 @@ from memalpha.agent.prompts import writer_messages
 from memalpha.config import AgentConfig, RunConfig, SFTConfig, TrainConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.transformers_ import TransformersPolicy
-from memalpha.qa.evaluator import Record, score_groups
+from memalpha.qa.evaluator import Record, Report, make_report, score_groups
 from memalpha.qa.gold import check_categories
 from memalpha.qa.reward import RewardModel
 from memalpha.store.schema import MemorySchema
 from memalpha.tasks import babi, synthetic
 from memalpha.tasks.load import load_tasks
+from memalpha.train.distributed import ONE, World
 from memalpha.types import Chunk, Observation, Task, TrajectoryGroup
 
 HELD_OUT_SEED = -1
@@ -144,10 +145,35 @@ def _enough(tasks: Sequence[Task], config: RunConfig) -> None:
 
 
 def collect(
-    builder: Builder, tasks: Sequence[Task], reader: Reader, rewards: RewardModel, config: RunConfig, step: int
+    builder: Builder,
+    tasks: Sequence[Task],
+    reader: Reader,
+    rewards: RewardModel,
+    config: RunConfig,
+    step: int,
+    world: World = ONE,
 ) -> tuple[list[TrajectoryGroup], list[Record]]:
-    """`group_size` sampled rollouts of each task, with rewards, and the records of all their questions."""
-    groups = builder.build(
-        tasks, rollouts=config.group_size, temperature=config.temperature, seed=config.seed, step=step
-    )
-    return score_groups(groups, reader, rewards, embedder=builder.embedder)
+    """`group_size` sampled rollouts of each task, with rewards, and the records of all their questions.
+
+    Processes build and score a share of the tasks each, and all of them get everything.
+    """
+    first, mine = world.block(tasks)
+    groups = builder.build(mine, config.group_size, config.temperature, seed=config.seed, step=step, first=first)
+    groups, records = score_groups(groups, reader, rewards, embedder=builder.embedder)
+    return world.gather(groups), world.gather(records)
+
+
+def examine(
+    name: str,
+    builder: Builder,
+    tasks: Sequence[Task],
+    reader: Reader,
+    rewards: RewardModel,
+    world: World = ONE,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """`evaluate` by several processes: greedy, a share of the tasks each; all of them get the whole report."""
+    _, mine = world.block(tasks)
+    groups = builder.build(mine, progress=progress)
+    groups, records = score_groups(groups, reader, rewards, embedder=builder.embedder)
+    return make_report(name, world.gather(groups), world.gather(records), reader, rewards)

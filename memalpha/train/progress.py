@@ -11,10 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 
 class Display:
-    """Writes progress to stderr; results belong to stdout and are not written here."""
+    """Writes progress to stderr; results belong to stdout and are not written here. Of several processes one speaks."""
 
-    def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+    def __init__(self, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
 
     def say(self, text: str) -> None:
         """One line that stays."""

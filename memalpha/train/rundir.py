@@ -22,8 +22,9 @@ from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.policy.base import load_policy
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.train.checkpoint import read_json, saved_steps
+from memalpha.train.distributed import ONE, World
 
-FREE = frozenset({"out", "max_steps", "save_every", "keep_checkpoints", "threads", "device"})
+FREE = frozenset({"out", "max_steps", "save_every", "keep_checkpoints", "threads", "device", "sharding"})
 """Settings that may change when a run is resumed; all others must be those it began with."""
 
 
@@ -83,25 +84,30 @@ def finished(run: Path, stop: int) -> dict[str, Any] | None:
 
 
 @contextmanager
-def undivided(say: Callable[[str], None]) -> Iterator[None]:
-    """Hold a Ctrl-C back until the block has made the state whole again; a second one stops at once."""
+def undivided(say: Callable[[str], None], world: World = ONE) -> Iterator[None]:
+    """Hold a Ctrl-C back until the block has made the state whole again; a second one stops at once.
+
+    Of several processes all stop at the block's end if one was asked to; a second Ctrl-C is the launcher's own there,
+    which passes it on, and changes nothing.
+    """
     ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # nohup, a background job: it stays so
-    if ignored or threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    held = not ignored and threading.current_thread() is threading.main_thread()
     pressed = False
 
     def hold(number: int, frame: Any) -> None:
         nonlocal pressed
-        if pressed:
+        if pressed and world.size == 1:
             raise KeyboardInterrupt
+        if not pressed:
+            again = "; press again to stop at once" if world.size == 1 else ""
+            say(f"Ctrl-C: finishing this step first{again}")
         pressed = True
-        say("Ctrl-C: finishing this step first; press again to stop at once")
 
-    before = signal.signal(signal.SIGINT, hold)
+    before = signal.signal(signal.SIGINT, hold) if held else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if pressed:
+        if held:
+            signal.signal(signal.SIGINT, before)
+    if any(world.gather([pressed])):
         raise KeyboardInterrupt
