@@ -31,6 +31,10 @@ SchemaName = Annotated[
 EmbedderName = Annotated[
     str | None, typer.Option(help="Only a new store may choose: static (default), hash, or a model.")
 ]
+Where = Annotated[
+    str | None,
+    typer.Option(metavar="JSON", help='Only what passes: \'{"user": "ana", "importance": {"$gte": 0.5}}\'.'),
+]
 AsOf = Annotated[
     str | None,
     typer.Option(help="A past state: a position of the log (digits alone; eight are a date), or an ISO time."),
@@ -73,6 +77,7 @@ def add(
     timestamp: Annotated[str | None, typer.Option(help="ISO date of the fact.")] = None,
     importance: Annotated[float, typer.Option(help="Your own weight, kept with the entry.")] = 1.0,
     source: Annotated[str | None, typer.Option(help="Where it came from.")] = None,
+    metadata: Annotated[str | None, typer.Option(metavar="JSON", help="What else is known: a JSON object.")] = None,
     schema: SchemaName = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
@@ -89,7 +94,13 @@ def add(
 
     check_timestamp(timestamp)
     fact = Operation(
-        "insert", category=category, content=content, timestamp=timestamp, importance=importance, source=source
+        "insert",
+        category=category,
+        content=content,
+        timestamp=timestamp,
+        importance=importance,
+        source=source,
+        metadata=_json("--metadata", metadata),
     )
     with _open(store, embedder, namespace, schema=schema, create=True) as memory:
         try:
@@ -106,6 +117,7 @@ def search(
     query: Annotated[str, typer.Argument(metavar="QUERY")],
     k: Annotated[int, typer.Option("-k", min=1, help="How many hits.")] = 5,
     category: Annotated[str | None, typer.Option("--category", "-c", help="Only this category.")] = None,
+    where: Where = None,
     route: Annotated[Route, typer.Option(help="soft: two layers; the others to compare.")] = "soft",
     as_of: AsOf = None,
     embedder: EmbedderName = None,
@@ -117,7 +129,9 @@ def search(
     Example: memalpha search ana.db "Where does Ana live?" -k 3 --json
     """
     with _open(store, embedder, namespace) as memory:
-        hits = memory.search(query, k, category=category, route=route, as_of=_position(as_of, memory))
+        position = _position(as_of, memory)
+        chosen = _json("--where", where)
+        hits = memory.search(query, k, category=category, where=chosen, route=route, as_of=position)
     lines = [f"{hit.score:6.3f}  {_line(hit.entry)}" for hit in hits]
     print_result([plain(hit) for hit in hits], as_json, "\n".join(lines))
 
@@ -153,6 +167,7 @@ def show(
     store: StoreFile,
     entry_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Only this entry.")] = None,
     category: Annotated[str | None, typer.Option("--category", "-c", help="Only this category.")] = None,
+    where: Where = None,
     as_of: AsOf = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
@@ -164,7 +179,10 @@ def show(
     """
     with _open(store, embedder, namespace) as memory:
         position = _position(as_of, memory)
-        entries = [memory.get(entry_id, as_of=position)] if entry_id else memory.list(category, as_of=position)
+        if entry_id:
+            entries = [memory.get(entry_id, as_of=position)]
+        else:
+            entries = memory.list(category, where=_json("--where", where), as_of=position)
         core = memory.core_at(position)
     lines = ([f"core: {core}"] if core and not entry_id else []) + [_line(entry) for entry in entries]
     print_result({"core": core, "entries": [plain(entry) for entry in entries]}, as_json, "\n".join(lines))
@@ -311,6 +329,17 @@ def _open(
     from memalpha.store.store import MemoryStore
 
     return MemoryStore.open(path, schema, embedder, namespace, create=create)
+
+
+def _json(option: str, text: str | None) -> dict[str, Any] | None:
+    """The JSON object that an option holds."""
+    try:
+        value = None if text is None else json.loads(text)
+    except ValueError as error:
+        raise StoreError(f"{option}: no JSON: {error}") from error
+    if value is not None and not isinstance(value, dict):
+        raise StoreError(f"{option}: a JSON object is needed, not {text}")
+    return value
 
 
 def _step(store: Path, namespace: str, as_json: bool, way: Literal["undo", "redo"]) -> None:

@@ -62,6 +62,18 @@ def test_adding_what_is_there_says_so(memalpha, store: Path) -> None:
     assert again == {**added, "outcome": "duplicate"}
 
 
+def test_filters(memalpha, store: Path) -> None:
+    memalpha("add", store, "city: Porto", "--metadata", '{"user": {"name": "ana"}}')
+    for where, wanted in (('{"user.name": "ana"}', ["Porto"]), ('{"timestamp": {"$lt": "2025-01-01"}}', ["Lisbon"])):
+        for words in (("show", store), ("search", store, "Where?"), ("search", store, "Where?", "--as-of", "2")):
+            out = memalpha(*words, "--where", where)[1]
+            assert [name for name in ("Lisbon", "Porto") if name in out] == wanted
+    for where, message in (("{", "--where: no JSON"), ("3", "--where: a JSON object"), ('{"$nor": []}', "are $eq")):
+        for words in (("show", store), ("search", store, "Where?")):
+            code, _, err = memalpha(*words, "--where", where)
+            assert code == 2 and message in err
+
+
 def test_a_position_beyond_the_log_is_said_to_be_now(memalpha, store: Path) -> None:
     for words in (("show", store), ("search", store, "Ana")):
         assert memalpha(*words, "--as-of", 1)[2] == ""

@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import memalpha.store.columns
+import memalpha.store.store
 from memalpha.errors import StoreError
+from memalpha.store.embedding import load_embedder
 from memalpha.store.filters import parse
+from memalpha.store.schema import Category, MemorySchema
+from memalpha.store.store import MemoryStore
+from memalpha.store.working import WorkingMemory
 from memalpha.types import MemoryEntry
 
 ENTRY = MemoryEntry(
@@ -261,3 +267,66 @@ def test_agrees_with_an_independent_evaluation(where, entry) -> None:
     assert chosen.matches(entry) == expected(where, entry)
     opposite = parse({"$not": where})
     assert opposite is not None and opposite.matches(entry) != chosen.matches(entry)
+
+
+# ------------------------------------------------------------------------------------------------------- in a memory
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(entries, max_size=12, unique_by=lambda entry: (entry.category, str(entry.metadata))), wheres)
+def test_lists_and_searches_of_a_memory(facts, where) -> None:
+    """Of a store, of its past, and of a working memory: what passes, and the search of a memory of only that."""
+    schema = MemorySchema("own", (Category("a", ""), Category("semantic", "")))
+    store = MemoryStore.open(":memory:", schema, "hash")
+    kept: list[MemoryEntry] = []
+    for fact in facts:
+        fields = {name: getattr(fact, name) for name in ("timestamp", "importance", "metadata", "source", "chunk")}
+        entry = store.insert(fact.category, f"pet {len(kept)}: {fact.source} {fact.chunk}", **fields)
+        if expected(where, entry):
+            kept.append(entry)
+    then, working = store.snapshot(), WorkingMemory(store.state, load_embedder("hash"))
+    assert store.list(where=where) == working.list(where=where) == kept
+    assert store.list(where=where, limit=2) == kept[:2]
+    assert store.list("a", where=where) == working.list("a", where=where) == [e for e in kept if e.category == "a"]
+    hits = store.search("pet 3 of a", 20, where=where)
+    assert hits == working.search("pet 3 of a", 20, where=where)
+    assert {hit.entry.id for hit in hits} == {entry.id for entry in kept}
+    both = store.search("pet 3 of a", 20, category="a", where=where)
+    assert both == store.search("pet 3 of a", 20, where={"$and": [where, {"category": "a"}]})
+    for entry in store.list():
+        store.delete(entry.id)
+    assert store.search("pet 3 of a", 20, where=where) == store.list(where=where) == []
+    assert store.list(where=where, as_of=then) == kept
+    assert store.search("pet 3 of a", 20, where=where, as_of=then) == hits
+    store.close()
+
+
+def test_pages_of_a_filtered_list(monkeypatch) -> None:
+    monkeypatch.setattr(memalpha.store.store, "_PAGE", 3)
+    store = MemoryStore.open(":memory:", embedder="hash")
+    for number in range(20):
+        store.insert("semantic", f"fact {number}", chunk=number % 4)
+    ids = [entry.id for entry in store.list(where={"chunk": {"$gte": 2}})]
+    assert len(ids) == 10
+    pages: list[str] = []
+    while page := store.list(where={"chunk": {"$gte": 2}}, limit=4, after=pages[-1] if pages else None):
+        pages += [entry.id for entry in page]
+    assert pages == ids
+    assert store.list(where={"chunk": 2}, limit=0) == []
+    with pytest.raises(StoreError, match="unknown operator"):
+        store.search("fact", where={"chunk": {"$about": 2}})
+
+
+def test_a_search_that_is_stopped_half_way_leaves_nothing_wrong(monkeypatch) -> None:
+    store = MemoryStore.open(":memory:", embedder="hash")
+    for number in range(5):
+        store.insert("semantic", f"fact {number}", chunk=number)
+    store.search("fact")
+    wanted = MemoryStore.search(store, "fact 3", where={"chunk": {"$in": [1, 3]}})
+    store.insert("semantic", "fact 5", chunk=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(memalpha.store.columns.Columns, "mask", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            store.search("fact 3", where={"chunk": {"$in": [1, 3]}})
+    store.undo()
+    assert store.search("fact 3", where={"chunk": {"$in": [1, 3]}}) == wanted
