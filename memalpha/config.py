@@ -285,6 +285,8 @@ class EvalConfig(Config):
     system: str = Field(
         default="scripted:add-all", description="the writer: a policy's name or directory, or scripted:..."
     )
+    device: str = Field(default="cpu", description="torch device of writer and reader")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="their precision")
     agent: AgentConfig = AgentConfig()
     reader: ReaderConfig = ReaderConfig()
     reward: RewardConfig = RewardConfig()

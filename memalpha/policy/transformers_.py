@@ -93,9 +93,13 @@ class TransformersPolicy:
                         "and try again, or give a directory with config.json, weights and tokenizer"
                     ) from None
                 model, tokenizer = _load(path, dtype, offline=False)
-            model.to(device)
         except (OSError, ValueError, SafetensorError) as error:
             raise PolicyError(f"cannot load policy {str(path)!r}: {error}") from error
+        try:
+            model.to(device)
+        except (RuntimeError, AssertionError) as error:  # an AssertionError: torch was built without it
+            told = str(error).splitlines()[0]
+            raise PolicyError(f"policy {str(path)!r} cannot be put on device {device!r} ({told}): try cpu") from error
         return cls(model, tokenizer, str(path))
 
     def sample_in(self, dtype: str) -> None:

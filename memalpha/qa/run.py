@@ -35,6 +35,8 @@ def settings_of_run(run: Path, overrides: Mapping[str, Any] | None = None) -> Ev
         "agent": trained.agent.model_dump(),
         "reader": reader.model_dump(),
         "reward": trained.reward.model_dump(),
+        "device": trained.device,
+        "dtype": trained.dtype,
     }
     if trained.eval_data is not None:
         found["data"] = trained.eval_data
@@ -66,10 +68,11 @@ def run_evaluation(
     else:
         tasks = load_tasks(config.data, config.limit)
         check_categories(tasks, load_schema(config.agent.memory_schema), f"data: {config.data}")
-    policy = load_policy(config.system)
+    policy = load_policy(config.system, dtype=config.dtype, device=config.device)
     settings, answering = config.reader, policy
     if settings.kind == "policy":
-        answering = load_policy(settings.policy) if settings.policy else policy
+        if settings.policy:
+            answering = load_policy(settings.policy, dtype=config.dtype, device=config.device)
         settings = in_own_style(settings, answering).model_copy(update={"policy": None})
     reader, agent = load_reader(settings, answering), in_own_style(config.agent, policy)
     for note in RewardModel(config.reward, policy.count_tokens).notes(tasks):

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from memalpha.config import EvalConfig, WorldConfig, load_config
-from memalpha.errors import ConfigError, DataError
+from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.qa.run import run_evaluation, settings_of_run
 from memalpha.tasks import synthetic
 from memalpha.tasks.jsonl import save_jsonl
@@ -64,6 +64,16 @@ def test_a_run_directory_stands_for_its_own_evaluation(tmp_path):
     other = settings_of_run(run, {"data": "other.jsonl", "system": "scripted:oracle", "reader": {"k": 5}})
     assert (other.data, other.system, other.reader.k) == ("other.jsonl", "scripted:oracle", 5)
     assert other.reader.policy == "some/start"
+
+
+def test_device_and_precision_are_those_of_the_run(tmp_path):
+    run = run_directory(tmp_path / "run", device="nowhere", dtype="bfloat16", eval_data=str(tmp_path / "mine.jsonl"))
+    config = settings_of_run(run, {"system": "tiny"})
+    assert (config.device, config.dtype) == ("nowhere", "bfloat16")
+    pytest.importorskip("torch")
+    save_jsonl(synthetic.tasks(WorldConfig(), 0, 0, 1), tmp_path / "mine.jsonl")
+    with pytest.raises(PolicyError, match=r"device 'nowhere' \(.*try cpu"):
+        run_evaluation(config)
 
 
 def test_a_supervised_run_is_evaluated_alike(tmp_path):
