@@ -24,14 +24,17 @@ def group_advantages(
     baseline: Literal["mean", "leave_one_out"] = "mean",
     scale: Literal["group", "none"] = "group",
     floor: float = 0.01,
+    extra: Sequence[Sequence[float]] | None = None,
 ) -> list[list[float]]:
-    """One advantage per turn of each trajectory of `group`.
+    """One advantage per turn of each trajectory of `group`; `extra` is added to the turns' own rewards.
 
     `leave_one_out` compares a rollout with the mean of the others only. `scale="group"` divides by the population
     standard deviation over the G rollouts at that chunk index plus `floor`; a rollout that has no turn there counts
     with its shared part, so that a chunk which one rollout alone reached is not blown up.
     """
     shared, own = zip(*(_parts(trajectory) for trajectory in group.trajectories), strict=True)
+    if extra is not None:
+        own = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(own, extra, strict=True)]
     shared_centred = _centre(shared, baseline)
     result = [[0.0] * len(values) for values in own]
     for at in range(max(len(values) for values in own)):

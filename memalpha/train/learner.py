@@ -1,8 +1,8 @@
 """The learner: owns the weights and the optimizer, takes `TrainingSample`s, and is blind to the algorithm.
 
 Why our own and not a `GRPOTrainer` subclass: one rollout is many rows with contexts of their own, and reductions are
-data (`normalize`). Only completion positions pass the LM head; rows are right-padded in length-sorted micro-batches
-under a token budget. Dropout stays off, so that the first ratio of a step is 1.
+data (`normalize`). Rows are right-padded in length-sorted micro-batches under a token budget. Dropout stays off, so
+that the first ratio of a step is 1.
 """
 
 from __future__ import annotations
@@ -10,20 +10,25 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from peft import PeftModel
+from torch import nn
 
-from memalpha.config import TrainConfig
-from memalpha.errors import PolicyError, TrainingError
-from memalpha.train.losses import STATS, loss_sum, token_logprobs
+from memalpha.config import LearnerConfig
+from memalpha.errors import TrainingError
+from memalpha.train.distributed import ONE, World, spread, whole
+from memalpha.train.losses import STATS, LossSettings, loss_sum
 from memalpha.train.normalize import normalize
-from memalpha.train.samples import MicroBatch, TrainingSample, pack, split
+from memalpha.train.samples import TrainingSample, pack, split
+from memalpha.train.scorer import TokenScorer, bare, check_head
 
 
-def learning_rate(step: int, config: TrainConfig) -> float:
+def learning_rate(step: int, config: LearnerConfig) -> float:
     """Linear warm-up, constant, linear decay over the last `decay_fraction` of `schedule_steps`; `step` from 0."""
     warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     decay_steps = config.decay_fraction * config.schedule_steps
@@ -33,65 +38,119 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 
 class Learner:
-    """Updates `model` in place.
+    """Updates `model` (a `PreTrainedModel`, or a `PeftModel` from `add_lora`) in place: what of it requires gradients.
 
-    With `config.beta` > 0 a frozen copy of the model as it is now becomes the KL's reference, so construct the learner
-    on the start weights and load a checkpoint afterwards.
+    Trained weights are kept in float32 at least; with `dtype` bfloat16 the passes are not, nor are frozen weights.
+    `reference`: keep what is needed for log-probs of the model as it is now, without adapters where it has some, else a
+    frozen copy; construct the learner on the start weights then, and load a checkpoint afterwards.
+
+    Rows are those of a whole step, the same in every process of `world`; each process computes its share, and all get
+    the same results. Raises `PolicyError` for a model whose logits are not its output embedding's.
     """
 
-    def __init__(self, model: PreTrainedModel, config: TrainConfig) -> None:
+    def __init__(
+        self,
+        model: Any,
+        config: LearnerConfig,
+        loss: LossSettings = LossSettings(),  # noqa: B008  # frozen
+        *,
+        reference: bool = False,
+        world: World = ONE,
+    ) -> None:
         self.model = model.eval()
         self.config = config
-        self.named = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+        self.loss = loss
+        self.world = world
+        check_head(model)
+        self._adapted = model if reference and isinstance(model, PeftModel) else None
+        frozen = copy.deepcopy(model).requires_grad_(False) if reference and self._adapted is None else None
+        self.scorer = self._wrap(model)
+        self.reference = None if frozen is None else self._wrap(frozen)
+        self.trainable: dict[str, nn.Parameter] = {
+            name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+        }
         self.optimizer = torch.optim.AdamW(
-            self.named.values(), lr=config.learning_rate, betas=config.adam_betas, weight_decay=config.weight_decay
+            self.trainable.values(),
+            lr=config.learning_rate,
+            betas=config.adam_betas,
+            weight_decay=config.weight_decay,
+            fused=True,  # one pass over the weights and no temporaries
         )
-        self.reference = copy.deepcopy(model).requires_grad_(False).eval() if config.beta > 0 else None
-        self._check_head()
 
-    def forward(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Current log-probs of each row's completion tokens, at the row's temperature; no gradient."""
-        result: list[np.ndarray] = [np.empty(0)] * len(samples)
-        with torch.no_grad():
-            for part in split(samples, self.config.microbatch_tokens):
-                batch = pack([samples[i] for i in part], self.model.device)
-                values, _ = self._logprobs(self.model, batch)
-                counts = [len(samples[i].completion_ids) for i in part]
-                for i, row in zip(part, values.split(counts), strict=True):
-                    result[i] = row.cpu().numpy()
-        return result
+    def forward(self, samples: Sequence[TrainingSample], *, reference: bool = False) -> list[np.ndarray]:
+        """Log-probs of each row's completion tokens at the row's temperature, of the model or of the reference."""
+        scorer, adapters = self.scorer, nullcontext()
+        if reference and self._adapted is not None:
+            adapters = self._adapted.disable_adapter()
+        elif reference:
+            if self.reference is None:
+                raise TrainingError("this learner keeps no reference: construct it with reference=True")
+            scorer = self.reference
+        found: list[tuple[int, np.ndarray]] = []
+        with torch.no_grad(), adapters:
+            for part, live in self.world.deal(split(samples, self.config.microbatch_tokens)):
+                batch = pack([samples[i] for i in part], self._device)
+                values, _ = scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature)
+                rows = values.float().cpu().split([len(samples[i].completion_ids) for i in part])
+                found += [(i, row.numpy()) for i, row in zip(part, rows, strict=True) if live]
+        by_index = dict(self.world.gather(found))
+        return [by_index[i] for i in range(len(samples))]
+
+    def recompute_old(
+        self, samples: Sequence[TrainingSample], cap: float | None = None
+    ) -> tuple[list[TrainingSample], dict[str, float]]:
+        """The rows with the learner's own log-probs as the ratio's denominator, before the first update of a step.
+
+        With `cap` the policy gradient's weights are multiplied by min(pi_learner / pi_sampler, cap), token by token:
+        truncated importance sampling (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
+        training"; TRL's `token_truncate`). Returns how sampler and learner differ, over tokens of the policy gradient:
+        `mismatch_kl` (k3 of KL(sampler || learner)), `mismatch_p99` and `mismatch_max` of |log ratio|, and with a cap
+        `mismatch_capped`, the share of ratios above it.
+        """
+        gaps, rows = [], []
+        for sample, old in zip(samples, self.forward(samples), strict=True):
+            gap = old - sample.logprobs
+            gaps.append(gap[sample.pg != 0])
+            weight = sample.pg if cap is None else sample.pg * np.minimum(np.exp(gap), np.float32(cap))
+            rows.append(replace(sample, logprobs=old, pg=weight))
+        log_ratio = np.concatenate(gaps)
+        stats = {f"mismatch_{name}": value for name, value in tails(log_ratio).items()}
+        stats["mismatch_kl"] = float((np.exp(log_ratio) - log_ratio - 1).sum()) / max(1, len(log_ratio))
+        if cap is not None:
+            stats["mismatch_capped"] = float((log_ratio > math.log(cap)).sum()) / max(1, len(log_ratio))
+        return rows, stats
 
     def forward_backward(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
         """Add the gradient of the summed loss; the samples' weights must be normalised for the whole step already.
 
-        Returns loss, tokens, per-token means of entropy, clipped share, KL to the sampler (`old_kl`) and to the
-        reference, and the largest |ratio - 1| (`ratio_deviation`).
+        Returns loss, tokens, per-token means of entropy, clipped share, KL to the old policy (`old_kl`, k3) and to the
+        reference, `old_p99` and `old_max` of |log ratio|, and the largest |ratio - 1| (`ratio_deviation`).
         """
-        config = self.config
-        high = config.epsilon if config.epsilon_high is None else config.epsilon_high
-        total, sums = torch.zeros(()), torch.zeros(len(STATS))
-        for part in split(samples, config.microbatch_tokens):
-            batch = pack([samples[i] for i in part], self.model.device)
-            reference = None
-            if self.reference is not None:
-                with torch.no_grad():
-                    reference, _ = self._logprobs(self.reference, batch)
-            logprobs, entropy = self._logprobs(self.model, batch)
-            loss, stats = loss_sum(logprobs, entropy, batch, config.epsilon, high, reference)
-            loss.backward()
-            stats = stats.cpu()
-            total = total + loss.detach().cpu()
-            worst = torch.maximum(sums[-1], stats[-1])
-            sums = sums + stats
-            sums[-1] = worst
-        result = dict(zip(STATS, sums.tolist(), strict=True))
-        for name in STATS[1:-1]:
+        totals = np.zeros(1 + len(STATS))
+        log_ratios: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
+        dealt = self.world.deal(split(samples, self.config.microbatch_tokens))
+        for number, (part, live) in enumerate(dealt, start=1):
+            batch = pack([samples[i] for i in part], self._device)
+            with self.world.accumulate(self.scorer, number == len(dealt)):
+                logprobs, entropy = self.scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature)
+                loss, sums, log_ratio = loss_sum(logprobs, entropy, batch, self.loss)
+                (loss * self.world.size if live else loss * 0).backward()
+            if live:
+                totals += torch.cat([loss.detach()[None], sums]).double().cpu().numpy()
+                log_ratios.append(log_ratio.float().cpu().numpy())
+        everybody = self.world.gather([(totals, np.concatenate(log_ratios))])
+        sums = np.sum([totals for totals, _ in everybody], axis=0).tolist()
+        result: dict[str, float] = dict(zip(("loss", *STATS), sums, strict=True))
+        for name in STATS[1:]:
             result[name] /= max(1.0, result["tokens"])
-        return {"loss": float(total), **result}
+        log_ratio = np.concatenate([log_ratio for _, log_ratio in everybody])
+        result |= {f"old_{name}": value for name, value in tails(log_ratio).items()}
+        result["ratio_deviation"] = float(np.abs(np.expm1(log_ratio)).max(initial=0.0))
+        return result
 
     def optim_step(self, rate: float) -> float:
         """Clip the gradient, step the optimizer at learning rate `rate`, clear the gradient; returns its norm."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.named.values(), self.config.max_grad_norm))
+        norm = float(whole(nn.utils.clip_grad_norm_(self.trainable.values(), self.config.max_grad_norm)))
         if not math.isfinite(norm):
             raise TrainingError(f"the gradient norm is {norm}: lower learning_rate or check the rewards")
         for group in self.optimizer.param_groups:
@@ -102,15 +161,15 @@ class Learner:
 
     def update(self, samples: Sequence[TrainingSample], rate: float) -> dict[str, float]:
         """One optimizer step on `samples`: normalise their weights, accumulate the gradient, step."""
-        stats = self.forward_backward(normalize(samples, self.config.loss_normalizer, self.config.loss_constant))
+        stats = self.forward_backward(normalize(samples, self.loss.normalizer, self.loss.constant))
         return {**stats, "grad_norm": self.optim_step(rate), "learning_rate": rate}
 
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:
-        """The optimizer's state by `parameter/key`; empty before the first step."""
+        """The optimizer's state by `parameter/key`, put together where it is sharded; empty before the first step."""
         state = self.optimizer.state
         return {
-            f"{name}/{key}": value.contiguous()
-            for name, parameter in self.named.items()
+            f"{name}/{key}": whole(value).contiguous()
+            for name, parameter in self.trainable.items()
             for key, value in state.get(parameter, {}).items()
         }
 
@@ -119,28 +178,30 @@ class Learner:
         self.optimizer.state.clear()
         for full, value in tensors.items():
             name, _, key = full.rpartition("/")
-            parameter = self.named[name]
-            place = "cpu" if value.dim() == 0 else parameter.device
-            self.optimizer.state[parameter][key] = value.to(place)
-
-    @staticmethod
-    def _logprobs(model: PreTrainedModel, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-        chosen = hidden.flatten(0, 1).index_select(0, batch.positions)
-        head: Any = model.get_output_embeddings()
-        return token_logprobs(head(chosen), batch)
-
-    def _check_head(self) -> None:
-        """Refuse architectures that change logits after the output embedding (soft caps, scales)."""
-        probe = torch.arange(8, device=self.model.device)[None] * 7 % self.model.config.get_text_config().vocab_size
-        with torch.no_grad():
-            whole = self.model(input_ids=probe, use_cache=False).logits.float()
-            head: Any = self.model.get_output_embeddings()
-            ours = None
-            if head is not None:
-                ours = head(self.model.base_model(input_ids=probe, use_cache=False).last_hidden_state).float()
-        if ours is None or ours.shape != whole.shape or not torch.allclose(ours, whole, atol=1e-3, rtol=1e-3):
-            raise PolicyError(
-                f"{type(self.model).__name__} changes its logits after the output embedding; the learner projects "
-                "completion positions itself and cannot train this architecture"
+            parameter = self.trainable[name]
+            self.optimizer.state[parameter][key] = (
+                value.to(parameter.device) if value.dim() == 0 else spread(value, parameter)
             )
+
+    @property
+    def _device(self) -> torch.device:
+        return self.model.device
+
+    def _wrap(self, model: Any) -> nn.Module:
+        """The model as a scorer, its weights in the precision they train (or rest) in, dealt to the processes."""
+        config, low = self.config, self.config.dtype == "bfloat16"
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+            elif low:
+                parameter.data = parameter.data.to(torch.bfloat16)
+        scorer = TokenScorer(
+            model, head_tokens=config.head_tokens, autocast=low, checkpointing=config.gradient_checkpointing
+        )
+        return self.world.wrap(scorer, list(bare(model)._no_split_modules or ()), config.sharding)
+
+
+def tails(log_ratio: np.ndarray) -> dict[str, float]:
+    """The 99th percentile (`p99`) and the largest (`max`) of |log ratio|; 0 of none."""
+    sizes = np.abs(log_ratio) if len(log_ratio) else np.zeros(1)
+    return {"p99": float(np.quantile(sizes, 0.99)), "max": float(sizes.max())}

@@ -12,9 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from memalpha.train.samples import TrainingSample
-
-STREAMS = ("pg", "ce", "kl")
+from memalpha.train.samples import STREAMS, TrainingSample
 
 
 def normalize(
@@ -26,17 +24,17 @@ def normalize(
     `dapo`); `row`: by rows x the row's own trained tokens (GRPO as published). Rows and tokens of a stream are those
     whose weight is not zero, so a stream's strength does not depend on rows that only other streams train.
     """
-    divisors: dict[str, list[float]] = {}
+    divided: list[dict[str, np.ndarray]] = [{} for _ in samples]
     for name in STREAMS:
-        tokens = [int(np.count_nonzero(getattr(sample, name))) for sample in samples]
+        weights = [getattr(sample, name) for sample in samples]
+        tokens = [0 if weight is None else int(np.count_nonzero(weight)) for weight in weights]
         rows = max(1, sum(count > 0 for count in tokens))
-        if how == "constant":
-            divisors[name] = [rows * constant] * len(samples)
-        elif how == "token":
-            divisors[name] = [float(max(1, sum(tokens)))] * len(samples)
-        else:
-            divisors[name] = [float(rows * max(1, count)) for count in tokens]
-    return [
-        replace(sample, **{name: getattr(sample, name) / np.float32(divisors[name][i]) for name in STREAMS})
-        for i, sample in enumerate(samples)
-    ]
+        for place, weight, count in zip(divided, weights, tokens, strict=True):
+            if weight is None:
+                continue
+            if how == "constant":
+                divisor = rows * constant
+            else:
+                divisor = max(1, sum(tokens)) if how == "token" else rows * max(1, count)
+            place[name] = weight / np.float32(divisor)
+    return [replace(sample, **streams) for sample, streams in zip(samples, divided, strict=True)]

@@ -5,7 +5,7 @@ Suffixes: T completion tokens of one row, B rows, L padded row length, N complet
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,14 +14,18 @@ import torch
 from memalpha.errors import PolicyError
 from memalpha.types import Turn
 
+STREAMS = ("pg", "ce", "kl", "ent")
+"""The parts of the loss (`train.losses`), by the name of their weights."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingSample:
     """One row: `prompt_ids` then `completion_ids` (T of them, as sampled, end of sequence included).
 
-    `logprobs` are those the tokens were sampled with, at `temperature`; `advantages` weigh the policy gradient. `pg`,
-    `ce` and `kl` are the weights of the loss's streams (policy gradient, cross-entropy, KL to the reference); all are
-    float32 of shape (T,). `task`, `rollout`, `chunk` say where the row came from.
+    `logprobs` are the ratio's denominator, at `temperature`: those the tokens were sampled with, or the learner's own
+    (`Learner.recompute_old`); `reference` are the reference policy's. `advantages` weigh the policy gradient. `pg`,
+    `ce`, `kl` and `ent` are the weights of the loss's streams (policy gradient, cross-entropy, KL to the reference,
+    entropy bonus; None: 0). All are float32 of shape (T,). `task`, `rollout`, `chunk` say where the row came from.
     """
 
     prompt_ids: tuple[int, ...]
@@ -31,6 +35,8 @@ class TrainingSample:
     pg: np.ndarray
     ce: np.ndarray
     kl: np.ndarray
+    ent: np.ndarray | None = None
+    reference: np.ndarray | None = None
     temperature: float = 1.0
     task: str = ""
     rollout: int = 0
@@ -48,9 +54,12 @@ class TrainingSample:
                 f"task {self.task!r}, chunk {self.chunk}: temperature {self.temperature} cannot be trained at: the "
                 "loss divides by it (greedy turns have log-probs at temperature 1)"
             )
-        for name in ("logprobs", "advantages", "pg", "ce", "kl"):
-            if getattr(self, name).shape != (count,):
-                raise ValueError(f"{name} has shape {getattr(self, name).shape}, the completion has {count} tokens")
+        for name in ("logprobs", "advantages", "reference", *STREAMS):
+            value = getattr(self, name)
+            if value is not None and value.shape != (count,):
+                raise ValueError(f"{name} has shape {value.shape}, the completion has {count} tokens")
+        if self.reference is None and self.kl.any():
+            raise ValueError("kl: a weight on the KL needs the log-probs of the reference")
 
     @property
     def length(self) -> int:
@@ -58,27 +67,44 @@ class TrainingSample:
         return len(self.prompt_ids) + len(self.completion_ids)
 
 
-def policy_gradient_sample(
-    turn: Turn, advantage: float, *, kl: float = 0.0, task: str = "", rollout: int = 0
-) -> TrainingSample:
-    """The row of one sampled turn: every completion token carries `advantage`, unnormalised weight 1 and KL `kl`.
+def policy_gradient_sample(turn: Turn, advantage: float = 0.0, *, task: str = "", rollout: int = 0) -> TrainingSample:
+    """The row of one sampled turn: every completion token carries `advantage` and the unnormalised weight 1.
 
     A greedy turn (temperature 0) trains at temperature 1, at which its log-probs were recorded.
     """
     completion = turn.completion
-    count = len(completion.completion_ids)
+    nothing = np.zeros(len(completion.completion_ids), dtype=np.float32)
     return TrainingSample(
         prompt_ids=completion.prompt_ids,
         completion_ids=completion.completion_ids,
         logprobs=np.asarray(completion.logprobs, dtype=np.float32),
-        advantages=np.full(count, advantage, dtype=np.float32),
-        pg=np.ones(count, dtype=np.float32),
-        ce=np.zeros(count, dtype=np.float32),
-        kl=np.full(count, kl, dtype=np.float32),
+        advantages=nothing + np.float32(advantage),
+        pg=nothing + 1,
+        ce=nothing,
+        kl=nothing,
         temperature=completion.temperature or 1.0,
         task=task,
         rollout=rollout,
         chunk=turn.chunk,
+    )
+
+
+def cross_entropy_sample(
+    prompt_ids: Sequence[int], completion_ids: Sequence[int], *, task: str = "", rollout: int = 0, chunk: int = 0
+) -> TrainingSample:
+    """The row of one demonstration: every completion token (end of sequence included) has cross-entropy weight 1."""
+    nothing = np.zeros(len(completion_ids), dtype=np.float32)
+    return TrainingSample(
+        prompt_ids=tuple(prompt_ids),
+        completion_ids=tuple(completion_ids),
+        logprobs=nothing,
+        advantages=nothing,
+        pg=nothing,
+        ce=nothing + 1,
+        kl=nothing,
+        task=task,
+        rollout=rollout,
+        chunk=chunk,
     )
 
 
@@ -88,7 +114,8 @@ class MicroBatch:
 
     `positions` (N,) index the flattened hidden states that predict `targets` (N,). Right padding under a causal model
     needs no mask: no trained position sees what comes after it. Rollouts of a sharp policy often agree: samples of
-    equal tokens share one of the B rows, their advantages stay apart.
+    equal tokens share one of the B rows, their advantages stay apart. `reference` and `ent` are None where no sample
+    has them.
     """
 
     input_ids: torch.Tensor
@@ -100,22 +127,36 @@ class MicroBatch:
     pg: torch.Tensor
     ce: torch.Tensor
     kl: torch.Tensor
+    reference: torch.Tensor | None
+    ent: torch.Tensor | None
+
+
+PADDING = 1.05
+"""How many tokens a micro-batch may compute for each token it holds."""
 
 
 def split(samples: Sequence[TrainingSample], tokens: int) -> list[list[int]]:
-    """Indices of `samples` by length, cut so that distinct rows x longest row is at most `tokens` (or one row)."""
-    order = sorted(range(len(samples)), key=lambda i: (samples[i].length, *_tokens(samples[i]), i))
+    """Indices of `samples` in micro-batches, those of the longest rows first.
+
+    A micro-batch of several distinct rows computes at most `tokens` tokens and at most `PADDING` x those of its rows.
+    Longest first: memory that one micro-batch has freed is large enough for the next.
+    """
+    order = sorted(range(len(samples)), key=lambda i: (-samples[i].length, *_tokens(samples[i]), i))
     parts: list[list[int]] = []
-    rows, last = 0, None
+    width = rows = real = 0
+    last = None
     for i in order:
-        ids = _tokens(samples[i])
-        rows += ids != last
-        if parts and (ids == last or rows * samples[i].length <= tokens):
+        ids, length = _tokens(samples[i]), samples[i].length
+        if parts and ids == last:
             parts[-1].append(i)
+            continue
+        last, room = ids, width * (rows + 1)
+        if parts and room <= min(tokens, PADDING * (real + length)):
+            parts[-1].append(i)
+            rows, real = rows + 1, real + length
         else:
             parts.append([i])
-            rows = 1
-        last = ids
+            width, rows, real = length, 1, length
     return parts
 
 
@@ -135,20 +176,26 @@ def pack(samples: Sequence[TrainingSample], device: torch.device | str = "cpu") 
         first = rows[_tokens(sample)] * width + len(sample.prompt_ids) - 1
         positions.append(np.arange(first, first + len(sample.completion_ids)))
 
-    def flat(name: str) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([getattr(sample, name) for sample in samples])).to(device)
+    def flat(values: Iterable[np.ndarray]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(list(values))).to(device)
 
+    reference = ent = None
+    if any(sample.reference is not None for sample in samples):
+        reference = flat(s.logprobs if s.reference is None else s.reference for s in samples)
+    if any(sample.ent is not None for sample in samples):
+        ent = flat(np.zeros_like(s.pg) if s.ent is None else s.ent for s in samples)
     counts = [len(sample.completion_ids) for sample in samples]
     heat = np.repeat(np.array([sample.temperature for sample in samples], dtype=np.float32), counts)
-    targets = np.concatenate([np.array(sample.completion_ids, dtype=np.int64) for sample in samples])
     return MicroBatch(
         input_ids=torch.from_numpy(input_ids).to(device),
-        positions=torch.from_numpy(np.concatenate(positions)).to(device),
-        targets=torch.from_numpy(targets).to(device),
+        positions=flat(positions),
+        targets=flat(np.array(sample.completion_ids, dtype=np.int64) for sample in samples),
         temperature=torch.from_numpy(heat).to(device),
-        logprobs=flat("logprobs"),
-        advantages=flat("advantages"),
-        pg=flat("pg"),
-        ce=flat("ce"),
-        kl=flat("kl"),
+        logprobs=flat(sample.logprobs for sample in samples),
+        advantages=flat(sample.advantages for sample in samples),
+        pg=flat(sample.pg for sample in samples),
+        ce=flat(sample.ce for sample in samples),
+        kl=flat(sample.kl for sample in samples),
+        reference=reference,
+        ent=ent,
     )

@@ -14,9 +14,10 @@ from tiny import VOCABULARY, tiny_model, tiny_policy
 from memalpha.config import TrainConfig
 from memalpha.errors import PolicyError, TrainingError
 from memalpha.train.learner import Learner, learning_rate
-from memalpha.train.losses import loss_sum, token_logprobs
+from memalpha.train.losses import LossSettings, loss_sum
 from memalpha.train.normalize import normalize
 from memalpha.train.samples import pack, policy_gradient_sample, split
+from memalpha.train.scorer import head_logprobs
 from memalpha.types import SampleRequest, Turn
 
 WHOLE, APART = 10**9, 1
@@ -26,7 +27,7 @@ def config(**changes) -> TrainConfig:
     return TrainConfig(**{"out": "unused", "warmup_steps": 0, "decay_fraction": 0.0, "learning_rate": 1e-3, **changes})
 
 
-def sampled_rows(count: int = 24, temperature: float = 1.0, seed: int = 0, kl: float = 0.0):
+def sampled_rows(count: int = 24, temperature: float = 1.0, seed: int = 0):
     """Rows sampled from the random tiny model, with ragged prompts and completions and made-up advantages."""
     policy = tiny_policy(seed)
     requests = [
@@ -40,7 +41,7 @@ def sampled_rows(count: int = 24, temperature: float = 1.0, seed: int = 0, kl: f
     ]
     advantages = np.random.default_rng(seed).normal(size=count)
     rows = [
-        policy_gradient_sample(Turn(chunk=0, completion=c), float(a), kl=kl, task=str(i))
+        policy_gradient_sample(Turn(chunk=0, completion=c), float(a), task=str(i))
         for i, (c, a) in enumerate(zip(policy.sample(requests), advantages, strict=True))
     ]
     return policy.model, rows
@@ -49,7 +50,7 @@ def sampled_rows(count: int = 24, temperature: float = 1.0, seed: int = 0, kl: f
 def gradient(learner: Learner, rows) -> torch.Tensor:
     learner.optimizer.zero_grad(set_to_none=True)
     learner.forward_backward(rows)
-    return torch.cat([tensor.grad.flatten().double() for tensor in learner.named.values()])
+    return torch.cat([tensor.grad.flatten().double() for tensor in learner.trainable.values()])
 
 
 def relative(one: torch.Tensor, two: torch.Tensor) -> float:
@@ -97,16 +98,18 @@ def float64_gradient(model, rows, low, high, constant, beta=0.0, reference=None,
 def test_gradient_equals_a_float64_grpo(tokens):
     model, rows = sampled_rows(temperature=0.8)
     nudged(model)
-    learner = Learner(model, config(epsilon=0.1, epsilon_high=0.3, microbatch_tokens=tokens))
+    learner = Learner(model, config(microbatch_tokens=tokens), LossSettings(epsilon=0.1, epsilon_high=0.3))
     ours = gradient(learner, normalize(rows, "constant", 16.0))
     assert relative(ours, float64_gradient(model, rows, 0.1, 0.3, 16.0)) < 1e-5
 
 
 def test_gradient_with_kl_equals_a_float64_grpo():
-    start, rows = sampled_rows(kl=0.3)
-    learner = Learner(start, config(beta=0.3))
+    start, rows = sampled_rows()
+    learner = Learner(start, config(), LossSettings(use_bias_correction_kl=False), reference=True)
     reference = copy.deepcopy(start)
     nudged(learner.model)
+    found = learner.forward(rows, reference=True)
+    rows = [replace(row, reference=r, kl=0.3 * row.pg) for row, r in zip(rows, found, strict=True)]
     ours = gradient(learner, normalize(rows, "constant", 16.0))
     expected = float64_gradient(learner.model, rows, 0.2, 0.2, 16.0, beta=0.3, reference=reference)
     assert relative(ours, expected) < 1e-5
@@ -124,7 +127,7 @@ def test_any_split_gives_the_same_gradient(how):
     halves.optimizer.zero_grad(set_to_none=True)
     halves.forward_backward(rows[::2])
     halves.forward_backward(rows[1::2])
-    total = torch.cat([tensor.grad.flatten().double() for tensor in halves.named.values()])
+    total = torch.cat([tensor.grad.flatten().double() for tensor in halves.trainable.values()])
     assert relative(total, whole) < 1e-5
 
 
@@ -150,18 +153,19 @@ def test_ratio_is_one_before_the_first_update_and_not_after():
 
 
 def test_each_sampled_token_is_trained_exactly_once():
-    """The gradient by the logits is not zero at the positions that predict sampled tokens, and zero at all others."""
+    """The gradient by the hidden states is zero at all positions but those that predict sampled tokens."""
     model, rows = sampled_rows(9)
     rows = [replace(row, advantages=np.ones_like(row.advantages)) for row in rows]
     seen = []
     for part in split(rows, 100):
         batch = pack([rows[i] for i in part])
-        hidden = model.base_model(input_ids=batch.input_ids).last_hidden_state
-        logits = model.get_output_embeddings()(hidden).detach().requires_grad_()
-        logprobs, entropy = token_logprobs(logits.flatten(0, 1)[batch.positions], batch)
-        loss_sum(logprobs, entropy, batch, 0.2, 0.2)[0].backward()
-        assert len(logits.grad) == len(part), "all rows differ here"
-        for i, touched in zip(part, logits.grad.abs().sum(-1) > 0, strict=True):
+        hidden = model.base_model(input_ids=batch.input_ids).last_hidden_state.detach().requires_grad_()
+        chosen = hidden.flatten(0, 1)[batch.positions]
+        head = model.get_output_embeddings()
+        scored = head_logprobs(chosen, head.weight, None, batch.targets, batch.temperature)
+        loss_sum(*scored, batch, LossSettings())[0].backward()
+        assert len(hidden.grad) == len(part), "all rows differ here"
+        for i, touched in zip(part, hidden.grad.abs().sum(-1) > 0, strict=True):
             seen += [(i, position + 1) for position in touched.nonzero()[:, 0].tolist()]
         assert torch.equal(batch.targets, torch.cat([torch.tensor(rows[i].completion_ids) for i in part]))
     assert sorted(seen) == [(i, t) for i, row in enumerate(rows) for t in range(len(row.prompt_ids), row.length)]

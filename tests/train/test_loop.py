@@ -68,7 +68,7 @@ def test_a_run_writes_what_is_promised(small):
     metrics = lines(run / "metrics.jsonl")
     assert [line["step"] for line in metrics] == [0, 1, 2, 3]
     assert [line.get("validation_accuracy") is not None for line in metrics] == [False, True, False, True]
-    assert all(line["sampler_mismatch"] < 1e-4 < line["ratio_deviation"] for line in metrics)
+    assert all(line["mismatch_max"] < 1e-4 < line["ratio_deviation"] for line in metrics)
     assert not same(weights(run, 0), weights(run, 4))
     assert (run / "checkpoints" / "best").resolve().name == f"step-{summary['best_step']}"
     assert train(settings) == summary, "a finished run is not run again"
@@ -180,8 +180,8 @@ def rate_validations(monkeypatch, accuracies: dict[int, float]) -> None:
     """Let validations find these accuracies by step (0.2 where none is given)."""
     real = loop._Run._report
 
-    def scripted(self, name, policy, tasks, progress=None):
-        report = real(self, name, policy, tasks, progress)
+    def scripted(self, name, *args):
+        report = real(self, name, *args)
         if name == "validation":
             report.summary["accuracy"] = accuracies.get(self.step, 0.2)
         return report
@@ -290,7 +290,7 @@ def test_ctrl_c_while_resuming_keeps_the_best(small, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "load_checkpoint", press)
+        patch.setattr("memalpha.train.run.load_checkpoint", press)
         with pytest.raises(KeyboardInterrupt):
             train(settings, max_steps=4)
     assert {path.name for path in checkpoints.iterdir()} == kept

@@ -1,0 +1,62 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) on a transformers model, by peft.
+
+The adapters sit in the model's own layers, so that whoever holds the model samples with them. They are float32 whatever
+the model is in, and their start is a function of the seed alone; the second factor starts at 0, so the adapted model is
+the model at first. With the adapters off it stays so: that is the reference of a KL.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import torch
+from peft import LoraConfig as PeftLoraConfig
+from peft import PeftModel, get_peft_model
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from memalpha.config import LoraConfig
+from memalpha.errors import ConfigError
+
+
+def add_lora(model: PreTrainedModel, config: LoraConfig, name: str, seed: int = 0) -> PeftModel:
+    """`model` with new adapters in its layers, in place; only they train. `name` is what its base can be loaded by.
+
+    Raises `ConfigError` for target modules that are not there, and for the output embedding: the learner projects
+    hidden states itself.
+    """
+    head = model.get_output_embeddings()
+    layers = {path: part for path, part in model.named_modules() if isinstance(part, torch.nn.Linear | Conv1D)}
+    inner = [path for path, part in layers.items() if part is not head]
+    targets = config.target_modules
+    if targets != "all-linear":
+        for target in targets:
+            if any(_named(path, target) for path in layers.keys() - set(inner)):
+                raise ConfigError(f"lora.target_modules: {target} is the output embedding, which takes no adapter")
+            if not any(_named(path, target) for path in inner):
+                there = ", ".join(sorted({path.rpartition(".")[2] for path in inner}))
+                raise ConfigError(f"lora.target_modules: {name!r} has no linear layer {target!r}; it has {there}")
+    settings = PeftLoraConfig(
+        task_type="CAUSAL_LM",
+        r=config.r,
+        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft scales by it, whole or not
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        base_model_name_or_path=name,
+    )
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft calls transformers by names on their way out
+        torch.manual_seed(seed)
+        adapted = get_peft_model(model, settings)
+    settings.base_model_name_or_path = name  # get_peft_model puts the model's own path there
+    assert isinstance(adapted, PeftModel)
+    return adapted
+
+
+def merged(model: PeftModel) -> PreTrainedModel:
+    """A plain model with the adapters added to its weights; `model` stays as it is."""
+    return copy.deepcopy(model).merge_and_unload()  # type: ignore[operator]
+
+
+def _named(path: str, target: str) -> bool:
+    return path == target or path.endswith(f".{target}")

@@ -1,0 +1,276 @@
+"""`Run`: what every training run is, whatever a step learns from.
+
+Start or resume, steps, validation, checkpoints, the end. Step n uses the weights of `checkpoints/step-n` and its update
+makes those of `step-(n+1)`. Everything a step does is a function of (config, weights, optimizer, step), so a run that
+was killed and started again on the same directory ends with the same weights bit for bit. The weights chosen at the end
+are those that validated best (the last ones without validation).
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+
+from memalpha.agent.answer import Reader
+from memalpha.config import ReaderConfig, SFTConfig, TrainConfig
+from memalpha.errors import CheckpointError
+from memalpha.policy.base import Policy, in_own_style, load_policy
+from memalpha.policy.transformers_ import TransformersPolicy
+from memalpha.qa.evaluator import Report, evaluate
+from memalpha.qa.reader import load_reader
+from memalpha.store.embedding import load_embedder
+from memalpha.train.checkpoint import (
+    append_lines,
+    checkpoint_path,
+    cut_lines,
+    load_checkpoint,
+    load_weights,
+    point_best,
+    prune_checkpoints,
+    save_checkpoint,
+    saved_steps,
+    write_json,
+)
+from memalpha.train.learner import Learner
+from memalpha.train.progress import Display
+from memalpha.train.rundir import check_settings, finished, trainable_policy, undivided, write_settings
+
+C = TypeVar("C", TrainConfig, SFTConfig)
+
+
+class Run(ABC, Generic[C]):
+    """One process's work on a run directory. A subclass sets `learner` and says what a step and a validation are."""
+
+    learner: Learner
+    files: ClassVar[tuple[str, ...]] = ("metrics.jsonl",)
+    """JSON Lines with a `step`, which a resumed run goes on with."""
+
+    def __init__(self, config: C) -> None:
+        torch.set_num_threads(config.threads)
+        torch.manual_seed(config.seed)
+        self.out = config.out
+        self.began = time.monotonic()
+        self.display = Display()
+        self.policy = trainable_policy(config)
+        self.config: C = _in_own_styles(config, self.policy)
+        self.embedder = load_embedder(config.agent.embedder)
+        self.step = 0
+        self.consistent = True
+        self.minutes_before = self.learning_before = self.learning = 0.0
+        self.best: dict[str, Any] | None = None
+        self.final: dict[str, Any] | None = None
+
+    # ---------------------------------------------------------------------------------------------- what is learnt
+
+    @abstractmethod
+    def _length(self) -> int:
+        """Steps of the whole schedule."""
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """What a new run does before its first validation and checkpoint."""
+
+    @abstractmethod
+    def _prepare(self) -> Any:
+        """What the step learns from. A Ctrl-C here is taken at once: nothing may have changed."""
+
+    @abstractmethod
+    def _learn(self, prepared: Any) -> dict[str, Any]:
+        """The step's update and its line of metrics.jsonl."""
+
+    @abstractmethod
+    def _score(self, line: dict[str, Any]) -> float | None:
+        """Validate the weights as they are, into `line`; higher is better, None: there is nothing to validate with."""
+
+    @abstractmethod
+    def _end(self, chosen: int) -> dict[str, Any]:
+        """The run's own part of its summary; the weights are those of step `chosen`."""
+
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the common state."""
+        return {}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Put back what `_state` gave."""
+
+    def _keeps_all(self) -> bool:
+        """Whether every step leaves a checkpoint that stays."""
+        return False
+
+    # ------------------------------------------------------------------------------------------------- the whole run
+
+    def go(self) -> dict[str, Any]:
+        """Resume if there is something to resume, train to the end, return the summary."""
+        check_settings(self.out, self.config)
+        try:
+            stop = self._length() if self.config.max_steps is None else self.config.max_steps
+            summary = finished(self.out, stop)
+            if summary is not None:
+                self.display.say(f"{self.out}: this run is finished; its summary is in {self.out / 'summary.json'}")
+                return summary
+            if saved_steps(self.out):
+                self._resume(stop)
+            else:
+                self._start()
+            self._steps(stop)
+        except KeyboardInterrupt:
+            self._interrupted()
+            raise
+        self._save()
+        return self._finish()
+
+    def _start(self) -> None:
+        for name in self.files:
+            cut_lines(self.out / name, 0)
+        write_settings(self.out, self.config)
+        self._begin()
+        self._validate({})
+        self._save()
+
+    def _resume(self, stop: int) -> None:
+        step = saved_steps(self.out)[-1]
+        if step > stop:
+            raise CheckpointError(f"{self.out} is already at step {step}, beyond max_steps={stop}")
+        self.consistent = False
+        state = load_checkpoint(checkpoint_path(self.out, step), self.policy, self.learner)
+        self.minutes_before, self.learning_before = state["minutes"], state["learning_minutes"]
+        self.best = state["best"]
+        self._restore(state)
+        for name in self.files:
+            cut_lines(self.out / name, step)
+        write_settings(self.out, self.config)
+        if self.best:  # the link may name the end of a shorter run
+            point_best(self.out, self.best["step"])
+        self.step, self.consistent = step, True
+        self.display.say(f"resuming {self.out} at step {self.step}")
+
+    def _steps(self, stop: int) -> None:
+        config, first, started = self.config, self.step, time.monotonic()
+        with self.display.steps(self.step, stop) as show:
+            while self.step < stop:
+                begun = time.monotonic()
+                prepared = self._prepare()
+                ready = time.monotonic()
+                with undivided(self.display.say):
+                    self.consistent = False
+                    line = {"step": self.step, **self._learn(prepared)}
+                    line |= {"sample_seconds": ready - begun, "train_seconds": time.monotonic() - ready}
+                    self.step += 1
+                    if self.step % config.validate_every == 0 or self.step == stop:
+                        self._validate(line)
+                    append_lines(self.out / "metrics.jsonl", [line])
+                    self.learning = (time.monotonic() - started) / 60
+                    if self._keeps_all() or self.step % config.save_every == 0 or self._is_best():
+                        self._save()
+                    self.consistent = True
+                show(self.step, line, self.learning / (self.step - first) * (stop - self.step))
+
+    def _finish(self) -> dict[str, Any]:
+        if self.final is None or self.final["step"] != self.step:
+            self._validate({})
+        chosen = self.step
+        if self.best and self.final:
+            chosen = _better(self.best, self.final)["step"]
+            point_best(self.out, chosen)
+        load_weights(checkpoint_path(self.out, chosen), self.policy)
+        own = self._end(chosen)
+        summary = {
+            "seed": self.config.seed,
+            "steps": self.step,
+            "best_step": chosen,
+            "policy_parameters": self.policy.parameters,
+            "minutes": self._minutes(),
+            "learning_minutes": self.learning_before + self.learning,
+            **own,
+        }
+        write_json(self.out / "summary.json", summary)
+        return summary
+
+    # ----------------------------------------------------------------------------------------- evaluation, checkpoints
+
+    def _readers(self, *settings: ReaderConfig) -> list[Reader]:
+        """Readers that refuse conflicts unless told otherwise; the frozen start reads where none is named."""
+        found = [reader.model_copy(update={"conflicts": reader.conflicts or "refuse"}) for reader in settings]
+        frozen = any(reader.kind == "policy" and reader.policy is None for reader in found)
+        start = trainable_policy(self.config) if frozen else None
+        return [load_reader(reader, start) for reader in found]
+
+    def _report(self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader, progress: Any = None) -> Report:
+        return evaluate(
+            policy,
+            tasks,
+            reader,
+            config=self.config.agent,
+            reward=self.config.reward,
+            count_tokens=self.policy.count_tokens,
+            embedder=self.embedder,
+            name=name,
+            progress=progress,
+        )
+
+    def _evaluate(self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader) -> Report:
+        """Greedy; saved as `eval/<name>.json` and `.jsonl`."""
+        with self.display.work(f"evaluating {name} on {len(tasks)} held-out tasks") as progress:
+            report = self._report(name, policy, tasks, reader, progress)
+        report.save(self.out)
+        self.display.say(f"{name}: accuracy {report.summary['accuracy']:.3f}")
+        return report
+
+    def _validate(self, line: dict[str, Any]) -> None:
+        """`best` is the best of the scheduled steps (a tie goes to the later one), `final` the last one.
+
+        Off schedule only the end of a run is validated: it may be chosen there, and is forgotten when the run goes on.
+        """
+        score = self._score(line)
+        if score is not None:
+            self.final = {"step": self.step, "score": score}
+            if self.step % self.config.validate_every == 0:
+                self.best = _better(self.best, self.final)
+
+    def _is_best(self) -> bool:
+        return self.best is not None and self.best["step"] == self.step
+
+    def _save(self) -> None:
+        state = {
+            "seed": self.config.seed,
+            "best": self.best,
+            "minutes": self._minutes(),
+            "learning_minutes": self.learning_before + self.learning,
+            **self._state(),
+        }
+        save_checkpoint(self.out, self.step, self.policy, self.learner, state)
+        if self._is_best():
+            point_best(self.out, self.step)
+        if not self._keeps_all():
+            prune_checkpoints(self.out, self.config.keep_checkpoints, [self.best["step"]] if self.best else [])
+
+    def _minutes(self) -> float:
+        return self.minutes_before + (time.monotonic() - self.began) / 60
+
+    def _interrupted(self) -> None:
+        if self.consistent and saved_steps(self.out):
+            self._save()
+        steps = saved_steps(self.out)
+        if steps:
+            self.display.say(f"stopped: {self.out} holds a checkpoint of step {steps[-1]}; the same command resumes it")
+        else:
+            self.display.say(f"stopped before training began: the same command starts {self.out} again")
+
+
+def _better(one: dict[str, Any] | None, two: dict[str, Any]) -> dict[str, Any]:
+    """The validation with the higher score; `two`, the later one, where they are equal."""
+    return two if one is None or two["score"] >= one["score"] else one
+
+
+def _in_own_styles(config: C, policy: TransformersPolicy) -> C:
+    """Writer and readers prompted as the run's policy was trained; a reader with another policy as that one was."""
+    found: dict[str, Any] = {"agent": in_own_style(config.agent, policy)}
+    for name in ("reader", "training_reader"):
+        reader: ReaderConfig | None = getattr(config, name, None)
+        if reader is not None and reader.kind == "policy" and "prompt" not in reader.model_fields_set:
+            found[name] = in_own_style(reader, load_policy(reader.policy) if reader.policy else policy)
+    return config.model_copy(update=found)

@@ -1,0 +1,256 @@
+"""Log-probs and entropies of chosen tokens, as the one module that a launcher may wrap: all parameters are read inside
+its `forward`.
+
+Only the hidden states that predict a completion token reach the LM head, block by block. The logits of `head_tokens`
+tokens exist at most: those of the last ones wait for the backward pass, which costs no memory (nothing else is made in
+between), the others are projected again there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from memalpha.errors import ConfigError, PolicyError
+
+
+def bare(model: Any) -> PreTrainedModel:
+    """The transformers model itself; under peft, with the adapters in its layers."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+class TokenScorer(nn.Module):
+    """`model`, a `PreTrainedModel` or a `PeftModel`, as a function from rows to log-probs of their tokens.
+
+    `head_tokens` bounds the completion tokens whose logits exist at once. `autocast`: passes in bfloat16, whatever the
+    weights are in. `checkpointing`: each layer's activations are computed again in the backward pass; nothing else of
+    the model changes (transformers' own switch would turn dropout on and the cache of generation off).
+    """
+
+    def __init__(
+        self, model: nn.Module, *, head_tokens: int = 1024, autocast: bool = False, checkpointing: bool = False
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.head_tokens = head_tokens
+        self.autocast = autocast
+        self._layers: list[nn.Module] = []
+        if checkpointing:
+            self._layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+            if not self._layers:
+                raise ConfigError(
+                    f"gradient_checkpointing: {type(bare(model)).__name__} names no layers that can be recomputed; "
+                    "leave it out"
+                )
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs (N,) of `targets` and entropies (N,) of their distributions, both at `temperature` (N,).
+
+        `input_ids` (B, L) are right-padded; `positions` (N,) index the flattened hidden states that predict `targets`.
+        float32 at least. Both results carry a gradient.
+        """
+        model = bare(self.model)
+        low = torch.autocast(input_ids.device.type, torch.bfloat16) if self.autocast else nullcontext()
+        with low, self._recomputing():
+            hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        chosen = hidden.flatten(0, 1).index_select(0, positions)
+        head: Any = model.get_output_embeddings()
+        return head_logprobs(
+            chosen, head.weight, head.bias, targets, temperature, tokens=self.head_tokens, bfloat16=self.autocast
+        )
+
+    @contextmanager
+    def _recomputing(self) -> Iterator[None]:
+        layers = self._layers if torch.is_grad_enabled() else []
+        try:
+            for layer in layers:
+                layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+            yield
+        finally:
+            for layer in layers:
+                del layer.forward
+
+
+def check_head(model: nn.Module) -> None:
+    """Refuse architectures that change logits after the output embedding (soft caps, scales). Raises `PolicyError`."""
+    plain: Any = bare(model)
+    probe = torch.arange(8, device=plain.device)[None] * 7 % plain.config.get_text_config().vocab_size
+    with torch.no_grad():
+        whole = plain(input_ids=probe, use_cache=False).logits.float()
+        head = plain.get_output_embeddings()
+        ours = None
+        if head is not None:
+            ours = head(plain.base_model(input_ids=probe, use_cache=False).last_hidden_state).float()
+    if ours is None or ours.shape != whole.shape or not torch.allclose(ours, whole, atol=1e-3, rtol=1e-3):
+        raise PolicyError(
+            f"{type(plain).__name__} changes its logits after the output embedding; the learner projects completion "
+            "positions itself and cannot train this architecture"
+        )
+
+
+BLOCK = 256
+"""Rows of one product with the head: enough for its speed, few enough for the cache."""
+
+
+def head_logprobs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    temperature: torch.Tensor,
+    *,
+    tokens: int = 1024,
+    bfloat16: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs of `targets` and entropies (N,) of softmax((hidden weight^T + bias) / temperature).
+
+    `hidden` (N, H), `weight` (V, H), `bias` (V,), `targets` and `temperature` (N,); logits of `tokens` rows and a block
+    exist at most. Products are in bfloat16 where asked, else in the wider of the two types; all else, the sums of
+    gradients included, is float32 at least.
+    """
+    result: Any = _Head.apply(hidden, weight, bias, targets, temperature, tokens, bfloat16)
+    return result
+
+
+class _Head(torch.autograd.Function):
+    """With z = logits / T, p = softmax(z), H its entropy: d log p[target] / dz = onehot - p, dH / dz = -p (log p + H).
+
+    So the gradient of a block is p times a factor a row (for the entropy, times a matrix), plus one row of the head for
+    each target. For that, exp(z - max z) of the last `tokens` rows is kept; the rows before are projected again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        temperature: torch.Tensor,
+        tokens: int,
+        bfloat16: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        count, block = len(hidden), min(BLOCK, tokens)
+        learns = any(ctx.needs_input_grad)
+        first = max(0, count - tokens) if learns else count  # of the rows to keep
+        project = _Projection(hidden, weight, bias, temperature, bfloat16)
+        kept = hidden.new_empty(count - first, len(weight), dtype=project.product)
+        scaled, spare = project.space(block), project.space(block)
+        norm, total, chosen, entropies = hidden.new_empty(4, count, dtype=project.wide)
+        for part in _blocks(count, first, block):
+            z = project(part, scaled)
+            top = z.amax(1, keepdim=True)
+            z.sub_(top)
+            chosen[part] = z.gather(1, targets[part, None])[:, 0]
+            own = kept[part.start - first : part.stop - first] if part.start >= first else None
+            direct = own is not None and own.dtype == z.dtype
+            power = torch.exp(z, out=own if direct else spare[: len(z)])
+            if own is not None and not direct:
+                own.copy_(power)
+            total[part] = power.sum(1)
+            entropies[part] = z.mul_(power).sum(1)
+            norm[part] = top[:, 0]
+        log_total = total.log()
+        norm += log_total
+        entropies = log_total - entropies / total
+        if learns:
+            ctx.save_for_backward(hidden, weight, bias, targets, temperature, norm, total, entropies, kept)
+            ctx.bfloat16, ctx.first, ctx.block = bfloat16, first, block
+            ctx.set_materialize_grads(False)
+        return chosen - log_total, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, for_logprobs: torch.Tensor | None, for_entropies: torch.Tensor | None) -> Any:
+        hidden, weight, bias, targets, temperature, norm, total, entropies, kept = ctx.saved_tensors
+        project = _Projection(hidden, weight, bias, temperature, ctx.bfloat16)
+        a = torch.zeros_like(norm) if for_logprobs is None else for_logprobs / temperature
+        b = None if for_entropies is None else for_entropies / temperature
+        wide = project.wide
+        to_hidden = torch.zeros_like(hidden, dtype=wide) if ctx.needs_input_grad[0] else None
+        to_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
+        to_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and ctx.needs_input_grad[2] else None
+        parts = _blocks(len(hidden), ctx.first, ctx.block)
+        busy = (a != 0) if b is None else (a != 0) | (b != 0)
+        scaled = None
+        for part, works in zip(parts, torch.stack([busy[part].any() for part in parts]).tolist(), strict=True):
+            if not works:
+                continue
+            if part.start >= ctx.first and b is None:
+                p, factor = kept[part.start - ctx.first : part.stop - ctx.first], a[part] / total[part]
+            else:
+                scaled = project.space(ctx.block) if scaled is None else scaled
+                p, factor = project(part, scaled).sub_(norm[part, None]), a[part]
+                if b is None:
+                    p.exp_()
+                else:  # the whole matrix p (a + b (log p + H)); its factor is 1
+                    outer = (p + entropies[part, None]).mul_(b[part, None]).add_(a[part, None])
+                    p.exp_().mul_(outer)
+                    factor = torch.ones_like(factor)
+                p = p.to(project.product)
+            goal, pull = targets[part], a[part, None]
+            if to_hidden is not None:
+                to_hidden[part] = pull * project.weight[goal] - factor[:, None] * (p @ project.weight)
+            if to_weight is not None:
+                rows = project.hidden[part]
+                pushed = (factor[:, None] * rows).to(project.product)
+                if project.product == wide:
+                    to_weight.addmm_(p.t(), pushed, alpha=-1)
+                else:
+                    to_weight -= p.t() @ pushed
+                to_weight.index_add_(0, goal, pull * rows)
+            if to_bias is not None:
+                to_bias.sub_(p.to(wide).t() @ factor).index_add_(0, goal, a[part])
+        pairs: Any = ((to_hidden, hidden), (to_weight, weight), (to_bias, bias))
+        grads = (None if g is None else g.to(x.dtype) for g, x in pairs)
+        return (*grads, None, None, None, None)
+
+
+class _Projection:
+    """Scaled logits of a block of rows, and the precision of the products and of all else."""
+
+    def __init__(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        temperature: torch.Tensor,
+        bfloat16: bool,
+    ) -> None:
+        self.product = torch.bfloat16 if bfloat16 else torch.promote_types(hidden.dtype, weight.dtype)
+        self.wide = torch.promote_types(self.product, torch.float32)
+        self.hidden, self.weight = hidden.to(self.product), weight.to(self.product)
+        self.bias, self.temperature = bias, temperature
+
+    def space(self, rows: int) -> torch.Tensor:
+        """Room for the logits of `rows` rows: on CPU, fresh memory costs more than most of what is computed in it."""
+        return self.hidden.new_empty(rows, len(self.weight), dtype=self.wide)
+
+    def __call__(self, part: slice, space: torch.Tensor) -> torch.Tensor:
+        """Logits / T of the rows of `part`, in `space`."""
+        rows = self.hidden[part]
+        z = space[: len(rows)]
+        if self.product == self.wide:
+            torch.mm(rows, self.weight.t(), out=z)
+        else:
+            z.copy_(rows @ self.weight.t())
+        if self.bias is not None:
+            z += self.bias
+        return z.div_(self.temperature[part, None])
+
+
+def _blocks(count: int, first: int, block: int) -> list[slice]:
+    """`count` rows in blocks, of which none holds rows on both sides of `first`."""
+    ends = ((0, first), (first, count))
+    return [slice(at, min(at + block, end)) for begin, end in ends for at in range(begin, end, block)]
