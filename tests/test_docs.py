@@ -1,9 +1,11 @@
-"""The README tells the truth: its snippets run, and every public name, command and module is in it."""
+"""README and docs tell the truth: what they show runs, and every public name, command and module is in the README."""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -13,7 +15,8 @@ import typer
 
 import memalpha
 from memalpha import cli
-from memalpha.config import EvalConfig, TrainConfig, load_config, parse_overrides
+from memalpha.config import EvalConfig, load_config, parse_overrides, training_config
+from memalpha.tasks.jsonl import load_jsonl
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -24,6 +27,10 @@ COMMANDS = [
     for line in block.splitlines()
     if line.startswith("memalpha ")
 ]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+SMALL = {"max_steps": 1, "tasks_per_step": 1, "group_size": 2, "minibatches": 1, "tasks": 2, "batch_rows": 2}
+SMALL |= {"eval_tasks": 2, "validation_tasks": 1, "validate_every": 1, "save_every": 1}
+"""What a training command of a page is cut down to."""
 MODULES = sorted(path for path in (ROOT / "memalpha").rglob("*.py"))
 
 
@@ -51,18 +58,60 @@ def test_shell_snippets_run(
     ran = 0
     for _, *words in COMMANDS:
         if words[0] == "train":
-            load_config(TrainConfig, words[1], parse_overrides(words[2:]))
+            training_config(words[1], parse_overrides(words[2:]))
             continue
         if words[:2] == ["eval", "locomo"]:
             load_config(EvalConfig, "locomo", parse_overrides([word for word in words[2:] if "=" in word]))
             continue
-        monkeypatch.setattr(sys, "argv", ["memalpha", *words])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert ended.value.code in (0, None), (words, capsys.readouterr().err)
+        _run(words, monkeypatch, capsys)
         ran += 1
     assert ran >= 5
     assert "Porto" in capsys.readouterr().out
+
+
+def _run(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["memalpha", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code in (0, None), (words, capsys.readouterr().err)
+
+
+def _cut_down(words: list[str]) -> list[str] | None:
+    """A training command at a tiny size; None where its policy is not on this machine: then it is valid, at least."""
+    settings = training_config(words[0], parse_overrides(words[1:]))
+    if settings.policy != "tiny" and not Path(settings.policy).exists():
+        return None
+    return ["train", *words, *(f"{key}={value}" for key, value in SMALL.items() if key in type(settings).model_fields)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_a_page_can_be_followed(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its blocks in order, in one folder: tasks, named files, Python, commands and their output."""
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for language, text in re.findall(r"```(\w*)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        if language == "json":
+            Path("shown.jsonl").write_text(json.dumps(json.loads(text)))
+            load_jsonl("shown.jsonl")
+        elif language == "":
+            assert text in capsys.readouterr().out
+        elif language == "python":
+            exec(compile(text, f"{page.name}: {text[:40]}", "exec"), names)
+        elif language == "yaml":
+            Path(text.split()[1]).write_text(text)
+        elif language == "bash":
+            for line in text.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if words[0] == "python":
+                    runpy.run_path(str(ROOT / words[1]), run_name="__main__")
+                    continue
+                words = words[words.index("memalpha") + 1 :]
+                if words[0] == "train" and (cut := _cut_down(words[1:])) is None:
+                    continue
+                _run(cut if words[0] == "train" else words, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("name", memalpha.__all__)
@@ -96,8 +145,10 @@ def test_the_tree_names_nothing_that_is_gone() -> None:
 
 
 def test_paths_of_the_repository_are_there() -> None:
-    named = set(re.findall(r"(?<![\w/.])(?:\./)?((?:\.ci|data|eval|memalpha|scripts|tests)/[\w./-]*)", README))
-    assert {"data/example.jsonl", "data/README.md", "scripts/demo"} <= named
+    texts = [README, *(page.read_text(encoding="utf-8") for page in PAGES)]
+    path = re.compile(r"(?<![\w/.])(?:\./)?((?:\.ci|data|docs|eval|memalpha|scripts|tests)/[\w./-]*)")
+    named = {found.rstrip(".") for text in texts for found in path.findall(text)}
+    assert {"data/example.jsonl", "data/README.md", "docs/own-data.md", "scripts/demo"} <= named
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 
 
