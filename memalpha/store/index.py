@@ -76,9 +76,13 @@ class Prototypes:
         beyond = int(groups.max()) + 1 - len(self._sums)
         if beyond > 0:
             self._sums = np.concatenate([self._sums, np.zeros((beyond, self._sums.shape[1]))])
-        order = np.argsort(groups, kind="stable")  # sums over runs: far faster than np.add.at
-        touched, starts = np.unique(groups[order], return_index=True)
-        self._sums[touched] += sign * np.add.reduceat(vectors[order].astype(np.float64), starts, axis=0)
+        touched, vectors = np.unique(groups), vectors.astype(np.float64)
+        if len(touched) <= 16:
+            sums = (groups == touched[:, None]).astype(np.float64) @ vectors
+        else:  # sums over runs: far faster than np.add.at
+            order = np.argsort(groups, kind="stable")
+            sums = np.add.reduceat(vectors[order], np.searchsorted(groups[order], touched), axis=0)
+        self._sums[touched] += sign * sums
         self._stale.update(touched.tolist())
 
     def scores(self, queries: np.ndarray) -> np.ndarray:

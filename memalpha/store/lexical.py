@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -187,38 +188,59 @@ class LexicalIndex:
         return slots, counts
 
 
-class BM25:
-    """BM25 of the documents of an index that are in a selection, or of groups of them (`buckets`).
+class Found(NamedTuple):
+    """Where a term of a query is: how often the query has it, which of the selected documents do, and how often."""
 
-    A bucket is one document or several together: `slots` `(n,)` are selected, the i-th counts for `buckets[i]`, a
-    number below `size`.
+    repeats: int
+    places: np.ndarray
+    counts: np.ndarray
+
+
+class Selected:
+    """Some documents of an index, in order: what their lengths are, and which of them hold a query's terms."""
+
+    def __init__(self, index: LexicalIndex, slots: np.ndarray) -> None:
+        self.lengths = index.lengths[slots]
+        self._index = index
+        self._places = np.full(len(index.lengths), -1, np.int32)
+        self._places[slots] = np.arange(len(slots))
+        self._last: tuple[Sequence[str], list[Found]] = (), []
+
+    def find(self, query: Sequence[str]) -> list[Found]:
+        """The terms of the query that any of the documents holds. Both layers ask for the same: the last is kept."""
+        if self._last[0] == query:
+            return self._last[1]
+        found = []
+        for term, repeats in Counter(query).items():
+            postings = self._index.postings(term)
+            if postings is not None:
+                places = self._places.take(postings[0])
+                here = np.flatnonzero(places >= 0)
+                if len(here):
+                    found.append(Found(repeats, places[here], postings[1][here]))
+        self._last = query, found
+        return found
+
+
+class BM25:
+    """BM25 of buckets: of documents one by one, or of groups of them, each as one long document.
+
+    `lengths` `(n,)` are those of the selected documents; the i-th counts for `buckets[i]`, a number below `size`.
     """
 
-    def __init__(self, index: LexicalIndex, slots: np.ndarray, buckets: np.ndarray, size: int) -> None:
-        self._index = index
-        self._size = size
-        self._buckets = np.full(len(index.lengths), -1, np.int64)
-        self._buckets[slots] = buckets
+    def __init__(self, lengths: np.ndarray, buckets: np.ndarray, size: int) -> None:
+        self._buckets, self._size = buckets, size
         self._number = np.count_nonzero(np.bincount(buckets, minlength=size))
-        self._together = self._number < len(slots)
-        lengths = np.bincount(buckets, index.lengths[slots], size)
-        total = lengths.sum()
-        self._penalties = K1 * (1.0 - B + B * lengths * (self._number / total)) if total else None
+        together = np.bincount(buckets, lengths, size)
+        total = together.sum()
+        self._penalties = K1 * (1.0 - B + B * together * (self._number / total)) if total else together
 
-    def scores(self, query: Sequence[str]) -> np.ndarray:
-        """Scores of all buckets for the query's tokens: float64 `(size,)`, 0 where nothing matches."""
+    def scores(self, found: Sequence[Found]) -> np.ndarray:
+        """Scores of all buckets for a query whose terms are `found`: float64 `(size,)`, 0 where nothing matches."""
         scores = np.zeros(self._size)
-        if self._penalties is None:
-            return scores
-        for term, repeats in Counter(query).items():
-            found = self._index.postings(term)
-            if found is None:
-                continue
-            slots, counts = found
-            buckets = self._buckets[slots]
-            inside = buckets >= 0
-            buckets, counts = buckets[inside], counts[inside]
-            if self._together:
+        for repeats, places, counts in found:
+            buckets = self._buckets[places]
+            if self._number < len(self._buckets):
                 sums = np.bincount(buckets, counts, self._size)
                 buckets = np.flatnonzero(sums)
                 counts = sums[buckets]

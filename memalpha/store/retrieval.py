@@ -30,7 +30,7 @@ from memalpha.store.columns import Columns
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter
 from memalpha.store.index import Prototypes, VectorIndex
-from memalpha.store.lexical import BM25, LexicalIndex, words
+from memalpha.store.lexical import BM25, LexicalIndex, Selected, words
 from memalpha.types import MemoryEntry
 
 Route = Literal["soft", "flat", "dense", "bm25", "hard"]
@@ -218,24 +218,19 @@ class Corpus:
     def _rank(
         self, selection: _Selection, query: list[str], vector: np.ndarray | None, k: int, route: Route
     ) -> list[Scored]:
-        slots, groups = selection.slots, selection.groups
-        kept: np.ndarray | slice = slice(None)
-        prior = selection.prior(query, vector) if vector is not None and route in ("soft", "hard") else np.zeros(0)
-        if route == "hard":
-            best = np.sort(prior[selection.present])
-            kept = prior[groups] >= best[-max(1, round(len(best) ** 0.5))]
-            slots, groups = slots[kept], groups[kept]
+        slots = selection.slots
         parts: dict[str, np.ndarray] = {}
-        total = np.zeros(len(slots))
         if vector is not None:
             parts["dense"] = self._vectors.scores(vector, slots)[0]
-            total += parts["dense"] if route == "dense" else _scale(parts["dense"])
         if route != "dense":
-            parts["bm25"] = selection.bm25.scores(query)[kept]
-            total += parts["bm25"] if route == "bm25" else _scale(parts["bm25"])
+            parts["bm25"] = selection.bm25(query)
+        if route == "hard":
+            kept = selection.best_groups(query, vector)
+            slots, parts = slots[kept], {name: values[kept] for name, values in parts.items()}
+        total = parts[route] if route in parts else _scale(parts["dense"]) + _scale(parts["bm25"])
         if route == "soft":
-            parts["group"] = prior[groups]
-            total += parts["group"]
+            parts["group"] = selection.prior(query, vector)
+            total = total + parts["group"]
         best = _top(total, self._orders[slots], k)
         explains = zip(*(values[best].tolist() for values in parts.values()), strict=True)
         return [
@@ -256,13 +251,21 @@ class _Selection:
         self._size = len(corpus._group_numbers)
 
     @cached_property
-    def bm25(self) -> BM25:
-        """Layer two's words: a bucket is a document."""
-        return BM25(self._corpus._lexical, self.slots, np.arange(len(self.slots)), len(self.slots))
+    def _lexical(self) -> Selected:
+        return Selected(self._corpus._lexical, self.slots)
+
+    @cached_property
+    def _own(self) -> Selected:
+        shared = self._corpus._own is self._corpus._lexical
+        return self._lexical if shared else Selected(self._corpus._own, self.slots)
+
+    @cached_property
+    def _bm25(self) -> BM25:
+        return BM25(self._lexical.lengths, np.arange(len(self.slots)), len(self.slots))
 
     @cached_property
     def _group_bm25(self) -> BM25:
-        return BM25(self._corpus._own, self.slots, self.groups, self._size)
+        return BM25(self._own.lengths, self.groups, self._size)
 
     @cached_property
     def _prototypes(self) -> Prototypes:
@@ -272,17 +275,26 @@ class _Selection:
         prototypes.change(self.groups, self._corpus._vectors.rows[self.slots], 1.0)
         return prototypes
 
-    @cached_property
-    def present(self) -> np.ndarray:
-        """Which groups have a document here, bool `(size,)`."""
-        return np.bincount(self.groups, minlength=self._size) > 0
+    def bm25(self, query: Sequence[str]) -> np.ndarray:
+        """The words of layer two: BM25 of each document, float64 `(n,)`."""
+        return self._bm25.scores(self._lexical.find(query))
 
-    def prior(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
-        """Layer one: each group's prior, float64 `(size,)`."""
+    def prior(self, query: Sequence[str], vector: np.ndarray | None) -> np.ndarray:
+        """Layer one: the prior of each document's group, float64 `(n,)`."""
+        return self._group_prior(query, vector)[self.groups]
+
+    def best_groups(self, query: Sequence[str], vector: np.ndarray | None) -> np.ndarray:
+        """Which documents are in the best round(sqrt(groups)) groups, bool `(n,)`."""
+        prior = self._group_prior(query, vector)
+        best = np.sort(prior[np.unique(self.groups)])
+        return prior[self.groups] >= best[-max(1, round(len(best) ** 0.5))]
+
+    def _group_prior(self, query: Sequence[str], vector: np.ndarray | None) -> np.ndarray:
+        assert vector is not None
         near = np.zeros(self._size)
         scores = self._prototypes.scores(vector)[0]
         near[: len(scores)] = scores
-        return (_share(self._group_bm25.scores(query)) + _share(near)) / 2
+        return (_share(self._group_bm25.scores(self._own.find(query))) + _share(near)) / 2
 
 
 def _scale(scores: np.ndarray) -> np.ndarray:

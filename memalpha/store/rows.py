@@ -22,6 +22,7 @@ _ENTRY = "id, category, content, timestamp, importance, metadata, source, chunk,
 _VERSION = f"version, valid_from, valid_to, created, digest, {_ENTRY}"
 _NEW_VERSION = f"INSERT INTO versions (ns, {_VERSION}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 _NEW_VECTOR = "INSERT OR IGNORE INTO vectors (ns, digest, vector) VALUES (?, ?, ?)"
+_MANY = 500  # values of one statement
 _IS_LIVE = "valid_to IS NULL"
 _WAS_LIVE = "valid_from <= ? AND (valid_to IS NULL OR valid_to > ?)"
 
@@ -139,6 +140,16 @@ class Namespace:
         """The version of an entry that is live, or was at a position, as it was then."""
         entry = self._one(f"id = ? AND {_IS_LIVE if position is None else _WAS_LIVE}", id, *_times(position))
         return replace(entry, valid_to=None) if entry else None
+
+    def many(self, ids: Sequence[str], position: int | None) -> dict[str, MemoryEntry]:
+        """`at` for several entries that are live, or were at a position, by id."""
+        where = _IS_LIVE if position is None else _WAS_LIVE
+        found = {}
+        for start in range(0, len(ids), _MANY):
+            some = ids[start : start + _MANY]
+            for entry in self._select(f"id IN ({','.join('?' * len(some))}) AND {where}", *some, *_times(position)):
+                found[entry.id] = entry if entry.valid_to is None else replace(entry, valid_to=None)
+        return found
 
     def ended_at(self, id: str, position: int) -> MemoryEntry | None:
         """The version of an entry that the operation at `position` ended, if it ended one."""

@@ -248,8 +248,8 @@ class MemoryStore(Memory):
                 self._corpus = corpus
             else:
                 found = self._corpus_of(position, chosen).search_many(queries, k, route=route)
-            entries = {id: self._rows.at(id, position) for hits in found for id, _, _ in hits}
-        return [[Hit(entry, score, explain) for id, score, explain in hits if (entry := entries[id])] for hits in found]
+            entries = self._rows.many(list({hit.id for hits in found for hit in hits}), position)
+        return [[Hit(entries[id], score, explain) for id, score, explain in hits] for hits in found]
 
     def history(self, id: str) -> list[MemoryEntry]:
         """All versions of an entry, oldest first, whether it lives or not; raises `UnknownEntry`."""
@@ -382,6 +382,8 @@ class MemoryStore(Memory):
     def _live_corpus(self) -> Corpus:
         """What is searchable now, brought up to the log's end, whoever wrote it."""
         position = self._rows.position
+        if self._corpus is not None and position == self._corpus_position:
+            return self._corpus
         # Taken out while it changes: interrupted half-way, it is made anew instead of being half right.
         corpus, self._corpus = self._corpus, None
         if corpus is None:

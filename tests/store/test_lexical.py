@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha.store import lexical
-from memalpha.store.lexical import BM25, LexicalIndex, words
+from memalpha.store.lexical import BM25, LexicalIndex, Selected, words
 from memalpha.store.stem import stem
 
 DOCS = [
@@ -23,29 +23,30 @@ def build(texts):
     return index
 
 
-def bm25(index, slots):
-    """Each slot is a document of its own, and nothing else is there."""
-    slots = np.array(slots, np.int64)
-    return BM25(index, slots, np.arange(len(slots)), len(slots))
+def bm25(index, slots, query, groups=None, size=0):
+    """Scores of each slot, or of groups of them, where nothing else is there."""
+    selected = Selected(index, np.array(slots, np.int64))
+    buckets = np.arange(len(slots)) if groups is None else np.array(groups, np.int64)
+    return BM25(selected.lengths, buckets, size or len(slots)).scores(selected.find(query))
 
 
 def test_agrees_with_bm25s():
     bm25s = pytest.importorskip("bm25s")
     reference = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
     reference.index([words(text) for text in DOCS], show_progress=False)
-    index = bm25(build(DOCS), range(len(DOCS)))
+    index = build(DOCS)
     for query in ("Where did Ana move?", "dogs in Lisbon", "cat cat dog", "zebra"):
         tokens = words(query)
         known = [token for token in tokens if token in reference.vocab_dict]
         theirs = reference.get_scores(known) if known else np.zeros(len(DOCS))
-        assert np.allclose(index.scores(tokens), theirs, atol=1e-5), query
+        assert np.allclose(bm25(index, range(len(DOCS)), tokens), theirs, atol=1e-5), query
 
 
 def test_score_by_hand():
     # Two documents of lengths 1 and 3 (mean 2); the term is in both, twice in the second.
     idf = np.log(1 + 0.5 / 2.5)
     wanted = [idf * 1 / (1 + 1.5 * (0.25 + 0.75 * 0.5)), idf * 2 / (2 + 1.5 * (0.25 + 0.75 * 1.5))]
-    assert np.allclose(bm25(build(["x", "x x y"]), [0, 1]).scores(["x"]), wanted, atol=1e-12)
+    assert np.allclose(bm25(build(["x", "x x y"]), [0, 1], ["x"]), wanted, atol=1e-12)
 
 
 some_words = st.text(st.sampled_from("ab cd "), max_size=12)
@@ -62,34 +63,28 @@ def test_a_selection_is_an_index_of_its_own(data, batches, few) -> None:
             index.add(np.arange(len(texts), len(texts) + len(batch)), batch)
             texts += batch
             live += [True] * len(batch)
-            bm25(index, np.flatnonzero(live)).scores(
-                words("a b c d ab cd")
-            )  # what it keeps must not outlive a change
+            bm25(index, np.flatnonzero(live), words("a b c d ab cd"))  # what it keeps must not outlive a change
             live[data.draw(st.integers(0, len(texts) - 1))] = False
             if data.draw(st.booleans()):
                 index.settle(np.array([*live, *[False] * (len(index.lengths) - len(live))]))
     slots = [slot for slot in np.flatnonzero(live).tolist() if data.draw(st.booleans())]
     groups = [data.draw(st.integers(0, 2)) for _ in slots]
-    ours, alone = bm25(index, slots), bm25(build([texts[slot] for slot in slots]), range(len(slots)))
-    together = BM25(index, np.array(slots, np.int64), np.array(groups, np.int64), 3)
+    alone = build([texts[slot] for slot in slots])
     joined = [" ".join(texts[slot] for slot, group in zip(slots, groups, strict=True) if group == g) for g in range(3)]
     present = [g for g in range(3) if g in groups]
-    for query in ("a", "ab cd", "c d d"):
-        assert ours.scores(words(query)).tolist() == alone.scores(words(query)).tolist()
+    for query in map(words, ("a", "ab cd", "c d d")):
+        assert bm25(index, slots, query).tolist() == bm25(alone, range(len(slots)), query).tolist()
         wanted = np.zeros(3)
-        wanted[present] = bm25(build([joined[g] for g in present]), range(len(present))).scores(words(query))
-        assert np.allclose(together.scores(words(query)), wanted, atol=1e-12)
+        wanted[present] = bm25(build([joined[g] for g in present]), range(len(present)), query)
+        assert np.allclose(bm25(index, slots, query, groups, 3), wanted, atol=1e-12)
 
 
 def test_slots_are_used_again_after_settling() -> None:
     index = build(["cat", "dog", "cat dog"])
     index.settle(np.arange(len(index.lengths)) != 1)
     index.add(np.array([1]), ["cat cat bird"])
-    query = words("cat dog bird")
-    assert (
-        bm25(index, range(3)).scores(query).tolist()
-        == bm25(build(["cat", "cat cat bird", "cat dog"]), range(3)).scores(query).tolist()
-    )
+    fresh, query = build(["cat", "cat cat bird", "cat dog"]), words("cat dog bird")
+    assert bm25(index, range(3), query).tolist() == bm25(fresh, range(3), query).tolist()
 
 
 @settings(max_examples=500, deadline=None)
@@ -109,7 +104,7 @@ def test_tokens():
 
 
 def test_chinese_is_found_by_part_of_a_sentence():
-    scores = bm25(build(["我住在上海、养了一只猫", "他喜欢打篮球"]), [0, 1]).scores(words("谁住在上海"))
+    scores = bm25(build(["我住在上海、养了一只猫", "他喜欢打篮球"]), [0, 1], words("谁住在上海"))
     assert scores[0] > 0 == scores[1]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memalpha.errors import StoreError
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder, load_embedder
 from memalpha.store.filters import parse
-from memalpha.store.lexical import BM25, LexicalIndex, words
+from memalpha.store.lexical import BM25, LexicalIndex, Selected, words
 from memalpha.store.retrieval import ROUTES, Corpus, Document
 from memalpha.types import MemoryEntry
 
@@ -42,10 +42,11 @@ def test_the_score_is_the_documented_one():
     lexical, own, slots = LexicalIndex(), LexicalIndex(), np.arange(5)
     lexical.add(slots, [doc.lexical_text or doc.text for doc in DOCS])
     own.add(slots, [doc.text for doc in DOCS])
-    dense, bm25 = vectors @ asked, BM25(lexical, slots, slots, 5).scores(words(query))
+    around, alone = Selected(lexical, slots), Selected(own, slots)
+    dense, bm25 = vectors @ asked, BM25(around.lengths, slots, 5).scores(around.find(words(query)))
     prototypes = np.array([vectors[member == g].mean(axis=0) for g in (0, 1)])
     near = np.maximum(prototypes / np.linalg.norm(prototypes, axis=1, keepdims=True) @ asked, 0)
-    worded = BM25(own, slots, member, 2).scores(words(query))
+    worded = BM25(alone.lengths, member, 2).scores(alone.find(words(query)))
     prior = (worded / worded.max() + near / near.max()) / 2
     wanted = {"dense": dense, "bm25": bm25, "flat": scaled(dense) + scaled(bm25)}
     wanted["soft"] = wanted["flat"] + prior[member]
