@@ -107,7 +107,8 @@ class Run(ABC, Generic[C]):
         """Resume if there is something to resume, train to the end, return the summary."""
         check_settings(self.out, self.config)
         try:
-            stop = self._length() if self.config.max_steps is None else self.config.max_steps
+            length = self._length()
+            stop = length if self.config.max_steps is None else self.config.max_steps
             summary = finished(self.out, stop)
             if summary is not None:
                 self.display.say(f"{self.out}: this run is finished; its summary is in {self.out / 'summary.json'}")
