@@ -1,8 +1,10 @@
 """Checkpoints of a run: `checkpoints/step-N` holds the weights after N steps and all that resuming needs.
 
-Plain transformers reads the directory (config, safetensors weights, tokenizer). Beside it lie `optimizer.safetensors`
-and `state.json` (step, sampler position, algorithm state, best validation). Nothing is pickled. A checkpoint is written
-aside and renamed, so one that has its name is whole, whenever the process was killed.
+Plain transformers reads the directory (config, safetensors weights, tokenizer); peft does where adapters alone train,
+and nothing else is kept (adapter_config.json, which names the base, and the adapters). Beside it lie
+`optimizer.safetensors` and `state.json` (step, sampler position, algorithm state, best validation). Nothing is pickled.
+A checkpoint is written aside and renamed, so one that has its name is whole, whenever the process was killed. Several
+processes make the same one as a single process: the main one writes, whole tensors.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from memalpha.errors import CheckpointError, ConfigError
-from memalpha.policy.transformers_ import TransformersPolicy, without_bars
+from memalpha.policy.base import ADAPTER_CONFIG
+from memalpha.policy.transformers_ import TransformersPolicy, load_adapter, without_bars
+from memalpha.train.distributed import ONE, World, spread_weights
 from memalpha.train.learner import Learner
 
 FORMAT = 1
@@ -42,11 +46,18 @@ def check_out(run: Path) -> None:
 
 
 @contextmanager
-def locked(run: Path) -> Iterator[None]:
-    """Hold the run directory (made where it is missing) for one process.
+def locked(run: Path, world: World = ONE) -> Iterator[None]:
+    """Hold the run directory (made where it is missing) for one process, or for one `world` of them.
 
     Raises `CheckpointError` if another has it, `ConfigError` where there can be none.
     """
+    with ExitStack() as stack:
+        world.once(lambda: stack.enter_context(_lock(run)))
+        yield
+
+
+@contextmanager
+def _lock(run: Path) -> Iterator[None]:
     try:
         run.mkdir(parents=True, exist_ok=True)
         lock = (run / ".lock").open("a")  # stays: a lock file that is deleted can be held twice
@@ -76,27 +87,30 @@ def saved_steps(run: Path) -> list[int]:
 def save_checkpoint(
     run: Path, step: int, policy: TransformersPolicy, learner: Learner, state: Mapping[str, Any]
 ) -> Path:
-    """Write `step-N` unless it is there; `state` must be JSON."""
+    """Write `step-N` unless it is there; `state` must be JSON. Every process must call this, the main one writes."""
     path = checkpoint_path(run, step)
-    if path.exists():
+    if learner.world.once(path.exists):
         return path
-    aside = path.with_name(f".{path.name}.part")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    with without_bars():
-        policy.model.save_pretrained(aside)
-    policy.tokenizer.save_pretrained(aside)
     tensors = {**learner.optimizer_tensors(), RNG: torch.get_rng_state()}
-    save_file(tensors, aside / "optimizer.safetensors")
-    write_json(aside / "state.json", {"format": FORMAT, "step": step, **state})
-    for file in aside.iterdir():
-        _flush(file)
-    aside.replace(path)
-    _flush(path.parent)
+
+    def write() -> None:
+        aside = path.with_name(f".{path.name}.part")
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        save_weights(learner.model, aside)
+        policy.tokenizer.save_pretrained(aside)
+        save_file(tensors, aside / "optimizer.safetensors")
+        write_json(aside / "state.json", {"format": FORMAT, "step": step, **state})
+        for file in aside.iterdir():
+            _flush(file)
+        aside.replace(path)
+        _flush(path.parent)
+
+    learner.world.once(write)
     return path
 
 
-def load_checkpoint(path: Path, policy: TransformersPolicy, learner: Learner) -> dict[str, Any]:
+def load_checkpoint(path: Path, learner: Learner) -> dict[str, Any]:
     """Put weights, optimizer and RNG back in place; returns the saved state. Raises `CheckpointError`."""
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
@@ -105,7 +119,8 @@ def load_checkpoint(path: Path, policy: TransformersPolicy, learner: Learner) ->
         if state.get("format") != FORMAT:
             raise CheckpointError(f"{path}: checkpoint format {state.get('format')!r}, this version reads {FORMAT}")
         tensors = load_file(path / "optimizer.safetensors")
-        load_weights(path, policy)
+        load_weights(path, learner.model)
+        spread_weights(learner.model, learner.trainable)
         torch.set_rng_state(tensors.pop(RNG))
         learner.load_optimizer_tensors(tensors)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -113,16 +128,40 @@ def load_checkpoint(path: Path, policy: TransformersPolicy, learner: Learner) ->
     return state
 
 
-def load_weights(path: Path, policy: TransformersPolicy) -> None:
-    """Copy the weights of a checkpoint into the policy's model, in place. Raises `CheckpointError`."""
-    if not (path / "config.json").is_file():  # transformers would take the path for the name of a hub repository
+def save_weights(model: Any, folder: Path) -> None:
+    """Write what trains of `model`: all its weights, or the adapters of a `PeftModel`, whose configuration names the
+    base."""
+    if not _adapted(model):
+        with without_bars():
+            model.save_pretrained(folder)
+        return
+    from peft import get_peft_model_state_dict
+
+    # Not PeftModel.save_pretrained: it writes a model card, and asks the model hub what the base is.
+    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
+    model.peft_config["default"].save_pretrained(str(folder))
+
+
+def load_weights(path: Path, model: Any) -> None:
+    """Copy the weights of a checkpoint into `model`, in place. Raises `CheckpointError`."""
+    named = ADAPTER_CONFIG if _adapted(model) else "config.json"
+    if not (path / named).is_file():  # transformers would take the path for the name of a hub repository
         raise CheckpointError(f"{path} is not there or holds no weights: put it back, or start again in another out")
     try:
+        if _adapted(model):
+            load_adapter(model, path)
+            return
         with without_bars():
-            saved: Any = AutoModelForCausalLM.from_pretrained(path, dtype=policy.model.dtype)
-        policy.model.load_state_dict(saved.state_dict())
+            saved: Any = AutoModelForCausalLM.from_pretrained(path, dtype=model.dtype)
+        model.load_state_dict(saved.state_dict())
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the weights of {path} cannot be loaded: {error}") from error
+
+
+def _adapted(model: Any) -> bool:
+    """Whether `model` is a `PeftModel`, found out without importing peft, which takes a second."""
+    return hasattr(model, "get_base_model")
 
 
 def prune_checkpoints(run: Path, newest: int, also: Iterable[int] = ()) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -53,13 +53,13 @@ class World:
         return first, values[first:end]
 
     def deal(self, parts: Sequence[list[int]]) -> list[tuple[list[int], bool]]:
-        """This process's micro-batches (indices of rows, shortest first), equally many for all; False: a dead one.
+        """This process's micro-batches (indices of rows, longest first), equally many for all; False: a dead one.
 
         A dead micro-batch is the shortest row: its pass is made for the others' sake, and its loss counts nothing.
         """
         mine = [(part, True) for part in parts[self.rank :: self.size]]
         rounds = -(-len(parts) // self.size)
-        return mine + [(part[:1], False) for part in parts[:1]] * (rounds - len(mine))
+        return mine + [(part[-1:], False) for part in parts[-1:]] * (rounds - len(mine))
 
     # --------------------------------------------------------------------------------------------- what all must know
 
@@ -136,6 +136,22 @@ def join(device: str) -> World:
     cpu = torch.device(device).type == "cpu"
     state = PartialState(cpu=cpu, backend="gloo" if cpu else "cuda:nccl,cpu:gloo", timeout=PATIENCE)
     return World(state.process_index, state.num_processes, torch.device("cpu") if cpu else state.device)
+
+
+def gather_weights(parts: Mapping[str, torch.Tensor], model: nn.Module) -> None:
+    """Copy sharded weights, by name, into a model that has them whole (every process must call this)."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in parts and parts[name] is not parameter:
+                parameter.copy_(whole(parts[name]))
+
+
+def spread_weights(model: nn.Module, parts: Mapping[str, torch.Tensor]) -> None:
+    """The reverse of `gather_weights`."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in parts and parts[name] is not parameter:
+                parts[name].copy_(spread(parameter, parts[name]))
 
 
 def whole(tensor: Any) -> torch.Tensor:

@@ -21,7 +21,7 @@ from torch import nn
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
-from memalpha.train.distributed import ONE, World, spread, whole
+from memalpha.train.distributed import ONE, World, gather_weights, spread, whole
 from memalpha.train.losses import STATS, LossSettings, loss_sum
 from memalpha.train.normalize import normalize
 from memalpha.train.samples import TrainingSample, pack, split
@@ -62,12 +62,15 @@ class Learner:
         self.loss = loss
         self.world = world
         check_head(model)
-        self._adapted = model if reference and isinstance(model, PeftModel) else None
+        self._cast(model)
+        # Shards are made in place: of a copy, for the sampler and the checkpoints need the weights whole.
+        trained = copy.deepcopy(model) if world.size > 1 and config.sharding == "fsdp" else model
+        self._adapted = trained if reference and isinstance(model, PeftModel) else None
         frozen = copy.deepcopy(model).requires_grad_(False) if reference and self._adapted is None else None
-        self.scorer = self._wrap(model)
-        self.reference = None if frozen is None else self._wrap(frozen)
+        self.scorer = self._wrap(trained)
+        self.reference = None if frozen is None else self._wrap(self._cast(frozen))
         self.trainable: dict[str, nn.Parameter] = {
-            name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+            name: parameter for name, parameter in trained.named_parameters() if parameter.requires_grad
         }
         self.optimizer = torch.optim.AdamW(
             self.trainable.values(),
@@ -157,6 +160,7 @@ class Learner:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        gather_weights(self.trainable, self.model)
         return norm
 
     def update(self, samples: Sequence[TrainingSample], rate: float) -> dict[str, float]:
@@ -187,14 +191,18 @@ class Learner:
     def _device(self) -> torch.device:
         return self.model.device
 
-    def _wrap(self, model: Any) -> nn.Module:
-        """The model as a scorer, its weights in the precision they train (or rest) in, dealt to the processes."""
-        config, low = self.config, self.config.dtype == "bfloat16"
+    def _cast(self, model: Any) -> Any:
+        """Put the weights in the precision they train (or rest) in, in place."""
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
-            elif low:
+            elif self.config.dtype == "bfloat16":
                 parameter.data = parameter.data.to(torch.bfloat16)
+        return model
+
+    def _wrap(self, model: Any) -> nn.Module:
+        """The model as a scorer, dealt to the processes."""
+        config, low = self.config, self.config.dtype == "bfloat16"
         scorer = TokenScorer(
             model, head_tokens=config.head_tokens, autocast=low, checkpointing=config.gradient_checkpointing
         )

@@ -14,16 +14,16 @@ from typing import Any
 from memalpha.agent.builder import Builder
 from memalpha.config import TrainConfig, build_config, load_config, merge
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.evaluator import Record, summarize
+from memalpha.qa.evaluator import Record, Report, summarize
 from memalpha.qa.reward import RewardModel
 from memalpha.qa.walk import choose_example, walk, write_example
 from memalpha.train.algorithms.grpo import GRPO
-from memalpha.train.checkpoint import append_lines, check_out, locked, read_json, write_json
+from memalpha.train.checkpoint import append_lines, read_json, write_json
 from memalpha.train.collect import TaskSource, collect
-from memalpha.train.learner import Learner, learning_rate
+from memalpha.train.distributed import World
+from memalpha.train.learner import learning_rate
 from memalpha.train.losses import LossSettings
-from memalpha.train.run import Run
-from memalpha.train.rundir import check_device
+from memalpha.train.run import Run, launch
 from memalpha.train.samples import TrainingSample
 from memalpha.types import Trajectory, TrajectoryGroup
 
@@ -44,11 +44,7 @@ def train(config: TrainConfig | str | Path, **overrides: Any) -> dict[str, Any]:
         settings = build_config(TrainConfig, merge(given, overrides), "overrides")
     else:
         settings = load_config(TrainConfig, config, overrides)
-    check_out(settings.out)
-    check_device(settings.device)
-    run = _Run(settings)
-    with locked(run.out):
-        return run.go()
+    return launch(_Run, settings)
 
 
 class _Run(Run[TrainConfig]):
@@ -56,17 +52,17 @@ class _Run(Run[TrainConfig]):
 
     files = ("metrics.jsonl", "turns.jsonl", "trajectories.jsonl")
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, world: World) -> None:
         self.source = TaskSource(config)
-        super().__init__(config)
+        super().__init__(config, world)
         config = self.config
-        if config.sample_dtype is not None:
-            self.policy.sample_in(config.sample_dtype)
         self.reader, self.training_reader = self._readers(config.reader, config.training_reader or config.reader)
         self.rewards = RewardModel(config.reward, self.policy.count_tokens)
         self.builder = Builder(self.policy, config.agent, self.embedder)
         self.source.check(self.policy, config.agent, self.builder.schema)
-        self.learner = Learner(self.policy.model, config, LossSettings.of(config), reference=config.beta > 0)
+        self.learner = self._learner(LossSettings.of(config), reference=config.beta > 0)
+        if config.sample_dtype is not None:  # now that the model is what the learner has made of it
+            self.policy.sample_in(config.sample_dtype)
         self.algorithm = ALGORITHMS[config.algorithm](config)
 
     def _length(self) -> int:
@@ -79,7 +75,9 @@ class _Run(Run[TrainConfig]):
         before = self._evaluate("before", self.policy, held_out, self.reader)
         example = choose_example(held_out)
         task, group = held_out[example], before.groups[example]
-        write_example(self.out / "eval" / "example.json", task, {"before": (group.trajectories[0], before.records)})
+        if self.world.main:
+            systems = {"before": (group.trajectories[0], before.records)}
+            write_example(self.out / "eval" / "example.json", task, systems)
         if all(task.gold_operations for task in held_out):
             for name, kind in BASELINES.items():
                 self._evaluate(name, ScriptedPolicy(kind), held_out, self.reader)
@@ -88,13 +86,16 @@ class _Run(Run[TrainConfig]):
 
     def _prepare(self) -> tuple[list[TrajectoryGroup], list[Record], list[TrainingSample]]:
         tasks = self.source.batch(self.step * self.config.tasks_per_step)
-        groups, records = collect(self.builder, tasks, self.training_reader, self.rewards, self.config, self.step)
+        groups, records = collect(
+            self.builder, tasks, self.training_reader, self.rewards, self.config, self.step, self.world
+        )
         return groups, records, self.algorithm.annotate(groups, self.learner.forward)
 
     def _learn(self, prepared: tuple[list[TrajectoryGroup], list[Record], list[TrainingSample]]) -> dict[str, Any]:
         groups, records, samples = prepared
         line = {**self._figures(groups, records), **self._update(samples)}
-        self._write_trajectories(groups, samples)
+        if self.world.main:
+            self._write_trajectories(groups, samples)
         return line
 
     def _score(self, line: dict[str, Any]) -> float | None:
@@ -107,6 +108,10 @@ class _Run(Run[TrainConfig]):
 
     def _end(self, chosen: int) -> dict[str, Any]:
         after = self._evaluate("after", self.policy, self.source.held_out, self.reader)
+        return self.world.once(lambda: self._compare(after))
+
+    def _compare(self, after: Report) -> dict[str, Any]:
+        """The example's last part, and all evaluations together."""
         path = self.out / "eval" / "example.json"
         example = read_json(path)
         place = [task.id for task in self.source.held_out].index(example["task"])
@@ -167,11 +172,14 @@ class _Run(Run[TrainConfig]):
     def _figures(self, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> dict[str, Any]:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         summary = summarize(records, trajectories, self.policy.count_tokens)
-        keep = ("reward", "accuracy", "valid_calls", "duplicates", "update_share", "delete_share", "update_hit")
-        line = {name: summary[name] for name in (*keep, "delete_hit", "memory_tokens")}
+        keep = ("reward", "accuracy", "answerable_accuracy", "valid_calls", "duplicates", "update_share")
+        keep += ("delete_share", "update_hit", "delete_hit", "memory_tokens")
+        line = {name: summary[name] for name in keep}
         turns = [turn for trajectory in trajectories for turn in trajectory.turns]
         line["calls"] = sum(len(turn.calls) for turn in turns) / len(trajectories)
         line["truncated"] = sum(turn.completion.stop_reason == "length" for turn in turns) / len(turns)
+        totals = [{rollout.reward.total for rollout in group.trajectories if rollout.reward} for group in groups]
+        line["flat"] = sum(len(of_group) < 2 for of_group in totals) / len(groups)  # groups that teach nothing
         rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
         for name in rewards[0].components:
             values = [value for reward in rewards for value in reward.components[name]]

@@ -4,62 +4,91 @@ Start or resume, steps, validation, checkpoints, the end. Step n uses the weight
 makes those of `step-(n+1)`. Everything a step does is a function of (config, weights, optimizer, step), so a run that
 was killed and started again on the same directory ends with the same weights bit for bit. The weights chosen at the end
 are those that validated best (the last ones without validation).
+
+Several processes (`train.distributed`) share rollouts and evaluations by task and updates by micro-batch, and all know
+all results; the main one alone writes and speaks.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
 from memalpha.agent.answer import Reader
+from memalpha.agent.builder import Builder
 from memalpha.config import ReaderConfig, SFTConfig, TrainConfig
 from memalpha.errors import CheckpointError
-from memalpha.policy.base import Policy, in_own_style, load_policy
+from memalpha.policy.base import Policy, in_own_style, lasting_name, load_policy
 from memalpha.policy.transformers_ import TransformersPolicy
-from memalpha.qa.evaluator import Report, evaluate
+from memalpha.qa.evaluator import Report
 from memalpha.qa.reader import load_reader
+from memalpha.qa.reward import RewardModel
 from memalpha.store.embedding import load_embedder
 from memalpha.train.checkpoint import (
     append_lines,
+    check_out,
     checkpoint_path,
     cut_lines,
     load_checkpoint,
     load_weights,
+    locked,
     point_best,
     prune_checkpoints,
     save_checkpoint,
     saved_steps,
     write_json,
 )
+from memalpha.train.collect import examine
+from memalpha.train.distributed import World, join
 from memalpha.train.learner import Learner
+from memalpha.train.lora import add_lora
+from memalpha.train.losses import LossSettings
 from memalpha.train.progress import Display
-from memalpha.train.rundir import check_settings, finished, trainable_policy, undivided, write_settings
+from memalpha.train.rundir import check_device, check_settings, finished, trainable_policy, undivided, write_settings
 
 C = TypeVar("C", TrainConfig, SFTConfig)
 
 
+def launch(kind: Callable[[C, World], Run[C]], config: C) -> dict[str, Any]:
+    """Check that there can be a run, join the other processes, hold the run directory, go."""
+    check_out(config.out)
+    check_device(config.device)
+    world = join(config.device)
+    if world.device is not None:
+        config = config.model_copy(update={"device": str(world.device)})
+    run = kind(config, world)
+    with locked(run.out, world):
+        return run.go()
+
+
 class Run(ABC, Generic[C]):
-    """One process's work on a run directory. A subclass sets `learner` and says what a step and a validation are."""
+    """One process's work on a run directory, alone or with the others of `world`.
+
+    A subclass sets `learner` (`_learner` makes it) and says what a step and a validation are.
+    """
 
     learner: Learner
     files: ClassVar[tuple[str, ...]] = ("metrics.jsonl",)
     """JSON Lines with a `step`, which a resumed run goes on with."""
 
-    def __init__(self, config: C) -> None:
+    def __init__(self, config: C, world: World) -> None:
         torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
+        self.world = world
+        self.several = world.size > 1
         self.out = config.out
         self.began = time.monotonic()
-        self.display = Display()
+        self.display = Display(quiet=not world.main)
         self.policy = trainable_policy(config)
         self.config: C = _in_own_styles(config, self.policy)
         self.embedder = load_embedder(config.agent.embedder)
         self.step = 0
-        self.consistent = True
+        self.consistent = not self.several  # whether this process may save on its own account, at any time
         self.minutes_before = self.learning_before = self.learning = 0.0
         self.best: dict[str, Any] | None = None
         self.final: dict[str, Any] | None = None
@@ -101,20 +130,29 @@ class Run(ABC, Generic[C]):
         """Whether every step leaves a checkpoint that stays."""
         return False
 
+    def _learner(self, loss: LossSettings, *, reference: bool = False) -> Learner:
+        """The learner of the policy's weights, or of new adapters in its layers."""
+        config = self.config
+        model: Any = self.policy.model
+        if config.lora is not None:
+            model = add_lora(model, config.lora, lasting_name(config.policy), config.seed)
+        return Learner(model, config, loss, reference=reference, world=self.world)
+
     # ------------------------------------------------------------------------------------------------- the whole run
 
     def go(self) -> dict[str, Any]:
         """Resume if there is something to resume, train to the end, return the summary."""
-        check_settings(self.out, self.config)
+        self.world.once(lambda: check_settings(self.out, self.config))
         try:
             length = self._length()
             stop = length if self.config.max_steps is None else self.config.max_steps
-            summary = finished(self.out, stop)
+            summary = self.world.once(lambda: finished(self.out, stop))
             if summary is not None:
                 self.display.say(f"{self.out}: this run is finished; its summary is in {self.out / 'summary.json'}")
                 return summary
-            if saved_steps(self.out):
-                self._resume(stop)
+            steps = self.world.once(lambda: saved_steps(self.out))
+            if steps:
+                self._resume(steps[-1], stop)
             else:
                 self._start()
             self._steps(stop)
@@ -125,50 +163,59 @@ class Run(ABC, Generic[C]):
         return self._finish()
 
     def _start(self) -> None:
-        for name in self.files:
-            cut_lines(self.out / name, 0)
-        write_settings(self.out, self.config)
+        self.world.once(lambda: self._files_at(0))
         self._begin()
         self._validate({})
         self._save()
 
-    def _resume(self, stop: int) -> None:
-        step = saved_steps(self.out)[-1]
+    def _resume(self, step: int, stop: int) -> None:
         if step > stop:
             raise CheckpointError(f"{self.out} is already at step {step}, beyond max_steps={stop}")
         self.consistent = False
-        state = load_checkpoint(checkpoint_path(self.out, step), self.policy, self.learner)
+        state = load_checkpoint(checkpoint_path(self.out, step), self.learner)
         self.minutes_before, self.learning_before = state["minutes"], state["learning_minutes"]
         self.best = state["best"]
         self._restore(state)
+        self.world.once(lambda: self._files_at(step))
+        self.step, self.consistent = step, not self.several
+        self.display.say(f"resuming {self.out} at step {self.step}")
+
+    def _files_at(self, step: int) -> None:
+        """Make the files those of a run that has come to `step`."""
         for name in self.files:
             cut_lines(self.out / name, step)
         write_settings(self.out, self.config)
         if self.best:  # the link may name the end of a shorter run
             point_best(self.out, self.best["step"])
-        self.step, self.consistent = step, True
-        self.display.say(f"resuming {self.out} at step {self.step}")
 
     def _steps(self, stop: int) -> None:
-        config, first, started = self.config, self.step, time.monotonic()
+        first, started = self.step, time.monotonic()
         with self.display.steps(self.step, stop) as show:
             while self.step < stop:
-                begun = time.monotonic()
-                prepared = self._prepare()
-                ready = time.monotonic()
-                with undivided(self.display.say):
-                    self.consistent = False
-                    line = {"step": self.step, **self._learn(prepared)}
-                    line |= {"sample_seconds": ready - begun, "train_seconds": time.monotonic() - ready}
-                    self.step += 1
-                    if self.step % config.validate_every == 0 or self.step == stop:
-                        self._validate(line)
-                    append_lines(self.out / "metrics.jsonl", [line])
-                    self.learning = (time.monotonic() - started) / 60
-                    if self._keeps_all() or self.step % config.save_every == 0 or self._is_best():
-                        self._save()
-                    self.consistent = True
+                # A process alone may drop what a step learns from at any time; several have to stop together.
+                with undivided(self.display.say, self.world) if self.several else nullcontext():
+                    line = self._one_step(stop, started)
+                self.consistent = not self.several
                 show(self.step, line, self.learning / (self.step - first) * (stop - self.step))
+
+    def _one_step(self, stop: int, started: float) -> dict[str, Any]:
+        begun = time.monotonic()
+        prepared = self._prepare()
+        ready = time.monotonic()
+        with nullcontext() if self.several else undivided(self.display.say):
+            self.consistent = False
+            line = {"step": self.step, **self._learn(prepared)}
+            line |= {"sample_seconds": ready - begun, "train_seconds": time.monotonic() - ready}
+            self.step += 1
+            if self.step % self.config.validate_every == 0 or self.step == stop:
+                self._validate(line)
+            if self.world.main:
+                append_lines(self.out / "metrics.jsonl", [line])
+            self.learning = (time.monotonic() - started) / 60
+            if self._keeps_all() or self.step % self.config.save_every == 0 or self._is_best():
+                self._save()
+            self.consistent = True
+        return line
 
     def _finish(self) -> dict[str, Any]:
         if self.final is None or self.final["step"] != self.step:
@@ -176,8 +223,9 @@ class Run(ABC, Generic[C]):
         chosen = self.step
         if self.best and self.final:
             chosen = _better(self.best, self.final)["step"]
-            point_best(self.out, chosen)
-        load_weights(checkpoint_path(self.out, chosen), self.policy)
+            if self.world.main:
+                point_best(self.out, chosen)
+        load_weights(checkpoint_path(self.out, chosen), self.learner.model)
         own = self._end(chosen)
         summary = {
             "seed": self.config.seed,
@@ -188,8 +236,9 @@ class Run(ABC, Generic[C]):
             "learning_minutes": self.learning_before + self.learning,
             **own,
         }
-        write_json(self.out / "summary.json", summary)
-        return summary
+        if self.world.main:
+            write_json(self.out / "summary.json", summary)
+        return self.world.once(lambda: summary)
 
     # ----------------------------------------------------------------------------------------- evaluation, checkpoints
 
@@ -201,23 +250,16 @@ class Run(ABC, Generic[C]):
         return [load_reader(reader, start) for reader in found]
 
     def _report(self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader, progress: Any = None) -> Report:
-        return evaluate(
-            policy,
-            tasks,
-            reader,
-            config=self.config.agent,
-            reward=self.config.reward,
-            count_tokens=self.policy.count_tokens,
-            embedder=self.embedder,
-            name=name,
-            progress=progress,
-        )
+        builder = Builder(policy, self.config.agent, self.embedder)
+        rewards = RewardModel(self.config.reward, self.policy.count_tokens)
+        return examine(name, builder, tasks, reader, rewards, self.world, progress)
 
     def _evaluate(self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader) -> Report:
         """Greedy; saved as `eval/<name>.json` and `.jsonl`."""
         with self.display.work(f"evaluating {name} on {len(tasks)} held-out tasks") as progress:
             report = self._report(name, policy, tasks, reader, progress)
-        report.save(self.out)
+        if self.world.main:
+            report.save(self.out)
         self.display.say(f"{name}: accuracy {report.summary['accuracy']:.3f}")
         return report
 
@@ -244,6 +286,8 @@ class Run(ABC, Generic[C]):
             **self._state(),
         }
         save_checkpoint(self.out, self.step, self.policy, self.learner, state)
+        if not self.world.main:
+            return
         if self._is_best():
             point_best(self.out, self.step)
         if not self._keeps_all():
@@ -253,7 +297,7 @@ class Run(ABC, Generic[C]):
         return self.minutes_before + (time.monotonic() - self.began) / 60
 
     def _interrupted(self) -> None:
-        if self.consistent and saved_steps(self.out):
+        if self.consistent and self.world.once(lambda: saved_steps(self.out)):
             self._save()
         steps = saved_steps(self.out)
         if steps:

@@ -38,10 +38,10 @@ def check_device(name: str) -> None:
 
 def trainable_policy(config: LearnerConfig) -> TransformersPolicy:
     """The policy that a run starts from, on its device. Raises `PolicyError` for one that has no weights."""
-    policy = load_policy(config.policy)
+    frozen = config.lora is not None  # weights that train are float32
+    policy = load_policy(config.policy, dtype=config.dtype if frozen else "float32", device=config.device)
     if not isinstance(policy, TransformersPolicy):
         raise PolicyError(f"policy {config.policy!r} has no weights: only a transformers model can be trained")
-    policy.model.to(torch.device(config.device))  # type: ignore[arg-type]
     return policy
 
 

@@ -1,0 +1,162 @@
+"""Two real processes (gloo, CPU) against one: gradients, weights, whole runs, checkpoints across both, a Ctrl-C, an
+error. All that two processes do is done in one go (`two_processes.py`), for each of them takes seconds to start.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import tiny_policy
+from two_processes import CASES, measure
+
+from memalpha.config import TrainConfig, build_config, merge
+from memalpha.train.distributed import ONE, World
+from memalpha.train.loop import train
+
+LORA = {"lora": {"r": 2}}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("two")
+    policy = tiny_policy()
+    for part in (policy.model, policy.tokenizer):
+        part.save_pretrained(path / "policy")
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(place):
+    base = {
+        "policy": str(place / "policy"),
+        "agent": {"prompt": "compact", "embedder": "hash", "max_new_tokens": 12},
+        "group_size": 3,
+        "tasks_per_step": 3,
+        "schedule_steps": 4,
+        "warmup_steps": 1,
+        "eval_tasks": 3,
+        "validation_tasks": 1,
+        "validate_every": 2,
+        "save_every": 2,
+        "learning_rate": 1e-2,
+        "microbatch_tokens": 1024,
+        "sample_dtype": "float64",
+    }
+    return lambda name, **changes: build_config(TrainConfig, merge({**base, "out": str(place / name)}, changes), name)
+
+
+@pytest.fixture(scope="module")
+def two(place, run) -> dict:
+    """What two processes found; beside it, what one did before and after them lies in `place`."""
+    train(run("1-2", max_steps=2))
+    train(run("1-2 lora", max_steps=2, **LORA))
+    runs = [
+        run("2-1 ddp", max_steps=2),
+        run("2-1 fsdp", max_steps=2, sharding="fsdp"),
+        run("2-1 lora", max_steps=2, sharding="fsdp", **LORA),
+        run("1-2", sharding="fsdp"),
+        run("1-2 lora", **LORA),
+    ]
+    plan = {"runs": runs, "interrupted": run("interrupted", sharding="fsdp", save_every=100, validate_every=100)}
+    (place / "plan.pickle").write_bytes(pickle.dumps(plan))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("two_processes.py")), str(place)],
+            env={**os.environ, **shared, "PYTHONPATH": path, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    said = [process.communicate(timeout=240)[1] for process in processes]
+    assert (place / "found.pickle").exists(), "\n".join(said)
+    found = pickle.loads((place / "found.pickle").read_bytes())
+    return {**found, "said": said, "codes": [process.returncode for process in processes]}
+
+
+def distance(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
+    """Norm of the difference over the norm, all tensors together."""
+    assert one.keys() == two.keys()
+    apart = sum(float((one[name].double() - two[name].double()).square().sum()) for name in one)
+    return (apart / sum(float(value.double().square().sum()) for value in two.values())) ** 0.5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_have_the_gradient_of_one(two, name):
+    ours, one = two["cases"][name], measure(CASES[name])
+    assert distance(ours["gradient"], one["gradient"]) < 1e-6
+    assert ours["norm"] == pytest.approx(one["norm"], rel=1e-5)
+    for key in ("forward", "reference"):
+        if key in one:
+            assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(ours[key], one[key], strict=True))
+    assert ours["stats"] == pytest.approx(one["stats"], rel=1e-4, abs=1e-6)
+    assert distance(ours["weights"], one["weights"]) < 1e-5
+    assert distance(ours["optimizer"], one["optimizer"]) < 1e-5
+    for before, after in zip(ours["forward"], ours["again"], strict=True):
+        assert not np.allclose(before, after, atol=1e-3), "the next pass has the new weights"
+    assert all(np.allclose(a, b, atol=1e-3) for a, b in zip(ours["again"], one["again"], strict=True))
+
+
+def test_work_is_dealt_and_gathered_in_order(two):
+    assert two["everybody"] == [0, 1]
+    for first, second in zip(two["blocks"][:4], two["blocks"][4:], strict=True):
+        (at, mine), (next_at, theirs) = first, second
+        assert at == 0 and next_at == len(mine) and [*mine, *theirs] == list(range(len(mine) + len(theirs)))
+        assert abs(len(mine) - len(theirs)) <= 1
+    parts = [[5, 6], [4], [3], [2], [1, 0]]
+    dealt = [World(rank, 2).deal(parts) for rank in (0, 1)]
+    assert dealt[0] == [([5, 6], True), ([3], True), ([1, 0], True)]
+    assert dealt[1] == [([4], True), ([2], True), ([0], False)]
+    assert ONE.deal(parts) == [(part, True) for part in parts]
+    assert World(1, 2).deal([]) == []
+
+
+def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
+    folder = run / "checkpoints" / f"step-{step}"
+    found = load_file(folder / "optimizer.safetensors")
+    del found["rng/torch"]
+    return {**load_file(next(folder.glob("*model.safetensors"))), **found}
+
+
+def test_runs_go_on_with_other_numbers_of_processes(two, run, place):
+    """Steps of two processes differ from one's by the order of sums, which Adam's division makes larger."""
+    for changes, others in (({}, ("2-1 ddp", "2-1 fsdp", "1-2")), (LORA, ("2-1 lora", "1-2 lora"))):
+        whole = run(f"whole {len(changes)}", **changes)
+        train(whole)
+        for name in others:
+            config = run(name, **changes)
+            if name.startswith("2-1"):
+                assert distance(weights(config.out, 2), weights(whole.out, 2)) < 1e-4
+                train(config)
+            assert distance(weights(config.out, 4), weights(whole.out, 4)) < 1e-4
+            moved = distance(weights(whole.out, 4), weights(whole.out, 2))
+            assert moved > 1e-2
+
+
+def test_a_ctrl_c_in_one_process_stops_both_with_a_checkpoint(two, run, place):
+    assert two["interrupted"] == [0, 1]
+    config = run("interrupted", save_every=100, validate_every=100)
+    assert {path.name for path in (config.out / "checkpoints").glob("step-*")} == {"step-0", "step-2"}
+    train(config)
+    shutil.rmtree(config.out)
+
+
+def test_errors_end_all_processes(two):
+    assert two["refused"] == ["told by the main one"] * 2
+    assert two["codes"][1] == 1 and "TrainingError: only here" in two["said"][1]
+    assert two["codes"][0] != 0
