@@ -31,6 +31,8 @@ ALGORITHMS = {"grpo": GRPO}
 """`TrainConfig.algorithm` by name."""
 
 BASELINES = {"append_only": "append-only", "oracle": "oracle"}
+READABLE = 0.5
+"""A reader that gets less than this out of the oracle's memory is spoken of."""
 
 
 def train(config: TrainConfig | str | Path, **overrides: Any) -> dict[str, Any]:
@@ -79,8 +81,16 @@ class _Run(Run[TrainConfig]):
             systems = {"before": (group.trajectories[0], before.records)}
             write_example(self.out / "eval" / "example.json", task, systems)
         if all(task.gold_operations for task in held_out):
-            for name, kind in BASELINES.items():
-                self._evaluate(name, ScriptedPolicy(kind), held_out, self.reader)
+            baselines = {
+                name: self._evaluate(name, ScriptedPolicy(kind), held_out, self.reader)
+                for name, kind in BASELINES.items()
+            }
+            ceiling = baselines["oracle"].summary["answerable_accuracy"]
+            if ceiling is not None and ceiling < READABLE:
+                self.display.say(
+                    f"{self.reader.name} answers {ceiling:.0%} of the answerable questions from the oracle's memory, "
+                    "and no training gets above that: see reader.kind, reader.policy, reward.metric, docs/own-data.md"
+                )
         else:
             self.display.say("no baselines: not every held-out task carries gold operations")
 
@@ -175,6 +185,7 @@ class _Run(Run[TrainConfig]):
         keep = ("reward", "accuracy", "answerable_accuracy", "valid_calls", "duplicates", "update_share")
         keep += ("delete_share", "update_hit", "delete_hit", "memory_tokens")
         line = {name: summary[name] for name in keep}
+        line["flat"] = sum(map(_is_flat, groups)) / len(groups)
         turns = [turn for trajectory in trajectories for turn in trajectory.turns]
         line["calls"] = sum(len(turn.calls) for turn in turns) / len(trajectories)
         line["truncated"] = sum(turn.completion.stop_reason == "length" for turn in turns) / len(turns)
@@ -217,6 +228,11 @@ class _Run(Run[TrainConfig]):
                 for sample, reward in zip(samples, rewards, strict=True)
             ),
         )
+
+
+def _is_flat(group: TrajectoryGroup) -> bool:
+    """Whether all rollouts earned the same at every turn: then there is nothing to choose from."""
+    return len({trajectory.reward.turns for trajectory in group.trajectories if trajectory.reward}) == 1
 
 
 def _readable(step: int, trajectory: Trajectory) -> Mapping[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from memalpha.config import WorldConfig
 from memalpha.qa.run import run_evaluation, settings_of_run
 from memalpha.tasks import synthetic
@@ -26,3 +28,22 @@ def test_the_evaluation_of_a_run_directory_is_the_runs_own(small, tmp_path):
             key: value for key, value in trained.items() if key not in tokens
         }
     assert summary["baselines"]["oracle"]["accuracy"] > summary["baselines"]["append_only"]["accuracy"]
+
+
+def test_a_reader_that_is_the_limit_is_spoken_of(small, policy_path, capfd):
+    """Random weights read nothing; a user who trains on them would wait for what cannot come."""
+    train(small(max_steps=0, reader={"kind": "policy", "policy": str(policy_path)}))
+    said = capfd.readouterr().err
+    assert "answers 0% of the answerable questions from the oracle's memory" in said and "reader.kind" in said
+    train(small(max_steps=0, out=str(small().out) + "-extractive"))
+    assert "the oracle's memory" not in capfd.readouterr().err
+
+
+def test_groups_that_teach_nothing_are_counted(small):
+    lines = {}
+    for temperature in (1e-4, 1.0):
+        settings = small(max_steps=1, out=str(small().out) + str(temperature), temperature=temperature)
+        train(settings)
+        [lines[temperature]] = map(json.loads, (settings.out / "metrics.jsonl").read_text().splitlines())
+    assert lines[1e-4]["flat"] == 1.0 and lines[1e-4]["grad_norm"] == 0.0
+    assert lines[1.0]["flat"] < 1.0 and lines[1.0]["grad_norm"] > 0.0
