@@ -42,13 +42,12 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, name: str, seed: int = 
         r=config.r,
         lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft scales by it, whole or not
         target_modules=targets if isinstance(targets, str) else list(targets),
-        base_model_name_or_path=name,
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft calls transformers by names on their way out
         torch.manual_seed(seed)
         adapted = get_peft_model(model, settings)
-    settings.base_model_name_or_path = name  # get_peft_model puts the model's own path there
+    settings.base_model_name_or_path = name
     assert isinstance(adapted, PeftModel)
     return adapted
 

@@ -119,7 +119,8 @@ def head_logprobs(
     exist at most. Products are in bfloat16 where asked, else in the wider of the two types; all else, the sums of
     gradients included, is float32 at least.
     """
-    result: Any = _Head.apply(hidden, weight, bias, targets, temperature, tokens, bfloat16)
+    keep = tokens if torch.is_grad_enabled() else 0  # inside a Function it always says no
+    result: Any = _Head.apply(hidden, weight, bias, targets, temperature, keep, min(BLOCK, tokens), bfloat16)
     return result
 
 
@@ -127,7 +128,7 @@ class _Head(torch.autograd.Function):
     """With z = logits / T, p = softmax(z), H its entropy: d log p[target] / dz = onehot - p, dH / dz = -p (log p + H).
 
     So the gradient of a block is p times a factor a row (for the entropy, times a matrix), plus one row of the head for
-    each target. For that, exp(z - max z) of the last `tokens` rows is kept; the rows before are projected again.
+    each target. For that, exp(z - max z) of the last `keep` rows is kept; the rows before are projected again.
     """
 
     @staticmethod
@@ -138,12 +139,12 @@ class _Head(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         temperature: torch.Tensor,
-        tokens: int,
+        keep: int,
+        block: int,
         bfloat16: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        count, block = len(hidden), min(BLOCK, tokens)
-        learns = any(ctx.needs_input_grad)
-        first = max(0, count - tokens) if learns else count  # of the rows to keep
+        count = len(hidden)
+        first = max(0, count - keep)  # of the rows to keep
         project = _Projection(hidden, weight, bias, temperature, bfloat16)
         kept = hidden.new_empty(count - first, len(weight), dtype=project.product)
         scaled, spare = project.space(block), project.space(block)
@@ -164,10 +165,9 @@ class _Head(torch.autograd.Function):
         log_total = total.log()
         norm += log_total
         entropies = log_total - entropies / total
-        if learns:
-            ctx.save_for_backward(hidden, weight, bias, targets, temperature, norm, total, entropies, kept)
-            ctx.bfloat16, ctx.first, ctx.block = bfloat16, first, block
-            ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden, weight, bias, targets, temperature, norm, total, entropies, kept)
+        ctx.bfloat16, ctx.first, ctx.block = bfloat16, first, block
+        ctx.set_materialize_grads(False)
         return chosen - log_total, entropies
 
     @staticmethod
@@ -214,7 +214,7 @@ class _Head(torch.autograd.Function):
                 to_bias.sub_(p.to(wide).t() @ factor).index_add_(0, goal, a[part])
         pairs: Any = ((to_hidden, hidden), (to_weight, weight), (to_bias, bias))
         grads = (None if g is None else g.to(x.dtype) for g, x in pairs)
-        return (*grads, None, None, None, None)
+        return (*grads, None, None, None, None, None)
 
 
 class _Projection:
