@@ -16,7 +16,7 @@ from memalpha.errors import PolicyError, TrainingError
 from memalpha.train.learner import Learner, learning_rate
 from memalpha.train.losses import LossSettings, loss_sum
 from memalpha.train.normalize import normalize
-from memalpha.train.samples import pack, policy_gradient_sample, split
+from memalpha.train.samples import STREAMS, cross_entropy_sample, pack, policy_gradient_sample, split
 from memalpha.train.scorer import head_logprobs
 from memalpha.types import SampleRequest, Turn
 
@@ -129,6 +129,88 @@ def test_any_split_gives_the_same_gradient(how):
     halves.forward_backward(rows[1::2])
     total = torch.cat([tensor.grad.flatten().double() for tensor in halves.trainable.values()])
     assert relative(total, whole) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"microbatch_tokens": APART}, {"microbatch_tokens": 100, "head_tokens": 5}, {"gradient_checkpointing": True}],
+)
+def test_no_setting_of_memory_changes_the_gradient_of_all_streams(changes):
+    learner, rows = every_stream()
+    assert (
+        relative(gradient(Learner(learner.model, config(**changes), learner.loss), rows), gradient(learner, rows))
+        < 1e-5
+    )
+
+
+def every_stream():
+    """A learner away from its reference, and rows that mix all streams, some rows without some of them."""
+    model, rows = sampled_rows(20)
+    learner = Learner(model, config(microbatch_tokens=WHOLE), LossSettings(kl_estimator="k2"), reference=True)
+    nudged(model)
+    found = learner.forward(rows, reference=True)
+    random = np.random.default_rng(1)
+
+    def weights(row, share: int) -> np.ndarray:
+        return (random.uniform(0.1, 1.0) * (random.integers(share) > 0) * row.pg).astype(np.float32)
+
+    rows = [
+        replace(row, ce=weights(row, 2), reference=reference, kl=weights(row, 2), ent=weights(row, 3))
+        for row, reference in zip(rows, found, strict=True)
+    ]
+    rows[3] = replace(rows[3], ent=None)
+    rows[4] = replace(rows[4], kl=rows[4].kl * 0, reference=None)
+    return learner, normalize(rows, "row")
+
+
+def test_streams_are_normalised_each_by_its_own_rows():
+    _, rows = every_stream()
+    for name in STREAMS:
+        values = [getattr(row, name) for row in rows if getattr(row, name) is not None]
+        silent = sum(not value.any() for value in values)
+        assert name == "pg" or silent > 0
+        assert all(np.unique(value).size == 1 for value in values)
+
+
+def ragged_rows(count: int, low: int, high: int):
+    """Rows of a multi-chunk conversation: lengths all over [low, high], completions a tenth of them."""
+    random = np.random.default_rng(0)
+    lengths = random.integers(low, high, size=count)
+    return [
+        cross_entropy_sample(random.integers(9, size=length - length // 10), random.integers(9, size=length // 10))
+        for length in lengths.tolist()
+    ]
+
+
+@pytest.mark.parametrize("tokens", [1024, 4096, 16384])
+@pytest.mark.parametrize(("count", "low", "high"), [(64, 300, 3500), (256, 60, 400), (24, 200, 8000)])
+def test_padding_stays_under_five_percent(tokens, count, low, high):
+    rows = ragged_rows(count, low, high)
+    parts = split(rows, tokens)
+    assert sorted(i for part in parts for i in part) == list(range(count))
+    computed = sum(pack([rows[i] for i in part]).input_ids.numel() for part in parts)
+    assert computed <= 1.05 * sum(row.length - 1 for row in rows)
+    assert all(len(part) * max(rows[i].length for i in part) <= tokens for part in parts if len(part) > 1)
+    together = sum(row.length for row in rows) / min(tokens, sum(row.length for row in rows))
+    assert len(parts) <= 2 * together + 20 * np.log(high / low), "no more micro-batches than lengths ask for"
+
+
+def test_bfloat16_keeps_master_weights_in_float32():
+    """Steps far below bfloat16's resolution add up; the gradient is float32's within bfloat16's precision."""
+    model, rows = sampled_rows(12)
+    exact = gradient(Learner(copy.deepcopy(model), config()), rows)
+    learner = Learner(model, config(dtype="bfloat16"))
+    low = gradient(learner, rows)
+    assert {part.grad.dtype for part in learner.trainable.values()} == {torch.float32}
+    assert 1e-5 < relative(low, exact) < 0.1
+    before = {name: part.detach().clone() for name, part in learner.trainable.items()}
+    for _ in range(3):
+        learner.update(rows, 1e-7)
+    assert {value.dtype for value in learner.optimizer_tensors().values()} == {torch.float32}
+    for name, part in learner.trainable.items():
+        moved = (part - before[name]).abs()
+        assert part.dtype == torch.float32 and 0 < moved.max() < 1e-6
+    assert Learner(tiny_model().bfloat16(), config()).trainable["model.norm.weight"].dtype == torch.float32
 
 
 def test_equal_rows_are_computed_once_and_counted_each():
