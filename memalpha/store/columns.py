@@ -89,7 +89,7 @@ class _Column:
         """Which slots fulfil a condition, bool `(size,)`."""
         self._make_room(size)
         verdicts = self._verdicts_on(condition)
-        return verdicts[self._codes[:size]] if len(verdicts) else np.zeros(size, bool)
+        return verdicts.take(self._codes[:size]) if len(verdicts) else np.zeros(size, bool)
 
     def _verdicts_on(self, condition: Condition) -> np.ndarray:
         """Which of the distinct values fulfil a condition."""

@@ -7,7 +7,6 @@ counts and lengths are those of the selection alone, so what is left out of it l
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from collections import Counter
@@ -189,9 +188,14 @@ class LexicalIndex:
 
 
 class Found(NamedTuple):
-    """Where a term of a query is: how often the query has it, which of the selected documents do, and how often."""
+    """Where the terms of a query are among selected documents: one line per term and document that holds it, by term.
 
-    repeats: int
+    `terms`, `places`, `counts` `(m,)`: the term, the document, and how often it is there; `repeats` `(t,)`: how often
+    the query has each term.
+    """
+
+    repeats: np.ndarray
+    terms: np.ndarray
     places: np.ndarray
     counts: np.ndarray
 
@@ -204,20 +208,23 @@ class Selected:
         self._index = index
         self._places = np.full(len(index.lengths), -1, np.int32)
         self._places[slots] = np.arange(len(slots))
-        self._last: tuple[Sequence[str], list[Found]] = (), []
+        self._last: tuple[Sequence[str], Found | None] = (), None
 
-    def find(self, query: Sequence[str]) -> list[Found]:
-        """The terms of the query that any of the documents holds. Both layers ask for the same: the last is kept."""
+    def find(self, query: Sequence[str]) -> Found | None:
+        """Where the query's terms are; None where no document holds any. Both layers ask for the same: the last answer
+        is kept."""
         if self._last[0] == query:
             return self._last[1]
-        found = []
-        for term, repeats in Counter(query).items():
-            postings = self._index.postings(term)
-            if postings is not None:
-                places = self._places.take(postings[0])
-                here = np.flatnonzero(places >= 0)
-                if len(here):
-                    found.append(Found(repeats, places[here], postings[1][here]))
+        found = None
+        counted = ((repeats, self._index.postings(term)) for term, repeats in Counter(query).items())
+        terms = [(repeats, *postings) for repeats, postings in counted if postings is not None]
+        if terms:
+            repeats, slots, counts = zip(*terms, strict=True)
+            places = self._places.take(np.concatenate(slots))
+            here = np.flatnonzero(places >= 0)
+            if len(here):
+                numbers = np.repeat(np.arange(len(terms)), list(map(len, slots)))
+                found = Found(np.array(repeats), numbers[here], places[here], np.concatenate(counts)[here])
         self._last = query, found
         return found
 
@@ -235,15 +242,15 @@ class BM25:
         total = together.sum()
         self._penalties = K1 * (1.0 - B + B * together * (self._number / total)) if total else together
 
-    def scores(self, found: Sequence[Found]) -> np.ndarray:
+    def scores(self, found: Found | None) -> np.ndarray:
         """Scores of all buckets for a query whose terms are `found`: float64 `(size,)`, 0 where nothing matches."""
-        scores = np.zeros(self._size)
-        for repeats, places, counts in found:
-            buckets = self._buckets[places]
-            if self._number < len(self._buckets):
-                sums = np.bincount(buckets, counts, self._size)
-                buckets = np.flatnonzero(sums)
-                counts = sums[buckets]
-            idf = math.log(1.0 + (self._number - len(buckets) + 0.5) / (len(buckets) + 0.5))
-            scores[buckets] += (idf * repeats) * counts / (counts + self._penalties[buckets])
-        return scores
+        if found is None:
+            return np.zeros(self._size)
+        repeats, terms, buckets, counts = found.repeats, found.terms, self._buckets[found.places], found.counts
+        if self._number < len(self._buckets):  # several documents to a bucket: their counts together
+            together = np.bincount(terms * self._size + buckets, counts, len(repeats) * self._size)
+            filled = np.flatnonzero(together)
+            terms, buckets, counts = filled // self._size, filled % self._size, together[filled]
+        holders = np.bincount(terms, minlength=len(repeats))
+        idf = np.log(1.0 + (self._number - holders + 0.5) / (holders + 0.5)) * repeats
+        return np.bincount(buckets, idf[terms] * counts / (counts + self._penalties[buckets]), self._size)
