@@ -6,6 +6,7 @@ name or value) is a message on stderr and exit code 2; anything else is a fault 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,9 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="List and prepare data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+
+PROCESS = int(os.environ.get("RANK", "0"))
+"""This process among those that a launcher (`accelerate launch`) started."""
 
 Pairs = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, nested keys with dots.")]
 
@@ -60,7 +64,8 @@ def main() -> NoReturn:
 
 
 def _refuse(message: str) -> NoReturn:
-    print(f"memalpha: {message}", file=sys.stderr)
+    who = f"memalpha (process {PROCESS})" if PROCESS else "memalpha"
+    print(f"{who}: {message}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -104,6 +109,8 @@ def train(
     from memalpha.report.page import write_report
 
     summary = memalpha.train(settings)
+    if PROCESS:
+        return  # the main one reports
     page = write_report(settings.out)
     print_result(summary, as_json, f"{_one_line(summary)}\n{page}")
 
