@@ -7,8 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import save_file
+from tiny import tiny_policy
 
-from memalpha.errors import CheckpointError
+from memalpha.errors import CheckpointError, PolicyError
+from memalpha.policy.base import load_policy
 from memalpha.train.checkpoint import (
     append_lines,
     checkpoint_path,
@@ -18,6 +23,7 @@ from memalpha.train.checkpoint import (
     saved_steps,
     write_json,
 )
+from memalpha.train.loop import train
 
 LINES = [{"step": 0, "text": "one\u2028line"}, {"step": 1, "text": "müde\x85"}, {"step": 2, "text": "\ud800"}]
 
@@ -85,3 +91,62 @@ def test_a_run_directory_is_held_by_one(tmp_path):
         pass
     with locked(tmp_path / "run"):
         pass
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.arange(24)[None] * 7 % 200).logits
+
+
+def test_where_adapters_train_a_checkpoint_holds_nothing_else(small, policy_path, tmp_path):
+    """Read by peft itself, by load_policy, and as the start of further runs, of adapters or of all weights."""
+    first = small(lora={"r": 2}, max_steps=2, sample_dtype="float64")
+    train(first)
+    folder = checkpoint_path(first.out, 2)
+    assert {path.name for path in folder.iterdir()} >= {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "state.json",
+    }
+    assert not (folder / "model.safetensors").exists() and not (folder / "config.json").exists()
+    assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == str(policy_path)
+    for line in read(first.out / "metrics.jsonl"):
+        assert line["mismatch_max"] < 1e-4 < line["ratio_deviation"], "the sampler has the adapters as they are"
+    base = load_policy(policy_path).model
+    start = logits(base)
+    theirs = logits(PeftModel.from_pretrained(base, folder))
+    assert not torch.allclose(theirs, start, atol=1e-2)
+    ours = load_policy(folder)
+    assert torch.allclose(logits(ours.model), theirs, atol=1e-4)
+
+    best = first.out / "checkpoints" / "best"
+    second = small(out=str(tmp_path / "second"), policy=str(best), lora={"r": 3}, max_steps=1)
+    train(second)
+    named = json.loads((checkpoint_path(second.out, 1) / "adapter_config.json").read_text())
+    assert named["base_model_name_or_path"] == str(best.resolve())
+    steps = [logits(load_policy(checkpoint_path(second.out, step)).model) for step in (0, 1)]
+    assert torch.allclose(steps[0], logits(load_policy(best).model), atol=1e-5), "new adapters change nothing"
+    assert not torch.allclose(steps[1], steps[0], atol=1e-3)
+    third = small(out=str(tmp_path / "third"), policy=str(second.out / "checkpoints" / "step-1"), max_steps=0)
+    train(third)
+    assert torch.allclose(logits(load_policy(checkpoint_path(third.out, 0)).model), steps[1], atol=1e-4)
+
+    with pytest.raises(CheckpointError, match=r"lora: .*there, None now"):
+        train(first.model_copy(update={"lora": None}))
+    (first.out / "summary.json").unlink()
+    save_file({"other": torch.zeros(1)}, folder / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"weights of .*step-2 cannot be loaded"):
+        train(first)
+    shutil.rmtree(first.out)
+    with pytest.raises(PolicyError, match=r"second.*holds a LoRA adapter for .*step-.*no policy at"):
+        load_policy(checkpoint_path(second.out, 1))
+
+
+def test_the_prompt_style_survives_adapters(small, tmp_path):
+    policy = tiny_policy()
+    policy.model.config.memalpha_prompt = "compact"
+    for part in (policy.model, policy.tokenizer):
+        part.save_pretrained(tmp_path / "compact")
+    settings = small(policy=str(tmp_path / "compact"), lora={"r": 2}, max_steps=0)
+    train(settings)
+    assert load_policy(checkpoint_path(settings.out, 0)).prompt == "compact"

@@ -44,7 +44,8 @@ def lines(path: Path) -> list[dict]:
 
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
-    return load_file(run / "checkpoints" / f"step-{step}" / "model.safetensors")
+    [file] = (run / "checkpoints" / f"step-{step}").glob("*model.safetensors")
+    return load_file(file)
 
 
 def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
@@ -106,7 +107,15 @@ def test_turns_are_reproduced_from_the_checkpoint_of_their_step(small):
             assert torch.allclose(torch.tensor(turn["logprobs"], dtype=torch.float64), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("changes", [{}, {"beta": 0.5, "sample_dtype": "float64", "num_iterations": 2}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"beta": 0.5, "sample_dtype": "float64", "num_iterations": 2},
+        {"lora": {"r": 2}, "beta": 0.5, "kl_in": "reward", "entropy_coef": 0.01},
+        {"dtype": "bfloat16", "sample_dtype": "bfloat16", "old_logprobs": "recomputed", "importance_cap": 2.0},
+    ],
+)
 def test_stopping_and_going_on_equals_one_go(small, tmp_path, changes):
     whole = small(out=str(tmp_path / "whole"), **changes)
     train(whole)
