@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,8 @@ from memalpha.tasks.demo import Shape
 from memalpha.tasks.phrases import EVENTS, POOLS
 from memalpha.tasks.synthetic import drill, generate, shaped
 from memalpha.tasks.values import pool_values
-from memalpha.train.warmstart import Encoded, Trainer, batches, collate, kick
+from memalpha.train import warmstart
+from memalpha.train.warmstart import Encoded, Trainer, batches, kick
 from memalpha.types import Chunk, GoldOperation, Hit, Observation, Operation, Question, Task, ViewEntry
 
 VOCABULARY = 1024
@@ -256,38 +256,37 @@ def rows_of(
 # ----------------------------------------------------------------------------------------------------------- tokenizer
 
 
-def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE of `VOCABULARY` tokens, specials and macros included; decode(encode(x)) == x."""
+def build_tokenizer(texts: Iterable[str], pre_tokens: str, fixed: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Byte-level BPE of at most `VOCABULARY` tokens, specials and the `fixed` ones included; decode(encode(x)) == x."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(PRE_TOKENS), "isolated"),
+            pre_tokenizers.Split(Regex(pre_tokens), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     core.decoder = decoders.ByteLevel()
     specials = [PAD, END, USER, ASSISTANT]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(macros()),
+        vocab_size=VOCABULARY - len(fixed),
         special_tokens=specials,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     core.train_from_iterator(texts, trainer)
-    core.add_tokens([AddedToken(text, normalized=False, special=False) for text in macros()])
+    core.add_tokens([AddedToken(text, normalized=False, special=False) for text in fixed])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False, model_max_length=2048
     )
     tokenizer.chat_template = CHAT_TEMPLATE
-    assert len(tokenizer) == VOCABULARY, len(tokenizer)
     return tokenizer
 
 
 # ---------------------------------------------------------------------------------------------------------------- model
 
 
-def build_model(vocabulary: int = VOCABULARY) -> Qwen3ForCausalLM:
-    """Width 128, 4 layers, 4 heads, tied embeddings: 787,840 parameters at random (with 1024 tokens)."""
+def build_model(vocabulary: int) -> Qwen3ForCausalLM:
+    """Width 128, 4 layers, 4 heads, tied embeddings: 787,840 parameters at random where `vocabulary` is 1024."""
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=vocabulary,
@@ -313,16 +312,10 @@ def build_model(vocabulary: int = VOCABULARY) -> Qwen3ForCausalLM:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stretch of demonstrations. Rates fall linearly to `final` of themselves over the last `decay` of the steps."""
+    """A stretch of demonstrations by a writer with these habits."""
 
-    name: str
-    steps: int
+    rates: warmstart.Stage
     habits: Habits
-    muon: float
-    adam: float
-    final: float = 1.0
-    decay: float = 0.5
-    warmup: int = 0
     pseudo: float = 0.6
     drills: float = 0.5
     reader: float = 0.3
@@ -332,7 +325,7 @@ def demonstrations(
     tokenizer: PreTrainedTokenizerFast, stage: Stage, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless (ids, marked) batches of the stage's rows."""
-    rng = Random(f"batches|{seed}|{stage.name}")
+    rng = Random(f"batches|{seed}|{stage.rates.name}")
     world = WorldConfig(pseudo_values=stage.pseudo, temporal_questions=True)
     index = rng.randrange(1 << 40)
     while True:
@@ -350,24 +343,6 @@ def encode(tokenizer: PreTrainedTokenizerFast, rows: Sequence[Row]) -> list[Enco
     return list(zip(prompts, answers, strict=True))
 
 
-def train(trainer: Trainer, tokenizer: PreTrainedTokenizerFast, stage: Stage, seed: int) -> None:
-    """Run one stage."""
-    source = demonstrations(tokenizer, stage, seed)
-    started, total = time.process_time(), 0.0
-    for step in range(1, stage.steps + 1):
-        left = min(1.0, (stage.steps - step) / (stage.steps * stage.decay))
-        scale = stage.final + (1 - stage.final) * left
-        if stage.warmup:
-            scale *= min(1.0, step / stage.warmup)
-        ids, marked = next(source)
-        total += trainer.step(ids, marked, stage.muon * scale, stage.adam * scale)
-        if step % 50 == 0:
-            spent = time.process_time() - started
-            print(f"{stage.name}: step {step} of {stage.steps}, loss {total / 50:.3f}, {spent:.0f} s", flush=True)
-            total = 0.0
-
-
-@torch.inference_mode()
 def probe(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: int = 60) -> dict[str, float]:
     """Share of held-out gold rows that greedy decoding would reproduce exactly, by kind of row."""
     world = WorldConfig(split="test", temporal_questions=True)
@@ -383,21 +358,12 @@ def probe(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: in
             word = "count" if "How many" in row.prompt else "when" if "ask: When" in row.prompt else "value"
             word = "unknown" if row.completion.strip() == ABSTAIN else word
             rows.append(Row(row.prompt, row.completion, f"read-{word}"))
-    encoded = encode(tokenizer, rows)
-    order = sorted(range(len(rows)), key=lambda i: len(encoded[i][0]) + len(encoded[i][1]))
-    for start in range(0, len(order), 64):
-        part = order[start : start + 64]
-        ids, marked = collate([encoded[i] for i in part])
-        right = model(input_ids=ids, use_cache=False).logits[:, :-1].argmax(-1) == ids[:, 1:]
-        for number, i in enumerate(part):
-            asked = marked[number, 1:]
-            kind = rows[i].kind
-            ok = bool(right[number][asked].all())
-            hits.setdefault(kind, []).append(ok)
-            if kind == "writer":
-                for what in ("memory_insert", "memory_update", "memory_delete", "memory_skip"):
-                    if what in rows[i].completion:
-                        hits.setdefault(what, []).append(ok)
+    for row, ok in zip(rows, warmstart.reproduced(model, encode(tokenizer, rows)), strict=True):
+        hits.setdefault(row.kind, []).append(ok)
+        if row.kind == "writer":
+            for what in ("memory_insert", "memory_update", "memory_delete", "memory_skip"):
+                if what in row.completion:
+                    hits.setdefault(what, []).append(ok)
     return {kind: sum(found) / len(found) for kind, found in sorted(hits.items())}
 
 
@@ -406,8 +372,8 @@ LAZY = Habits(fact=0.5, change=0.7, right=0.97, note=0.12)
 READ_FROM = (CAREFUL, CAREFUL, Habits(fact=0.7, change=0.7, right=0.7, note=0.3))
 """Writers whose memories the reader learns to read."""
 STAGES = (
-    Stage("clean", 2400, CAREFUL, muon=0.02, adam=3e-3, final=0.03, decay=0.6),
-    Stage("lazy", 150, LAZY, muon=0.003, adam=5e-4, final=0.1, drills=0.3, warmup=20),
+    Stage(warmstart.Stage("clean", 2400, muon=0.02, adam=3e-3, final=0.03, decay=0.6), CAREFUL),
+    Stage(warmstart.Stage("lazy", 150, muon=0.003, adam=5e-4, final=0.1, warmup=20), LAZY, drills=0.3),
 )
 
 
@@ -429,15 +395,15 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
-    tokenizer = build_tokenizer(corpus(arguments.seed))
-    model = build_model()
+    tokenizer = build_tokenizer(corpus(arguments.seed), PRE_TOKENS, macros())
+    model = build_model(len(tokenizer))
     trainer = Trainer(model)
     print(f"kick: loss {kick(trainer, arguments.seed):.3f}", flush=True)
     for stage in STAGES:
-        train(trainer, tokenizer, stage, arguments.seed)
+        warmstart.train(trainer, stage.rates, demonstrations(tokenizer, stage, arguments.seed))
         trainer = Trainer(model)
         shares = ", ".join(f"{kind} {share:.2f}" for kind, share in probe(model, tokenizer).items())
-        print(f"{stage.name}: held-out rows right: {shares}", flush=True)
+        print(f"{stage.rates.name}: held-out rows right: {shares}", flush=True)
     save(model, tokenizer, arguments.out)
 
 

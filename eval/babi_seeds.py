@@ -1,0 +1,205 @@
+"""bAbI over several seeds, beside append-only memories: `python eval/babi_seeds.py --out runs/babi-seeds --jobs 2`.
+
+Each seed is the run of `memalpha train babi seed=N`. The trained writers are then read again, and so are memories to
+which every gold fact is appended and nothing is ever updated: without a limit, and with only the most recent E entries
+kept, where E is how many entries the trained writers keep on average. Each memory is read under two rules: two live
+values of one slot give no right answer (`refuse`: what training goes by), and the newest one counts (`newest`: what an
+append-only memory is made for). Writes `babi-seeds.json` and `babi-seeds.md` to --results. Complete runs are not run
+again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from memalpha.agent.builder import Builder
+from memalpha.config import TrainConfig, load_config
+from memalpha.policy.base import Policy, load_policy
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.qa.evaluator import Record, evaluate_memory, mean_and_error
+from memalpha.qa.reader import load_reader
+from memalpha.store.embedding import load_embedder
+from memalpha.store.schema import load_schema
+from memalpha.store.state import MemoryState
+from memalpha.tasks import babi
+from memalpha.types import Operation, Task, Trajectory, TrajectoryGroup
+
+RULES = ("refuse", "newest")
+PACKAGES = ("torch", "transformers", "numpy", "faiss-cpu", "memalpha")
+
+
+def run(out: Path, seed: int, extra: Sequence[str]) -> dict[str, Any]:
+    """One training run in a process of its own; its summary, with the CPU minutes of the process."""
+    words = ["train", "babi", f"seed={seed}", f"out={out}", *extra]
+    process = subprocess.Popen([sys.executable, "-m", "memalpha", *words], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"memalpha {' '.join(words)} ended with {os.waitstatus_to_exitcode(status)}")
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    spent = out / "cpu.json"
+    if not spent.exists():  # a run that was complete before costs nothing now
+        spent.write_text(json.dumps((usage.ru_utime + usage.ru_stime) / 60) + "\n", encoding="utf-8")
+    summary["cpu_minutes"] = json.loads(spent.read_text(encoding="utf-8"))
+    print(f"finished {out}", file=sys.stderr)
+    return summary
+
+
+def written(policy: Policy, tasks: Sequence[Task], config: TrainConfig) -> list[TrajectoryGroup]:
+    """The memories that a policy writes, greedily."""
+    return Builder(policy, config.agent).build(tasks)
+
+
+def appended(tasks: Sequence[Task], config: TrainConfig, most: int | None) -> list[TrajectoryGroup]:
+    """Memories of all gold facts in the order they came to hold; of these the last `most` entries."""
+    schema, groups = load_schema(config.agent.memory_schema), []
+    for task in tasks:
+        state, states = MemoryState.empty(schema), []
+        for chunk in task.chunks:
+            for gold in task.gold_at(chunk.index):
+                if gold.kind == "delete":
+                    continue
+                known = state.find(gold.category, gold.content)
+                if known is not None:  # said again: it is the most recent now
+                    state = state.apply(Operation("delete", id=known.id))
+                state = state.apply(Operation("insert", category=gold.category, content=gold.content))
+            for entry in state.list()[: max(0, len(state.list()) - most) if most else 0]:
+                state = state.apply(Operation("delete", id=entry.id))
+            states.append(state)
+        groups.append(TrajectoryGroup(task, (Trajectory(task, 0, (), tuple(states)),)))
+    return groups
+
+
+def entries_kept(groups: Iterable[TrajectoryGroup]) -> float:
+    """Live entries at the end of a stream, on average."""
+    return statistics.mean(len(group.trajectories[0].states[-1].entries) for group in groups)
+
+
+def scores(records: Iterable[Record]) -> dict[str, Any]:
+    """(accuracy, standard error over streams) of all questions, by task, and of those asked at once or again."""
+    parts: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        when = "again at the end" if ":again" in record.question_id else "in the stream"
+        for part in ("all", record.ability, when):
+            parts[part][record.task].append(float(record.correct))
+    return {part: mean_and_error(by_task.values()) for part, by_task in parts.items()}
+
+
+def read(groups: Sequence[TrajectoryGroup], config: TrainConfig, start: Policy) -> dict[str, Any]:
+    """What these memories answer, under both rules, and how many entries they hold."""
+    found: dict[str, Any] = {"entries": entries_kept(groups)}
+    for rule in RULES:
+        reader = load_reader(config.reader.model_copy(update={"conflicts": rule}), start)
+        asked = evaluate_memory(groups, reader, config.reward.metric, embedder=load_embedder(config.agent.embedder))
+        found[rule] = scores(record for group in asked for records in group for record in records)
+    return found
+
+
+def line(label: str, system: dict[str, Any], columns: Sequence[str], rule: str = "refuse") -> str:
+    """A line of a table: accuracy ± standard error over streams."""
+    cells = [f"{mean:.3f} ± {error:.3f}" for mean, error in (system[rule][column] for column in columns)]
+    return f"| {label} | " + " | ".join(cells) + f" | {system['entries']:.1f} |"
+
+
+def spread(label: str, systems: Sequence[dict[str, Any]], columns: Sequence[str], rule: str = "refuse") -> str:
+    """A line of a table: mean ± standard deviation over seeds."""
+    cells = []
+    for column in columns:
+        values = [system[rule][column][0] for system in systems]
+        cells.append(f"**{statistics.mean(values):.3f}** ± {statistics.stdev(values) if len(values) > 1 else 0:.3f}")
+    kept = statistics.mean(system["entries"] for system in systems)
+    return f"| {label} | " + " | ".join(cells) + f" | {kept:.1f} |"
+
+
+def table(summaries: Sequence[dict[str, Any]], systems: dict[str, Any], budget: int, jobs: int) -> str:
+    """The Markdown of everything."""
+    first, seeds = summaries[0], [systems[f"seed {summary['seed']}"] for summary in summaries]
+    tasks = sorted((name for name in seeds[0]["refuse"] if name.startswith("qa")), key=lambda name: int(name[2:]))
+    parts = ["all", "in the stream", "again at the end"]
+    lines = [
+        "# bAbI over seeds, beside append-only memories",
+        "",
+        "```",
+        "python " + " ".join(sys.argv),
+        "```",
+        "",
+        f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
+        f"{first['tasks']} held-out streams of official test stories ({first['questions']} questions),",
+        f"{first['policy_parameters']:,} parameters, {first['steps']} steps, greedy evaluation. All seeds start from",
+        "the shipped weights; the seed decides streams, sampling and order. ± is the standard error over streams; in",
+        "the lines of means, the standard deviation over seeds. Entries are live entries at the end of a stream.",
+        "",
+        "## By task (two live values of one slot: no right answer)",
+        "",
+        "| memory | " + " | ".join(["all", *tasks]) + " | entries |",
+        "|---|" + "---|" * (len(tasks) + 2),
+        line("start", systems["start"], ["all", *tasks]),
+        *(line(name, system, ["all", *tasks]) for name, system in systems.items() if name.startswith("seed")),
+        spread("seeds, mean ± sd", seeds, ["all", *tasks]),
+    ]
+    others = ["oracle", "append-only", f"append-only, last {budget}"]
+    lines += [line(name, systems[name], ["all", *tasks]) for name in others]
+    for rule, told in (("refuse", "no right answer from two live values"), ("newest", "the newest live value counts")):
+        lines += ["", f"## By time of asking: {told}", ""]
+        lines += ["| memory | " + " | ".join(parts) + " | entries |", "|---|" + "---|" * (len(parts) + 1)]
+        lines += [line("start", systems["start"], parts, rule), spread("seeds, mean ± sd", seeds, parts, rule)]
+        lines += [line(name, systems[name], parts, rule) for name in others]
+    lines += ["", "## What it took", ""]
+    gain = [seed["refuse"]["all"][0] - systems["start"]["refuse"]["all"][0] for seed in seeds]
+    for summary, more in zip(summaries, gain, strict=True):
+        after = summary["after"]
+        lines.append(
+            f"- seed {summary['seed']}: gain {more:+.3f}; {summary['learning_minutes']:.1f} minutes of learning (wall, "
+            f"{jobs} runs at a time), {summary['cpu_minutes']:.1f} CPU minutes with all evaluations; step "
+            f"{summary['best_step']} kept; updates by the right id {summary['before']['update_hit']:.2f} → "
+            f"{after['update_hit']:.2f}, valid calls {after['valid_calls']:.3f}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run, read, record, say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/babi-seeds"))
+    parser.add_argument("--results", type=Path, default=Path("eval/results"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="runs at a time, a core each")
+    parser.add_argument("extra", nargs="*", metavar="KEY=VALUE", help="overrides for all runs")
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        jobs = [(arguments.out / f"seed-{seed}", seed, arguments.extra) for seed in arguments.seeds]
+        summaries = list(pool.map(lambda job: run(*job), jobs))
+    config = load_config(TrainConfig, jobs[0][0] / "config.yaml")
+    start = load_policy(config.policy)
+    shape = config.eval_babi or config.babi
+    tasks = babi.streams(shape, "test", 0, 0, min(config.eval_tasks, babi.one_pass(shape)))
+    systems = {"start": read(written(start, tasks, config), config, start)}
+    for out, seed, _ in jobs:
+        trained = load_policy(out / "checkpoints" / "best")
+        systems[f"seed {seed}"] = read(written(trained, tasks, config), config, start)
+    budget = round(statistics.mean(systems[f"seed {seed}"]["entries"] for seed in arguments.seeds))
+    systems["oracle"] = read(written(ScriptedPolicy("oracle"), tasks, config), config, start)
+    systems["append-only"] = read(appended(tasks, config, None), config, start)
+    systems[f"append-only, last {budget}"] = read(appended(tasks, config, budget), config, start)
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"runs": summaries, "systems": systems}, indent=1)
+    (arguments.results / "babi-seeds.json").write_text(text + "\n", encoding="utf-8")
+    report = table(summaries, systems, budget, arguments.jobs)
+    (arguments.results / "babi-seeds.md").write_text(report, encoding="utf-8")
+    print(report)
+
+
+if __name__ == "__main__":
+    main()
