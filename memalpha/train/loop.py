@@ -189,8 +189,6 @@ class _Run(Run[TrainConfig]):
         turns = [turn for trajectory in trajectories for turn in trajectory.turns]
         line["calls"] = sum(len(turn.calls) for turn in turns) / len(trajectories)
         line["truncated"] = sum(turn.completion.stop_reason == "length" for turn in turns) / len(turns)
-        totals = [{rollout.reward.total for rollout in group.trajectories if rollout.reward} for group in groups]
-        line["flat"] = sum(len(of_group) < 2 for of_group in totals) / len(groups)  # groups that teach nothing
         rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
         for name in rewards[0].components:
             values = [value for reward in rewards for value in reward.components[name]]
