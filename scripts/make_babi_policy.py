@@ -39,6 +39,7 @@ from memalpha.config import AgentConfig, BabiConfig, ReaderConfig
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.tasks.babi import FEMALE, MALE, THINGS, stream
+from memalpha.tasks.babi_world import DROP, IS, MOVE, NOTHING, PRONOUNS, TAKE
 from memalpha.train import warmstart
 from memalpha.train.warmstart import Trainer, batches, kick
 from memalpha.types import Chunk, Hit, MemoryEntry, Observation, Operation, Task, ViewEntry
@@ -84,18 +85,12 @@ class Told:
     @classmethod
     def of(cls, content: str) -> Told:
         place, _, held = content.partition(": ")[2].partition("has ")
-        things = tuple(held.split(", ")) if held and held != "nothing" else ()
+        things = tuple(held.split(", ")) if held and held != NOTHING else ()
         return cls(place.removesuffix("; "), things)
 
     def entry(self, slot: str) -> str:
-        has = f"has {', '.join(self.holds) or 'nothing'}"
+        has = f"has {', '.join(self.holds) or NOTHING}"
         return f"{slot}: " + (f"{self.place}; {has}" if self.place and self.holds else self.place or has)
-
-
-MOVE = re.compile(r"(.*?) ?(?:went back|went|travelled|journeyed|moved) to the (\w+)\.")
-IS = re.compile(r"(\w+) is (no longer |not )?in the (\w+)\.")
-TAKE = re.compile(r"(\w+) (?:grabbed|got|picked up|took) the (\w+)(?: there)?\.")
-DROP = re.compile(r"(\w+) (?:dropped|put down|left|discarded) the (\w+)(?: there)?\.")
 
 
 def rewritten(known: dict[str, str], statements: Iterable[str]) -> dict[str, str]:
@@ -103,25 +98,27 @@ def rewritten(known: dict[str, str], statements: Iterable[str]) -> dict[str, str
     told = {slot: Told.of(content) for slot, content in known.items()}
     last: list[str] = []
     for text in statements:
-        if found := MOVE.fullmatch(text):
-            if found[1].split()[-1] not in ("he", "she", "they"):
-                last = [name.lower() for name in found[1].split(" and ")]
-            for name in last:
-                told[name] = replace(told.get(name, Told()), place=found[2])
-            continue
-        found = IS.fullmatch(text) or TAKE.fullmatch(text) or DROP.fullmatch(text)
+        found = MOVE.fullmatch(text) or IS.fullmatch(text) or TAKE.fullmatch(text) or DROP.fullmatch(text)
         assert found is not None, text
-        name, what = found[1].lower(), found[2]
-        person, last = told.get(name, Told()), [name]
-        if found.re is IS:
-            told[name] = replace(person, place=f"not {found[3]}" if what else found[3])
-        elif found.re is TAKE:
-            told.pop(what, None)
-            told[name] = replace(person, holds=(*(thing for thing in person.holds if thing != what), what))
-        elif name in told:
-            told[name] = replace(person, holds=tuple(thing for thing in person.holds if thing != what))
-            if person.place and not person.place.startswith("not "):
-                told[what] = Told(person.place)
+        if found["who"] not in PRONOUNS:
+            last = found["who"].lower().split(" and ")
+        for name in last:
+            person = told.get(name, Told())
+            if found.re is MOVE:
+                told[name] = replace(person, place=found["place"])
+                continue
+            if found.re is IS:
+                told[name] = replace(person, place=f"not {found['place']}" if found["no"] else found["place"])
+                continue
+            what = found["thing"]
+            rest = tuple(thing for thing in person.holds if thing != what)
+            if found.re is TAKE:
+                told.pop(what, None)
+                told[name] = replace(person, holds=(*rest, what))
+            elif name in told:
+                told[name] = replace(person, holds=rest)
+                if person.place and not person.place.startswith("not "):
+                    told[what] = Told(person.place)
     return {slot: value.entry(slot) for slot, value in told.items()}
 
 
@@ -231,7 +228,7 @@ def asked(shown: Sequence[MemoryEntry], rng: Random) -> tuple[str, str | None]:
             answer = None
         question = f"Is {people[name]} in the {where}?"
     else:
-        answer = (", ".join(said.holds) or "nothing") if said else None
+        answer = (", ".join(said.holds) or NOTHING) if said else None
         question = f"What is {people[name]} carrying?"
     return question, answer if mine else ABSTAIN
 

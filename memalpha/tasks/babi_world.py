@@ -16,16 +16,19 @@ from itertools import permutations
 WOMEN = ("Mary", "Sandra", "Julie")
 MEN = ("John", "Daniel", "Bill", "Fred", "Jeff")
 NOTHING = "nothing"
+PRONOUNS = ("he", "she", "they")
 
 _AFTER = r"(?:Then|Afterwards|After that|Following that) "
-_MOVE = re.compile(
+MOVE = re.compile(
     rf"(?:{_AFTER})?(?P<who>[A-Z]\w*(?: and [A-Z]\w*)?|he|she|they) "
     r"(?:went back|went|travelled|journeyed|moved) to the (?P<place>\w+)\."
 )
-_IS = re.compile(r"(?P<who>[A-Z]\w*) is (?P<no>no longer |not )?in the (?P<place>\w+)\.")
-_TAKE = re.compile(r"(?P<who>[A-Z]\w*) (?:grabbed|got|picked up|took) the (?P<thing>\w+)(?: there)?\.")
-_DROP = re.compile(r"(?P<who>[A-Z]\w*) (?:dropped|put down|left|discarded) the (?P<thing>\w+)(?: there)?\.")
-_ASK_PLACE = re.compile(r"Where is (?P<the>the )?(?P<what>\w+)\?")
+IS = re.compile(r"(?P<who>[A-Z]\w*) is (?P<no>no longer |not )?in the (?P<place>\w+)\.")
+TAKE = re.compile(r"(?P<who>[A-Z]\w*) (?:grabbed|got|picked up|took) the (?P<thing>\w+)(?: there)?\.")
+DROP = re.compile(r"(?P<who>[A-Z]\w*) (?:dropped|put down|left|discarded) the (?P<thing>\w+)(?: there)?\.")
+"""Every statement of the eight tasks; `who` may be a pronoun or "X and Y" in moves."""
+
+_ASK_PLACE = re.compile(r"Where is (?:the )?(?P<what>\w+)\?")
 _ASK_WHETHER = re.compile(r"Is (?P<who>\w+) in the (?P<place>\w+)\?")
 _ASK_CARRIED = re.compile(r"What is (?P<who>\w+) carrying\?")
 
@@ -36,7 +39,7 @@ class Unreadable(ValueError):
 
 def thing_in(text: str) -> str | None:
     """The thing that a statement says is taken or put down."""
-    found = _TAKE.fullmatch(text) or _DROP.fullmatch(text)
+    found = TAKE.fullmatch(text) or DROP.fullmatch(text)
     return found["thing"] if found else None
 
 
@@ -79,19 +82,19 @@ class World:
 
     def tell(self, text: str, line: int) -> None:
         """Take in the statement number `line`. Raises `Unreadable`."""
-        if found := _MOVE.fullmatch(text):
+        if found := MOVE.fullmatch(text):
             for name in self._people(found["who"]):
                 self._put(name, found["place"], line)
-        elif found := _IS.fullmatch(text):
+        elif found := IS.fullmatch(text):
             [name] = self._people(found["who"])
             if not found["no"]:
                 self._put(name, found["place"], line)
             else:
-                person = self._person(name)
-                person.place, person.absent, person.said = None, found["place"], line
-        elif found := _TAKE.fullmatch(text):
+                self._put(name, None, line)
+                self._things[name].absent = found["place"]
+        elif found := TAKE.fullmatch(text):
             self._take(self._people(found["who"])[0], found["thing"], line)
-        elif found := _DROP.fullmatch(text):
+        elif found := DROP.fullmatch(text):
             self._drop(self._people(found["who"])[0], found["thing"], line)
         else:
             raise Unreadable(f"{text!r} is no statement of the tasks that are known here")
@@ -113,7 +116,7 @@ class World:
         }
 
     def _people(self, who: str) -> tuple[str, ...]:
-        if who in ("he", "she", "they"):
+        if who in PRONOUNS:
             if len(self._last) != (2 if who == "they" else 1):
                 raise Unreadable(f"{who!r} refers to nobody")
         else:
@@ -125,11 +128,12 @@ class World:
         person.person = True
         return person
 
-    def _put(self, name: str, place: str, line: int) -> None:
+    def _put(self, name: str, place: str | None, line: int) -> None:
+        """A person, and all that she holds, is at the place (None: it is not known where)."""
         person = self._person(name)
         for thing in (person, *(self._things[held] for held in person.holds)):
             thing.place, thing.absent, thing.said = place, None, line
-            thing.places.append(place)
+            thing.places += [place] if place else []
 
     def _take(self, name: str, what: str, line: int) -> None:
         person, thing = self._person(name), self._things.setdefault(what, _Thing())
