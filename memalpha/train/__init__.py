@@ -19,7 +19,7 @@ class _CallablePackage(ModuleType):
         try:
             from memalpha.train.loop import train
         except ModuleNotFoundError as error:
-            if (error.name or "").split(".")[0] not in ("torch", "transformers", "safetensors"):
+            if (error.name or "").split(".")[0] not in ("torch", "transformers", "safetensors", "peft", "accelerate"):
                 raise
             raise PolicyError(f"training needs {error.name}: pip install 'memalpha[train]'") from error
         return train(config, **overrides)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel, get_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -131,12 +132,10 @@ def load_checkpoint(path: Path, learner: Learner) -> dict[str, Any]:
 def save_weights(model: Any, folder: Path) -> None:
     """Write what trains of `model`: all its weights, or the adapters of a `PeftModel`, whose configuration names the
     base."""
-    if not _adapted(model):
+    if not isinstance(model, PeftModel):
         with without_bars():
             model.save_pretrained(folder)
         return
-    from peft import get_peft_model_state_dict
-
     # Not PeftModel.save_pretrained: it writes a model card, and asks the model hub what the base is.
     tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
@@ -145,11 +144,12 @@ def save_weights(model: Any, folder: Path) -> None:
 
 def load_weights(path: Path, model: Any) -> None:
     """Copy the weights of a checkpoint into `model`, in place. Raises `CheckpointError`."""
-    named = ADAPTER_CONFIG if _adapted(model) else "config.json"
+    adapters = isinstance(model, PeftModel)
+    named = ADAPTER_CONFIG if adapters else "config.json"
     if not (path / named).is_file():  # transformers would take the path for the name of a hub repository
         raise CheckpointError(f"{path} is not there or holds no weights: put it back, or start again in another out")
     try:
-        if _adapted(model):
+        if adapters:
             load_adapter(model, path)
             return
         with without_bars():
@@ -157,11 +157,6 @@ def load_weights(path: Path, model: Any) -> None:
         model.load_state_dict(saved.state_dict())
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the weights of {path} cannot be loaded: {error}") from error
-
-
-def _adapted(model: Any) -> bool:
-    """Whether `model` is a `PeftModel`, found out without importing peft, which takes a second."""
-    return hasattr(model, "get_base_model")
 
 
 def prune_checkpoints(run: Path, newest: int, also: Iterable[int] = ()) -> None:

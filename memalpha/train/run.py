@@ -24,7 +24,6 @@ from memalpha.agent.builder import Builder
 from memalpha.config import ReaderConfig, SFTConfig, TrainConfig
 from memalpha.errors import CheckpointError
 from memalpha.policy.base import Policy, in_own_style, lasting_name, load_policy
-from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.qa.evaluator import Report
 from memalpha.qa.reader import load_reader
 from memalpha.qa.reward import RewardModel
@@ -85,7 +84,9 @@ class Run(ABC, Generic[C]):
         self.began = time.monotonic()
         self.display = Display(quiet=not world.main)
         self.policy = trainable_policy(config)
-        self.config: C = _in_own_styles(config, self.policy)
+        self._others: dict[str, Policy] = {}
+        self.config: C = config
+        self.config = self._in_own_styles()
         self.embedder = load_embedder(config.agent.embedder)
         self.step = 0
         self.consistent = not self.several  # whether this process may save on its own account, at any time
@@ -247,7 +248,27 @@ class Run(ABC, Generic[C]):
         found = [reader.model_copy(update={"conflicts": reader.conflicts or "refuse"}) for reader in settings]
         frozen = any(reader.kind == "policy" and reader.policy is None for reader in found)
         start = trainable_policy(self.config) if frozen else None
-        return [load_reader(reader, start) for reader in found]
+        return [
+            load_reader(
+                reader.model_copy(update={"policy": None}), self._other(reader.policy) if reader.policy else start
+            )
+            for reader in found
+        ]
+
+    def _other(self, name: str) -> Policy:
+        """A policy that is not trained, by name: loaded once, where and in the precision that the run is."""
+        if name not in self._others:
+            self._others[name] = load_policy(name, dtype=self.config.dtype, device=self.config.device)
+        return self._others[name]
+
+    def _in_own_styles(self) -> C:
+        """Writer and readers prompted as the run's policy was trained; a reader with another policy as that one was."""
+        found: dict[str, Any] = {"agent": in_own_style(self.config.agent, self.policy)}
+        for name in ("reader", "training_reader"):
+            reader: ReaderConfig | None = getattr(self.config, name, None)
+            if reader is not None and reader.kind == "policy" and "prompt" not in reader.model_fields_set:
+                found[name] = in_own_style(reader, self._other(reader.policy) if reader.policy else self.policy)
+        return self.config.model_copy(update=found)
 
     def _report(self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader, progress: Any = None) -> Report:
         builder = Builder(policy, self.config.agent, self.embedder)
@@ -309,13 +330,3 @@ class Run(ABC, Generic[C]):
 def _better(one: dict[str, Any] | None, two: dict[str, Any]) -> dict[str, Any]:
     """The validation with the higher score; `two`, the later one, where they are equal."""
     return two if one is None or two["score"] >= one["score"] else one
-
-
-def _in_own_styles(config: C, policy: TransformersPolicy) -> C:
-    """Writer and readers prompted as the run's policy was trained; a reader with another policy as that one was."""
-    found: dict[str, Any] = {"agent": in_own_style(config.agent, policy)}
-    for name in ("reader", "training_reader"):
-        reader: ReaderConfig | None = getattr(config, name, None)
-        if reader is not None and reader.kind == "policy" and "prompt" not in reader.model_fields_set:
-            found[name] = in_own_style(reader, load_policy(reader.policy) if reader.policy else policy)
-    return config.model_copy(update=found)
