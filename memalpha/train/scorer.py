@@ -82,17 +82,26 @@ class TokenScorer(nn.Module):
                 del layer.forward
 
 
+LOUD = 1000.0
+"""How much louder than they are logits must be for any soft cap to show."""
+
+
 def check_head(model: nn.Module) -> None:
-    """Refuse architectures that change logits after the output embedding (soft caps, scales). Raises `PolicyError`."""
+    """Refuse models whose logits are not those of their output embedding: soft caps, scales, adapters on it.
+
+    Raises `PolicyError`.
+    """
     plain: Any = bare(model)
     probe = torch.arange(8, device=plain.device)[None] * 7 % plain.config.get_text_config().vocab_size
-    with torch.no_grad():
-        whole = plain(input_ids=probe, use_cache=False).logits.float()
-        head = plain.get_output_embeddings()
-        ours = None
-        if head is not None:
-            ours = head(plain.base_model(input_ids=probe, use_cache=False).last_hidden_state).float()
-    if ours is None or ours.shape != whole.shape or not torch.allclose(ours, whole, atol=1e-3, rtol=1e-3):
+    head, same = plain.get_output_embeddings(), False
+    if isinstance(head, nn.Linear):
+        with torch.no_grad():
+            ours = LOUD * head(plain.base_model(input_ids=probe, use_cache=False).last_hidden_state)
+            hook = head.register_forward_hook(lambda *call: call[-1] * LOUD)
+            whole = plain(input_ids=probe, use_cache=False).logits
+            hook.remove()
+        same = ours.shape == whole.shape and torch.allclose(ours.float(), whole.float(), atol=1e-3 * LOUD, rtol=1e-3)
+    if not same:
         raise PolicyError(
             f"{type(plain).__name__} changes its logits after the output embedding; the learner projects completion "
             "positions itself and cannot train this architecture"

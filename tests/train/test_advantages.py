@@ -59,6 +59,12 @@ def test_leave_one_out_compares_with_the_others():
     assert [row[0] for row in result] == pytest.approx([1.0 - 0.25, 0.0 - 0.75, 0.5 - 0.5])
 
 
+def test_extra_rewards_are_the_turns_own():
+    shared, own, extra = [0.2, 0.9], [[1.0, 0.5], [0.0]], [[-0.3, 0.1], [0.4]]
+    added = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(own, extra, strict=True)]
+    assert group_advantages(group(shared, own), extra=extra) == group_advantages(group(shared, added))
+
+
 def test_no_difference_no_advantage():
     assert group_advantages(group([0.7] * 4, [[0.3, 0.1]] * 4)) == [[0.0, 0.0]] * 4
 

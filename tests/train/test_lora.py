@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 
+import peft
 import pytest
 import torch
 from test_learner import config, relative, sampled_rows
 from tiny import tiny_model
 
 from memalpha.config import LoraConfig
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, PolicyError
 from memalpha.train.learner import Learner
 from memalpha.train.lora import add_lora, merged
 
@@ -36,6 +37,9 @@ def test_what_is_refused():
     for tied in (True, False):
         with pytest.raises(ConfigError, match="output embedding"):
             add_lora(tiny_model(tied=tied), LoraConfig(target_modules=("lm_head",)), "tiny")
+    foreign = peft.get_peft_model(tiny_model(tied=False), peft.LoraConfig(target_modules=["lm_head"]))
+    with pytest.raises(PolicyError, match="after the output embedding"):
+        Learner(foreign, config())
     chosen = factors(add_lora(tiny_model(), LoraConfig(target_modules=("v_proj", "mlp.up_proj")), "tiny"))
     assert {name.split(".lora_")[0].rpartition(".")[2] for name in chosen} == {"v_proj", "up_proj"}
 

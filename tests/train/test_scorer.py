@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 import torch
 from tiny import VOCABULARY, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM
 
 from memalpha.config import LoraConfig
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, PolicyError
 from memalpha.train.lora import add_lora
 from memalpha.train.scorer import TokenScorer, check_head, head_logprobs
 
@@ -163,6 +164,23 @@ def test_no_gradient_no_checkpoint():
             torch.ones(1, 4, dtype=torch.long), torch.tensor([1]), torch.tensor([2]), torch.ones(1)
         )
     assert calls == {"mlp": 1}
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "allowed"),
+    [
+        (Gemma2ForCausalLM, Gemma2Config(final_logit_softcapping=None), True),
+        (Gemma2ForCausalLM, Gemma2Config(final_logit_softcapping=30.0), False),
+        (GraniteForCausalLM, GraniteConfig(logits_scaling=8.0), False),
+    ],
+)
+def test_logits_changed_after_the_head_are_refused_however_small_they_are(model, config, allowed):
+    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    config.update({**sizes, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16})
+    config.layer_types = ["full_attention"]
+    made = model(config).eval()
+    with nullcontext() if allowed else pytest.raises(PolicyError, match="after the output embedding"):
+        check_head(made)
 
 
 def test_adapters_are_seen_through_peft():
