@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from memalpha import __version__, cli_store
 from memalpha.cli_store import AsJson, print_result
-from memalpha.config import EvalConfig, TrainConfig, load_config, parse_overrides
+from memalpha.config import EvalConfig, load_config, parse_overrides, training_config
 from memalpha.errors import MemalphaError, PolicyError
 
 app = typer.Typer(
@@ -98,13 +98,13 @@ def train(
     pairs: Pairs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a memory writer.
+    """Train a memory writer, by reinforcement (demo, ...) or by imitation (sft).
 
     A run directory that holds a checkpoint is resumed. Ctrl-C leaves one.
 
     Example: memalpha train demo seed=7 reward.beta=0.1 out=runs/seed-7
     """
-    settings = load_config(TrainConfig, config, parse_overrides(pairs or []))
+    settings = training_config(config, parse_overrides(pairs or []))
     import memalpha
     from memalpha.report.page import write_report
 
@@ -117,6 +117,9 @@ def train(
 
 def _one_line(summary: Mapping[str, Any]) -> str:
     before, after = summary.get("before"), summary.get("after")
+    if "rows" in summary and "accuracy" not in (after or {}):
+        losses = [f"{of['validation_loss']:.3f} {when}" for when, of in (("before", before), ("after", after)) if of]
+        return f"loss on held-out rows {', '.join(losses)}" if losses else "trained; nothing was held out to validate"
     if not before or not after:
         return "stopped before the evaluation; the same command goes on from the last checkpoint"
     baselines = [f"{name.replace('_', ' ')} {of['accuracy']:.3f}" for name, of in summary.get("baselines", {}).items()]

@@ -30,6 +30,12 @@ CURVES: tuple[tuple[str, str, tuple[float | None, float | None], tuple[tuple[str
         (0.0, 1.0),
         (("accuracy", "training", "before"), ("validation_accuracy", "validation", "after")),
     ),
+    (
+        "Cross-entropy",
+        "Per completion token, in nats: rows of each step; points: rows held out.",
+        (0.0, None),
+        (("train_loss", "training", "before"), ("validation_loss", "validation", "after")),
+    ),
     ("Valid calls", "Share of tool calls that executed.", (None, 1.0), (("valid_calls", "valid calls", "after"),)),
     (
         "Updates and deletes",
@@ -87,10 +93,12 @@ def write_report(run: str | Path) -> Path:
 
 def _systems(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     found = {**summary.get("baselines", {}), "before": summary.get("before"), "after": summary.get("after")}
-    return {name: found[name] for name in SYSTEMS if found.get(name)}
+    return {name: found[name] for name in SYSTEMS if "accuracy" in (found.get(name) or {})}
 
 
 def _headline(summary: Mapping[str, Any], systems: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    if "rows" in summary and "after" not in systems:
+        return _rows_headline(summary, name)
     if "before" not in systems or "after" not in systems:
         return (
             f"<h1>{escape(name)}: not finished</h1><p>The evaluation after training is missing. The command that "
@@ -126,6 +134,17 @@ def _headline(summary: Mapping[str, Any], systems: Mapping[str, Mapping[str, Any
     )
 
 
+def _rows_headline(summary: Mapping[str, Any], name: str) -> str:
+    """Of a supervised run that asked no questions."""
+    before, after = (summary[key].get("validation_loss") for key in ("before", "after"))
+    held_out = f"{summary['validation_rows']:,} rows held out"
+    losses = held_out if before is None else f"loss {before:.3f} before, {after:.3f} after on {held_out}"
+    return (
+        f"<h1>{escape(name)}: {losses}</h1><p>{summary['rows']:,} rows were imitated in {summary['steps']} steps; the "
+        f"weights are those after step {summary['best_step']}. No questions were asked (evaluate=false).</p>"
+    )
+
+
 def _truth(systems: Mapping[str, Mapping[str, Any]]) -> str:
     """Whether the memory is kept true: changes and retractions handled by the right id, and stale answers."""
     keys = {"update_hit": "updated rightly", "delete_hit": "deleted rightly", "stale_rate": "stale answers"}
@@ -157,11 +176,13 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
             legend.append(f"{swatch(line.kind, line=not line.dots)}{escape(line.label)} {ends}")
         figures.append(_figure(title, about, line_chart(series, low=low, high=top), legend))
     first, last = metrics[0].get("step", 0), metrics[-1].get("step", len(metrics) - 1)
-    return (
-        f"<h2>Training</h2><p>Steps {first} to {last}. A step samples several rollouts of each of its conversations "
-        "and makes those more likely that earned more than their siblings.</p>"
-        f'<div class="grid">{"".join(figures)}</div>'
+    step = (
+        "imitates some rows, each a prompt and the reply to learn"
+        if "train_loss" in metrics[0]
+        else "samples several rollouts of each of its conversations and makes those more likely that earned more than "
+        "their siblings"
     )
+    return f'<h2>Training</h2><p>Steps {first} to {last}. A step {step}.</p><div class="grid">{"".join(figures)}</div>'
 
 
 def _series(metrics: Sequence[Mapping[str, Any]], key: str, label: str, kind: str) -> Series:

@@ -1,7 +1,7 @@
 """`train`: evaluate, then steps of (collect, annotate, update), then evaluate again; resumable at any time.
 
 A step samples with the weights it starts from. The weights evaluated "after" are those with the best accuracy on the
-validation tasks. What every run does is `train.run`.
+validation tasks. What every run does is `train.run`; a supervised one (`algorithm: sft`) is `train.sft`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from memalpha.agent.builder import Builder
-from memalpha.config import TrainConfig, build_config, load_config, merge
+from memalpha.config import SFTConfig, TrainConfig, training_config
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluator import Record, Report, summarize
 from memalpha.qa.reward import RewardModel
@@ -25,6 +25,7 @@ from memalpha.train.learner import learning_rate
 from memalpha.train.losses import LossSettings
 from memalpha.train.run import Run, launch
 from memalpha.train.samples import TrainingSample
+from memalpha.train.sft import SFTRun
 from memalpha.types import Trajectory, TrajectoryGroup
 
 ALGORITHMS = {"grpo": GRPO}
@@ -35,18 +36,14 @@ READABLE = 0.5
 """A reader that gets less than this out of the oracle's memory is spoken of."""
 
 
-def train(config: TrainConfig | str | Path, **overrides: Any) -> dict[str, Any]:
+def train(config: TrainConfig | SFTConfig | str | Path, **overrides: Any) -> dict[str, Any]:
     """Run or resume a training run and return its summary (also `summary.json` in the run directory).
 
     `config` is a configuration, a shipped name or a YAML path; `overrides` are its keys (nested ones as mappings). A
     Ctrl-C saves a checkpoint that the same call resumes, and comes out as `KeyboardInterrupt`.
     """
-    if isinstance(config, TrainConfig):
-        given = config.model_dump(exclude_unset=True)  # what was not set stays so, as if read from a file
-        settings = build_config(TrainConfig, merge(given, overrides), "overrides")
-    else:
-        settings = load_config(TrainConfig, config, overrides)
-    return launch(_Run, settings)
+    settings = training_config(config, overrides)
+    return launch(SFTRun, settings) if isinstance(settings, SFTConfig) else launch(_Run, settings)
 
 
 class _Run(Run[TrainConfig]):

@@ -52,10 +52,15 @@ class Display:
         )
 
 
+WATCHED = {"reward": ".2f", "accuracy": ".2f", "train_loss": ".3f", "calls": ".1f", "entropy": ".2f"}
+VALIDATED = {"validation_accuracy": ".2f", "validation_loss": ".3f"}
+
+
 def figures(line: Mapping[str, Any], left: float) -> str:
-    """The numbers of one step that a person watches."""
-    parts = [f"{name} {line[name]:.2f}" for name in ("reward", "accuracy") if line.get(name) is not None]
-    parts += [f"calls {line['calls']:.1f}", f"entropy {line['entropy']:.2f}", f"{left:.1f} min left"]
-    if line.get("validation_accuracy") is not None:
-        parts.append(f"(validation accuracy {line['validation_accuracy']:.2f})")
-    return "  ".join(parts)
+    """The numbers of one step that a person watches; what a run does not have is left out."""
+
+    def told(names: Mapping[str, str]) -> list[str]:
+        there = {name: form for name, form in names.items() if line.get(name) is not None}
+        return [f"{name.replace('_', ' ')} {line[name]:{form}}" for name, form in there.items()]
+
+    return "  ".join([*told(WATCHED), f"{left:.1f} min left", *(f"({text})" for text in told(VALIDATED))])

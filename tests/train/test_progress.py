@@ -38,3 +38,13 @@ def test_an_accuracy_that_does_not_exist_is_left_out():
     with display.steps(0, 1) as show:
         show(1, {"reward": 1.0, "accuracy": None, "calls": 0.0, "entropy": 1.0}, 0.0)
     assert "accuracy" not in display.console.file.getvalue()
+
+
+def test_a_supervised_run_shows_its_losses():
+    display = Display()
+    display.console = Console(file=io.StringIO(), force_terminal=False, width=200)
+    with display.steps(0, 1) as show:
+        show(1, {"train_loss": 0.1234, "entropy": 0.5, "validation_loss": 0.25}, 1.0)
+    assert display.console.file.getvalue() == (
+        "step 1/1  train loss 0.123  entropy 0.50  1.0 min left  (validation loss 0.250)\n"
+    )
