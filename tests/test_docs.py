@@ -8,6 +8,7 @@ import re
 import runpy
 import shlex
 import sys
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import typer
 
 import memalpha
 from memalpha import cli
-from memalpha.config import EvalConfig, load_config, parse_overrides, training_config
+from memalpha.config import EvalConfig, TrainConfig, load_config, parse_overrides, training_config
 from memalpha.tasks.jsonl import load_jsonl
 
 ROOT = Path(__file__).parent.parent
@@ -112,6 +113,20 @@ def test_a_page_can_be_followed(
                 if words[0] == "train" and (cut := _cut_down(words[1:])) is None:
                     continue
                 _run(cut if words[0] == "train" else words, monkeypatch, capsys)
+    lines = [line for path in tmp_path.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
+    known = {key for line in lines for key in json.loads(line)}
+    assert {name for row in _table(page, "figure") for name in re.findall(r"`(\w+)`", row[0])} <= known
+    defaults = TrainConfig(out=tmp_path)
+    for keys, values, *_ in _table(page, "key"):
+        for key, value in zip(re.findall(r"`([\w.]+)`", keys), values.split(", "), strict=True):
+            assert reduce(getattr, key.split("."), defaults) == float(value), key
+
+
+def _table(page: Path, head: str) -> list[list[str]]:
+    """The cells of the rows of a page's table whose first column is `head`."""
+    text = page.read_text(encoding="utf-8")
+    found = re.search(rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in found[1].splitlines()] if found else []
 
 
 @pytest.mark.parametrize("name", memalpha.__all__)
