@@ -10,6 +10,7 @@ import faiss
 import numpy as np
 
 _FEW = 0.25  # of the rows
+_BLOCK = 512  # rows whose sums are made together
 
 
 class VectorIndex:
@@ -33,7 +34,11 @@ class VectorIndex:
         """Put `vectors` `(n, dim)` at `slots` `(n,)`; slots may lie beyond the end."""
         if not len(slots):
             return
-        beyond = int(slots.max()) + 1 - self._flat.ntotal
+        end = self._flat.ntotal
+        beyond = int(slots.max()) + 1 - end
+        if beyond == len(slots) and slots[0] == end and np.all(np.diff(slots) == 1):
+            self._flat.add(np.ascontiguousarray(vectors, np.float32))
+            return
         if beyond > 0:
             self._flat.add(np.zeros((beyond, self.dim), np.float32))
         self.rows[slots] = vectors
@@ -76,14 +81,12 @@ class Prototypes:
         beyond = int(groups.max()) + 1 - len(self._sums)
         if beyond > 0:
             self._sums = np.concatenate([self._sums, np.zeros((beyond, self._sums.shape[1]))])
-        touched, vectors = np.flatnonzero(np.bincount(groups)), vectors.astype(np.float64)
-        if len(touched) <= 16:
-            sums = (groups == touched[:, None]).astype(np.float64) @ vectors
-        else:  # sums over runs: far faster than np.add.at
-            order = np.argsort(groups, kind="stable")
-            sums = np.add.reduceat(vectors[order], np.searchsorted(groups[order], touched), axis=0)
-        self._sums[touched] += sign * sums
-        self._stale.update(touched.tolist())
+        for start in range(0, len(groups), _BLOCK):
+            some = groups[start : start + _BLOCK]
+            touched = np.flatnonzero(np.bincount(some))
+            members = (some == touched[:, None]).astype(np.float64)
+            self._sums[touched] += sign * (members @ vectors[start : start + _BLOCK].astype(np.float64))
+            self._stale.update(touched.tolist())
 
     def scores(self, queries: np.ndarray) -> np.ndarray:
         """Inner products `(queries, groups)` of the queries with the normalised means."""

@@ -48,26 +48,27 @@ def words(text: str) -> list[str]:
 
     A run of a script written without spaces gives its character bigrams (a lone character itself).
     """
-    if text.isascii():
-        return [word for word in map(_word, _ASCII_TOKEN.findall(text.lower())) if word]
-    return _words(text)
+    return [word for word in map(_word, _tokens(text)) if word]
 
 
-def _words(text: str) -> list[str]:
-    """`words` of any text."""
+def _tokens(text: str) -> list[str]:
+    """What stands in `text`, in order and in lower case: whole words, and the bigrams of runs."""
+    return _ASCII_TOKEN.findall(text.lower()) if text.isascii() else _any_tokens(text)
+
+
+def _any_tokens(text: str) -> list[str]:
     tokens: list[str] = []
-    for match in _TOKEN.finditer(unicodedata.normalize("NFKC", text).lower()):
-        token = match.group()
+    for token in _TOKEN.findall(unicodedata.normalize("NFKC", text).lower()):
         if _RUN.match(token):
             tokens += [token[i : i + 2] for i in range(len(token) - 1)] or [token]
-        elif word := _word(token):
-            tokens.append(word)
+        else:
+            tokens.append(token)
     return tokens
 
 
 @lru_cache(maxsize=65536)
 def _word(token: str) -> str:
-    """The stem of a lower-case word; "" for a stop word."""
+    """The term that a token stands for: the stem of a word, "" for a stop word, a bigram itself."""
     token = token.replace("\u2019", "'").removesuffix("'s")
     return "" if token in STOP_WORDS else stem(token)
 
@@ -78,11 +79,24 @@ def term_counts(text: str) -> Mapping[str, int]:
     return Counter(words(text))
 
 
-class _Numbers(dict[str, int]):
+class _TermNumbers(dict[str, int]):
     """Terms numbered as they are first asked for."""
 
     def __missing__(self, term: str) -> int:
         number = self[term] = len(self)
+        return number
+
+
+class _TokenNumbers(dict[str, int]):
+    """Tokens by the number of their term; -1 for a stop word."""
+
+    def __init__(self, terms: _TermNumbers) -> None:
+        super().__init__()
+        self._terms = terms
+
+    def __missing__(self, token: str) -> int:
+        term = _word(token)
+        number = self[token] = self._terms[term] if term else -1
         return number
 
 
@@ -95,7 +109,7 @@ class LexicalIndex:
 
     def __init__(self) -> None:
         self.lengths = np.zeros(0, np.int64)  # tokens by slot
-        self._terms = _Numbers()
+        self._terms = _TermNumbers()
         self._starts = np.zeros(1, np.int64)  # settled term t stands at _starts[t] to _starts[t + 1]
         self._slots = np.zeros(0, np.int32)
         self._counts = np.zeros(0, np.int32)
@@ -118,11 +132,13 @@ class LexicalIndex:
             for slot, text in zip(slots.tolist(), texts, strict=True):
                 self._add(slot, term_counts(text))
             return
-        tokens = list(map(words, texts))
-        lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
-        self.lengths[slots] = lengths
-        terms = np.fromiter(map(self._terms.__getitem__, chain.from_iterable(tokens)), np.int64, int(lengths.sum()))
-        pairs, counts = np.unique(terms * len(self.lengths) + np.repeat(slots, lengths), return_counts=True)
+        tokens = list(map(_tokens, texts))
+        holders = np.repeat(slots, np.fromiter(map(len, tokens), np.int64, len(tokens)))
+        numbers = _TokenNumbers(self._terms)
+        terms = np.fromiter(map(numbers.__getitem__, chain.from_iterable(tokens)), np.int64, len(holders))
+        terms, holders = terms[terms >= 0], holders[terms >= 0]
+        self.lengths[slots] = np.bincount(holders, minlength=len(self.lengths))[slots]
+        pairs, counts = np.unique(terms * len(self.lengths) + holders, return_counts=True)
         self._merge(pairs // len(self.lengths), pairs % len(self.lengths), counts, None)
 
     def _add(self, slot: int, counts: Mapping[str, int]) -> None:

@@ -114,23 +114,46 @@ class Corpus:
         for id in new:
             if id in self._slots:
                 self.remove(id)
-        slots = self._take(len(new))
-        for slot, document in zip(slots.tolist(), new.values(), strict=True):
-            self._ids[slot], self._slots[document.id] = document.id, slot
-            self._orders[slot] = document.order
-            self._groups[slot] = self._group_numbers.setdefault(document.group, len(self._group_numbers))
-            self._pending[document.id] = document.text
-            if document.entry is not None:
-                self._columns.set(slot, document.entry)
-        self._live[slots] = True
         texts = [document.text for document in new.values()]
         around = [doc.text if doc.lexical_text is None else doc.lexical_text for doc in new.values()]
         if self._lexical is self._own and around != texts:
             self._lexical = self._own.copy()
+        groups, orders = [doc.group for doc in new.values()], [doc.order for doc in new.values()]
+        slots = self.load(list(new), texts, groups, orders, around=around)
+        for slot, document in zip(slots.tolist(), new.values(), strict=True):
+            if document.entry is not None:
+                self._columns.set(slot, document.entry)
+
+    def load(
+        self,
+        ids: Sequence[str],
+        texts: Sequence[str],
+        groups: Sequence[str],
+        orders: Sequence[int],
+        vectors: np.ndarray | None = None,
+        *,
+        around: Sequence[str] | None = None,
+    ) -> np.ndarray:
+        """Put in many documents, none of which is there, by their fields (`around`: lexical texts that are not the
+        texts), with `vectors` `(n, dim)` where they are known; returns their slots."""
+        slots = self._take(len(ids))
+        for slot, id in zip(slots.tolist(), ids, strict=True):
+            self._ids[slot] = id
+        self._slots.update(zip(ids, slots.tolist(), strict=True))
+        numbers = self._group_numbers
+        self._groups[slots] = [numbers.setdefault(group, len(numbers)) for group in groups]
+        self._orders[slots] = orders
+        self._live[slots] = True
         self._own.add(slots, texts)
         if self._lexical is not self._own:
-            self._lexical.add(slots, around)
+            self._lexical.add(slots, texts if around is None else around)
+        if vectors is None:
+            self._pending.update(zip(ids, texts, strict=True))
+        else:
+            self._vectors.set(slots, vectors)
+            self._prototypes.change(self._groups[slots], vectors, 1.0)
         self._everything = None
+        return slots
 
     def _take(self, number: int) -> np.ndarray:
         """Slots for new documents, int64 `(number,)`."""

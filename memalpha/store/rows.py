@@ -186,6 +186,15 @@ class Namespace:
         query = f"SELECT id FROM versions WHERE ns = ? AND {where} AND category = ?"
         return [id for (id,) in self._rows.execute(query, (self.ns, *_times(position), category))]
 
+    def searchable(self) -> list[tuple[str, str, str, int, bytes | None]]:
+        """Id, content, category, position and vector (None: none is stored) of every live entry, oldest id first."""
+        return self._rows.execute(
+            "SELECT v.id, v.content, v.category, v.valid_from, x.vector FROM versions v INDEXED BY live_order "
+            "LEFT JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest "
+            "WHERE v.ns = ? AND v.valid_to IS NULL ORDER BY v.created",
+            (self.ns,),
+        ).fetchall()
+
     def newest(self) -> Iterator[tuple[MemoryEntry, int]]:
         """The newest version of every entry ever made, with the position that created its id."""
         created = dict(self._rows.execute("SELECT id, min(created) FROM versions WHERE ns = ? GROUP BY id", (self.ns,)))

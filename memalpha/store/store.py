@@ -247,7 +247,7 @@ class MemoryStore(Memory):
                 found = corpus.search_many(queries, k, route=route, where=chosen)
                 self._corpus = corpus
             else:
-                found = self._corpus_of(position, chosen).search_many(queries, k, route=route)
+                found = self._past_corpus(position, chosen).search_many(queries, k, route=route)
             entries = self._rows.many(list({hit.id for hits in found for hit in hits}), position)
         return [[Hit(entries[id], score, explain) for id, score, explain in hits] for hits in found]
 
@@ -372,12 +372,23 @@ class MemoryStore(Memory):
         vectors = StoredEmbedder(self._rows, self._embedder.load()).encode(contents)
         return dict(zip(contents, vectors, strict=True))
 
-    def _corpus_of(self, position: int | None, chosen: Filter | None = None) -> Corpus:
-        """What is searchable now, or was at a position, made anew; with a filter, only what passes it."""
-        embedder = StoredEmbedder(self._rows, self._embedder.load())
+    def _past_corpus(self, position: int, chosen: Filter | None) -> Corpus:
+        """What was searchable at a position, of what passes a filter."""
         entries = self._rows.live(position=position)
         documents = (Document.of(entry) for entry in entries if chosen is None or chosen.matches(entry))
-        return Corpus(embedder, documents, self._rows.live)
+        return Corpus(StoredEmbedder(self._rows, self._embedder.load()), documents)
+
+    def _new_corpus(self) -> Corpus:
+        """What is searchable now, made anew."""
+        embedder = StoredEmbedder(self._rows, self._embedder.load())
+        corpus, rows = Corpus(embedder, (), self._rows.live), self._rows.searchable()
+        for known in (True, False):
+            some = [row for row in rows if (row[4] is not None) == known]
+            if some:
+                ids, texts, groups, orders, vectors = zip(*some, strict=True)
+                stored = np.frombuffer(b"".join(vectors), "<f4").reshape(len(ids), embedder.dim) if known else None
+                corpus.load(ids, texts, groups, orders, stored)
+        return corpus
 
     def _live_corpus(self) -> Corpus:
         """What is searchable now, brought up to the log's end, whoever wrote it."""
@@ -387,7 +398,7 @@ class MemoryStore(Memory):
         # Taken out while it changes: interrupted half-way, it is made anew instead of being half right.
         corpus, self._corpus = self._corpus, None
         if corpus is None:
-            corpus = self._corpus_of(None)
+            corpus = self._new_corpus()
         else:
             for id in self._rows.changed(self._corpus_position):
                 entry = self._rows.at(id, None)
