@@ -118,7 +118,7 @@ class Learner:
             rows.append(replace(sample, logprobs=old, pg=weight))
         log_ratio = np.concatenate(gaps)
         stats = {f"mismatch_{name}": value for name, value in tails(log_ratio).items()}
-        stats["mismatch_kl"] = float((np.exp(log_ratio) - log_ratio - 1).sum()) / max(1, len(log_ratio))
+        stats["mismatch_kl"] = float((np.expm1(log_ratio) - log_ratio).sum()) / max(1, len(log_ratio))
         if cap is not None:
             stats["mismatch_capped"] = float((log_ratio > math.log(cap)).sum()) / max(1, len(log_ratio))
         return rows, stats

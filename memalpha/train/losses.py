@@ -58,7 +58,7 @@ def kl_estimate(logprobs: torch.Tensor, reference: torch.Tensor, estimator: Lite
     gap = reference - logprobs
     if estimator == "k1":
         return -gap
-    return 0.5 * gap * gap if estimator == "k2" else torch.exp(gap) - gap - 1.0
+    return 0.5 * gap * gap if estimator == "k2" else torch.expm1(gap) - gap
 
 
 def loss_sum(
@@ -82,7 +82,7 @@ def loss_sum(
     with torch.no_grad():
         trained = batch.pg != 0
         outside = trained & (ratio * batch.advantages > clipped * batch.advantages)
-        old_kl = (trained * (ratio - log_ratio - 1.0)).sum()
+        old_kl = (trained * (torch.expm1(log_ratio) - log_ratio)).sum()
         count = logprobs.new_tensor(float(len(logprobs)))
         sums = torch.stack([count, entropy.sum(), outside.sum().to(count), old_kl, reference_kl])
     return loss, sums, log_ratio.detach()[trained]
