@@ -25,6 +25,10 @@ from memalpha.train.loop import train
 
 LORA = {"lora": {"r": 2}}
 
+TOLERANCE = 1e-6
+"""Of weights and optimizer together after two steps, relative: six times the largest seen with all weights. Adapters
+start with gradients near 0, by whose size Adam divides: there it is ten times that."""
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
@@ -42,12 +46,13 @@ def run(place):
         "agent": {"prompt": "compact", "embedder": "hash", "max_new_tokens": 12},
         "group_size": 3,
         "tasks_per_step": 3,
-        "schedule_steps": 4,
+        "schedule_steps": 2,
         "warmup_steps": 1,
-        "eval_tasks": 3,
+        "eval_tasks": 1,
         "validation_tasks": 1,
-        "validate_every": 2,
-        "save_every": 2,
+        "validate_every": 1,
+        "save_every": 1,
+        "keep_checkpoints": 3,
         "learning_rate": 1e-2,
         "microbatch_tokens": 1024,
         "sample_dtype": "float64",
@@ -58,14 +63,16 @@ def run(place):
 @pytest.fixture(scope="module")
 def two(place, run) -> dict:
     """What two processes found; beside it, what one did before and after them lies in `place`."""
-    train(run("1-2", max_steps=2))
-    train(run("1-2 lora", max_steps=2, **LORA))
+    for changes in ({}, LORA):
+        train(run(f"whole {len(changes)}", **changes))
+        shutil.copytree(place / f"whole {len(changes)}", place / f"1-2 {len(changes)}", symlinks=True)
+        shutil.rmtree(place / f"1-2 {len(changes)}" / "checkpoints" / "step-2")
+        (place / f"1-2 {len(changes)}" / "summary.json").unlink()
     runs = [
-        run("2-1 ddp", max_steps=2),
-        run("2-1 fsdp", max_steps=2, sharding="fsdp"),
-        run("2-1 lora", max_steps=2, sharding="fsdp", **LORA),
-        run("1-2", sharding="fsdp"),
-        run("1-2 lora", **LORA),
+        run("2-1 ddp", max_steps=1),
+        run("2-1 fsdp", max_steps=1, sharding="fsdp", **LORA),
+        run("1-2 0", sharding="fsdp"),
+        run("1-2 1", **LORA),
     ]
     plan = {"runs": runs, "interrupted": run("interrupted", sharding="fsdp", save_every=100, validate_every=100)}
     (place / "plan.pickle").write_bytes(pickle.dumps(plan))
@@ -133,27 +140,24 @@ def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
     return {**load_file(next(folder.glob("*model.safetensors"))), **found}
 
 
-def test_runs_go_on_with_other_numbers_of_processes(two, run, place):
-    """Steps of two processes differ from one's by the order of sums, which Adam's division makes larger."""
-    for changes, others in (({}, ("2-1 ddp", "2-1 fsdp", "1-2")), (LORA, ("2-1 lora", "1-2 lora"))):
-        whole = run(f"whole {len(changes)}", **changes)
-        train(whole)
-        for name in others:
-            config = run(name, **changes)
-            if name.startswith("2-1"):
-                assert distance(weights(config.out, 2), weights(whole.out, 2)) < 1e-4
-                train(config)
-            assert distance(weights(config.out, 4), weights(whole.out, 4)) < 1e-4
-            moved = distance(weights(whole.out, 4), weights(whole.out, 2))
-            assert moved > 1e-2
+@pytest.mark.parametrize(
+    "name, changes",
+    [("2-1 ddp", {}), ("2-1 fsdp", LORA), ("1-2 0", {}), ("1-2 1", LORA)],
+)
+def test_runs_go_on_with_another_number_of_processes(two, run, place, name, changes):
+    """Steps of two processes differ from one's by the order of sums alone."""
+    whole, config = place / f"whole {len(changes)}", run(name, **changes)
+    tolerance = 10 * TOLERANCE if changes else TOLERANCE
+    if name.startswith("2-1"):
+        assert distance(weights(config.out, 1), weights(whole, 1)) < tolerance
+        train(config)
+    assert distance(weights(config.out, 2), weights(whole, 2)) < tolerance
+    assert distance(weights(whole, 2), weights(whole, 1)) > 1e-2
 
 
-def test_a_ctrl_c_in_one_process_stops_both_with_a_checkpoint(two, run, place):
+def test_a_ctrl_c_in_one_process_stops_both_with_a_checkpoint(two, place):
     assert two["interrupted"] == [0, 1]
-    config = run("interrupted", save_every=100, validate_every=100)
-    assert {path.name for path in (config.out / "checkpoints").glob("step-*")} == {"step-0", "step-2"}
-    train(config)
-    shutil.rmtree(config.out)
+    assert {path.name for path in (place / "interrupted" / "checkpoints").glob("step-*")} == {"step-0", "step-1"}
 
 
 def test_errors_end_all_processes(two):
