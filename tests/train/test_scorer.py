@@ -55,14 +55,16 @@ def test_head_equals_whole_logits(tokens, entropy, with_bias):
 
 
 class Shapes(TorchDispatchMode):
-    """Counts the shapes of all tensors that are made."""
+    """Counts the shapes of all tensors that are made, and the calls that made them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: Counter[tuple[int, ...]] = Counter()
+        self.calls: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
+        self.calls[str(func)] += 1
         for value in result if isinstance(result, tuple) else (result,):
             if isinstance(value, torch.Tensor):
                 self.seen[tuple(value.shape)] += 1
@@ -90,6 +92,15 @@ def test_a_frozen_head_costs_no_gradient():
     assert tuple(weight.shape) not in shapes.seen
     (theirs,) = torch.autograd.grad(plain(hidden, weight, None, targets, heat)[0].sum(), hidden)
     assert torch.allclose(hidden.grad, theirs)
+
+
+def test_blocks_without_a_gradient_are_left_out():
+    hidden, weight, _, targets, heat = inputs(600)
+    logprobs, _ = head_logprobs(hidden, weight, None, targets, heat, tokens=256)
+    with Shapes() as shapes:
+        (logprobs * (torch.arange(600) > 400)).sum().backward()
+    assert shapes.calls["aten.mm.default"] == 1  # of three blocks the last, which is kept
+    assert shapes.calls["aten.addmm_.default"] == 1
 
 
 def test_a_bfloat16_head_adds_up_in_float32():
