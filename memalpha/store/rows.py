@@ -121,11 +121,32 @@ class Namespace:
                 self._rows.execute(_NEW_VECTOR, (ns, digest(entry.content), vector_blob(vectors[entry.content])))
         return change
 
+    def append(self, changes: Sequence[Change], vectors: Mapping[str, np.ndarray], time: str) -> None:
+        """Append the rows of inserts of new ids, planned one after the other from the log's end."""
+        tip, ns = self.tip(), self._make()
+        time, first = max(time, tip.time), tip.seq + 1
+        operations = [change.operation for change in changes]
+        keys = [digest(done.content or "") for done in operations]
+        values = list(map(_values, operations))
+        self._rows.executemany(
+            f"INSERT INTO operations (ns, seq, time, head, kind, {_ENTRY}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            ((ns, seq, time, seq, "insert", *row) for seq, row in enumerate(values, first)),
+        )
+        versions = enumerate(zip(keys, values, strict=True), first)
+        self._rows.executemany(_NEW_VERSION, ((ns, 1, seq, None, seq, key, *row) for seq, (key, row) in versions))
+        blobs = (vector_blob(vectors[done.content or ""]) for done in operations)
+        self._rows.executemany(_NEW_VECTOR, ((ns, key, blob) for key, blob in zip(keys, blobs, strict=True)))
+
     def _make(self) -> int:
         """The namespace's number, given now if it has none."""
         if self.ns < 0:
             self._rows.execute("INSERT INTO namespaces (name) VALUES (?)", (self.name,))
         return self.ns
+
+    def is_used(self, id: str) -> bool:
+        """Whether there ever was an entry with this id."""
+        query = "SELECT 1 FROM versions WHERE ns = ? AND id = ? LIMIT 1"
+        return self._rows.execute(query, (self.ns, id)).fetchone() is not None
 
     def last(self, id: str) -> MemoryEntry | None:
         """The newest version of an entry, live or ended; None if the id was never used."""
@@ -149,6 +170,16 @@ class Namespace:
             some = ids[start : start + _MANY]
             for entry in self._select(f"id IN ({','.join('?' * len(some))}) AND {where}", *some, *_times(position)):
                 found[entry.id] = entry if entry.valid_to is None else replace(entry, valid_to=None)
+        return found
+
+    def holding(self, contents: Sequence[str]) -> dict[tuple[str, str], MemoryEntry]:
+        """The live entries that hold exactly one of these contents, by category and content."""
+        keys, found = [digest(content) for content in contents], {}
+        for start in range(0, len(keys), _MANY):
+            some = keys[start : start + _MANY]
+            where = f"valid_to IS NULL AND digest IN ({','.join('?' * len(some))})"
+            for entry in self._select(where, *some, index="live_content"):
+                found[entry.category, entry.content] = entry
         return found
 
     def ended_at(self, id: str, position: int) -> MemoryEntry | None:

@@ -319,13 +319,14 @@ def _complete(operation: Operation, **fields: Any) -> Operation:
     chunk, importance = done.chunk, done.importance
     if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or not 0 <= chunk < 2**63):
         raise InvalidContent(f"chunk {chunk!r}: a whole number from 0 is needed")
+    own: dict[str, Any] = {}
     if importance is not None:
         if isinstance(importance, bool) or not isinstance(importance, int | float) or not math.isfinite(importance):
             raise InvalidContent(f"importance {importance!r}: a finite number is needed")
-        done = replace(done, importance=float(importance))
+        own["importance"] = float(importance)
     if done.metadata is not None:
-        done = replace(done, metadata=_metadata(done.metadata))
-    return done
+        own["metadata"] = _metadata(done.metadata)
+    return replace(done, **own) if own else done
 
 
 def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Every operation is one transaction appending to the log, under the very rules of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from memalpha.errors import DataError, DuplicateContent, StoreError, UnknownEntry
 from memalpha.store import timeline
+from memalpha.store.bulk import Fact, insert_all, operations_of, vectors_of
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, Where
 from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder, record_of
@@ -160,6 +161,15 @@ class MemoryStore(Memory):
         vectors = None if entry is None else self._vectors([entry.content])
         with self._database.transaction():
             return self._rows.write(operation, vectors, planned=planned)
+
+    def insert_many(self, facts: Iterable[Fact], vectors: np.ndarray | None = None) -> list[MemoryEntry]:
+        """`insert` for many facts, mappings of its arguments by name, all or none: embedded in one batch, or with their
+        embeddings given as `vectors` `(n, dim)`. Raises `StoreError` naming the fact that is refused."""
+        operations = operations_of(facts)
+        contents = list(dict.fromkeys(operation.content or "" for operation in operations))
+        known = self._vectors(contents) if vectors is None else vectors_of(operations, vectors, self._embedder.dim)
+        with self._database.transaction():
+            return insert_all(self._rows, operations, known)
 
     def get(self, id: str, *, as_of: int | str | None = None) -> MemoryEntry:
         """A live entry, or as it was at `as_of`; raises `UnknownEntry`."""
@@ -400,11 +410,11 @@ class MemoryStore(Memory):
         if corpus is None:
             corpus = self._new_corpus()
         else:
-            for id in self._rows.changed(self._corpus_position):
-                entry = self._rows.at(id, None)
-                if entry is not None:
-                    corpus.add(Document.of(entry))
-                elif id in corpus:
+            changed = self._rows.changed(self._corpus_position)
+            there = self._rows.many(changed, None)
+            corpus.add_many(Document.of(there[id]) for id in changed if id in there)
+            for id in changed:
+                if id not in there and id in corpus:
                     corpus.remove(id)
         self._corpus, self._corpus_position = corpus, position
         return corpus
