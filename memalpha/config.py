@@ -104,8 +104,8 @@ class LearnerConfig(Config):
     lora: LoraConfig | None = Field(default=None, description="train low-rank adapters only (default: all weights)")
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32",
-        description="precision of the passes; trained weights and optimizer stay float32 (bfloat16 is for GPUs and CPUs "
-        "that have it: others are 10 times slower in it)",
+        description="precision of the passes; trained weights and optimizer stay float32 (bfloat16 is for GPUs and for "
+        "CPUs that have it: others are 10 times slower in it)",
     )
     gradient_checkpointing: bool = Field(
         default=False, description="recompute each layer in the backward pass instead of keeping its activations"
