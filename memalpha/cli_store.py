@@ -292,6 +292,58 @@ def import_(
     print_result({"operations": count, "path": str(store)}, as_json, f"{count} operations: {store}")
 
 
+def fork(
+    store: StoreFile,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The new namespace.")] = None,
+    path: Annotated[Path | None, typer.Option(help="A new file for it, in the place of STORE.")] = None,
+    as_of: AsOf = None,
+    namespace: Namespace = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Copy a namespace of STORE, past states included.
+
+    The copy goes on by itself, as another namespace or in a file of its own.
+
+    Example: memalpha fork ana.db what-if --as-of 2024-05-01
+    """
+    with _open(store, None, namespace) as memory, memory.fork(name, path=path, as_of=_position(as_of, memory)) as copy:
+        count = copy.snapshot()
+    where = {"store": str(path or store), "namespace": name or namespace, "operations": count}
+    print_result(where, as_json, f"{count} operations: namespace {where['namespace']} of {where['store']}")
+
+
+def erase(
+    store: StoreFile,
+    ids: Annotated[
+        list[str] | None, typer.Option("--id", metavar="ID", help="An entry; several: --id A --id B.")
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help="The scope of the ids (default: default); without --id, all of it is erased.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it: nothing brings back what was erased.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove entries, or a namespace, for good.
+
+    All that they ever held goes from the log, past states, vectors and free space of the file; stubs without content
+    keep the log's count. Forks, exports and copies of the file are untouched.
+
+    Example: memalpha erase ana.db --id ana-lives#k --yes
+    """
+    if not ids and namespace is None:
+        raise StoreError("erase: say what, --id ID or --namespace NAME")
+    if not yes:
+        raise StoreError("erase: nothing brings back what was erased: say --yes to do it")
+    with _open(store, None, namespace or "default") as memory:
+        if not ids:
+            count = memory.erase_all()
+            print_result({"operations": count}, as_json, f"{count} operations erased")
+            return
+        others = memory.erase(*ids)
+    text = f"{len(ids)} entries erased" + "".join(f"\nthe same content is, or was, in {id}" for id in others)
+    print_result({"erased": ids, "same_content": others}, as_json, text)
+
+
 def doctor(
     store: StoreFile,
     repair: Annotated[bool, typer.Option("--repair", help="Make anew what follows from the log.")] = False,
@@ -316,7 +368,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-COMMANDS = (read, add, search, ask, show, history, diff, undo, redo, export, import_, doctor)
+COMMANDS = (read, add, search, ask, show, history, diff, undo, redo, export, import_, fork, erase, doctor)
 
 
 # ----------------------------------------------------------------------------------------------------------- helpers

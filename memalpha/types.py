@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 OperationKind = Literal["insert", "update", "delete", "core_update"]
+LoggedKind = OperationKind | Literal["erased"]
 
 
 def is_iso_time(text: str) -> bool:
@@ -169,10 +170,11 @@ class Operation:
     """One change of a store, as logged. `id` is None only for an insert whose id the state has yet to give.
 
     For update and delete, `id` names the entry; for `core_update`, `content` is the new core text. `metadata` None on
-    an update keeps the entry's own (likewise timestamp, which "" clears, and importance).
+    an update keeps the entry's own (likewise timestamp, which "" clears, and importance). `erased`: what is left of an
+    operation whose content was erased; it changes nothing.
     """
 
-    kind: OperationKind
+    kind: LoggedKind
     id: str | None = None
     category: str | None = None
     content: str | None = None

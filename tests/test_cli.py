@@ -92,6 +92,28 @@ def test_undo_redo_diff(memalpha, store: Path) -> None:
     assert memalpha("diff", store, "soon")[0] == 2
 
 
+def test_fork_and_erase(memalpha, store: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    entry = json.loads(memalpha("add", store, "city: Porto", "--category", "episodic", "--json")[1])
+    same = json.loads(memalpha("add", store, "city: Porto", "--json")[1])
+    assert memalpha("fork", store, "other", "--as-of", 1) == (0, f"1 operations: namespace other of {store}\n", "")
+    assert json.loads(memalpha("fork", store, "--path", copy, "--json")[1])["operations"] == 3
+    assert memalpha("show", copy)[1] == memalpha("show", store)[1]
+    for words, says in [
+        (("--id", entry["id"]), "--yes"),
+        (("--yes",), "--id ID or --namespace"),
+        (("--id", "nobody#x", "--yes"), "nobody#x"),
+        (("--id", entry["id"], "--namespace", "other", "--yes"), entry["id"]),
+    ]:
+        code, out, err = memalpha("erase", store, *words)
+        assert (code, out) == (2, "") and says in err
+    erased = f"1 entries erased\nthe same content is, or was, in {same['id']}\n"
+    assert memalpha("erase", store, "--id", entry["id"], "--yes") == (0, erased, "")
+    assert "episodic" not in memalpha("show", store)[1] and "episodic" in memalpha("show", copy)[1]
+    assert memalpha("erase", store, "--namespace", "other", "--yes")[1] == "1 operations erased\n"
+    assert memalpha("show", store, "--namespace", "other")[1] == "\n" and memalpha("doctor", store)[0] == 0
+
+
 def test_a_log_goes_out_and_in_again(memalpha, store: Path, tmp_path: Path) -> None:
     file, copy = tmp_path / "log.jsonl", tmp_path / "copy.db"
     assert json.loads(memalpha("export", store, file, "--json")[1])["operations"] == 1

@@ -69,6 +69,7 @@ def examine(path: str | Path, *, repair: bool = False, embedder: Embedder | None
         found = _examine(database, embedder, repair=repair)
         if not repair or not found.problems:
             return found
+        database.scrub()
         left = _examine(database, embedder, repair=False)
         left.repaired = [problem for problem in found.problems if problem not in left.problems]
         return left
@@ -108,6 +109,8 @@ class _Examination:
                 database.make(name)
         elif tables:
             return
+        if database.scrub_due:
+            self.says("file", "an erasure was not finished: free pages may still hold what was erased")
         try:
             schema = MemorySchema.from_json(database.meta["schema"])
             recorded = RecordedEmbedder(database.path, database.meta["embedder"], self.embedder)

@@ -24,9 +24,9 @@ class RecordedEmbedder:
         self._record: dict[str, Any] = json.loads(record)
         self.name: str = self._record["name"]
         self.dim: int = self._record["dim"]
-        self._named = self.name if named is None else named
+        self.named = self.name if named is None else named
         self._loaded: Embedder | None = None
-        name = self._named if isinstance(self._named, str) else self._named.name
+        name = self.named if isinstance(self.named, str) else self.named.name
         if name != self.name:
             raise EmbedderError(
                 f"{path} was made with the embedder {self.name!r}, not {name!r}: open it without naming an embedder, "
@@ -36,7 +36,7 @@ class RecordedEmbedder:
     def load(self) -> Embedder:
         """The embedder; raises `EmbedderError` if it cannot be had, or does not give the vectors it once gave."""
         if self._loaded is None:
-            embedder = load_embedder(self._named) if isinstance(self._named, str) else self._named
+            embedder = load_embedder(self.named) if isinstance(self.named, str) else self.named
             now, then = _probe(embedder), self._record["probe"]
             if len(now) != len(then) or max(abs(a - b) for a, b in zip(now, then, strict=True)) > 0.01:
                 raise EmbedderError(

@@ -6,7 +6,7 @@ import hashlib
 import json
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -105,7 +105,7 @@ class Namespace:
         ns = self._make()
         time = max(time or utc(datetime.now(UTC)), tip.time)  # a clock set back must not disorder the log
         self._rows.execute(
-            f"INSERT INTO operations (ns, seq, time, head, kind, {_ENTRY}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            f"INSERT INTO operations (ns, seq, time, head, kind, {_ENTRY}) VALUES {_marks(14)}",
             (ns, seq, time, seq if head is None else head, done.kind, *_values(done)),
         )
         if change.ended is not None:
@@ -246,6 +246,11 @@ class Namespace:
         ).fetchone()
         return row[0] if row else ""
 
+    def erased_after(self, position: int) -> bool:
+        """Whether something was erased beyond a position: then what was there before may be gone too."""
+        query = "SELECT 1 FROM operations WHERE ns = ? AND seq > ? AND kind = 'erased' LIMIT 1"
+        return self._rows.execute(query, (self.ns, position)).fetchone() is not None
+
     def log(self, after: int, limit: int) -> list[tuple[int, str, int, Operation]]:
         """At most `limit` rows beyond a position: position, time, head, operation."""
         rows = self._rows.execute(
@@ -274,12 +279,62 @@ class Namespace:
     def replace_versions(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Put rows in the place of all that `versions` holds."""
         self._rows.execute("DELETE FROM versions WHERE ns = ?", (self.ns,))
-        self._rows.executemany(_NEW_VERSION, ((self.ns, *row) for row in rows))
+        self._rows.executemany(_NEW_VERSION, _in(self.ns, rows))
 
     def replace_vectors(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Put rows in the place of all that `vectors` holds."""
         self._rows.execute("DELETE FROM vectors WHERE ns = ?", (self.ns,))
-        self._rows.executemany(_NEW_VECTOR, ((self.ns, *row) for row in rows))
+        self._rows.executemany(_NEW_VECTOR, _in(self.ns, rows))
+
+    def erase(self, ids: Collection[str] | None) -> int:
+        """Make stubs of all operations on some ids (None: of all there are), delete their versions and vectors, and
+        note it in the log; the number of stubs. `Database.scrub` is due then."""
+        query, wanted = "SELECT seq, id FROM operations WHERE ns = ? AND kind <> 'erased' ORDER BY seq", set(ids or ())
+        touched = [(seq, id) for seq, id in self._rows.execute(query, (self.ns,)) if ids is None or id in wanted]
+        if not touched:
+            return 0
+        first: dict[str | None, int] = {}
+        for seq, id in touched:
+            first.setdefault(id, seq)
+        nothing = ", ".join(f"{name} = NULL" for name in _ENTRY.split(", ")[1:])
+        self._rows.executemany(
+            f"UPDATE operations SET kind = 'erased', id = ?, {nothing} WHERE ns = ? AND seq = ?",
+            [(id and f"erased#{first[id]}", self.ns, seq) for seq, id in touched],
+        )
+        self._rows.executemany("DELETE FROM versions WHERE ns = ? AND id = ?", [(self.ns, id) for id in first])
+        self._rows.execute(
+            "DELETE FROM vectors WHERE ns = ? AND digest NOT IN (SELECT digest FROM versions WHERE ns = ?)",
+            (self.ns, self.ns),
+        )
+        self.write(Operation("erased"), head=self.tip().head)
+        self.database.must_scrub()
+        return len(touched)
+
+    def holders(self, ids: Collection[str]) -> list[str]:
+        """The other ids that hold, or held, a content which one of these does or did."""
+        query = (
+            "SELECT DISTINCT id FROM versions WHERE ns = ? AND digest IN "
+            "(SELECT digest FROM versions WHERE ns = ? AND id = ?) ORDER BY id"
+        )
+        found = [id for one in ids for (id,) in self._rows.execute(query, (self.ns, self.ns, one))]
+        return [id for id in dict.fromkeys(found) if id not in ids]
+
+    def copy(self, other: Namespace, position: int) -> None:
+        """Give a namespace without a log, of this file or of another, this one's log up to a position, with the
+        versions and vectors that follow from it."""
+        ns, mine = other._make(), (self.ns, position)
+        operations = f"seq, time, head, kind, {_ENTRY}"
+        rows = self._rows.execute(f"SELECT {operations} FROM operations WHERE ns = ? AND seq <= ?", mine)
+        other._rows.executemany(f"INSERT INTO operations (ns, {operations}) VALUES {_marks(14)}", _in(ns, rows))
+        rows = self._rows.execute(f"SELECT {_VERSION} FROM versions WHERE ns = ? AND valid_from <= ?", mine)
+        ended = ((*row[:2], None if row[2] and row[2] > position else row[2], *row[3:]) for row in rows)
+        other._rows.executemany(_NEW_VERSION, _in(ns, ended))
+        rows = self._rows.execute(
+            "SELECT digest, vector FROM vectors WHERE ns = ? AND digest IN "
+            "(SELECT digest FROM versions WHERE ns = ? AND valid_from <= ?)",
+            (self.ns, *mine),
+        )
+        other._rows.executemany(_NEW_VECTOR, _in(ns, rows))
 
     def _one(self, where: str, *values: Any, index: str | None = None) -> MemoryEntry | None:
         return next(self._select(where, *values, index=index), None) if all(map(_storable, values)) else None
@@ -306,6 +361,14 @@ def version_row(entry: MemoryEntry, created: int) -> tuple[Any, ...]:
 def vector_blob(vector: np.ndarray) -> bytes:
     """An embedding as it is stored: little-endian float32."""
     return np.asarray(vector, "<f4").tobytes()
+
+
+def _marks(count: int) -> str:
+    return f"({','.join('?' * count)})"
+
+
+def _in(ns: int, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    return ((ns, *row) for row in rows)
 
 
 def _values(thing: Operation | MemoryEntry) -> tuple[Any, ...]:

@@ -12,9 +12,10 @@ operations, an earlier one after an undo or a restore. That is what a following 
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
@@ -190,6 +191,28 @@ class Database:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
 
+    def must_scrub(self) -> None:
+        """Note, in the transaction that erases, that the file has to be rewritten after it."""
+        self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('scrub', 'due')")
+
+    @property
+    def scrub_due(self) -> bool:
+        """Whether something was erased and the file not rewritten yet."""
+        return self._connection.execute("SELECT 1 FROM meta WHERE key = 'scrub'").fetchone() is not None
+
+    def scrub(self) -> None:
+        """Rewrite the file if that is due, so that free pages and write-ahead log hold nothing that was erased."""
+        with self._lock, self._clear_errors():
+            if not self.scrub_due:
+                return
+            self._connection.execute("VACUUM")
+            if self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                raise StoreError(
+                    f"{self.path}: erased, but other processes read the file, and until they are done its write-ahead "
+                    "log holds what was erased: stop them and run `memalpha doctor --repair`"
+                )
+            self._connection.execute("DELETE FROM meta WHERE key = 'scrub'")
+
     def read_damaged_text(self) -> None:
         """From now on, give text that is not UTF-8 with half surrogate pairs for the bytes that do not fit."""
         self._connection.text_factory = lambda data: data.decode(errors="surrogateescape")
@@ -249,6 +272,30 @@ class Database:
         """Close the connection; a second time does nothing."""
         with self._lock:
             self._connection.close()
+
+
+@contextmanager
+def new_file(path: Path, meta: Mapping[str, str]) -> Iterator[Database]:
+    """A new store file of the same schema and embedder, which is at `path` when the block has ended well, and whole."""
+    _check_path(path, create=True)
+    if path.exists():
+        raise StoreError(f"{path} is there already: give another path")
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    files = [Path(f"{aside}{suffix}") for suffix in ("", "-wal", "-shm")]
+    try:
+        for file in files:
+            file.unlink(missing_ok=True)
+        database = Database(
+            str(aside), create=True, initial_meta=lambda: {key: meta[key] for key in ("schema", "embedder")}
+        )
+        try:
+            yield database
+        finally:
+            database.close()
+        aside.replace(path)
+    finally:
+        for file in files:
+            file.unlink(missing_ok=True)
 
 
 def _statements(script: str) -> Iterator[str]:

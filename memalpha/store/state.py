@@ -82,6 +82,8 @@ def plan(view: StateView, operation: Operation) -> Change:
     change. Raises `UnknownEntry`, `UnknownCategory`, `InvalidContent`, `DuplicateContent` or `StoreError`.
     """
     kind, position = operation.kind, view.position + 1
+    if kind == "erased":
+        return Change(Operation("erased", id=operation.id))
     if kind == "core_update":
         content = _core_text(view.schema, operation.content)
         return Change(_complete(operation, id=None, category=None, content=content))

@@ -7,13 +7,12 @@ Every operation is one transaction appending to the log, under the very rules of
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
-from memalpha.errors import DataError, DuplicateContent, StoreError, UnknownEntry
+from memalpha.errors import StoreError, UnknownEntry
 from memalpha.store import timeline
 from memalpha.store.bulk import Fact, insert_all, operations_of, vectors_of
 from memalpha.store.embedding import Embedder
@@ -22,16 +21,10 @@ from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder, record_of
 from memalpha.store.retrieval import Corpus, Document, Route
 from memalpha.store.rows import Namespace
 from memalpha.store.schema import MemorySchema, load_schema
-from memalpha.store.sqlite import Database, Durability, utc
-from memalpha.store.state import (
-    Change,
-    MemoryState,
-    check_timestamp,
-    clean_content,
-    plan,
-)
+from memalpha.store.sqlite import Database, Durability, new_file, utc
+from memalpha.store.state import Change, MemoryState, check_timestamp, plan
 from memalpha.store.timeline import Diff
-from memalpha.store.transfer import read_jsonl, write_jsonl
+from memalpha.store.transfer import apply_lines, contents_of, read_jsonl, write_jsonl
 from memalpha.store.working import Memory
 from memalpha.types import Hit, MemoryEntry, Operation
 
@@ -315,6 +308,56 @@ class MemoryStore(Memory):
         with self._database.transaction(write=False):
             return timeline.difference(self._rows, self._place(a), self._place(b))
 
+    def fork(
+        self, namespace: str | None = None, *, path: str | Path | None = None, as_of: int | str | None = None
+    ) -> MemoryStore:
+        """A copy of this namespace's log up to `as_of` (now), ids, positions and times kept, that goes on by itself.
+
+        In this file under the name `namespace`, or in a new file at `path` (under this one's name, if no other is
+        given). The whole copy is there or nothing. Raises `StoreError` where something is there already.
+        """
+        if path is None:
+            if namespace is None:
+                raise StoreError("fork: give a namespace for a copy in this file, or a path for a new one")
+            copy = self.namespace(namespace)
+            with self._database.transaction():
+                if copy._rows.position:
+                    raise StoreError(f"namespace {namespace!r} has a log already: give another name")
+                self._rows.copy(copy._rows, self._place(as_of))
+            return copy
+        name, here = namespace or self._rows.name, self._database
+        with new_file(Path(path), here.meta) as there, here.transaction(write=False), there.transaction():
+            self._rows.copy(Namespace(there, name, self.schema), self._place(as_of))
+        return MemoryStore.open(path, self.schema, self._embedder.named, name)
+
+    def erase(self, *ids: str) -> list[str]:
+        """Remove all that entries ever held, for good: from the log, past states, vectors, and the file's free space.
+
+        The operations stay in their place as stubs without content, date, origin or id (an id tells of the content),
+        which change nothing: past states, undo and restore are as if the entries had never been. Nothing brings them
+        back but an export or a copy of the file made before, a fork included. The file is rewritten, which takes time.
+
+        Returns the other ids that hold, or held, exactly the same content; they are left as they are. Raises
+        `UnknownEntry`, and `StoreError` where other processes keep the file from being rewritten.
+        """
+        self._database.scrub()  # what an erasure that was cut short has left to do
+        with self._database.transaction():
+            for id in ids:
+                if self._rows.last(id) is None:
+                    raise UnknownEntry(f"no entry ever had the id {id!r}")
+            others = self._rows.holders(ids)
+            self._rows.erase(ids)
+        self._database.scrub()
+        return others
+
+    def erase_all(self) -> int:
+        """`erase` the whole namespace, core memory included; only its name and the stubs of its operations, which are
+        counted, stay."""
+        with self._database.transaction():
+            count = self._rows.erase(None)
+        self._database.scrub()
+        return count
+
     def export_jsonl(self, path: str | Path) -> int:
         """Write the namespace's whole log, one operation a line, and return their number; the file appears at once."""
         return write_jsonl(Path(path), self.schema, self._rows.name, self._log(0))
@@ -326,28 +369,10 @@ class MemoryStore(Memory):
         facts of one's own as well: `{"category": "semantic", "content": "..."}`. Exact duplicates without an id are
         left out. Raises `DataError` naming file, line and field.
         """
-        lines = [(number, line, line.operation()) for number, line in read_jsonl(Path(path))]
-        contents = set()
-        for number, line, operation in lines:
-            if operation.kind in ("insert", "update"):
-                with _at_line(path, number):
-                    if line.seq is None:  # what was logged once is taken as it is
-                        check_timestamp(operation.timestamp)
-                    contents.add(clean_content(operation.content))
-        vectors = self._vectors(sorted(contents))
+        lines = read_jsonl(Path(path))
+        vectors = self._vectors(contents_of(path, lines))
         with self._database.transaction():
-            before = self._rows.position
-            for number, line, operation in lines:
-                # Positions, times and heads of an exported log mean something only where it is all there is.
-                seq = self._rows.position + 1
-                as_logged = before == 0 and line.seq == seq and line.head is not None and line.head <= seq
-                known = suppress(DuplicateContent) if operation.id is None else nullcontext()
-                with _at_line(path, number), known:
-                    if as_logged:
-                        self._rows.write(operation, vectors, head=line.head, time=line.time)
-                    else:
-                        self._rows.write(operation, vectors)
-            return self._rows.position - before
+            return apply_lines(self._rows, path, lines, vectors)
 
     def _position(self, as_of: int | str | None) -> int | None:
         """The log position that `as_of` means; None stays None: now."""
@@ -407,7 +432,7 @@ class MemoryStore(Memory):
             return self._corpus
         # Taken out while it changes: interrupted half-way, it is made anew instead of being half right.
         corpus, self._corpus = self._corpus, None
-        if corpus is None:
+        if corpus is None or self._rows.erased_after(self._corpus_position):
             corpus = self._new_corpus()
         else:
             changed = self._rows.changed(self._corpus_position)
@@ -418,15 +443,6 @@ class MemoryStore(Memory):
                     corpus.remove(id)
         self._corpus, self._corpus_position = corpus, position
         return corpus
-
-
-@contextmanager
-def _at_line(path: str | Path, number: int) -> Iterator[None]:
-    """What the store refuses is an error of the file's line."""
-    try:
-        yield
-    except StoreError as error:
-        raise DataError(f"{path}:{number}: {error}") from error
 
 
 def _in_utc(time: datetime) -> datetime:

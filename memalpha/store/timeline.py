@@ -64,7 +64,7 @@ def restore(rows: Namespace, position: int) -> int:
     """Append what brings the facts and core memory of a position back; the number of operations."""
     head = rows.head(position)
     operations = _way_back(rows, position)
-    if not operations and head != rows.tip().head:
+    if not operations and _in_effect(rows, position) != _in_effect(rows, rows.position):
         operations = [Operation("core_update", content=rows.core(position))]
     for number, operation in enumerate(operations, 1):
         rows.write(operation, head=head if number == len(operations) else None)

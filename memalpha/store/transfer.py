@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from memalpha.errors import DataError, StoreError
+from memalpha.errors import DataError, DuplicateContent, StoreError
+from memalpha.store.rows import Namespace
 from memalpha.store.schema import MemorySchema
 from memalpha.store.sqlite import utc
-from memalpha.types import Operation, OperationKind
+from memalpha.store.state import check_timestamp, clean_content
+from memalpha.types import LoggedKind, Operation
 
 VERSION = 1
 
@@ -38,7 +42,7 @@ class Line(BaseModel):
     seq: int | None = Field(default=None, ge=1)
     time: Annotated[str, AfterValidator(_utc)] | None = None
     head: int | None = Field(default=None, ge=0)
-    kind: OperationKind = "insert"
+    kind: LoggedKind = "insert"
     id: str | None = None
     category: str | None = None
     content: str | None = None
@@ -105,3 +109,44 @@ def read_jsonl(path: Path) -> list[tuple[int, Line]]:
             field = ".".join(map(str, first["loc"])) or "line"
             raise DataError(f"{label}: {field}: {first['msg']}") from error
     return lines
+
+
+def contents_of(path: str | Path, lines: Iterable[tuple[int, Line]]) -> list[str]:
+    """The contents that the lines of a file will store; raises `DataError` for one that cannot be."""
+    contents = set()
+    for number, line in lines:
+        if line.kind in ("insert", "update"):
+            with _at_line(path, number):
+                if line.seq is None:  # what was logged once is taken as it is
+                    check_timestamp(line.timestamp)
+                contents.add(clean_content(line.content))
+    return sorted(contents)
+
+
+def apply_lines(
+    rows: Namespace, path: str | Path, lines: Iterable[tuple[int, Line]], vectors: Mapping[str, np.ndarray]
+) -> int:
+    """Append the operations of a file's lines to a log, exact duplicates without an id left out; their number."""
+    before = rows.position
+    for number, line in lines:
+        operation, head, seq = line.operation(), line.head, rows.position + 1
+        # Positions, times and heads of an exported log mean something only where it is all there is.
+        as_logged = before == 0 and line.seq == seq and head is not None and (head == seq or rows.head(head) == head)
+        if operation.kind == "erased" and not as_logged:
+            continue  # a stub that changes nothing
+        known = suppress(DuplicateContent) if operation.id is None else nullcontext()
+        with _at_line(path, number), known:
+            if as_logged:
+                rows.write(operation, vectors, head=head, time=line.time)
+            else:
+                rows.write(operation, vectors)
+    return rows.position - before
+
+
+@contextmanager
+def _at_line(path: str | Path, number: int) -> Iterator[None]:
+    """What the store refuses is an error of the file's line."""
+    try:
+        yield
+    except StoreError as error:
+        raise DataError(f"{path}:{number}: {error}") from error

@@ -1,214 +1,23 @@
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import memalpha.store.rows
-from memalpha.errors import DataError, DuplicateContent, InvalidContent, MemalphaError, StoreError, UnknownEntry
-from memalpha.store.doctor import examine
+from memalpha.errors import DataError, DuplicateContent, InvalidContent, StoreError, UnknownEntry
 from memalpha.store.embedding import load_embedder
 from memalpha.store.schema import MEM_ALPHA, MemorySchema
-from memalpha.store.state import MemoryState, same_fact
+from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
-from memalpha.store.timeline import Diff
 from memalpha.store.working import WorkingMemory
 from memalpha.types import Operation
 
 HASH = load_embedder("hash")
 QUERY = "what is the value of a pet?"
 
-contents = st.sampled_from(
-    ["pet: cat", "pet: dog", " pet: dog", "city: Oslo", "値: 猫", "", "a\x00", "\ud800", "it's 'x'"]
-)
-places = st.integers(0, 7)
-commands = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just("insert"),
-            st.sampled_from(["semantic"] * 5 + ["episodic", "nine"]),
-            contents,
-            st.sampled_from([None, "2024-05-01"]),
-            st.sampled_from([None, {"a": [1, {"b": None}]}]),
-        ),
-        st.tuples(
-            st.just("update"),
-            places,
-            contents | st.none(),  # None: the content it has
-            st.sampled_from([None, "", "2025-01-01"]),
-            st.sampled_from([None, 0.5]),
-        ),
-        st.tuples(st.just("delete"), places),
-        st.tuples(st.just("core"), st.sampled_from(["", "Ana", "word " * 513])),
-        st.tuples(st.just("undo")),
-        st.tuples(st.just("undo")),
-        st.tuples(st.just("redo")),
-        st.tuples(st.just("redo")),
-        st.tuples(st.just("restore"), st.floats(0, 1)),
-        st.tuples(st.just("search")),
-        st.tuples(st.just("reopen")),
-    ),
-    min_size=8,
-    max_size=30,
-)
-
 
 def memory_of(state: MemoryState) -> WorkingMemory:
     return WorkingMemory(state, HASH)
-
-
-def operation(command: tuple, state: MemoryState) -> Operation:
-    kind, *rest = command
-    if kind == "insert":
-        category, content, timestamp, metadata = rest
-        return Operation("insert", category=category, content=content, timestamp=timestamp, metadata=metadata, chunk=3)
-    if kind == "core":
-        return Operation("core_update", content=rest[0])
-    known = [entry.id for entry in state.list()]
-    id = known[rest[0] % len(known)] if known and rest[0] < 7 else "nobody#x"
-    if kind == "delete":
-        return Operation("delete", id=id, source="s")
-    content = rest[1] if rest[1] is not None or id == "nobody#x" else state.get(id).content
-    return Operation("update", id=id, content=content, timestamp=rest[2], importance=rest[3])
-
-
-def outcome(run, operation: Operation) -> object:
-    try:
-        return run(operation)
-    except MemalphaError as error:
-        return type(error), str(error)
-
-
-def check_program(program: list, opened) -> None:
-    """Run on the store, by turns through two connections, and on a WorkingMemory; compare after every step."""
-    store, other = opened(), opened()
-    working = memory_of(MemoryState.empty(MEM_ALPHA))
-    states = [working.state]  # by position
-    in_effect: list[list[int]] = [[]]  # by position: the positions an undo would go back through, oldest first
-    undone: list[int] = []  # the positions a redo would bring back, next one last
-    for number, command in enumerate(program):
-        if command[0] == "reopen":
-            store.close()
-            store = opened()
-        writer, reader = (store, other) if number % 3 else (other, store)
-        before, effective = working.state.position, in_effect[-1]
-        if command[0] == "reopen":
-            assert store.search(QUERY, 5) == working.search(QUERY, 5)
-        elif command[0] == "search":
-            assert writer.search(QUERY, 5) == working.search(QUERY, 5)
-        elif command[0] in ("undo", "redo", "restore"):
-            if command[0] == "restore":
-                place = round(command[1] * before)
-                goal, steps = in_effect[place], writer.restore(place)
-                assert working_follows(writer, working, states, in_effect, before) == steps
-                assert working.state == states[place]
-                if steps == 1 and goal == effective[:-1]:  # what an undo would have done
-                    undone.append(effective[-1])
-                elif steps == 1 and undone and goal == in_effect[undone[-1]]:
-                    undone.pop()
-                elif steps:
-                    undone.clear()
-            else:
-                stack = effective if command[0] == "undo" else undone
-                moved = stack[-1] if stack else None
-                done = writer.undo() if command[0] == "undo" else writer.redo()
-                assert done == (None if moved is None else next(writer.log(moved - 1))[2])
-                assert working_follows(writer, working, states, in_effect, before) == (0 if moved is None else 1)
-                goal = effective
-                if moved is not None and command[0] == "undo":
-                    goal = effective[:-1]
-                    undone.append(moved)
-                elif moved is not None:
-                    goal = in_effect[undone.pop()]
-            assert working.state == states[goal[-1] if goal else 0]
-            in_effect[-1] = goal
-        else:
-            wished = operation(command, working.state)
-            theirs, ours = outcome(writer.apply, wished), outcome(working.apply, wished)
-            assert theirs == ours
-            if isinstance(ours, Operation):
-                states.append(working.state)
-                in_effect.append([*in_effect[-1], working.state.position])
-                undone.clear()
-        assert reader.state == working.state
-        assert reader.list() == working.list()
-        assert reader.core == working.core
-        assert reader.snapshot() == working.state.position
-    compare_everything(store, states)
-    store.close()
-    other.close()
-
-
-def working_follows(
-    writer: MemoryStore, working: WorkingMemory, states: list[MemoryState], in_effect: list[list[int]], before: int
-) -> int:
-    """Apply what the store logged beyond a position; how many operations that were."""
-    for position, _, done in writer.log(before):
-        assert working.apply(done) == done
-        states.append(working.state)
-        in_effect.append([*in_effect[-1], position])
-    return len(states) - 1 - before
-
-
-def compare_everything(store: MemoryStore, states: list[MemoryState]) -> None:
-    log = [done for _, _, done in store.log()]
-    assert MemoryState.replay(store.schema, log).list() == states[-1].list()
-    assert store.state.position == len(log) == len(states) - 1
-    ids = {done.id for done in log if done.id}
-    for position, state in enumerate(states):
-        assert store.list(as_of=position) == state.list()
-        assert store.search(QUERY, 3, as_of=position) == memory_of(state).search(QUERY, 3)
-        for id in ids:
-            if id in state.entries:
-                assert store.get(id, as_of=position) == state.get(id)
-            else:
-                with pytest.raises(UnknownEntry):
-                    store.get(id, as_of=position)
-    for a, b in pairwise([0, *range(0, len(states), 3), 0]):
-        check_diff(store.diff(a, b), states[a], states[b])
-    for id in ids:
-        versions = store.history(id)
-        assert [version.version for version in versions] == list(range(1, len(versions) + 1))
-        for position, state in enumerate(states):
-            current = [
-                version
-                for version in versions
-                if version.valid_from <= position and (version.valid_to is None or position < version.valid_to)
-            ]
-            assert [version.content for version in current] == [
-                state.get(id).content for _ in [0] if id in state.entries
-            ]
-    assert store.search(QUERY, 8) == memory_of(states[-1]).search(QUERY, 8)
-    assert store.search(QUERY, 8, category="semantic") == memory_of(states[-1]).search(QUERY, 8, category="semantic")
-
-
-def check_diff(diff: Diff, one: MemoryState, two: MemoryState) -> None:
-    assert list(diff.removed) == [entry for entry in one.list() if entry.id not in two.entries]
-    assert list(diff.added) == [entry for entry in two.list() if entry.id not in one.entries]
-    assert diff.core == (None if one.core == two.core else (one.core, two.core))
-    changed = {after.id: (before, after) for before, after in diff.changed}
-    for id in set(one.entries) & set(two.entries):
-        assert (id in changed) is not same_fact(one.get(id), two.get(id))
-        assert changed.get(id, (one.get(id), two.get(id))) == (one.get(id), two.get(id))
-
-
-@settings(max_examples=100, deadline=None)
-@given(commands)
-def test_a_store_is_its_state(program: list) -> None:
-    store = MemoryStore.open(":memory:", embedder="hash")
-    store.namespace("other").insert("semantic", "pet: parrot")
-    check_program([command for command in program if command[0] != "reopen"], lambda: store.namespace("mine"))
-    store.close()
-
-
-@settings(max_examples=10, deadline=None)
-@given(commands)
-def test_a_store_on_disk_is_its_state(tmp_path_factory, program: list) -> None:
-    path = tmp_path_factory.mktemp("store") / "a.db"
-    check_program(program, lambda: MemoryStore.open(path, embedder="hash"))
-    assert examine(path).problems == []
 
 
 def facts(store: MemoryStore, number: int = 5) -> None:

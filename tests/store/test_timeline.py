@@ -73,3 +73,34 @@ def test_the_difference_of_two_states() -> None:
     for wrong in (-1, "soon"):
         with pytest.raises(StoreError, match="as_of"):
             store.diff(wrong)
+
+
+def test_a_fork_goes_on_by_itself(tmp_path: Path) -> None:
+    store = new(tmp_path / "a.db")
+    a = store.insert("semantic", "city: Oslo", timestamp="2024-05-01")
+    store.update(a.id, "city: Rome")
+    store.core_update("Ana")
+    for fork in (store.fork("other", as_of=2), store.fork(path=tmp_path / "b.db", as_of=2)):
+        assert list(fork.log()) == list(store.log())[:2]
+        assert fork.list() == store.list(as_of=2) and fork.core == ""
+        assert fork.search("city") == store.search("city", as_of=2)
+        undone = fork.undo()
+        assert undone is not None and undone.content == "city: Rome"
+        fork.update(a.id, "city: Bonn")
+        assert [entry.content for entry in store.history(a.id)] == ["city: Oslo", "city: Rome"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".db") == ["a.db", "b.db"]
+    with store.fork("mine", path=tmp_path / "c.db") as fork:
+        assert fork.namespaces() == ["mine"] and fork.diff(0) == store.diff(0)
+    for wrong, message in [
+        ({}, "a namespace"),
+        ({"namespace": "other"}, "has a log already"),
+        ({"namespace": "default"}, "has a log already"),
+        ({"path": tmp_path / "b.db"}, "there already"),
+        ({"path": tmp_path / "none" / "b.db"}, "does not exist"),
+        ({"namespace": "new", "as_of": "soon"}, "as_of"),
+        ({"path": tmp_path / "d.db", "as_of": -1}, "as_of"),
+    ]:
+        with pytest.raises(StoreError, match=message):
+            store.fork(**wrong)
+    assert store.namespaces() == ["default", "other"]
+    assert not [path for path in tmp_path.iterdir() if "d.db" in path.name]

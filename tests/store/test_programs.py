@@ -1,0 +1,277 @@
+"""Random programs of operations: a store, through two connections at once, is the in-memory state that the same
+program gives, at every position of its log, whatever was undone, redone, restored, forked or erased."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memalpha.errors import MemalphaError, UnknownEntry
+from memalpha.store.doctor import examine
+from memalpha.store.embedding import load_embedder
+from memalpha.store.schema import MEM_ALPHA
+from memalpha.store.state import MemoryState, same_fact
+from memalpha.store.store import MemoryStore
+from memalpha.store.timeline import Diff
+from memalpha.store.working import WorkingMemory
+from memalpha.types import Operation
+
+HASH = load_embedder("hash")
+QUERY = "what is the value of a pet?"
+
+contents = st.sampled_from(
+    ["pet: cat", "pet: dog", " pet: dog", "city: Oslo", "値: 猫", "", "a\x00", "\ud800", "it's 'x'"]
+)
+places = st.integers(0, 7)
+commands = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("insert"),
+            st.sampled_from(["semantic"] * 5 + ["episodic", "nine"]),
+            contents,
+            st.sampled_from([None, "2024-05-01"]),
+            st.sampled_from([None, {"a": [1, {"b": None}]}]),
+        ),
+        st.tuples(
+            st.just("update"),
+            places,
+            contents | st.none(),  # None: the content it has
+            st.sampled_from([None, "", "2025-01-01"]),
+            st.sampled_from([None, 0.5]),
+        ),
+        st.tuples(st.just("delete"), places),
+        st.tuples(st.just("core"), st.sampled_from(["", "Ana", "word " * 513])),
+        st.tuples(st.just("undo")),
+        st.tuples(st.just("undo")),
+        st.tuples(st.just("redo")),
+        st.tuples(st.just("redo")),
+        st.tuples(st.just("restore"), st.floats(0, 1)),
+        st.tuples(st.just("fork"), st.floats(0, 1)),
+        st.tuples(st.just("erase"), places),
+        st.tuples(st.just("search")),
+        st.tuples(st.just("reopen")),
+    ),
+    min_size=8,
+    max_size=30,
+)
+
+
+def memory_of(state: MemoryState) -> WorkingMemory:
+    return WorkingMemory(state, HASH)
+
+
+def operation(command: tuple, state: MemoryState) -> Operation:
+    kind, *rest = command
+    if kind == "insert":
+        category, content, timestamp, metadata = rest
+        return Operation("insert", category=category, content=content, timestamp=timestamp, metadata=metadata, chunk=3)
+    if kind == "core":
+        return Operation("core_update", content=rest[0])
+    known = [entry.id for entry in state.list()]
+    id = known[rest[0] % len(known)] if known and rest[0] < 7 else "nobody#x"
+    if kind == "delete":
+        return Operation("delete", id=id, source="s")
+    content = rest[1] if rest[1] is not None or id == "nobody#x" else state.get(id).content
+    return Operation("update", id=id, content=content, timestamp=rest[2], importance=rest[3])
+
+
+def outcome(run, operation: Operation) -> object:
+    try:
+        return run(operation)
+    except MemalphaError as error:
+        return type(error), str(error)
+
+
+class Model:
+    """What a store must be: its state at every position, and what undo and redo would do next."""
+
+    def __init__(self) -> None:
+        self.log: list[Operation] = []
+        self.states = [MemoryState.empty(MEM_ALPHA)]  # by position
+        self.in_effect: list[list[int]] = [[]]  # by position: the positions an undo would go back through, oldest first
+        self.undone: list[int] = []  # the positions a redo would bring back, next one last
+
+    @property
+    def now(self) -> MemoryState:
+        return self.states[-1]
+
+    def write(self, operation: Operation) -> Operation:
+        """What an ordinary operation does."""
+        memory = memory_of(self.now)
+        done = memory.apply(operation)
+        self.undone.clear()
+        self._append(done, [*self.in_effect[-1], len(self.log) + 1])
+        return done
+
+    def _append(self, done: Operation, in_effect: list[int]) -> None:
+        self.states.append(self.now.apply(done))
+        self.log.append(done)
+        self.in_effect.append(in_effect)
+
+    def follow(self, store: MemoryStore, goal: list[int]) -> int:
+        """Append what the store appended to get to where `goal` is in effect; the number of operations."""
+        added = [done for _, _, done in store.log(len(self.log))]
+        for done in added:
+            self._append(done, goal)
+        assert self.now == self.states[goal[-1] if goal else 0]
+        return len(added)
+
+    def undo(self, store: MemoryStore) -> None:
+        effective = self.in_effect[-1]
+        undone = store.undo()
+        assert undone == (self.log[effective[-1] - 1] if effective else None)
+        assert self.follow(store, effective[:-1]) == len(effective[-1:])
+        self.undone += effective[-1:]
+
+    def redo(self, store: MemoryStore) -> None:
+        redone = store.redo()
+        if not self.undone:
+            assert redone is None and not self.follow(store, self.in_effect[-1])
+            return
+        place = self.undone.pop()
+        assert redone == self.log[place - 1] and self.follow(store, self.in_effect[place]) == 1
+
+    def restore(self, store: MemoryStore, place: int) -> None:
+        effective, goal = self.in_effect[-1], self.in_effect[place]
+        steps = store.restore(place)
+        assert self.follow(store, goal) == steps
+        assert self.now == self.states[place]
+        if steps == 1 and goal == effective[:-1] != effective:  # what an undo would have done
+            self.undone.append(effective[-1])
+        elif steps == 1 and self.undone and goal == self.in_effect[self.undone[-1]]:
+            self.undone.pop()
+        elif steps:
+            self.undone.clear()
+
+    def fork(self, store: MemoryStore, place: int, name: str) -> None:
+        fork, log = store.fork(name, as_of=place), list(store.log())
+        assert list(fork.log()) == log[:place] and fork.state == self.states[place]
+        assert fork.list() == self.states[place].list()
+        assert fork.search(QUERY, 5) == memory_of(self.states[place]).search(QUERY, 5)
+        effective = self.in_effect[place]
+        assert fork.undo() == (self.log[effective[-1] - 1] if effective else None)
+        assert fork.state == self.states[effective[-2] if effective[1:] else 0]
+        fork.insert("semantic", "only in the fork")
+        assert list(store.log()) == log
+
+    def erase(self, store: MemoryStore, number: int) -> None:
+        """Erase an entry that lives or lived: every state is what it was without it."""
+        ids = list(dict.fromkeys(done.id for done in self.log if done.id and done.kind != "erased"))
+        if number == 7 or not ids:
+            with pytest.raises(UnknownEntry):
+                store.erase("nobody#x")
+            return
+        id = ids[number % len(ids)]
+        places = [place for place, done in enumerate(self.log, 1) if done.id == id]
+        stub = Operation("erased", id=f"erased#{places[0]}")
+        contents = {done.content for done in self.log if done.id == id and done.content}
+        others = {done.id for done in self.log if done.content in contents and done.id} - {id}
+        assert store.erase(id) == sorted(others)
+        self.log = [stub if done.id == id else done for done in self.log] + [Operation("erased")]
+        before, self.states = self.states, [MemoryState.empty(MEM_ALPHA)]
+        for done in self.log:
+            self.states.append(self.now.apply(done))
+        for old, new in zip(before, self.states, strict=False):
+            assert [entry for entry in old.list() if entry.id != id] == new.list() and old.core == new.core
+        self.in_effect = [[place for place in effective if place not in places] for effective in self.in_effect]
+        self.in_effect.append(self.in_effect[-1])
+        self.undone = [place for place in self.undone if place not in places]
+        assert [done for _, _, done in store.log()] == self.log
+
+
+def check_program(program: list, opened: Callable[[], MemoryStore]) -> Model:
+    """Run it on the store, by turns through two connections, and on the model; compare after every step."""
+    store, other, model = opened(), opened(), Model()
+    for number, command in enumerate(program):
+        if command[0] == "reopen":
+            store.close()
+            store = opened()
+        writer, reader = (store, other) if number % 3 else (other, store)
+        if command[0] in ("reopen", "search"):
+            assert writer.search(QUERY, 5) == memory_of(model.now).search(QUERY, 5)
+        elif command[0] == "undo":
+            model.undo(writer)
+        elif command[0] == "redo":
+            model.redo(writer)
+        elif command[0] == "restore":
+            model.restore(writer, round(command[1] * len(model.log)))
+        elif command[0] == "fork":
+            model.fork(writer, round(command[1] * len(model.log)), f"fork {number}")
+        elif command[0] == "erase":
+            model.erase(writer, command[1])
+        else:
+            wished = operation(command, model.now)
+            assert outcome(writer.apply, wished) == outcome(model.write, wished)
+        assert reader.state == model.now
+        assert reader.list() == model.now.list()
+        assert reader.core == model.now.core
+        assert reader.snapshot() == len(model.log)
+    compare_everything(store, model.states)
+    store.close()
+    other.close()
+    return model
+
+
+def compare_everything(store: MemoryStore, states: list[MemoryState]) -> None:
+    log = [done for _, _, done in store.log()]
+    assert MemoryState.replay(store.schema, log).list() == states[-1].list()
+    assert store.state.position == len(log) == len(states) - 1
+    ids = {done.id for done in log if done.id and done.kind != "erased"}
+    for position, state in enumerate(states):
+        assert store.list(as_of=position) == state.list()
+        assert store.search(QUERY, 3, as_of=position) == memory_of(state).search(QUERY, 3)
+        for id in ids:
+            if id in state.entries:
+                assert store.get(id, as_of=position) == state.get(id)
+            else:
+                with pytest.raises(UnknownEntry):
+                    store.get(id, as_of=position)
+    for a, b in pairwise([0, *range(0, len(states), 3), 0]):
+        check_diff(store.diff(a, b), states[a], states[b])
+    for id in ids:
+        versions = store.history(id)
+        assert [version.version for version in versions] == list(range(1, len(versions) + 1))
+        for position, state in enumerate(states):
+            current = [
+                version
+                for version in versions
+                if version.valid_from <= position and (version.valid_to is None or position < version.valid_to)
+            ]
+            assert [version.content for version in current] == [
+                state.get(id).content for _ in [0] if id in state.entries
+            ]
+    assert store.search(QUERY, 8) == memory_of(states[-1]).search(QUERY, 8)
+    assert store.search(QUERY, 8, category="semantic") == memory_of(states[-1]).search(QUERY, 8, category="semantic")
+
+
+def check_diff(diff: Diff, one: MemoryState, two: MemoryState) -> None:
+    assert list(diff.removed) == [entry for entry in one.list() if entry.id not in two.entries]
+    assert list(diff.added) == [entry for entry in two.list() if entry.id not in one.entries]
+    assert diff.core == (None if one.core == two.core else (one.core, two.core))
+    changed = {after.id: (before, after) for before, after in diff.changed}
+    for id in set(one.entries) & set(two.entries):
+        assert (id in changed) is not same_fact(one.get(id), two.get(id))
+        assert changed.get(id, (one.get(id), two.get(id))) == (one.get(id), two.get(id))
+
+
+@settings(max_examples=150, deadline=None)
+@given(commands)
+def test_a_store_is_its_state(program: list) -> None:
+    store = MemoryStore.open(":memory:", embedder="hash")
+    store.namespace("other").insert("semantic", "pet: parrot")
+    check_program([command for command in program if command[0] != "reopen"], lambda: store.namespace("mine"))
+    store.close()
+
+
+@settings(max_examples=15, deadline=None)
+@given(commands)
+def test_a_store_on_disk_is_its_state(tmp_path_factory: pytest.TempPathFactory, program: list) -> None:
+    path: Path = tmp_path_factory.mktemp("store") / "a.db"
+    model = check_program(program, lambda: MemoryStore.open(path, embedder="hash"))
+    with MemoryStore.open(path) as store, store.fork(path=path.with_name("b.db")) as fork:
+        compare_everything(fork, model.states)
+        assert list(fork.log()) == list(store.log())
+    assert examine(path).problems == [] == examine(path.with_name("b.db")).problems
