@@ -1,0 +1,341 @@
+"""The learner's update beside trl's on the same ragged rows: `OMP_NUM_THREADS=1 python eval/update_bench.py`.
+
+One update = forward, backward, clip and AdamW in float32 over the rows of one step of memory construction: 8 rollouts
+read a conversation, each chunk in a context of its own. Every measurement is a fresh process with one thread, and the
+systems take turns. Speed is real tokens (prompt + completion, no padding) per CPU-second of the process, so that other
+jobs on the machine count little. Memory is what the process's peak (VmHWM) lies above its size with the model built:
+gradients, optimizer state and all that the passes need. An update of the longest row goes before, so that optimizer
+state and buffers are there. All rows differ: nothing is shared between them.
+
+Systems, all with equally many padded tokens in a micro-batch at most:
+
+- `memalpha`: `Learner.update`.
+- `trl`: `GRPOTrainer._compute_loss` and the trainer's own optimizer. As in its `train`, every row is padded to the
+  longest prompt and the longest completion of the whole step. Its micro-batches are of 1 row, its fastest and leanest
+  here, or of 4.
+- `trl, rows sorted`: rows by length, each micro-batch cut to its own longest. trl does not do this: it shows what is
+  left of the difference without the padding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Row = tuple[list[int], list[int], float]
+"""Prompt ids, completion ids, advantage."""
+
+# width, layers, heads, key-value heads, width of the MLP, vocabulary
+SHAPES = {
+    "0.8M": (128, 4, 4, 2, 320, 1024),
+    "20M": (448, 7, 7, 7, 1152, 8192),
+    "125M": (768, 12, 12, 4, 2944, 32768),
+}
+# rollouts, chunks, repeats
+STEPS = {"0.8M": (4, 4, 3), "20M": (2, 6, 3), "125M": (2, 3, 2)}
+SYSTEMS = ("memalpha", "trl", "trl, rows sorted")
+PACKAGES = ("torch", "transformers", "trl", "numpy", "memalpha")
+
+
+def build(size: str) -> Any:
+    """A Qwen3 of random weights."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    width, layers, heads, shared, inner, vocabulary = SHAPES[size]
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=shared,
+        head_dim=width // heads,
+        tie_word_embeddings=True,
+        eos_token_id=0,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def draw(rollouts: int, chunks: int, vocabulary: int) -> list[Row]:
+    """Rows of one step, in random order: prompts of 200 to 1200 tokens, completions of 20 to 300.
+
+    Both are log-normal; the prompts of a chunk are alike but for the memories. Lengths are quantiles, so that steps of
+    any size have the same spread.
+    """
+    random = np.random.default_rng(0)
+
+    def quantiles(median: float, sigma: float, count: int) -> np.ndarray:
+        normal = statistics.NormalDist(np.log(median), sigma)
+        return np.exp([normal.inv_cdf((i + 0.5) / count) for i in range(count)])
+
+    chunk = np.repeat(quantiles(520, 0.4, chunks), rollouts)
+    prompts = np.clip(chunk * random.uniform(0.9, 1.1, len(chunk)), 200, 1200).astype(int)
+    completions = random.permutation(np.clip(quantiles(90, 0.6, len(chunk)), 20, 300).astype(int))
+    rows = []
+    for prompt, completion in random.permutation(np.stack([prompts, completions], 1)).tolist():
+        ids = random.integers(1, vocabulary, prompt + completion).tolist()
+        rows.append((ids[:prompt], ids[prompt:], float(random.normal())))
+    return rows
+
+
+def status(field: str) -> float:
+    """VmRSS or VmHWM of this process, in MiB."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) / 1024
+    raise SystemExit(f"/proc/self/status has no {field}")
+
+
+def width(rows: list[Row]) -> int:
+    """Tokens of a row as trl pads it."""
+    return max(len(prompt) for prompt, _, _ in rows) + max(len(completion) for _, completion, _ in rows)
+
+
+def ours(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[Callable[[list[Row]], object], int]:
+    """An update, and the padded tokens of `rows`."""
+    from memalpha.config import TrainConfig
+    from memalpha.train.learner import Learner
+    from memalpha.train.losses import LossSettings
+    from memalpha.train.samples import TrainingSample, pack, policy_gradient_sample, split
+    from memalpha.types import Completion, Turn
+
+    tokens = case["padded_rows"] * width(rows)
+    config = TrainConfig(
+        out=Path("unused"),
+        loss_normalizer="token",
+        microbatch_tokens=tokens,
+        gradient_checkpointing=case["checkpointing"],
+    )
+    learner = Learner(model, config, LossSettings.of(config))
+    level = -float(np.log(model.config.vocab_size))
+
+    def sample(row: Row) -> TrainingSample:
+        prompt, completion, advantage = tuple(row[0]), tuple(row[1]), row[2]
+        done = Completion("", prompt, completion, (level,) * len(completion), 1.0, "length")
+        return policy_gradient_sample(Turn(0, done), advantage)
+
+    samples = [sample(row) for row in rows]
+    parts = split(samples, tokens)
+    padded = sum(pack([samples[i] for i in part]).input_ids.numel() for part in parts)
+    return lambda part: learner.update([sample(row) for row in part], 1e-5), padded
+
+
+def theirs(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[Callable[[list[Row]], object], int]:
+    """The same by trl: its trainer's loss and optimizer."""
+    import torch
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.trainer.utils import pad
+
+    size = case["padded_rows"]
+    level = -float(np.log(model.config.vocab_size))
+    tokenizer = Tokenizer(models.WordLevel({"<pad>": 0}, "<pad>"))
+    settings = GRPOConfig(
+        tempfile.mkdtemp(),
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=len(rows) // size,
+        num_generations=len(rows),
+        loss_type="dapo",
+        temperature=1.0,
+        bf16=False,
+        gradient_checkpointing=case["checkpointing"],
+        report_to="none",
+        use_cpu=True,
+    )
+    trainer = GRPOTrainer(
+        model,
+        lambda **_: [],
+        settings,
+        train_dataset=Dataset.from_dict({"prompt": [""]}),
+        processing_class=PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<pad>"),
+    )
+    optimizer = trainer.create_optimizer()
+    trainer.current_gradient_accumulation_steps = settings.gradient_accumulation_steps  # `train` sets these two
+    if case["checkpointing"]:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+
+    def padded(values: list[Any], side: str) -> torch.Tensor:
+        return pad([torch.tensor(value) for value in values], padding_value=0, padding_side=side)
+
+    def window(part: list[Row]) -> dict[str, torch.Tensor]:
+        prompts, completions, advantages = zip(*part, strict=True)
+        return {
+            "prompt_ids": padded(prompts, "left"),
+            "prompt_mask": padded([[1] * len(row) for row in prompts], "left"),
+            "completion_ids": padded(completions, "right"),
+            "completion_mask": padded([[1] * len(row) for row in completions], "right"),
+            "old_per_token_logps": padded([[level] * len(row) for row in completions], "right"),
+            "advantages": torch.tensor(advantages),
+        }
+
+    def batches(part: list[Row]) -> list[dict[str, torch.Tensor]]:
+        places = range(0, len(part), size)
+        if case["system"] == "trl, rows sorted":
+            part = sorted(part, key=lambda row: len(row[0]) + len(row[1]), reverse=True)
+            return [window(part[at : at + size]) for at in places]
+        whole = window(part)
+        return [{name: value[at : at + size] for name, value in whole.items()} for at in places]
+
+    def update(part: list[Row]) -> None:
+        count = torch.tensor(sum(len(completion) for _, completion, _ in part))
+        for batch in batches(part):
+            trainer._compute_loss(model, {**batch, "num_items_in_batch": count}).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update, sum(batch["prompt_ids"].numel() + batch["completion_ids"].numel() for batch in batches(rows))
+
+
+def measure(case: dict[str, Any]) -> dict[str, Any]:
+    """One update in this process, which it is the only one to make."""
+    import torch
+
+    torch.set_num_threads(1)
+    model = build(case["size"])
+    rollouts, chunks, _ = STEPS[case["size"]]
+    rows = draw(rollouts, chunks, model.config.vocab_size)
+    update, padded = (ours if case["system"] == "memalpha" else theirs)(model, case, rows)
+    built = status("VmRSS")
+    update([max(rows, key=lambda row: len(row[0]) + len(row[1]))])
+    begun = time.process_time()
+    update(rows)
+    seconds = time.process_time() - begun
+    tokens = sum(len(prompt) + len(completion) for prompt, completion, _ in rows)
+    return {
+        **case,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "rows": len(rows),
+        "real_tokens": tokens,
+        "microbatch_tokens": case["padded_rows"] * width(rows),
+        "padding": padded / tokens,
+        "cpu_seconds": seconds,
+        "tokens_per_cpu_second": tokens / seconds,
+        "peak_mib": status("VmHWM") - built,
+    }
+
+
+def plan(sizes: list[str], repeats: int | None) -> list[dict[str, Any]]:
+    """Every measurement, in turns: all systems of a size, then again. Other settings once, at 20M."""
+    cases = []
+    for size in sizes:
+        for turn in range(STEPS[size][2] if repeats is None else repeats):
+            found = [(1, False, system) for system in SYSTEMS]
+            if size == "20M" and not turn:
+                found += [(*setting, system) for setting in ((4, False), (1, True)) for system in SYSTEMS[:2]]
+            cases += [
+                {"size": size, "padded_rows": rows, "checkpointing": checkpointing, "system": system}
+                for rows, checkpointing, system in found
+            ]
+    return cases
+
+
+def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Medians with their ranges over the repeats of each setting, and the ratios to trl."""
+    setting, measured = ("size", "padded_rows", "checkpointing"), ("tokens_per_cpu_second", "peak_mib")
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for one in results:
+        groups.setdefault(tuple(one[name] for name in (*setting, "system")), []).append(one)
+    lines = []
+    for key, same in groups.items():
+        line = {name: value for name, value in same[0].items() if name not in (*measured, "cpu_seconds")}
+        theirs = groups[(*key[:-1], "trl")]
+        for name in measured:
+            values = [one[name] for one in same]
+            middle = statistics.median(values)
+            line[name] = {"median": middle, "least": min(values), "most": max(values)}
+            line[name]["ratio"] = middle / statistics.median(one[name] for one in theirs)
+        lines.append({**line, "repeats": len(same)})
+    return lines
+
+
+def table(lines: list[dict[str, Any]], command: str) -> str:
+    """The Markdown of everything."""
+
+    def spread(value: dict[str, float]) -> tuple[str, str]:
+        told = f"{value['median']:,.0f}"
+        if value["least"] < value["most"]:
+            told += f" ({value['least']:,.0f} to {value['most']:,.0f})"
+        return told, f"{value['ratio']:.2f}"
+
+    head = ("parameters", "rows, tokens of the step", "padded tokens of a micro-batch", "layers recomputed", "system")
+    head = (*head, "padding", "tokens per CPU-second", "ratio", "peak MiB", "ratio")
+    text = [
+        "# One update: memalpha beside trl",
+        "",
+        "```",
+        command,
+        "```",
+        "",
+        f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
+        "One thread, float32, random weights, ragged rows; what is measured and how: the head of the script. Medians",
+        "(least to most). Tokens are real ones; `padding` is computed / real tokens; memory is the peak above the",
+        "process with the model built. Ratios are to `trl` in the same setting.",
+        "",
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+    ]
+    for line in lines:
+        cells = (
+            f"{line['parameters'] / 1e6:.1f}M",
+            f"{line['rows']}, {line['real_tokens']:,}",
+            f"{line['microbatch_tokens']:,} ({line['padded_rows']} of trl's rows)",
+            "yes" if line["checkpointing"] else "no",
+            line["system"],
+            f"{line['padding']:.2f}",
+            *spread(line["tokens_per_cpu_second"]),
+            *spread(line["peak_mib"]),
+        )
+        text.append("| " + " | ".join(cells) + " |")
+    return "\n".join(text) + "\n"
+
+
+def main() -> None:
+    """Measure, record, say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--repeats", type=int, help="of the main setting (default: 3, at 125M 2)")
+    parser.add_argument("--results", type=Path, default=Path("eval/results"))
+    parser.add_argument("--case", help=argparse.SUPPRESS)  # one measurement in this process, as JSON
+    arguments = parser.parse_args()
+    if arguments.case:
+        print(json.dumps(measure(json.loads(arguments.case))))
+        return
+    quiet = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    results = []
+    for case in plan(arguments.sizes, arguments.repeats):
+        command = [sys.executable, __file__, "--case", json.dumps(case)]
+        done = subprocess.run(command, env={**os.environ, **quiet}, stdout=subprocess.PIPE, check=True, text=True)
+        results.append(json.loads(done.stdout.splitlines()[-1]))
+        print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+    lines = summary(results)
+    told = table(lines, "python " + " ".join(sys.argv))
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"summary": lines, "measurements": results}, indent=1)
+    (arguments.results / "update-bench.json").write_text(text + "\n", encoding="utf-8")
+    (arguments.results / "update-bench.md").write_text(told, encoding="utf-8")
+    print(told)
+
+
+if __name__ == "__main__":
+    main()
