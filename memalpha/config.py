@@ -110,7 +110,7 @@ class LearnerConfig(Config):
     gradient_checkpointing: bool = Field(
         default=False, description="recompute each layer in the backward pass instead of keeping its activations"
     )
-    microbatch_tokens: int = Field(default=16384, gt=0, description="padded tokens per forward pass")
+    microbatch_tokens: int = Field(default=4096, gt=0, description="padded tokens per forward pass")
     head_tokens: int = Field(
         default=1024, gt=0, description="completion tokens whose logits exist at the same time (the rest wait)"
     )
