@@ -212,12 +212,15 @@ class WorkingMemory(Memory):
         """Make one operation happen; raises `StoreError` if the rules refuse it."""
         check_timestamp(operation.timestamp)
         change = plan(self._state, operation)
-        self._state = self._state.advance(change)
-        if self._corpus is not None:
+        state = self._state.advance(change)
+        corpus, self._corpus = self._corpus, None  # taken out while it changes: interrupted half-way, it is made anew
+        self._state = state
+        if corpus is not None:
             if change.entry is not None:
-                self._corpus.add(Document.of(change.entry))
+                corpus.add(Document.of(change.entry))
             elif change.ended is not None:
-                self._corpus.remove(change.ended.id)
+                corpus.remove(change.ended.id)
+        self._corpus = corpus
         return change
 
     def get(self, id: str) -> MemoryEntry:
@@ -255,8 +258,11 @@ class WorkingMemory(Memory):
         route: Route = "soft",
     ) -> list[list[Hit]]:
         """`search` for several queries, embedded in one batch."""
-        if self._corpus is None:
+        chosen = self._filter(category, where)
+        corpus, self._corpus = self._corpus, None
+        if corpus is None:
             documents = map(Document.of, self._state.entries.values())
-            self._corpus = Corpus(self._embedder, documents, lambda: self._state.entries.values())
-        found = self._corpus.search_many(queries, k, route=route, where=self._filter(category, where))
+            corpus = Corpus(self._embedder, documents, lambda: self._state.entries.values())
+        found = corpus.search_many(queries, k, route=route, where=chosen)
+        self._corpus = corpus
         return [[Hit(self._state.get(id), score, explain) for id, score, explain in hits] for hits in found]
