@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memalpha.errors import MemalphaError
     from memalpha.policy.base import load_policy
     from memalpha.qa.evaluator import evaluate
+    from memalpha.store.asynchronous import AsyncMemoryStore
     from memalpha.store.embedding import load_embedder
     from memalpha.store.store import MemoryStore
     from memalpha.tasks.load import load_tasks
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "AsyncMemoryStore": "store.asynchronous",
     "Chunk": "types",
     "EvalConfig": "config",
     "MemalphaError": "errors",
@@ -42,6 +44,7 @@ _HOME = {
 }
 
 __all__ = [
+    "AsyncMemoryStore",
     "Chunk",
     "EvalConfig",
     "MemalphaError",
