@@ -4,8 +4,8 @@ Each seed is the run of `memalpha train babi seed=N`. The trained writers are th
 which every gold fact is appended and nothing is ever updated: without a limit, and with only the most recent E entries
 kept, where E is how many entries the trained writers keep on average. Each memory is read under two rules: two live
 values of one slot give no right answer (`refuse`: what training goes by), and the newest one counts (`newest`: what an
-append-only memory is made for). Writes `babi-seeds.json` and `babi-seeds.md` to --results. Complete runs are not run
-again.
+append-only memory is made for). Writes `babi-seeds.json` and `babi-seeds.md` to --results. Runs and readings that are
+complete are not done again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -96,13 +96,21 @@ def scores(records: Iterable[Record]) -> dict[str, Any]:
     return {part: mean_and_error(by_task.values()) for part, by_task in parts.items()}
 
 
-def read(groups: Sequence[TrajectoryGroup], config: TrainConfig, start: Policy) -> dict[str, Any]:
-    """What these memories answer, under both rules, and how many entries they hold."""
+def read(
+    name: str, out: Path, make: Callable[[], Sequence[TrajectoryGroup]], config: TrainConfig, start: Policy
+) -> dict[str, Any]:
+    """What the memories that `make` builds answer, under both rules, and how many entries they hold; kept in `out`."""
+    path = out / f"{name.replace(' ', '-')}.json"
+    if path.exists():
+        return json.loads(path.read_text(encoding="utf-8"))
+    groups = make()
     found: dict[str, Any] = {"entries": entries_kept(groups)}
     for rule in RULES:
         reader = load_reader(config.reader.model_copy(update={"conflicts": rule}), start)
         asked = evaluate_memory(groups, reader, config.reward.metric, embedder=load_embedder(config.agent.embedder))
         found[rule] = scores(record for group in asked for records in group for record in records)
+    path.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    print(f"read {name}", file=sys.stderr)
     return found
 
 
@@ -185,14 +193,18 @@ def main() -> None:
     start = load_policy(config.policy)
     shape = config.eval_babi or config.babi
     tasks = babi.streams(shape, "test", 0, 0, min(config.eval_tasks, babi.one_pass(shape)))
-    systems = {"start": read(written(start, tasks, config), config, start)}
+    systems: dict[str, dict[str, Any]] = {}
+
+    def take(name: str, make: Callable[[], Sequence[TrajectoryGroup]]) -> None:
+        systems[name] = read(name, arguments.out, make, config, start)
+
+    take("start", lambda: written(start, tasks, config))
     for out, seed, _ in jobs:
-        trained = load_policy(out / "checkpoints" / "best")
-        systems[f"seed {seed}"] = read(written(trained, tasks, config), config, start)
+        take(f"seed {seed}", lambda out=out: written(load_policy(out / "checkpoints" / "best"), tasks, config))
     budget = round(statistics.mean(systems[f"seed {seed}"]["entries"] for seed in arguments.seeds))
-    systems["oracle"] = read(written(ScriptedPolicy("oracle"), tasks, config), config, start)
-    systems["append-only"] = read(appended(tasks, config, None), config, start)
-    systems[f"append-only, last {budget}"] = read(appended(tasks, config, budget), config, start)
+    take("oracle", lambda: written(ScriptedPolicy("oracle"), tasks, config))
+    take("append-only", lambda: appended(tasks, config, None))
+    take(f"append-only, last {budget}", lambda: appended(tasks, config, budget))
     arguments.results.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"runs": summaries, "systems": systems}, indent=1)
     (arguments.results / "babi-seeds.json").write_text(text + "\n", encoding="utf-8")
