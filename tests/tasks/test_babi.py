@@ -18,6 +18,7 @@ from memalpha.qa.evaluator import evaluate
 from memalpha.store.working import Memory
 from memalpha.tasks import babi
 from memalpha.tasks.babi_world import Unreadable, World
+from memalpha.tasks.jsonl import load_jsonl, save_jsonl
 from memalpha.tasks.load import load_tasks
 from memalpha.types import Task
 
@@ -218,6 +219,12 @@ def test_more_stories_than_names_are_refused() -> None:
         babi.stream(BabiConfig(stories=40), "test", 0, 0)
     with pytest.raises(DataError, match="more than the 200"):
         babi.stream(BabiConfig(stories=201, tasks=(1,)), "test", 0, 0)
+
+
+def test_streams_pass_through_a_task_file(tmp_path: Path) -> None:
+    """Its reader checks, among others, that each gold operation replaces what holds at that point."""
+    save_jsonl(_streams(), tmp_path / "babi.jsonl")
+    assert load_jsonl(tmp_path / "babi.jsonl") == _streams()
 
 
 class _Reasoner:
