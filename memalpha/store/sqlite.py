@@ -1,13 +1,14 @@
 """One SQLite file: its format, its transactions, and the rows of one namespace.
 
-The log (`operations`) is append-only and complete. `versions` holds every version of every entry with the log
-positions between which it was current; it and `vectors` follow from the log, and each operation writes all of its rows
-in one transaction. WAL with `synchronous=FULL`: when a write returns, it is on disk. With `NORMAL` it is with the
-operating system: a killed process loses nothing, a power failure may take back the last operations, whole ones. A file
-of an older format is brought to the present one when it is opened, in one transaction.
+The log (`operations`) is append-only and complete; only erasure may make stubs of its rows. `versions` holds every
+version of every entry with the log positions between which it was current; it and `vectors` follow from the log, and
+each operation writes all of its rows in one transaction. WAL with `synchronous=FULL`: when a write returns, it is on
+disk. With `NORMAL` it is with the operating system: a killed process loses nothing, a power failure may take back the
+last operations, whole ones. A file of an older format is brought to the present one when it is opened, in one
+transaction.
 
 `operations.head` names the earlier position whose facts the memory holds after this row: the row's own for ordinary
-operations, an earlier one after an undo or a restore. That is what a following `undo` goes back from.
+operations, an earlier one after an undo, a redo or a restore. That is what a following `undo` goes back from.
 """
 
 from __future__ import annotations

@@ -335,7 +335,8 @@ class MemoryStore(Memory):
 
         The operations stay in their place as stubs without content, date, origin or id (an id tells of the content),
         which change nothing: past states, undo and restore are as if the entries had never been. Nothing brings them
-        back but an export or a copy of the file made before, a fork included. The file is rewritten, which takes time.
+        back but an export or a copy of the file made before, a fork included. The core memory is a text of its own: its
+        past goes only with `erase_all`. The file is rewritten, which takes time.
 
         Returns the other ids that hold, or held, exactly the same content; they are left as they are. Raises
         `UnknownEntry`, and `StoreError` where other processes keep the file from being rewritten.
