@@ -25,13 +25,17 @@ B = 0.75
 _FEW = 64  # documents that are added one by one: sorting the whole index for them would cost more
 
 # Scripts written without spaces: kana, Han (with extensions), Thai, Lao, Khmer, Burmese. Hangul has spaces, but its
-# particles are glued to the words, so bigrams serve it better as well.
-_UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
-    "\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+# particles are glued to the words, so bigrams serve it better as well. Of Han and Hangul one character can be a word.
+_ALONE = "\u3005-\u3007\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff" + _ALONE
+# Signs that belong to the letter before them (the vowels of Devanagari or Tamil): \w leaves them out.
+_SIGNS = "".join(
+    char for char in map(chr, (*range(0x300, 0x1E00), *range(0xA600, 0xAC00))) if unicodedata.category(char)[0] == "M"
 )
-_TOKEN = re.compile(rf"[{_UNSPACED}]+|(?:(?![{_UNSPACED}_])\w)+(?:['\u2019](?![{_UNSPACED}_])\w+)*")
+_POINTS = re.compile("[\u0591-\u05c7\u0640\u064b-\u065f\u0670]")  # of Hebrew and Arabic, mostly not written
+_TOKEN = re.compile(rf"[{_UNSPACED}]+|(?:(?![{_UNSPACED}_])[\w{_SIGNS}])+(?:['\u2019](?![{_UNSPACED}_])\w+)*")
 _RUN = re.compile(rf"[{_UNSPACED}]")
+_WORD_ALONE = re.compile(rf"[{_ALONE}]")
 _ASCII_TOKEN = re.compile(r"[a-z0-9]+(?:'[a-z0-9]\w*)*")  # what _TOKEN finds in lower-case ASCII, four times as fast
 
 # Function words carry no topic; most of a question consists of them. Names of months, numbers and negations stay.
@@ -46,7 +50,8 @@ STOP_WORDS = frozenset(_STOP_WORDS.split())
 def words(text: str) -> list[str]:
     """Tokens of `text`, in order: NFKC, lower case, English words stemmed (possessive 's dropped), stop words left out.
 
-    A run of a script written without spaces gives its character bigrams (a lone character itself).
+    A run of a script written without spaces gives its character bigrams and, of Han and Hangul, its characters, so that
+    a word is found inside a sentence, one of a single character too.
     """
     return [word for word in map(_word, _tokens(text)) if word]
 
@@ -58,11 +63,12 @@ def _tokens(text: str) -> list[str]:
 
 def _any_tokens(text: str) -> list[str]:
     tokens: list[str] = []
-    for token in _TOKEN.findall(unicodedata.normalize("NFKC", text).lower()):
-        if _RUN.match(token):
-            tokens += [token[i : i + 2] for i in range(len(token) - 1)] or [token]
-        else:
+    for token in _TOKEN.findall(_POINTS.sub("", unicodedata.normalize("NFKC", text)).lower()):
+        if len(token) == 1 or not _RUN.match(token):
             tokens.append(token)
+        else:
+            tokens += [token[i : i + 2] for i in range(len(token) - 1)]
+            tokens += _WORD_ALONE.findall(token)
     return tokens
 
 

@@ -96,16 +96,37 @@ def test_ascii_has_the_tokens_it_would_have_beside_other_scripts(text) -> None:
 def test_tokens():
     assert words("Ana's dogs weren't barking, 2024-05-01!") == ["ana", "dog", "weren't", "bark", "2024", "05", "01"]
     assert words("Ana\u2019s CAFÉ") == ["ana", "café"]
-    assert words("我喜欢猫 ok") == ["我喜", "喜欢", "欢猫", "ok"]
+    assert words("我喜欢猫 ok") == ["我喜", "喜欢", "欢猫", "我", "喜", "欢", "猫", "ok"]
     assert words("猫") == ["猫"]
-    assert words("한국어 ไทย") == ["한국", "국어", "ไท", "ทย"]
+    assert words("한국어 ไทย") == ["한국", "국어", "한", "국", "어", "ไท", "ทย"]
+    assert words("東京タワーbar") == ["東京", "京タ", "タワ", "ワー", "東", "京", "bar"]
+    assert words("ｶﾀｶﾅ") == ["カタ", "タカ", "カナ"]  # NFKC
+    assert words("नमस्ते दुनिया") == ["नमस्ते", "दुनिया"]
+    assert words("வணக்கம்") == ["வணக்கம்"]
+    assert words("كَتَبَ الكتـاب שָׁלוֹם") == ["كتب", "الكتاب", "שלום"]
+    assert words("Москва, Αθήνα İstanbul") == ["москва", "αθήνα", "i̇stanbul"]
     assert words("the of and ... \x00") == []
     assert words("\uff21\uff22\uff23 \u00bd") == ["abc", "1", "2"]  # NFKC
 
 
-def test_chinese_is_found_by_part_of_a_sentence():
-    scores = bm25(build(["我住在上海、养了一只猫", "他喜欢打篮球"]), [0, 1], words("谁住在上海"))
-    assert scores[0] > 0 == scores[1]
+@pytest.mark.parametrize(
+    ("query", "wanted", "other"),
+    [
+        ("谁住在上海", "我住在上海、养了一只猫", "他喜欢打篮球"),
+        ("猫", "我住在上海、养了一只猫", "他喜欢打篮球"),
+        ("猫はどこ", "リスボンで猫を飼っている", "仕事は看護師です"),
+        ("リスボン", "2024年にリスボンへ引っ越した", "東京タワーを見た"),
+        ("Lisbonに住む人", "アナはLisbonに引っ越した", "ベンはMadridにいる"),
+        ("개", "나는 개가 두 마리 있다", "그는 농구를 좋아한다"),
+        ("고양이 이름", "우리 고양이는 나비라고 한다", "그는 농구를 좋아한다"),
+        ("กรุงเทพ", "ฉันย้ายไปกรุงเทพเมื่อปีที่แล้ว", "เขาชอบเล่นบาสเกตบอล"),
+        ("दिल्ली में कौन", "आना दिल्ली में रहती है", "बेन को क्रिकेट पसंद है"),
+        ("القاهرة", "انتقلت إلى القَاهِرة", "يحب كرة السلة"),
+    ],
+)
+def test_found_inside_a_sentence(query, wanted, other) -> None:
+    scores = bm25(build([wanted, other]), [0, 1], words(query))
+    assert scores[0] > scores[1]
 
 
 @given(st.text())
