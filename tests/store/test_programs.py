@@ -114,8 +114,8 @@ class Model:
     def follow(self, store: MemoryStore, goal: list[int]) -> int:
         """Append what the store appended to get to where `goal` is in effect; the number of operations."""
         added = [done for _, _, done in store.log(len(self.log))]
-        for done in added:
-            self._append(done, goal)
+        for done in added:  # the steps of a restore but the last are operations like others
+            self._append(done, goal if done is added[-1] else [*self.in_effect[-1], len(self.log) + 1])
         assert self.now == self.states[goal[-1] if goal else 0]
         return len(added)
 
