@@ -93,7 +93,6 @@ class _Examination:
     def __init__(self, database: Database, embedder: Embedder | None, health: Health, repair: bool) -> None:
         self.database, self.health, self.repair = database, health, repair
         self.embedder = embedder
-        self.vectors_known = True
 
     def run(self) -> None:
         """Find everything, and repair it if that was asked for."""
@@ -104,11 +103,10 @@ class _Examination:
         for name, kind in misses.items():
             self.says("file", f"the {kind} {name} is missing or not as it should be")
         tables = [name for name, kind in misses.items() if kind == "table"]
-        if self.repair and set(tables) <= {"versions", "vectors"}:
-            for name in misses:
-                database.make(name)
-        elif tables:
+        if tables and not (self.repair and set(tables) <= {"versions", "vectors"}):
             return
+        for name in tables:
+            database.make(name)
         if database.scrub_due:
             self.says("file", "an erasure was not finished: free pages may still hold what was erased")
         try:
@@ -129,6 +127,9 @@ class _Examination:
             right = self.replayed(rows)
             if right is not None and self.versions(rows, right):
                 self.vectors(rows, {row[4]: row[7] for row in right.values()}, recorded)
+        if self.repair:  # after the rows, which may not have been such that the indexes could be made
+            for name in misses.keys() - set(tables):
+                database.make(name)
 
     def says(self, part: Any, message: str, namespace: str | None = None) -> None:
         """Note a problem."""
@@ -189,16 +190,16 @@ class _Examination:
         self.health.counts["vectors"] += len(there)
         left_over = [key for key in there if key not in contents]
         missing = [key for key in contents if key not in there]
-        wrong = [key for key in contents if key in there and not _sound(there[key], recorded.dim)]
+        sound = {key for key in contents if key in there and _sound(there[key], recorded.dim)}
+        wrong = [key for key in contents if key in there and key not in sound]
         right: dict[bytes, bytes] = {}
         try:
             for key, vector in _embedded(contents, recorded.load()):
                 right[key] = vector_blob(vector)
-                stored = there.get(key)
-                if stored is not None and key not in wrong and not _near(stored, vector):
+                if key in sound and not _near(there[key], vector):
                     wrong.append(key)
         except EmbedderError as error:
-            self.health.notes.append(f"vectors were not compared with the embedder's: {error}")
+            self.health.notes.append(f"vectors of {rows.name} were not compared with the embedder's: {error}")
         for keys, what in ((left_over, "of no content that is stored"), (missing, "missing")):
             if keys:
                 self.says("vectors", f"{len(keys)} {what}", rows.name)

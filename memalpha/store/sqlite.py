@@ -229,12 +229,16 @@ class Database:
                 yield message
 
     def misses(self) -> dict[str, str]:
-        """The tables, indexes and triggers that the file lacks, or has otherwise than it should: name and kind."""
-        there = dict(self._connection.execute("SELECT name, sql FROM sqlite_master"))
-        return {name: kind for name, (kind, made) in _made().items() if f"{there.get(name)};" != made}
+        """The tables that the file lacks, the indexes and triggers that it lacks or has otherwise: name and kind."""
+        there = {name: f"{sql};" for name, sql in self._connection.execute("SELECT name, sql FROM sqlite_master")}
+        return {
+            name: kind
+            for name, (kind, made) in _made().items()
+            if name not in there or (kind != "table" and there[name] != made)
+        }
 
     def make(self, name: str) -> None:
-        """Make a table, index or trigger of the format anew; what a table held is gone."""
+        """Make one of `misses` anew."""
         kind, statement = _made()[name]
         self._connection.execute(f"DROP {kind} IF EXISTS {name}")
         self._connection.execute(statement)

@@ -69,6 +69,7 @@ DERIVED = {
     "INSERT INTO vectors SELECT 9, digest, vector FROM vectors LIMIT 1": "vectors",
     "DROP TRIGGER operations_last": "file",
     "DROP INDEX live_content": "file",
+    "DROP TRIGGER operations_stay; CREATE TRIGGER operations_stay AFTER UPDATE ON meta BEGIN SELECT 1; END": "file",
     "DROP TABLE vectors": "file",
     "DROP TABLE versions": "file",
 }
@@ -85,6 +86,13 @@ def test_what_follows_from_the_log_is_made_anew(path: Path, statement: str) -> N
     assert mended.problems == [] and mended.repaired[: len(found.problems)] == found.problems
     assert examine(path).problems == []
     assert contents(path) == before
+
+
+def test_rows_that_an_index_would_refuse_are_mended_before_it_is_made(path: Path) -> None:
+    before = contents(path)
+    tamper(path, "DROP INDEX live_order; UPDATE versions SET created = 1, valid_to = NULL WHERE ns = 1")
+    assert {problem.part for problem in examine(path).problems} == {"file", "versions"}
+    assert examine(path, repair=True).problems == [] and contents(path) == before
 
 
 UNLOCK = "DROP TRIGGER operations_stay; DROP TRIGGER operations_last;"
