@@ -15,6 +15,8 @@ from memalpha.errors import ConfigError, PolicyError
 from memalpha.train.learner import Learner
 from memalpha.train.lora import add_lora, merged
 
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # peft calls transformers by names on their way out
+
 
 def factors(model) -> dict[str, torch.Tensor]:
     return {name: part for name, part in model.named_parameters() if "lora_" in name}
