@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memalpha.qa.evaluator import evaluate
     from memalpha.store.asynchronous import AsyncMemoryStore
     from memalpha.store.embedding import load_embedder
+    from memalpha.store.retrieval import Boost
     from memalpha.store.store import MemoryStore
     from memalpha.tasks.load import load_tasks
     from memalpha.train.loop import train
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AsyncMemoryStore": "store.asynchronous",
+    "Boost": "store.retrieval",
     "Chunk": "types",
     "EvalConfig": "config",
     "MemalphaError": "errors",
@@ -45,6 +47,7 @@ _HOME = {
 
 __all__ = [
     "AsyncMemoryStore",
+    "Boost",
     "Chunk",
     "EvalConfig",
     "MemalphaError",

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from memalpha.store.filters import All, Condition, Filter, Not, fields_of, frozen, value_of
-from memalpha.types import MemoryEntry
+from memalpha.store.filters import All, Condition, Filter, Not, fields_of, frozen, moment, value_of
+from memalpha.types import MemoryEntry, is_iso_time
 
 _MOST_COLUMNS = 64
 _MOST_VERDICTS = 64
@@ -36,7 +36,17 @@ class Columns:
 
         `slots` has the slot of every entry by its id.
         """
-        fields = fields_of(chosen)
+        self._make(fields_of(chosen), slots)
+        return self._mask(chosen, size)
+
+    def numbers(self, field: str, slots: Mapping[str, int], size: int) -> np.ndarray:
+        """A field's values as numbers, times in seconds since 1970: float64 `(size,)`; NaN for others, whatever
+        at slots without an entry."""
+        self._make({field}, slots)
+        return self._columns[field].numbers(size)
+
+    def _make(self, fields: set[str], slots: Mapping[str, int]) -> None:
+        """See to it that these fields have columns."""
         used = {field: self._columns.get(field) for field in fields}
         missing = {field: _Column() for field, column in used.items() if column is None or column.worn(len(slots))}
         for entry in self._entries() if missing else ():
@@ -47,7 +57,6 @@ class Columns:
             self._columns[field] = self._columns.pop(field)  # the one used last stands last
         while len(self._columns) > max(_MOST_COLUMNS, len(fields)):
             del self._columns[next(iter(self._columns))]
-        return self._mask(chosen, size)
 
     def _mask(self, chosen: Filter, size: int) -> np.ndarray:
         if isinstance(chosen, Condition):
@@ -67,6 +76,7 @@ class _Column:
         self._values: list[Any] = []  # the distinct values
         self._numbers: dict[Any, int] = {}
         self._verdicts: dict[Any, np.ndarray] = {}  # by condition: which values fulfil it
+        self._floats = np.zeros(0)  # the values as numbers
 
     def worn(self, entries: int) -> bool:
         """Whether most of the distinct values are no longer any entry's."""
@@ -91,6 +101,13 @@ class _Column:
         verdicts = self._verdicts_on(condition)
         return verdicts.take(self._codes[:size]) if len(verdicts) else np.zeros(size, bool)
 
+    def numbers(self, size: int) -> np.ndarray:
+        """The values as numbers, float64 `(size,)`."""
+        self._make_room(size)
+        more = [_number(value) for value in self._values[len(self._floats) :]]
+        self._floats = np.concatenate([self._floats, more])
+        return self._floats.take(self._codes[:size]) if len(self._floats) else np.full(size, np.nan)
+
     def _verdicts_on(self, condition: Condition) -> np.ndarray:
         """Which of the distinct values fulfil a condition."""
         if condition.operator in ("$eq", "$ne", "$in") and condition.field != "timestamp":  # times have many spellings
@@ -107,3 +124,9 @@ class _Column:
         if len(self._verdicts) > _MOST_VERDICTS:
             del self._verdicts[next(iter(self._verdicts))]
         return known
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str) and is_iso_time(value):
+        return moment(value).timestamp()
+    return float(value) if isinstance(value, int | float) else np.nan

@@ -63,8 +63,7 @@ class Condition:
     def _comparable(self, value: Any) -> Any:
         if self.field != "timestamp" or not isinstance(value, str) or not is_iso_time(value):
             return value
-        time = datetime.fromisoformat(value)
-        return time.replace(tzinfo=UTC) if time.tzinfo is None else time
+        return moment(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +126,12 @@ def fields_of(chosen: Filter) -> set[str]:
         return {chosen.field}
     parts = (chosen.part,) if isinstance(chosen, Not) else chosen.parts
     return set().union(*map(fields_of, parts))
+
+
+def moment(text: str) -> datetime:
+    """An ISO time; UTC unless it says otherwise."""
+    time = datetime.fromisoformat(text)
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time
 
 
 def frozen(value: Any) -> Any:

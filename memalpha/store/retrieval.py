@@ -18,6 +18,7 @@ thrown away, and what the rest of the memory holds shows in no score.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,10 +29,10 @@ import numpy as np
 from memalpha.errors import StoreError
 from memalpha.store.columns import Columns
 from memalpha.store.embedding import Embedder
-from memalpha.store.filters import Filter
+from memalpha.store.filters import Filter, moment
 from memalpha.store.index import Prototypes, VectorIndex
 from memalpha.store.lexical import BM25, LexicalIndex, Selected, words
-from memalpha.types import MemoryEntry
+from memalpha.types import MemoryEntry, is_iso_time
 
 Route = Literal["soft", "flat", "dense", "bm25", "hard"]
 ROUTES: tuple[Route, ...] = ("soft", "flat", "dense", "bm25", "hard")
@@ -59,11 +60,49 @@ class Document:
 
 
 class Scored(NamedTuple):
-    """One result. `explain` has the raw parts `dense` and `bm25` and the `group` prior, where the route used them."""
+    """One result. `explain` has the raw parts `dense` and `bm25`, the `group` prior and the terms of a `Boost`, where
+    they were used."""
 
     id: str
     score: float
     explain: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Boost:
+    """What else a score is made of, added to any route's: `importance` times the entry's own, and `recency` times
+    `0.5 ** (age / half_life)`, the age being the days from the entry's timestamp to `now` (ISO, UTC unless it says
+    otherwise; nothing here asks a clock). An entry without a timestamp gets none, one of the future all of it.
+
+    Raises `StoreError` for what is no number, and for recency without `now`.
+    """
+
+    importance: float = 0.0
+    recency: float = 0.0
+    half_life: float = 30.0
+    now: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("importance", "recency", "half_life"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise StoreError(f"boost: {name} {value!r}: a finite number is needed")
+        if self.half_life <= 0:
+            raise StoreError(f"boost: half_life {self.half_life!r}: days above 0 are needed")
+        if self.now is None and self.recency:
+            raise StoreError('boost: recency needs now, such as now="2025-01-10"')
+        if self.now is not None and not (isinstance(self.now, str) and is_iso_time(self.now)):
+            raise StoreError(f"boost: now {self.now!r} is no ISO 8601 date or time (2024-05-01)")
+
+    def terms(self, numbers: Callable[[str], np.ndarray]) -> dict[str, np.ndarray]:
+        """The terms by name, from the fields of the entries as numbers `(n,)`."""
+        terms = {}
+        if self.importance:
+            terms["importance"] = self.importance * numbers("importance")
+        if self.recency and self.now is not None:
+            age = np.maximum(moment(self.now).timestamp() - numbers("timestamp"), 0.0) / 86400
+            terms["recency"] = self.recency * np.nan_to_num(0.5 ** (age / self.half_life))
+        return terms
 
 
 class Corpus:
@@ -180,12 +219,26 @@ class Corpus:
         self._dead.append(slot)
         self._everything = None
 
-    def search(self, query: str, k: int = 10, *, route: Route = "soft", where: Filter | None = None) -> list[Scored]:
+    def search(
+        self,
+        query: str,
+        k: int = 10,
+        *,
+        route: Route = "soft",
+        where: Filter | None = None,
+        boost: Boost | None = None,
+    ) -> list[Scored]:
         """The k best documents, best first; with `where`, of those whose entries pass."""
-        return self.search_many([query], k, route=route, where=where)[0]
+        return self.search_many([query], k, route=route, where=where, boost=boost)[0]
 
     def search_many(
-        self, queries: Sequence[str], k: int = 10, *, route: Route = "soft", where: Filter | None = None
+        self,
+        queries: Sequence[str],
+        k: int = 10,
+        *,
+        route: Route = "soft",
+        where: Filter | None = None,
+        boost: Boost | None = None,
     ) -> list[list[Scored]]:
         """`search` for several queries, embedded in one batch; each list is what `search` gives for that query.
 
@@ -203,9 +256,11 @@ class Corpus:
         if not len(selection.slots):
             return [[] for _ in queries]
         if route == "bm25":
-            return [self._rank(selection, words(query), None, k, route) for query in queries]
+            return [self._rank(selection, words(query), None, k, route, boost) for query in queries]
         vectors = self.embedder.encode(queries)
-        return [self._rank(selection, words(query), vectors[i : i + 1], k, route) for i, query in enumerate(queries)]
+        return [
+            self._rank(selection, words(query), vectors[i : i + 1], k, route, boost) for i, query in enumerate(queries)
+        ]
 
     def _tidy(self) -> None:
         """Drop what was removed once it is the larger part, and settle what was added once it is a good part."""
@@ -239,7 +294,13 @@ class Corpus:
         return found
 
     def _rank(
-        self, selection: _Selection, query: list[str], vector: np.ndarray | None, k: int, route: Route
+        self,
+        selection: _Selection,
+        query: list[str],
+        vector: np.ndarray | None,
+        k: int,
+        route: Route,
+        boost: Boost | None,
     ) -> list[Scored]:
         slots = selection.slots
         parts: dict[str, np.ndarray] = {}
@@ -254,6 +315,10 @@ class Corpus:
         if route == "soft":
             parts["group"] = selection.prior(query, vector)
             total = total + parts["group"]
+        if boost is not None:
+            terms = boost.terms(lambda field: self._columns.numbers(field, self._slots, len(self._ids))[slots])
+            parts |= terms
+            total = sum(terms.values(), total)
         best = _top(total, self._orders[slots], k)
         explains = zip(*(values[best].tolist() for values in parts.values()), strict=True)
         return [

@@ -18,7 +18,7 @@ from memalpha.store.bulk import Fact, insert_all, operations_of, vectors_of
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, Where
 from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder, record_of
-from memalpha.store.retrieval import Corpus, Document, Route
+from memalpha.store.retrieval import Boost, Corpus, Document, Route
 from memalpha.store.rows import Namespace
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.sqlite import Database, Durability, new_file, utc
@@ -221,14 +221,15 @@ class MemoryStore(Memory):
         category: str | None = None,
         where: Where = None,
         route: Route = "soft",
+        boost: Boost | None = None,
         as_of: int | str | None = None,
     ) -> list[Hit]:
         """The k best live entries, best first; see `retrieval` for the routes. With `category` and `where` (see
-        `filters`): exactly what a memory of only the entries that pass would give.
+        `filters`): exactly what a memory of only the entries that pass would give. `boost` adds importance and recency.
 
         With `as_of`: over the entries of that moment, exactly what searching then would have given.
         """
-        return self.search_many([query], k, category=category, where=where, route=route, as_of=as_of)[0]
+        return self.search_many([query], k, category=category, where=where, route=route, boost=boost, as_of=as_of)[0]
 
     def search_many(
         self,
@@ -238,6 +239,7 @@ class MemoryStore(Memory):
         category: str | None = None,
         where: Where = None,
         route: Route = "soft",
+        boost: Boost | None = None,
         as_of: int | str | None = None,
     ) -> list[list[Hit]]:
         """`search` for several queries, embedded in one batch."""
@@ -247,10 +249,10 @@ class MemoryStore(Memory):
             if position is None:
                 corpus = self._live_corpus()
                 self._corpus = None  # whatever stops a search half-way: a new one is made then
-                found = corpus.search_many(queries, k, route=route, where=chosen)
+                found = corpus.search_many(queries, k, route=route, where=chosen, boost=boost)
                 self._corpus = corpus
             else:
-                found = self._past_corpus(position, chosen).search_many(queries, k, route=route)
+                found = self._past_corpus(position, chosen).search_many(queries, k, route=route, boost=boost)
             entries = self._rows.many(list({hit.id for hits in found for hit in hits}), position)
         return [[Hit(entries[id], score, explain) for id, score, explain in hits] for hits in found]
 
@@ -410,9 +412,9 @@ class MemoryStore(Memory):
 
     def _past_corpus(self, position: int, chosen: Filter | None) -> Corpus:
         """What was searchable at a position, of what passes a filter."""
-        entries = self._rows.live(position=position)
-        documents = (Document.of(entry) for entry in entries if chosen is None or chosen.matches(entry))
-        return Corpus(StoredEmbedder(self._rows, self._embedder.load()), documents)
+        entries = [e for e in self._rows.live(position=position) if chosen is None or chosen.matches(e)]
+        embedder = StoredEmbedder(self._rows, self._embedder.load())
+        return Corpus(embedder, map(Document.of, entries), lambda: entries)
 
     def _new_corpus(self) -> Corpus:
         """What is searchable now, made anew."""

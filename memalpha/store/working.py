@@ -9,7 +9,7 @@ from typing import Any
 from memalpha.errors import DuplicateContent
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, Where, parse
-from memalpha.store.retrieval import Corpus, Document, Route
+from memalpha.store.retrieval import Boost, Corpus, Document, Route
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import Change, MemoryState, check_timestamp, clean_content, plan
 from memalpha.types import Hit, MemoryEntry, Operation
@@ -66,9 +66,11 @@ class Memory(ABC):
         category: str | None = None,
         where: Where = None,
         route: Route = "soft",
+        boost: Boost | None = None,
     ) -> list[Hit]:
         """The k best live entries, best first, as if only those of `category` that pass `where` were there (see
-        `filters`). Raises `UnknownCategory`, and `StoreError` for a `where` that is not understood."""
+        `filters`); `boost` adds importance and recency to the scores. Raises `UnknownCategory`, and `StoreError` for a
+        `where` that is not understood."""
 
     @abstractmethod
     def search_many(
@@ -79,6 +81,7 @@ class Memory(ABC):
         category: str | None = None,
         where: Where = None,
         route: Route = "soft",
+        boost: Boost | None = None,
     ) -> list[list[Hit]]:
         """`search` for several queries, embedded in one batch."""
 
@@ -244,9 +247,10 @@ class WorkingMemory(Memory):
         category: str | None = None,
         where: Where = None,
         route: Route = "soft",
+        boost: Boost | None = None,
     ) -> list[Hit]:
         """The k best live entries, best first, as if only those of `category` that pass `where` were there."""
-        return self.search_many([query], k, category=category, where=where, route=route)[0]
+        return self.search_many([query], k, category=category, where=where, route=route, boost=boost)[0]
 
     def search_many(
         self,
@@ -256,6 +260,7 @@ class WorkingMemory(Memory):
         category: str | None = None,
         where: Where = None,
         route: Route = "soft",
+        boost: Boost | None = None,
     ) -> list[list[Hit]]:
         """`search` for several queries, embedded in one batch."""
         chosen = self._filter(category, where)
@@ -263,6 +268,6 @@ class WorkingMemory(Memory):
         if corpus is None:
             documents = map(Document.of, self._state.entries.values())
             corpus = Corpus(self._embedder, documents, lambda: self._state.entries.values())
-        found = corpus.search_many(queries, k, route=route, where=chosen)
+        found = corpus.search_many(queries, k, route=route, where=chosen, boost=boost)
         self._corpus = corpus
         return [[Hit(self._state.get(id), score, explain) for id, score, explain in hits] for hits in found]

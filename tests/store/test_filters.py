@@ -12,6 +12,7 @@ import memalpha.store.store
 from memalpha.errors import StoreError
 from memalpha.store.embedding import load_embedder
 from memalpha.store.filters import parse
+from memalpha.store.retrieval import Boost
 from memalpha.store.schema import Category, MemorySchema
 from memalpha.store.store import MemoryStore
 from memalpha.store.working import WorkingMemory
@@ -298,6 +299,9 @@ def test_lists_and_searches_of_a_memory(facts, where) -> None:
     assert store.search("pet 3 of a", 20, where=where) == store.list(where=where) == []
     assert store.list(where=where, as_of=then) == kept
     assert store.search("pet 3 of a", 20, where=where, as_of=then) == hits
+    boost = Boost(importance=1, recency=1, now="2025-01-01")
+    boosted = store.search("pet 3 of a", 20, where=where, boost=boost, as_of=then)
+    assert boosted == working.search("pet 3 of a", 20, where=where, boost=boost)
     store.close()
 
 

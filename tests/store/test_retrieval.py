@@ -11,7 +11,7 @@ from memalpha.errors import StoreError
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder, load_embedder
 from memalpha.store.filters import parse
 from memalpha.store.lexical import BM25, LexicalIndex, Selected, words
-from memalpha.store.retrieval import ROUTES, Corpus, Document
+from memalpha.store.retrieval import ROUTES, Boost, Corpus, Document
 from memalpha.types import MemoryEntry
 
 EMBEDDER = CachedEmbedder(HashEmbedder(64))
@@ -260,3 +260,40 @@ def test_new_documents_are_embedded_in_one_batch_and_only_for_routes_with_vector
 def test_static_finds_what_shares_no_word():
     corpus = Corpus(load_embedder("static"), DOCS)
     assert corpus.search("Which animal do I have?", 1)[0].id == "b"
+
+
+def test_importance_and_recency_are_terms_of_the_score():
+    dates = ["2025-01-01", "2024-12-02", "2024-11-02T00:00Z", None, "2026-01-01"]  # 0, 30, 60 days old, none, to come
+    facts = [fact(i, importance=i / 10, timestamp=date, metadata={"n": i}) for i, date in enumerate(dates)]
+    corpus = of(facts)
+    boost = Boost(importance=2, recency=3, half_life=30, now="2025-01-01")
+    terms = {f"n{i}": (0.2 * i, 3 * near) for i, near in enumerate([1, 0.5, 0.25, 0, 1])}
+    for route in ROUTES:
+        for where in (None, parse({"n": {"$gt": 0}})):
+            plain = {hit.id: hit for hit in corpus.search("a cat of ana 1", 9, route=route, where=where)}
+            boosted = corpus.search("a cat of ana 1", 9, route=route, where=where, boost=boost)
+            assert {hit.id for hit in boosted} == set(plain)
+            assert [hit.score for hit in boosted] == sorted((hit.score for hit in boosted), reverse=True)
+            for hit in boosted:
+                assert np.allclose((hit.explain["importance"], hit.explain["recency"]), terms[hit.id])
+                assert np.isclose(hit.score, plain[hit.id].score + sum(terms[hit.id]))
+                assert hit.explain.keys() - plain[hit.id].explain.keys() == {"importance", "recency"}
+    assert corpus.search("cat", 9, boost=Boost()) == corpus.search("cat", 9)
+    corpus.remove("n0")
+    corpus.add(Document.of(fact(7, importance=50, timestamp="2024-05-01T12:00+02:00")))
+    assert ids(corpus.search("nothing", 1, boost=Boost(importance=1))) == ["n7"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"recency": 1}, "recency needs now"),
+        ({"recency": 1, "now": "soon"}, "now 'soon' is no ISO"),
+        ({"importance": "1"}, "importance '1'"),
+        ({"recency": float("nan"), "now": "2025-01-01"}, "recency nan"),
+        ({"half_life": 0}, "half_life 0"),
+    ],
+)
+def test_a_boost_that_means_nothing_is_refused(options, message):
+    with pytest.raises(StoreError, match=message):
+        Boost(**options)
