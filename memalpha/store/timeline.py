@@ -103,12 +103,11 @@ def _taken_back(rows: Namespace) -> int:
     """
     redone: list[int] = []
     for position in range(rows.position, 0, -1):
-        head = rows.head(position)
-        if head == position:
-            return 0
         before, after = _in_effect(rows, position - 1), _in_effect(rows, position)
         if before == after and rows.kind(position) == "erased":
-            continue  # an undo or redo of what has been erased since, or the erasing itself
+            continue  # as if it had never been
+        if rows.head(position) == position:
+            return 0
         if before and after == _in_effect(rows, before - 1):
             if not redone:
                 return before

@@ -201,3 +201,15 @@ def test_erased_operations_change_nothing() -> None:
     before = store.state
     assert store.apply(Operation("erased", id="x", content="gone", category="nine")) == Operation("erased", id="x")
     assert store.state == before and store.state.position == 2
+
+
+def test_a_write_that_was_erased_no_longer_ends_what_waits_for_a_redo() -> None:
+    store = new()
+    store.insert("semantic", "a")
+    b = store.insert("semantic", "b")
+    store.undo()
+    c = store.insert("semantic", "c")
+    assert store.redo() is None
+    store.erase(c.id)
+    redone = store.redo()
+    assert redone is not None and redone.id == b.id and store.redo() is None

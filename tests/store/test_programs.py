@@ -178,7 +178,17 @@ class Model:
             assert [entry for entry in old.list() if entry.id != id] == new.list() and old.core == new.core
         self.in_effect = [[place for place in effective if place not in places] for effective in self.in_effect]
         self.in_effect.append(self.in_effect[-1])
-        self.undone = [place for place in self.undone if place not in places]
+        self.undone = []
+        for place in range(1, len(self.states)):  # what would wait for a redo if the entry had never been
+            old, new = self.in_effect[place - 1 : place + 1]
+            if old == new and self.log[place - 1].kind == "erased":
+                continue
+            if old and new == old[:-1]:
+                self.undone.append(old[-1])
+            elif self.undone and new == self.in_effect[self.undone[-1]]:
+                self.undone.pop()
+            else:
+                self.undone.clear()
         assert [done for _, _, done in store.log()] == self.log
 
 
