@@ -4,6 +4,7 @@ error. All that two processes do is done in one go (`two_processes.py`), for eac
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shutil
@@ -19,7 +20,7 @@ from safetensors.torch import load_file
 from tiny import tiny_policy
 from two_processes import CASES, measure
 
-from memalpha.config import TrainConfig, build_config, merge
+from memalpha.config import SFTConfig, TrainConfig, build_config, merge
 from memalpha.train.distributed import ONE, World
 from memalpha.train.loop import train
 
@@ -61,7 +62,29 @@ def run(place):
 
 
 @pytest.fixture(scope="module")
-def two(place, run) -> dict:
+def imitation(place):
+    """A function: name -> configuration of a supervised run."""
+    path = place / "rows.jsonl"
+    lines = [
+        {"prompt": f"<|user|>{number}", "completion": f"{number} it is" * (1 + number % 3)} for number in range(20)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    base = {
+        "policy": str(place / "policy"),
+        "source": str(path),
+        "agent": {"prompt": "compact", "embedder": "hash", "max_new_tokens": 12},
+        "batch_rows": 5,
+        "schedule_steps": 2,
+        "eval_tasks": 3,
+        "validation_tasks": 3,
+        "learning_rate": 1e-2,
+        "microbatch_tokens": 64,
+    }
+    return lambda name: build_config(SFTConfig, {**base, "out": str(place / name)}, name)
+
+
+@pytest.fixture(scope="module")
+def two(place, run, imitation) -> dict:
     """What two processes found; beside it, what one did before and after them lies in `place`."""
     for changes in ({}, LORA):
         train(run(f"whole {len(changes)}", **changes))
@@ -73,6 +96,7 @@ def two(place, run) -> dict:
         run("2-1 fsdp", max_steps=1, sharding="fsdp", **LORA),
         run("1-2 0", sharding="fsdp"),
         run("1-2 1", **LORA),
+        imitation("imitation of two"),
     ]
     plan = {"runs": runs, "interrupted": run("interrupted", sharding="fsdp", save_every=100, validate_every=100)}
     (place / "plan.pickle").write_bytes(pickle.dumps(plan))
@@ -153,6 +177,17 @@ def test_runs_go_on_with_another_number_of_processes(two, run, place, name, chan
         train(config)
     assert distance(weights(config.out, 2), weights(whole, 2)) < tolerance
     assert distance(weights(whole, 2), weights(whole, 1)) > 1e-2
+
+
+def test_two_processes_imitate_as_one(two, imitation):
+    of_two, of_one = imitation("imitation of two"), imitation("imitation of one")
+    summary = train(of_one)
+    assert distance(weights(of_two.out, 2), weights(of_one.out, 2)) < 1e-4
+    assert (of_two.out / "rows.jsonl").read_text() == (of_one.out / "rows.jsonl").read_text()
+    found = json.loads((of_two.out / "summary.json").read_text())
+    for when in ("before", "after"):
+        assert found[when]["validation_loss"] == pytest.approx(summary[when]["validation_loss"], rel=1e-4)
+        assert found[when]["accuracy"] == summary[when]["accuracy"]
 
 
 def test_a_ctrl_c_in_one_process_stops_both_with_a_checkpoint(two, place):
