@@ -16,12 +16,15 @@ transformers = pytest.importorskip("transformers")
 from memalpha import train  # noqa: E402
 from memalpha.agent.parsing import format_call, parse_calls  # noqa: E402
 from memalpha.config import BabiConfig, TrainConfig, load_config  # noqa: E402
+from memalpha.errors import ConfigError  # noqa: E402
 from memalpha.policy.base import load_policy  # noqa: E402
 from memalpha.policy.scripted import ScriptedPolicy  # noqa: E402
 from memalpha.policy.transformers_ import TransformersPolicy  # noqa: E402
 from memalpha.qa.evaluator import evaluate  # noqa: E402
 from memalpha.qa.reader import load_reader  # noqa: E402
 from memalpha.tasks import babi  # noqa: E402
+from memalpha.tasks.jsonl import save_jsonl  # noqa: E402
+from memalpha.train.collect import TaskSource  # noqa: E402
 
 FOLDER = Path(str(resources.files("memalpha"))) / "weights" / "babi"
 
@@ -80,6 +83,13 @@ def test_start_writes_valid_calls_selects_badly_and_reads_well(policy: Transform
     assert perfect["accuracy"] >= 0.93
     assert 0.4 <= before["accuracy"] <= 0.8
     assert before["update_hit"] >= 0.35  # less, and reinforcement learning goes over to inserting only
+
+
+def test_training_streams_are_refused_as_held_out_ones(tmp_path: Path) -> None:
+    save_jsonl(babi.streams(BabiConfig(), "train", 3, 2, 2), tmp_path / "mine.jsonl")
+    config = load_config(TrainConfig, "babi", {"seed": 3, "eval_data": str(tmp_path / "mine.jsonl")})
+    with pytest.raises(ConfigError, match="among the training tasks"):
+        TaskSource(config)
 
 
 def test_train_babi_takes_a_step(tmp_path: Path) -> None:

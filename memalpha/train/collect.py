@@ -115,7 +115,11 @@ class TaskSource:
         config, seen = self.config, [*self.file, *self.validation]
         ids = {task.id for task in seen}
         texts = {chunk.render(): task.id for task in self.file for chunk in task.chunks}
-        made = None if self.file else self.batch(0)[0].id.removesuffix("0")
+        made = None
+        if config.data == "babi":
+            made = babi.stream(config.babi, "train", config.seed, 0).id.removesuffix("0")
+        elif not self.file:
+            made = synthetic.generate(config.world, config.seed, 0).id.removesuffix("0")
         for task in held_out:
             if task.id in ids or (made and task.id.startswith(made) and task.id.removeprefix(made).isdigit()):
                 raise ConfigError(f"eval_data: task {task.id!r} of {config.eval_data} is among the training tasks")
