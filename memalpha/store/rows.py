@@ -211,12 +211,6 @@ class Namespace:
         entries = self._select(where, *values, limit, index=index)
         return [entry if entry.valid_to is None else replace(entry, valid_to=None) for entry in entries]
 
-    def ids(self, category: str, *, position: int | None = None) -> list[str]:
-        """The ids of a category's entries that are live, or were at a position."""
-        where = _IS_LIVE if position is None else _WAS_LIVE
-        query = f"SELECT id FROM versions WHERE ns = ? AND {where} AND category = ?"
-        return [id for (id,) in self._rows.execute(query, (self.ns, *_times(position), category))]
-
     def searchable(self) -> list[tuple[str, str, str, int, bytes | None]]:
         """Id, content, category, position and vector (None: none is stored) of every live entry, oldest id first."""
         return self._rows.execute(
