@@ -251,7 +251,10 @@ def plan(sizes: list[str], repeats: int | None) -> list[dict[str, Any]]:
 
 
 def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Medians with their ranges over the repeats of each setting, and the ratios to trl."""
+    """Medians with their ranges over the repeats of each setting, and the ratios to trl.
+
+    `ratio_of_passes`: the ratio of memory without gradients and AdamW's moments, 12 bytes a parameter for everybody.
+    """
     setting, measured = ("size", "padded_rows", "checkpointing"), ("tokens_per_cpu_second", "peak_mib")
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for one in results:
@@ -259,12 +262,15 @@ def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     lines = []
     for key, same in groups.items():
         line = {name: value for name, value in same[0].items() if name not in (*measured, "cpu_seconds")}
-        theirs = groups[(*key[:-1], "trl")]
+        theirs, held = groups[(*key[:-1], "trl")], 12 * line["parameters"] / 2**20
         for name in measured:
             values = [one[name] for one in same]
             middle = statistics.median(values)
             line[name] = {"median": middle, "least": min(values), "most": max(values)}
-            line[name]["ratio"] = middle / statistics.median(one[name] for one in theirs)
+            other = statistics.median(one[name] for one in theirs)
+            line[name]["ratio"] = middle / other
+            if name == "peak_mib":
+                line[name]["ratio_of_passes"] = (middle - held) / (other - held)
         lines.append({**line, "repeats": len(same)})
     return lines
 
@@ -278,8 +284,14 @@ def table(lines: list[dict[str, Any]], command: str) -> str:
             told += f" ({value['least']:,.0f} to {value['most']:,.0f})"
         return told, f"{value['ratio']:.2f}"
 
-    head = ("parameters", "rows, tokens of the step", "padded tokens of a micro-batch", "layers recomputed", "system")
-    head = (*head, "padding", "tokens per CPU-second", "ratio", "peak MiB", "ratio")
+    head = (
+        "parameters",
+        "rows, tokens of the step",
+        "padded tokens of a micro-batch, at most",
+        "layers recomputed",
+        "system",
+    )
+    head = (*head, "padding", "tokens per CPU-second", "ratio", "peak MiB", "ratio", "ratio of the passes")
     text = [
         "# One update: memalpha beside trl",
         "",
@@ -290,7 +302,8 @@ def table(lines: list[dict[str, Any]], command: str) -> str:
         f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
         "One thread, float32, random weights, ragged rows; what is measured and how: the head of the script. Medians",
         "(least to most). Tokens are real ones; `padding` is computed / real tokens; memory is the peak above the",
-        "process with the model built. Ratios are to `trl` in the same setting.",
+        "process with the model built. Ratios are to `trl` in the same setting; that of the passes leaves out what both",
+        "hold, gradients and AdamW's moments: 12 bytes a parameter.",
         "",
         "| " + " | ".join(head) + " |",
         "|" + "---|" * len(head),
@@ -305,6 +318,7 @@ def table(lines: list[dict[str, Any]], command: str) -> str:
             f"{line['padding']:.2f}",
             *spread(line["tokens_per_cpu_second"]),
             *spread(line["peak_mib"]),
+            f"{line['peak_mib']['ratio_of_passes']:.2f}",
         )
         text.append("| " + " | ".join(cells) + " |")
     return "\n".join(text) + "\n"
