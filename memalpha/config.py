@@ -43,7 +43,7 @@ class BabiConfig(Config):
     tasks: tuple[Literal[1, 2, 6, 8, 9, 11, 12, 13], ...] = Field(
         default=(1, 2, 6, 8, 9, 11, 12, 13), min_length=1, description="bAbI's task numbers"
     )
-    stories: int = Field(default=4, gt=0, description="stories woven into one stream")
+    stories: int = Field(default=4, gt=0, le=6, description="stories woven into one stream (for more, names run out)")
     folder: str | None = Field(default=None, description="the official English files (default: those that ship)")
 
 

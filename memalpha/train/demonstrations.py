@@ -136,13 +136,14 @@ class _LoggedTurn(BaseModel):
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     reward: float
+    ok: bool
 
 
 def logged(
     run: Path, policy: TransformersPolicy, agent: AgentConfig, schema: MemorySchema
 ) -> tuple[list[list[TrainingSample]], int]:
-    """The best rollouts in `run`'s turns.jsonl as rows, a list for each group that has a best, and how many turns were
-    left out because they were cut off.
+    """The best rollouts in `run`'s turns.jsonl as rows, a list for each task of which a group has a best, and how many
+    turns were left out because a call failed or they were cut off.
 
     A rollout's reward is the mean of its turns', as in the run. Raises `DataError` for a line that is no turn, and for
     turns that are not in the tokens of `policy` or not prompted as `agent` says: an id outside its vocabulary, a prompt
@@ -175,16 +176,17 @@ def logged(
             )
         if _encode(policy, text) != list(turn.prompt_ids):
             raise DataError(f"{where}: the prompt is not in the tokens of policy {policy.name!r}: it was another's run")
-    groups, left_out = [], 0
+    by_task: dict[str, list[TrainingSample]] = {}
+    left_out = 0
     for group in _groups([turn for _, turn in turns]):
         means = [sum(turn.reward for turn in rollout) / len(rollout) for rollout in group]
         if max(means) == min(means):
             continue
         best = group[means.index(max(means))]
-        kept = [turn for turn in best if turn.completion_ids[-1] in policy.eos_ids]
+        kept = [turn for turn in best if turn.ok and turn.completion_ids[-1] in policy.eos_ids]
         left_out += len(best) - len(kept)
-        groups.append([_row(turn) for turn in kept])
-    return groups, left_out
+        by_task.setdefault(best[0].task, []).extend(map(_row, kept))
+    return list(by_task.values()), left_out
 
 
 def _row(turn: _LoggedTurn) -> TrainingSample:

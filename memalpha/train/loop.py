@@ -193,17 +193,18 @@ class _Run(Run[TrainConfig]):
         return line
 
     def _write_trajectories(self, groups: Sequence[TrajectoryGroup], samples: Sequence[TrainingSample]) -> None:
-        """trajectories.jsonl: the first task's rollouts, readable. turns.jsonl: every turn's tokens, if kept."""
+        """trajectories.jsonl: the first task's rollouts, readable. turns.jsonl: every turn's tokens, if kept, and
+        whether all its calls were executed."""
         shown = [_readable(self.step, trajectory) for trajectory in groups[0].trajectories]
         append_lines(self.out / "trajectories.jsonl", shown)
         if not self.config.keep_tokens:
             return
-        rewards = [
-            value
+        rated = [
+            (reward, all(result.ok for result in turn.results))
             for group in groups
             for trajectory in group.trajectories
             if trajectory.reward
-            for value in trajectory.reward.turns
+            for reward, turn in zip(trajectory.reward.turns, trajectory.turns, strict=True)
         ]
         append_lines(
             self.out / "turns.jsonl",
@@ -219,8 +220,9 @@ class _Run(Run[TrainConfig]):
                     "temperature": sample.temperature,
                     "advantage": float(sample.advantages[0]),
                     "reward": reward,
+                    "ok": ok,
                 }
-                for sample, reward in zip(samples, rewards, strict=True)
+                for sample, (reward, ok) in zip(samples, rated, strict=True)
             ),
         )
 

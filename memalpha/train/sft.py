@@ -10,7 +10,7 @@ of tests holds for both, and a checkpoint of one is a start of the other. Its lo
 SFTTrainer on the same token rows (tests/train/test_sft.py).
 
 What validates: the cross-entropy of rows that are held out (of the validation tasks, or the last fifth of a file's
-lines or a run's groups, `validation_tasks` at most); with `source=best` the accuracy on the validation tasks, because
+lines or a run's tasks, `validation_tasks` at most); with `source=best` the accuracy on the validation tasks, because
 the rows are its own. `rows.jsonl` in the run directory holds what was imitated, so that a run goes on with the same
 rows whatever became of their source.
 """
@@ -287,7 +287,7 @@ def _split(
     cut = len(units) - min(config.validation_tasks, max(1, len(units) // 5))
     if not cut:
         raise DataError(
-            f"source: {config.source} has nothing but what validates (1 line, or 1 group that has a best rollout): add "
+            f"source: {config.source} has nothing but what validates (1 line, or 1 task that has a best rollout): add "
             "some, or set validation_tasks=0"
         )
     return [row for unit in units[:cut] for row in unit], [row for unit in units[cut:] for row in unit]

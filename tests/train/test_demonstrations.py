@@ -156,7 +156,7 @@ def turn_lines(task: str, rewards: list[list[float]], step: int = 0, agent: Agen
             seen = Observation(Chunk(text=f"{task} {chunk}"), "", (ViewEntry("a#b", "semantic", f"seen {number}"),))
             prompt = policy().render(*writer_messages(seen, agent, SCHEMA))
             completion = [*policy().tokenizer(f"r{number}c{chunk}")["input_ids"], END]
-            place = {"step": step, "task": task, "rollout": number, "chunk": chunk, "reward": reward}
+            place = {"step": step, "task": task, "rollout": number, "chunk": chunk, "reward": reward, "ok": True}
             found.append({**place, "prompt_ids": prompt, "completion_ids": completion, "logprobs": [], "advantage": 0})
     return found
 
@@ -166,8 +166,9 @@ def write(path, lines) -> None:
 
 
 def test_logged_turns_give_the_best_rollouts(tmp_path):
-    cut = turn_lines("cut", [[1.0, 1.0], [0.0, 0.0]])
+    cut = turn_lines("cut", [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
     cut[0]["completion_ids"].pop()
+    cut[1]["ok"] = False
     lines = [
         *turn_lines("a", [[0.0, 1.0], [1.0, 1.0]]),
         *turn_lines("a", [[0.5], [0.1]]),  # a task that comes twice in one step: two groups
@@ -176,10 +177,10 @@ def test_logged_turns_give_the_best_rollouts(tmp_path):
         *cut,
     ]
     write(tmp_path / "turns.jsonl", lines)
-    groups, left_out = logged(tmp_path, policy(), AGENT, SCHEMA)
-    told = [[said(row.completion_ids[:-1]) for row in rows] for rows in groups]
-    assert told == [["r1c0", "r1c1"], ["r0c0"], ["r2c0"], ["r0c1"]] and left_out == 1
-    assert list(groups[0][0].prompt_ids) == lines[2]["prompt_ids"]
+    by_task, left_out = logged(tmp_path, policy(), AGENT, SCHEMA)
+    told = [[said(row.completion_ids[:-1]) for row in rows] for rows in by_task]
+    assert told == [["r1c0", "r1c1", "r0c0", "r2c0"], ["r0c2"]] and left_out == 2
+    assert list(by_task[0][0].prompt_ids) == lines[2]["prompt_ids"]
 
 
 def test_turns_of_another_policy_are_refused(tmp_path):
