@@ -34,11 +34,11 @@ processes as soon as one dies, so nobody waits that long for the dead."""
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The processes of a run and this one's place among them. `device` is its own, where a launcher dealt them."""
+    """The processes of a run and this one's place among them; `kind` is that of their devices."""
 
     rank: int = 0
     size: int = 1
-    device: torch.device | None = None
+    kind: str = "cpu"
 
     @property
     def main(self) -> bool:
@@ -100,7 +100,7 @@ class World:
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard  # a second to import, for FSDP alone
 
-            mesh = init_device_mesh(self._device.type, (self.size,))
+            mesh = init_device_mesh(self.kind, (self.size,))
             for part in [part for part in module.modules() if type(part).__name__ in blocks]:
                 fully_shard(part, mesh=mesh)
             # The root too: a forward pass without a backward would leave it gathered, and stale after the next step.
@@ -110,7 +110,7 @@ class World:
             return module  # a frozen reference, which DDP refuses
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 has another name for it, older ones do not
-            return DistributedDataParallel(module, broadcast_buffers=False)
+            return DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
 
     @contextmanager
     def accumulate(self, module: nn.Module, last: bool) -> Iterator[None]:
@@ -118,24 +118,31 @@ class World:
         with module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext():
             yield
 
-    @property
-    def _device(self) -> torch.device:
-        return self.device or torch.device("cpu")
-
 
 ONE = World()
 """The world of a process that no launcher started."""
 
 
+def own_device(name: str) -> str:
+    """The device `name`, or this process's own of that kind where a launcher started several."""
+    kind = name.partition(":")[0]
+    return name if kind == "cpu" or _size() == 1 else f"{kind}:{os.environ['LOCAL_RANK']}"
+
+
 def join(device: str) -> World:
-    """The world that the environment describes; `device` names the kind, each process takes its own of it."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    """The world that a launcher describes in the environment, for processes on devices like `device`, its own."""
+    if _size() == 1:
         return ONE
     from accelerate import PartialState
 
-    cpu = torch.device(device).type == "cpu"
-    state = PartialState(cpu=cpu, backend="gloo" if cpu else "cuda:nccl,cpu:gloo", timeout=PATIENCE)
-    return World(state.process_index, state.num_processes, torch.device("cpu") if cpu else state.device)
+    kind = torch.device(device).type
+    backend = "gloo" if kind == "cpu" else "cuda:nccl,cpu:gloo"
+    state = PartialState(cpu=kind == "cpu", backend=backend, timeout=PATIENCE)
+    return World(state.process_index, state.num_processes, kind)
+
+
+def _size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def gather_weights(parts: Mapping[str, torch.Tensor], model: nn.Module) -> None:

@@ -172,7 +172,7 @@ class Learner:
         """The optimizer's state by `parameter/key`, put together where it is sharded; empty before the first step."""
         state = self.optimizer.state
         return {
-            f"{name}/{key}": whole(value).contiguous()
+            f"{name}/{key}": whole(value).cpu().contiguous()
             for name, parameter in self.trainable.items()
             for key, value in state.get(parameter, {}).items()
         }

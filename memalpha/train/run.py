@@ -43,7 +43,7 @@ from memalpha.train.checkpoint import (
     write_json,
 )
 from memalpha.train.collect import examine
-from memalpha.train.distributed import World, join
+from memalpha.train.distributed import World, join, own_device
 from memalpha.train.learner import Learner
 from memalpha.train.lora import add_lora
 from memalpha.train.losses import LossSettings
@@ -56,11 +56,12 @@ C = TypeVar("C", TrainConfig, SFTConfig)
 def launch(kind: Callable[[C, World], Run[C]], config: C) -> dict[str, Any]:
     """Check that there can be a run, join the other processes, hold the run directory, go."""
     check_out(config.out)
+    config = config.model_copy(update={"device": own_device(config.device)})
     check_device(config.device)
     world = join(config.device)
-    if world.device is not None:
-        config = config.model_copy(update={"device": str(world.device)})
     run = kind(config, world)
+    if world.size > 1:
+        run.display.say(f"{world.size} processes ({config.sharding})")
     with locked(run.out, world):
         return run.go()
 

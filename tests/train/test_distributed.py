@@ -114,7 +114,11 @@ def two(place, run, imitation) -> dict:
         )
         for rank in (0, 1)
     ]
-    said = [process.communicate(timeout=240)[1] for process in processes]
+    try:
+        said = [process.communicate(timeout=280)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     assert (place / "found.pickle").exists(), "\n".join(said)
     found = pickle.loads((place / "found.pickle").read_bytes())
     return {**found, "said": said, "codes": [process.returncode for process in processes]}

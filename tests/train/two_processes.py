@@ -52,7 +52,7 @@ def rows(lengths: list[tuple[int, int]], entropy: float) -> list[TrainingSample]
     ]
 
 
-UNEVEN = [(3 + 7 * (i % 6), 1 + 4 * (i % 5)) for i in range(17)]
+UNEVEN = [(3 + 7 * (i % 6), 1 + 4 * (i % 5)) for i in range(11)]
 CASES: dict[str, dict[str, Any]] = {
     "ddp": {"microbatch_tokens": 128},
     "ddp, one micro-batch": {"microbatch_tokens": 10**6, "lengths": UNEVEN[:2]},
