@@ -131,7 +131,8 @@ class LearnerConfig(Config):
     threads: int = Field(default=1, gt=0, description="torch threads")
     device: str = Field(default="cpu", description="torch device of the policy")
     sharding: Literal["ddp", "fsdp"] = Field(
-        default="ddp", description="under accelerate launch: every process holds all weights (ddp) or a part (fsdp)"
+        default="ddp",
+        description="under accelerate launch; fsdp: a part of optimizer and passes each, and the sampler whole",
     )
 
     @model_validator(mode="after")
