@@ -10,6 +10,7 @@ processes make the same one as a single process: the main one writes, whole tens
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -30,7 +31,7 @@ from memalpha.policy.transformers_ import TransformersPolicy, load_adapter, with
 from memalpha.train.distributed import ONE, World, spread_weights
 from memalpha.train.learner import Learner
 
-FORMAT = 1
+FORMAT = 2
 RNG = "rng/torch"
 
 
@@ -120,8 +121,7 @@ def load_checkpoint(path: Path, learner: Learner) -> dict[str, Any]:
         if state.get("format") != FORMAT:
             raise CheckpointError(f"{path}: checkpoint format {state.get('format')!r}, this version reads {FORMAT}")
         tensors = load_file(path / "optimizer.safetensors")
-        load_weights(path, learner.model)
-        spread_weights(learner.model, learner.trainable)
+        load_weights(path, learner)
         torch.set_rng_state(tensors.pop(RNG))
         learner.load_optimizer_tensors(tensors)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -142,8 +142,12 @@ def save_weights(model: Any, folder: Path) -> None:
     model.peft_config["default"].save_pretrained(str(folder))
 
 
-def load_weights(path: Path, model: Any) -> None:
-    """Copy the weights of a checkpoint into `model`, in place. Raises `CheckpointError`."""
+def load_weights(path: Path, learner: Learner) -> None:
+    """Copy the weights of a checkpoint into the learner's model, in place, and into what it holds sharded.
+
+    Every process must call this. Raises `CheckpointError`.
+    """
+    model = learner.model
     adapters = isinstance(model, PeftModel)
     named = ADAPTER_CONFIG if adapters else "config.json"
     if not (path / named).is_file():  # transformers would take the path for the name of a hub repository
@@ -151,12 +155,22 @@ def load_weights(path: Path, model: Any) -> None:
     try:
         if adapters:
             load_adapter(model, path)
-            return
-        with without_bars():
-            saved: Any = AutoModelForCausalLM.from_pretrained(path, dtype=model.dtype)
-        model.load_state_dict(saved.state_dict())
+        else:
+            with without_bars():
+                saved: Any = AutoModelForCausalLM.from_pretrained(path, dtype=model.dtype)
+            model.load_state_dict(saved.state_dict())
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the weights of {path} cannot be loaded: {error}") from error
+    spread_weights(model, learner.trainable)
+
+
+def fingerprint(model: torch.nn.Module) -> str:
+    """What tells one set of weights from another, whatever device they are on: a sum over each tensor's bits."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8 if tensor.element_size() == 1 else torch.int16)
+        found.update(f"{name} {tuple(tensor.shape)} {int(bits.sum(dtype=torch.int64))}\n".encode())
+    return found.hexdigest()[:16]
 
 
 def prune_checkpoints(run: Path, newest: int, also: Iterable[int] = ()) -> None:
@@ -190,9 +204,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote. Raises `CheckpointError` for a file that holds no JSON object."""
+    """What `write_json` wrote. Raises `CheckpointError` for a file that is missing or holds no JSON object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error.strerror}): put it back to go on, or start again in another out"
+        ) from error
     except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON ({error}): mend or delete it to go on") from error
     if not isinstance(value, dict):

@@ -23,9 +23,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from memalpha.errors import MemalphaError
+from memalpha.errors import ConfigError, MemalphaError
 
 T = TypeVar("T")
+
+ELSEWHERE = {
+    "ACCELERATE_USE_FSDP": "set sharding=fsdp",
+    "ACCELERATE_USE_DEEPSPEED": "set sharding=fsdp",
+    "ACCELERATE_USE_MEGATRON_LM": "set sharding=fsdp",
+    "ACCELERATE_MIXED_PRECISION": "set dtype=bfloat16",
+}
+"""What `accelerate launch` asks for in the environment, and the setting that is read instead."""
 
 PATIENCE = timedelta(days=1)
 """How long a process waits for the others: their parts of an evaluation may differ by hours. A launcher ends all
@@ -93,6 +101,7 @@ class World:
 
         `fsdp` shards every submodule whose class is named in `blocks`, then the rest, in place: parameters become
         `DTensor`s. Autocast must be inside `module`: its cache of casts outlives what FSDP gathers for one pass.
+        Raises `ConfigError` where no class is there: all weights would be gathered at once.
         """
         if self.size == 1:
             return module
@@ -100,8 +109,11 @@ class World:
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard  # a second to import, for FSDP alone
 
+            parts = [part for part in module.modules() if type(part).__name__ in blocks]
+            if not parts:
+                raise ConfigError("sharding: transformers names no layers of this model to shard: set sharding=ddp")
             mesh = init_device_mesh(self.kind, (self.size,))
-            for part in [part for part in module.modules() if type(part).__name__ in blocks]:
+            for part in parts:
                 fully_shard(part, mesh=mesh)
             # The root too: a forward pass without a backward would leave it gathered, and stale after the next step.
             fully_shard(module, mesh=mesh, reshard_after_forward=True)
@@ -130,9 +142,15 @@ def own_device(name: str) -> str:
 
 
 def join(device: str) -> World:
-    """The world that a launcher describes in the environment, for processes on devices like `device`, its own."""
+    """The world that a launcher describes in the environment, for processes on devices like `device`, its own.
+
+    Raises `ConfigError` for what accelerate is told to do and this package does itself.
+    """
     if _size() == 1:
         return ONE
+    for name, ours in ELSEWHERE.items():
+        if (told := os.environ.get(name, "")).lower() not in ("", "no", "false", "0"):
+            raise ConfigError(f"{name}={told}: accelerate's own setting has no effect here; leave it out and {ours}")
     from accelerate import PartialState
 
     kind = torch.device(device).type

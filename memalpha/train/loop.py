@@ -127,7 +127,7 @@ class _Run(Run[TrainConfig]):
         systems = {
             name: read_json(self.out / "eval" / f"{name}.json")
             for name in ("before", "after", *BASELINES)
-            if (self.out / "eval" / f"{name}.json").exists()
+            if name in ("before", "after") or (self.out / "eval" / f"{name}.json").exists()
         }
         return {
             "tasks": len(self.source.held_out),

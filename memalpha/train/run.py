@@ -15,6 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -24,6 +25,7 @@ from memalpha.agent.builder import Builder
 from memalpha.config import ReaderConfig, SFTConfig, TrainConfig
 from memalpha.errors import CheckpointError
 from memalpha.policy.base import Policy, in_own_style, lasting_name, load_policy
+from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.qa.evaluator import Report
 from memalpha.qa.reader import load_reader
 from memalpha.qa.reward import RewardModel
@@ -33,6 +35,7 @@ from memalpha.train.checkpoint import (
     check_out,
     checkpoint_path,
     cut_lines,
+    fingerprint,
     load_checkpoint,
     load_weights,
     locked,
@@ -48,7 +51,15 @@ from memalpha.train.learner import Learner
 from memalpha.train.lora import add_lora
 from memalpha.train.losses import LossSettings
 from memalpha.train.progress import Display
-from memalpha.train.rundir import check_device, check_settings, finished, trainable_policy, undivided, write_settings
+from memalpha.train.rundir import (
+    StoppedTogether,
+    check_device,
+    check_settings,
+    finished,
+    trainable_policy,
+    undivided,
+    write_settings,
+)
 
 C = TypeVar("C", TrainConfig, SFTConfig)
 
@@ -85,6 +96,7 @@ class Run(ABC, Generic[C]):
         self.began = time.monotonic()
         self.display = Display(quiet=not world.main)
         self.policy = trainable_policy(config)
+        self.started_from = fingerprint(self.policy.model)
         self._others: dict[str, Policy] = {}
         self.config: C = config
         self.config = self._in_own_styles()
@@ -158,14 +170,19 @@ class Run(ABC, Generic[C]):
             else:
                 self._start()
             self._steps(stop)
-        except KeyboardInterrupt:
-            self._interrupted()
+        except KeyboardInterrupt as stopped:
+            self._interrupted(together=isinstance(stopped, StoppedTogether))
             raise
         self._save()
         return self._finish()
 
     def _start(self) -> None:
         self.world.once(lambda: self._files_at(0))
+        start = Path(lasting_name(self.config.policy))
+        if self.config.lora is not None and start.parent.name == "checkpoints":
+            self.display.say(
+                f"the adapters' base is {start}: keep it (a run that goes on there may delete it), or start from a copy"
+            )
         self._begin()
         self._validate({})
         self._save()
@@ -175,6 +192,12 @@ class Run(ABC, Generic[C]):
             raise CheckpointError(f"{self.out} is already at step {step}, beyond max_steps={stop}")
         self.consistent = False
         state = load_checkpoint(checkpoint_path(self.out, step), self.learner)
+        if state.get("started_from") != self.started_from:
+            raise CheckpointError(
+                f"{self.out} started from other weights than policy={self.config.policy} holds now (a link such as "
+                "checkpoints/best moves on; adapters merged on another device differ in last bits): put back what was "
+                "there, or start again in another out"
+            )
         self.minutes_before, self.learning_before = state["minutes"], state["learning_minutes"]
         self.best = state["best"]
         self._restore(state)
@@ -197,7 +220,6 @@ class Run(ABC, Generic[C]):
                 # A process alone may drop what a step learns from at any time; several have to stop together.
                 with undivided(self.display.say, self.world) if self.several else nullcontext():
                     line = self._one_step(stop, started)
-                self.consistent = not self.several
                 show(self.step, line, self.learning / (self.step - first) * (stop - self.step))
 
     def _one_step(self, stop: int, started: float) -> dict[str, Any]:
@@ -216,7 +238,7 @@ class Run(ABC, Generic[C]):
             self.learning = (time.monotonic() - started) / 60
             if self._keeps_all() or self.step % self.config.save_every == 0 or self._is_best():
                 self._save()
-            self.consistent = True
+            self.consistent = not self.several
         return line
 
     def _finish(self) -> dict[str, Any]:
@@ -227,7 +249,7 @@ class Run(ABC, Generic[C]):
             chosen = _better(self.best, self.final)["step"]
             if self.world.main:
                 point_best(self.out, chosen)
-        load_weights(checkpoint_path(self.out, chosen), self.learner.model)
+        load_weights(checkpoint_path(self.out, chosen), self.learner)
         own = self._end(chosen)
         summary = {
             "seed": self.config.seed,
@@ -247,11 +269,10 @@ class Run(ABC, Generic[C]):
     def _readers(self, *settings: ReaderConfig) -> list[Reader]:
         """Readers that refuse conflicts unless told otherwise; the frozen start reads where none is named."""
         found = [reader.model_copy(update={"conflicts": reader.conflicts or "refuse"}) for reader in settings]
-        frozen = any(reader.kind == "policy" and reader.policy is None for reader in found)
-        start = trainable_policy(self.config) if frozen else None
         return [
             load_reader(
-                reader.model_copy(update={"policy": None}), self._other(reader.policy) if reader.policy else start
+                reader.model_copy(update={"policy": None}),
+                self._other(reader.policy or self.config.policy) if reader.kind == "policy" else None,
             )
             for reader in found
         ]
@@ -259,7 +280,10 @@ class Run(ABC, Generic[C]):
     def _other(self, name: str) -> Policy:
         """A policy that is not trained, by name: loaded once, where and in the precision that the run is."""
         if name not in self._others:
-            self._others[name] = load_policy(name, dtype=self.config.dtype, device=self.config.device)
+            policy = load_policy(name, dtype=self.config.dtype, device=self.config.device)
+            if isinstance(policy, TransformersPolicy):
+                policy.model.requires_grad_(False)
+            self._others[name] = policy
         return self._others[name]
 
     def _in_own_styles(self) -> C:
@@ -302,6 +326,7 @@ class Run(ABC, Generic[C]):
     def _save(self) -> None:
         state = {
             "seed": self.config.seed,
+            "started_from": self.started_from,
             "best": self.best,
             "minutes": self._minutes(),
             "learning_minutes": self.learning_before + self.learning,
@@ -318,8 +343,8 @@ class Run(ABC, Generic[C]):
     def _minutes(self) -> float:
         return self.minutes_before + (time.monotonic() - self.began) / 60
 
-    def _interrupted(self) -> None:
-        if self.consistent and self.world.once(lambda: saved_steps(self.out)):
+    def _interrupted(self, *, together: bool) -> None:
+        if (self.consistent or together) and self.world.once(lambda: saved_steps(self.out)):
             self._save()
         steps = saved_steps(self.out)
         if steps:

@@ -83,12 +83,17 @@ def finished(run: Path, stop: int) -> dict[str, Any] | None:
     return summary if summary.get("steps") == stop else None
 
 
+class StoppedTogether(KeyboardInterrupt):
+    """A Ctrl-C that all of several processes take at the same place, where the state is whole."""
+
+
 @contextmanager
 def undivided(say: Callable[[str], None], world: World = ONE) -> Iterator[None]:
     """Hold a Ctrl-C back until the block has made the state whole again; a second one stops at once.
 
-    Of several processes all stop at the block's end if one was asked to; a second Ctrl-C is the launcher's own there,
-    which passes it on, and changes nothing.
+    Of several processes all stop at the block's end if one was asked to (`StoppedTogether`); a second Ctrl-C is the
+    launcher's own there, which passes it on, and changes nothing. A launcher waits for them only so long (torchrun and
+    accelerate: 30 s) and kills them then: of a longer step nothing is left but the last checkpoint.
     """
     ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # nohup, a background job: it stays so
     held = not ignored and threading.current_thread() is threading.main_thread()
@@ -99,15 +104,17 @@ def undivided(say: Callable[[str], None], world: World = ONE) -> Iterator[None]:
         if pressed and world.size == 1:
             raise KeyboardInterrupt
         if not pressed:
-            again = "; press again to stop at once" if world.size == 1 else ""
-            say(f"Ctrl-C: finishing this step first{again}")
+            again = "press again to stop at once" if world.size == 1 else "a launcher may not wait for its end"
+            say(f"Ctrl-C: finishing this step first; {again}")
         pressed = True
 
     before = signal.signal(signal.SIGINT, hold) if held else None
     try:
         yield
+        if world.size > 1 and any(world.gather([pressed])):  # held: one that is left out here waits for the others
+            raise StoppedTogether
     finally:
         if held:
             signal.signal(signal.SIGINT, before)
-    if any(world.gather([pressed])):
+    if pressed:
         raise KeyboardInterrupt

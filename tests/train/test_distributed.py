@@ -21,7 +21,8 @@ from tiny import tiny_policy
 from two_processes import CASES, measure
 
 from memalpha.config import SFTConfig, TrainConfig, build_config, merge
-from memalpha.train.distributed import ONE, World
+from memalpha.errors import ConfigError
+from memalpha.train.distributed import ONE, World, join
 from memalpha.train.loop import train
 
 LORA = {"lora": {"r": 2}}
@@ -145,6 +146,25 @@ def test_two_processes_have_the_gradient_of_one(two, name):
     for before, after in zip(ours["forward"], ours["again"], strict=True):
         assert not np.allclose(before, after, atol=1e-3), "the next pass has the new weights"
     assert all(np.allclose(a, b, atol=1e-3) for a, b in zip(ours["again"], one["again"], strict=True))
+
+
+def test_shards_get_the_weights_that_are_loaded(two):
+    start, after, loaded = two["loaded"]
+    assert all(np.allclose(a, b, atol=1e-6) for a, b in zip(loaded, start, strict=True))
+    assert not any(np.allclose(a, b, atol=1e-3) for a, b in zip(after, start, strict=True))
+
+
+@pytest.mark.parametrize("name", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_MIXED_PRECISION"])
+def test_settings_of_accelerate_s_own_are_refused(monkeypatch, name):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv(name, "bf16" if "MIXED" in name else "true")
+    with pytest.raises(ConfigError, match=rf"{name}=.*leave it out and set (sharding|dtype)="):
+        join("cpu")
+
+
+def test_a_model_without_layers_is_not_sharded():
+    with pytest.raises(ConfigError, match="set sharding=ddp"):
+        World(0, 2).wrap(torch.nn.Linear(2, 2), ["Block"], "fsdp")
 
 
 def test_work_is_dealt_and_gathered_in_order(two):

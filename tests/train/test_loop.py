@@ -17,7 +17,7 @@ from typing import get_args
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny import tiny_policy
 from transformers import AutoModelForCausalLM
 
@@ -35,6 +35,7 @@ from memalpha.train import loop
 from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.checkpoint import locked
 from memalpha.train.collect import TaskSource
+from memalpha.train.distributed import ONE
 from memalpha.train.loop import train
 from memalpha.types import Chunk, Observation
 
@@ -306,6 +307,38 @@ def test_ctrl_c_while_resuming_keeps_the_best(small, monkeypatch):
     shutil.rmtree(checkpoints / "step-0")
     with pytest.raises(CheckpointError, match="step-0 is not there"):
         train(settings, max_steps=4)
+
+
+def test_a_run_goes_on_from_the_start_it_had(small, policy_path, tmp_path):
+    link, other = tmp_path / "best", tmp_path / "other"
+    shutil.copytree(policy_path, other)
+    file = other / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name, tensor in tensors.items() if tensor.dim() == 2)
+    tensors[name][0, 0] += 1e-6
+    save_file(tensors, file, metadata={"format": "pt"})
+    link.symlink_to(policy_path)
+    settings = small(policy=str(link), max_steps=0, beta=0.1)
+    train(settings)
+    link.unlink()
+    link.symlink_to(other)
+    with pytest.raises(CheckpointError, match=r"started from other weights than policy=.*best holds now"):
+        train(settings, max_steps=1)
+    link.unlink()
+    link.symlink_to(policy_path)
+    (settings.out / "eval" / "before.json").rename(tmp_path / "before.json")
+    with pytest.raises(CheckpointError, match=r"before\.json cannot be read .*put it back"):
+        train(settings, max_steps=1)
+    (tmp_path / "before.json").rename(settings.out / "eval" / "before.json")
+    assert train(settings, max_steps=1)["steps"] == 1
+
+
+def test_the_frozen_start_reads_in_the_precision_of_the_run(small):
+    run = loop._Run(small(dtype="bfloat16", reader={"kind": "policy", "max_new_tokens": 4}), ONE)
+    [start] = run._others.values()
+    parameters = list(start.model.parameters())
+    assert all(parameter.dtype == torch.bfloat16 and not parameter.requires_grad for parameter in parameters)
+    assert all(parameter.dtype == torch.float32 for parameter in run.policy.model.parameters())
 
 
 @pytest.mark.parametrize("at_three, best_at_three", [(0.9, 3), (0.1, 2)])

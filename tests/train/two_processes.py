@@ -19,6 +19,7 @@ from tiny import VOCABULARY, tiny_model
 from memalpha.config import LoraConfig, TrainConfig
 from memalpha.errors import CheckpointError, TrainingError
 from memalpha.train import loop
+from memalpha.train.checkpoint import load_weights
 from memalpha.train.distributed import ONE, World, join, whole
 from memalpha.train.learner import Learner
 from memalpha.train.lora import add_lora
@@ -103,6 +104,22 @@ def measure(case: dict[str, Any], world: World = ONE) -> dict[str, Any]:
     return found
 
 
+def load_after_a_step(place: Path, world: World) -> list[list[np.ndarray]]:
+    """Log-probs under FSDP at the start, after a step, and with the start's weights loaded again."""
+    config = TrainConfig(out=Path("unused"), sharding="fsdp", microbatch_tokens=128)
+    model: Any = tiny_model()
+    if world.main:
+        model.save_pretrained(place)
+    world.gather([])
+    learner = Learner(model, config, world=world)
+    samples = rows(UNEVEN, 0.0)
+    found = [learner.forward(samples)]
+    learner.update(samples, 1e-2)
+    found.append(learner.forward(samples))
+    load_weights(place, learner)
+    return [*found, learner.forward(samples)]
+
+
 def press_in_step(at: int) -> None:
     """Let this process get a Ctrl-C while it collects step `at`."""
     collect = loop.collect
@@ -121,6 +138,7 @@ def main(folder: Path) -> None:
     plan = pickle.loads((folder / "plan.pickle").read_bytes())
     world = join("cpu")
     found: dict[str, Any] = {"cases": {name: measure(case, world) for name, case in CASES.items()}}
+    found["loaded"] = load_after_a_step(folder / "loaded", world)
     found["everybody"] = world.gather([world.rank])
     found["blocks"] = world.gather([world.block(range(size)) for size in (0, 1, 3, 8)])
     try:
