@@ -7,12 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from memalpha.agent.answer import Answer
-from memalpha.config import AgentConfig, BabiConfig
-from memalpha.errors import DataError
+from memalpha.config import AgentConfig, BabiConfig, build_config
+from memalpha.errors import ConfigError, DataError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluator import evaluate
 from memalpha.store.working import Memory
@@ -214,11 +215,14 @@ def test_streams_are_functions_of_their_arguments_and_use_every_story_once() -> 
     assert sorted(told) == sorted(story.name for story in babi.stories(config, "validation"))
 
 
-def test_more_stories_than_names_are_refused() -> None:
-    with pytest.raises(DataError, match="names"):
-        babi.stream(BabiConfig(stories=40), "test", 0, 0)
-    with pytest.raises(DataError, match="more than the 200"):
-        babi.stream(BabiConfig(stories=201, tasks=(1,)), "test", 0, 0)
+def test_more_stories_than_there_are_or_names_for_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"stories: .*less than or equal to 6"):
+        build_config(BabiConfig, {"stories": 7}, "test")
+    with pytest.raises(DataError, match="need more names of people or things than there are"):
+        babi.weave(babi.stories(BabiConfig(), "test")[:40], Random(0), "too-many")
+    (tmp_path / "qa1_x_test.txt").write_text(GOOD)
+    with pytest.raises(DataError, match="stories=2 is more than the 1 of split test"):
+        babi.stream(BabiConfig(stories=2, tasks=(1,), folder=str(tmp_path)), "test", 0, 0)
 
 
 def test_streams_pass_through_a_task_file(tmp_path: Path) -> None:

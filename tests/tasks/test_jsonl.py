@@ -276,8 +276,8 @@ def test_load_tasks_by_name_and_path(tmp_path):
         (("locomo",), {}, "data=PATH"),
         (("locomo",), {"data": "nowhere.json"}, "nowhere.json"),
         (("synthetic", 0), {}, "at least one task"),
-        (("mine.jsonl",), {"seed": 3}, "belong to 'synthetic'"),
-        (("synthetic",), {"data": "x"}, "belongs to 'locomo'"),
+        (("mine.jsonl",), {"seed": 3}, "seed belongs to 'synthetic'"),
+        (("synthetic",), {"data": "x"}, "data belongs to 'babi' and 'locomo'"),
     ],
 )
 def test_load_tasks_says_what_is_wrong(arguments, options, says):
