@@ -185,7 +185,8 @@ class TrainConfig(RunConfig):
     old_logprobs: Literal["sampled", "recomputed"] = Field(
         default="sampled",
         description="denominator of the ratio: the sampler's own record, or the learner's pass before the first update "
-        "of a step (where sampler and learner differ in precision or engine)",
+        "of a step (where sampler and learner differ in precision or engine, as with dtype=bfloat16 and all weights "
+        "trained: they are sampled from as float32 unless sample_dtype=bfloat16)",
     )
     importance_cap: float | None = Field(
         default=None,
@@ -233,7 +234,28 @@ class TrainConfig(RunConfig):
                 "importance_cap: with old_logprobs=sampled the ratio itself corrects for the sampler; set "
                 "old_logprobs=recomputed, or leave importance_cap out"
             )
+        if self.kl_estimator == "k1" and self.kl_in == "loss" and self.beta and not self.use_bias_correction_kl:
+            raise ValueError(
+                "kl_estimator: k1's gradient in the loss is 0 on average without the ratio, so nothing is held back; "
+                "set use_bias_correction_kl=true, kl_in=reward or another estimator"
+            )
+        for name, wherefore in self._without_effect():
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: has no effect {wherefore}; leave it out")
         return self
+
+    def _without_effect(self) -> list[tuple[str, str]]:
+        """Settings that nothing reads in this configuration, and why."""
+        found = []
+        if not self.beta:
+            found += [(name, "with beta=0, which asks for no KL") for name in ("kl_in", "kl_estimator")]
+        if not self.beta or self.kl_in == "reward":
+            found.append(("use_bias_correction_kl", "where no KL is in the loss"))
+        if self.loss_normalizer != "constant":
+            found.append(("loss_constant", f"with loss_normalizer={self.loss_normalizer}"))
+        if self.scale_rewards == "group":
+            found.append(("baseline", "with scale_rewards=group, which divides leave_one_out out again"))
+        return found
 
 
 class SFTConfig(RunConfig):

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from peft import PeftModel
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
@@ -68,7 +69,9 @@ class Learner:
         self._adapted = trained if reference and isinstance(model, PeftModel) else None
         frozen = copy.deepcopy(model).requires_grad_(False) if reference and self._adapted is None else None
         self.scorer = self._wrap(trained)
-        self.reference = None if frozen is None else self._wrap(self._cast(frozen))
+        if frozen is not None and config.dtype == "bfloat16":
+            _round_products(frozen)
+        self.reference = None if frozen is None else self._wrap(frozen)
         self.trainable: dict[str, nn.Parameter] = {
             name: parameter for name, parameter in trained.named_parameters() if parameter.requires_grad
         }
@@ -191,14 +194,13 @@ class Learner:
     def _device(self) -> torch.device:
         return self.model.device
 
-    def _cast(self, model: Any) -> Any:
+    def _cast(self, model: Any) -> None:
         """Put the weights in the precision they train (or rest) in, in place."""
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
             elif self.config.dtype == "bfloat16":
                 parameter.data = parameter.data.to(torch.bfloat16)
-        return model
 
     def _wrap(self, model: Any) -> nn.Module:
         """The model as a scorer, dealt to the processes."""
@@ -207,6 +209,14 @@ class Learner:
             model, head_tokens=config.head_tokens, autocast=low, checkpointing=config.gradient_checkpointing
         )
         return self.world.wrap(scorer, list(bare(model)._no_split_modules or ()), config.sharding)
+
+
+def _round_products(model: nn.Module) -> None:
+    """To bfloat16, in place, what autocast multiplies in it anyway: a frozen copy stays equal to what it copies."""
+    looked_up = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    for part in model.modules():
+        if isinstance(part, nn.Linear | Conv1D) and id(part.weight) not in looked_up:
+            part.to(torch.bfloat16)
 
 
 def tails(log_ratio: np.ndarray) -> dict[str, float]:

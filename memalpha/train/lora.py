@@ -7,7 +7,6 @@ the model at first. With the adapters off it stays so: that is the reference of 
 
 from __future__ import annotations
 
-import copy
 import warnings
 
 import torch
@@ -50,11 +49,6 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, name: str, seed: int = 
     settings.base_model_name_or_path = name
     assert isinstance(adapted, PeftModel)
     return adapted
-
-
-def merged(model: PeftModel) -> PreTrainedModel:
-    """A plain model with the adapters added to its weights; `model` stays as it is."""
-    return copy.deepcopy(model).merge_and_unload()  # type: ignore[operator]
 
 
 def _named(path: str, target: str) -> bool:

@@ -136,8 +136,9 @@ def head_logprobs(
 class _Head(torch.autograd.Function):
     """With z = logits / T, p = softmax(z), H its entropy: d log p[target] / dz = onehot - p, dH / dz = -p (log p + H).
 
-    So the gradient of a block is p times a factor a row (for the entropy, times a matrix), plus one row of the head for
-    each target. For that, exp(z - max z) of the last `keep` rows is kept; the rows before are projected again.
+    For that, exp(z - max z) of the last `keep` rows is kept; the rows before are projected again. The gradient of z is
+    put together in float32 and rounded once, its target's 1 - p taken from log p: where p is near 1, the difference of
+    what is rounded already would be noise.
     """
 
     @staticmethod
@@ -174,15 +175,16 @@ class _Head(torch.autograd.Function):
         log_total = total.log()
         norm += log_total
         entropies = log_total - entropies / total
-        ctx.save_for_backward(hidden, weight, bias, targets, temperature, norm, total, entropies, kept)
+        logprobs = chosen - log_total
+        ctx.save_for_backward(hidden, weight, bias, targets, temperature, logprobs, norm, total, entropies, kept)
         ctx.bfloat16, ctx.first, ctx.block = bfloat16, first, block
         ctx.set_materialize_grads(False)
-        return chosen - log_total, entropies
+        return logprobs, entropies
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, for_logprobs: torch.Tensor | None, for_entropies: torch.Tensor | None) -> Any:
-        hidden, weight, bias, targets, temperature, norm, total, entropies, kept = ctx.saved_tensors
+        hidden, weight, bias, targets, temperature, logprobs, norm, total, entropies, kept = ctx.saved_tensors
         project = _Projection(hidden, weight, bias, temperature, ctx.bfloat16)
         a = torch.zeros_like(norm) if for_logprobs is None else for_logprobs / temperature
         b = None if for_entropies is None else for_entropies / temperature
@@ -192,35 +194,34 @@ class _Head(torch.autograd.Function):
         to_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and ctx.needs_input_grad[2] else None
         parts = _blocks(len(hidden), ctx.first, ctx.block)
         busy = (a != 0) if b is None else (a != 0) | (b != 0)
-        scaled = None
+        space = project.space(min(ctx.block, len(hidden)))
         for part, works in zip(parts, torch.stack([busy[part].any() for part in parts]).tolist(), strict=True):
             if not works:
                 continue
+            pull, own = a[part, None], logprobs[part, None]
+            at_target = -pull * torch.expm1(own)
             if part.start >= ctx.first and b is None:
-                p, factor = kept[part.start - ctx.first : part.stop - ctx.first], a[part] / total[part]
+                power = kept[part.start - ctx.first : part.stop - ctx.first]
+                to_z = torch.mul(power, -pull / total[part, None], out=space[: len(power)])
             else:
-                scaled = project.space(ctx.block) if scaled is None else scaled
-                p, factor = project(part, scaled).sub_(norm[part, None]), a[part]
+                to_z = project(part, space).sub_(norm[part, None])  # log p as yet
                 if b is None:
-                    p.exp_()
-                else:  # the whole matrix p (a + b (log p + H)); its factor is 1
-                    outer = (p + entropies[part, None]).mul_(b[part, None]).add_(a[part, None])
-                    p.exp_().mul_(outer)
-                    factor = torch.ones_like(factor)
-                p = p.to(project.product)
-            goal, pull = targets[part], a[part, None]
-            if to_hidden is not None:
-                to_hidden[part] = pull * project.weight[goal] - factor[:, None] * (p @ project.weight)
-            if to_weight is not None:
-                rows = project.hidden[part]
-                pushed = (factor[:, None] * rows).to(project.product)
-                if project.product == wide:
-                    to_weight.addmm_(p.t(), pushed, alpha=-1)
+                    to_z.exp_().mul_(-pull)
                 else:
-                    to_weight -= p.t() @ pushed
-                to_weight.index_add_(0, goal, pull * rows)
+                    push, level = b[part, None], entropies[part, None]
+                    factor = (to_z + level).mul_(push).add_(pull)
+                    to_z.exp_().mul_(factor).neg_()
+                    at_target -= push * (own + level) * own.exp()
+            to_z.scatter_(1, targets[part, None], at_target)
             if to_bias is not None:
-                to_bias.sub_(p.to(wide).t() @ factor).index_add_(0, goal, a[part])
+                to_bias += to_z.sum(0)
+            to_z = to_z.to(project.product)
+            if to_hidden is not None:
+                to_hidden[part] = to_z @ project.weight
+            if to_weight is not None and project.product == wide:
+                to_weight.addmm_(to_z.t(), project.hidden[part])
+            elif to_weight is not None:
+                to_weight += to_z.t() @ project.hidden[part]
         pairs: Any = ((to_hidden, hidden), (to_weight, weight), (to_bias, bias))
         grads = (None if g is None else g.to(x.dtype) for g, x in pairs)
         return (*grads, None, None, None, None, None)

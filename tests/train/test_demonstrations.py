@@ -85,7 +85,7 @@ def test_a_reply_longer_than_the_agent_may_say_is_refused():
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["memory_insert", "memory_update"]), TEXT, TEXT), min_size=1, max_size=3))
 def test_what_is_rendered_is_what_is_read(calls):
     asked = [(name, {"category": one, "content": two}) for name, one, two in calls]

@@ -213,6 +213,18 @@ def test_bfloat16_keeps_master_weights_in_float32():
     assert Learner(tiny_model().bfloat16(), config()).trainable["model.norm.weight"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_bfloat16_reference_is_the_policy_it_copies(tied):
+    """Else the KL is not 0 at the start. What is only multiplied rests in bfloat16, the rest as the policy has it."""
+    _, rows = sampled_rows(8)
+    learner = Learner(tiny_model(tied=tied), config(dtype="bfloat16"), reference=True)
+    for mine, reference in zip(learner.forward(rows), learner.forward(rows, reference=True), strict=True):
+        assert (mine == reference).all()
+    assert learner.reference is not None
+    kinds = {part.dtype for name, part in learner.reference.named_parameters() if "proj" in name}
+    assert kinds == {torch.bfloat16}
+
+
 def test_equal_rows_are_computed_once_and_counted_each():
     model, rows = sampled_rows(10)
     nudged(model)

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from memalpha.agent.answer import ExtractiveReader
 from memalpha.agent.prompts import writer_messages
-from memalpha.config import AgentConfig, TrainConfig, WorldConfig
+from memalpha.config import AgentConfig, TrainConfig, WorldConfig, build_config
 from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
 from memalpha.policy.base import load_policy
 from memalpha.policy.transformers_ import TransformersPolicy
@@ -427,9 +427,42 @@ def test_the_configuration_names_the_algorithm(small, monkeypatch):
     train(small(max_steps=0))
     assert len(made) == 1
     assert loop.ALGORITHMS.keys() == set(get_args(TrainConfig.model_fields["algorithm"].annotation))
-    with pytest.raises(ConfigError, match="leave_one_out has no effect with scale_rewards=group"):
-        train(small(baseline="leave_one_out"))
-    train(small(baseline="leave_one_out", scale_rewards="none", max_steps=0, out=f"{small().out}-2"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kl_in": "reward"}, "kl_in: has no effect with beta=0"),
+        ({"kl_estimator": "k2"}, "kl_estimator: has no effect with beta=0"),
+        ({"use_bias_correction_kl": False}, "use_bias_correction_kl: has no effect where no KL is in the loss"),
+        (
+            {"beta": 0.1, "kl_in": "reward", "use_bias_correction_kl": False},
+            "use_bias_correction_kl: has no effect where no KL is in the loss",
+        ),
+        (
+            {"beta": 0.1, "kl_estimator": "k1", "use_bias_correction_kl": False},
+            "k1's gradient in the loss is 0 on average",
+        ),
+        ({"loss_normalizer": "token", "loss_constant": 8.0}, "loss_constant: has no effect with loss_normalizer=token"),
+        ({"baseline": "leave_one_out"}, "baseline: has no effect with scale_rewards=group"),
+    ],
+)
+def test_settings_without_effect_are_refused(small, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        small(**changes)
+
+
+def test_settings_with_effect_are_taken_and_a_written_configuration_is_read_again(small):
+    for changes in (
+        {"beta": 0.1, "kl_in": "reward", "kl_estimator": "k1"},
+        {"beta": 0.1, "kl_estimator": "k2", "use_bias_correction_kl": False},
+        {"loss_constant": 8.0},
+        {"baseline": "leave_one_out", "scale_rewards": "none"},
+        {"loss_normalizer": "token"},
+    ):
+        config = small(**changes)
+        written = config.model_dump(mode="json")
+        assert build_config(TrainConfig, written, "written") == config
 
 
 @pytest.mark.parametrize("below", ["", "deeper/run"])

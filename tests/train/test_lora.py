@@ -13,7 +13,7 @@ from tiny import tiny_model
 from memalpha.config import LoraConfig
 from memalpha.errors import ConfigError, PolicyError
 from memalpha.train.learner import Learner
-from memalpha.train.lora import add_lora, merged
+from memalpha.train.lora import add_lora
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # peft calls transformers by names on their way out
 
@@ -60,17 +60,6 @@ def test_only_adapters_train_and_the_reference_is_the_model_without_them():
         assert (reference == then).all() and abs(now - then).max() > 1e-3
     assert all(part.requires_grad for part in learner.trainable.values())
     assert {key.rpartition("/")[0] for key in learner.optimizer_tensors()} == set(learner.trainable)
-
-
-def test_the_merged_model_is_the_adapted_one():
-    adapted = add_lora(tiny_model(), LoraConfig(r=4), "tiny").eval()
-    for part in factors(adapted).values():
-        part.data.add_(0.02)
-    ids = torch.arange(20)[None]
-    whole = merged(adapted)
-    assert type(whole) is type(tiny_model())
-    assert torch.allclose(whole(ids).logits, adapted(ids).logits, atol=1e-4)
-    assert factors(adapted)
 
 
 def test_frozen_weights_rest_in_bfloat16_and_adapters_in_float32():

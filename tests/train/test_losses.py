@@ -150,12 +150,18 @@ KL = [
     *({"kl_in": "loss", "use_bias_correction_kl": corrected} for corrected in (True, False)),
     {"kl_in": "reward"},
 ]
+# All but k1, plain, in the loss, which a configuration refuses: `test_expected_gradients_of_the_estimates` says why.
+ESTIMATES = [
+    pytest.param(estimator, kl, id=f"{estimator}-{name}")
+    for estimator in ("k1", "k2", "k3")
+    for name, kl in zip(("corrected", "plain", "reward"), KL, strict=True)
+    if (estimator, name) != ("k1", "plain")
+]
 OLD = [{}, {"old_logprobs": "recomputed"}, {"old_logprobs": "recomputed", "importance_cap": 1.2}]
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-@pytest.mark.parametrize("kl", KL, ids=["corrected", "plain", "reward"])
+@pytest.mark.parametrize(("estimator", "kl"), ESTIMATES)
 @pytest.mark.parametrize("old", OLD, ids=["sampled", "recomputed", "capped"])
 @pytest.mark.parametrize("bonus", [0.0, BONUS], ids=["no-bonus", "entropy"])
 def test_gradient_of_the_second_epoch_equals_float64(lora, estimator, kl, old, bonus):

@@ -119,6 +119,33 @@ def test_a_bfloat16_head_adds_up_in_float32():
         assert (ours.grad.double() - other.grad).norm() / other.grad.norm() < 0.01
 
 
+@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("tokens", [64, 1024])
+def test_a_bfloat16_head_keeps_the_gradient_of_confident_tokens(tokens, entropy):
+    """Most tokens of a trained writer are near certain: 1 - p must survive the rounding of p."""
+    torch.manual_seed(0)
+    targets, heat = torch.randint(60, (400,)), torch.rand(400) * 0.1 + 1
+    weight = torch.linalg.qr(torch.randn(64, 64))[0][:60]
+    hidden = 12.5 * weight[targets] + 0.5 * torch.randn(400, 64)
+    low = [tensor.bfloat16().requires_grad_() for tensor in (hidden, weight)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in low]
+    with torch.no_grad():  # logits are rounded too, which is no fault of the gradient's: both get the same
+        rounding = (low[0] @ low[1].T).double() - exact[0] @ exact[1].T
+    table = torch.log_softmax((exact[0] @ exact[1].T + rounding) / heat[:, None], -1)
+    pairs = (
+        head_logprobs(*low, None, targets, heat, tokens=tokens),
+        (table.gather(1, targets[:, None])[:, 0], -(table.exp() * table).sum(-1)),
+    )
+    grads = [
+        torch.autograd.grad(logprobs.sum() + (0.3 * spread.sum() if entropy else 0.0), leaves)
+        for (logprobs, spread), leaves in zip(pairs, (low, exact), strict=True)
+    ]
+    logprobs = pairs[0][0]
+    assert logprobs.exp().mean() > 0.999
+    for ours, theirs in zip(*grads, strict=True):
+        assert (ours.double() - theirs).norm() / theirs.norm() < 0.05
+
+
 def scored(model, **settings):
     """The gradient of a sum over some tokens, and how often each module ran."""
     scorer, calls = TokenScorer(model, **settings), Counter()

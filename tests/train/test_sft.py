@@ -43,17 +43,21 @@ def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
 
 @pytest.fixture
 def supervised(policy_path, tmp_path):
-    """A function: overrides -> configuration of a supervised run of a second or two in `tmp_path / "run"`."""
+    """A function: overrides -> configuration of a run of a second on 20 short rows, in `tmp_path / "run"`."""
+    mine = tmp_path / "mine.jsonl"
+    rows = [{"prompt": f"<|user|>{number}", "completion": f"{number} it is"} for number in range(20)]
+    mine.write_text("".join(json.dumps(row) + "\n" for row in rows))
     base = {
         "out": str(tmp_path / "run"),
         "policy": str(policy_path),
+        "source": str(mine),
         "agent": {"prompt": "compact", "embedder": "hash", "max_new_tokens": 1200},
         "tasks": 4,
         "batch_rows": 4,
         "schedule_steps": 4,
         "warmup_steps": 1,
         "learning_rate": 1e-2,
-        "validation_tasks": 1,
+        "validation_tasks": 2,
         "validate_every": 2,
         "save_every": 2,
         "evaluate": False,
@@ -125,13 +129,9 @@ def test_loss_and_gradient_are_those_of_trl_s_sft_trainer(tmp_path, monkeypatch)
 # ------------------------------------------------------------------------------------------------------------- runs
 
 
-def test_a_run_writes_what_is_promised(supervised, tmp_path):
-    mine = tmp_path / "mine.jsonl"
-    mine.write_text(
-        "".join(json.dumps({"prompt": f"<|user|>{n}", "completion": f"{n} it is"}) + "\n" for n in range(40))
-    )
+def test_a_run_writes_what_is_promised(supervised):
     agent = {"max_new_tokens": 12}
-    settings = supervised(source=str(mine), evaluate=True, eval_tasks=2, validation_tasks=5, agent=agent)
+    settings = supervised(evaluate=True, eval_tasks=2, agent=agent)
     summary = memalpha.train(settings)
     run = settings.out
     assert summary == json.loads((run / "summary.json").read_text())
@@ -143,7 +143,7 @@ def test_a_run_writes_what_is_promised(supervised, tmp_path):
     assert [line.get("validation_loss") is not None for line in metrics] == [False, True] * 2
     assert metrics[-1]["train_loss"] < metrics[0]["train_loss"]
     assert summary["tokens"] == sum(line["tokens"] for line in metrics)
-    assert (summary["rows"], summary["validation_rows"]) == (35, 5)
+    assert (summary["rows"], summary["validation_rows"]) == (18, 2)
     best = load_policy(run / "checkpoints" / "best")
     assert best.name.endswith("best") and memalpha.train(settings) == summary, "a finished run is not run again"
     page = write_report(run).read_text()
@@ -151,7 +151,7 @@ def test_a_run_writes_what_is_promised(supervised, tmp_path):
 
 
 def test_the_losses_written_are_means_over_completion_tokens(supervised, policy_path):
-    settings = supervised(max_steps=1)
+    settings = supervised(source="gold", validation_tasks=1, max_steps=1)
     summary = train(settings)
     model = load_policy(policy_path).model.double()
     found = lines(settings.out / "rows.jsonl")
@@ -177,11 +177,11 @@ def test_the_losses_written_are_means_over_completion_tokens(supervised, policy_
 
 
 def test_every_row_is_visited_once_a_pass_in_a_new_order(supervised, monkeypatch):
-    seen: list[tuple] = []
+    seen: list[str] = []
     update = Learner.update
 
     def note(learner, samples, rate):
-        seen.extend((row.task, row.chunk) for row in samples)
+        seen.extend(row.task for row in samples)
         return update(learner, samples, rate)
 
     monkeypatch.setattr(Learner, "update", note)
@@ -197,9 +197,9 @@ def test_every_row_is_visited_once_a_pass_in_a_new_order(supervised, monkeypatch
         train(supervised(epochs=2.0, max_steps=99, out=f"{settings.out}-2"))
 
 
-@pytest.mark.parametrize("kind", ["gold", "best"])
+@pytest.mark.parametrize("kind", ["fixed", "best"])
 def test_stopping_and_going_on_equals_one_go(supervised, sampling, tmp_path, kind):
-    make = supervised if kind == "gold" else lambda **changes: sampling(rounds=2, **changes)
+    make = supervised if kind == "fixed" else lambda **changes: sampling(rounds=2, **changes)
     whole, parts = make(out=str(tmp_path / "whole")), make(out=str(tmp_path / "parts"))
     train(whole)
     for stop in (1, 2, 3, None):  # before, at and after the second round's first step
@@ -208,7 +208,7 @@ def test_stopping_and_going_on_equals_one_go(supervised, sampling, tmp_path, kin
     assert same(*(load_file(run / "checkpoints/step-4/optimizer.safetensors") for run in (whole.out, parts.out)))
     assert (whole.out / "rows.jsonl").read_bytes() == (parts.out / "rows.jsonl").read_bytes()
     steps = {row["step"] for row in lines(whole.out / "rows.jsonl")}
-    assert steps == ({-1} if kind == "gold" else {0, 2})
+    assert steps == ({-1} if kind == "fixed" else {0, 2})
     again = make(out=str(tmp_path / "again"))
     train(again)
     assert same(weights(whole.out, 4), weights(again.out, 4)), "one seed, one result"
@@ -313,14 +313,14 @@ def test_an_earlier_run_s_rollouts(small, supervised, ending_path, tmp_path):
 
 
 def test_a_user_s_file(supervised, tmp_path):
-    path = tmp_path / "mine.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"<|user|>{n}", "completion": "yes"}) + "\n" for n in range(10)))
-    settings = supervised(source=str(path), validation_tasks=3)
+    settings = supervised(validation_tasks=9)
     summary = train(settings)
-    assert (summary["rows"], summary["validation_rows"]) == (8, 2), "at most a fifth validates"
+    assert (summary["rows"], summary["validation_rows"]) == (16, 4), "at most a fifth validates"
+    path = tmp_path / "mine.jsonl"
     path.unlink()
     (settings.out / "summary.json").unlink()
-    assert train(settings)["rows"] == 8, "it goes on with the rows it began with"
+    assert train(settings)["rows"] == 16, "it goes on with the rows it began with"
+    path = tmp_path / "one.jsonl"
     path.write_text('{"prompt": "a", "completion": "b"}\n')
     with pytest.raises(DataError, match=r"has nothing but what validates .*validation_tasks=0"):
         train(supervised(source=str(path), out=str(tmp_path / "one")))

@@ -69,6 +69,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ddp, LoRA and KL": {"microbatch_tokens": 128, "lora": {"r": 3}, "beta": 0.3},
     "fsdp, LoRA and KL": {"sharding": "fsdp", "microbatch_tokens": 128, "lora": {"r": 3}, "beta": 0.3},
     "fsdp, LoRA, bfloat16": {"sharding": "fsdp", "microbatch_tokens": 128, "lora": {"r": 3}, "dtype": "bfloat16"},
+    "fsdp, KL, bfloat16": {"sharding": "fsdp", "microbatch_tokens": 128, "beta": 0.3, "dtype": "bfloat16"},
 }
 
 

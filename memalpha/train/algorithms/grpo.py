@@ -30,7 +30,6 @@ import numpy as np
 import torch
 
 from memalpha.config import TrainConfig
-from memalpha.errors import ConfigError
 from memalpha.train.advantages import group_advantages
 from memalpha.train.losses import kl_estimate
 from memalpha.train.samples import TrainingSample, policy_gradient_sample
@@ -44,14 +43,9 @@ class Score(Protocol):
 
 
 class GRPO:
-    """Annotates groups; has no state of its own. Raises `ConfigError` for settings that cancel each other."""
+    """Annotates groups; has no state of its own."""
 
     def __init__(self, config: TrainConfig) -> None:
-        if config.baseline == "leave_one_out" and config.scale_rewards == "group":
-            raise ConfigError(
-                "baseline: leave_one_out has no effect with scale_rewards=group, which divides it out again; set "
-                "scale_rewards=none, or baseline=mean"
-            )
         self.config = config
         self.state: dict[str, Any] = {}
 
