@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from memalpha.errors import DamagedStore, EmbedderError, MemalphaError, StoreError
+from memalpha.store import cache
 from memalpha.store.embedding import Embedder
 from memalpha.store.recorded import RecordedEmbedder
 from memalpha.store.rows import Namespace, digest, vector_blob, version_row
@@ -31,9 +32,10 @@ _TOLERANCE = 1e-3  # of a component of a unit vector; a model's own batching mak
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong: with the `file`, the `log`, the `versions` or the `vectors` (of a namespace)."""
+    """Something wrong: with the `file`, the `log`, the `versions` or the `vectors` (of a namespace), or an `index` file
+    beside it."""
 
-    part: Literal["file", "log", "versions", "vectors"]
+    part: Literal["file", "log", "versions", "vectors", "index"]
     message: str
     namespace: str | None = None
 
@@ -127,9 +129,21 @@ class _Examination:
             right = self.replayed(rows)
             if right is not None and self.versions(rows, right):
                 self.vectors(rows, {row[4]: row[7] for row in right.values()}, recorded)
+        self.index_files([Namespace(database, name, schema) for name in database.namespaces()])
         if self.repair:  # after the rows, which may not have been such that the indexes could be made
             for name in misses.keys() - set(tables):
                 database.make(name)
+
+    def index_files(self, namespaces: list[Namespace]) -> None:
+        """See which index files would be taken; those that would not, and all if anything was wrong, are removed."""
+        files = cache.index_files(self.database.path)
+        caches = [cache.IndexCache(rows) for rows in namespaces] if files else []
+        sound = {index.path for index in caches if index.path in files and index.load() is not None}
+        for file in files:
+            if file not in sound:
+                self.says("index", f"{file} is damaged, left over or of another store: it is not used")
+        if self.repair and self.health.problems:
+            cache.remove(self.database)
 
     def says(self, part: Any, message: str, namespace: str | None = None) -> None:
         """Note a problem."""

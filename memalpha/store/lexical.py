@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from memalpha.store.packed import pack_strings, unpack_strings
 from memalpha.store.stem import stem
 
 K1 = 1.5
@@ -128,6 +129,22 @@ class LexicalIndex:
         other = LexicalIndex()
         other.__dict__.update(deepcopy(self.__dict__))
         return other
+
+    def parts(self, live: np.ndarray) -> dict[str, np.ndarray]:
+        """What the index consists of, settled, for `of_parts`."""
+        self.settle(live)
+        counts = self._counts.astype(np.uint16) if self._counts.max(initial=0) < 1 << 16 else self._counts
+        settled = {"starts": self._starts, "slots": self._slots, "counts": counts}
+        return {**pack_strings("terms", self._terms), **settled, "lengths": self.lengths[: len(live)]}
+
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, np.ndarray]) -> LexicalIndex:
+        """The index that gave these parts."""
+        index = cls()
+        index._terms.update(zip(terms := unpack_strings("terms", parts), range(len(terms)), strict=True))
+        index._starts, index._slots, index.lengths = parts["starts"], parts["slots"], parts["lengths"]
+        index._counts = parts["counts"].astype(np.int32)
+        return index
 
     def add(self, slots: np.ndarray, texts: Sequence[str]) -> None:
         """Count in the tokens of texts at as many new slots `(n,)`."""

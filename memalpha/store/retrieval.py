@@ -32,6 +32,7 @@ from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, moment
 from memalpha.store.index import Prototypes, VectorIndex
 from memalpha.store.lexical import BM25, LexicalIndex, Selected, words
+from memalpha.store.packed import pack_strings, unpack_strings
 from memalpha.types import MemoryEntry, is_iso_time
 
 Route = Literal["soft", "flat", "dense", "bm25", "hard"]
@@ -194,6 +195,50 @@ class Corpus:
         self._everything = None
         return slots
 
+    def parts(self) -> dict[str, np.ndarray]:
+        """All that it consists of but the entries, as arrays, for `of_parts`."""
+        self._embed()
+        indexes = {"own": self._own} if self._lexical is self._own else {"own": self._own, "around": self._lexical}
+        live = self._live[: len(self._ids)]
+        parts = {
+            f"{name} {part}": array for name, index in indexes.items() for part, array in index.parts(live).items()
+        }
+        self._forget_dead()
+        return {
+            **parts,
+            **pack_strings("ids", self._ids),
+            **pack_strings("groups", self._group_numbers),
+            "live": live,
+            "orders": self._orders[: len(live)],
+            "groups": self._groups[: len(live)],
+            "vectors": self._vectors.rows,
+            "prototypes": self._prototypes.sums,
+        }
+
+    @classmethod
+    def of_parts(
+        cls,
+        embedder: Embedder,
+        parts: Mapping[str, np.ndarray],
+        entries: Callable[[], Iterable[MemoryEntry]] = tuple,
+    ) -> Corpus:
+        """The corpus that gave these parts, which become its own."""
+        corpus = cls(embedder, (), entries)
+        corpus._ids, corpus._live = unpack_strings("ids", parts), parts["live"]
+        corpus._orders, corpus._groups = parts["orders"], parts["groups"]
+        places = np.flatnonzero(corpus._live).tolist()
+        corpus._slots = {corpus._ids[slot]: slot for slot in places}
+        corpus._free = np.flatnonzero(~corpus._live).tolist()
+        corpus._group_numbers = {name: number for number, name in enumerate(unpack_strings("groups", parts))}
+        corpus._vectors = VectorIndex(embedder.dim, parts["vectors"])
+        corpus._prototypes = Prototypes(embedder.dim, parts["prototypes"])
+        for name in ("own", "around"):
+            if f"{name} slots" in parts:
+                own = {key.removeprefix(f"{name} "): part for key, part in parts.items() if key.startswith(f"{name} ")}
+                corpus._lexical = LexicalIndex.of_parts(own)
+                corpus._own = corpus._lexical if name == "own" else corpus._own
+        return corpus
+
     def _take(self, number: int) -> np.ndarray:
         """Slots for new documents, int64 `(number,)`."""
         reused = [self._free.pop() for _ in range(min(number, len(self._free)))]
@@ -268,9 +313,13 @@ class Corpus:
             self._own.settle(self._live)
             if self._lexical is not self._own:
                 self._lexical.settle(self._live)
-            self._free += self._dead
-            self._dead.clear()
-            self._everything = None
+            self._forget_dead()
+
+    def _forget_dead(self) -> None:
+        """The indexes of words have dropped what was removed: its slots may be used again."""
+        self._free += self._dead
+        self._dead.clear()
+        self._everything = None
 
     def _embed(self) -> None:
         """Embed what was added since the last search."""

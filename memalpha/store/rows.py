@@ -23,6 +23,7 @@ _VERSION = f"version, valid_from, valid_to, created, digest, {_ENTRY}"
 _NEW_VERSION = f"INSERT INTO versions (ns, {_VERSION}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 _NEW_VECTOR = "INSERT OR IGNORE INTO vectors (ns, digest, vector) VALUES (?, ?, ?)"
 _MANY = 500  # values of one statement
+_TIP = 64  # rows at the log's end that a fingerprint is of
 _IS_LIVE = "valid_to IS NULL"
 _WAS_LIVE = "valid_from <= ? AND (valid_to IS NULL OR valid_to > ?)"
 
@@ -244,6 +245,12 @@ class Namespace:
         """Whether something was erased beyond a position: then what was there before may be gone too."""
         query = "SELECT 1 FROM operations WHERE ns = ? AND seq > ? AND kind = 'erased' LIMIT 1"
         return self._rows.execute(query, (self.ns, position)).fetchone() is not None
+
+    def fingerprint(self, position: int) -> str:
+        """A digest of the log's last rows up to a position: what two logs that went apart do not share."""
+        query = f"SELECT seq, time, head, kind, {_ENTRY} FROM operations WHERE ns = ? AND seq > ? AND seq <= ?"
+        rows = self._rows.execute(query + " ORDER BY seq", (self.ns, position - _TIP, position)).fetchall()
+        return hashlib.sha256(repr(rows).encode("utf-8", "surrogatepass")).hexdigest()
 
     def log(self, after: int, limit: int) -> list[tuple[int, str, int, Operation]]:
         """At most `limit` rows beyond a position: position, time, head, operation."""

@@ -6,15 +6,17 @@ Every operation is one transaction appending to the log, under the very rules of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 
 from memalpha.errors import StoreError, UnknownEntry
-from memalpha.store import timeline
+from memalpha.store import cache, timeline
 from memalpha.store.bulk import Fact, insert_all, operations_of, vectors_of
+from memalpha.store.cache import IndexCache
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, Where
 from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder, record_of
@@ -48,6 +50,8 @@ class MemoryStore(Memory):
         self._rows = Namespace(database, namespace, schema)
         self._corpus: Corpus | None = None
         self._corpus_position = 0
+        self._cache = IndexCache(self._rows)
+        self._scopes: WeakSet[MemoryStore] = WeakSet()  # of the same file
         self._is_scope = False
 
     @classmethod
@@ -98,9 +102,14 @@ class MemoryStore(Memory):
             raise
 
     def close(self) -> None:
-        """Close the file. A scope made by `namespace` leaves it open: it belongs to the store that was opened."""
+        """Close the file, and save the index of a large memory beside it (see `cache`). A scope made by `namespace`
+        leaves it open: it belongs to the store that was opened."""
         if not self._is_scope:
-            self._database.close()
+            try:
+                for store in (self, *self._scopes):
+                    store._save_index()
+            finally:
+                self._database.close()
 
     def __enter__(self) -> MemoryStore:
         return self
@@ -114,7 +123,8 @@ class MemoryStore(Memory):
     def namespace(self, name: str) -> MemoryStore:
         """Another namespace of the same file, with a log of its own; namespaces never see each other."""
         scope = MemoryStore(self._database, self.schema, self._embedder, name)
-        scope._is_scope = True
+        scope._is_scope, scope._scopes = True, self._scopes
+        self._scopes.add(scope)
         return scope
 
     def namespaces(self) -> list[str]:
@@ -343,23 +353,35 @@ class MemoryStore(Memory):
         Returns the other ids that hold, or held, exactly the same content; they are left as they are. Raises
         `UnknownEntry`, and `StoreError` where other processes keep the file from being rewritten.
         """
-        self._database.scrub()  # what an erasure that was cut short has left to do
+        self._scrub()  # what an erasure that was cut short has left to do
         with self._database.transaction():
             for id in ids:
                 if self._rows.last(id) is None:
                     raise UnknownEntry(f"no entry ever had the id {id!r}")
             others = self._rows.holders(ids)
-            self._rows.erase(ids)
-        self._database.scrub()
+            self._erase(ids)
+        self._scrub()
         return others
 
     def erase_all(self) -> int:
         """`erase` the whole namespace, core memory included; only its name and the stubs of its operations, which are
         counted, stay."""
         with self._database.transaction():
-            count = self._rows.erase(None)
-        self._database.scrub()
+            count = self._erase(None)
+        self._scrub()
         return count
+
+    def _erase(self, ids: Collection[str] | None) -> int:
+        cache.remove(self._database, self._rows.name)  # before anybody can take it for what is there now
+        return self._rows.erase(ids)
+
+    def _scrub(self) -> None:
+        """Finish what an erasure has begun, of which namespace ever."""
+        with self._database.transaction(write=False):
+            due = self._database.scrub_due
+        if due:
+            cache.remove(self._database)  # those too that were being written meanwhile
+            self._database.scrub()
 
     def export_jsonl(self, path: str | Path) -> int:
         """Write the namespace's whole log, one operation a line, and return their number; the file appears at once."""
@@ -428,6 +450,12 @@ class MemoryStore(Memory):
                 corpus.load(ids, texts, groups, orders, stored)
         return corpus
 
+    def _save_index(self) -> None:
+        """Write what is searchable to the file beside the store, where that pays."""
+        corpus, self._corpus = self._corpus, None
+        if corpus is not None:
+            self._cache.save(self._corpus_position, len(corpus), corpus.parts)
+
     def _live_corpus(self) -> Corpus:
         """What is searchable now, brought up to the log's end, whoever wrote it."""
         position = self._rows.position
@@ -435,9 +463,15 @@ class MemoryStore(Memory):
             return self._corpus
         # Taken out while it changes: interrupted half-way, it is made anew instead of being half right.
         corpus, self._corpus = self._corpus, None
-        if corpus is None or self._rows.erased_after(self._corpus_position):
+        if corpus is not None and self._rows.erased_after(self._corpus_position):
+            corpus = None
+        elif corpus is None and (saved := self._cache.load()) is not None:
+            self._corpus_position, parts = saved
+            embedder = StoredEmbedder(self._rows, self._embedder.load())
+            corpus = Corpus.of_parts(embedder, parts, self._rows.live)
+        if corpus is None:
             corpus = self._new_corpus()
-        else:
+        elif position != self._corpus_position:
             changed = self._rows.changed(self._corpus_position)
             there = self._rows.many(changed, None)
             corpus.add_many(Document.of(there[id]) for id in changed if id in there)

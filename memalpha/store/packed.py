@@ -1,0 +1,92 @@
+"""Arrays in one file that is taken whole or not at all.
+
+magic, length of the header (8 bytes), header (JSON: whatever the caller says; name, type and shape of each array),
+the arrays (little-endian), SHA-256 of all that
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+_MAGIC = b"memalpha index\n\0"
+_DIGEST = 32
+_TYPES = ("<f4", "<f8", "<f2", "<i4", "<i8", "<u2", "|u1", "|i1", "|b1")
+_BLOCK = 1 << 22
+
+Parts = Mapping[str, np.ndarray]
+
+
+def write(file: BinaryIO, header: Mapping[str, Any], parts: Parts) -> None:
+    """Write one index file and sync it."""
+    arrays = {name: np.ascontiguousarray(part) for name, part in parts.items()}
+    described = [[name, part.dtype.newbyteorder("<").str, part.shape] for name, part in arrays.items()]
+    head = json.dumps({**header, "arrays": described}).encode()
+    digest = hashlib.sha256()
+    for block in (_MAGIC, len(head).to_bytes(8, "little"), head):
+        digest.update(block)
+        file.write(block)
+    for part, (_, kind, _) in zip(arrays.values(), described, strict=True):
+        view = part.astype(kind, copy=False).reshape(-1).view(np.uint8).data
+        for start in range(0, len(view), _BLOCK):
+            digest.update(view[start : start + _BLOCK])
+            file.write(view[start : start + _BLOCK])
+    file.write(digest.digest())
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def read(path: Path) -> tuple[dict[str, Any], Parts] | None:
+    """Header (without `arrays`) and parts of an index file; None if it is missing or any byte is not as written."""
+    try:
+        with path.open("rb") as file:
+            return _read(file, os.fstat(file.fileno()).st_size)
+    except (OSError, ValueError, TypeError, KeyError):  # the header may be anything before it has been checked
+        return None
+
+
+def _read(file: BinaryIO, size: int) -> tuple[dict[str, Any], Parts] | None:
+    digest = hashlib.sha256()
+    start = file.read(len(_MAGIC) + 8)
+    length = int.from_bytes(start[len(_MAGIC) :], "little")
+    if start[: len(_MAGIC)] != _MAGIC or length > size:
+        return None
+    head = file.read(length)
+    digest.update(start + head)
+    header = json.loads(head)
+    described = [(name, kind, tuple(shape)) for name, kind, shape in header.pop("arrays")]
+    if any(kind not in _TYPES or any(type(n) is not int or n < 0 for n in shape) for _, kind, shape in described):
+        return None
+    sizes = [math.prod(shape) * np.dtype(kind).itemsize for _, kind, shape in described]
+    if len(start) + length + sum(sizes) + _DIGEST != size:  # nothing is made room for that is not in the file
+        return None
+    parts = {}
+    for name, kind, shape in described:
+        parts[name] = np.empty(shape, kind)
+        view = parts[name].reshape(-1).view(np.uint8).data
+        for at in range(0, len(view), _BLOCK):
+            if file.readinto(view[at : at + _BLOCK]) != len(view[at : at + _BLOCK]):  # pyright: ignore
+                return None
+            digest.update(view[at : at + _BLOCK])
+    return (header, parts) if file.read() == digest.digest() else None
+
+
+def pack_strings(name: str, strings: Iterable[str]) -> dict[str, np.ndarray]:
+    """Strings as two parts: their text, and the length of each in characters."""
+    strings = list(strings)
+    text = np.frombuffer("".join(strings).encode("utf-8", "surrogatepass"), np.uint8)
+    return {f"{name} text": text, f"{name} lengths": np.fromiter(map(len, strings), np.int32, len(strings))}
+
+
+def unpack_strings(name: str, parts: Parts) -> list[str]:
+    """The strings that `pack_strings` packed."""
+    text = parts[f"{name} text"].tobytes().decode("utf-8", "surrogatepass")
+    ends = np.cumsum(parts[f"{name} lengths"], dtype=np.int64).tolist()
+    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
