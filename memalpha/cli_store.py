@@ -63,7 +63,7 @@ def read(
 
     # All that can be refused before a store is made is looked at before.
     chunks, writer = _chunks(file, timestamp, size), load_policy(policy)
-    with _open(store, embedder, namespace, schema=schema, create=True) as memory:
+    with open_store(store, embedder, namespace, schema=schema, create=True) as memory:
         agent = MemoryAgent(writer, memory)
         results = [result for chunk in chunks for result in agent.read(chunk, source=str(file)).results]
     lines = [f"{result.code:<18} {result.entry_id or '-':<26} {result.content or result.message}" for result in results]
@@ -102,7 +102,7 @@ def add(
         source=source,
         metadata=_json("--metadata", metadata),
     )
-    with _open(store, embedder, namespace, schema=schema, create=True) as memory:
+    with open_store(store, embedder, namespace, schema=schema, create=True) as memory:
         try:
             id, outcome = memory.apply(fact).id, "inserted"
         except DuplicateContent as known:
@@ -128,7 +128,7 @@ def search(
 
     Example: memalpha search ana.db "Where does Ana live?" -k 3 --json
     """
-    with _open(store, embedder, namespace) as memory:
+    with open_store(store, embedder, namespace) as memory:
         position = _position(as_of, memory)
         chosen = _json("--where", where)
         hits = memory.search(query, k, category=category, where=chosen, route=route, as_of=position)
@@ -155,7 +155,7 @@ def ask(
     from memalpha.agent.answer import ExtractiveReader
     from memalpha.policy.base import load_policy
 
-    with _open(store, embedder, namespace) as memory:
+    with open_store(store, embedder, namespace) as memory:
         if policy:
             answer = MemoryAgent(load_policy(policy), memory).ask(question, k)
         else:
@@ -177,7 +177,7 @@ def show(
 
     Example: memalpha show ana.db --category semantic --as-of 2024-05-01
     """
-    with _open(store, embedder, namespace) as memory:
+    with open_store(store, embedder, namespace) as memory:
         position = _position(as_of, memory)
         if entry_id:
             entries = [memory.get(entry_id, as_of=position)]
@@ -201,7 +201,7 @@ def history(
 
     Example: memalpha history ana.db ana-lives#k --json
     """
-    with _open(store, embedder, namespace) as memory:
+    with open_store(store, embedder, namespace) as memory:
         versions = memory.history(entry_id)
     lines = [
         f"v{v.version}  {v.valid_from:>5} to {v.valid_to if v.valid_to is not None else 'now':<5}  {v.content}"
@@ -223,7 +223,7 @@ def diff(
 
     Example: memalpha diff ana.db 2024-05-01 2024-06-01
     """
-    with _open(store, None, namespace) as memory:
+    with open_store(store, None, namespace) as memory:
         found = memory.diff(_position(a, memory) or 0, _position(b, memory))
     lines = [f"- core: {found.core[0]}", f"+ core: {found.core[1]}"] if found.core else []
     lines += [f"- {_line(entry)}" for entry in found.removed]
@@ -252,46 +252,6 @@ def redo(store: StoreFile, namespace: Namespace = "default", as_json: AsJson = F
     _step(store, namespace, as_json, "redo")
 
 
-def export(
-    store: StoreFile,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The JSON Lines to write.")],
-    namespace: Namespace = "default",
-    as_json: AsJson = False,
-) -> None:
-    """Write the whole log of STORE to a file.
-
-    One operation a line; `memalpha import` makes the same memory of it, past states included.
-
-    Example: memalpha export ana.db ana.jsonl
-    """
-    with _open(store, None, namespace) as memory:
-        count = memory.export_jsonl(file)
-    print_result({"operations": count, "path": str(file)}, as_json, f"{count} operations: {file}")
-
-
-def import_(
-    store: StoreFile,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="An exported log, or facts of your own, a line each.")],
-    schema: SchemaName = None,
-    embedder: EmbedderName = None,
-    namespace: Namespace = "default",
-    as_json: AsJson = False,
-) -> None:
-    """Apply the operations of a file to STORE.
-
-    All of them or none; STORE is made when it is not there. A line of your own is no more than a category and a
-    content.
-
-    Example: memalpha import copy.db ana.jsonl
-    """
-    from memalpha.store.transfer import read_jsonl
-
-    read_jsonl(file)  # refused before a store is made
-    with _open(store, embedder, namespace, schema=schema, create=True) as memory:
-        count = memory.import_jsonl(file)
-    print_result({"operations": count, "path": str(store)}, as_json, f"{count} operations: {store}")
-
-
 def fork(
     store: StoreFile,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The new namespace.")] = None,
@@ -306,7 +266,10 @@ def fork(
 
     Example: memalpha fork ana.db what-if --as-of 2024-05-01
     """
-    with _open(store, None, namespace) as memory, memory.fork(name, path=path, as_of=_position(as_of, memory)) as copy:
+    with (
+        open_store(store, None, namespace) as memory,
+        memory.fork(name, path=path, as_of=_position(as_of, memory)) as copy,
+    ):
         count = copy.snapshot()
     where = {"store": str(path or store), "namespace": name or namespace, "operations": count}
     print_result(where, as_json, f"{count} operations: namespace {where['namespace']} of {where['store']}")
@@ -334,7 +297,7 @@ def erase(
         raise StoreError("erase: say what, --id ID or --namespace NAME")
     if not yes:
         raise StoreError("erase: nothing brings back what was erased: say --yes to do it")
-    with _open(store, None, namespace or "default") as memory:
+    with open_store(store, None, namespace or "default") as memory:
         if not ids:
             count = memory.erase_all()
             print_result({"operations": count}, as_json, f"{count} operations erased")
@@ -368,13 +331,13 @@ def doctor(
         raise typer.Exit(1)
 
 
-COMMANDS = (read, add, search, ask, show, history, diff, undo, redo, export, import_, fork, erase, doctor)
+COMMANDS = (read, add, search, ask, show, history, diff, undo, redo, fork, erase, doctor)
 
 
 # ----------------------------------------------------------------------------------------------------------- helpers
 
 
-def _open(
+def open_store(
     path: Path, embedder: str | None, namespace: str, *, schema: str | None = None, create: bool = False
 ) -> MemoryStore:
     """Open a store. Only a writing command makes a new one: a slip of the finger must not."""
@@ -395,7 +358,7 @@ def _json(option: str, text: str | None) -> dict[str, Any] | None:
 
 
 def _step(store: Path, namespace: str, as_json: bool, way: Literal["undo", "redo"]) -> None:
-    with _open(store, None, namespace) as memory:
+    with open_store(store, None, namespace) as memory:
         done = memory.undo() if way == "undo" else memory.redo()
     text = f"nothing to {way}" if done is None else " ".join(filter(None, (way, done.kind, done.id, done.content)))
     print_result(done, as_json, text)

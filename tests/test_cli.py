@@ -123,6 +123,27 @@ def test_a_log_goes_out_and_in_again(memalpha, store: Path, tmp_path: Path) -> N
     assert not (tmp_path / "new.db").exists()
 
 
+def test_markdown_and_other_stores(memalpha, store: Path, tmp_path: Path) -> None:
+    notes, copy, peers = tmp_path / "notes.md", tmp_path / "copy.db", Path(__file__).parent / "store" / "data" / "peers"
+    assert memalpha("export", store, notes) == (0, f"1 entries: {notes}\n", "")
+    notes.write_text(notes.read_text().replace("Lisbon", "Porto") + "\n- Ana has a cat.\n")
+    assert memalpha("import", store, notes) == (0, f"2 operations: {store}\n", "")
+    assert "Porto" in memalpha("show", store)[1] and "Lisbon" in memalpha("show", store, "--as-of", 1)[1]
+    code, out, _ = memalpha("import", copy, peers / "mem0-faiss", "--embedder", "hash")
+    assert code == 0 and f"4 operations: namespace user:ana of {copy}\n" in out and "left out, the same as " in out
+    assert "Porto" in memalpha("show", copy, "--namespace", "user:ana")[1]
+    done = json.loads(memalpha("import", copy, peers / "langgraph.db", "--from", "langgraph", "--json")[1])
+    assert done["operations"] == {"users.ana": 1, "users.tom": 2} and done["left_out"][0]["id"] == "tea-too"
+    for words, says in [
+        ((peers / "langgraph.db", "--history", "x.db"), "--history is mem0's"),
+        ((peers / "langgraph.db", "--from", "mem0"), "langgraph.db: no table history"),
+        ((peers / "mem0-qdrant", "--history", "x.db"), "x.db: no such file"),
+        ((tmp_path / "none.md",), "none.md: cannot be read"),
+    ]:
+        code, out, err = memalpha("import", tmp_path / "new.db", *words)
+        assert (code, out) == (2, "") and says in err and not (tmp_path / "new.db").exists()
+
+
 def test_the_doctor_says_1_where_something_is_wrong(memalpha, store: Path) -> None:
     assert memalpha("doctor", store) == (0, "sound: 1 namespaces, 1 operations, 1 versions, 1 vectors\n", "")
     rows = sqlite3.connect(store, isolation_level=None)

@@ -277,7 +277,7 @@ def _earlier(view: StateView, id: str | None, category: str) -> MemoryEntry | No
     if id is None:
         return None
     _text("id", id)
-    if not _ID.fullmatch(id):
+    if not is_id(id):
         raise InvalidContent(f"id {id!r}: 1 to 128 characters without whitespace are needed")
     earlier = view.last(id)
     if earlier is not None and earlier.valid_to is None:
@@ -285,6 +285,11 @@ def _earlier(view: StateView, id: str | None, category: str) -> MemoryEntry | No
     if earlier is not None and earlier.category != category:
         raise StoreError(f"the id {id!r} belongs to an entry of category {earlier.category!r}, not {category!r}")
     return earlier
+
+
+def is_id(text: str) -> bool:
+    """Whether a text can be an entry's id: 1 to 128 characters without whitespace."""
+    return _ID.fullmatch(text) is not None
 
 
 def _version(done: Operation, before: MemoryEntry | None, position: int) -> MemoryEntry:

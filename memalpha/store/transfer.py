@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -63,52 +63,83 @@ def write_jsonl(
 ) -> int:
     """Write a log (position, time, head, operation), under another name first; the number of operations."""
     header = {"memalpha": VERSION, "namespace": namespace, "schema": json.loads(schema.to_json())}
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     count = 0
+    with whole_file(path) as file:
+        file.write(json.dumps(header, ensure_ascii=False) + "\n")
+        for seq, time, head, operation in log:
+            fields = {name: value for name, value in asdict(operation).items() if value is not None}
+            row = {"seq": seq, "time": time, "head": head, **fields}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            count += 1
+    return count
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[TextIO]:
+    """A text file to write, which is at `path` when the block has ended well, and whole; raises `StoreError`."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(header, ensure_ascii=False) + "\n")
-            for seq, time, head, operation in log:
-                fields = {name: value for name, value in asdict(operation).items() if value is not None}
-                row = {"seq": seq, "time": time, "head": head, **fields}
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                count += 1
+        with aside.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
         aside.replace(path)
     except OSError as error:
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
         aside.unlink(missing_ok=True)
-    return count
 
 
-def read_jsonl(path: Path) -> list[tuple[int, Line]]:
-    """The operations of a file with their line numbers; raises `DataError` naming file, line and field."""
+def read_text(path: Path) -> str:
+    """The text of a file, line ends as they are; raises `DataError`."""
     try:
-        texts = path.read_text(encoding="utf-8").split("\n")
+        return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text: {error}") from error
+
+
+def read_jsonl(path: Path) -> list[tuple[int, Line]]:
+    """The operations of a file with their line numbers; raises `DataError` naming file, line and field."""
     lines: list[tuple[int, Line]] = []
-    for number, text in enumerate(texts, 1):
+    for number, text in enumerate(read_text(path).split("\n"), 1):
         if not text.strip():
             continue
-        label = f"{path}:{number}"
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise DataError(f"{label}: not JSON: {error}") from error
+        where = f"{path}:{number}"
+        data = _json(where, text)
         if number == 1 and isinstance(data, dict) and "memalpha" in data:
             if data["memalpha"] != VERSION:
-                raise DataError(f"{label}: file format {data['memalpha']!r}, this memalpha reads {VERSION}")
+                raise DataError(f"{where}: file format {data['memalpha']!r}, this memalpha reads {VERSION}")
             continue
-        try:
-            lines.append((number, Line.model_validate(data)))
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"])) or "line"
-            raise DataError(f"{label}: {field}: {first['msg']}") from error
+        lines.append((number, _line(where, data)))
     return lines
+
+
+def details_of(where: str, text: str, names: Sequence[str]) -> dict[str, Any]:
+    """The fields of an operation that a JSON object gives, of those in `names`; raises `DataError` beginning with
+    `where`."""
+    data = _json(where, text)
+    for name in data if isinstance(data, dict) else ():
+        if name not in names:
+            raise DataError(f"{where}: {name}: the fields are {', '.join(names)}")
+    return {
+        name: value for name, value in _line(where, data).model_dump(include=set(names)).items() if value is not None
+    }
+
+
+def _json(where: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{where}: not JSON: {error}") from error
+
+
+def _line(where: str, data: Any) -> Line:
+    try:
+        return Line.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "line"
+        raise DataError(f"{where}: {field}: {first['msg']}") from error
 
 
 def contents_of(path: str | Path, lines: Iterable[tuple[int, Line]]) -> list[str]:
@@ -116,7 +147,7 @@ def contents_of(path: str | Path, lines: Iterable[tuple[int, Line]]) -> list[str
     contents = set()
     for number, line in lines:
         if line.kind in ("insert", "update"):
-            with _at_line(path, number):
+            with at_line(f"{path}:{number}"):
                 if line.seq is None:  # what was logged once is taken as it is
                     check_timestamp(line.timestamp)
                 contents.add(clean_content(line.content))
@@ -135,7 +166,7 @@ def apply_lines(
         if operation.kind == "erased" and not as_logged:
             continue  # a stub that changes nothing
         known = suppress(DuplicateContent) if operation.id is None else nullcontext()
-        with _at_line(path, number), known:
+        with at_line(f"{path}:{number}"), known:
             if as_logged:
                 rows.write(operation, vectors, head=head, time=line.time)
             else:
@@ -144,9 +175,9 @@ def apply_lines(
 
 
 @contextmanager
-def _at_line(path: str | Path, number: int) -> Iterator[None]:
-    """What the store refuses is an error of the file's line."""
+def at_line(where: str) -> Iterator[None]:
+    """What the store refuses is an error of this place in a file."""
     try:
         yield
     except StoreError as error:
-        raise DataError(f"{path}:{number}: {error}") from error
+        raise DataError(f"{where}: {error}") from error
