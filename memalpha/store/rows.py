@@ -24,6 +24,10 @@ _NEW_VERSION = f"INSERT INTO versions (ns, {_VERSION}) VALUES (?,?,?,?,?,?,?,?,?
 _NEW_VECTOR = "INSERT OR IGNORE INTO vectors (ns, digest, vector) VALUES (?, ?, ?)"
 _MANY = 500  # values of one statement
 _TIP = 64  # rows at the log's end that a fingerprint is of
+_OPTIONAL = {"timestamp": "NULL", "importance": "1.0", "metadata": "'{}'"} | dict.fromkeys(
+    ("source", "chunk", "turn"), "NULL"
+)  # what an insert may leave out, and what its row then has
+_MADE = _ENTRY.replace("timestamp", "nullif(timestamp, '')")  # of the version that an insert makes
 _IS_LIVE = "valid_to IS NULL"
 _WAS_LIVE = "valid_from <= ? AND (valid_to IS NULL OR valid_to > ?)"
 
@@ -43,7 +47,6 @@ class Namespace:
         self.database = database
         self.name = name
         self.schema = schema
-        self._ns: int | None = None
 
     @property
     def _rows(self) -> sqlite3.Connection:
@@ -52,12 +55,12 @@ class Namespace:
     @property
     def ns(self) -> int:
         """The namespace's number; -1, which no row has, before its first operation."""
-        if self._ns is not None:
-            return self._ns
-        row = self._rows.execute("SELECT ns FROM namespaces WHERE name = ?", (self.name,)).fetchone()
-        number = -1 if row is None else int(row[0])
-        if row is not None and not self.database.writing:
-            self._ns = number  # a number given by this very transaction may yet be rolled back and go to another name
+        number = self.database.numbers.get(self.name)
+        if number is None:
+            row = self._rows.execute("SELECT ns FROM namespaces WHERE name = ?", (self.name,)).fetchone()
+            if row is None:
+                return -1
+            number = self.database.numbers[self.name] = int(row[0])
         return number
 
     @property
@@ -122,21 +125,37 @@ class Namespace:
                 self._rows.execute(_NEW_VECTOR, (ns, digest(entry.content), vector_blob(vectors[entry.content])))
         return change
 
-    def append(self, changes: Sequence[Change], vectors: Mapping[str, np.ndarray], time: str) -> None:
-        """Append the rows of inserts of new ids, planned one after the other from the log's end."""
+    def append(
+        self, entries: Sequence[MemoryEntry], given: Sequence[Mapping[str, Any]], vectors: Mapping[str, bytes]
+    ) -> None:
+        """Append the rows of inserts that make these entries, the first versions of new ids, from the log's end on.
+        `given`: of each, the fields that may be left out and were not; `vectors`: embeddings as stored, by content."""
         tip, ns = self.tip(), self._make()
-        time, first = max(time, tip.time), tip.seq + 1
-        operations = [change.operation for change in changes]
-        keys = [digest(done.content or "") for done in operations]
-        values = list(map(_values, operations))
+        time, first = max(utc(datetime.now(UTC)), tip.time), tip.seq + 1
+        # To bind a value costs a good part of what its row costs, so what is the same in all rows is not bound.
+        named = [name for name in _OPTIONAL if any(name in fields for fields in given)]
+        rest = {name: text for name, text in _OPTIONAL.items() if name not in named}
+        marks = ", ".join(f"?{number}" for number in range(1, 6 + len(named)))
+        columns = ", ".join(["seq, time, id, category, content", *named, "ns, head, kind", *rest])
+        constants = ", ".join([f"{ns}, ?1, 'insert'", *rest.values()])
         self._rows.executemany(
-            f"INSERT INTO operations (ns, seq, time, head, kind, {_ENTRY}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-            ((ns, seq, time, seq, "insert", *row) for seq, row in enumerate(values, first)),
+            f"INSERT INTO operations ({columns}) VALUES ({marks}, {constants})",
+            (
+                (seq, time, entry.id, entry.category, entry.content, *[_column(entry, name, fields) for name in named])
+                for seq, (entry, fields) in enumerate(zip(entries, given, strict=True), first)
+            ),
         )
-        versions = enumerate(zip(keys, values, strict=True), first)
-        self._rows.executemany(_NEW_VERSION, ((ns, 1, seq, None, seq, key, *row) for seq, (key, row) in versions))
-        blobs = (vector_blob(vectors[done.content or ""]) for done in operations)
-        self._rows.executemany(_NEW_VECTOR, ((ns, key, blob) for key, blob in zip(keys, blobs, strict=True)))
+        keys = [digest(entry.content) for entry in entries]
+        self._rows.create_function("digest_at", 1, lambda seq: keys[seq - first])
+        self._rows.execute(
+            f"INSERT INTO versions (ns, version, valid_from, created, digest, {_ENTRY}) "
+            f"SELECT ns, 1, seq, seq, digest_at(seq), {_MADE} FROM operations WHERE ns = ? AND seq >= ?",
+            (ns, first),
+        )
+        self._rows.executemany(
+            f"INSERT OR IGNORE INTO vectors (ns, digest, vector) VALUES ({ns}, ?, ?)",
+            ((key, vectors[entry.content]) for key, entry in zip(keys, entries, strict=True)),
+        )
 
     def _make(self) -> int:
         """The namespace's number, given now if it has none."""
@@ -385,6 +404,13 @@ def _values(thing: Operation | MemoryEntry) -> tuple[Any, ...]:
         thing.chunk,
         thing.turn,
     )
+
+
+def _column(entry: MemoryEntry, name: str, given: Mapping[str, Any]) -> Any:
+    """What the log has of a field that an insert, which named `given`, may leave out."""
+    if name == "metadata":
+        return json.dumps(entry.metadata) if entry.metadata else "{}"
+    return given.get(name) if name == "timestamp" else getattr(entry, name)
 
 
 def _fields(row: Sequence[Any]) -> dict[str, Any]:

@@ -67,8 +67,9 @@ class MemorySchema:
 
     def check(self, category: object) -> str:
         """The category, if the schema has it; raises `UnknownCategory` naming those it has."""
-        if isinstance(category, str) and category in self.category_names:
-            return category
+        for known in self.categories:
+            if known.name == category:
+                return known.name
         raise UnknownCategory(f"no category {category!r} in schema {self.name!r}: use {', '.join(self.category_names)}")
 
     def fits(self, other: MemorySchema) -> bool:

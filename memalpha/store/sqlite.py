@@ -33,6 +33,8 @@ FORMAT = 2
 Durability = Literal["full", "normal"]
 
 _PATIENCE = 30.0  # seconds a writer waits for its turn
+_PAGE = 8192  # bytes: five vectors of 384 fit into one, where two fit into half of it
+_CACHE = 16  # MiB of pages that a connection may hold; SQLite's 2 are written out and read again in every batch
 
 # The one change that a row of the log may suffer is erasure: it becomes a stub and keeps nothing but its place.
 _STAY = """\
@@ -79,7 +81,7 @@ class Database:
 
     `path` may be ":memory:"; see `MemoryStore.open` for `durability`. A new store records `initial_meta()`; `meta` is
     what the file has recorded. Raises `StoreError` for a file that is no store, one of a newer format, one that is
-    missing (without `create`), or a missing folder. `writing`: whether a write transaction is under way.
+    missing (without `create`), or a missing folder. `numbers`: those of namespaces as this connection sees them.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Database:
             raise StoreError(f"durability {durability!r}: 'full' or 'normal' is needed")
         self.path = path
         self._lock = RLock()
-        self.writing = False
+        self.numbers: dict[str, int] = {}
         if path != ":memory:":
             _check_path(Path(path), create)
         initial_meta = cache(initial_meta)
@@ -115,10 +117,12 @@ class Database:
         with self._clear_errors():
             self._connection.execute("PRAGMA synchronous = FULL")
             self._connection.execute("PRAGMA fullfsync = ON")  # macOS: really through the drive's own cache
+            self._connection.execute(f"PRAGMA cache_size = {-1024 * _CACHE}")
             if self._is_new():
                 if not create:
                     raise StoreError(f"{self.path} is an empty database, not a memalpha store")
                 meta = initial_meta()
+                self._connection.execute(f"PRAGMA page_size = {_PAGE}")  # heeded before the first page is written
                 self._use_wal()
                 with self.transaction():
                     if self._is_new():  # still: another process may have been faster
@@ -184,11 +188,12 @@ class Database:
             try:
                 # IMMEDIATE: a writer waits for its turn here, before it has read what others may still change.
                 connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-                self.writing = write
                 yield connection
                 connection.execute("COMMIT")
-            finally:  # whatever went wrong, Ctrl-C included
-                self.writing = False
+            except BaseException:  # Ctrl-C included
+                self.numbers.clear()  # one that was given in this transaction may go to another name
+                raise
+            finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
 

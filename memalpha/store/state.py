@@ -24,6 +24,8 @@ from memalpha.types import MemoryEntry, Operation, is_iso_time
 # 32 characters, five bits each; l, 1, o and 0 are left out because they are mistaken for one another.
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 _ID = re.compile(r"[^\s\x00]{1,128}")
+_WORD = re.compile(r"\w+")
+_TWO_WORDS = re.compile(r"\W*(\w+)(?:\W+(\w+))?")
 
 
 class StateView(Protocol):
@@ -61,10 +63,12 @@ def make_id(content: str, position: int, taken: Callable[[str], bool]) -> str:
     Topic (the words before the first colon if they are at most 4, else the first 2 words; 24 characters at most), "#",
     and a suffix from a stable hash of (content, position), one character long unless that is `taken`.
     """
-    head, colon, _ = content.lower().partition(":")
-    words = re.findall(r"\w+", head) if colon else []
+    text = content.lower()
+    head, colon, _ = text.partition(":")
+    words = _WORD.findall(head) if colon else []
     if not 1 <= len(words) <= 4:
-        words = re.findall(r"\w+", content.lower())[:2]
+        found = _TWO_WORDS.match(text)
+        words = [word for word in found.groups() if word] if found else []
     topic = "-".join(words)[:24].strip("-") or "m"
     digest = hashlib.blake2b(f"{position}\0{content}".encode()).digest()
     id = topic + "#"
@@ -318,34 +322,46 @@ def _version(done: Operation, before: MemoryEntry | None, position: int) -> Memo
 
 def _complete(operation: Operation, **fields: Any) -> Operation:
     """`operation` with `fields` set and every remaining field checked."""
-    done = replace(operation, **fields)
-    for name in ("timestamp", "source", "turn"):
-        value = getattr(done, name)
-        if value is not None:
-            _text(name, value)
-    chunk, importance = done.chunk, done.importance
-    if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or not 0 <= chunk < 2**63):
-        raise InvalidContent(f"chunk {chunk!r}: a whole number from 0 is needed")
-    own: dict[str, Any] = {}
-    if importance is not None:
-        if isinstance(importance, bool) or not isinstance(importance, int | float) or not math.isfinite(importance):
-            raise InvalidContent(f"importance {importance!r}: a finite number is needed")
-        own["importance"] = float(importance)
-    if done.metadata is not None:
-        own["metadata"] = _metadata(done.metadata)
-    return replace(done, **own) if own else done
+    given = {name: fields.get(name, getattr(operation, name)) for name in _CHECKS}
+    return replace(operation, **fields | checked(given))
 
 
-def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def checked(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the fields that an operation may have or not which are given and not None, as they are stored; raises
+    `InvalidContent`."""
+    return {name: check(name, fields[name]) for name, check in _CHECKS.items() if fields.get(name) is not None}
+
+
+def _whole(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise InvalidContent(f"{name} {value!r}: a whole number from 0 is needed")
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidContent(f"{name} {value!r}: a finite number is needed")
+    return float(value)
+
+
+def _metadata(name: str, value: Any) -> dict[str, Any]:
     """A private copy in JSON's own types, so that memory and disk hold the same."""
-    if not metadata:
+    if not value:
         return {}
-    if not isinstance(metadata, Mapping) or not all(isinstance(key, str) for key in metadata):
-        raise InvalidContent("metadata: a mapping with text keys is needed")
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InvalidContent(f"{name}: a mapping with text keys is needed")
+    if all(map(_is_plain, value.values())):
+        return dict(value)
     try:
-        return json.loads(json.dumps(dict(metadata), allow_nan=False))
+        return json.loads(json.dumps(dict(value), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidContent(f"metadata cannot be written as JSON: {error}") from error
+        raise InvalidContent(f"{name} cannot be written as JSON: {error}") from error
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON surely gives a value back as it is."""
+    kind = type(value)
+    return kind is str or kind is bool or value is None or (kind is int and -(2**63) <= value < 2**63)
 
 
 def _text(name: str, value: object) -> str:
@@ -358,6 +374,16 @@ def _text(name: str, value: object) -> str:
     except UnicodeEncodeError as error:
         raise InvalidContent(f"{name}: holds half of a surrogate pair, which is not text") from error
     return value
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "timestamp": _text,
+    "source": _text,
+    "turn": _text,
+    "chunk": _whole,
+    "importance": _number,
+    "metadata": _metadata,
+}
 
 
 def clean_content(value: object) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from memalpha.errors import StoreError, UnknownEntry
 from memalpha.store import cache, timeline
-from memalpha.store.bulk import Fact, insert_all, operations_of, vectors_of
+from memalpha.store.bulk import Fact, blobs_of, cleaned, insert_all, unit_vectors
 from memalpha.store.cache import IndexCache
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, Where
@@ -168,11 +168,15 @@ class MemoryStore(Memory):
     def insert_many(self, facts: Iterable[Fact], vectors: np.ndarray | None = None) -> list[MemoryEntry]:
         """`insert` for many facts, mappings of its arguments by name, all or none: embedded in one batch, or with their
         embeddings given as `vectors` `(n, dim)`. Raises `StoreError` naming the fact that is refused."""
-        operations = operations_of(facts)
-        contents = list(dict.fromkeys(operation.content or "" for operation in operations))
-        known = self._vectors(contents) if vectors is None else vectors_of(operations, vectors, self._embedder.dim)
+        pairs = cleaned(facts)
+        if vectors is None:
+            contents = list(dict.fromkeys(content for _, content in pairs))
+            known = blobs_of(contents, StoredEmbedder(self._rows, self._embedder.load()).encode(contents))
+        else:
+            contents = [content for _, content in pairs]
+            known = blobs_of(contents, unit_vectors(len(pairs), vectors, self._embedder.dim))
         with self._database.transaction():
-            return insert_all(self._rows, operations, known)
+            return insert_all(self._rows, pairs, known)
 
     def get(self, id: str, *, as_of: int | str | None = None) -> MemoryEntry:
         """A live entry, or as it was at `as_of`; raises `UnknownEntry`."""

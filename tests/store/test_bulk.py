@@ -20,9 +20,9 @@ facts = st.lists(
             ),
         },
         optional={
-            "timestamp": st.sampled_from([None, "2024-05-01"]),
+            "timestamp": st.sampled_from([None, "", "2024-05-01"]),
             "importance": st.sampled_from([0.5, 1]),
-            "metadata": st.sampled_from([None, {"a": [1, {"b": None}]}]),
+            "metadata": st.sampled_from([None, {"user": "ana"}, {"a": [1, {"b": None}], "x": 0.5}]),
             "source": st.just("chat"),
             "chunk": st.integers(0, 2),
             "turn": st.just("D1:3"),
@@ -34,6 +34,14 @@ facts = st.lists(
 
 def new() -> MemoryStore:
     return MemoryStore.open(":memory:", embedder="hash")
+
+
+def rows_of(store: MemoryStore) -> list[list[tuple]]:
+    """All that the file holds but times, and vectors in no order."""
+    with store._database.transaction(write=False) as rows:
+        operations = [row[:2] + row[3:] for row in rows.execute("SELECT * FROM operations ORDER BY ns, seq")]
+        versions = rows.execute("SELECT * FROM versions ORDER BY ns, id, version").fetchall()
+        return [operations, versions, rows.execute("SELECT * FROM vectors ORDER BY digest").fetchall()]
 
 
 @settings(max_examples=100, deadline=None)
@@ -51,6 +59,7 @@ def test_as_one_by_one(before, batch, search_first, many) -> None:
                 store.search("pet")
         assert together.insert_many(batch) == [one.insert(**fact) for fact in batch]
         assert [line[2] for line in together.log()] == [line[2] for line in one.log()]
+        assert rows_of(together) == rows_of(one)
         assert together.list() == one.list()
         assert together.state == one.state == MemoryState.replay(one.schema, (line[2] for line in one.log()))
         assert together.search("a cat in Oslo", 20) == one.search("a cat in Oslo", 20)
