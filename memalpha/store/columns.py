@@ -1,18 +1,23 @@
 """Filters over many entries at once: a column holds one field's value of every slot.
 
-Values are kept as numbers of the distinct ones, so a condition is tried once per distinct value and remembered, and
-what passes is looked up for all slots together. A column is made when a filter first asks for its field, and follows
-what is added from then on. What a filter means is said in `filters` alone: columns give what `matches` gives.
+Values are kept as numbers of the distinct ones: which of these pass is found first, then looked up for all slots
+together. Equality is a look-up, and for ranges the distinct values stand in order, so that no operand, new or not, has
+to be compared with all of them; `$contains` tries each, once, and remembers. A column is made when a filter first asks
+for its field, and follows what is added from then on. What a filter means is said in `filters` alone: columns give what
+`matches` gives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from memalpha.store.filters import All, Condition, Filter, Not, fields_of, frozen, moment, value_of
+from memalpha.store.filters import ORDER, All, Condition, Filter, Not, fields_of, frozen, kind_of, moment, value_of
 from memalpha.types import MemoryEntry, is_iso_time
 
 _MOST_COLUMNS = 64
@@ -75,7 +80,8 @@ class _Column:
         self._codes = np.zeros(0, np.int32)  # by slot: the number of its value
         self._values: list[Any] = []  # the distinct values
         self._numbers: dict[Any, int] = {}
-        self._verdicts: dict[Any, np.ndarray] = {}  # by condition: which values fulfil it
+        self._orders: dict[type, _Order] = {}  # by kind of value
+        self._verdicts: dict[Any, np.ndarray] = {}  # by operand of `$contains`: which values hold it
         self._floats = np.zeros(0)  # the values as numbers
 
     def worn(self, entries: int) -> bool:
@@ -98,8 +104,16 @@ class _Column:
     def mask(self, condition: Condition, size: int) -> np.ndarray:
         """Which slots fulfil a condition, bool `(size,)`."""
         self._make_room(size)
-        verdicts = self._verdicts_on(condition)
-        return verdicts.take(self._codes[:size]) if len(verdicts) else np.zeros(size, bool)
+        codes, numbers = self._codes[:size], self._fulfilling(condition)
+        if len(numbers) == 1:
+            mask = codes == numbers[0]
+        elif self._values:
+            verdicts = np.zeros(len(self._values), bool)
+            verdicts[numbers] = True
+            mask = verdicts.take(codes)
+        else:
+            mask = np.zeros(size, bool)
+        return ~mask if condition.operator == "$ne" else mask
 
     def numbers(self, size: int) -> np.ndarray:
         """The values as numbers, float64 `(size,)`."""
@@ -108,14 +122,34 @@ class _Column:
         self._floats = np.concatenate([self._floats, more])
         return self._floats.take(self._codes[:size]) if len(self._floats) else np.full(size, np.nan)
 
-    def _verdicts_on(self, condition: Condition) -> np.ndarray:
-        """Which of the distinct values fulfil a condition."""
-        if condition.operator in ("$eq", "$ne", "$in") and condition.field != "timestamp":  # times have many spellings
-            numbers = [self._numbers.get(frozen(value)) for value in condition.operands]
-            found = np.zeros(len(self._values), bool)
-            found[[number for number in numbers if number is not None]] = True
-            return ~found if condition.operator == "$ne" else found
-        key = condition.operator, frozen(condition.operand)
+    def _fulfilling(self, condition: Condition) -> Sequence[int] | np.ndarray:
+        """The numbers of the distinct values that fulfil a condition; for `$ne`, of those that do not."""
+        if condition.operator == "$contains":
+            return self._containing(condition)
+        if condition.operator in ORDER:
+            return self._within(condition, condition.operator, condition.operand)
+        return [number for operand in condition.operands for number in self._equal(condition, operand)]
+
+    def _equal(self, condition: Condition, operand: Any) -> Iterable[int]:
+        if isinstance(condition.comparable(operand), datetime):  # times have many spellings
+            return self._within(condition, "$eq", operand)
+        number = self._numbers.get(frozen(operand))
+        return () if number is None else (number,)
+
+    def _within(self, condition: Condition, operator: str, operand: Any) -> np.ndarray:
+        bound = condition.comparable(operand)
+        kind = kind_of(bound)
+        if kind is None:
+            return np.zeros(0, np.int32)
+        order = self._orders.setdefault(kind, _Order())
+        if order.seen < len(self._values):
+            keys = [condition.comparable(value) for value in self._values[order.seen :]]
+            order.add([(key, number) for number, key in enumerate(keys, order.seen) if kind_of(key) is kind])
+            order.seen = len(self._values)
+        return order.within(operator, bound)
+
+    def _containing(self, condition: Condition) -> np.ndarray:
+        key = frozen(condition.operand)
         known = self._verdicts.pop(key, np.zeros(0, bool))
         if len(known) < len(self._values):
             more = [condition.holds(value) for value in self._values[len(known) :]]
@@ -123,7 +157,31 @@ class _Column:
         self._verdicts[key] = known  # the one used last stands last
         if len(self._verdicts) > _MOST_VERDICTS:
             del self._verdicts[next(iter(self._verdicts))]
-        return known
+        return np.flatnonzero(known)
+
+
+class _Order:
+    """The distinct values of one kind in order; `seen` of the column's values have been looked at."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._keys = np.zeros(0, object)
+        self._numbers = np.zeros(0, np.int32)
+
+    def add(self, new: list[tuple[Any, int]]) -> None:
+        """Put in values, each with its number."""
+        new.sort(key=itemgetter(0))
+        keys = np.empty(len(new), object)  # filled thus, texts stay Python's own
+        keys[:] = [key for key, _ in new]
+        places = [bisect_right(self._keys, key) for key in keys]
+        self._keys = np.insert(self._keys, places, keys)
+        self._numbers = np.insert(self._numbers, places, [number for _, number in new])
+
+    def within(self, operator: str, bound: Any) -> np.ndarray:
+        """The numbers of the values that are as far from the bound as the operator says."""
+        above, upto = bisect_left(self._keys, bound), bisect_right(self._keys, bound)
+        spans = {"$eq": (above, upto), "$gt": (upto, None), "$gte": (above, None), "$lt": (0, above), "$lte": (0, upto)}
+        return self._numbers[slice(*spans[operator])]
 
 
 def _number(value: Any) -> float:

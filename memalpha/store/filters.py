@@ -26,7 +26,7 @@ FIELDS = frozenset({"id", "category", "content", "timestamp", "importance", "sou
 COMPARISONS = ("$eq", "$ne", "$in", "$gt", "$gte", "$lt", "$lte", "$contains")
 COMBINATIONS = ("$and", "$or", "$not")
 Where = Mapping[str, Any] | None
-_ORDER = {"$gt": gt, "$gte": ge, "$lt": lt, "$lte": le}
+ORDER = {"$gt": gt, "$gte": ge, "$lt": lt, "$lte": le}
 _DEEPEST = 50
 
 
@@ -44,11 +44,13 @@ class Condition:
             if isinstance(value, str):
                 return isinstance(self.operand, str) and self.operand in value
             return isinstance(value, list) and frozen(self.operand) in map(frozen, value)
-        value = self._comparable(value)
-        if self.operator in _ORDER:
-            bound = self._comparable(self.operand)
-            return _ordered(value, bound) and _ORDER[self.operator](value, bound)
-        wanted = (frozen(self._comparable(operand)) for operand in self.operands)
+        value = self.comparable(value)
+        if self.operator in ORDER:
+            bound = self.comparable(self.operand)
+            return (
+                kind_of(value) is not None and kind_of(value) is kind_of(bound) and ORDER[self.operator](value, bound)
+            )
+        wanted = (frozen(self.comparable(operand)) for operand in self.operands)
         return (frozen(value) in wanted) != (self.operator == "$ne")
 
     def matches(self, entry: MemoryEntry) -> bool:
@@ -60,7 +62,8 @@ class Condition:
         """What `$eq`, `$ne` and `$in` look for."""
         return self.operand if self.operator == "$in" else [self.operand]
 
-    def _comparable(self, value: Any) -> Any:
+    def comparable(self, value: Any) -> Any:
+        """A value of the field, or an operand, as it is compared: times as moments."""
         if self.field != "timestamp" or not isinstance(value, str) or not is_iso_time(value):
             return value
         return moment(value)
@@ -134,6 +137,13 @@ def moment(text: str) -> datetime:
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time
 
 
+def kind_of(value: Any) -> type | None:
+    """The kind of a comparable value, if there is an order among its like (there is none for true, null, lists)."""
+    if isinstance(value, int | float):
+        return None if isinstance(value, bool) or value != value else float  # NaN is before and after nothing
+    return next((kind for kind in (str, datetime) if isinstance(value, kind)), None)
+
+
 def frozen(value: Any) -> Any:
     """A JSON value as a dictionary's key; equal where the values are: numbers by value, and true is not 1."""
     if isinstance(value, bool):
@@ -196,7 +206,7 @@ def _field(field: str, value: Any, depth: int) -> Iterable[Filter]:
         if operator == "$in" and not isinstance(operand, list | tuple):
             raise StoreError(f"{place}: a list is needed, not {operand!r}")
         operand = _json(place, operand)
-        if field == "timestamp" and operator in _ORDER and isinstance(operand, str) and not is_iso_time(operand):
+        if field == "timestamp" and operator in ORDER and isinstance(operand, str) and not is_iso_time(operand):
             raise StoreError(f"{place}: {operand!r} is no ISO 8601 date or time (2024-05-01)")
         yield Condition(field, operator, operand)
 
@@ -219,11 +229,3 @@ def _json(place: str, value: Any) -> Any:
     if value is None or isinstance(value, str | int | float):
         return value
     raise StoreError(f"{place}: {value!r} is no JSON value (text, number, true, false, null, list, mapping)")
-
-
-def _ordered(one: Any, two: Any) -> bool:
-    """Whether two values are of kinds that have an order between them."""
-    if isinstance(one, bool) or isinstance(two, bool):
-        return False
-    kinds = (int | float, str, datetime)
-    return any(isinstance(one, kind) and isinstance(two, kind) for kind in kinds)

@@ -6,11 +6,13 @@ holds nothing that cannot be made again from the entries and the embedder.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import faiss
 import numpy as np
 
 _FEW = 0.25  # of the rows
-_BLOCK = 512  # rows whose sums are made together
+BLOCK = 512  # rows that are copied at once
 
 
 class VectorIndex:
@@ -50,16 +52,39 @@ class VectorIndex:
         FAISS computes each product by itself (a BLAS product's last bits would depend on what else is in the batch
         or the index), and rounding takes off what a model's own batching leaves: so ties are ties.
         """
-        rows = self.rows
-        few = slots is not None and len(slots) < len(rows) * _FEW  # else gathering rows costs more than their products
-        if few:
-            rows = rows[slots]
-        if not len(rows):
-            return np.zeros((len(queries), 0))
-        products = faiss.pairwise_distances(queries, rows, metric=faiss.METRIC_INNER_PRODUCT)
-        if slots is not None and not few:
-            products = products[:, slots]
-        return np.round(products.astype(np.float64), 5)
+        if slots is None:
+            return inner_products(queries, self.rows)
+        if self.are_few(slots):
+            return inner_products(queries, self.rows[slots])
+        return inner_products(queries, self.rows)[:, slots]
+
+    def are_few(self, slots: np.ndarray) -> bool:
+        """Whether slots are so few that gathering their rows costs less than the products with all."""
+        return len(slots) < len(self.rows) * _FEW
+
+
+def inner_products(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Inner products of queries with rows: float64 `(queries, rows)`, to 5 decimals (see `VectorIndex.scores`)."""
+    if not len(rows):
+        return np.zeros((len(queries), 0))
+    products = faiss.pairwise_distances(queries, rows, metric=faiss.METRIC_INNER_PRODUCT)
+    return np.round(products.astype(np.float64), 5)
+
+
+def add_by_group(sums: np.ndarray, groups: np.ndarray, vectors: np.ndarray, sign: float = 1.0) -> None:
+    """Add vectors `(n, dim)` to the sums, float64 `(groups, dim)`, of their groups `(n,)`, which must be in order; or
+    take them off (`sign` -1)."""
+    rows = vectors.astype(np.float64)
+    bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
+    for begin, end in pairwise(bounds):
+        if begin < end:
+            sums[groups[begin]] += sign * rows[begin:end].sum(axis=0)
+
+
+def directions(sums: np.ndarray) -> np.ndarray:
+    """Sums of vectors `(n, dim)` as vectors of length 1; what is as good as nothing becomes the zero vector."""
+    norms = np.linalg.norm(sums, axis=1, keepdims=True)
+    return np.where(norms > 1e-6, sums / np.maximum(norms, 1e-6), 0.0).astype(np.float32)
 
 
 class Prototypes:
@@ -77,19 +102,16 @@ class Prototypes:
         beyond = int(groups.max()) + 1 - len(self.sums)
         if beyond > 0:
             self.sums = np.concatenate([self.sums, np.zeros((beyond, self.sums.shape[1]))])
-        for start in range(0, len(groups), _BLOCK):
-            some = groups[start : start + _BLOCK]
-            touched = np.flatnonzero(np.bincount(some))
-            members = (some == touched[:, None]).astype(np.float64)
-            self.sums[touched] += sign * (members @ vectors[start : start + _BLOCK].astype(np.float64))
-            self._stale.update(touched.tolist())
+        for start in range(0, len(groups), BLOCK):
+            some = groups[start : start + BLOCK]
+            order = np.argsort(some, kind="stable")
+            add_by_group(self.sums, some[order], vectors[start : start + BLOCK][order], sign)
+        self._stale.update(np.flatnonzero(np.bincount(groups)).tolist())
 
     def scores(self, queries: np.ndarray) -> np.ndarray:
         """Inner products `(queries, groups)` of the queries with the normalised means."""
         if self._stale:
             groups = np.array(sorted(self._stale))
-            sums = self.sums[groups]
-            norms = np.linalg.norm(sums, axis=1, keepdims=True)
-            self._index.set(groups, np.where(norms > 1e-6, sums / np.maximum(norms, 1e-6), 0.0))
+            self._index.set(groups, directions(self.sums[groups]))
             self._stale.clear()
         return self._index.scores(queries)

@@ -262,8 +262,9 @@ class Selected:
             places = self._places.take(np.concatenate(slots))
             here = np.flatnonzero(places >= 0)
             if len(here):
-                numbers = np.repeat(np.arange(len(terms)), list(map(len, slots)))
-                found = Found(np.array(repeats), numbers[here], places[here], np.concatenate(counts)[here])
+                ends = np.searchsorted(here, np.cumsum([0, *map(len, slots)]))
+                numbers = np.repeat(np.arange(len(terms)), np.diff(ends))
+                found = Found(np.array(repeats), numbers, places[here], np.concatenate(counts)[here])
         self._last = query, found
         return found
 

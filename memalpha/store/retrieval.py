@@ -30,7 +30,7 @@ from memalpha.errors import StoreError
 from memalpha.store.columns import Columns
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, moment
-from memalpha.store.index import Prototypes, VectorIndex
+from memalpha.store.index import BLOCK, Prototypes, VectorIndex, add_by_group, directions, inner_products
 from memalpha.store.lexical import BM25, LexicalIndex, Selected, words
 from memalpha.store.packed import pack_strings, unpack_strings
 from memalpha.types import MemoryEntry, is_iso_time
@@ -336,11 +336,10 @@ class Corpus:
             return self._everything
         size = len(self._ids)
         live = self._live[:size]
-        slots = np.flatnonzero(live if where is None else live & self._columns.mask(where, self._slots, size))
-        found = _Selection(self, slots, whole=where is None)
-        if where is None:
-            self._everything = found
-        return found
+        if where is not None:
+            return _Selection(self, np.flatnonzero(live & self._columns.mask(where, self._slots, size)), whole=False)
+        self._everything = _Selection(self, np.flatnonzero(live), whole=True)
+        return self._everything
 
     def _rank(
         self,
@@ -354,7 +353,7 @@ class Corpus:
         slots = selection.slots
         parts: dict[str, np.ndarray] = {}
         if vector is not None:
-            parts["dense"] = self._vectors.scores(vector, slots)[0]
+            parts["dense"] = selection.dense(vector)
         if route != "dense":
             parts["bm25"] = selection.bm25(query)
         if route == "hard":
@@ -379,13 +378,17 @@ class Corpus:
 class _Selection:
     """The documents that a search is over, with the statistics of these alone.
 
-    `slots` int64 `(n,)`; `groups` `(n,)`: the group of each, a number below `size`.
+    `slots` int64 `(n,)`, group by group unless it is the `whole` memory; `groups` `(n,)`: the group of each, a number
+    below `size`.
     """
 
     def __init__(self, corpus: Corpus, slots: np.ndarray, *, whole: bool) -> None:
         self._corpus, self._whole = corpus, whole
         self.slots, self.groups = slots, corpus._groups[slots]
         self._size = len(corpus._group_numbers)
+        if not whole:
+            order = np.argsort(self.groups, kind="stable")
+            self.slots, self.groups = slots[order], self.groups[order]
 
     @cached_property
     def _lexical(self) -> Selected:
@@ -405,12 +408,28 @@ class _Selection:
         return BM25(self._own.lengths, self.groups, self._size)
 
     @cached_property
-    def _prototypes(self) -> Prototypes:
-        if self._whole:
-            return self._corpus._prototypes
-        prototypes = Prototypes(self._corpus.embedder.dim)
-        prototypes.change(self.groups, self._corpus._vectors.rows[self.slots], 1.0)
-        return prototypes
+    def _few(self) -> bool:
+        return not self._whole and self._corpus._vectors.are_few(self.slots)
+
+    @cached_property
+    def _rows(self) -> np.ndarray:
+        return self._corpus._vectors.rows[self.slots]
+
+    @cached_property
+    def _prototypes(self) -> np.ndarray:
+        """The prototypes of a part of the memory, float32 `(size, dim)`."""
+        sums = np.zeros((self._size, self._corpus.embedder.dim))
+        for start in range(0, len(self.slots), BLOCK):
+            some = slice(start, start + BLOCK)
+            rows = self._rows[some] if self._few else self._corpus._vectors.rows[self.slots[some]]
+            add_by_group(sums, self.groups[some], rows)
+        return directions(sums)
+
+    def dense(self, vector: np.ndarray) -> np.ndarray:
+        """Inner products of a query's vector `(1, dim)` with each document's, float64 `(n,)`."""
+        if self._few:
+            return inner_products(vector, self._rows)[0]
+        return self._corpus._vectors.scores(vector, self.slots)[0]
 
     def bm25(self, query: Sequence[str]) -> np.ndarray:
         """The words of layer two: BM25 of each document, float64 `(n,)`."""
@@ -429,8 +448,8 @@ class _Selection:
     def _group_prior(self, query: Sequence[str], vector: np.ndarray | None) -> np.ndarray:
         assert vector is not None
         near = np.zeros(self._size)
-        scores = self._prototypes.scores(vector)[0]
-        near[: len(scores)] = scores
+        scores = self._corpus._prototypes.scores(vector) if self._whole else inner_products(vector, self._prototypes)
+        near[: scores.shape[1]] = scores[0]
         return (_share(self._group_bm25.scores(self._own.find(query))) + _share(near)) / 2
 
 
