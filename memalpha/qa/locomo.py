@@ -1,29 +1,24 @@
 """LoCoMo without a language model: how much of the evidence does search find, and what does a mere copier score?
 
-Units are single turns, candidates those of the question's own conversation, questions those of categories 1 to 4 with
-usable evidence. recall@k is the mean over questions of the share of gold evidence turns among the first k units, mrr
-that of 1 / rank of the first gold turn (0 beyond rank 100), tokens@10 the length of ten units (characters / 4), as a
-reader would get them.
+Each conversation is a `MemoryStore` of its own, each turn an entry of it: its content `<date> <speaker>: <text>
+[caption]`, its source the conversation, its chunk the session, its turn the turn's id. Questions are those of
+categories 1 to 4 with usable evidence, hits those of the question's own conversation; for recall@k, mrr and tokens@10
+see `recall`. The methods are routes of `MemoryStore.search`; "soft" is its default, as anyone has it who stores turns:
 
-Every unit is `<date> <speaker>: <text> [caption]`. The methods, each exactly one route of `store.retrieval.Corpus`:
-
-| method    | vectors  | words (BM25)                     | score                                        |
-|-----------|----------|----------------------------------|----------------------------------------------|
-| dense     | the unit | -                                | inner product                                |
-| bm25      | -        | the unit                         | BM25                                         |
-| flat      | the unit | the unit                         | sum of both, min-max scaled                  |
-| two-layer | the unit | date, previous, this, next turn  | the same + the session's prior (route soft)  |
-| hard      | the unit | date, previous, this, next turn  | flat, within the round(sqrt(sessions)) best  |
+| method | score                                                                                 |
+|--------|---------------------------------------------------------------------------------------|
+| dense  | inner product of question and turn                                                    |
+| bm25   | BM25 of the turn's words                                                              |
+| flat   | sum of both, min-max scaled                                                           |
+| soft   | the same with the words around the turn (`store.neighbours`) and the category's prior |
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any
 
@@ -35,21 +30,15 @@ from memalpha.config import EvalConfig
 from memalpha.errors import DataError
 from memalpha.qa.evaluator import result_folder
 from memalpha.qa.metrics import locomo_f1
+from memalpha.qa.recall import Asked, Ranks, rank, searching, summary
 from memalpha.store.embedding import load_embedder
 from memalpha.store.lexical import STOP_WORDS, words
-from memalpha.store.retrieval import Corpus, Document, Route
+from memalpha.store.retrieval import Route
+from memalpha.store.store import MemoryStore
 from memalpha.tasks.locomo import ANSWERABLE, load_locomo
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
-METHODS: dict[str, tuple[str, Route]] = {
-    "dense": ("own", "dense"),
-    "bm25": ("own", "bm25"),
-    "flat": ("own", "flat"),
-    "two-layer": ("neighbours", "soft"),
-    "hard": ("neighbours", "hard"),
-}
-KS = (5, 10, 20)
-DEPTH = 100
+METHODS: tuple[Route, ...] = ("dense", "bm25", "flat", "soft")
 
 
 def run_locomo(config: EvalConfig) -> dict[str, Any]:
@@ -66,24 +55,24 @@ def run_locomo(config: EvalConfig) -> dict[str, Any]:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for number, embedder in enumerate(embedders):
             bar = progress.add_task(f"locomo, {embedder.name}", total=len(tasks))
-            ranks: dict[str, list[_Ranks]] = {method: [] for method in METHODS if method != "bm25" or number == 0}
+            ranks: dict[Route, list[Ranks]] = {method: [] for method in METHODS if method != "bm25" or number == 0}
             answers: list[tuple[str, float]] = []
             for task in tasks:
-                corpora = {text: Corpus(embedder, documents(task, text)) for text in ("own", "neighbours")}
-                for method, collected in ranks.items():
-                    text, route = METHODS[method]
-                    collected += _ranks(task, corpora[text], route)
-                answers += _floor(task, corpora["neighbours"])
+                with MemoryStore.open(":memory:", embedder=embedder) as store:
+                    store.insert_many(turns(task))
+                    for method, collected in ranks.items():
+                        collected += rank(questions(task), searching(store, method), lambda entry: entry.turn)
+                    answers += _floor(task, store)
                 progress.advance(bar)
             for method, collected in ranks.items():
                 name = "none" if method == "bm25" else embedder.name
-                result["retrieval"].append({"method": method, "embedder": name, **_summary(collected)})
+                result["retrieval"].append({"method": method, "embedder": name, **summary(collected, ANSWERABLE)})
             result["qa"].append(
                 {
                     "reader": "extractive floor (copies from the best turn; no language model)",
                     "metric": "locomo-f1",
                     "score": round(float(np.mean([score for _, score in answers])), 4),
-                    "method": "two-layer",
+                    "method": "soft",
                     "embedder": embedder.name,
                     "questions": len(answers),
                     "by_type": {
@@ -113,62 +102,29 @@ def format_locomo(result: dict[str, Any]) -> str:
 # ------------------------------------------------------------------------------------------------------------- search
 
 
-@dataclass(frozen=True, slots=True)
-class _Ranks:
-    """Where one question's gold turns were found: their 1-based ranks, and the length of the first ten units."""
-
-    kind: str
-    gold: tuple[float, ...]
-    tokens: float
-
-
-def documents(task: Task, text: str = "neighbours") -> list[Document]:
-    """A conversation's turns as documents in their sessions; `text` "own" or "neighbours" says what BM25 sees."""
-    made: list[Document] = []
-    for chunk in task.chunks:
-        lines = [f"{turn.speaker}: {turn.text}" for turn in chunk.turns]
-        day = _spoken(_day(chunk))
-        for index, turn in enumerate(chunk.turns):
-            own = f"{day} {lines[index]}"
-            around = None if text == "own" else "\n".join([day, *lines[max(0, index - 1) : index + 2]])
-            made.append(Document(_id(turn), own, group=str(chunk.index), order=len(made), lexical_text=around))
-    return made
+def turns(task: Task) -> list[dict[str, Any]]:
+    """A conversation's turns as facts for `MemoryStore.insert_many`."""
+    return [
+        {
+            "category": "episodic",
+            "content": f"{_spoken(_day(chunk))} {turn.speaker}: {turn.text}",
+            "timestamp": chunk.timestamp,
+            "source": task.id,
+            "chunk": chunk.index,
+            "turn": _id(turn),
+        }
+        for chunk in task.chunks
+        for turn in chunk.turns
+    ]
 
 
-def measure(tasks: Sequence[Task], corpora: Sequence[Corpus], route: Route) -> dict[str, Any]:
-    """One row of the benchmark for a corpus a task: recall@k, mrr, tokens@10, questions, by_type."""
-    return _summary([item for task, corpus in zip(tasks, corpora, strict=True) for item in _ranks(task, corpus, route)])
-
-
-def _ranks(task: Task, corpus: Corpus, route: Route) -> list[_Ranks]:
-    """Ranks of the gold turns of each question with usable evidence; a turn beyond rank 100 has an infinite one."""
-    asked = [question for question in task.questions if question.evidence and question.category in ANSWERABLE]
-    lengths = {document.id: len(document.text) / 4 for document in documents(task, "own")}
-    found = []
-    results = corpus.search_many([question.question for question in asked], DEPTH, route=route)
-    for question, hits in zip(asked, results, strict=True):
-        place = {hit.id: rank for rank, hit in enumerate(hits, start=1)}
-        gold = tuple(place.get(turn, math.inf) for turn in question.evidence)
-        found.append(_Ranks(str(question.category), gold, sum(lengths[hit.id] for hit in hits[:10])))
-    return found
-
-
-def _summary(ranks: Sequence[_Ranks]) -> dict[str, Any]:
-    kinds: dict[str, list[_Ranks]] = defaultdict(list)
-    for item in ranks:
-        kinds[item.kind].append(item)
-    return {
-        **_figures(ranks),
-        "tokens@10": round(float(np.mean([item.tokens for item in ranks])), 1),
-        "by_type": {kind: _figures(kinds[kind]) for kind in ANSWERABLE if kind in kinds},
-    }
-
-
-def _figures(ranks: Sequence[_Ranks]) -> dict[str, Any]:
-    figures: dict[str, Any] = {"questions": len(ranks)}
-    for k in KS:
-        figures[f"recall@{k}"] = round(float(np.mean([np.mean(np.array(item.gold) <= k) for item in ranks])), 4)
-    return {**figures, "mrr": round(float(np.mean([1.0 / min(item.gold) for item in ranks])), 4)}
+def questions(task: Task) -> list[Asked]:
+    """A conversation's answerable questions with usable evidence."""
+    return [
+        Asked(question.question, question.category, question.evidence)
+        for question in task.questions
+        if question.evidence and question.category in ANSWERABLE
+    ]
 
 
 def _by_type(scores: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
@@ -197,14 +153,14 @@ def _spoken(day: date) -> str:
 # ---------------------------------------------------------------------------------------------------- extractive floor
 
 
-def _floor(task: Task, corpus: Corpus) -> list[tuple[str, float]]:
+def _floor(task: Task, store: MemoryStore) -> list[tuple[str, float]]:
     """(category, official F1) of the floor reader's answer to each answerable question, from the best turn alone."""
-    turns = {_id(turn): (turn, _day(chunk)) for chunk in task.chunks for turn in chunk.turns}
+    said = {turn.id: (turn, _day(chunk)) for chunk in task.chunks for turn in chunk.turns}
     asked = [question for question in task.questions if question.category in ANSWERABLE]
-    results = corpus.search_many([question.question for question in asked], 1)
+    best = [hits[0].entry.turn for hits in store.search_many([question.question for question in asked], 1)]
     return [
-        (str(question.category), locomo_f1(_copy(question, *turns[hits[0].id]), question.answers[0], question.category))
-        for question, hits in zip(asked, results, strict=True)
+        (str(question.category), locomo_f1(_copy(question, *said[turn]), question.answers[0], question.category))
+        for question, turn in zip(asked, best, strict=True)
         if question.category is not None
     ]
 

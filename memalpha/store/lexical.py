@@ -11,7 +11,6 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
@@ -123,12 +122,6 @@ class LexicalIndex:
         self._recent: dict[int, tuple[list[int], list[int]]] = {}
         self._recent_size = 0
         self._joined: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # postings with recent ones, until they change
-
-    def copy(self) -> LexicalIndex:
-        """An index of its own with the same content."""
-        other = LexicalIndex()
-        other.__dict__.update(deepcopy(self.__dict__))
-        return other
 
     def parts(self, live: np.ndarray) -> dict[str, np.ndarray]:
         """What the index consists of, settled, for `of_parts`."""

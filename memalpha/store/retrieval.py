@@ -11,9 +11,12 @@ rank fusion throws away (LoCoMo recall@10 .61 against .56). A hard first layer l
 Other routes: "flat" (no prior), "dense", "bm25", and "hard" (flat, within the best round(sqrt(groups)) groups).
 Equal scores go to the more recent document. Nothing here is tuned by kind of question.
 
+Of raw text, the words around count too: where documents are spans of a source (entries with a `source` and a `turn`),
+route "soft" takes for bm25 that of `neighbours`. Facts that a writer states have no turn, and nothing changes for them.
+
 A filtered search is the search of a memory that holds nothing but what passes the filter, to the last digit: document
-counts, mean lengths, groups and prototypes are of those documents alone. So no k best are filled with what is then
-thrown away, and what the rest of the memory holds shows in no score.
+counts, mean lengths, groups, prototypes and neighbours are of those documents alone. So no k best are filled with what
+is then thrown away, and what the rest of the memory holds shows in no score.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, moment
 from memalpha.store.index import BLOCK, Prototypes, VectorIndex, add_by_group, directions, inner_products
 from memalpha.store.lexical import BM25, LexicalIndex, Selected, words
+from memalpha.store.neighbours import Neighbours
 from memalpha.store.packed import pack_strings, unpack_strings
 from memalpha.types import MemoryEntry, is_iso_time
 
@@ -39,30 +43,42 @@ Route = Literal["soft", "flat", "dense", "bm25", "hard"]
 ROUTES: tuple[Route, ...] = ("soft", "flat", "dense", "bm25", "hard")
 
 
+class Span(NamedTuple):
+    """Where a raw span stands: in its source, by the chunk and then the step, which no two of a chunk share."""
+
+    source: str
+    chunk: int
+    step: int
+
+    @classmethod
+    def of(cls, source: str | None, chunk: int | None, turn: str | None, step: int) -> Span | None:
+        """The place of an entry made at `step`: it has one if it names its source and its turn there."""
+        return None if source is None or turn is None else cls(source, -1 if chunk is None else chunk, step)
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What is searched: `text` by meaning, `lexical_text` (default: the same) by words, in a group.
-
-    `order` decides ties: larger is more recent. `lexical_text` may hold more than the document itself, such as its
-    neighbours in a conversation; a group's words are its members' `text`, so neighbours are not counted twice.
-    """
+    """What is searched, in a group. `order` decides ties: larger is more recent. `span`: its place in a source."""
 
     id: str
     text: str
     group: str = ""
     order: int = 0
-    lexical_text: str | None = None
+    span: Span | None = None
     entry: MemoryEntry | None = field(default=None, compare=False)  # what filters look at
 
     @classmethod
-    def of(cls, entry: MemoryEntry) -> Document:
-        """A stored entry as a document: its content, grouped by category; the latest written is the most recent."""
-        return cls(entry.id, entry.content, entry.category, entry.valid_from, entry=entry)
+    def of(cls, entry: MemoryEntry, created: int | None = None) -> Document:
+        """A stored entry as a document: its content, grouped by category; the latest written is the most recent.
+        `created`: the position that made its id, by which spans are ordered (without: its version's own)."""
+        step = entry.valid_from if created is None else created
+        span = Span.of(entry.source, entry.chunk, entry.turn, step)
+        return cls(entry.id, entry.content, entry.category, entry.valid_from, span, entry)
 
 
 class Scored(NamedTuple):
     """One result. `explain` has the raw parts `dense` and `bm25`, the `group` prior and the terms of a `Boost`, where
-    they were used."""
+    they were used; with spans, `bm25` is of the own words, and `around` what those around add to it."""
 
     id: str
     score: float
@@ -130,10 +146,12 @@ class Corpus:
         self._orders = np.zeros(0, np.int64)
         self._groups = np.zeros(0, np.int64)
         self._group_numbers: dict[str, int] = {}
+        self._spans = np.zeros((0, 3), np.int64)  # the number of the source (0: no span), chunk, step
+        self._source_numbers: dict[str, int] = {}
         self._vectors = VectorIndex(embedder.dim)
         self._prototypes = Prototypes(embedder.dim)
         self._pending: dict[str, str] = {}  # texts without a vector yet by id, in order
-        self._own = self._lexical = LexicalIndex()  # two only where documents have a lexical text beside their own
+        self._lexical = LexicalIndex()
         self._columns = Columns(entries)
         self._everything: _Selection | None = None
         self.add_many(documents)
@@ -154,12 +172,9 @@ class Corpus:
         for id in new:
             if id in self._slots:
                 self.remove(id)
-        texts = [document.text for document in new.values()]
-        around = [doc.text if doc.lexical_text is None else doc.lexical_text for doc in new.values()]
-        if self._lexical is self._own and around != texts:
-            self._lexical = self._own.copy()
-        groups, orders = [doc.group for doc in new.values()], [doc.order for doc in new.values()]
-        slots = self.load(list(new), texts, groups, orders, around=around)
+        fields = [(document.text, document.group, document.order, document.span) for document in new.values()]
+        texts, groups, orders, spans = zip(*fields, strict=True) if fields else ((), (), (), ())
+        slots = self.load(list(new), texts, groups, orders, spans)
         for slot, document in zip(slots.tolist(), new.values(), strict=True):
             if document.entry is not None:
                 self._columns.set(slot, document.entry)
@@ -170,12 +185,11 @@ class Corpus:
         texts: Sequence[str],
         groups: Sequence[str],
         orders: Sequence[int],
+        spans: Sequence[Span | None],
         vectors: np.ndarray | None = None,
-        *,
-        around: Sequence[str] | None = None,
     ) -> np.ndarray:
-        """Put in many documents, none of which is there, by their fields (`around`: lexical texts that are not the
-        texts), with `vectors` `(n, dim)` where they are known; returns their slots."""
+        """Put in many documents, none of which is there, by their fields, with `vectors` `(n, dim)` where they are
+        known; returns their slots."""
         slots = self._take(len(ids))
         for slot, id in zip(slots.tolist(), ids, strict=True):
             self._ids[slot] = id
@@ -183,10 +197,14 @@ class Corpus:
         numbers = self._group_numbers
         self._groups[slots] = [numbers.setdefault(group, len(numbers)) for group in groups]
         self._orders[slots] = orders
+        if self._source_numbers:  # as long as there are none, the zeros are not even touched
+            self._spans[slots, 0] = 0
+        for slot, span in zip(slots.tolist(), spans, strict=True):
+            if span is not None:
+                number = self._source_numbers.setdefault(span.source, 1 + len(self._source_numbers))
+                self._spans[slot] = number, span.chunk, span.step
         self._live[slots] = True
-        self._own.add(slots, texts)
-        if self._lexical is not self._own:
-            self._lexical.add(slots, texts if around is None else around)
+        self._lexical.add(slots, texts)
         if vectors is None:
             self._pending.update(zip(ids, texts, strict=True))
         else:
@@ -198,19 +216,18 @@ class Corpus:
     def parts(self) -> dict[str, np.ndarray]:
         """All that it consists of but the entries, as arrays, for `of_parts`."""
         self._embed()
-        indexes = {"own": self._own} if self._lexical is self._own else {"own": self._own, "around": self._lexical}
         live = self._live[: len(self._ids)]
-        parts = {
-            f"{name} {part}": array for name, index in indexes.items() for part, array in index.parts(live).items()
-        }
+        lexical = {f"lexical {name}": array for name, array in self._lexical.parts(live).items()}
         self._forget_dead()
         return {
-            **parts,
+            **lexical,
             **pack_strings("ids", self._ids),
             **pack_strings("groups", self._group_numbers),
+            **pack_strings("sources", self._source_numbers),
             "live": live,
             "orders": self._orders[: len(live)],
             "groups": self._groups[: len(live)],
+            "spans": self._spans[: len(live) if self._source_numbers else 0],
             "vectors": self._vectors.rows,
             "prototypes": self._prototypes.sums,
         }
@@ -230,13 +247,13 @@ class Corpus:
         corpus._slots = {corpus._ids[slot]: slot for slot in places}
         corpus._free = np.flatnonzero(~corpus._live).tolist()
         corpus._group_numbers = {name: number for number, name in enumerate(unpack_strings("groups", parts))}
+        corpus._source_numbers = {name: number for number, name in enumerate(unpack_strings("sources", parts), 1)}
+        corpus._spans = parts["spans"] if corpus._source_numbers else np.zeros((len(corpus._live), 3), np.int64)
         corpus._vectors = VectorIndex(embedder.dim, parts["vectors"])
         corpus._prototypes = Prototypes(embedder.dim, parts["prototypes"])
-        for name in ("own", "around"):
-            if f"{name} slots" in parts:
-                own = {key.removeprefix(f"{name} "): part for key, part in parts.items() if key.startswith(f"{name} ")}
-                corpus._lexical = LexicalIndex.of_parts(own)
-                corpus._own = corpus._lexical if name == "own" else corpus._own
+        start = "lexical "
+        lexical = {name.removeprefix(start): part for name, part in parts.items() if name.startswith(start)}
+        corpus._lexical = LexicalIndex.of_parts(lexical)
         return corpus
 
     def _take(self, number: int) -> np.ndarray:
@@ -249,6 +266,7 @@ class Corpus:
             self._live = np.concatenate([self._live, np.zeros(room, bool)])
             self._orders = np.concatenate([self._orders, np.zeros(room, np.int64)])
             self._groups = np.concatenate([self._groups, np.zeros(room, np.int64)])
+            self._spans = np.concatenate([self._spans, np.zeros((room, 3), np.int64)])
         return np.array([*reused, *range(start, len(self._ids))], np.int64)
 
     def remove(self, id: str) -> None:
@@ -309,14 +327,12 @@ class Corpus:
 
     def _tidy(self) -> None:
         """Drop what was removed once it is the larger part, and settle what was added once it is a good part."""
-        if len(self._dead) > 1024 + len(self._slots) or self._own.unsettled or self._lexical.unsettled:
-            self._own.settle(self._live)
-            if self._lexical is not self._own:
-                self._lexical.settle(self._live)
+        if len(self._dead) > 1024 + len(self._slots) or self._lexical.unsettled:
+            self._lexical.settle(self._live)
             self._forget_dead()
 
     def _forget_dead(self) -> None:
-        """The indexes of words have dropped what was removed: its slots may be used again."""
+        """The index of words has dropped what was removed: its slots may be used again."""
         self._free += self._dead
         self._dead.clear()
         self._everything = None
@@ -359,7 +375,13 @@ class Corpus:
         if route == "hard":
             kept = selection.best_groups(query, vector)
             slots, parts = slots[kept], {name: values[kept] for name, values in parts.items()}
-        total = parts[route] if route in parts else _scale(parts["dense"]) + _scale(parts["bm25"])
+        if route == "dense" or route == "bm25":
+            total = parts[route]
+        else:
+            near = selection.around(query) if route == "soft" else None
+            if near is not None:
+                parts["around"] = near - parts["bm25"]
+            total = _scale(parts["dense"]) + _scale(parts["bm25"] if near is None else near)
         if route == "soft":
             parts["group"] = selection.prior(query, vector)
             total = total + parts["group"]
@@ -395,9 +417,11 @@ class _Selection:
         return Selected(self._corpus._lexical, self.slots)
 
     @cached_property
-    def _own(self) -> Selected:
-        shared = self._corpus._own is self._corpus._lexical
-        return self._lexical if shared else Selected(self._corpus._own, self.slots)
+    def _neighbours(self) -> Neighbours | None:
+        if not self._corpus._source_numbers:
+            return None
+        sources, chunks, steps = self._corpus._spans[self.slots].T
+        return Neighbours(sources, chunks, steps, self._lexical.lengths) if sources.any() else None
 
     @cached_property
     def _bm25(self) -> BM25:
@@ -405,7 +429,7 @@ class _Selection:
 
     @cached_property
     def _group_bm25(self) -> BM25:
-        return BM25(self._own.lengths, self.groups, self._size)
+        return BM25(self._lexical.lengths, self.groups, self._size)
 
     @cached_property
     def _few(self) -> bool:
@@ -435,6 +459,10 @@ class _Selection:
         """The words of layer two: BM25 of each document, float64 `(n,)`."""
         return self._bm25.scores(self._lexical.find(query))
 
+    def around(self, query: Sequence[str]) -> np.ndarray | None:
+        """The same with the words around spans, float64 `(n,)`; None where there are no spans."""
+        return None if self._neighbours is None else self._neighbours.scores(self._lexical.find(query))
+
     def prior(self, query: Sequence[str], vector: np.ndarray | None) -> np.ndarray:
         """Layer one: the prior of each document's group, float64 `(n,)`."""
         return self._group_prior(query, vector)[self.groups]
@@ -450,7 +478,7 @@ class _Selection:
         near = np.zeros(self._size)
         scores = self._corpus._prototypes.scores(vector) if self._whole else inner_products(vector, self._prototypes)
         near[: scores.shape[1]] = scores[0]
-        return (_share(self._group_bm25.scores(self._own.find(query))) + _share(near)) / 2
+        return (_share(self._group_bm25.scores(self._lexical.find(query))) + _share(near)) / 2
 
 
 def _scale(scores: np.ndarray) -> np.ndarray:

@@ -231,10 +231,12 @@ class Namespace:
         entries = self._select(where, *values, limit, index=index)
         return [entry if entry.valid_to is None else replace(entry, valid_to=None) for entry in entries]
 
-    def searchable(self) -> list[tuple[str, str, str, int, bytes | None]]:
-        """Id, content, category, position and vector (None: none is stored) of every live entry, oldest id first."""
+    def searchable(self) -> list[tuple[Any, ...]]:
+        """Id, content, category, position, source, chunk, turn, position that made the id, and vector (None: none is
+        stored) of every live entry, oldest id first."""
         return self._rows.execute(
-            "SELECT v.id, v.content, v.category, v.valid_from, x.vector FROM versions v INDEXED BY live_order "
+            "SELECT v.id, v.content, v.category, v.valid_from, v.source, v.chunk, v.turn, v.created, x.vector "
+            "FROM versions v INDEXED BY live_order "
             "LEFT JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest "
             "WHERE v.ns = ? AND v.valid_to IS NULL ORDER BY v.created",
             (self.ns,),
@@ -250,6 +252,11 @@ class Namespace:
         """The ids that operations beyond a position touched."""
         query = "SELECT DISTINCT id FROM operations WHERE ns = ? AND seq > ? AND id IS NOT NULL"
         return [id for (id,) in self._rows.execute(query, (self.ns, after))]
+
+    def created(self, ids: Sequence[str]) -> dict[str, int]:
+        """The position that made each of some ids."""
+        query = "SELECT created FROM versions WHERE ns = ? AND id = ? LIMIT 1"
+        return {id: self._rows.execute(query, (self.ns, id)).fetchone()[0] for id in ids}
 
     def core(self, position: int) -> str:
         """The core memory at a position."""

@@ -217,6 +217,10 @@ class MemoryState:
             raise UnknownEntry(f"no live entry has the id {id!r}")
         return entry
 
+    def created(self, id: str) -> int:
+        """The position that made an id."""
+        return self._created[id]
+
     def find(self, category: str, content: str) -> MemoryEntry | None:
         """The live entry of the category with exactly this content (outer whitespace aside), or None."""
         id = self._contents.get((category, content.strip()))

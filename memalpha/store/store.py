@@ -20,7 +20,7 @@ from memalpha.store.cache import IndexCache
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, Where
 from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder, record_of
-from memalpha.store.retrieval import Boost, Corpus, Document, Route
+from memalpha.store.retrieval import Boost, Corpus, Document, Route, Span
 from memalpha.store.rows import Namespace
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.sqlite import Database, Durability, new_file, utc
@@ -440,18 +440,19 @@ class MemoryStore(Memory):
         """What was searchable at a position, of what passes a filter."""
         entries = [e for e in self._rows.live(position=position) if chosen is None or chosen.matches(e)]
         embedder = StoredEmbedder(self._rows, self._embedder.load())
-        return Corpus(embedder, map(Document.of, entries), lambda: entries)
+        return Corpus(embedder, (Document.of(entry, place) for place, entry in enumerate(entries)), lambda: entries)
 
     def _new_corpus(self) -> Corpus:
         """What is searchable now, made anew."""
         embedder = StoredEmbedder(self._rows, self._embedder.load())
         corpus, rows = Corpus(embedder, (), self._rows.live), self._rows.searchable()
         for known in (True, False):
-            some = [row for row in rows if (row[4] is not None) == known]
+            some = [row for row in rows if (row[-1] is not None) == known]
             if some:
-                ids, texts, groups, orders, vectors = zip(*some, strict=True)
+                ids, texts, groups, orders, *origins, vectors = zip(*some, strict=True)
+                spans = [Span.of(*origin) for origin in zip(*origins, strict=True)]
                 stored = np.frombuffer(b"".join(vectors), "<f4").reshape(len(ids), embedder.dim) if known else None
-                corpus.load(ids, texts, groups, orders, stored)
+                corpus.load(ids, texts, groups, orders, spans, stored)
         return corpus
 
     def _save_index(self) -> None:
@@ -478,7 +479,8 @@ class MemoryStore(Memory):
         elif position != self._corpus_position:
             changed = self._rows.changed(self._corpus_position)
             there = self._rows.many(changed, None)
-            corpus.add_many(Document.of(there[id]) for id in changed if id in there)
+            created = self._rows.created([id for id, entry in there.items() if entry.turn is not None])
+            corpus.add_many(Document.of(there[id], created.get(id)) for id in changed if id in there)
             for id in changed:
                 if id not in there and id in corpus:
                     corpus.remove(id)

@@ -220,7 +220,7 @@ class WorkingMemory(Memory):
         self._state = state
         if corpus is not None:
             if change.entry is not None:
-                corpus.add(Document.of(change.entry))
+                corpus.add(Document.of(change.entry, state.created(change.entry.id)))
             elif change.ended is not None:
                 corpus.remove(change.ended.id)
         self._corpus = corpus
@@ -266,7 +266,8 @@ class WorkingMemory(Memory):
         chosen = self._filter(category, where)
         corpus, self._corpus = self._corpus, None
         if corpus is None:
-            documents = map(Document.of, self._state.entries.values())
+            state = self._state
+            documents = (Document.of(entry, state.created(id)) for id, entry in state.entries.items())
             corpus = Corpus(self._embedder, documents, lambda: self._state.entries.values())
         found = corpus.search_many(queries, k, route=route, where=chosen, boost=boost)
         self._corpus = corpus

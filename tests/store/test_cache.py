@@ -28,12 +28,13 @@ def new(path: str | Path, namespace: str = "default") -> MemoryStore:
     return MemoryStore.open(path, embedder="hash", namespace=namespace, durability="normal")
 
 
-def fill(path: Path, *, seed: str = "", count: int = 12) -> Path:
+def fill(path: Path, *, seed: str = "", count: int = 12, spans: bool = True) -> Path:
     """A store of a few facts, deleted and changed ones too, searched and closed; its index file."""
     with new(path) as store:
         for index in range(count):
             category = "semantic" if index % 3 else "episodic"
-            store.insert(category, f"fact {index}: {seed} value {index}")
+            origin = {"source": f"chat-{index % 2}", "turn": str(index)} if spans and index % 5 else {}
+            store.insert(category, f"fact {index}: {seed} value {index}", **origin)
         store.update(store.list()[3].id, "city: Oslo")
         store.delete(store.list()[1].id)
         store.search("x")
@@ -63,9 +64,10 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return times
 
 
-def test_an_index_file_gives_the_very_answers_and_is_caught_up(tmp_path: Path, built: list[int]) -> None:
+@pytest.mark.parametrize("spans", [True, False])
+def test_an_index_file_gives_the_very_answers_and_is_caught_up(tmp_path: Path, built: list[int], spans: bool) -> None:
     path = tmp_path / "a.db"
-    file = fill(path)
+    file = fill(path, spans=spans)
     built.clear()
     right = found(path, by_hand=True)
     assert built == [1] and found(path) == right and built == [1]
@@ -73,6 +75,8 @@ def test_an_index_file_gives_the_very_answers_and_is_caught_up(tmp_path: Path, b
     with new(path) as store:  # what came after it is caught up, and too little to write it again
         store._cache.path = None  # as another process that leaves no index
         id = store.insert("semantic", "zyxomma: a word of its own").id
+        store.insert("semantic", "beside it", source="chat-1", turn="z")
+        store.insert("semantic", "a value", source="chat-1", turn="z")
         store.delete(store.list()[0].id)
     assert found(path) == found(path, by_hand=True) != right
     assert built == [1, 1] and found(path)[4][0].entry.id == id

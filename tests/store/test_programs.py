@@ -34,6 +34,7 @@ commands = st.lists(
             contents,
             st.sampled_from([None, "2024-05-01"]),
             st.sampled_from([None, {"a": [1, {"b": None}]}]),
+            st.sampled_from([{"chunk": 3}, {"source": "s", "turn": "1"}, {"source": "s", "chunk": 2, "turn": "2"}]),
         ),
         st.tuples(
             st.just("update"),
@@ -66,8 +67,8 @@ def memory_of(state: MemoryState) -> WorkingMemory:
 def operation(command: tuple, state: MemoryState) -> Operation:
     kind, *rest = command
     if kind == "insert":
-        category, content, timestamp, metadata = rest
-        return Operation("insert", category=category, content=content, timestamp=timestamp, metadata=metadata, chunk=3)
+        category, content, timestamp, metadata, origin = rest
+        return Operation("insert", category=category, content=content, timestamp=timestamp, metadata=metadata, **origin)
     if kind == "core":
         return Operation("core_update", content=rest[0])
     known = [entry.id for entry in state.list()]
@@ -75,7 +76,8 @@ def operation(command: tuple, state: MemoryState) -> Operation:
     if kind == "delete":
         return Operation("delete", id=id, source="s")
     content = rest[1] if rest[1] is not None or id == "nobody#x" else state.get(id).content
-    return Operation("update", id=id, content=content, timestamp=rest[2], importance=rest[3])
+    origin = {} if rest[3] is None else {"source": "s", "chunk": 2, "turn": "2:1"}
+    return Operation("update", id=id, content=content, timestamp=rest[2], importance=rest[3], **origin)
 
 
 def outcome(run, operation: Operation) -> object:

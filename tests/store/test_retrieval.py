@@ -11,7 +11,7 @@ from memalpha.errors import StoreError
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder, load_embedder
 from memalpha.store.filters import parse
 from memalpha.store.lexical import BM25, LexicalIndex, Selected, words
-from memalpha.store.retrieval import ROUTES, Boost, Corpus, Document
+from memalpha.store.retrieval import ROUTES, Boost, Corpus, Document, Span
 from memalpha.types import MemoryEntry
 
 EMBEDDER = CachedEmbedder(HashEmbedder(64))
@@ -20,7 +20,7 @@ DOCS = [
     Document("b", "pet: cat", "semantic", 2),
     Document("c", "trip: Rome", "episodic", 3),
     Document("d", "trip: the city of Oslo", "episodic", 4),
-    Document("e", "job: nurse", "semantic", 5, lexical_text="job: nurse\npet: dog"),
+    Document("e", "job: nurse", "semantic", 5),
 ]
 
 
@@ -39,11 +39,10 @@ def test_the_score_is_the_documented_one():
     asked = EMBEDDER.encode([query])[0].astype(float)
     names = ["semantic", "episodic"]
     member = np.array([names.index(doc.group) for doc in DOCS])
-    lexical, own, slots = LexicalIndex(), LexicalIndex(), np.arange(5)
-    lexical.add(slots, [doc.lexical_text or doc.text for doc in DOCS])
-    own.add(slots, [doc.text for doc in DOCS])
-    around, alone = Selected(lexical, slots), Selected(own, slots)
-    dense, bm25 = vectors @ asked, BM25(around.lengths, slots, 5).scores(around.find(words(query)))
+    lexical, slots = LexicalIndex(), np.arange(5)
+    lexical.add(slots, [doc.text for doc in DOCS])
+    alone = Selected(lexical, slots)
+    dense, bm25 = vectors @ asked, BM25(alone.lengths, slots, 5).scores(alone.find(words(query)))
     prototypes = np.array([vectors[member == g].mean(axis=0) for g in (0, 1)])
     near = np.maximum(prototypes / np.linalg.norm(prototypes, axis=1, keepdims=True) @ asked, 0)
     worded = BM25(alone.lengths, member, 2).scores(alone.find(words(query)))
@@ -59,12 +58,6 @@ def test_the_score_is_the_documented_one():
     assert set(best.explain) == {"dense", "bm25", "group"}
     # round(sqrt(2)) = 1 group is left by the hard route, and its scores are flat's among its members.
     assert sorted(ids(corpus.search(query, 5, route="hard"))) == ["c", "d"]
-
-
-def test_lexical_text_is_what_bm25_sees():
-    corpus = Corpus(EMBEDDER, DOCS)
-    assert ids(corpus.search("dog", 1, route="bm25")) == ["e"]
-    assert corpus.search("dog", 1, route="bm25")[0].score > 0
 
 
 def test_equal_scores_go_to_the_more_recent():
@@ -105,6 +98,9 @@ facts = st.builds(
     importance=st.sampled_from([0.0, 0.5, 1.0]),
     metadata=st.sampled_from([{}, {"n": 1}, {"n": 2.5}, {"n": "1"}, {"n": [1]}, {"n": 1.0, "deep": {"m": True}}]),
     timestamp=st.sampled_from([None, "2024-05-01", "2025-05-01"]),
+    source=st.sampled_from([None, "chat-1", "chat-2"]),
+    chunk=st.sampled_from([None, 0, 1]),
+    turn=st.sampled_from([None, "5"]),
 )
 wheres = st.sampled_from(
     [
@@ -117,6 +113,7 @@ wheres = st.sampled_from(
         {"n": {"$contains": 1}},
         {"metadata.n": None},
         {"content": {"$contains": "ben"}},
+        {"source": "chat-1", "chunk": {"$ne": 0}},
         {"$not": {}},
         {},
     ]
@@ -205,6 +202,14 @@ def test_what_was_removed_is_dropped_in_time():
 def test_an_entry_is_a_document_of_its_category_as_recent_as_its_version():
     entry = MemoryEntry(id="city#e", category="semantic", content="city: Oslo", valid_from=7)
     assert Document.of(entry) == Document("city#e", "city: Oslo", "semantic", 7)
+    for stored, span in (
+        (dataclasses.replace(entry, source="chat", chunk=3), None),
+        (dataclasses.replace(entry, turn="D3:1"), None),
+        (dataclasses.replace(entry, source="chat", turn="D3:1"), Span("chat", -1, 7)),
+        (dataclasses.replace(entry, source="chat", chunk=3, turn="D3:1"), Span("chat", 3, 7)),
+    ):
+        assert Document.of(stored) == Document("city#e", "city: Oslo", "semantic", 7, span)
+    assert Document.of(stored, 2).span == Span("chat", 3, 2)
 
 
 documents = st.builds(
@@ -213,7 +218,7 @@ documents = st.builds(
     text=st.sampled_from(["cat", "dog and cat", "Oslo", "city of Oslo", "Rome in May", "", "cats dogs Rome Oslo"]),
     group=st.sampled_from("GH"),
     order=st.integers(0, 99),
-    lexical_text=st.sampled_from([None, "cat dog", "Rome"]),
+    span=st.one_of(st.none(), st.builds(Span, st.sampled_from("ST"), st.integers(0, 1), st.just(0))),
 )
 
 
@@ -223,7 +228,8 @@ def test_changed_in_place_equals_built_anew(program, search_between):
     corpus, live = Corpus(EMBEDDER), {}
     for order, step in enumerate(program):
         if isinstance(step, Document):
-            live[step.id] = dataclasses.replace(step, order=order)  # no two alike: recency decides every tie
+            span = None if step.span is None else step.span._replace(step=order)
+            live[step.id] = dataclasses.replace(step, order=order, span=span)  # no two alike: recency decides ties
             corpus.add(live[step.id])
         elif step in live:
             del live[step]

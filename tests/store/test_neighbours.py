@@ -1,0 +1,98 @@
+"""Words around raw spans: the formula written out, and what it is not to touch."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memalpha.store.embedding import CachedEmbedder, HashEmbedder
+from memalpha.store.lexical import words
+from memalpha.store.retrieval import Corpus, Document, Span
+from memalpha.types import MemoryEntry
+
+EMBEDDER = CachedEmbedder(HashEmbedder(32))
+
+
+def slowly(documents, query):
+    """BM25 with the words around, document by document and word by word."""
+    tokens = {doc.id: words(doc.text) for doc in documents}
+    near = {}
+    for doc in documents:
+        shares = {doc.id: 1.0}
+        if doc.span is not None:
+            source = [other for other in documents if other.span and other.span.source == doc.span.source]
+            line = [other.id for other in sorted(source, key=lambda other: (other.span.chunk, other.span.step))]
+            here = line.index(doc.id)
+            shares = {id: 0.5 ** abs(at - here) for at, id in enumerate(line) if abs(at - here) <= 3}
+        near[doc.id] = shares
+    length = {doc.id: sum(share * len(tokens[id]) for id, share in near[doc.id].items()) for doc in documents}
+    mean = sum(length.values()) / len(documents)
+    scores = {doc.id: 0.0 for doc in documents}
+    for term in words(query):
+        counts = {
+            doc.id: sum(share * tokens[id].count(term) for id, share in near[doc.id].items()) for doc in documents
+        }
+        holders = sum(count > 0 for count in counts.values())
+        idf = math.log(1 + (len(documents) - holders + 0.5) / (holders + 0.5))
+        for id, count in counts.items():
+            if count:
+                scores[id] += idf * count / (count + 1.5 * (0.25 + 0.75 * length[id] / mean))
+    return scores
+
+
+spans = st.one_of(st.none(), st.builds(Span, st.sampled_from("ST"), st.integers(-1, 2), st.just(0)))
+texts = st.lists(st.sampled_from(["cat", "dog", "oslo", "rome", "nurse"]), max_size=5).map(" ".join)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(texts, spans), min_size=1, max_size=20), st.randoms(), texts)
+def test_the_words_around_count_as_the_formula_says(lines, random, query):
+    steps = random.sample(range(100), len(lines))  # in no order of their coming
+    documents = [
+        Document(f"n{at}", text, "G", at, None if span is None else span._replace(step=step))
+        for at, ((text, span), step) in enumerate(zip(lines, steps, strict=True))
+    ]
+    wanted = slowly(documents, query)
+    found = Corpus(EMBEDDER, documents).search(query, 30)
+    plain = {hit.id: hit.score for hit in Corpus(EMBEDDER, documents).search(query, 30, route="bm25")}
+    some = any(document.span for document in documents)
+    for hit in found:
+        assert hit.explain["bm25"] == plain[hit.id]
+        assert ("around" in hit.explain) == some
+        assert math.isclose(hit.explain["bm25"] + hit.explain.get("around", 0.0), wanted[hit.id], abs_tol=1e-12)
+    values = np.array([[wanted[hit.id], hit.explain["dense"]] for hit in found])
+    low, width = values.min(axis=0), np.ptp(values, axis=0)
+    scaled = np.divide(values - low, width, out=np.zeros_like(values), where=width > 0).sum(axis=1)
+    assert np.allclose([hit.score - hit.explain["group"] for hit in found], scaled, atol=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(texts, min_size=1, max_size=12), texts)
+def test_without_neighbours_nothing_changes(contents, query):
+    """Facts without a turn, with a turn and no source, and spans that are each alone in their source."""
+    facts = [MemoryEntry(f"n{at}", "semantic", text, valid_from=at) for at, text in enumerate(contents, start=1)]
+    plain = Corpus(EMBEDDER, map(Document.of, facts)).search(query, 20)
+    for origin in ({"source": "chat", "chunk": 1}, {"chunk": 2, "turn": "2:3"}):
+        of_facts = [dataclasses.replace(fact, **origin) for fact in facts]
+        assert Corpus(EMBEDDER, map(Document.of, of_facts)).search(query, 20) == plain
+    alone = [dataclasses.replace(fact, source=fact.id, turn="1") for fact in facts]
+    hits = Corpus(EMBEDDER, map(Document.of, alone)).search(query, 20)
+    assert [hit.id for hit in hits] == [hit.id for hit in plain]
+    assert np.allclose([hit.score for hit in hits], [hit.score for hit in plain], atol=1e-12)
+    assert all(abs(hit.explain["around"]) < 1e-12 for hit in hits)
+
+
+@pytest.mark.parametrize("route", ["flat", "dense", "bm25", "hard"])
+def test_only_the_default_route_looks_around(route):
+    lines = ["Where is the flat?", "In Oslo, by the harbour.", "Nice!", "And the rent?", "Too high."]
+    documents = [Document(str(at), text, "G", at, Span("chat", 0, at)) for at, text in enumerate(lines)]
+    plain = [dataclasses.replace(document, span=None) for document in documents]
+    query = "Where is the flat?"
+    assert Corpus(EMBEDDER, documents).search(query, 5, route=route) == Corpus(EMBEDDER, plain).search(
+        query, 5, route=route
+    )
+    around = {hit.id: hit.explain["around"] for hit in Corpus(EMBEDDER, documents).search(query, 5)}
+    assert around["1"] > around["2"] > around["3"] > around["4"] == 0
