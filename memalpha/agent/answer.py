@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from memalpha.agent.conflict import answer_slot, in_conflict, key_value, newest_wins
+from memalpha.agent.conflict import answer_slot, in_conflict, newest_wins
 from memalpha.agent.parsing import after_thinking
 from memalpha.agent.prompts import ABSTAIN, reader_messages
 from memalpha.agent.text import is_abstention
 from memalpha.config import ReaderConfig
 from memalpha.policy.base import Policy
+from memalpha.store.slots import key_value
 from memalpha.store.stem import stem
 from memalpha.store.working import Memory
 from memalpha.types import Hit, MemoryEntry, SampleRequest

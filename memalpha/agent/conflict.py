@@ -1,8 +1,6 @@
 """The conflict rule: two live values for one subject and attribute give no right answer.
 
-The slot of an entry such as `Ana's city: Oslo` is the text before its first colon, the value what follows. Events
-(category `episodic`) add up instead of excluding each other, so a slot is one only where an entry of another category
-states it; then every entry with that key counts, whatever its category. Without this rule in the reader an insert pays
+What a slot is and when two values contradict each other: `store.slots`. Without this rule in the reader an insert pays
 as much as an update, and update is never learnt. Where a task knows its slots, the evaluator goes by those
 (`disputed`), so that renaming a key or choosing another category is no way around it.
 """
@@ -11,24 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from memalpha.agent.text import contains, normalize, same
+from memalpha.agent.text import contains, same
+from memalpha.store.slots import contradict, key_value, slot_value
 from memalpha.types import Hit, MemoryEntry
-
-EVENTS = "episodic"
-MAX_SLOT_WORDS = 4
-
-
-def key_value(content: str) -> tuple[str, str] | None:
-    """(`city`, `Oslo`) of `City: Oslo`; None where the text before the colon is no short name."""
-    key, colon, value = content.partition(":")
-    if not colon or not value.strip() or not 1 <= len(key.split()) <= MAX_SLOT_WORDS:
-        return None
-    return " ".join(key.lower().split()), value.strip()
-
-
-def slot_value(entry: MemoryEntry) -> tuple[str, str] | None:
-    """Slot and value of an entry that states a fact; None for events and free text."""
-    return None if entry.category == EVENTS else key_value(entry.content)
 
 
 def answer_slot(answer: str, hits: Iterable[Hit]) -> str | None:
@@ -43,9 +26,7 @@ def answer_slot(answer: str, hits: Iterable[Hit]) -> str | None:
 
 def in_conflict(slot: str, entries: Iterable[MemoryEntry]) -> bool:
     """Whether live `entries` hold two different values for `slot`, and not all of them as events."""
-    stated = [(entry, pair) for entry in entries if (pair := key_value(entry.content)) and pair[0] == slot]
-    values = {normalize(value) for _, (_, value) in stated}
-    return len(values) > 1 and any(entry.category != EVENTS for entry, _ in stated)
+    return contradict(entry for entry in entries if (pair := key_value(entry.content)) and pair[0] == slot)
 
 
 def disputed(slot: str, values: Sequence[str], statements: Iterable[str]) -> bool:

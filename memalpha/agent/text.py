@@ -1,12 +1,11 @@
-"""Comparing short texts: normalisation as in SQuAD's evaluation, whole-token containment, and phrases that abstain."""
+"""Comparing short texts after normalisation, whole-token containment, and phrases that abstain."""
 
 from __future__ import annotations
 
 import re
-import unicodedata
-from functools import lru_cache
 
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+from memalpha.store.slots import normalize
+
 _ABSTENTIONS = frozenset(
     ("unknown", "none", "not known", "not sure", "no answer", "na", "no information", "not available", "unanswerable")
 )
@@ -17,18 +16,6 @@ _ABSTAINING_PHRASES = re.compile(
     r"|not mentioned|not enough information|cannot be (?:determined|answered|known)"
     r"|not (?:stated|specified|provided) in)\b"
 )
-
-
-@lru_cache(maxsize=65536)
-def normalize(text: str) -> str:
-    """Lower case without punctuation and articles, blanks collapsed (as Rajpurkar et al., EMNLP 2016).
-
-    A text that is nothing but punctuation and articles is only lower-cased and stripped, so that no text with something
-    in it becomes empty.
-    """
-    lowered = unicodedata.normalize("NFKC", text).lower()
-    kept = "".join(char for char in lowered if unicodedata.category(char)[0] not in "PS")
-    return " ".join(_ARTICLES.sub(" ", kept).split()) or lowered.strip()
 
 
 def same(one: str, two: str) -> bool:

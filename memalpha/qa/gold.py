@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from memalpha.agent.text import normalize
 from memalpha.errors import DataError
 from memalpha.store.schema import MemorySchema
+from memalpha.store.slots import normalize
 from memalpha.store.state import MemoryState
 from memalpha.types import Task, ToolResult, Trajectory
 

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from memalpha.agent.answer import Answer
-from memalpha.agent.text import contains, normalize, same
+from memalpha.agent.text import contains, same
+from memalpha.store.slots import normalize
 from memalpha.store.stem import stem
 
 Metric = Callable[[str, str], float]

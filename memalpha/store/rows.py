@@ -295,6 +295,10 @@ class Namespace:
                 found[text] = np.frombuffer(row[0], "<f4")
         return found
 
+    def versions(self) -> Iterator[MemoryEntry]:
+        """Every version of every entry, live or ended, oldest id first."""
+        return self._select("1 ORDER BY created, version")
+
     def version_rows(self) -> Iterator[tuple[Any, ...]]:
         """Every row of `versions` as it is stored; `version_row` says what it should be."""
         return self._rows.execute(f"SELECT {_VERSION} FROM versions WHERE ns = ?", (self.ns,))

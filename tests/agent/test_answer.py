@@ -4,11 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memalpha.agent.answer import ExtractiveReader, PolicyReader
-from memalpha.agent.conflict import answer_slot, disputed, in_conflict, key_value
-from memalpha.agent.text import contains, is_abstention, normalize, same
+from memalpha.agent.conflict import answer_slot, disputed, in_conflict
+from memalpha.agent.text import contains, is_abstention, same
 from memalpha.config import ReaderConfig
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.schema import load_schema
+from memalpha.store.slots import key_value, normalize
 from memalpha.store.state import MemoryState
 from memalpha.store.working import WorkingMemory
 from memalpha.types import Completion, Hit, MemoryEntry
