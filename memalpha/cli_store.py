@@ -19,6 +19,7 @@ from memalpha.errors import DataError, DuplicateContent, StoreError
 from memalpha.types import Chunk, MemoryEntry, Operation
 
 if TYPE_CHECKING:
+    from memalpha.store.retrieval import Boost
     from memalpha.store.store import MemoryStore
 
 Route = Literal["soft", "hard", "flat", "dense", "bm25"]
@@ -62,7 +63,7 @@ def read(
     from memalpha.policy.base import load_policy
 
     # All that can be refused before a store is made is looked at before.
-    chunks, writer = _chunks(file, timestamp, size), load_policy(policy)
+    chunks, writer = chunks_of(file, timestamp, size), load_policy(policy)
     with open_store(store, embedder, namespace, schema=schema, create=True) as memory:
         agent = MemoryAgent(writer, memory)
         results = [result for chunk in chunks for result in agent.read(chunk, source=str(file)).results]
@@ -119,6 +120,12 @@ def search(
     category: Annotated[str | None, typer.Option("--category", "-c", help="Only this category.")] = None,
     where: Where = None,
     route: Annotated[Route, typer.Option(help="soft: two layers; the others to compare.")] = "soft",
+    boost: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON", help='What else counts: \'{"importance": 0.3, "recency": 0.5, "now": "2025-01-10"}\'.'
+        ),
+    ] = None,
     as_of: AsOf = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
@@ -131,8 +138,9 @@ def search(
     with open_store(store, embedder, namespace) as memory:
         position = _position(as_of, memory)
         chosen = _json("--where", where)
-        hits = memory.search(query, k, category=category, where=chosen, route=route, as_of=position)
-    lines = [f"{hit.score:6.3f}  {_line(hit.entry)}" for hit in hits]
+        terms = _boost(boost)
+        hits = memory.search(query, k, category=category, where=chosen, route=route, boost=terms, as_of=position)
+    lines = [f"{hit.score:6.3f}  {line_of(hit.entry)}" for hit in hits]
     print_result([plain(hit) for hit in hits], as_json, "\n".join(lines))
 
 
@@ -168,6 +176,8 @@ def show(
     entry_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Only this entry.")] = None,
     category: Annotated[str | None, typer.Option("--category", "-c", help="Only this category.")] = None,
     where: Where = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    after: Annotated[str | None, typer.Option(metavar="ID", help="Those after this one: the next page.")] = None,
     as_of: AsOf = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
@@ -182,9 +192,10 @@ def show(
         if entry_id:
             entries = [memory.get(entry_id, as_of=position)]
         else:
-            entries = memory.list(category, where=_json("--where", where), as_of=position)
+            chosen = _json("--where", where)
+            entries = memory.list(category, where=chosen, limit=limit, after=after, as_of=position)
         core = memory.core_at(position)
-    lines = ([f"core: {core}"] if core and not entry_id else []) + [_line(entry) for entry in entries]
+    lines = ([f"core: {core}"] if core and not entry_id else []) + [line_of(entry) for entry in entries]
     print_result({"core": core, "entries": [plain(entry) for entry in entries]}, as_json, "\n".join(lines))
 
 
@@ -226,9 +237,9 @@ def diff(
     with open_store(store, None, namespace) as memory:
         found = memory.diff(_position(a, memory) or 0, _position(b, memory))
     lines = [f"- core: {found.core[0]}", f"+ core: {found.core[1]}"] if found.core else []
-    lines += [f"- {_line(entry)}" for entry in found.removed]
-    lines += [f"{sign} {_line(entry)}" for pair in found.changed for sign, entry in zip("-+", pair, strict=True)]
-    lines += [f"+ {_line(entry)}" for entry in found.added]
+    lines += [f"- {line_of(entry)}" for entry in found.removed]
+    lines += [f"{sign} {line_of(entry)}" for pair in found.changed for sign, entry in zip("-+", pair, strict=True)]
+    lines += [f"+ {line_of(entry)}" for entry in found.added]
     print_result(found, as_json, "\n".join(lines) or "no difference")
 
 
@@ -357,6 +368,17 @@ def _json(option: str, text: str | None) -> dict[str, Any] | None:
     return value
 
 
+def _boost(text: str | None) -> Boost | None:
+    from memalpha.store.retrieval import Boost
+
+    terms = _json("--boost", text)
+    known = [item.name for item in dataclasses.fields(Boost)]
+    for name in terms or ():
+        if name not in known:
+            raise StoreError(f"--boost: {name}: the terms are {', '.join(known)}")
+    return None if terms is None else Boost(**terms)
+
+
 def _step(store: Path, namespace: str, as_json: bool, way: Literal["undo", "redo"]) -> None:
     with open_store(store, None, namespace) as memory:
         done = memory.undo() if way == "undo" else memory.redo()
@@ -378,7 +400,17 @@ def _position(as_of: str | None, memory: MemoryStore) -> int | str | None:
     return position
 
 
-def _chunks(file: Path, timestamp: str | None, size: int) -> list[Chunk]:
+def text_of(file: Path) -> str:
+    """The text of a file, or of stdin for `-`."""
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {(error.strerror or str(error)).lower()}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: not UTF-8 text: {error}") from error
+
+
+def chunks_of(file: Path, timestamp: str | None, size: int = 4000) -> list[Chunk]:
     """The chunks of a task file, or of a text cut at line ends into pieces of at most `size` characters."""
     from memalpha.store.state import check_timestamp
 
@@ -387,14 +419,8 @@ def _chunks(file: Path, timestamp: str | None, size: int) -> list[Chunk]:
         from memalpha.tasks.jsonl import load_jsonl
 
         return [chunk for task in load_jsonl(file) for chunk in task.chunks]
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read: {(error.strerror or str(error)).lower()}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file}: not UTF-8 text: {error}") from error
     pieces: list[str] = []
-    for line in text.splitlines(keepends=True):
+    for line in text_of(file).splitlines(keepends=True):
         if pieces and len(pieces[-1]) + len(line) <= size:
             pieces[-1] += line
         else:
@@ -405,7 +431,8 @@ def _chunks(file: Path, timestamp: str | None, size: int) -> list[Chunk]:
     return [Chunk(text=chunk, timestamp=timestamp, index=number) for number, chunk in enumerate(chunks)]
 
 
-def _line(entry: MemoryEntry) -> str:
+def line_of(entry: MemoryEntry) -> str:
+    """An entry in one line."""
     date = f"  ({entry.timestamp})" if entry.timestamp else ""
     return f"{entry.id:<26} {entry.category:<10} {entry.content}{date}"
 

@@ -144,6 +144,50 @@ def test_markdown_and_other_stores(memalpha, store: Path, tmp_path: Path) -> Non
         assert (code, out) == (2, "") and says in err and not (tmp_path / "new.db").exists()
 
 
+def test_audit(memalpha, tmp_path: Path) -> None:
+    store, chat, asked = tmp_path / "a.db", tmp_path / "chat.txt", tmp_path / "asked.txt"
+    chat.write_text("user: I live in Oslo.\nuser: I moved to Rome.\n")
+    asked.write_text("Where do I live?\n\nWhich city?\n")
+    memalpha("read", store, chat, "--policy", "scripted:add-all", "--embedder", "hash")
+    memalpha("add", store, "city: Oslo", "--timestamp", "2024-01-01")
+    memalpha("add", store, "city: Rome", "--timestamp", "2024-06-01")
+    memalpha("add", store, "a cat", "--namespace", "other")
+    code, out, err = memalpha("audit", store, "--source", chat, "--queries", asked, "--limit", 2)
+    assert (code, err) == (0, "") and "\n  ... 1 findings more: --limit\n" in out and "namespace other: 1 entr" in out
+    assert "  contradiction (values): city is said to be 'Oslo', 'Rome'\n    city#" in out
+    assert "  covered: 1 of 1 spans by their origin, 0 more by content; 1 of 1 chunks\n" in out
+    assert "  retrieved among 10, queries: semantic 2 of 2, episodic" in out
+    [report] = json.loads(memalpha("audit", store, "--namespace", "default", "--json")[1])
+    assert [finding["kind"] for finding in report["findings"]] == ["contradiction", "stale", "orphan"]
+    assert [entry["content"] for entry in report["findings"][1]["entries"]] == ["city: Oslo"]
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps({**TASK, "id": id}) + "\n" for id in "ab"))
+    assert json.loads(memalpha("audit", store, "--queries", tasks, "--json")[1])[0]["retrieval"]["own"] is False
+    for words, says in [
+        (("--source", tasks), "several tasks"),
+        (("--queries", tmp_path / "none.txt"), "none.txt: cannot be read"),
+        (("--near", 2), "near 2.0"),
+    ]:
+        code, out, err = memalpha("audit", store, *words)
+        assert (code, out) == (2, "") and says in err
+
+
+def test_boost_and_pages(memalpha, store: Path) -> None:
+    memalpha("add", store, "Ana lives in Porto.", "--timestamp", "2024-06-01", "--importance", 0.1)
+    for boost, wanted in [('{"recency": 9, "now": "2024-06-01"}', "Porto"), ('{"importance": 9}', "Lisbon")]:
+        assert wanted in memalpha("search", store, "Ana lives", "-k", 1, "--boost", boost)[1]
+    for boost, says in [
+        ('{"age": 1}', "--boost: age: the terms are"),
+        ('{"recency": 1}', "now"),
+        ("3", "--boost: a JSON"),
+    ]:
+        code, out, err = memalpha("search", store, "Ana", "--boost", boost)
+        assert (code, out) == (2, "") and says in err
+    [first] = json.loads(memalpha("show", store, "--limit", 1, "--json")[1])["entries"]
+    [second] = json.loads(memalpha("show", store, "--after", first["id"], "--json")[1])["entries"]
+    assert "Lisbon" in first["content"] and "Porto" in second["content"]
+
+
 def test_the_doctor_says_1_where_something_is_wrong(memalpha, store: Path) -> None:
     assert memalpha("doctor", store) == (0, "sound: 1 namespaces, 1 operations, 1 versions, 1 vectors\n", "")
     rows = sqlite3.connect(store, isolation_level=None)
