@@ -123,7 +123,7 @@ def search(
     boost: Annotated[
         str | None,
         typer.Option(
-            metavar="JSON", help='What else counts: \'{"importance": 0.3, "recency": 0.5, "now": "2025-01-10"}\'.'
+            metavar="JSON", help='What else counts: \'{"importance": 0.3, "recency": 1, "now": "2025-01-10"}\'.'
         ),
     ] = None,
     as_of: AsOf = None,
