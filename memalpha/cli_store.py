@@ -79,6 +79,7 @@ def add(
     importance: Annotated[float, typer.Option(help="Your own weight, kept with the entry.")] = 1.0,
     source: Annotated[str | None, typer.Option(help="Where it came from.")] = None,
     metadata: Annotated[str | None, typer.Option(metavar="JSON", help="What else is known: a JSON object.")] = None,
+    expires: Annotated[str | None, typer.Option(help="ISO date or time from which it is gone.")] = None,
     schema: SchemaName = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
@@ -102,13 +103,14 @@ def add(
         importance=importance,
         source=source,
         metadata=_json("--metadata", metadata),
+        expires=expires,
     )
     with open_store(store, embedder, namespace, schema=schema, create=True) as memory:
         try:
-            id, outcome = memory.apply(fact).id, "inserted"
+            entry, outcome = memory.change(fact).entry, "inserted"
         except DuplicateContent as known:
-            id, outcome = known.entry_id, "duplicate"
-        entry = memory.get(id or "")
+            entry, outcome = memory.get(known.entry_id), "duplicate"
+    assert entry is not None
     text = entry.id if outcome == "inserted" else f"duplicate {entry.id}"
     print_result({"outcome": outcome, **plain(entry)}, as_json, text)
 

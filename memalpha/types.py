@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 OperationKind = Literal["insert", "update", "delete", "core_update"]
-LoggedKind = OperationKind | Literal["erased"]
+LoggedKind = OperationKind | Literal["expired", "erased"]
 
 
 def is_iso_time(text: str) -> bool:
@@ -148,7 +148,7 @@ class MemoryEntry:
     """One stored fact, as of one position of the operation log.
 
     `valid_from`/`valid_to` are log positions (1-based sequence numbers; `valid_to` None: still current). `source`,
-    `chunk` and `turn` say where it came from.
+    `chunk` and `turn` say where it came from. `expires` (ISO, UTC): the moment from which a store does not give it.
     """
 
     id: str
@@ -160,6 +160,7 @@ class MemoryEntry:
     source: str | None = None
     chunk: int | None = None
     turn: str | None = None
+    expires: str | None = None
     version: int = 1
     valid_from: int = 0
     valid_to: int | None = None
@@ -170,8 +171,9 @@ class Operation:
     """One change of a store, as logged. `id` is None only for an insert whose id the state has yet to give.
 
     For update and delete, `id` names the entry; for `core_update`, `content` is the new core text. `metadata` None on
-    an update keeps the entry's own (likewise timestamp, which "" clears, and importance). `erased`: what is left of an
-    operation whose content was erased; it changes nothing.
+    an update keeps the entry's own (likewise importance, and timestamp and expires, which "" clears). `expired`: the
+    end that a store puts to an entry when its time has come. `erased`: what is left of an operation whose content was
+    erased; it changes nothing.
     """
 
     kind: LoggedKind
@@ -184,6 +186,7 @@ class Operation:
     source: str | None = None
     chunk: int | None = None
     turn: str | None = None
+    expires: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

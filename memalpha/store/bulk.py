@@ -15,7 +15,7 @@ from memalpha.types import MemoryEntry
 
 Fact = Mapping[str, Any]
 _NEEDED = {"category", "content"}
-_KEYS = ("category", "content", "timestamp", "importance", "metadata", "source", "chunk", "turn")
+_KEYS = ("category", "content", "timestamp", "importance", "metadata", "source", "chunk", "turn", "expires")
 _ALL = set(_KEYS)
 
 
@@ -78,6 +78,7 @@ def insert_all(rows: Namespace, facts: Sequence[tuple[Fact, str]], vectors: Mapp
                     given.get("source"),
                     given.get("chunk"),
                     given.get("turn"),
+                    given.get("expires") or None,
                     1,
                     position,
                 )

@@ -17,10 +17,11 @@ import numpy as np
 from memalpha.errors import DamagedStore, EmbedderError, MemalphaError, StoreError
 from memalpha.store import cache
 from memalpha.store.embedding import Embedder
+from memalpha.store.filters import utc
 from memalpha.store.recorded import RecordedEmbedder
 from memalpha.store.rows import Namespace, digest, vector_blob, version_row
 from memalpha.store.schema import MemorySchema
-from memalpha.store.sqlite import Database, utc
+from memalpha.store.sqlite import Database
 from memalpha.store.state import MemoryState, plan
 from memalpha.types import MemoryEntry
 

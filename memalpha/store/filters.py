@@ -7,8 +7,8 @@ a also where an entry's field is called so. The conditions of one mapping must a
 
 `$eq`, `$ne`, `$in` compare JSON values (1 is 1.0, but not true); a field that is not there is null. `$gt`, `$gte`,
 `$lt`, `$lte` compare numbers with numbers and texts with texts and are false for anything else, a missing field
-included. `timestamp` is compared as a time (UTC unless it says otherwise). `$contains`: a text holds a text, a list a
-value. `$ne` and `$not` are the plain opposite, so they hold for entries without the field.
+included. `timestamp` and `expires` are compared as times (UTC unless they say otherwise). `$contains`: a text holds a
+text, a list a value. `$ne` and `$not` are the plain opposite, so they hold for entries without the field.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Any
 from memalpha.errors import StoreError
 from memalpha.types import MemoryEntry, is_iso_time
 
-FIELDS = frozenset({"id", "category", "content", "timestamp", "importance", "source", "chunk", "turn"})
+FIELDS = frozenset({"id", "category", "content", "timestamp", "importance", "source", "chunk", "turn", "expires"})
+TIMES = frozenset({"timestamp", "expires"})
 COMPARISONS = ("$eq", "$ne", "$in", "$gt", "$gte", "$lt", "$lte", "$contains")
 COMBINATIONS = ("$and", "$or", "$not")
 Where = Mapping[str, Any] | None
@@ -64,7 +65,7 @@ class Condition:
 
     def comparable(self, value: Any) -> Any:
         """A value of the field, or an operand, as it is compared: times as moments."""
-        if self.field != "timestamp" or not isinstance(value, str) or not is_iso_time(value):
+        if self.field not in TIMES or not isinstance(value, str) or not is_iso_time(value):
             return value
         return moment(value)
 
@@ -137,6 +138,11 @@ def moment(text: str) -> datetime:
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time
 
 
+def utc(time: datetime) -> str:
+    """A time as the log keeps it: UTC with microseconds, so that the order of texts is the order of times."""
+    return time.astimezone(UTC).isoformat(timespec="microseconds")
+
+
 def kind_of(value: Any) -> type | None:
     """The kind of a comparable value, if there is an order among its like (there is none for true, null, lists)."""
     if isinstance(value, int | float):
@@ -206,7 +212,7 @@ def _field(field: str, value: Any, depth: int) -> Iterable[Filter]:
         if operator == "$in" and not isinstance(operand, list | tuple):
             raise StoreError(f"{place}: a list is needed, not {operand!r}")
         operand = _json(place, operand)
-        if field == "timestamp" and operator in ORDER and isinstance(operand, str) and not is_iso_time(operand):
+        if field in TIMES and operator in ORDER and isinstance(operand, str) and not is_iso_time(operand):
             raise StoreError(f"{place}: {operand!r} is no ISO 8601 date or time (2024-05-01)")
         yield Condition(field, operator, operand)
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from memalpha.errors import DataError, DuplicateContent, StoreError
+from memalpha.store.filters import utc
 from memalpha.store.schema import MemorySchema
-from memalpha.store.sqlite import utc
 from memalpha.store.state import MemoryState, plan
 from memalpha.store.transfer import at_line
 from memalpha.types import Operation

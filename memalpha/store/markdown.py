@@ -41,7 +41,7 @@ from memalpha.types import MemoryEntry, Operation
 if TYPE_CHECKING:
     from memalpha.store.store import MemoryStore
 
-FIELDS = ("id", "timestamp", "importance", "metadata", "source", "chunk", "turn")
+FIELDS = ("id", "timestamp", "importance", "metadata", "source", "chunk", "turn", "expires")
 CORE = "Core memory"
 _DEFAULTS = {"importance": 1.0, "metadata": {}}
 _SIGNS = frozenset(string.punctuation)

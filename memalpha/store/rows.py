@@ -8,26 +8,27 @@ import sqlite3
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from memalpha.errors import StoreError
+from memalpha.store.filters import moment, utc
 from memalpha.store.schema import MemorySchema
-from memalpha.store.sqlite import Database, utc
+from memalpha.store.sqlite import Database
 from memalpha.store.state import Change, plan
 from memalpha.types import MemoryEntry, Operation
 
-_ENTRY = "id, category, content, timestamp, importance, metadata, source, chunk, turn"
+_ENTRY = "id, category, content, timestamp, importance, metadata, source, chunk, turn, expires"
 _VERSION = f"version, valid_from, valid_to, created, digest, {_ENTRY}"
-_NEW_VERSION = f"INSERT INTO versions (ns, {_VERSION}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+_NEW_VERSION = f"INSERT INTO versions (ns, {_VERSION}) VALUES ({','.join('?' * 16)})"
 _NEW_VECTOR = "INSERT OR IGNORE INTO vectors (ns, digest, vector) VALUES (?, ?, ?)"
 _MANY = 500  # values of one statement
 _TIP = 64  # rows at the log's end that a fingerprint is of
 _OPTIONAL = {"timestamp": "NULL", "importance": "1.0", "metadata": "'{}'"} | dict.fromkeys(
-    ("source", "chunk", "turn"), "NULL"
+    ("source", "chunk", "turn", "expires"), "NULL"
 )  # what an insert may leave out, and what its row then has
-_MADE = _ENTRY.replace("timestamp", "nullif(timestamp, '')")  # of the version that an insert makes
+_MADE = _ENTRY.replace("timestamp", "nullif(timestamp, '')").replace("expires", "nullif(expires, '')")  # by an insert
 _IS_LIVE = "valid_to IS NULL"
 _WAS_LIVE = "valid_from <= ? AND (valid_to IS NULL OR valid_to > ?)"
 
@@ -91,6 +92,24 @@ class Namespace:
         log = range(1, self.position + 1)
         return bisect_right(log, time, key=lambda seq: self._rows.execute(query, (self.ns, seq)).fetchone()[0])
 
+    def position_of(self, as_of: int | str | None) -> int | None:
+        """The log position that `as_of` means; None stays None: now. Raises `StoreError`."""
+        if as_of is None:
+            return None
+        if isinstance(as_of, str):
+            try:
+                return self.seq_at(utc(moment(as_of)))
+            except (ValueError, OverflowError) as error:
+                raise StoreError(f"as_of {as_of!r} is neither a log position nor an ISO time") from error
+        if isinstance(as_of, bool) or not isinstance(as_of, int) or as_of < 0:
+            raise StoreError(f"as_of {as_of!r} is neither a log position (0 or more) nor an ISO time")
+        return min(as_of, self.position)
+
+    def place_of(self, as_of: int | str | None) -> int:
+        """The log position that `as_of` means, now too."""
+        position = self.position_of(as_of)
+        return self.position if position is None else position
+
     def write(
         self,
         operation: Operation,
@@ -107,10 +126,12 @@ class Namespace:
         change = planned[1] if planned is not None and planned[0] == tip.seq else plan(self, operation)
         done, entry, seq = change.operation, change.entry, tip.seq + 1
         ns = self._make()
-        time = max(time or utc(datetime.now(UTC)), tip.time)  # a clock set back must not disorder the log
+        time = max(time or self.database.now(), tip.time)  # a clock set back must not disorder the log
+        if head is None:  # what time and erasure do is nothing that an undo goes back from
+            head = tip.head if done.kind in ("expired", "erased") else seq
         self._rows.execute(
-            f"INSERT INTO operations (ns, seq, time, head, kind, {_ENTRY}) VALUES {_marks(14)}",
-            (ns, seq, time, seq if head is None else head, done.kind, *_values(done)),
+            f"INSERT INTO operations (ns, seq, time, head, kind, {_ENTRY}) VALUES {_marks(15)}",
+            (ns, seq, time, head, done.kind, *_values(done)),
         )
         if change.ended is not None:
             self._rows.execute(
@@ -131,7 +152,7 @@ class Namespace:
         """Append the rows of inserts that make these entries, the first versions of new ids, from the log's end on.
         `given`: of each, the fields that may be left out and were not; `vectors`: embeddings as stored, by content."""
         tip, ns = self.tip(), self._make()
-        time, first = max(utc(datetime.now(UTC)), tip.time), tip.seq + 1
+        time, first = max(self.database.now(), tip.time), tip.seq + 1
         # To bind a value costs a good part of what its row costs, so what is the same in all rows is not bound.
         named = [name for name in _OPTIONAL if any(name in fields for fields in given)]
         rest = {name: text for name, text in _OPTIONAL.items() if name not in named}
@@ -261,7 +282,7 @@ class Namespace:
     def core(self, position: int) -> str:
         """The core memory at a position."""
         row = self._rows.execute(
-            "SELECT content FROM operations WHERE ns = ? AND kind = 'core_update' AND seq <= ? "
+            "SELECT content FROM operations INDEXED BY core_updates WHERE ns = ? AND kind = 'core_update' AND seq <= ? "
             "ORDER BY seq DESC LIMIT 1",
             (self.ns, position),
         ).fetchone()
@@ -271,6 +292,24 @@ class Namespace:
         """Whether something was erased beyond a position: then what was there before may be gone too."""
         query = "SELECT 1 FROM operations WHERE ns = ? AND seq > ? AND kind = 'erased' LIMIT 1"
         return self._rows.execute(query, (self.ns, position)).fetchone() is not None
+
+    def due(self, time: str) -> list[tuple[str, str]]:
+        """The live entries that expire at or before a time, first one first: id and when."""
+        query = (
+            "SELECT id, expires FROM versions INDEXED BY expiring WHERE ns = ? AND valid_to IS NULL "
+            "AND expires IS NOT NULL AND expires <= ? ORDER BY expires, created"
+        )
+        return self._rows.execute(query, (self.ns, time)).fetchall()
+
+    def lapsed(self, seq: int, position: int) -> bool:
+        """Whether the entry of a log row is gone at a later position, having expired since."""
+        query = (
+            "SELECT 1 FROM operations o CROSS JOIN versions v ON v.ns = o.ns AND v.id = o.id "  # CROSS: in this order
+            "CROSS JOIN operations e ON e.ns = v.ns AND e.seq = v.valid_to AND e.kind = 'expired' "
+            "WHERE o.ns = ?1 AND o.seq = ?2 AND v.valid_to > ?2 AND v.valid_to <= ?3 AND NOT EXISTS (SELECT 1 FROM "
+            "versions l WHERE l.ns = o.ns AND l.id = o.id AND l.valid_from <= ?3 AND coalesce(l.valid_to > ?3, 1))"
+        )
+        return self._rows.execute(query, (self.ns, seq, position)).fetchone() is not None
 
     def fingerprint(self, position: int) -> str:
         """A digest of the log's last rows up to a position: what two logs that went apart do not share."""
@@ -337,7 +376,7 @@ class Namespace:
             "DELETE FROM vectors WHERE ns = ? AND digest NOT IN (SELECT digest FROM versions WHERE ns = ?)",
             (self.ns, self.ns),
         )
-        self.write(Operation("erased"), head=self.tip().head)
+        self.write(Operation("erased"))
         self.database.must_scrub()
         return len(touched)
 
@@ -356,7 +395,7 @@ class Namespace:
         ns, mine = other._make(), (self.ns, position)
         operations = f"seq, time, head, kind, {_ENTRY}"
         rows = self._rows.execute(f"SELECT {operations} FROM operations WHERE ns = ? AND seq <= ?", mine)
-        other._rows.executemany(f"INSERT INTO operations (ns, {operations}) VALUES {_marks(14)}", _in(ns, rows))
+        other._rows.executemany(f"INSERT INTO operations (ns, {operations}) VALUES {_marks(15)}", _in(ns, rows))
         rows = self._rows.execute(f"SELECT {_VERSION} FROM versions WHERE ns = ? AND valid_from <= ?", mine)
         ended = ((*row[:2], None if row[2] and row[2] > position else row[2], *row[3:]) for row in rows)
         other._rows.executemany(_NEW_VERSION, _in(ns, ended))
@@ -414,6 +453,7 @@ def _values(thing: Operation | MemoryEntry) -> tuple[Any, ...]:
         thing.source,
         thing.chunk,
         thing.turn,
+        thing.expires,
     )
 
 
@@ -421,7 +461,7 @@ def _column(entry: MemoryEntry, name: str, given: Mapping[str, Any]) -> Any:
     """What the log has of a field that an insert, which named `given`, may leave out."""
     if name == "metadata":
         return json.dumps(entry.metadata) if entry.metadata else "{}"
-    return given.get(name) if name == "timestamp" else getattr(entry, name)
+    return given.get(name) if name in ("timestamp", "expires") else getattr(entry, name)
 
 
 def _fields(row: Sequence[Any]) -> dict[str, Any]:

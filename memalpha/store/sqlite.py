@@ -26,9 +26,10 @@ from time import monotonic, sleep
 from typing import Literal, get_args
 
 from memalpha.errors import DamagedStore, StoreError
+from memalpha.store.filters import utc
 
 APPLICATION_ID = 0x6D416C70  # "mAlp"
-FORMAT = 2
+FORMAT = 3
 
 Durability = Literal["full", "normal"]
 
@@ -41,9 +42,11 @@ _STAY = """\
 CREATE TRIGGER operations_stay BEFORE UPDATE ON operations WHEN NOT (
   OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
     = (OLD.ns, OLD.seq, OLD.time, OLD.head)
-  AND coalesce(NEW.category, NEW.content, NEW.timestamp, NEW.importance, NEW.metadata, NEW.source, NEW.chunk, NEW.turn)
-    IS NULL)
+  AND coalesce(NEW.category, NEW.content, NEW.timestamp, NEW.importance, NEW.metadata, NEW.source, NEW.chunk, NEW.turn,
+    NEW.expires) IS NULL)
 BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;"""
+
+_EXPIRING = "CREATE INDEX expiring ON versions (ns, expires) WHERE valid_to IS NULL AND expires IS NOT NULL;"
 
 _DDL = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -51,29 +54,40 @@ CREATE TABLE namespaces (ns INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE operations (
   ns INTEGER NOT NULL, seq INTEGER NOT NULL, time TEXT NOT NULL, head INTEGER NOT NULL, kind TEXT NOT NULL,
   id TEXT, category TEXT, content TEXT, timestamp TEXT, importance REAL, metadata TEXT, source TEXT, chunk INTEGER,
-  turn TEXT, PRIMARY KEY (ns, seq)) WITHOUT ROWID;
+  turn TEXT, expires TEXT, PRIMARY KEY (ns, seq)) WITHOUT ROWID;
 CREATE INDEX core_updates ON operations (ns, seq) WHERE kind = 'core_update';
 {_STAY}
 CREATE TRIGGER operations_last BEFORE DELETE ON operations BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
 CREATE TABLE versions (
   ns INTEGER NOT NULL, id TEXT NOT NULL, version INTEGER NOT NULL, category TEXT NOT NULL, content TEXT NOT NULL,
   timestamp TEXT, importance REAL NOT NULL, metadata TEXT NOT NULL, source TEXT, chunk INTEGER, turn TEXT,
-  valid_from INTEGER NOT NULL, valid_to INTEGER, created INTEGER NOT NULL, digest BLOB NOT NULL,
+  valid_from INTEGER NOT NULL, valid_to INTEGER, created INTEGER NOT NULL, digest BLOB NOT NULL, expires TEXT,
   PRIMARY KEY (ns, id, version)) WITHOUT ROWID;
 CREATE UNIQUE INDEX live_order ON versions (ns, created) WHERE valid_to IS NULL;
 CREATE INDEX live_content ON versions (ns, digest) WHERE valid_to IS NULL;
+{_EXPIRING}
 CREATE TABLE vectors (ns INTEGER NOT NULL, digest BLOB NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (ns, digest));
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT};
 """
 
 # What brings a file from a format to the next one.
-_MIGRATIONS = {1: f"DROP TRIGGER operations_stay;\n{_STAY}"}
+_MIGRATIONS = {
+    1: "",  # another trigger operations_stay, which the next step replaces once more
+    2: f"""\
+DROP TRIGGER operations_stay;
+ALTER TABLE operations ADD COLUMN expires TEXT;
+ALTER TABLE versions ADD COLUMN expires TEXT;
+{_STAY}
+{_EXPIRING}""",
+}
+
+Clock = Callable[[], datetime]
 
 
-def utc(time: datetime) -> str:
-    """A time as the log keeps it: UTC with microseconds, so that the order of texts is the order of times."""
-    return time.astimezone(UTC).isoformat(timespec="microseconds")
+def system_clock() -> datetime:
+    """The present."""
+    return datetime.now(UTC)
 
 
 class Database:
@@ -81,7 +95,8 @@ class Database:
 
     `path` may be ":memory:"; see `MemoryStore.open` for `durability`. A new store records `initial_meta()`; `meta` is
     what the file has recorded. Raises `StoreError` for a file that is no store, one of a newer format, one that is
-    missing (without `create`), or a missing folder. `numbers`: those of namespaces as this connection sees them.
+    missing (without `create`), or a missing folder. `clock` tells the time; `numbers`: those of namespaces, as this
+    connection sees them.
     """
 
     def __init__(
@@ -91,10 +106,12 @@ class Database:
         create: bool,
         initial_meta: Callable[[], dict[str, str]],
         durability: Durability = "full",
+        clock: Clock = system_clock,
     ) -> None:
         if durability not in get_args(Durability):
             raise StoreError(f"durability {durability!r}: 'full' or 'normal' is needed")
         self.path = path
+        self.clock = clock
         self._lock = RLock()
         self.numbers: dict[str, int] = {}
         if path != ":memory:":
@@ -129,7 +146,7 @@ class Database:
                         for statement in _statements(_DDL):
                             self._connection.execute(statement)
                         self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-                        self._connection.execute("INSERT INTO meta VALUES ('created', ?)", (utc(datetime.now(UTC)),))
+                        self._connection.execute("INSERT INTO meta VALUES ('created', ?)", (self.now(),))
             self._migrate()
             self.meta: dict[str, str] = dict(self._connection.execute("SELECT key, value FROM meta"))
 
@@ -196,6 +213,10 @@ class Database:
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
+
+    def now(self) -> str:
+        """The time as the log keeps it."""
+        return utc(self.clock())
 
     def must_scrub(self) -> None:
         """Note, in the transaction that erases, that the file has to be rewritten after it."""

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from immutables import Map
 
 from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownEntry
+from memalpha.store.filters import moment, utc
 from memalpha.store.schema import MemorySchema, count_core_tokens
 from memalpha.types import MemoryEntry, Operation, is_iso_time
 
@@ -107,13 +108,13 @@ def plan(view: StateView, operation: Operation) -> Change:
             metadata=operation.metadata or {},
         )
         return Change(done, None, _version(done, earlier, position))
-    if kind not in ("update", "delete"):
+    if kind not in ("update", "delete", "expired"):
         raise StoreError(f"no operation {kind!r}: use insert, update, delete or core_update")
     current = view.last(operation.id) if isinstance(operation.id, str) else None
     if current is None or current.valid_to is not None:
         raise UnknownEntry(f"no live entry has the id {operation.id!r}")
     ended = replace(current, valid_to=position)
-    if kind == "delete":
+    if kind != "update":
         return Change(_complete(operation, category=current.category, content=None), ended)
     content = clean_content(operation.content)
     if content != current.content:
@@ -148,6 +149,7 @@ def as_operation(kind: Any, entry: MemoryEntry) -> Operation:
         source=entry.source,
         chunk=entry.chunk,
         turn=entry.turn,
+        expires="" if kind == "update" and entry.expires is None else entry.expires,
     )
 
 
@@ -155,8 +157,8 @@ def as_operation(kind: Any, entry: MemoryEntry) -> Operation:
 class MemoryState:
     """An immutable memory. `apply` gives the next one and shares its structure, so a snapshot is the value itself.
 
-    Equal: same core text and the same live entries (id, category, content, timestamp, importance, metadata), however
-    they came about.
+    Equal: same core text and the same live entries (id, category, content, timestamp, importance, metadata, expires),
+    however they came about.
     """
 
     schema: MemorySchema
@@ -271,12 +273,13 @@ class MemoryState:
 
 def same_fact(one: MemoryEntry, two: MemoryEntry) -> bool:
     """Whether two versions state the same: all fields but origin, version number and validity."""
-    return (one.id, one.category, one.content, one.timestamp, one.importance) == (
+    return (one.id, one.category, one.content, one.timestamp, one.importance, one.expires) == (
         two.id,
         two.category,
         two.content,
         two.timestamp,
         two.importance,
+        two.expires,
     ) and one.metadata == two.metadata
 
 
@@ -303,11 +306,12 @@ def is_id(text: str) -> bool:
 def _version(done: Operation, before: MemoryEntry | None, position: int) -> MemoryEntry:
     """The version that a complete insert or update makes; what an update leaves out is kept from `before`."""
     assert done.id and done.category and done.content
-    timestamp, importance, metadata = done.timestamp, done.importance, done.metadata
+    timestamp, importance, metadata, expires = done.timestamp, done.importance, done.metadata, done.expires
     if done.kind == "update" and before is not None:
         timestamp = before.timestamp if timestamp is None else timestamp
         importance = before.importance if importance is None else importance
         metadata = before.metadata if metadata is None else metadata
+        expires = before.expires if expires is None else expires
     assert importance is not None and metadata is not None
     return MemoryEntry(
         id=done.id,
@@ -319,6 +323,7 @@ def _version(done: Operation, before: MemoryEntry | None, position: int) -> Memo
         source=done.source,
         chunk=done.chunk,
         turn=done.turn,
+        expires=expires or None,
         version=before.version + 1 if before else 1,
         valid_from=position,
     )
@@ -346,6 +351,16 @@ def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidContent(f"{name} {value!r}: a finite number is needed")
     return float(value)
+
+
+def _moment(name: str, value: Any) -> str:
+    """A time in the log's own form; "" is none."""
+    if not _text(name, value):
+        return ""
+    try:
+        return utc(moment(value))
+    except (ValueError, OverflowError) as error:
+        raise InvalidContent(f"{name} {value!r} is no ISO 8601 date or time (2024-05-01)") from error
 
 
 def _metadata(name: str, value: Any) -> dict[str, Any]:
@@ -387,6 +402,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "chunk": _whole,
     "importance": _number,
     "metadata": _metadata,
+    "expires": _moment,
 }
 
 

@@ -7,7 +7,7 @@ Every operation is one transaction appending to the log, under the very rules of
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from contextlib import contextmanager
 from pathlib import Path
 from weakref import WeakSet
 
@@ -23,7 +23,7 @@ from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder, record_of
 from memalpha.store.retrieval import Boost, Corpus, Document, Route, Span
 from memalpha.store.rows import Namespace
 from memalpha.store.schema import MemorySchema, load_schema
-from memalpha.store.sqlite import Database, Durability, new_file, utc
+from memalpha.store.sqlite import Clock, Database, Durability, new_file, system_clock
 from memalpha.store.state import Change, MemoryState, check_timestamp, plan
 from memalpha.store.timeline import Diff
 from memalpha.store.transfer import apply_lines, contents_of, read_jsonl, write_jsonl
@@ -64,6 +64,7 @@ class MemoryStore(Memory):
         *,
         create: bool = True,
         durability: Durability = "full",
+        clock: Clock = system_clock,
     ) -> MemoryStore:
         """Open a store file, or make one; ":memory:" lives as long as the object.
 
@@ -73,6 +74,8 @@ class MemoryStore(Memory):
         `durability` holds for what this object writes. "full": a write that has returned is on disk. "normal": it is
         with the operating system, which is faster and loses nothing when the process is killed; a power failure or a
         crash of the system may take back the last operations (whole ones, the newest first; the file stays sound).
+
+        `clock` gives the time (with its zone) that the log notes and that entries expire by.
 
         Raises `StoreError`, `EmbedderError` or `ConfigError` with what to do.
         """
@@ -85,6 +88,7 @@ class MemoryStore(Memory):
             text,
             create=create,
             durability=durability,
+            clock=clock,
             initial_meta=lambda: {"schema": wanted.to_json(), "embedder": record_of(embedder or DEFAULT_EMBEDDER)},
         )
         try:
@@ -150,19 +154,19 @@ class MemoryStore(Memory):
     @property
     def state(self) -> MemoryState:
         """The memory as it is now, as a value: the state that replaying the log gives."""
-        with self._database.transaction(write=False):
+        with self._now():
             position = self._rows.position
             return MemoryState.of(self.schema, self._rows.core(position), position, self._rows.newest())
 
     def change(self, operation: Operation) -> Change:
         """Make one operation happen and be on disk; raises `StoreError` if the rules refuse it."""
         check_timestamp(operation.timestamp)
-        with self._database.transaction(write=False):
+        with self._now():
             planned = self._rows.position, plan(self._rows, operation)
         # Embedded before the lock is taken, so that a slow embedder keeps no other process waiting.
         entry = planned[1].entry
         vectors = None if entry is None else self._vectors([entry.content])
-        with self._database.transaction():
+        with self._now(write=True):
             return self._rows.write(operation, vectors, planned=planned)
 
     def insert_many(self, facts: Iterable[Fact], vectors: np.ndarray | None = None) -> list[MemoryEntry]:
@@ -175,21 +179,21 @@ class MemoryStore(Memory):
         else:
             contents = [content for _, content in pairs]
             known = blobs_of(contents, unit_vectors(len(pairs), vectors, self._embedder.dim))
-        with self._database.transaction():
+        with self._now(write=True):
             return insert_all(self._rows, pairs, known)
 
     def get(self, id: str, *, as_of: int | str | None = None) -> MemoryEntry:
         """A live entry, or as it was at `as_of`; raises `UnknownEntry`."""
-        with self._database.transaction(write=False):
-            entry = self._rows.at(id, self._position(as_of))
+        with self._now():
+            entry = self._rows.at(id, self._rows.position_of(as_of))
         if entry is None:
             raise UnknownEntry(f"no live entry has the id {id!r}" + ("" if as_of is None else f" as of {as_of!r}"))
         return entry
 
     def core_at(self, as_of: int | str | None) -> str:
         """The core memory text as it was at `as_of` (None: now); "" where there was none."""
-        with self._database.transaction(write=False):
-            return self._rows.core(self._place(as_of))
+        with self._now():
+            return self._rows.core(self._rows.place_of(as_of))
 
     def list(
         self,
@@ -208,10 +212,10 @@ class MemoryStore(Memory):
         chosen = self._filter(category, where)
         if limit is not None and limit < 0:
             raise StoreError(f"limit {limit}: 0 or more is needed")
-        with self._database.transaction(write=False):
+        with self._now():
             if after is not None and self._rows.last(after) is None:
                 raise UnknownEntry(f"after: no entry ever had the id {after!r}")
-            position, found = self._position(as_of), []
+            position, found = self._rows.position_of(as_of), []
             if where is None:
                 return self._rows.live(category, after=after, limit=limit, position=position)
             while limit is None or len(found) < limit:
@@ -224,7 +228,7 @@ class MemoryStore(Memory):
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
         """The live entry of the category with exactly this content (outer whitespace aside), or None."""
-        with self._database.transaction(write=False):
+        with self._now():
             return self._rows.find(category, content.strip())
 
     def search(
@@ -258,8 +262,8 @@ class MemoryStore(Memory):
     ) -> list[list[Hit]]:
         """`search` for several queries, embedded in one batch."""
         chosen = self._filter(category, where)
-        with self._database.transaction(write=False):
-            position = self._position(as_of)
+        with self._now():
+            position = self._rows.position_of(as_of)
             if position is None:
                 corpus = self._live_corpus()
                 self._corpus = None  # whatever stops a search half-way: a new one is made then
@@ -272,7 +276,7 @@ class MemoryStore(Memory):
 
     def history(self, id: str) -> list[MemoryEntry]:
         """All versions of an entry, oldest first, whether it lives or not; raises `UnknownEntry`."""
-        with self._database.transaction(write=False):
+        with self._now():
             versions = self._rows.history(id)
         if not versions:
             raise UnknownEntry(f"no entry ever had the id {id!r}")
@@ -285,7 +289,7 @@ class MemoryStore(Memory):
 
     def snapshot(self) -> int:
         """The log position, for `restore` and `as_of`. It costs nothing and never expires."""
-        with self._database.transaction(write=False):
+        with self._now():
             return self._rows.position
 
     def undo(self) -> Operation | None:
@@ -294,7 +298,7 @@ class MemoryStore(Memory):
         Returns the operation that was taken back, or None if there is none left. After a `restore`, undoing goes on
         from the restored position.
         """
-        with self._database.transaction():
+        with self._now(write=True):
             return timeline.undo(self._rows)
 
     def redo(self) -> Operation | None:
@@ -303,7 +307,7 @@ class MemoryStore(Memory):
         Returns the operation, or None if there is none to bring back: any other write, a `restore` too, ends what
         could be brought back. What waits for a redo is read off the log, so it is there after reopening and importing.
         """
-        with self._database.transaction():
+        with self._now(write=True):
             return timeline.redo(self._rows)
 
     def restore(self, position: int) -> int:
@@ -311,7 +315,7 @@ class MemoryStore(Memory):
         one transaction, and make it what `undo` goes on from: where the facts are the same and that is not, by one
         `core_update` that changes nothing. Returns how many operations it took. Raises `StoreError` for a position
         that is not in the log."""
-        with self._database.transaction():
+        with self._now(write=True):
             if not isinstance(position, int) or not 0 <= position <= self._rows.position:
                 raise StoreError(f"position {position!r} is not in the log: 0 to {self._rows.position} are")
             return timeline.restore(self._rows, position)
@@ -321,8 +325,8 @@ class MemoryStore(Memory):
 
         Positions or times, as in `as_of`; `b` may be the earlier one.
         """
-        with self._database.transaction(write=False):
-            return timeline.difference(self._rows, self._place(a), self._place(b))
+        with self._now():
+            return timeline.difference(self._rows, self._rows.place_of(a), self._rows.place_of(b))
 
     def fork(
         self, namespace: str | None = None, *, path: str | Path | None = None, as_of: int | str | None = None
@@ -336,15 +340,15 @@ class MemoryStore(Memory):
             if namespace is None:
                 raise StoreError("fork: give a namespace for a copy in this file, or a path for a new one")
             copy = self.namespace(namespace)
-            with self._database.transaction():
+            with self._now(write=True):
                 if copy._rows.position:
                     raise StoreError(f"namespace {namespace!r} has a log already: give another name")
-                self._rows.copy(copy._rows, self._place(as_of))
+                self._rows.copy(copy._rows, self._rows.place_of(as_of))
             return copy
         name, here = namespace or self._rows.name, self._database
-        with new_file(Path(path), here.meta) as there, here.transaction(write=False), there.transaction():
-            self._rows.copy(Namespace(there, name, self.schema), self._place(as_of))
-        return MemoryStore.open(path, self.schema, self._embedder.named, name)
+        with new_file(Path(path), here.meta) as there, self._now(), there.transaction():
+            self._rows.copy(Namespace(there, name, self.schema), self._rows.place_of(as_of))
+        return MemoryStore.open(path, self.schema, self._embedder.named, name, clock=here.clock)
 
     def erase(self, *ids: str) -> list[str]:
         """Remove all that entries ever held, for good: from the log, past states, vectors, and the file's free space.
@@ -358,7 +362,7 @@ class MemoryStore(Memory):
         `UnknownEntry`, and `StoreError` where other processes keep the file from being rewritten.
         """
         self._scrub()  # what an erasure that was cut short has left to do
-        with self._database.transaction():
+        with self._now(write=True):
             for id in ids:
                 if self._rows.last(id) is None:
                     raise UnknownEntry(f"no entry ever had the id {id!r}")
@@ -370,7 +374,7 @@ class MemoryStore(Memory):
     def erase_all(self) -> int:
         """`erase` the whole namespace, core memory included; only its name and the stubs of its operations, which are
         counted, stay."""
-        with self._database.transaction():
+        with self._now(write=True):
             count = self._erase(None)
         self._scrub()
         return count
@@ -400,31 +404,30 @@ class MemoryStore(Memory):
         """
         lines = read_jsonl(Path(path))
         vectors = self._vectors(contents_of(path, lines))
-        with self._database.transaction():
+        with self._now(write=True):
             return apply_lines(self._rows, path, lines, vectors)
 
-    def _position(self, as_of: int | str | None) -> int | None:
-        """The log position that `as_of` means; None stays None: now."""
-        if as_of is None:
-            return None
-        if isinstance(as_of, str):
-            try:
-                return self._rows.seq_at(utc(_in_utc(datetime.fromisoformat(as_of))))
-            except ValueError as error:
-                raise StoreError(f"as_of {as_of!r} is neither a log position nor an ISO time") from error
-        if isinstance(as_of, bool) or not isinstance(as_of, int) or as_of < 0:
-            raise StoreError(f"as_of {as_of!r} is neither a log position (0 or more) nor an ISO time")
-        return min(as_of, self._rows.position)
-
-    def _place(self, as_of: int | str | None) -> int:
-        """The log position that `as_of` means, now too."""
-        position = self._position(as_of)
-        return self._rows.position if position is None else position
+    @contextmanager
+    def _now(self, *, write: bool = False) -> Iterator[None]:
+        """A transaction on the memory as it is by the store's clock: what has expired is ended first, in the log too,
+        at the time it was to expire."""
+        now = self._database.now()
+        with self._database.transaction(write=write):
+            due = self._rows.due(now)
+            if write:
+                timeline.expire(self._rows, due)
+            if write or not due:
+                yield
+                return
+        with self._database.transaction():
+            timeline.expire(self._rows, self._rows.due(now))
+        with self._database.transaction(write=False):
+            yield
 
     def _log(self, after: int) -> Iterator[tuple[int, str, int, Operation]]:
         """The log in pages, so that a reader who stops half-way holds nothing open."""
         while True:
-            with self._database.transaction(write=False):
+            with self._now():
                 page = self._rows.log(after, _PAGE)
             yield from page
             if len(page) < _PAGE:
@@ -486,7 +489,3 @@ class MemoryStore(Memory):
                     corpus.remove(id)
         self._corpus, self._corpus_position = corpus, position
         return corpus
-
-
-def _in_utc(time: datetime) -> datetime:
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time

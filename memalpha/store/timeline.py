@@ -2,7 +2,7 @@
 
 Nothing here takes anything out of the log. Going back and forth appends operations, and their `head` names the position
 whose facts the memory then holds, so that undo and redo are read off the log: they survive reopening and exporting.
-Operations that were erased (see `erasure`) are passed over.
+What was erased is passed over, and so is what was done to an entry that has expired since: time is not undone.
 """
 
 from __future__ import annotations
@@ -36,6 +36,13 @@ def difference(rows: Namespace, before: int, after: int) -> Diff:
         removed=tuple(entry for id, entry in old.items() if id not in new),
         core=cores if cores[0] != cores[1] else None,
     )
+
+
+def expire(rows: Namespace, due: Iterable[tuple[str, str]]) -> None:
+    """End entries that are `due`, each at the time it was to expire, so that the log does not depend on who looked
+    when."""
+    for id, time in due:
+        rows.write(Operation("expired", id=id), time=time)
 
 
 def undo(rows: Namespace) -> Operation | None:
@@ -86,10 +93,11 @@ def _way_back(rows: Namespace, position: int) -> list[Operation]:
     return operations + [as_operation("insert", entry) for entry in (*ended, *way.added)]
 
 
-def _in_effect(rows: Namespace, position: int) -> int:
-    """The last operation that was in effect at a position, what was erased aside; 0 if there was none."""
-    head = rows.head(position)
-    while head and rows.kind(head) == "erased":
+def _in_effect(rows: Namespace, position: int, seen_at: int | None = None) -> int:
+    """The last operation that was in effect at a position; 0 if there was none. What was erased is passed over, and
+    entries that are gone at `seen_at` (the position), having expired."""
+    head, seen_at = rows.head(position), position if seen_at is None else seen_at
+    while head and (rows.kind(head) == "erased" or rows.lapsed(head, seen_at)):
         head = rows.head(head - 1)
     return head
 
@@ -102,13 +110,17 @@ def _taken_back(rows: Namespace) -> int:
     ended the waiting.
     """
     redone: list[int] = []
-    for position in range(rows.position, 0, -1):
+    end = rows.position
+    for position in range(end, 0, -1):
         before, after = _in_effect(rows, position - 1), _in_effect(rows, position)
-        if before == after and rows.kind(position) == "erased":
+        kind = rows.kind(position)
+        if kind == "expired" or (before == after and kind == "erased"):
             continue  # as if it had never been
         if rows.head(position) == position:
             return 0
-        if before and after == _in_effect(rows, before - 1):
+        if before != after and rows.lapsed(max(before, after), end):
+            continue
+        if before and after == _in_effect(rows, before - 1, position):
             if not redone:
                 return before
             if redone.pop() != before:

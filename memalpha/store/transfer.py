@@ -18,9 +18,9 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from memalpha.errors import DataError, DuplicateContent, StoreError
+from memalpha.store.filters import utc
 from memalpha.store.rows import Namespace
 from memalpha.store.schema import MemorySchema
-from memalpha.store.sqlite import utc
 from memalpha.store.state import check_timestamp, clean_content
 from memalpha.types import LoggedKind, Operation
 
@@ -52,6 +52,7 @@ class Line(BaseModel):
     source: str | None = None
     chunk: int | None = None
     turn: str | None = None
+    expires: str | None = None
 
     def operation(self) -> Operation:
         """The operation the line stands for."""

@@ -106,12 +106,15 @@ class Memory(ABC):
         source: str | None = None,
         chunk: int | None = None,
         turn: str | None = None,
+        expires: str | None = None,
     ) -> MemoryEntry:
         """Store a fact. Exactly the same content in the same category is stored once: the entry there is returned as it
         was, its timestamp and all. To be told apart: `apply(Operation("insert", ...))` raises `DuplicateContent` then.
 
         `timestamp`: when the fact or event happened (ISO 8601); `source`, `chunk`, `turn`: where it was said;
-        `metadata`: anything JSON can hold. Raises `UnknownCategory` or `InvalidContent`.
+        `metadata`: anything JSON can hold; `expires`: the moment (ISO 8601, UTC unless it says otherwise) from which a
+        `MemoryStore` does not give it any more (other memories have no clock, and keep it). Raises `UnknownCategory`
+        or `InvalidContent`.
         """
         operation = Operation(
             "insert",
@@ -123,6 +126,7 @@ class Memory(ABC):
             source=source,
             chunk=chunk,
             turn=turn,
+            expires=expires,
         )
         try:
             entry = self.change(operation).entry
@@ -142,11 +146,13 @@ class Memory(ABC):
         source: str | None = None,
         chunk: int | None = None,
         turn: str | None = None,
+        expires: str | None = None,
     ) -> MemoryEntry:
         """Give an entry new content: same id, next version. A None is kept, but for two things: the origin is always
         that of this update, and a new content without a `timestamp` has none (that of the old would be a wrong date; ""
-        clears it in any case). Raises `UnknownEntry`, `InvalidContent`, or `DuplicateContent` if another live entry of
-        the category holds exactly the new content, or if nothing but the origin would change."""
+        clears it in any case, as it clears `expires`). Raises `UnknownEntry`, `InvalidContent`, or `DuplicateContent`
+        if another live entry of the category holds exactly the new content, or if nothing but the origin would
+        change."""
         if timestamp is None and self.get(id).content != clean_content(content):
             timestamp = ""
         operation = Operation(
@@ -159,6 +165,7 @@ class Memory(ABC):
             source=source,
             chunk=chunk,
             turn=turn,
+            expires=expires,
         )
         entry = self.change(operation).entry
         assert entry is not None

@@ -9,6 +9,7 @@ import pytest
 
 from memalpha.errors import StoreError
 from memalpha.store import sqlite
+from memalpha.store.doctor import examine
 from memalpha.store.embedding import load_embedder
 from memalpha.store.recorded import record_of
 from memalpha.store.rows import digest
@@ -38,14 +39,26 @@ PRAGMA application_id = 0x6D416C70;
 PRAGMA user_version = 1;
 """
 
+# Format 2 lets erasure make stubs of the log's rows.
+FORMAT_2 = """
+DROP TRIGGER operations_stay;
+CREATE TRIGGER operations_stay BEFORE UPDATE ON operations WHEN NOT (
+  OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
+    = (OLD.ns, OLD.seq, OLD.time, OLD.head)
+  AND coalesce(NEW.category, NEW.content, NEW.timestamp, NEW.importance, NEW.metadata, NEW.source, NEW.chunk, NEW.turn)
+    IS NULL)
+BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
+PRAGMA user_version = 2;
+"""
 
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """A file of format 1 as memalpha 0.1 left it: one fact, updated once, then the update undone."""
+
+@pytest.fixture(params=[1, 2])
+def old(tmp_path: Path, request) -> Path:
+    """A file of an older format: one fact, updated once, then the update undone."""
     texts = ["city: Oslo", "city: Rome", "city: Oslo"]
     path = tmp_path / "old.db"
     rows = sqlite3.connect(path)
-    rows.executescript("PRAGMA journal_mode = WAL;" + FORMAT_1)
+    rows.executescript("PRAGMA journal_mode = WAL;" + FORMAT_1 + FORMAT_2 * (request.param == 2))
     meta = {"schema": MEM_ALPHA.to_json(), "embedder": record_of("hash"), "created": "2026-11-01T00:00:00.000000+00:00"}
     rows.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
     rows.execute("INSERT INTO namespaces VALUES (1, 'default')")
@@ -76,12 +89,17 @@ def version_of(path: Path) -> int:
         rows.close()
 
 
-def test_a_file_of_format_1_is_opened_and_migrated(old: Path, tmp_path: Path) -> None:
+def test_an_older_file_is_opened_and_migrated(old: Path, tmp_path: Path) -> None:
+    assert examine(old).problems == []
     with MemoryStore.open(old) as store:
         assert [version.content for version in store.history("city#x")] == ["city: Oslo", "city: Rome", "city: Oslo"]
         assert store.search("city", as_of=2)[0].entry.content == "city: Rome"
         assert store.undo() is not None
         assert store.list() == []
+        pet = store.insert("semantic", "pet: cat", expires="2000-01-01")
+        assert store.list() == []
+        assert store.erase(pet.id) == []
+    assert examine(old).problems == []
     assert version_of(old) == FORMAT
     MemoryStore.open(tmp_path / "new.db", embedder="hash").close()
     layouts = []
@@ -94,7 +112,7 @@ def test_a_file_of_format_1_is_opened_and_migrated(old: Path, tmp_path: Path) ->
 
 def test_a_migration_that_fails_changes_nothing(old: Path, monkeypatch) -> None:
     before = version_of(old), old.read_bytes()
-    steps = {1: sqlite._MIGRATIONS[1] + "\nINSERT INTO nothing VALUES (1);"}
+    steps = sqlite._MIGRATIONS | {2: sqlite._MIGRATIONS[2] + "\nINSERT INTO nothing VALUES (1);"}
     with monkeypatch.context() as patch:
         patch.setattr(sqlite, "_MIGRATIONS", steps)
         with pytest.raises(StoreError, match="nothing"):

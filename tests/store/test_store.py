@@ -1,4 +1,5 @@
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -211,11 +212,11 @@ def test_as_of_takes_times() -> None:
             store.restore(wrong)  # pyright: ignore
 
 
-def test_a_clock_set_back_does_not_disorder_the_log(monkeypatch) -> None:
-    store = new()
-    monkeypatch.setattr(memalpha.store.rows, "utc", lambda _: "2030-01-01T00:00:00.000000+00:00")
+def test_a_clock_set_back_does_not_disorder_the_log() -> None:
+    years = [2030]
+    store = new(clock=lambda: datetime(years[-1], 1, 1, tzinfo=UTC))
     facts(store, 1)
-    monkeypatch.setattr(memalpha.store.rows, "utc", lambda _: "2029-01-01T00:00:00.000000+00:00")
+    years.append(2029)
     facts(store, 3)
     assert [moment[:4] for _, moment, _ in store.log()] == ["2030"] * 3
 

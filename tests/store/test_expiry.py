@@ -1,0 +1,250 @@
+"""Entries that expire: gone from their moment on, whoever looks when, and the log says so."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from memalpha.cli import app
+from memalpha.errors import DataError, InvalidContent, UnknownEntry
+from memalpha.store.doctor import examine
+from memalpha.store.embedding import load_embedder
+from memalpha.store.state import MemoryState
+from memalpha.store.store import MemoryStore
+from memalpha.store.working import WorkingMemory
+
+QUERY = "which pet in which city?"
+START = datetime(2025, 1, 1, tzinfo=UTC)
+
+
+class Clock:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.time = START
+
+    def __call__(self) -> datetime:
+        return self.time
+
+    def set(self, text: str) -> None:
+        self.time = datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def at(day: int) -> str:
+    return (START + timedelta(days=day)).isoformat(timespec="microseconds")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(clock: Clock) -> MemoryStore:
+    return MemoryStore.open(":memory:", embedder="hash", clock=clock)
+
+
+def test_gone_from_its_moment_on(store: MemoryStore, clock: Clock) -> None:
+    kept = store.insert("semantic", "city: Oslo")
+    cat = store.insert("semantic", "pet: cat in Oslo", expires="2025-02-01")
+    assert cat.expires == "2025-02-01T00:00:00.000000+00:00" == store.get(cat.id).expires
+    without = WorkingMemory(MemoryState.empty(store.schema), load_embedder("hash"))
+    without.insert("semantic", "city: Oslo")
+    clock.set("2025-01-31T23:59:59.999999")
+    assert store.list() == [kept, cat] and len(store.search(QUERY)) == 2
+    clock.set("2025-02-01")
+    assert store.search(QUERY) == without.search(QUERY)  # scores too: it leaves no trace in the statistics
+    assert store.list() == [kept] == list(store.state.list())
+    assert store.find("semantic", "pet: cat in Oslo") is None
+    for call in (store.get, store.delete, lambda id: store.update(id, "x")):
+        with pytest.raises(UnknownEntry):
+            call(cat.id)
+    assert store.history(cat.id)[-1].valid_to == 3
+    again = store.insert("semantic", "pet: cat in Oslo")
+    assert again.id != cat.id and again.expires is None
+
+
+def test_every_call_sees_it_first(tmp_path: Path) -> None:
+    calls = {
+        "get": lambda store: store.get(store.insert("semantic", "b").id),
+        "list": lambda store: store.list(),
+        "search": lambda store: store.search(QUERY),
+        "find": lambda store: store.find("semantic", "a"),
+        "state": lambda store: store.state,
+        "core": lambda store: store.core,
+        "history": lambda store: store.history(next(store.log())[2].id),
+        "log": lambda store: list(store.log()),
+        "snapshot": lambda store: store.snapshot(),
+        "diff": lambda store: store.diff(0),
+        "fork": lambda store: store.fork("b"),
+        "export": lambda store: store.export_jsonl(tmp_path / "a.jsonl"),
+        "insert": lambda store: store.insert("semantic", "a"),
+        "insert_many": lambda store: store.insert_many([{"category": "semantic", "content": "a"}]),
+        "undo": lambda store: store.undo(),
+        "redo": lambda store: store.redo(),
+        "restore": lambda store: store.restore(0),
+        "past": lambda store: store.list(as_of="2025-03-01"),
+    }
+    for name, call in calls.items():
+        clock = Clock()
+        store = MemoryStore.open(":memory:", embedder="hash", clock=clock)
+        store.insert("semantic", "pet: cat", expires="2025-02-01")
+        clock.set("2025-06-01")
+        call(store)
+        kinds = [row[0] for row in store._database._connection.execute("SELECT kind FROM operations WHERE ns = 1")]
+        assert kinds[:2] == ["insert", "expired"], name
+
+
+def test_the_log_does_not_depend_on_who_looked_when(tmp_path: Path) -> None:
+    logs = []
+    for days in ([40], [10, 20, 25, 40], range(41)):
+        clock = Clock()
+        with MemoryStore.open(tmp_path / f"{len(logs)}.db", embedder="hash", clock=clock) as store:
+            for day in (30, 10, 20, 10):
+                store.insert("semantic", f"note {store.snapshot()}: {day}", expires=at(day))
+            with MemoryStore.open(tmp_path / f"{len(logs)}.db", clock=clock) as other:
+                for number, day in enumerate(days):
+                    clock.time = START + timedelta(days=day)
+                    (store, other)[number % 2].search("note")
+            store.insert("semantic", "after all")
+            logs.append(list(store.log()))
+            assert [entry.content[-2:] for entry in store.list(as_of=at(15))] == ["30", "20"]
+            assert [time for _, time, done in store.log() if done.kind == "expired"] == [
+                at(d) for d in (10, 10, 20, 30)
+            ]
+        assert examine(tmp_path / f"{len(logs) - 1}.db").problems == []
+    assert logs[0] == logs[1] == logs[2]
+
+
+def test_set_kept_changed_and_cleared(store: MemoryStore, clock: Clock) -> None:
+    one = store.insert("semantic", "a: 1", expires="2025-02-01T02:00+02:00")
+    assert store.update(one.id, "a: 2").expires == at(31) == one.expires
+    assert store.update(one.id, "a: 2", expires="2025-03-01").expires == at(59)
+    two = store.insert_many([{"category": "semantic", "content": "b", "expires": "2025-02-01"}])[0]
+    assert two.expires == at(31)
+    assert store.list(where={"expires": {"$lt": "2025-02-02"}}) == [two]
+    assert [hit.entry for hit in store.search("b", where={"expires": "2025-02-01"})] == [two]
+    assert store.update(one.id, "a: 2", expires="").expires is None
+    store.undo()
+    assert store.get(one.id).expires == at(59)
+    store.redo()
+    clock.set("2026-01-01")
+    assert [entry.content for entry in store.list()] == ["a: 2"]
+    for wrong in ("tomorrow", 7, "0001-01-01T00:00+14:00"):
+        with pytest.raises(InvalidContent, match="expires"):
+            store.insert("semantic", "c", expires=wrong)  # pyright: ignore
+        with pytest.raises(InvalidContent, match="fact 0: expires"):
+            store.insert_many([{"category": "semantic", "content": "c", "expires": wrong}])
+
+
+def test_command_line(tmp_path: Path) -> None:
+    for text, expires in (("a", "2999-01-01"), ("b", "2000-01-01")):
+        run = CliRunner().invoke(app, ["add", str(tmp_path / "a.db"), text, "--embedder", "hash", "--expires", expires])
+        assert run.exit_code == 0, run.output
+    with MemoryStore.open(tmp_path / "a.db") as store:
+        assert [entry.expires for entry in store.list()] == ["2999-01-01T00:00:00.000000+00:00"]
+
+
+def test_time_is_not_undone(store: MemoryStore, clock: Clock) -> None:
+    city = store.insert("semantic", "city: Oslo")
+    pet = store.insert("semantic", "pet: cat", expires="2025-02-01")
+    store.update(pet.id, "pet: dog")
+    store.update(city.id, "city: Rome")
+    store.undo()
+    store.undo()
+    clock.set("2025-02-01")
+    assert store.redo() is not None  # not that of the entry that is gone
+    assert [entry.content for entry in store.list()] == ["city: Rome"] and store.redo() is None
+    assert [done.content for done in iter(store.undo, None)] == ["city: Rome", "city: Oslo"]
+    assert store.list() == []
+    assert [done.content for done in iter(store.redo, None)] == ["city: Oslo", "city: Rome"]
+    store.restore(2)
+    assert [entry.content for entry in store.list()] == ["city: Oslo"]  # brought back past its time, gone at once
+    assert [done.id for done in iter(store.undo, None)] == [city.id]
+
+
+def test_goes_out_and_comes_in(store: MemoryStore, clock: Clock, tmp_path: Path) -> None:
+    store.insert("semantic", "pet: cat", expires="2025-02-01")
+    store.insert("semantic", "pet: dog", expires="2025-03-01")
+    clock.set("2025-02-10")
+    assert store.export_jsonl(tmp_path / "a.jsonl") == 3
+    with MemoryStore.open(tmp_path / "b.db", embedder="hash", clock=clock) as copy:
+        copy.import_jsonl(tmp_path / "a.jsonl")
+        assert list(copy.log()) == list(store.log()) and copy.list() == store.list()
+        with copy.fork(path=tmp_path / "c.db") as fork:
+            clock.set("2025-03-01")
+            assert fork.list() == [] == copy.list() == store.list()
+    (tmp_path / "own.jsonl").write_text('{"category": "semantic", "content": "a", "expires": "May"}\n')
+    with pytest.raises(DataError, match=r"own.jsonl:1: expires 'May'"):
+        store.import_jsonl(tmp_path / "own.jsonl")
+
+
+def test_a_look_costs_the_same_however_many_entries_there_are(store: MemoryStore) -> None:
+    store.insert("semantic", "a", expires="2025-02-01")
+    asked: list[str] = []
+    store._database._connection.set_trace_callback(asked.append)
+    store.snapshot()
+    store._database._connection.set_trace_callback(None)
+    due = next(query for query in asked if "expires <=" in query)
+    plan, *_ = store._database._connection.execute(f"EXPLAIN QUERY PLAN {due}").fetchall()
+    assert "INDEX expiring (ns=? AND expires" in plan[-1]
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("insert"), st.integers(0, 5), st.none() | st.integers(0, 6)),
+        st.tuples(st.just("update"), st.integers(0, 5), st.sampled_from([None, "", at(2), at(5)])),
+        st.tuples(st.just("delete"), st.integers(0, 5)),
+        st.tuples(st.just("undo")),
+        st.tuples(st.just("undo")),
+        st.tuples(st.just("redo")),
+        st.tuples(st.just("restore"), st.floats(0, 1)),
+        st.tuples(st.just("erase"), st.integers(0, 5)),
+        st.tuples(st.just("wait")),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps)
+def test_any_program(program: list) -> None:
+    clock = Clock()
+    store = MemoryStore.open(":memory:", embedder="hash", clock=clock)
+    for number, (kind, *rest) in enumerate(program):
+        entries = store.list()
+        if kind == "insert":
+            expires = None if rest[1] is None else at(rest[1])
+            store.insert("semantic", f"pet {rest[0]}", expires=expires)
+        elif kind in ("update", "delete", "erase") and entries:
+            entry = entries[rest[0] % len(entries)]
+            if kind == "update":
+                store.update(entry.id, f"pet {rest[0]}: {number}", expires=rest[1])
+            else:
+                getattr(store, kind)(entry.id)
+        elif kind == "restore":
+            store.restore(round(rest[0] * store.snapshot()))
+        elif kind == "wait":
+            clock.time += timedelta(days=1)
+        elif kind in ("undo", "redo"):
+            getattr(store, kind)()
+        now = store._database.now()
+        assert all(entry.expires is None or entry.expires > now for entry in store.list())
+        state = MemoryState.replay(store.schema, [done for _, _, done in store.log()])
+        assert store.list() == state.list() and store.state == state
+        assert store.search(QUERY, 5) == WorkingMemory(state, load_embedder("hash")).search(QUERY, 5)
+    for position in range(store.snapshot() + 1):
+        past = MemoryState.replay(store.schema, [done for _, _, done in store.log()][:position])
+        assert store.list(as_of=position) == past.list()
+    while store.redo() is not None:
+        pass
+    after = store.state
+    while store.undo() is not None:
+        pass
+    assert store.list() == []
+    while store.redo() is not None:
+        pass
+    assert store.state == after
