@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memalpha.policy.base import load_policy
     from memalpha.qa.evaluator import evaluate
     from memalpha.store.asynchronous import AsyncMemoryStore
+    from memalpha.store.audit import audit
     from memalpha.store.embedding import load_embedder
     from memalpha.store.retrieval import Boost
     from memalpha.store.store import MemoryStore
@@ -39,6 +40,7 @@ _HOME = {
     "Question": "types",
     "Task": "types",
     "TrainConfig": "config",
+    "audit": "store.audit",
     "evaluate": "qa.evaluator",
     "load_embedder": "store.embedding",
     "load_policy": "policy.base",
@@ -59,6 +61,7 @@ __all__ = [
     "Task",
     "TrainConfig",
     "__version__",
+    "audit",
     "evaluate",
     "load_embedder",
     "load_policy",

@@ -13,6 +13,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import date, timedelta
+from itertools import combinations
 from random import Random
 from typing import Any
 
@@ -20,6 +21,7 @@ from memalpha.config import WorldConfig
 from memalpha.store.audit import Audit, audit
 from memalpha.store.slots import key_value, slot_value
 from memalpha.store.store import MemoryStore
+from memalpha.tasks.phrases import ATTRIBUTES, POOLS
 from memalpha.tasks.synthetic import generate
 from memalpha.types import MemoryEntry, Task
 
@@ -117,14 +119,14 @@ def named(found: Audit) -> list[Fault]:
     return faults
 
 
-def measure(tasks: int, each: int = EACH, tokens: int = TOKENS) -> dict[str, dict[str, float]]:
+def measure(tasks: int, seed: int, each: int = EACH, tokens: int = TOKENS) -> dict[str, dict[str, float]]:
     """Faults planted, found and right, precision and recall by kind and reason, over some tasks."""
     planted: Counter[str] = Counter()
     found: Counter[str] = Counter()
     right: Counter[str] = Counter()
     entries = false_in_clean = 0
     for index in range(tasks):
-        task = generate(WorldConfig(preset="full", split="test", tokens=tokens), 0, index)
+        task = generate(WorldConfig(preset="full", split="test", tokens=tokens), seed, index)
         with clean_store(task) as store:
             source = (task.id, task.chunks)
             entries += len(store.list())
@@ -149,17 +151,66 @@ def measure(tasks: int, each: int = EACH, tokens: int = TOKENS) -> dict[str, dic
     return rows
 
 
+def paraphrases(values: int = 8) -> dict[str, int]:
+    """Of one memory with every way in which the generator states its facts: pairs that state the same fact and those
+    that do not, and how many of either are reported as duplicates."""
+    facts = {
+        way.format(v=value, an=f"a {value}"): (attribute.key, value)
+        for attribute in ATTRIBUTES
+        for value in POOLS[attribute.pool][:values]
+        for way in attribute.states
+    }
+    with MemoryStore.open(":memory:", embedder="static") as store:
+        store.insert_many({"category": "semantic", "content": content} for content in facts)
+        groups = [f.entries for f in audit(store).findings if f.kind == "duplicate"]
+    reported = [facts[a.content] == facts[b.content] for group in groups for a, b in combinations(group, 2)]
+    same = [one == two for one, two in combinations(facts.values(), 2)]
+    return {
+        "sentences": len(facts),
+        "same": sum(same),
+        "same_reported": sum(reported),
+        "different": len(same) - sum(same),
+        "different_reported": len(reported) - sum(reported),
+    }
+
+
+def support(tasks: int, seed: int) -> dict[str, float]:
+    """The share of turns that some gold fact (`city: Oslo`) is near enough to cover by content: of the turns that state
+    a fact, and of the others."""
+    near: dict[bool, list[bool]] = {True: [], False: []}
+    for index in range(tasks):
+        task = generate(WorldConfig(preset="full", split="test", tokens=TOKENS), seed, index)
+        with MemoryStore.open(":memory:", embedder="static") as store:
+            gold = [operation for operation in task.gold_operations if operation.kind != "delete"]
+            store.insert_many({"category": gold.category, "content": gold.content} for gold in gold)
+            coverage = audit(store, source=("", task.chunks)).coverage
+        assert coverage is not None
+        uncovered = {span.turn for span in coverage.uncovered}
+        stating = {operation.turn for operation in gold}
+        for turn in (turn for chunk in task.chunks for turn in chunk.turns):
+            near[turn.id in stating].append(turn.id not in uncovered)
+    return {"stating": sum(near[True]) / len(near[True]), "others": sum(near[False]) / len(near[False])}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", type=int, default=25)
+    parser.add_argument("--seed", type=int, default=1, help="of the synthetic conversations; 0: those looked at before")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    result = measure(options.tasks)
+    result, pairs = measure(options.tasks, options.seed), paraphrases()
+    spans = support(options.tasks, options.seed)
     if options.json:
-        print(json.dumps(result, indent=1))
+        print(json.dumps({"planted": result, "paraphrases": pairs, "support": spans}, indent=1))
     else:
         print("| fault | planted | found | right | precision | recall |\n|---|---|---|---|---|---|")
         for name, row in result.items():
             if name != "clean":
                 print(f"| {name} | {' | '.join(f'{value:g}' for value in row.values())} |")
         print("\nclean: {memories} memories, {entries} entries, {findings} findings".format(**result["clean"]))
+        print("paraphrases: " + ", ".join(f"{name} {count}" for name, count in pairs.items()))
+        print(
+            "covered by content: {stating:.3f} of the turns that state a fact, {others:.3f} of the others".format(
+                **spans
+            )
+        )
