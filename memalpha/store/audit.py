@@ -132,20 +132,19 @@ def audit(
         raise StoreError(f"near {near!r}: a cosine above 0 and at most 1 is needed")
     if k < 1:
         raise StoreError(f"k {k!r}: 1 or more is needed")
-    with store._database.transaction(write=False):
-        entries = store.list()
+    found = Audit(store._rows.name)
+    with store._now():
+        position, entries = store._rows.position, store._rows.live()
         ended = [version for version in store._rows.versions() if version.valid_to is not None]
-        vectors = store._vectors(list(dict.fromkeys(entry.content for entry in entries)))
-        rows = np.array([vectors[entry.content] for entry in entries], np.float32)
-        found = Audit(store._rows.name)
         found.findings += _contradictions(entries)
         found.findings += _stale(entries, ended, store._rows)
-        found.findings += _duplicates(entries, rows, near)
-        found.retrieval = _retrieval(store, entries, queries, k)
-        found.findings += _unretrieved(entries, found.retrieval)
-        mine = [entry for entry in entries if source is not None and _is_of(entry, source[0])]
-        found.findings += _orphans(entries, mine, source[1] if source else None)
-        found.coverage = _coverage(store, entries, mine, source[1] if source else None)
+    vectors = store._vectors(list(dict.fromkeys(entry.content for entry in entries)))
+    found.findings += _duplicates(entries, np.array([vectors[entry.content] for entry in entries], np.float32), near)
+    found.retrieval = _retrieval(store, position, entries, queries, k)
+    found.findings += _unretrieved(entries, found.retrieval)
+    mine = [entry for entry in entries if source is not None and _is_of(entry, source[0])]
+    found.findings += _orphans(entries, mine, source[1] if source else None)
+    found.coverage = _coverage(store, entries, mine, source[1] if source else None)
     counts = Counter(finding.kind for finding in found.findings)
     found.counts = {"entries": len(entries), **{kind: counts[kind] for kind in KINDS}}
     return found
@@ -331,23 +330,24 @@ def _sharp(content: str) -> tuple[frozenset[str], frozenset[str]]:
     return sharp, frozenset(map(str.lower, found))
 
 
-def _retrieval(store: MemoryStore, entries: Sequence[MemoryEntry], queries: Sequence[str] | None, k: int) -> Retrieval:
+def _retrieval(
+    store: MemoryStore, position: int, entries: Sequence[MemoryEntry], queries: Sequence[str] | None, k: int
+) -> Retrieval:
     held: dict[str, list[MemoryEntry]] = {name: [] for name in store.schema.category_names}
     for entry in entries:
         held[entry.category].append(entry)
+    counts = {name: {"entries": len(some), "asked": 0, "found": 0} for name, some in held.items()}
     if queries is not None:
-        hits = [{hit.entry.category for hit in some} for some in store.search_many(queries, k)]
-        counts = {
-            name: {"entries": len(some), "asked": len(hits), "found": sum(name in names for names in hits)}
-            for name, some in held.items()
-        }
+        for hits in store.search_many(queries, k, as_of=position):
+            for name, count in counts.items():
+                count["asked"] += 1
+                count["found"] += any(hit.entry.category == name for hit in hits)
         return Retrieval(k, False, counts)
-    counts = {}
-    for name, some in held.items():
-        asked = [some[round(place)] for place in np.linspace(0, len(some) - 1, min(len(some), _ASKED))]
-        answers = store.search_many([entry.content for entry in asked], k)
-        found = sum(any(hit.entry.id == entry.id for hit in hits) for entry, hits in zip(asked, answers, strict=True))
-        counts[name] = {"entries": len(some), "asked": len(asked), "found": found}
+    asked = [some[int(at)] for some in held.values() for at in np.linspace(0, len(some) - 1, min(len(some), _ASKED))]
+    answers = store.search_many([entry.content for entry in asked], k, as_of=position)
+    for entry, hits in zip(asked, answers, strict=True):
+        counts[entry.category]["asked"] += 1
+        counts[entry.category]["found"] += any(hit.entry.id == entry.id for hit in hits)
     return Retrieval(k, True, counts)
 
 

@@ -105,16 +105,16 @@ def import_foreign(store: MemoryStore, path: str | Path, form: Form, *, history:
     """Replay another store's memories into namespaces of `store` (see `mem0` and `langgraph` for which), all or none.
 
     Entries go to the first category of the schema. The log's times are those of the source, so the namespaces must be
-    new. An exact copy of a live entry is left out, as anywhere in a store, and comes in when that entry ends; what was
-    left out to the end is listed. Raises `DataError` naming file, table and row, `StoreError` for a namespace with a
-    log.
+    new. An exact copy of a live entry is left out, as anywhere in a store, whatever else it has, and comes in when that
+    entry is changed or deleted; what was left out to the end is listed. Raises `DataError` naming file, table and row,
+    `StoreError` for a namespace with a log.
     """
     done = Imported()
     found, done.notes = read_foreign(path, form, store._rows.name, history=history)
     logs = {name: _replayed(store.schema, name, events, done.left_out) for name, events in found.items()}
     contents = {operation.content for log in logs.values() for _, operation in log if operation.content is not None}
     vectors = store._vectors(sorted(contents))
-    with store._database.transaction():
+    with store._now(write=True):
         for name, log in logs.items():
             rows = store.namespace(name)._rows
             if rows.position:

@@ -3,8 +3,8 @@
 An item goes to the namespace that its prefix names (`users.ana` for `("users", "ana")`), under its key where that can
 be an id. Its content is the text under `text`, `content`, `memory` or `data` of its value, or of a mapping under
 `content` (as LangMem writes it); of any other value, the value itself as JSON. All else that the value holds is
-metadata; so are, under `langgraph`, a key that is no id, when it expires, and when it was created if it was changed
-since. The timestamp is the time of the last change. There is no history, and vectors are made anew.
+metadata; so are, under `langgraph`, a key that is no id, and when it was created if it was changed since. The timestamp
+is the time of the last change; an item expires as it does there. There is no history, and vectors are made anew.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ def read(path: Path, nowhere: str) -> dict[str, list[Event]]:
                 raise DataError(f"{where}: value: an object is needed, not {value!r}")
             content, rest = _content(value)
             time = log_time(where, fields["updated_at"] or fields["created_at"])
-            said = {name: fields[name] for name in ("created_at", "expires_at") if fields.get(name)}
-            if fields["created_at"] == fields["updated_at"]:
-                said.pop("created_at", None)
+            said = {"created_at": fields["created_at"]} if fields["created_at"] != fields["updated_at"] else {}
             key = str(fields["key"])
             if not is_id(key):
                 said["key"] = key
@@ -52,6 +50,7 @@ def read(path: Path, nowhere: str) -> dict[str, list[Event]]:
                 content=content,
                 timestamp=time or None,
                 metadata=metadata,
+                expires=log_time(where, fields.get("expires_at")) or None,
             )
             found.setdefault(fields["prefix"] or nowhere, []).append(Event(where, time, operation))
     return found

@@ -34,7 +34,7 @@ import numpy as np
 from memalpha.errors import DataError, DuplicateContent, StoreError
 from memalpha.store.rows import Namespace
 from memalpha.store.schema import MemorySchema
-from memalpha.store.state import check_timestamp, clean_content, same_fact
+from memalpha.store.state import check_timestamp, clean_content
 from memalpha.store.transfer import at_line, details_of, read_text, whole_file
 from memalpha.types import MemoryEntry, Operation
 
@@ -59,8 +59,8 @@ class Notes:
 
 def export_markdown(store: MemoryStore, path: str | Path) -> int:
     """Write what a store's namespace holds now, and return the number of entries; the file appears at once."""
-    with store._database.transaction(write=False):
-        entries, core = store.list(), store.core
+    with store._now():
+        entries, core = store._rows.live(), store._rows.core(store._rows.position)
     with whole_file(Path(path)) as file:
         file.write(render(store.schema, core, entries))
     return len(entries)
@@ -71,7 +71,7 @@ def import_markdown(store: MemoryStore, path: str | Path) -> int:
     operations it took. Raises `DataError` naming file and line."""
     notes = read_markdown(path)
     vectors = store._vectors(sorted({operation.content or "" for _, operation in notes.entries}))
-    with store._database.transaction():
+    with store._now(write=True):
         return apply_notes(store._rows, path, notes, vectors)
 
 
@@ -141,22 +141,13 @@ def apply_notes(rows: Namespace, path: str | Path, notes: Notes, vectors: Mappin
                     f"entry {there.id!r} is of category {there.category!r}: leave its id out to add it to "
                     f"{wanted.category!r}, and delete the other"
                 )
-            update = replace(wanted, kind="update", timestamp=wanted.timestamp or "")
-            if not _is_as(there, update):
+            update = replace(wanted, kind="update", timestamp=wanted.timestamp or "", expires=wanted.expires or "")
+            try:
                 rows.write(update, vectors)
+            except DuplicateContent as same:
+                if same.entry_id != there.id:  # else it stands there as it is
+                    raise
     return rows.position - before
-
-
-def _is_as(there: MemoryEntry, update: Operation) -> bool:
-    """Whether an entry holds already what an update would give it."""
-    new = replace(
-        there,
-        content=update.content or "",
-        timestamp=update.timestamp or None,
-        importance=float(update.importance or 0.0),
-        metadata=update.metadata or {},
-    )
-    return same_fact(there, new)
 
 
 def _item(entry: MemoryEntry) -> str:

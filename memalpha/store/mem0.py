@@ -8,13 +8,15 @@ for that is what mem0 searches, and a note says so.
 
 A memory goes to the namespace `user:ID`; without a user to `agent:ID`, then `run:ID`, and to the store's own namespace
 if nobody is named, as with what was deleted. Metadata are the payload's (user_id, agent_id, run_id, role, actor_id and
-one's own, the same for all versions), timestamps the times at which mem0 wrote.
+one's own, the same for all versions), timestamps the times at which mem0 wrote; a memory expires when its
+`expiration_date` is over.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +27,7 @@ from memalpha.types import Operation
 
 SCOPES = {"user_id": "user", "agent_id": "agent", "run_id": "run"}
 _KINDS = {"ADD": "insert", "UPDATE": "update", "DELETE": "delete"}
-_NOT_METADATA = ("data", "hash", "text_lemmatized", "created_at", "updated_at")
+_NOT_METADATA = ("data", "hash", "text_lemmatized", "created_at", "updated_at", "expiration_date")
 _HISTORY = ("memory_id", "new_memory", "event", "created_at")
 _PACKAGES = ("qdrant_client", "numpy")
 _SHOWN = 5
@@ -48,6 +50,15 @@ class Payload(NamedTuple):
     def time(self) -> str:
         return log_time(self.where, self.fields.get("updated_at") or self.fields.get("created_at"))
 
+    @property
+    def expires(self) -> str | None:
+        """The end of the last day on which mem0 gives it."""
+        last = self.fields.get("expiration_date")
+        try:
+            return None if last is None else (date.fromisoformat(last) + timedelta(1)).isoformat()
+        except (TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"{self.where}: expiration_date {last!r}: a date is needed, such as 2030-01-31") from error
+
 
 def read(path: Path, history: Path | None, nobody: str, notes: list[str]) -> dict[str, list[Event]]:
     """The events by namespace, `nobody`'s being that of memories without a scope; what the source disagrees with itself
@@ -58,6 +69,8 @@ def read(path: Path, history: Path | None, nobody: str, notes: list[str]) -> dic
         history = path if payloads is None and not path.is_dir() else beside if beside.exists() else None
     elif not history.exists():
         raise DataError(f"{history}: no such file")
+    if history is None:
+        notes.append("no history.db beside it: what was changed and deleted is not known; --history gives it")
     happened = [] if history is None else _history(history, payloads or {})
     if payloads is not None:
         happened = _agreed(happened, payloads, notes)
@@ -77,10 +90,13 @@ def _namespace(payload: Payload | None, nobody: str) -> str:
     return next((f"{name}:{fields[key]}" for key, name in SCOPES.items() if fields.get(key)), nobody)
 
 
-def _operation(kind: Any, id: str, content: str | None, time: str, metadata: Mapping[str, Any]) -> Operation:
+def _operation(kind: Any, id: str, content: str | None, time: str, known: Payload | Mapping[str, Any]) -> Operation:
+    """What happened to a memory, of which a payload or some metadata are known."""
     if kind == "delete":
         return Operation("delete", id=id)
-    return Operation(kind, id=id, content=content, timestamp=time or None, metadata=metadata)
+    metadata = _metadata(known) if isinstance(known, Payload) else known
+    expires = known.expires if isinstance(known, Payload) else None
+    return Operation(kind, id=id, content=content, timestamp=time or None, metadata=metadata, expires=expires)
 
 
 def _history(path: Path, payloads: Mapping[str, Payload]) -> list[Event]:
@@ -99,8 +115,7 @@ def _history(path: Path, payloads: Mapping[str, Payload]) -> list[Event]:
             changed = fields.get("updated_at") if kind != "insert" else None
             time = max(time, log_time(where, changed or fields["created_at"]))
             known = {name: fields[name] for name in ("actor_id", "role") if fields.get(name)}
-            metadata = _metadata(payloads[id]) if id in payloads else known
-            events.append(Event(where, time, _operation(kind, id, content, time, metadata)))
+            events.append(Event(where, time, _operation(kind, id, content, time, payloads.get(id, known))))
     return events
 
 
@@ -118,7 +133,7 @@ def _agreed(happened: list[Event], payloads: Mapping[str, Payload], notes: list[
         if said is None or said.kind == "delete" or said.content != payload.content:
             (unsaid if said is None else differing).append(id)
             kind = "insert" if said is None or said.kind == "delete" else "update"
-            operation = _operation(kind, id, payload.content, payload.time, _metadata(payload))
+            operation = _operation(kind, id, payload.content, payload.time, payload)
             more.append(Event(payload.where, payload.time, operation))
     gone = [id for id, said in last.items() if said.kind != "delete" and id not in payloads]
     end = happened[-1].time if happened else ""

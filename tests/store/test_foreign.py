@@ -10,6 +10,7 @@ import os
 import pickle
 import shutil
 import sqlite3
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,13 @@ from memalpha.store.foreign import Event, form_of, import_foreign
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation
 
+NOW = datetime(2026, 11, 21, 19, 20, tzinfo=UTC)  # soon after the files were made
 PEERS = Path(__file__).parent / "data" / "peers"
 
 
 @pytest.fixture
 def store():
-    with MemoryStore.open(":memory:", embedder=HashEmbedder(16)) as store:
+    with MemoryStore.open(":memory:", embedder=HashEmbedder(16), clock=lambda: NOW) as store:
         yield store
 
 
@@ -77,7 +79,7 @@ def test_mem0_comes_in_by_its_scopes_with_its_history(store, peers: Path, path: 
     assert moved == [home.timestamp]
     assert ana.get(home.id, as_of=run.timestamp).content == "Ana lives in Lisbon."
     assert [operation.kind for _, _, operation in store.log()] == ["insert", "delete"]  # nobody knows whose the cat was
-    assert store.namespace("user:tom").list()[0].metadata["expiration_date"] == "2030-01-31"
+    assert store.namespace("user:tom").list()[0].expires == "2030-02-01T00:00:00.000000+00:00"
     assert files(peers) == before
     assert ana.search("Where does Ana live?", 1)[0].entry == home
 
@@ -87,7 +89,7 @@ def test_a_history_alone_and_payloads_alone(store, peers: Path) -> None:
     assert list(done.operations) == ["default"] and len(store.list()) == 5
     (peers / "mem0-faiss/history.db").unlink()
     with MemoryStore.open(":memory:", embedder=HashEmbedder(16)) as other:
-        import_foreign(other, peers / "mem0-faiss", "mem0")
+        assert import_foreign(other, peers / "mem0-faiss", "mem0").notes[0].startswith("no history.db beside it")
         assert contents(other)["user:ana"][-1] == "Ana lives in Porto." and "default" not in contents(other)
 
 
@@ -121,7 +123,8 @@ def test_langgraph_comes_in_by_its_prefixes(store, peers: Path) -> None:
     }
     assert done.operations == {"users.ana": 1, "users.tom": 2}
     tea = store.namespace("users.tom").list()[0]
-    assert tea.metadata["kind"] == "Memory" and tea.metadata["langgraph"]["key"] == "a key"
+    assert tea.metadata == {"kind": "Memory", "langgraph": {"key": "a key"}}
+    assert tea.expires is not None and tea.expires.startswith("2026-11-21T20:17:04.")
     assert [(copy.id, copy.same_as) for copy in done.left_out] == [("tea-too", tea.id)]
     assert store.namespace("users.ana").get("home").metadata == {"topic": "home"}
     assert files(peers) == before

@@ -60,6 +60,7 @@ FACTS = st.fixed_dictionaries(
         "source": TEXTS,
         "chunk": st.integers(0, 9),
         "turn": TEXTS,
+        "expires": st.sampled_from(["2999-01-01", "2999-01-01T12:00:00+02:00"]),
     },
 )
 
