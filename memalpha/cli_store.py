@@ -128,6 +128,7 @@ def search(
             metavar="JSON", help='What else counts: \'{"importance": 0.3, "recency": 1, "now": "2025-01-10"}\'.'
         ),
     ] = None,
+    around: Annotated[int, typer.Option(min=0, metavar="TOKENS", help="With this much raw text around each hit.")] = 0,
     as_of: AsOf = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
@@ -141,8 +142,12 @@ def search(
         position = _position(as_of, memory)
         chosen = _json("--where", where)
         terms = _boost(boost)
-        hits = memory.search(query, k, category=category, where=chosen, route=route, boost=terms, as_of=position)
-    lines = [f"{hit.score:6.3f}  {line_of(hit.entry)}" for hit in hits]
+        hits = memory.search(
+            query, k, category=category, where=chosen, route=route, boost=terms, as_of=position, around=around
+        )
+    lines = []
+    for hit in hits:
+        lines += [f"{hit.score:6.3f}  {line_of(hit.entry)}", *(f"        {span.content}" for span in hit.around)]
     print_result([plain(hit) for hit in hits], as_json, "\n".join(lines))
 
 

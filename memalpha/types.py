@@ -191,11 +191,13 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One search result. `explain` holds the parts of the score by name (dense, bm25, group, ...)."""
+    """One search result. `explain` holds the parts of the score by name (dense, bm25, group, ...), `around` the raw
+    spans around the entry, if they were asked for."""
 
     entry: MemoryEntry
     score: float
     explain: Mapping[str, float] = field(default_factory=dict)
+    around: tuple[MemoryEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

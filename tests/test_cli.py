@@ -74,6 +74,23 @@ def test_filters(memalpha, store: Path) -> None:
             assert code == 2 and message in err
 
 
+def test_hits_with_the_raw_text_around_them(memalpha, tmp_path: Path) -> None:
+    lines = ["Ana: Where do you live?", "Ben: In Oslo, by the harbour.", "Ana: Nice!"]
+    facts = [
+        {"category": "episodic", "content": line, "source": "chat", "turn": str(number)}
+        for number, line in enumerate(lines)
+    ]
+    (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, facts)))
+    memalpha("import", tmp_path / "chat.db", tmp_path / "chat.jsonl")
+    words = ("search", tmp_path / "chat.db", "harbour", "-k", 1)
+    assert memalpha(*words)[1].count("\n") == 1
+    shown = memalpha(*words, "--around", 50)[1].splitlines()
+    assert len(shown) == 4 and [line.strip() for line in shown[1:]] == lines
+    (hit,) = json.loads(memalpha(*words, "--around", 15, "--json")[1])
+    assert [span["turn"] for span in hit["around"]] == ["0", "1"]
+    assert hit["explain"]["around"] < 0.5 and memalpha(*words, "--around", -1)[0] == 2
+
+
 def test_a_position_beyond_the_log_is_said_to_be_now(memalpha, store: Path) -> None:
     for words in (("show", store), ("search", store, "Ana")):
         assert memalpha(*words, "--as-of", 1)[2] == ""

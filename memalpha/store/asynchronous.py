@@ -136,6 +136,7 @@ class AsyncMemoryStore:
     list = _awaited(MemoryStore.list)
     search = _awaited(MemoryStore.search)
     search_many = _awaited(MemoryStore.search_many)
+    around = _awaited(MemoryStore.around)
     history = _awaited(MemoryStore.history)
     snapshot = _awaited(MemoryStore.snapshot)
     undo = _awaited(MemoryStore.undo)

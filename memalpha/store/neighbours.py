@@ -11,6 +11,8 @@ floating point: no order of adding them up makes a difference.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from memalpha.store.lexical import K1, B, Found
@@ -18,45 +20,58 @@ from memalpha.store.lexical import K1, B, Found
 SHARES = (1 / 2, 1 / 4, 1 / 8)
 
 
+class Span(NamedTuple):
+    """Where a raw span stands: in its source, by the chunk and then the step, which no two of a chunk share."""
+
+    source: str
+    chunk: int
+    step: int
+
+    @classmethod
+    def of(cls, source: str | None, chunk: int | None, turn: str | None, step: int) -> Span | None:
+        """The place of an entry made at `step`: it has one if it names its source and its turn there."""
+        return None if source is None or turn is None else cls(source, -1 if chunk is None else chunk, step)
+
+
 class Neighbours:
-    """BM25 of n documents, of which some are spans of a source, for queries found among them.
+    """BM25 of n documents, some of which are spans of a source, for queries found among them.
 
     `sources` `(n,)`: the number of each span's source, 0 for what is no span; `chunks`, `steps` `(n,)`: what the spans
-    of a source are ordered by, no two alike; `lengths` `(n,)`: words of each.
+    of a source are ordered by, no two alike; `lengths` `(n,)`: words of each. At least one is a span.
     """
 
     def __init__(self, sources: np.ndarray, chunks: np.ndarray, steps: np.ndarray, lengths: np.ndarray) -> None:
-        self._size = size = len(sources)
         order = np.lexsort((steps, chunks, sources))
-        order = order[np.count_nonzero(sources == 0) :]
-        line = sources[order]
-        reach = 1 + 2 * len(SHARES)
-        self._around = np.full((size, reach), size, np.int32)  # itself, then those around it; `size` for none
-        self._around[:, 0] = np.arange(size)
-        for far in range(1, len(SHARES) + 1):
-            near, other = order[:-far], order[far:]
-            together = line[:-far] == line[far:]
-            near, other = near[together], other[together]
-            self._around[near, 2 * far - 1], self._around[other, 2 * far] = other, near
-        self._weights = np.array([1.0, *np.repeat(SHARES, 2)])
-        lengths = self._spread(np.arange(size), lengths)
-        mean = lengths.sum() / size
+        self._order = order[np.count_nonzero(sources == 0) :]  # the spans, source by source
+        line = sources[self._order]
+        # Where each stands on a line that has empty places between two sources, so that no share gets across.
+        self._line = np.arange(len(line)) + len(SHARES) * np.cumsum(np.diff(line, prepend=line[:1]) != 0)
+        lengths = self._spread(lengths.astype(np.float64))
+        mean = lengths.sum() / len(lengths)
         self._penalties = K1 * (1.0 - B + B * lengths / mean) if mean else lengths
 
-    def _spread(self, places: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Counts `(m,)` at places `(m,)` and, by share, at the places around them: float64 `(n,)`."""
-        weighed = counts[:, None] * self._weights
-        return np.bincount(self._around[places].ravel(), weighed.ravel(), self._size + 1)[: self._size]
+    def _spread(self, counts: np.ndarray) -> np.ndarray:
+        """What documents have, float64 `(n,)`, in which each span gets its share of those around it as well."""
+        line = np.zeros(int(self._line[-1]) + 1)
+        line[self._line] = counts[self._order]
+        near = line.copy()
+        for far, share in enumerate(SHARES, start=1):
+            part = share * line
+            near[far:] += part[:-far]
+            near[:-far] += part[far:]
+        counts[self._order] = near[self._line]
+        return counts
 
     def scores(self, found: Found | None) -> np.ndarray:
         """Scores of all documents for a query whose terms are `found`: float64 `(n,)`, 0 where nothing reaches."""
-        total = np.zeros(self._size)
+        size = len(self._penalties)
+        total = np.zeros(size)
         if found is None:
             return total
         ends = np.searchsorted(found.terms, np.arange(len(found.repeats) + 1))
         for repeats, start, end in zip(found.repeats.tolist(), ends[:-1], ends[1:], strict=True):
-            counts = self._spread(found.places[start:end], found.counts[start:end])
+            counts = self._spread(np.bincount(found.places[start:end], found.counts[start:end], size))
             holders = np.count_nonzero(counts)
-            idf = np.log(1.0 + (self._size - holders + 0.5) / (holders + 0.5)) * repeats
+            idf = np.log(1.0 + (size - holders + 0.5) / (holders + 0.5)) * repeats
             total += idf * counts / (counts + self._penalties)
         return total

@@ -35,25 +35,12 @@ from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, moment
 from memalpha.store.index import BLOCK, Prototypes, VectorIndex, add_by_group, directions, inner_products
 from memalpha.store.lexical import BM25, LexicalIndex, Selected, words
-from memalpha.store.neighbours import Neighbours
+from memalpha.store.neighbours import Neighbours, Span
 from memalpha.store.packed import pack_strings, unpack_strings
 from memalpha.types import MemoryEntry, is_iso_time
 
 Route = Literal["soft", "flat", "dense", "bm25", "hard"]
 ROUTES: tuple[Route, ...] = ("soft", "flat", "dense", "bm25", "hard")
-
-
-class Span(NamedTuple):
-    """Where a raw span stands: in its source, by the chunk and then the step, which no two of a chunk share."""
-
-    source: str
-    chunk: int
-    step: int
-
-    @classmethod
-    def of(cls, source: str | None, chunk: int | None, turn: str | None, step: int) -> Span | None:
-        """The place of an entry made at `step`: it has one if it names its source and its turn there."""
-        return None if source is None or turn is None else cls(source, -1 if chunk is None else chunk, step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,6 +252,15 @@ class Namespace:
         entries = self._select(where, *values, limit, index=index)
         return [entry if entry.valid_to is None else replace(entry, valid_to=None) for entry in entries]
 
+    def spans(self, entry: MemoryEntry, position: int | None, *, after: bool) -> Iterator[MemoryEntry]:
+        """The spans of an entry's source that are live, or were at a position, before or `after` it, nearest first."""
+        sign, way = (">", "ASC") if after else ("<", "DESC")
+        place = -1 if entry.chunk is None else entry.chunk, self.created([entry.id])[entry.id]
+        where = f"source = ? AND turn IS NOT NULL AND {_IS_LIVE if position is None else _WAS_LIVE}"
+        where += f" AND (coalesce(chunk, -1), created) {sign} (?, ?) ORDER BY coalesce(chunk, -1) {way}, created {way}"
+        for span in self._select(where, entry.source, *_times(position), *place):
+            yield span if span.valid_to is None else replace(span, valid_to=None)
+
     def searchable(self) -> list[tuple[Any, ...]]:
         """Id, content, category, position, source, chunk, turn, position that made the id, and vector (None: none is
         stored) of every live entry, oldest id first."""

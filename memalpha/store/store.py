@@ -15,12 +15,14 @@ import numpy as np
 
 from memalpha.errors import StoreError, UnknownEntry
 from memalpha.store import cache, timeline
+from memalpha.store.around import surroundings
 from memalpha.store.bulk import Fact, blobs_of, cleaned, insert_all, unit_vectors
 from memalpha.store.cache import IndexCache
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, Where
+from memalpha.store.neighbours import Span
 from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder, record_of
-from memalpha.store.retrieval import Boost, Corpus, Document, Route, Span
+from memalpha.store.retrieval import Boost, Corpus, Document, Route
 from memalpha.store.rows import Namespace
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.sqlite import Clock, Database, Durability, new_file, system_clock
@@ -241,13 +243,15 @@ class MemoryStore(Memory):
         route: Route = "soft",
         boost: Boost | None = None,
         as_of: int | str | None = None,
+        around: int = 0,
     ) -> list[Hit]:
         """The k best live entries, best first; see `retrieval` for the routes. With `category` and `where` (see
         `filters`): exactly what a memory of only the entries that pass would give. `boost` adds importance and recency.
-
-        With `as_of`: over the entries of that moment, exactly what searching then would have given.
-        """
-        return self.search_many([query], k, category=category, where=where, route=route, boost=boost, as_of=as_of)[0]
+        `as_of`: over the entries of that moment, exactly what searching then would have given. `around`: each hit has
+        the raw text around it, as the method gives it for that many tokens."""
+        return self.search_many(
+            [query], k, category=category, where=where, route=route, boost=boost, as_of=as_of, around=around
+        )[0]
 
     def search_many(
         self,
@@ -259,6 +263,7 @@ class MemoryStore(Memory):
         route: Route = "soft",
         boost: Boost | None = None,
         as_of: int | str | None = None,
+        around: int = 0,
     ) -> list[list[Hit]]:
         """`search` for several queries, embedded in one batch."""
         chosen = self._filter(category, where)
@@ -272,20 +277,25 @@ class MemoryStore(Memory):
             else:
                 found = self._past_corpus(position, chosen).search_many(queries, k, route=route, boost=boost)
             entries = self._rows.many(list({hit.id for hits in found for hit in hits}), position)
-        return [[Hit(entries[id], score, explain) for id, score, explain in hits] for hits in found]
+            near = {id: tuple(surroundings(self._rows, id, around, position)) for id in entries if around}
+        return [[Hit(entries[id], score, parts, near.get(id, ())) for id, score, parts in hits] for hits in found]
+
+    def around(self, id: str, tokens: int = 200, *, as_of: int | str | None = None) -> list[MemoryEntry]:
+        """The raw text around an entry: spans of its `source` (they have a `turn`), by `chunk` and then as stored, an
+        unbroken run of at most `tokens` (characters / 4); see `around.surroundings`. Raises `UnknownEntry`."""
+        with self._now():
+            return surroundings(self._rows, id, tokens, self._rows.position_of(as_of))
 
     def history(self, id: str) -> list[MemoryEntry]:
         """All versions of an entry, oldest first, whether it lives or not; raises `UnknownEntry`."""
         with self._now():
-            versions = self._rows.history(id)
-        if not versions:
-            raise UnknownEntry(f"no entry ever had the id {id!r}")
-        return versions
+            if versions := self._rows.history(id):
+                return versions
+        raise UnknownEntry(f"no entry ever had the id {id!r}")
 
     def log(self, after: int = 0) -> Iterator[tuple[int, str, Operation]]:
         """The operations beyond position `after`: position, time (ISO, UTC), operation as applied."""
-        for seq, time, _, operation in self._log(after):
-            yield seq, time, operation
+        return ((seq, time, operation) for seq, time, _, operation in self._log(after))
 
     def snapshot(self) -> int:
         """The log position, for `restore` and `as_of`. It costs nothing and never expires."""
@@ -453,9 +463,8 @@ class MemoryStore(Memory):
             some = [row for row in rows if (row[-1] is not None) == known]
             if some:
                 ids, texts, groups, orders, *origins, vectors = zip(*some, strict=True)
-                spans = [Span.of(*origin) for origin in zip(*origins, strict=True)]
                 stored = np.frombuffer(b"".join(vectors), "<f4").reshape(len(ids), embedder.dim) if known else None
-                corpus.load(ids, texts, groups, orders, spans, stored)
+                corpus.load(ids, texts, groups, orders, list(map(Span.of, *origins)), stored)
         return corpus
 
     def _save_index(self) -> None:

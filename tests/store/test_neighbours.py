@@ -1,4 +1,4 @@
-"""Words around raw spans: the formula written out, and what it is not to touch."""
+"""Words around raw spans: the formula written out, and what it is not to touch; the text around an entry."""
 
 import dataclasses
 import math
@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memalpha.errors import StoreError, UnknownEntry
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder
 from memalpha.store.lexical import words
-from memalpha.store.retrieval import Corpus, Document, Span
+from memalpha.store.neighbours import Span
+from memalpha.store.retrieval import Corpus, Document
+from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry
 
 EMBEDDER = CachedEmbedder(HashEmbedder(32))
@@ -96,3 +99,101 @@ def test_only_the_default_route_looks_around(route):
     )
     around = {hit.id: hit.explain["around"] for hit in Corpus(EMBEDDER, documents).search(query, 5)}
     assert around["1"] > around["2"] > around["3"] > around["4"] == 0
+
+
+def chat(turns=9, **options):
+    """A store with a conversation of two chunks and a fact of another source; turns of 40 characters, 10 tokens."""
+    store = MemoryStore.open(":memory:", embedder="hash", **options)
+    for number in range(turns):
+        content = f"turn {number}: {'ab' * 20}"[:40]
+        store.insert("episodic", content, source="chat", chunk=int(number >= 6), turn=f"D:{number}")
+    store.insert("semantic", "city: Oslo", source="other", turn="1")
+    return store
+
+
+def said(entries):
+    return [int(entry.turn[2:]) for entry in entries]
+
+
+def test_the_text_around_an_entry_is_an_unbroken_run_within_the_budget():
+    with chat() as store:
+        ids = [entry.id for entry in store.list()]
+        assert said(store.around(ids[4], 50)) == [2, 3, 4, 5, 6]
+        assert said(store.around(ids[4], 40)) == [2, 3, 4, 5]  # before comes before after
+        assert said(store.around(ids[0], 30)) == [0, 1, 2]
+        assert said(store.around(ids[8])) == list(range(9))
+        assert said(store.around(ids[4], 19)) == said(store.around(ids[4], 0)) == [4]
+        assert store.around(ids[9], 1000) == [store.get(ids[9])]  # another source
+        long = store.insert("episodic", "long " * 50, source="chat", chunk=0, turn="D:9").id
+        assert said(store.around(ids[5], 40)) == [2, 3, 4, 5]  # what does not fit ends that side, the other goes on
+        assert said(store.around(long, 80)) == [5, 9]
+        assert said(store.around(long, 83)) == [5, 9, 6]
+        store.delete(ids[3])
+        assert said(store.around(ids[4], 20)) == [2, 4]
+        assert said(store.around(ids[4], 20, as_of=10)) == [3, 4]
+        assert store.around(ids[4], 20, as_of=10)[0] == store.get(ids[3], as_of=10)
+        assert said(store.around(ids[1], as_of=2)) == [0, 1]
+        for entry in (*store.around(ids[4]), *store.around(ids[4], as_of=5)):
+            assert entry.valid_to is None
+        with pytest.raises(UnknownEntry):
+            store.around(ids[3])
+        with pytest.raises(UnknownEntry):
+            store.around(ids[4], as_of=2)
+        for tokens in (-1, 2.5):
+            with pytest.raises(StoreError, match="tokens"):
+                store.around(ids[4], tokens)
+
+
+def test_a_fact_is_surrounded_by_what_was_said_in_its_chunk():
+    with chat(6) as store:
+        fact = store.insert("semantic", "Ana lives in Oslo.", source="chat", chunk=0)
+        later = store.insert("episodic", "turn 6", source="chat", chunk=1, turn="D:6")
+        assert said(store.around(fact.id, 22)) == [4, 5, 6]
+        assert later.content == store.around(fact.id, 22)[-1].content
+        assert fact not in store.around(fact.id)
+        for origin in ({}, {"source": "nobody"}, {"turn": "D:1"}):
+            entry = store.insert("semantic", f"a fact of {origin}", **origin)
+            assert store.around(entry.id) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ST"), st.sampled_from([None, 0, 1]), st.integers(1, 60)), min_size=1, max_size=12
+    ),
+    st.integers(0, 11),
+    st.integers(0, 40),
+    st.sets(st.integers(0, 11), max_size=4),
+)
+def test_around_is_the_longest_run_that_fits(lines, at, tokens, gone):
+    with MemoryStore.open(":memory:", embedder="hash") as store:
+        made = [
+            store.insert("episodic", f"{number:02}{'x' * size}", source=source, chunk=chunk, turn=str(number))
+            for number, (source, chunk, size) in enumerate(lines)
+        ]
+        chosen = made[at % len(made)]
+        for number in gone - {at % len(made)}:
+            if number < len(made):
+                store.delete(made[number].id)
+        live = [entry for entry in store.list() if entry.source == chosen.source]
+        live.sort(key=lambda entry: -1 if entry.chunk is None else entry.chunk)  # stable: as they were stored
+        found = store.around(chosen.id, tokens)
+        start = live.index(found[0])
+        assert found == live[start : start + len(found)] and chosen in found
+        size = sum(len(entry.content) for entry in found)
+        assert size <= 4 * tokens or found == [chosen]
+        for end in (start - 1, start + len(found)):
+            assert not 0 <= end < len(live) or size + len(live[end].content) > 4 * tokens
+
+
+def test_hits_bring_the_text_around_them_if_asked():
+    with chat() as store:
+        plain = store.search("turn 4", 3)
+        assert all(hit.around == () for hit in plain)
+        for as_of in (None, 7):
+            hits = store.search("turn 4", 3, around=30, as_of=as_of)
+            assert [hit.score for hit in hits] == [hit.score for hit in store.search("turn 4", 3, as_of=as_of)]
+            for hit in hits:
+                assert list(hit.around) == store.around(hit.entry.id, 30, as_of=as_of) != []
+        with pytest.raises(StoreError, match="-3 tokens"):
+            store.search("turn 4", around=-3)

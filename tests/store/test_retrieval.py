@@ -11,7 +11,8 @@ from memalpha.errors import StoreError
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder, load_embedder
 from memalpha.store.filters import parse
 from memalpha.store.lexical import BM25, LexicalIndex, Selected, words
-from memalpha.store.retrieval import ROUTES, Boost, Corpus, Document, Span
+from memalpha.store.neighbours import Span
+from memalpha.store.retrieval import ROUTES, Boost, Corpus, Document
 from memalpha.types import MemoryEntry
 
 EMBEDDER = CachedEmbedder(HashEmbedder(64))
