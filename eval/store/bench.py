@@ -1,0 +1,341 @@
+"""memalpha beside every embedded memory store that Python offers: what the same work costs.
+
+    python eval/store/bench.py --out eval/results/store-bench --envs DIR [--only memalpha qdrant] [--sizes 2000 20000]
+
+Each system runs in an environment of its own (made in DIR if it is not there, from `peers/NAME.txt`), in fresh processes
+and folders, `--repeats` times; a table has the median and, in brackets, the least and the most. Everybody gets the same
+seeded texts, vectors (384 dimensions, clustered), users (50, so that a filter keeps 2 %), days (a range of 20 in 1,000)
+and queries. Results are kept by system in OUT.json, so that systems can be run one at a time; OUT.md is made from it.
+
+A system has `--budget` seconds to take the entries in; what was not in by then is left out, and the rest is measured at
+what was. Memory is that of a process that has opened the store and answered. CPU is of all threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+DIM, K = 384, 10
+MOST, QUERIES, USERS, DAYS, RANGE = 20_200, 100, 50, 1000, 20
+SYSTEMS = {  # in the table's order, and what an acknowledged single add is worth
+    "memalpha": ('memalpha, "full"', "on disk"),
+    "memalpha_normal": ('memalpha, "normal"', "survives a kill"),
+    "sqlite_vec": ("sqlite-vec", "on disk (WAL, FULL, set by the bench)"),
+    "langgraph_sqlite": ("LangGraph SqliteStore", "on disk"),
+    "langgraph_memory": ("LangGraph InMemoryStore", "nothing"),
+    "lancedb": ("LanceDB", "survives a kill"),
+    "chromadb": ("Chroma", "on disk"),
+    "qdrant": ("Qdrant, local", "on disk"),
+    "mem0_qdrant": ("mem0 on Qdrant", "on disk"),
+    "mem0_faiss": ("mem0 on FAISS", "may be lost or mixed up by a kill"),
+}
+
+
+def make_data(folder: Path, seed: int) -> dict[str, np.ndarray]:
+    """Write what `measure.Data` reads; the arrays for exact answers."""
+    rng = np.random.default_rng(seed)
+    topics = rng.standard_normal((400, DIM)) * 0.8 + rng.standard_normal(DIM) * 0.4
+    weights = 1 / (np.arange(400) + 10)
+    topic = rng.choice(400, MOST, p=weights / weights.sum())
+    entries = _unit(topics[topic] + rng.standard_normal((MOST, DIM)) * 0.8)
+    near = rng.choice(2000, QUERIES, replace=False)
+    queries = _unit(entries[near] * np.sqrt(DIM) + rng.standard_normal((QUERIES, DIM)) * 0.6)
+    letters = np.array(list("abdefgiklmnoprstuv"))
+    words = sorted({"".join(rng.choice(letters, rng.integers(3, 10))) for _ in range(20_000)})
+    rng.shuffle(words)
+    common = 1 / (np.arange(len(words)) + 20)
+    lengths = rng.integers(8, 20, MOST + QUERIES)
+    drawn = rng.choice(len(words), lengths.sum(), p=common / common.sum())
+    texts = [" ".join(words[w] for w in some) for some in np.split(drawn, np.cumsum(lengths)[:-1])]
+    users, days = rng.integers(0, USERS, MOST), rng.integers(0, DAYS, MOST)
+    asked_users, asked_days = users[near], rng.integers(0, DAYS - RANGE, QUERIES)
+    held = {"texts": [f"{n}: {text}" for n, text in enumerate(texts[:MOST])], "users": [f"u{u}" for u in users], "days": days.tolist()}
+    (folder / "entries.json").write_text(json.dumps(held))
+    told = {
+        "texts": texts[MOST:],
+        "users": [f"u{u}" for u in asked_users],
+        "days": asked_days.tolist(),
+        "range": RANGE,
+    }
+    (folder / "queries.json").write_text(json.dumps(told))
+    (folder / "entries.f32").write_bytes(entries.tobytes())
+    (folder / "queries.f32").write_bytes(queries.tobytes())
+    return {
+        "entries": entries, "queries": queries, "users": users, "days": days,
+        "asked_users": asked_users, "asked_days": asked_days,
+    }  # fmt: skip
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def recall(data: dict[str, np.ndarray], found: list[list[int]], passing: list[np.ndarray]) -> tuple[float, float]:
+    """recall@10 of answers against exact search among the entries that pass, and how many came back in the mean."""
+    right = wanted = 0
+    for query, (ids, numbers) in enumerate(zip(found, passing, strict=False)):
+        scores = data["entries"][numbers].astype(np.float64) @ data["queries"][query].astype(np.float64)
+        best = np.sort(scores)[::-1][:K]
+        wanted += len(best)
+        scored = dict(zip(numbers.tolist(), scores, strict=True))
+        right += sum(scored.get(id, -2) >= best[-1] - 1e-6 for id in set(ids))  # one that is as near is as right
+    return right / max(wanted, 1), sum(map(len, found)) / max(len(found), 1)
+
+
+def environment(name: str, envs: Path) -> Path:
+    """The Python of a system's environment, made now if it is not there."""
+    folder = envs / name.removesuffix("_normal")
+    python = folder / "bin" / "python"
+    if not (folder / "made").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        venv.create(folder, with_pip=True)
+        requirements = HERE / "peers" / f"{folder.name}.txt"
+        wanted = ["-r", str(requirements)] if requirements.exists() else [str(HERE.parent.parent)]
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *wanted], check=True)
+        (folder / "made").touch()
+    return python
+
+
+def packages(python: Path) -> dict[str, Any]:
+    """How many packages an environment has beside pip, and their MB."""
+    told = subprocess.run(
+        [str(python), "-m", "pip", "list", "--format", "json"], capture_output=True, text=True, check=True
+    )
+    installed = [item["name"] for item in json.loads(told.stdout) if item["name"] not in ("pip", "setuptools")]
+    site = next((python.parent.parent / "lib").glob("python*/site-packages"))
+    ours = [path for path in site.iterdir() if not re.match(r"(pip|setuptools|pkg_resources|_distutils)", path.name)]
+    return {"packages": len(installed), "installed_mb": sum(map(size_of, ours)) / 1e6}
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file or of all files in a folder."""
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
+
+
+def call(python: Path, *arguments: object, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Run `measure.py`; what it found, or {"failed": why}."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environ.pop("PYTHONPATH", None)
+    command = [*prefix, str(python), str(HERE / "measure.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        return {"failed": (done.stderr.strip().splitlines() or ["no output"])[-1][:300]}
+    return json.loads(lines[-1])
+
+
+def run(name: str, python: Path, size: int, budget: float, folder: Path, data: dict[str, np.ndarray]) -> dict[str, Any]:
+    """One repetition: write, then reopen."""
+    place = folder / f"{name}-{size}"
+    shutil.rmtree(place, ignore_errors=True)
+    result = call(python, "write", name, folder, place, size, budget)
+    if "failed" in result:
+        return result
+    there = np.arange(result["insert"]["n"])
+    chosen = {
+        "search": lambda query: there,
+        "user": lambda query: there[data["users"][there] == data["asked_users"][query]],
+        "days": lambda query: there[
+            (data["days"][there] >= data["asked_days"][query]) & (data["days"][there] < data["asked_days"][query] + RANGE)
+        ],
+    }
+    for kind, of in chosen.items():
+        ids = result.pop(f"{kind}_ids", None)
+        if ids is not None:
+            result[kind]["recall"], result[kind]["returned"] = recall(data, ids, [of(n) for n in range(QUERIES)])
+    result["disk_mb"] = size_of(place) / 1e6
+    if name != "langgraph_memory":
+        again = call(python, "reopen", name, folder, place)
+        left = np.setdiff1d(np.append(there, result["added"]), result["deleted"])
+        if "ids" in again:
+            again["recall"] = recall(data, again.pop("ids"), [left] * QUERIES)[0]
+        result["reopen"] = again
+    shutil.rmtree(place, ignore_errors=True)
+    return {key: value for key, value in result.items() if key not in ("added", "deleted")}
+
+
+def fsyncs(name: str, python: Path, folder: Path) -> float | None:
+    """How often a single add asks the system to write to disk, by strace; None where that is not there."""
+    if shutil.which("strace") is None:
+        return None
+    place, trace = folder / "traced", folder / "trace.txt"
+    shutil.rmtree(place, ignore_errors=True)
+    prefix = ("strace", "-f", "-o", str(trace), "-e", "trace=fsync,fdatasync,msync,write")
+    told = call(python, "adds", name, folder, place, 500, 60, prefix=prefix)
+    shutil.rmtree(place, ignore_errors=True)
+    if "failed" in told:
+        return None
+    between = trace.read_text(errors="replace").split("bench-mark")
+    return len(re.findall(r"\b(?:fsync|fdatasync|msync)\(", between[1])) / told["n"] if len(between) == 3 else None
+
+
+def cell(runs: list[dict[str, Any]], *path: str, digits: int = 2) -> str:
+    """Median (least to most) of a figure over repetitions; why it is not there."""
+    values = []
+    for one in runs:
+        place: Any = one
+        for key in path:
+            if isinstance(place, dict) and "cannot" in place:
+                return place["cannot"]
+            place = place.get(key) if isinstance(place, dict) else None
+        if place is not None:
+            values.append(place)
+    if not values:
+        return "-"
+    middle = statistics.median(values)
+    low, high = min(values), max(values)
+    return f"{middle:,.{digits}f}" + (f" ({low:,.{digits}f}-{high:,.{digits}f})" if len(values) > 1 else "")
+
+
+COLUMNS = [
+    ("insert, µs CPU each", ("insert", "cpu_us"), 1),
+    ("single add, ms CPU", ("add", "cpu_ms"), 3),
+    ("single add, ms wall", ("add", "wall_ms_p50"), 2),
+    ("search, ms CPU", ("search", "cpu_ms"), 2),
+    ("recall@10", ("search", "recall"), 3),
+    ("filtered, ms CPU", ("user", "cpu_ms"), 2),
+    ("recall@10", ("user", "recall"), 3),
+    ("range, ms CPU", ("days", "cpu_ms"), 2),
+    ("recall@10", ("days", "recall"), 3),
+    ("delete, ms CPU", ("delete", "cpu_ms"), 3),
+    ("reopen to answer, s CPU", ("reopen", "cpu_s"), 3),
+    ("disk, MB", ("disk_mb",), 1),
+    ("memory, MB", ("reopen", "rss_mb"), 0),
+]
+
+
+def table(results: dict[str, Any], size: int) -> list[str]:
+    """A table of all systems at one size."""
+    lines = ["| | " + " | ".join(head for head, _, _ in COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+    for name, (title, _) in SYSTEMS.items():
+        runs = results.get(name, {}).get("runs", {}).get(str(size), [])
+        if not runs:
+            continue
+        whole = [one for one in runs if "failed" not in one]
+        if not whole:
+            lines.append(f"| {title} | failed: {runs[0]['failed']} |" + " |" * (len(COLUMNS) - 1))
+            continue
+        least = min(one["insert"]["n"] for one in whole)
+        note = "" if least == size else f", stopped at {least:,}"
+        cells = [cell(whole, *path, digits=digits) for _, path, digits in COLUMNS]
+        lines.append(f"| {title}{note} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def verdicts(results: dict[str, Any], size: int) -> list[str]:
+    """Line by line: where memalpha is ahead of every peer, and by how much not where it is not."""
+    lines = []
+    ours = results.get("memalpha", {}).get("runs", {}).get(str(size), [])
+    for head, path, _ in [*COLUMNS, ("single add, ms wall, p95", ("add", "wall_ms_p95"), 2)]:
+        def middle(runs: list[dict[str, Any]], path: tuple[str, ...] = path) -> float | None:
+            found = [one for one in runs if "failed" not in one and one["insert"]["n"] == size]
+            for key in path:
+                found = [one[key] for one in found if isinstance(one, dict) and one.get(key) is not None]
+            return statistics.median(found) if found else None
+
+        mine = middle(ours)
+        if mine is None or head == "recall@10":
+            continue
+        others = {
+            SYSTEMS[name][0]: middle(held["runs"].get(str(size), []))
+            for name, held in results.items() if not name.startswith("memalpha")
+        }  # fmt: skip
+        ahead = sorted((value, name) for name, value in others.items() if value is not None and value < mine)
+        said = "; ".join(f"{name} {value:,.3g}" for value, name in ahead)
+        lines.append(f"- {head}: " + (f"{mine:,.3g}, less: {said}" if ahead else f"{mine:,.3g}, ahead of all"))
+    return lines
+
+
+def write_results(out: Path, results: dict[str, Any], meta: dict[str, Any]) -> None:
+    """OUT.json and OUT.md."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_suffix(".json").write_text(json.dumps({"meta": meta, "results": results}, indent=1) + "\n")
+    lines = ["# The store beside its peers", "", "```", meta["command"], "```", "", *meta["text"]]
+    sizes = sorted({int(size) for held in results.values() for size in held["runs"]})
+    for size in sizes:
+        lines += ["", f"## {size:,} entries", "", *table(results, size), ""]
+        lines += ["Where memalpha (`full`) stands, medians, against peers that took all entries in:", ""]
+        lines += verdicts(results, size)
+    lines += ["", "## Default search of memalpha, and its single add beside bare SQLite", ""]
+    lines += ["| | entries | default search, ms CPU | filtered | add, ms CPU | bare SQLite | ratio | add, ms wall | bare |"]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    for name in ("memalpha", "memalpha_normal"):
+        for size, runs in results.get(name, {}).get("runs", {}).items():
+            runs = [one for one in runs if "failed" not in one]
+            cells = [
+                cell(runs, *path, digits=3)
+                for path in (("default", "cpu_ms"), ("default_user", "cpu_ms"), ("add", "cpu_ms"), ("bare", "cpu_ms"))
+            ]
+            ratios = [one["add"]["cpu_ms"] / one["bare"]["cpu_ms"] for one in runs]
+            cells.append(f"{statistics.median(ratios):.2f}")
+            cells += [cell(runs, "add", "wall_ms_p50", digits=2), cell(runs, "bare", "wall_ms_p50", digits=2)]
+            lines.append(f"| {SYSTEMS[name][0]} | {int(size):,} | " + " | ".join(cells) + " |")
+    lines += ["", "## What a single add is worth, and what an installation brings", ""]
+    lines += ["| | an acknowledged add | fsyncs each | packages | MB | import, s CPU |", "|---|---|---|---|---|---|"]
+    for name, (title, worth) in SYSTEMS.items():
+        if name in results:
+            held = results[name]
+            syncs = "-" if held.get("fsyncs") is None else f"{held['fsyncs']:.1f}"
+            imports = cell([one for runs in held["runs"].values() for one in runs], "reopen", "import_cpu_s")
+            lines.append(
+                f"| {title} | {worth} | {syncs} | {held['packages']} | {held['installed_mb']:,.0f} | {imports} |"
+            )
+    out.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+TEXT = """\
+What is measured and how: the head of the script. Medians (least to most) of the repetitions; µs and ms are means over
+the operations of a repetition, wall times medians. memalpha searches with `route="dense"` in the first tables, as its
+peers do; its default search (words, meaning, categories) stands by itself. "Filtered": one of 50 users; "range": a new
+range of days with every query; each keeps 2 %. A row that says where it stopped was measured there. Recall is against
+exact search over what was in. LangGraph's InMemoryStore keeps nothing; memory of it would be the bench's own too.
+mem0 was given vectors in the place of its embedder, and an agent as the scope of everything in unfiltered searches.""".splitlines()
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="OUT.json and OUT.md are written")
+    parser.add_argument("--envs", type=Path, required=True, help="a folder for the environments")
+    parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--sizes", nargs="+", type=int, default=[2000, 20_000])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--budget", type=float, default=240.0, help="seconds to take the entries in")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    known = options.out.with_suffix(".json")
+    results = json.loads(known.read_text())["results"] if known.exists() else {}
+    command = f"python eval/store/bench.py --out {options.out} --envs DIR"
+    meta = {"command": command, "seed": options.seed, "budget": options.budget, "text": TEXT}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        data = make_data(folder, options.seed)
+        for name in options.only:
+            python = environment(name, options.envs)
+            held = results.setdefault(name, {"runs": {}})
+            held |= packages(python) | {"fsyncs": fsyncs(name, python, folder)}
+            for size in options.sizes:
+                held["runs"][str(size)] = []
+                for number in range(options.repeats):
+                    held["runs"][str(size)].append(run(name, python, size, options.budget, folder, data))
+                    print(name, size, number, json.dumps(held["runs"][str(size)][-1]), flush=True)
+                    write_results(options.out, results, meta)
+
+
+if __name__ == "__main__":
+    main()

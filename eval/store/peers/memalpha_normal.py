@@ -1,0 +1,7 @@
+"""memalpha, durability "normal"."""
+
+from peers import memalpha
+
+
+class Peer(memalpha.Peer):
+    durability = "normal"
