@@ -52,16 +52,16 @@ class Columns:
 
     def _make(self, fields: set[str], slots: Mapping[str, int]) -> None:
         """See to it that these fields have columns."""
-        used = {field: self._columns.get(field) for field in fields}
-        missing = {field: _Column() for field, column in used.items() if column is None or column.worn(len(slots))}
+        held = self._columns
+        missing = {field: _Column() for field in fields if field not in held or held[field].worn(len(slots))}
         for entry in self._entries() if missing else ():
             for field, column in missing.items():
                 column.set(slots[entry.id], value_of(entry, field))
-        self._columns |= missing  # only once they are whole
+        held |= missing  # only once they are whole
         for field in fields:
-            self._columns[field] = self._columns.pop(field)  # the one used last stands last
-        while len(self._columns) > max(_MOST_COLUMNS, len(fields)):
-            del self._columns[next(iter(self._columns))]
+            held[field] = held.pop(field)  # the one used last stands last
+        while len(held) > max(_MOST_COLUMNS, len(fields)):
+            del held[next(iter(held))]
 
     def _mask(self, chosen: Filter, size: int) -> np.ndarray:
         if isinstance(chosen, Condition):

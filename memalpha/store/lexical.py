@@ -247,43 +247,49 @@ class Selected:
         is kept."""
         if self._last[0] == query:
             return self._last[1]
-        found = None
-        counted = ((repeats, self._index.postings(term)) for term, repeats in Counter(query).items())
-        terms = [(repeats, *postings) for repeats, postings in counted if postings is not None]
+        found, counted = None, dict[str, int]()
+        for term in query:
+            counted[term] = counted.get(term, 0) + 1
+        asked = ((repeats, self._index.postings(term)) for term, repeats in counted.items())
+        terms = [(repeats, *postings) for repeats, postings in asked if postings is not None]
         if terms:
             repeats, slots, counts = zip(*terms, strict=True)
             places = self._places.take(np.concatenate(slots))
             here = np.flatnonzero(places >= 0)
             if len(here):
                 ends = np.searchsorted(here, np.cumsum([0, *map(len, slots)]))
-                numbers = np.repeat(np.arange(len(terms)), np.diff(ends))
+                numbers = np.repeat(np.arange(len(terms)), ends[1:] - ends[:-1])
                 found = Found(np.array(repeats), numbers, places[here], np.concatenate(counts)[here])
         self._last = query, found
         return found
 
 
 class BM25:
-    """BM25 of buckets: of documents one by one, or of groups of them, each as one long document.
+    """BM25 of documents one by one, or of groups of them, each as one long document.
 
-    `lengths` `(n,)` are those of the selected documents; the i-th counts for `buckets[i]`, a number below `size`.
+    `lengths` `(n,)` are those of the selected documents; with `groups` `(n,)`, the i-th counts for `groups[i]`, a
+    number below `size`.
     """
 
-    def __init__(self, lengths: np.ndarray, buckets: np.ndarray, size: int) -> None:
-        self._buckets, self._size = buckets, size
-        self._number = np.count_nonzero(np.bincount(buckets, minlength=size))
-        together = np.bincount(buckets, lengths, size)
-        total = together.sum()
-        self._penalties = K1 * (1.0 - B + B * together * (self._number / total)) if total else together
+    def __init__(self, lengths: np.ndarray, groups: np.ndarray | None = None, size: int = 0) -> None:
+        self._groups = groups
+        self._size = self._number = len(lengths)
+        if groups is not None:
+            self._size, self._number = size, np.count_nonzero(np.bincount(groups, minlength=size))
+            lengths = np.bincount(groups, lengths, size)
+        total = lengths.sum()
+        self._penalties = K1 * (1.0 - B + B * lengths * (self._number / total)) if total else np.zeros(self._size)
 
     def scores(self, found: Found | None) -> np.ndarray:
-        """Scores of all buckets for a query whose terms are `found`: float64 `(size,)`, 0 where nothing matches."""
+        """Scores of all documents, or groups, for a query whose terms are `found`: float64 `(n,)` or `(size,)`, 0 where
+        nothing matches."""
         if found is None:
             return np.zeros(self._size)
-        repeats, terms, buckets, counts = found.repeats, found.terms, self._buckets[found.places], found.counts
-        if self._number < len(self._buckets):  # several documents to a bucket: their counts together
-            together = np.bincount(terms * self._size + buckets, counts, len(repeats) * self._size)
-            filled = np.flatnonzero(together)
-            terms, buckets, counts = filled // self._size, filled % self._size, together[filled]
+        repeats, terms, places, counts = found
+        if self._groups is not None:  # several documents to a group: their counts together
+            together = np.bincount(terms * self._size + self._groups[places], counts, len(repeats) * self._size)
+            filled = together.nonzero()[0]
+            terms, places, counts = filled // self._size, filled % self._size, together[filled]
         holders = np.bincount(terms, minlength=len(repeats))
         idf = np.log(1.0 + (self._number - holders + 0.5) / (holders + 0.5)) * repeats
-        return np.bincount(buckets, idf[terms] * counts / (counts + self._penalties[buckets]), self._size)
+        return np.bincount(places, idf[terms] * counts / (counts + self._penalties[places]), self._size)

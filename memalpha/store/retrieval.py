@@ -412,7 +412,7 @@ class _Selection:
 
     @cached_property
     def _bm25(self) -> BM25:
-        return BM25(self._lexical.lengths, np.arange(len(self.slots)), len(self.slots))
+        return BM25(self._lexical.lengths)
 
     @cached_property
     def _group_bm25(self) -> BM25:

@@ -26,8 +26,8 @@ def build(texts):
 def bm25(index, slots, query, groups=None, size=0):
     """Scores of each slot, or of groups of them, where nothing else is there."""
     selected = Selected(index, np.array(slots, np.int64))
-    buckets = np.arange(len(slots)) if groups is None else np.array(groups, np.int64)
-    return BM25(selected.lengths, buckets, size or len(slots)).scores(selected.find(query))
+    numbers = None if groups is None else np.array(groups, np.int64)
+    return BM25(selected.lengths, numbers, size).scores(selected.find(query))
 
 
 def test_agrees_with_bm25s():

@@ -5,14 +5,18 @@ from langgraph.store.memory import InMemoryStore
 from measure import DIM
 
 
-class Peer:
-    keeps = False
+def index_of(data):
+    """What LangGraph is told of vectors."""
 
+    def embed(texts):
+        return [data.vector(text).tolist() for text in texts]
+
+    return {"dims": DIM, "embed": embed}
+
+
+class Peer:
     def __init__(self, folder, data):
-        self._store = InMemoryStore(
-            index={"dims": DIM, "embed": lambda texts: [data.vector(text).tolist() for text in texts], "fields": ["text"]}
-        )
-        self._users = {}
+        self._store = InMemoryStore(index=index_of(data))
 
     def insert(self, ids, texts, users, days, vectors):
         rows = zip(ids, texts, users, days, strict=True)

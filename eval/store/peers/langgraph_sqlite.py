@@ -10,20 +10,14 @@ except ImportError:
     import sqlite3
 
 from langgraph.store.sqlite import SqliteStore
-from measure import DIM
-
 from peers import langgraph_memory
 
 
 class Peer(langgraph_memory.Peer):
-    keeps = True
-
     def __init__(self, folder, data):
         folder.mkdir(exist_ok=True)
         self._rows = sqlite3.connect(folder / "bench.db", check_same_thread=False, isolation_level=None)
-        self._store = SqliteStore(
-            self._rows, index={"dims": DIM, "embed": lambda texts: [data.vector(text).tolist() for text in texts], "fields": ["text"]}
-        )
+        self._store = SqliteStore(self._rows, index=langgraph_memory.index_of(data))
         self._store.setup()
 
     def close(self):

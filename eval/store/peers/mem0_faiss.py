@@ -7,8 +7,8 @@ import tempfile
 os.environ["MEM0_DIR"] = tempfile.mkdtemp()  # else it writes into the home directory
 os.environ["OPENAI_API_KEY"] = "none"
 
-from measure import DIM  # noqa: E402
-from mem0 import Memory  # noqa: E402
+from measure import DIM
+from mem0 import Memory
 
 logging.disable(logging.WARNING)
 
@@ -25,14 +25,16 @@ class Embedder:
 
 
 class Peer:
-    store = {"provider": "faiss", "config": {"distance_strategy": "cosine", "embedding_model_dims": DIM}}
+    def store(self):
+        return "faiss", {"distance_strategy": "cosine", "embedding_model_dims": DIM}
 
     def __init__(self, folder, data):
         folder.mkdir(exist_ok=True)
-        config = {**self.store["config"], "collection_name": "bench", "path": str(folder / "vectors")}
+        provider, config = self.store()
+        config |= {"collection_name": "bench", "path": str(folder / "vectors")}
         self._memory = Memory.from_config(
             {
-                "vector_store": {"provider": self.store["provider"], "config": config},
+                "vector_store": {"provider": provider, "config": config},
                 "history_db_path": str(folder / "history.db"),
             }
         )

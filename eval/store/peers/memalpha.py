@@ -1,6 +1,5 @@
 """memalpha, durability "full"."""
 
-import shutil
 import sqlite3
 
 import numpy as np
@@ -21,6 +20,11 @@ class Embedder:
         return np.array([self._data.vector(text) for text in texts], np.float32).reshape(len(texts), DIM)
 
 
+def category(id):
+    """Two groups of equal size."""
+    return "semantic" if id % 2 else "episodic"
+
+
 class Peer:
     durability = "full"
 
@@ -29,20 +33,18 @@ class Peer:
         self._path = folder / "bench.db"
         self._store = MemoryStore.open(self._path, embedder=Embedder(data), durability=self.durability)
         self._names = {}
-        self._numbers = {}
 
     def insert(self, ids, texts, users, days, vectors):
+        rows = zip(ids, texts, users, days, strict=True)
         facts = [
-            {"category": "semantic" if id % 2 else "episodic", "content": text, "metadata": {"n": id, "user": user, "day": day}}
-            for id, text, user, day in zip(ids, texts, users, days, strict=True)
+            {"category": category(id), "content": text, "metadata": {"n": id, "user": user, "day": day}}
+            for id, text, user, day in rows
         ]
         for id, entry in zip(ids, self._store.insert_many(facts, np.array(vectors, np.float32)), strict=True):
             self._names[id] = entry.id
 
     def add(self, id, text, user, day, vector):
-        entry = self._store.insert(
-            "semantic" if id % 2 else "episodic", text, metadata={"n": id, "user": user, "day": day}
-        )
+        entry = self._store.insert(category(id), text, metadata={"n": id, "user": user, "day": day})
         self._names[id] = entry.id
 
     def search(self, text, vector, k, user=None, days=None):

@@ -1,7 +1,7 @@
 """Qdrant's Python client in its local mode, on disk."""
 
-from qdrant_client import QdrantClient, models
 from measure import DIM
+from qdrant_client import QdrantClient, models
 
 
 class Peer:
