@@ -105,7 +105,7 @@ def run(kills, seed):
             found["acknowledged"] += len(added)
             try:
                 wrong = check(folder, known | added, rng)
-            except Exception as error:  # whatever it raises: it cannot be opened or read
+            except (OSError, ValueError, KeyError, RuntimeError) as error:
                 print(f"kill {number}: {type(error).__name__}: {error}", file=sys.stderr)
                 wrong = Counter(unreadable=1)
             found += wrong
