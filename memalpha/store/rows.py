@@ -115,7 +115,7 @@ class Namespace:
         operation: Operation,
         vectors: Mapping[str, np.ndarray] | None = None,
         *,
-        planned: tuple[int, Change] | None = None,
+        planned: Change | None = None,
         head: int | None = None,
         time: str | None = None,
     ) -> Change:
@@ -123,8 +123,9 @@ class Namespace:
         stored already; `planned` is a plan already made and the position it was made at, taken if that is still the
         log's end; `head` and `time` are set where they are not this very operation's and now."""
         tip = self.tip()
-        change = planned[1] if planned is not None and planned[0] == tip.seq else plan(self, operation)
-        done, entry, seq = change.operation, change.entry, tip.seq + 1
+        seq = tip.seq + 1
+        change = planned if planned is not None and planned.position == seq else plan(self, operation)
+        done, entry = change.operation, change.entry
         ns = self._make()
         time = max(time or self.database.now(), tip.time)  # a clock set back must not disorder the log
         if head is None:  # what time and erasure do is nothing that an undo goes back from
@@ -139,8 +140,9 @@ class Namespace:
                 (seq, ns, change.ended.id, change.ended.version),
             )
         if entry is not None:
-            row = self._rows.execute("SELECT created FROM versions WHERE ns = ? AND id = ? LIMIT 1", (ns, entry.id))
-            created = (row.fetchone() or (seq,))[0]
+            query, created = "SELECT created FROM versions WHERE ns = ? AND id = ? LIMIT 1", seq
+            if entry.version > 1:
+                (created,) = self._rows.execute(query, (ns, entry.id)).fetchone()
             self._rows.execute(_NEW_VERSION, (ns, *version_row(entry, created)))
             if vectors is not None:
                 self._rows.execute(_NEW_VECTOR, (ns, digest(entry.content), vector_blob(vectors[entry.content])))

@@ -57,6 +57,11 @@ class Change:
     ended: MemoryEntry | None = None
     entry: MemoryEntry | None = None
 
+    @property
+    def position(self) -> int | None:
+        """The log position it was planned for; None if it touches no entry."""
+        return self.entry.valid_from if self.entry else self.ended.valid_to if self.ended else None
+
 
 def make_id(content: str, position: int, taken: Callable[[str], bool]) -> str:
     """A readable id that was never used: `city: Oslo` gives `city#e`.

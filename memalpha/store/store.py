@@ -164,10 +164,12 @@ class MemoryStore(Memory):
         """Make one operation happen and be on disk; raises `StoreError` if the rules refuse it."""
         check_timestamp(operation.timestamp)
         with self._now():
-            planned = self._rows.position, plan(self._rows, operation)
+            planned = plan(self._rows, operation)
+            entry = planned.entry
+            vectors = None if entry is None else self._rows.vectors([entry.content])
         # Embedded before the lock is taken, so that a slow embedder keeps no other process waiting.
-        entry = planned[1].entry
-        vectors = None if entry is None else self._vectors([entry.content])
+        if entry is not None and not vectors:
+            vectors = {entry.content: self._embedder.load().encode([entry.content])[0]}
         with self._now(write=True):
             return self._rows.write(operation, vectors, planned=planned)
 

@@ -1,0 +1,155 @@
+"""What writing costs: many facts at once with their vectors, one durable add, and a delete, beside bare SQLite.
+
+    python eval/store/writes.py --out eval/results/store-writes.json
+
+Store of 20,000 facts with vectors of 384 numbers. `bare` is a transaction that inserts, or updates, the very rows that
+the store's operation did, into the same tables and indexes, with the statements ready and the values at hand; it takes
+turns with the store's own, so that both see the same disk. CPU time (`time.process_time`) and wall time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+
+from memalpha.store.embedding import HashEmbedder
+from memalpha.store.store import MemoryStore
+
+DIM = 384
+
+
+class Given(HashEmbedder):
+    """An embedder that takes no time: it picks one of the vectors."""
+
+    name = "given"
+
+    def __init__(self, vectors: np.ndarray) -> None:
+        super().__init__(DIM)
+        self._vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """A vector for each text."""
+        return self._vectors[[crc32(text.encode()) % len(self._vectors) for text in texts]]
+
+
+def timed(work: Callable[[], object]) -> tuple[float, float]:
+    """CPU and wall time of a call in microseconds."""
+    cpu, wall = time.process_time_ns(), time.perf_counter_ns()
+    work()
+    return (time.process_time_ns() - cpu) / 1e3, (time.perf_counter_ns() - wall) / 1e3
+
+
+def insert_many(folder: Path, facts: list[dict], vectors: np.ndarray, repeats: int) -> list[tuple[float, float]]:
+    """Microseconds a fact, of a new store each time."""
+    times = []
+    for number in range(repeats):
+        with MemoryStore.open(folder / f"{number}.db", embedder=Given(vectors)) as store:
+            cpu, wall = timed(lambda store=store: store.insert_many(facts, vectors))
+        times.append((cpu / len(facts), wall / len(facts)))
+        (folder / f"{number}.db").unlink()
+    return times
+
+
+class Bare:
+    """A file with the rows of a store, in the same mode, and a transaction for each that the store has made."""
+
+    def __init__(self, path: Path, like: MemoryStore, durability: str) -> None:
+        self._like = like._database._connection
+        self.rows = sqlite3.connect(path, isolation_level=None)
+        self._like.backup(self.rows)
+        for setting in ("journal_mode = WAL", f"synchronous = {durability}", "cache_size = -16384"):
+            self.rows.execute(f"PRAGMA {setting}")
+
+    def insert(self) -> tuple[float, float]:
+        """Insert what the store inserted last."""
+        last = {
+            "operations": "ORDER BY seq DESC",
+            "versions": "WHERE valid_from = (SELECT max(seq) FROM operations)",
+            "vectors": "ORDER BY rowid DESC",
+        }
+        statements = []
+        for table, which in last.items():
+            row = self._like.execute(f"SELECT * FROM {table} {which} LIMIT 1").fetchone()
+            statements.append((f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", row))
+        return self._timed(statements)
+
+    def delete(self) -> tuple[float, float]:
+        """Do what the store did to delete an entry."""
+        row = self._like.execute("SELECT * FROM operations ORDER BY seq DESC LIMIT 1").fetchone()
+        which = self._like.execute("SELECT ns, id, version FROM versions WHERE valid_to = ?", (row[1],)).fetchone()
+        end = "UPDATE versions SET valid_to = ? WHERE ns = ? AND id = ? AND version = ?"
+        add = f"INSERT INTO operations VALUES ({','.join('?' * len(row))})"
+        return self._timed([(add, row), (end, (row[1], *which))])
+
+    def _timed(self, statements: list[tuple[str, tuple]]) -> tuple[float, float]:
+        def transaction() -> None:
+            self.rows.execute("BEGIN IMMEDIATE")
+            for statement, values in statements:
+                self.rows.execute(statement, values)
+            self.rows.execute("COMMIT")
+
+        return timed(transaction)
+
+
+def single(folder: Path, facts: list[dict], vectors: np.ndarray, durability: str, count: int) -> dict[str, list]:
+    """Microseconds of single adds and deletes, the store's and bare ones by turns."""
+    path = folder / f"single-{durability}.db"
+    with MemoryStore.open(path, embedder=Given(vectors), durability=durability) as store:  # pyright: ignore
+        entries = store.insert_many(facts, vectors)
+        bare = Bare(folder / f"bare-{durability}.db", store, durability)
+        times: dict[str, list] = {"add": [], "bare add": [], "delete": [], "bare delete": []}
+        for number in range(count):
+            text = f"one more, {number}: {facts[number]['content'][:60]}"
+            times["add"].append(timed(lambda text=text: store.insert("semantic", text)))
+            times["bare add"].append(bare.insert())
+            times["delete"].append(timed(lambda number=number: store.delete(entries[7 * number].id)))
+            times["bare delete"].append(bare.delete())
+        bare.rows.close()
+    return times
+
+
+def summary(times: list[tuple[float, float]]) -> dict[str, float]:
+    """Median, 10th and 90th percentile."""
+    found = {}
+    for name, values in zip(("cpu", "wall"), zip(*times, strict=True), strict=True):
+        low, middle, high = np.percentile(values, [10, 50, 90])
+        found |= {f"{name}_us": round(middle, 1), f"{name}_p10": round(low, 1), f"{name}_p90": round(high, 1)}
+    return found
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--facts", type=int, default=20_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--singles", type=int, default=400)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rng = np.random.default_rng(0)
+    texts = [" ".join(f"w{word}" for word in words) for words in rng.integers(0, 5000, (options.facts, 12))]
+    plain = [{"category": "semantic", "content": text} for text in texts]
+    tagged = [{**fact, "metadata": {"user": f"u{number % 50}"}} for number, fact in enumerate(plain)]
+    vectors = rng.normal(size=(options.facts, DIM)).astype(np.float32)
+    result: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for kind, facts in (("plain", plain), ("with metadata", tagged)):
+            result[f"insert_many, {kind}, a fact"] = summary(insert_many(folder, facts, vectors, options.repeats))
+        for durability in ("full", "normal"):
+            for kind, times in single(folder, plain, vectors, durability, options.singles).items():
+                result[f"{kind}, {durability}"] = summary(times)
+    print(json.dumps(result, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
