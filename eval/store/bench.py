@@ -311,8 +311,8 @@ the operations of a repetition, wall times medians. memalpha searches with `rout
 peers do; its default search (words, meaning, categories) stands by itself. "Filtered": one of 50 users; "range": a new
 range of days with every query; each keeps 2 %. A row that says where it stopped was measured there. Recall is against
 exact search over what was in. LangGraph's InMemoryStore keeps nothing, so it has no reopening; it takes {memory} MB
-with the bench's own data. mem0 was given vectors in the place of its embedder, and an agent as the scope of everything in
-unfiltered searches. The machine had two cores and other work to do: wall times are longer than they need be."""
+with the bench's own data. mem0 was given vectors in the place of its embedder, and an agent as the scope of everything
+in unfiltered searches. The machine had two cores and other work to do: wall times are longer than they need be."""
 
 
 def main() -> None:

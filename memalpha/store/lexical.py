@@ -22,7 +22,9 @@ from memalpha.store.stem import stem
 
 K1 = 1.5
 B = 0.75
-_FEW = 64  # documents that are added one by one: sorting the whole index for them would cost more
+# So few documents, or so small a share of the postings, are added one by one: to sort all would cost more.
+_FEW, _SHARE = 64, 500
+_BLOCK = 4096  # documents whose tokens are held at once: they take far more room than their numbers
 
 # Scripts written without spaces: kana, Han (with extensions), Thai, Lao, Khmer, Burmese. Hangul has spaces, but its
 # particles are glued to the words, so bigrams serve it better as well. Of Han and Hangul one character can be a word.
@@ -114,11 +116,11 @@ class LexicalIndex:
     """
 
     def __init__(self) -> None:
-        self.lengths = np.zeros(0, np.int64)  # tokens by slot
+        self.lengths = np.zeros(0, np.int32)  # tokens by slot
         self._terms = _TermNumbers()
         self._starts = np.zeros(1, np.int64)  # settled term t stands at _starts[t] to _starts[t + 1]
         self._slots = np.zeros(0, np.int32)
-        self._counts = np.zeros(0, np.int32)
+        self._counts = np.zeros(0, np.uint8)  # as narrow as they can be
         self._recent: dict[int, tuple[list[int], list[int]]] = {}
         self._recent_size = 0
         self._joined: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # postings with recent ones, until they change
@@ -126,8 +128,7 @@ class LexicalIndex:
     def parts(self, live: np.ndarray) -> dict[str, np.ndarray]:
         """What the index consists of, settled, for `of_parts`."""
         self.settle(live)
-        counts = self._counts.astype(np.uint16) if self._counts.max(initial=0) < 1 << 16 else self._counts
-        settled = {"starts": self._starts, "slots": self._slots, "counts": counts}
+        settled = {"starts": self._starts, "slots": self._slots, "counts": self._counts}
         return {**pack_strings("terms", self._terms), **settled, "lengths": self.lengths[: len(live)]}
 
     @classmethod
@@ -136,7 +137,7 @@ class LexicalIndex:
         index = cls()
         index._terms.update(zip(terms := unpack_strings("terms", parts), range(len(terms)), strict=True))
         index._starts, index._slots, index.lengths = parts["starts"], parts["slots"], parts["lengths"]
-        index._counts = parts["counts"].astype(np.int32)
+        index._counts = parts["counts"]
         return index
 
     def add(self, slots: np.ndarray, texts: Sequence[str]) -> None:
@@ -144,14 +145,16 @@ class LexicalIndex:
         if not len(slots):
             return
         self._make_room(int(slots.max()) + 1)
-        if len(texts) < _FEW:
+        if len(texts) < max(_FEW, len(self._slots) // _SHARE):
             for slot, text in zip(slots.tolist(), texts, strict=True):
                 self._add(slot, term_counts(text))
             return
-        tokens = list(map(_tokens, texts))
-        holders = np.repeat(slots, np.fromiter(map(len, tokens), np.int64, len(tokens)))
-        numbers = _TokenNumbers(self._terms)
-        terms = np.fromiter(map(numbers.__getitem__, chain.from_iterable(tokens)), np.int64, len(holders))
+        numbers, sizes, found = _TokenNumbers(self._terms), [], []
+        for start in range(0, len(texts), _BLOCK):
+            tokens = list(map(_tokens, texts[start : start + _BLOCK]))
+            sizes += map(len, tokens)
+            found.append(np.fromiter(map(numbers.__getitem__, chain.from_iterable(tokens)), np.int64))
+        terms, holders = np.concatenate(found), np.repeat(slots, sizes)
         terms, holders = terms[terms >= 0], holders[terms >= 0]
         self.lengths[slots] = np.bincount(holders, minlength=len(self.lengths))[slots]
         pairs, counts = np.unique(terms * len(self.lengths) + holders, return_counts=True)
@@ -169,7 +172,7 @@ class LexicalIndex:
 
     def _make_room(self, size: int) -> None:
         if size > len(self.lengths):
-            room = np.zeros(max(32, size, 2 * len(self.lengths)) - len(self.lengths), np.int64)
+            room = np.zeros(max(32, size, 2 * len(self.lengths)) - len(self.lengths), np.int32)
             self.lengths = np.concatenate([self.lengths, room])
 
     @property
@@ -191,7 +194,8 @@ class LexicalIndex:
         """Merge postings into the settled ones; with `live`, only the live ones of both."""
         settled = np.repeat(np.arange(len(self._starts) - 1), np.diff(self._starts))
         terms, slots = np.concatenate([settled, terms]), np.concatenate([self._slots, slots.astype(np.int32)])
-        counts = np.concatenate([self._counts, counts.astype(np.int32)])
+        counts = np.concatenate([self._counts, counts])
+        counts = counts.astype(np.min_scalar_type(counts.max(initial=0)))
         if live is not None:
             kept = live[slots]
             terms, slots, counts = terms[kept], slots[kept], counts[kept]
