@@ -120,8 +120,8 @@ class Namespace:
         time: str | None = None,
     ) -> Change:
         """Plan one operation and append all its rows. `vectors` holds the embedding of its content unless that is
-        stored already; `planned` is a plan already made and the position it was made at, taken if that is still the
-        log's end; `head` and `time` are set where they are not this very operation's and now."""
+        stored already; `planned` is a plan already made, taken if the log still ends where it did; `head` and `time`
+        are set where they are not this very operation's and now."""
         tip = self.tip()
         seq = tip.seq + 1
         change = planned if planned is not None and planned.position == seq else plan(self, operation)

@@ -5,7 +5,8 @@ version of every entry with the log positions between which it was current; it a
 each operation writes all of its rows in one transaction. WAL with `synchronous=FULL`: when a write returns, it is on
 disk. With `NORMAL` it is with the operating system: a killed process loses nothing, a power failure may take back the
 last operations, whole ones. A file of an older format is brought to the present one when it is opened, in one
-transaction.
+transaction. What expires is found by an index of its own, so that to look whether anything does costs no more in a
+large memory.
 
 `operations.head` names the earlier position whose facts the memory holds after this row: the row's own for ordinary
 operations, an earlier one after an undo, a redo or a restore. That is what a following `undo` goes back from.
