@@ -137,6 +137,7 @@ class AsyncMemoryStore:
     search = _awaited(MemoryStore.search)
     search_many = _awaited(MemoryStore.search_many)
     around = _awaited(MemoryStore.around)
+    build_index = _awaited(MemoryStore.build_index)
     history = _awaited(MemoryStore.history)
     snapshot = _awaited(MemoryStore.snapshot)
     undo = _awaited(MemoryStore.undo)

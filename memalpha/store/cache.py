@@ -26,6 +26,7 @@ from memalpha.store.sqlite import Database
 
 FORMAT = 2
 LEAST = 5000  # entries: below, making the index anew takes less than 0.1 s
+VECTORS = "vectors"  # the part that grows
 _PROBE = "Ana's running-shoes, 2024: naïve \u6771\u4eac\u306b \ud55c\uad6d\uc5b4 weren't U.S. \u0939\u093f\u0928\u094d"
 
 
@@ -41,7 +42,7 @@ class IndexCache:
     def load(self) -> tuple[int, Parts] | None:
         """The position that the index stands for, at or before the log's end, and its parts; None if there is none that
         fits. Inside a transaction."""
-        content = None if self.path is None else read(self.path)
+        content = None if self.path is None else read(self.path, spare=VECTORS)
         if content is None:
             return None
         header, parts = content
@@ -51,10 +52,10 @@ class IndexCache:
         self._at = position
         return position, parts
 
-    def save(self, position: int, size: int, parts: Callable[[], Parts]) -> None:
-        """Write what an index of `size` entries consists of, as of `position`, where that pays. A file that cannot be
-        written is a warning: nothing is lost."""
-        due = self._at is None or position - self._at > size // 20
+    def save(self, position: int, size: int, parts: Callable[[], Parts], *, anyhow: bool = False) -> None:
+        """Write what an index of `size` entries consists of, as of `position`, where that pays, or `anyhow`. A file
+        that cannot be written is a warning: nothing is lost."""
+        due = anyhow or self._at is None or position - self._at > size // 20
         if self.path is None or size < LEAST or not due:
             return
         aside = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")

@@ -18,10 +18,10 @@ BLOCK = 512  # rows that are copied at once
 class VectorIndex:
     """Exact inner products (FAISS's) with rows by slot; a removed slot's row is zero and can be reused."""
 
-    def __init__(self, dim: int, rows: np.ndarray | None = None) -> None:
+    def __init__(self, dim: int, room: np.ndarray | None = None, size: int = 0) -> None:
         self.dim = dim
-        self._room = np.zeros((0, dim), np.float32) if rows is None else rows
-        self._size = len(self._room)
+        self._room = np.zeros((0, dim), np.float32) if room is None else room  # of which `size` rows are in use
+        self._size = size
 
     @property
     def rows(self) -> np.ndarray:

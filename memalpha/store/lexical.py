@@ -123,6 +123,7 @@ class LexicalIndex:
         self._counts = np.zeros(0, np.uint8)  # as narrow as they can be
         self._recent: dict[int, tuple[list[int], list[int]]] = {}
         self._recent_size = 0
+        self._waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # merged when asked for
         self._joined: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # postings with recent ones, until they change
 
     def parts(self, live: np.ndarray) -> dict[str, np.ndarray]:
@@ -158,7 +159,9 @@ class LexicalIndex:
         terms, holders = terms[terms >= 0], holders[terms >= 0]
         self.lengths[slots] = np.bincount(holders, minlength=len(self.lengths))[slots]
         pairs, counts = np.unique(terms * len(self.lengths) + holders, return_counts=True)
-        self._merge(pairs // len(self.lengths), pairs % len(self.lengths), counts, None)
+        holders = (pairs % len(self.lengths)).astype(np.int32)
+        self._waiting.append(((pairs // len(self.lengths)).astype(np.int32), holders, counts.astype(np.int32)))
+        self._joined.clear()
 
     def _add(self, slot: int, counts: Mapping[str, int]) -> None:
         self.lengths[slot] = sum(counts.values())
@@ -192,9 +195,11 @@ class LexicalIndex:
 
     def _merge(self, terms: np.ndarray, slots: np.ndarray, counts: np.ndarray, live: np.ndarray | None) -> None:
         """Merge postings into the settled ones; with `live`, only the live ones of both."""
-        settled = np.repeat(np.arange(len(self._starts) - 1), np.diff(self._starts))
-        terms, slots = np.concatenate([settled, terms]), np.concatenate([self._slots, slots.astype(np.int32)])
-        counts = np.concatenate([self._counts, counts])
+        settled = np.repeat(np.arange(len(self._starts) - 1, dtype=np.int32), np.diff(self._starts))
+        added = [*self._waiting, (terms, slots, counts)]
+        terms = np.concatenate([settled, *(some.astype(np.int32) for some, _, _ in added)])
+        slots = np.concatenate([self._slots, *(some.astype(np.int32) for _, some, _ in added)])
+        counts = np.concatenate([self._counts, *(some for _, _, some in added)])
         counts = counts.astype(np.min_scalar_type(counts.max(initial=0)))
         if live is not None:
             kept = live[slots]
@@ -202,10 +207,14 @@ class LexicalIndex:
         order = np.argsort(terms, kind="stable")
         self._slots, self._counts = slots[order], counts[order]
         self._starts = np.concatenate([[0], np.cumsum(np.bincount(terms, minlength=len(self._terms)))])
+        self._waiting = []
         self._joined.clear()
 
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray] | None:
         """Slots that hold a term, those of documents that are gone included, and the counts there; None if none do."""
+        if self._waiting:
+            nothing = np.zeros(0, np.int32)
+            self._merge(nothing, nothing, nothing, None)
         number = self._terms.get(term)
         if number is None:
             return None
@@ -221,6 +230,14 @@ class LexicalIndex:
             counts = np.concatenate([counts, np.array(new_counts, np.int32)])
             self._joined[number] = slots, counts
         return slots, counts
+
+    def terms(self, query: Sequence[str]) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """How often the query has each of its terms that is there at all, and the term's `postings`."""
+        counted = dict[str, int]()
+        for term in query:
+            counted[term] = counted.get(term, 0) + 1
+        asked = ((repeats, self.postings(term)) for term, repeats in counted.items())
+        return [(repeats, *postings) for repeats, postings in asked if postings is not None]
 
 
 class Found(NamedTuple):
@@ -251,11 +268,8 @@ class Selected:
         is kept."""
         if self._last[0] == query:
             return self._last[1]
-        found, counted = None, dict[str, int]()
-        for term in query:
-            counted[term] = counted.get(term, 0) + 1
-        asked = ((repeats, self._index.postings(term)) for term, repeats in counted.items())
-        terms = [(repeats, *postings) for repeats, postings in asked if postings is not None]
+        found = None
+        terms = self._index.terms(query)
         if terms:
             repeats, slots, counts = zip(*terms, strict=True)
             places = self._places.take(np.concatenate(slots))
@@ -297,3 +311,21 @@ class BM25:
         holders = np.bincount(terms, minlength=len(repeats))
         idf = np.log(1.0 + (self._number - holders + 0.5) / (holders + 0.5)) * repeats
         return np.bincount(places, idf[terms] * counts / (counts + self._penalties[places]), self._size)
+
+
+def add_bm25(
+    scores: np.ndarray,
+    found: Sequence[tuple[int, np.ndarray, np.ndarray]],
+    lengths: np.ndarray,
+    number: int,
+    total: float,
+) -> np.ndarray:
+    """Add to `scores`, by slot and so far 0, what BM25 gives each document for the terms `found` (as `terms` gives
+    them, live documents alone) among `number` documents of `total` tokens; returns the slots that hold any. Nothing is
+    done for the others."""
+    holders = [np.zeros(0, np.int32)]
+    for repeats, slots, counts in found:
+        idf = np.log(1.0 + (number - len(slots) + 0.5) / (len(slots) + 0.5)) * repeats
+        holders.append(slots[scores[slots] == 0])
+        scores[slots] += idf * counts / (counts + K1 * (1.0 - B + B * lengths[slots] * (number / total)))
+    return np.concatenate(holders)

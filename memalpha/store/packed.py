@@ -18,7 +18,7 @@ import numpy as np
 
 _MAGIC = b"memalpha index\n\0"
 _DIGEST = 32
-_TYPES = ("<f4", "<f8", "<f2", "<i4", "<i8", "<u2", "|u1", "|i1", "|b1")
+_TYPES = ("<f4", "<f8", "<i4", "<i8", "|u1", "<u2", "<u4", "|b1")
 _BLOCK = 1 << 22
 
 Parts = Mapping[str, np.ndarray]
@@ -43,16 +43,17 @@ def write(file: BinaryIO, header: Mapping[str, Any], parts: Parts) -> None:
     os.fsync(file.fileno())
 
 
-def read(path: Path) -> tuple[dict[str, Any], Parts] | None:
-    """Header (without `arrays`) and parts of an index file; None if it is missing or any byte is not as written."""
+def read(path: Path, spare: str = "") -> tuple[dict[str, Any], Parts] | None:
+    """Header (without `arrays`) and parts of an index file; None if it is missing or any byte is not as written. The
+    part `spare` has a quarter more rows, zeros: room to grow that takes no memory before it is used."""
     try:
         with path.open("rb") as file:
-            return _read(file, os.fstat(file.fileno()).st_size)
+            return _read(file, os.fstat(file.fileno()).st_size, spare)
     except (OSError, ValueError, TypeError, KeyError):  # the header may be anything before it has been checked
         return None
 
 
-def _read(file: BinaryIO, size: int) -> tuple[dict[str, Any], Parts] | None:
+def _read(file: BinaryIO, size: int, spare: str) -> tuple[dict[str, Any], Parts] | None:
     digest = hashlib.sha256()
     start = file.read(len(_MAGIC) + 8)
     length = int.from_bytes(start[len(_MAGIC) :], "little")
@@ -69,8 +70,9 @@ def _read(file: BinaryIO, size: int) -> tuple[dict[str, Any], Parts] | None:
         return None
     parts = {}
     for name, kind, shape in described:
-        parts[name] = np.empty(shape, kind)
-        view = parts[name].reshape(-1).view(np.uint8).data
+        rows = shape[0] * 5 // 4 if name == spare else shape[0]
+        parts[name] = np.zeros((rows, *shape[1:]), kind)
+        view = parts[name][: shape[0]].reshape(-1).view(np.uint8).data
         for at in range(0, len(view), _BLOCK):
             if file.readinto(view[at : at + _BLOCK]) != len(view[at : at + _BLOCK]):  # pyright: ignore
                 return None

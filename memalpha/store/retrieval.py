@@ -25,18 +25,21 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from memalpha.errors import StoreError
+from memalpha.store import approximate
+from memalpha.store.approximate import Candidates, Near
+from memalpha.store.background import Background
 from memalpha.store.columns import Columns
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, moment
 from memalpha.store.index import BLOCK, Prototypes, VectorIndex, add_by_group, directions, inner_products
 from memalpha.store.lexical import BM25, LexicalIndex, Selected, words
 from memalpha.store.neighbours import Neighbours, Span
-from memalpha.store.packed import pack_strings, unpack_strings
+from memalpha.store.scores import scale, share, top
 from memalpha.types import MemoryEntry, is_iso_time
 
 Route = Literal["soft", "flat", "dense", "bm25", "hard"]
@@ -123,6 +126,7 @@ class Corpus:
         embedder: Embedder,
         documents: Iterable[Document] = (),
         entries: Callable[[], Iterable[MemoryEntry]] = tuple,
+        background: Background | None = None,
     ) -> None:
         self.embedder = embedder
         self._slots: dict[str, int] = {}
@@ -135,12 +139,16 @@ class Corpus:
         self._group_numbers: dict[str, int] = {}
         self._spans = np.zeros((0, 3), np.int64)  # the number of the source (0: no span), chunk, step
         self._source_numbers: dict[str, int] = {}
+        self._group_sizes = np.zeros(0, np.int64)  # documents
+        self._group_words = np.zeros(0)  # tokens
         self._vectors = VectorIndex(embedder.dim)
         self._prototypes = Prototypes(embedder.dim)
         self._pending: dict[str, str] = {}  # texts without a vector yet by id, in order
         self._lexical = LexicalIndex()
         self._columns = Columns(entries)
         self._everything: _Selection | None = None
+        self._near = None if background is None else Near(self, background)
+        self._scores = np.zeros(0)
         self.add_many(documents)
 
     def __len__(self) -> int:
@@ -197,51 +205,21 @@ class Corpus:
         else:
             self._vectors.set(slots, vectors)
             self._prototypes.change(self._groups[slots], vectors, 1.0)
+        self._count(slots, 1)
+        if self._near is not None:
+            self._near.since += slots.tolist()
         self._everything = None
         return slots
 
-    def parts(self) -> dict[str, np.ndarray]:
-        """All that it consists of but the entries, as arrays, for `of_parts`."""
-        self._embed()
-        live = self._live[: len(self._ids)]
-        lexical = {f"lexical {name}": array for name, array in self._lexical.parts(live).items()}
-        self._forget_dead()
-        return {
-            **lexical,
-            **pack_strings("ids", self._ids),
-            **pack_strings("groups", self._group_numbers),
-            **pack_strings("sources", self._source_numbers),
-            "live": live,
-            "orders": self._orders[: len(live)],
-            "groups": self._groups[: len(live)],
-            "spans": self._spans[: len(live) if self._source_numbers else 0],
-            "vectors": self._vectors.rows,
-            "prototypes": self._prototypes.sums,
-        }
-
-    @classmethod
-    def of_parts(
-        cls,
-        embedder: Embedder,
-        parts: Mapping[str, np.ndarray],
-        entries: Callable[[], Iterable[MemoryEntry]] = tuple,
-    ) -> Corpus:
-        """The corpus that gave these parts, which become its own."""
-        corpus = cls(embedder, (), entries)
-        corpus._ids, corpus._live = unpack_strings("ids", parts), parts["live"]
-        corpus._orders, corpus._groups = parts["orders"], parts["groups"]
-        places = np.flatnonzero(corpus._live).tolist()
-        corpus._slots = {corpus._ids[slot]: slot for slot in places}
-        corpus._free = np.flatnonzero(~corpus._live).tolist()
-        corpus._group_numbers = {name: number for number, name in enumerate(unpack_strings("groups", parts))}
-        corpus._source_numbers = {name: number for number, name in enumerate(unpack_strings("sources", parts), 1)}
-        corpus._spans = parts["spans"] if corpus._source_numbers else np.zeros((len(corpus._live), 3), np.int64)
-        corpus._vectors = VectorIndex(embedder.dim, parts["vectors"])
-        corpus._prototypes = Prototypes(embedder.dim, parts["prototypes"])
-        start = "lexical "
-        lexical = {name.removeprefix(start): part for name, part in parts.items() if name.startswith(start)}
-        corpus._lexical = LexicalIndex.of_parts(lexical)
-        return corpus
+    def _count(self, slots: np.ndarray, sign: int) -> None:
+        """Count documents, with their tokens, in their groups (`sign` 1), or no more (-1)."""
+        if len(self._group_sizes) < len(self._group_numbers):
+            room = np.zeros(len(self._group_numbers) - len(self._group_sizes))
+            self._group_sizes = np.concatenate([self._group_sizes, room.astype(np.int64)])
+            self._group_words = np.concatenate([self._group_words, room])
+        groups, lengths = self._groups[slots], self._lexical.lengths[slots]
+        self._group_sizes += sign * np.bincount(groups, minlength=len(self._group_sizes))
+        self._group_words += sign * np.bincount(groups, lengths, len(self._group_words))
 
     def _take(self, number: int) -> np.ndarray:
         """Slots for new documents, int64 `(number,)`."""
@@ -266,6 +244,7 @@ class Corpus:
             self._prototypes.change(self._groups[slot : slot + 1], row, -1.0)
             self._vectors.remove(slot)
         self._live[slot] = False
+        self._count(np.array([slot]), -1)
         self._dead.append(slot)
         self._everything = None
 
@@ -289,8 +268,10 @@ class Corpus:
         route: Route = "soft",
         where: Filter | None = None,
         boost: Boost | None = None,
+        exact: bool = False,
     ) -> list[list[Scored]]:
         """`search` for several queries, embedded in one batch; each list is what `search` gives for that query.
+        `exact`: looking at every document, however many there are.
 
         Raises `StoreError` for an unknown route and a negative k."""
         if route not in ROUTES:
@@ -302,15 +283,38 @@ class Corpus:
         self._tidy()
         if route != "bm25":
             self._embed()
-        selection = self._select(where)
-        if not len(selection.slots):
-            return [[] for _ in queries]
-        if route == "bm25":
-            return [self._rank(selection, words(query), None, k, route, boost) for query in queries]
-        vectors = self.embedder.encode(queries)
-        return [
-            self._rank(selection, words(query), vectors[i : i + 1], k, route, boost) for i, query in enumerate(queries)
-        ]
+        vectors = None if route == "bm25" else self.embedder.encode(queries)
+        lists = None
+        every = exact or where is not None or route == "hard" or (route == "soft" and self._source_numbers)
+        if self._near is not None and not every and k <= approximate.MOST:
+            lists = self._near.lists()
+        everything = None if lists else self._select(where)
+        found: list[list[Scored]] = []
+        for number, query in enumerate(queries):
+            terms, vector = words(query), None if vectors is None else vectors[number : number + 1]
+            selection = Candidates(self, terms, vector, lists) if lists else everything
+            if selection is None or len(selection.slots) < k:
+                selection = self._select(where)
+            found.append(self._rank(selection, terms, vector, k, route, boost) if len(selection.slots) else [])
+        return found
+
+    def build(self) -> None:
+        """Have everything ready for a search, the lists of a large memory included, and return then."""
+        self._tidy()
+        self._embed()
+        if self._near is not None:
+            self._near.build()
+
+    @property
+    def has_new_lists(self) -> bool:
+        """Whether lists were built that no file holds."""
+        return self._near is not None and not self._near.is_saved
+
+    def _scratch(self) -> np.ndarray:
+        """Zeros by slot, float64; to be left as zeros."""
+        if len(self._scores) < len(self._live):
+            self._scores = np.zeros(len(self._live))
+        return self._scores
 
     def _tidy(self) -> None:
         """Drop what was removed once it is the larger part, and settle what was added once it is a good part."""
@@ -346,7 +350,7 @@ class Corpus:
 
     def _rank(
         self,
-        selection: _Selection,
+        selection: _Selection | Candidates,
         query: list[str],
         vector: np.ndarray | None,
         k: int,
@@ -359,7 +363,7 @@ class Corpus:
             parts["dense"] = selection.dense(vector)
         if route != "dense":
             parts["bm25"] = selection.bm25(query)
-        if route == "hard":
+        if route == "hard" and isinstance(selection, _Selection):
             kept = selection.best_groups(query, vector)
             slots, parts = slots[kept], {name: values[kept] for name, values in parts.items()}
         if route == "dense" or route == "bm25":
@@ -368,15 +372,16 @@ class Corpus:
             near = selection.around(query) if route == "soft" else None
             if near is not None:
                 parts["around"] = near - parts["bm25"]
-            total = _scale(parts["dense"]) + _scale(parts["bm25"] if near is None else near)
-        if route == "soft":
+            total = scale(parts["dense"], selection.ends.get("dense"))
+            total = total + scale(parts["bm25"] if near is None else near, selection.ends.get("bm25"))
+        if route == "soft" and vector is not None:
             parts["group"] = selection.prior(query, vector)
             total = total + parts["group"]
         if boost is not None:
             terms = boost.terms(lambda field: self._columns.numbers(field, self._slots, len(self._ids))[slots])
             parts |= terms
             total = sum(terms.values(), total)
-        best = _top(total, self._orders[slots], k)
+        best = top(total, self._orders[slots], k)
         explains = zip(*(values[best].tolist() for values in parts.values()), strict=True)
         return [
             Scored(self._ids[slot], score, dict(zip(parts, values, strict=True)))
@@ -390,6 +395,8 @@ class _Selection:
     `slots` int64 `(n,)`, group by group unless it is the `whole` memory; `groups` `(n,)`: the group of each, a number
     below `size`.
     """
+
+    ends: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of the scores: those of the documents themselves
 
     def __init__(self, corpus: Corpus, slots: np.ndarray, *, whole: bool) -> None:
         self._corpus, self._whole = corpus, whole
@@ -465,27 +472,4 @@ class _Selection:
         near = np.zeros(self._size)
         scores = self._corpus._prototypes.scores(vector) if self._whole else inner_products(vector, self._prototypes)
         near[: scores.shape[1]] = scores[0]
-        return (_share(self._group_bm25.scores(self._lexical.find(query))) + _share(near)) / 2
-
-
-def _scale(scores: np.ndarray) -> np.ndarray:
-    """Min-max to 0..1; all zero where every score is the same."""
-    low, high = scores.min(), scores.max()
-    return (scores - low) / (high - low) if high > low else np.zeros_like(scores)
-
-
-def _share(scores: np.ndarray) -> np.ndarray:
-    """Scores as shares of the best one; nothing below 0. Groups that are equally near get an equal prior."""
-    scores = np.maximum(scores, 0.0)
-    best = scores.max(initial=0.0)
-    return scores / best if best > 0 else scores
-
-
-def _top(scores: np.ndarray, orders: np.ndarray, k: int) -> np.ndarray:
-    """Indices of the k largest scores, best first; equal scores by the larger order."""
-    if k < len(scores):
-        bar = np.partition(scores, len(scores) - k)[len(scores) - k]
-        kept = np.flatnonzero(scores >= bar)
-    else:
-        kept = np.arange(len(scores))
-    return kept[np.lexsort((-orders[kept], -scores[kept]))][:k]
+        return (share(self._group_bm25.scores(self._lexical.find(query))) + share(near)) / 2

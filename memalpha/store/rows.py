@@ -263,16 +263,18 @@ class Namespace:
         for span in self._select(where, entry.source, *_times(position), *place):
             yield span if span.valid_to is None else replace(span, valid_to=None)
 
-    def searchable(self) -> list[tuple[Any, ...]]:
+    def searchable(self, page: int) -> Iterator[list[tuple[Any, ...]]]:
         """Id, content, category, position, source, chunk, turn, position that made the id, and vector (None: none is
-        stored) of every live entry, oldest id first."""
-        return self._rows.execute(
+        stored) of every live entry, oldest id first, so many at a time."""
+        rows = self._rows.execute(
             "SELECT v.id, v.content, v.category, v.valid_from, v.source, v.chunk, v.turn, v.created, x.vector "
             "FROM versions v INDEXED BY live_order "
             "LEFT JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest "
             "WHERE v.ns = ? AND v.valid_to IS NULL ORDER BY v.created",
             (self.ns,),
-        ).fetchall()
+        )
+        while some := rows.fetchmany(page):
+            yield some
 
     def newest(self) -> Iterator[tuple[MemoryEntry, int]]:
         """The newest version of every entry ever made, with the position that created its id."""

@@ -17,12 +17,11 @@ from memalpha.errors import StoreError, UnknownEntry
 from memalpha.store import cache, timeline
 from memalpha.store.around import surroundings
 from memalpha.store.bulk import Fact, blobs_of, cleaned, insert_all, unit_vectors
-from memalpha.store.cache import IndexCache
 from memalpha.store.embedding import Embedder
-from memalpha.store.filters import Filter, Where
-from memalpha.store.neighbours import Span
+from memalpha.store.filters import Where
+from memalpha.store.live import LiveIndex
 from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder, record_of
-from memalpha.store.retrieval import Boost, Corpus, Document, Route
+from memalpha.store.retrieval import Boost, Route
 from memalpha.store.rows import Namespace
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.sqlite import Clock, Database, Durability, new_file, system_clock
@@ -50,9 +49,7 @@ class MemoryStore(Memory):
         self._database = database
         self._embedder = embedder
         self._rows = Namespace(database, namespace, schema)
-        self._corpus: Corpus | None = None
-        self._corpus_position = 0
-        self._cache = IndexCache(self._rows)
+        self._index = LiveIndex(self._rows, embedder)
         self._scopes: WeakSet[MemoryStore] = WeakSet()  # of the same file
         self._is_scope = False
 
@@ -113,7 +110,7 @@ class MemoryStore(Memory):
         if not self._is_scope:
             try:
                 for store in (self, *self._scopes):
-                    store._save_index()
+                    store._index.close()
             finally:
                 self._database.close()
 
@@ -246,13 +243,23 @@ class MemoryStore(Memory):
         boost: Boost | None = None,
         as_of: int | str | None = None,
         around: int = 0,
+        exact: bool = False,
     ) -> list[Hit]:
         """The k best live entries, best first; see `retrieval` for the routes. With `category` and `where` (see
         `filters`): exactly what a memory of only the entries that pass would give. `boost` adds importance and recency.
         `as_of`: over the entries of that moment, exactly what searching then would have given. `around`: each hit has
-        the raw text around it, as the method gives it for that many tokens."""
+        the raw text around it, as the method gives it for that many tokens. A search of more than 50,000 entries looks
+        at likely ones alone (see `approximate`), unless it is `exact`."""
         return self.search_many(
-            [query], k, category=category, where=where, route=route, boost=boost, as_of=as_of, around=around
+            [query],
+            k,
+            category=category,
+            where=where,
+            route=route,
+            boost=boost,
+            as_of=as_of,
+            around=around,
+            exact=exact,
         )[0]
 
     def search_many(
@@ -266,18 +273,18 @@ class MemoryStore(Memory):
         boost: Boost | None = None,
         as_of: int | str | None = None,
         around: int = 0,
+        exact: bool = False,
     ) -> list[list[Hit]]:
         """`search` for several queries, embedded in one batch."""
         chosen = self._filter(category, where)
         with self._now():
             position = self._rows.position_of(as_of)
             if position is None:
-                corpus = self._live_corpus()
-                self._corpus = None  # whatever stops a search half-way: a new one is made then
-                found = corpus.search_many(queries, k, route=route, where=chosen, boost=boost)
-                self._corpus = corpus
+                corpus = self._index.take()
+                found = corpus.search_many(queries, k, route=route, where=chosen, boost=boost, exact=exact)
+                self._index.keep(corpus)
             else:
-                found = self._past_corpus(position, chosen).search_many(queries, k, route=route, boost=boost)
+                found = self._index.past(position, chosen).search_many(queries, k, route=route, boost=boost)
             entries = self._rows.many(list({hit.id for hits in found for hit in hits}), position)
             near = {id: tuple(surroundings(self._rows, id, around, position)) for id in entries if around}
         return [[Hit(entries[id], score, parts, near.get(id, ())) for id, score, parts in hits] for hits in found]
@@ -287,6 +294,15 @@ class MemoryStore(Memory):
         unbroken run of at most `tokens` (characters / 4); see `around.surroundings`. Raises `UnknownEntry`."""
         with self._now():
             return surroundings(self._rows, id, tokens, self._rows.position_of(as_of))
+
+    def build_index(self) -> None:
+        """Make ready what searches need, and save it beside the file; after many inserts, so that the next process
+        starts at once. Searches do the same by themselves, in the background where it takes long."""
+        with self._now():
+            corpus = self._index.take()
+            corpus.build()
+            self._index.keep(corpus)
+        self._index.save()
 
     def history(self, id: str) -> list[MemoryEntry]:
         """All versions of an entry, oldest first, whether it lives or not; raises `UnknownEntry`."""
@@ -450,53 +466,3 @@ class MemoryStore(Memory):
         """Embeddings by content."""
         vectors = StoredEmbedder(self._rows, self._embedder.load()).encode(contents)
         return dict(zip(contents, vectors, strict=True))
-
-    def _past_corpus(self, position: int, chosen: Filter | None) -> Corpus:
-        """What was searchable at a position, of what passes a filter."""
-        entries = [e for e in self._rows.live(position=position) if chosen is None or chosen.matches(e)]
-        embedder = StoredEmbedder(self._rows, self._embedder.load())
-        return Corpus(embedder, (Document.of(entry, place) for place, entry in enumerate(entries)), lambda: entries)
-
-    def _new_corpus(self) -> Corpus:
-        """What is searchable now, made anew."""
-        embedder = StoredEmbedder(self._rows, self._embedder.load())
-        corpus, rows = Corpus(embedder, (), self._rows.live), self._rows.searchable()
-        for known in (True, False):
-            some = [row for row in rows if (row[-1] is not None) == known]
-            if some:
-                ids, texts, groups, orders, *origins, vectors = zip(*some, strict=True)
-                stored = np.frombuffer(b"".join(vectors), "<f4").reshape(len(ids), embedder.dim) if known else None
-                corpus.load(ids, texts, groups, orders, list(map(Span.of, *origins)), stored)
-        return corpus
-
-    def _save_index(self) -> None:
-        """Write what is searchable to the file beside the store, where that pays."""
-        corpus, self._corpus = self._corpus, None
-        if corpus is not None:
-            self._cache.save(self._corpus_position, len(corpus), corpus.parts)
-
-    def _live_corpus(self) -> Corpus:
-        """What is searchable now, brought up to the log's end, whoever wrote it."""
-        position = self._rows.position
-        if self._corpus is not None and position == self._corpus_position:
-            return self._corpus
-        # Taken out while it changes: interrupted half-way, it is made anew instead of being half right.
-        corpus, self._corpus = self._corpus, None
-        if corpus is not None and self._rows.erased_after(self._corpus_position):
-            corpus = None
-        elif corpus is None and (saved := self._cache.load()) is not None:
-            self._corpus_position, parts = saved
-            embedder = StoredEmbedder(self._rows, self._embedder.load())
-            corpus = Corpus.of_parts(embedder, parts, self._rows.live)
-        if corpus is None:
-            corpus = self._new_corpus()
-        elif position != self._corpus_position:
-            changed = self._rows.changed(self._corpus_position)
-            there = self._rows.many(changed, None)
-            created = self._rows.created([id for id, entry in there.items() if entry.turn is not None])
-            corpus.add_many(Document.of(there[id], created.get(id)) for id in changed if id in there)
-            for id in changed:
-                if id not in there and id in corpus:
-                    corpus.remove(id)
-        self._corpus, self._corpus_position = corpus, position
-        return corpus

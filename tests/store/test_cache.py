@@ -12,8 +12,10 @@ from memalpha.errors import StoreError
 from memalpha.store import cache
 from memalpha.store.cache import index_files
 from memalpha.store.doctor import examine
+from memalpha.store.live import LiveIndex
 from memalpha.store.packed import pack_strings, read, unpack_strings, write
 from memalpha.store.retrieval import Corpus
+from memalpha.store.saved import parts_of
 from memalpha.store.store import MemoryStore
 
 QUERIES = ["Which city is it?", "value 7", "zyxomma"]
@@ -46,7 +48,7 @@ def found(path: Path, *, by_hand: bool = False) -> list:
     """Every answer, all digits; with `by_hand`, without an index file."""
     with new(path) as store:
         if by_hand:
-            store._cache.path = None
+            store._index._cache.path = None
         return [store.search(query, 20, category=c) for query in QUERIES for c in (None, "semantic")]
 
 
@@ -54,13 +56,13 @@ def found(path: Path, *, by_hand: bool = False) -> list:
 def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A number for each time an index was built from the rows."""
     times: list[int] = []
-    make = MemoryStore._new_corpus
+    make = LiveIndex._made
 
-    def counted(self: MemoryStore) -> Corpus:
+    def counted(self: LiveIndex) -> Corpus:
         times.append(1)
         return make(self)
 
-    monkeypatch.setattr(MemoryStore, "_new_corpus", counted)
+    monkeypatch.setattr(LiveIndex, "_made", counted)
     return times
 
 
@@ -73,7 +75,7 @@ def test_an_index_file_gives_the_very_answers_and_is_caught_up(tmp_path: Path, b
     assert built == [1] and found(path) == right and built == [1]
     before = file.read_bytes()
     with new(path) as store:  # what came after it is caught up, and too little to write it again
-        store._cache.path = None  # as another process that leaves no index
+        store._index._cache.path = None  # as another process that leaves no index
         id = store.insert("semantic", "zyxomma: a word of its own").id
         store.insert("semantic", "beside it", source="chat-1", turn="z")
         store.insert("semantic", "a value", source="chat-1", turn="z")
@@ -160,7 +162,7 @@ def test_a_copy_that_went_its_own_way_is_another_store(tmp_path: Path, built: li
     assert found(copy) == found(path) and len(built) == 2
     with new(tmp_path / "c.db") as store:  # an index under another namespace's name
         store.namespace("other").insert("semantic", "city: Rome")
-        other = store.namespace("other")._cache.path
+        other = store.namespace("other")._index._cache.path
     assert other is not None
     shutil.copy(mine, other)
     with new(tmp_path / "c.db", "other") as store:
@@ -229,8 +231,8 @@ def test_two_processes_that_close_at_once(tmp_path: Path) -> None:
     one, two = new(path), new(path)
     for store in (one, two):
         store.search("x")
-    save, parts = one._cache.save, one._corpus.parts  # pyright: ignore
-    one._save_index = lambda: save(14, 11, lambda: (two.close(), parts())[1])  # pyright: ignore
+    save, corpus = one._index._cache.save, one._index._corpus  # pyright: ignore
+    one._index.save = lambda: save(14, 11, lambda: (two.close(), parts_of(corpus))[1])  # pyright: ignore
     one.close()  # the other closes while this one writes
     [file] = index_files(str(path))
     assert read(file) is not None and found(path) == right

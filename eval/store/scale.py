@@ -1,0 +1,254 @@
+"""What the store costs by how much it holds: `OMP_NUM_THREADS=1 python eval/store/scale.py`.
+
+Stores of 2k, 20k, 200k and 1M made-up facts are filled with `insert_many`, vectors given (384 numbers each), and
+searched with questions of three to six words of one fact. A fact is eleven words, six of one of 3,000 topics and five
+of everyday frequency (Zipf) of 21,000 English words, and a number. Its vector is the sum of its words' vectors from the
+static table, turned into 384 dimensions, and 0.6 as much of something of its own that no word tells: harder than what
+sentence models give, since the nearest facts are not much nearer than others. Facts are in two categories.
+
+Each measurement is CPU time (`process_time`), one thread. Opening and searching are those of a fresh process; resident
+memory is its VmRSS (and peak, VmHWM) after 200 searches; recall@10 is against `exact=True` on 50 questions. "As is" is
+the answer after a first `close`, when the index file is there; "without" the same with the file deleted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memalpha.report.charts import Series, line_chart
+from memalpha.store.cache import index_files
+from memalpha.store.embedding import load_embedder, normalize
+from memalpha.store.store import MemoryStore
+
+DIM, TOPICS, OWN = 384, 3000, 0.6
+SIZES = (2_000, 20_000, 200_000, 1_000_000)
+PAGE = 10_000
+SEARCHES, COMPARED = 200, 50
+
+
+class World:
+    """The facts by number, the questions, and the embedder of both."""
+
+    name, dim = "made-up-384", DIM
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        static = load_embedder("static")
+        table = (resources.files("memalpha") / "store" / "static" / "vocabulary.txt").read_text(encoding="utf-8")
+        words = sorted({word for word in table.split("\n") if word.isascii() and word.isalpha() and len(word) > 2})
+        self.words = np.array(words, object)
+        rng.shuffle(self.words)
+        self.number = {word: number for number, word in enumerate(self.words)}
+        ranks = np.arange(len(words))
+        self.frequency = 1 / (ranks + 20.0)
+        self.frequency /= self.frequency.sum()
+        turn = np.linalg.qr(rng.normal(size=(DIM, DIM)))[0][: static.dim]
+        weights = np.log(2 + ranks / 20)[:, None]
+        self.vectors = (static.encode(list(self.words)) * weights @ turn).astype(np.float32)
+        self.topics = rng.integers(200, len(words), (TOPICS, 40))
+        self.popular = 1 / (np.arange(TOPICS) + 10.0)
+        self.popular /= self.popular.sum()
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        """What the words of a text alone tell, float32 `(n, DIM)`."""
+        rows = np.zeros((len(texts), DIM), np.float32)
+        for row, text in enumerate(texts):
+            known = [self.number[word] for word in text.lower().strip("?.").split() if word in self.number]
+            rows[row] = self.vectors[known].sum(axis=0)
+        return normalize(rows)
+
+    def page(self, start: int) -> tuple[list[str], np.ndarray]:
+        """`PAGE` facts and their vectors."""
+        rng = np.random.default_rng([1, start])
+        topics = rng.choice(TOPICS, PAGE, p=self.popular)
+        of_topic = self.topics[topics[:, None], (rng.random((PAGE, 6)) ** 1.5 * 40).astype(int)]
+        words = np.concatenate([of_topic, rng.choice(len(self.words), (PAGE, 5), p=self.frequency)], axis=1)
+        own = normalize(rng.normal(size=(PAGE, DIM)).astype(np.float32))
+        vectors = normalize(normalize(self.vectors[words].sum(axis=1)) + OWN * own)
+        numbers = rng.integers(0, 10**6, PAGE).tolist()
+        texts = [
+            f"{' '.join(some).capitalize()} {number}." for some, number in zip(self.words[words], numbers, strict=True)
+        ]
+        return texts, vectors
+
+    def facts(self, size: int) -> Iterator[tuple[list[dict[str, str]], np.ndarray]]:
+        """Pages of facts with their vectors."""
+        for start in range(0, size, PAGE):
+            texts, vectors = self.page(start)
+            count = min(PAGE, size - start)
+            categories = ["episodic" if len(text) % 3 == 0 else "semantic" for text in texts]
+            pairs = zip(categories[:count], texts[:count], strict=True)
+            yield [{"category": category, "content": text} for category, text in pairs], vectors[:count]
+
+    def questions(self, count: int, size: int) -> list[str]:
+        """Questions, each of some words of a fact."""
+        rng = np.random.default_rng(9)
+        pages = [self.page(int(page) * PAGE)[0] for page in rng.integers(0, max(1, size // PAGE), 8)]
+        asked = []
+        for _ in range(count):
+            page = pages[int(rng.integers(len(pages)))]
+            words = page[int(rng.integers(min(size, PAGE)))].strip(".").split()[:-1]
+            some = sorted(rng.permutation(len(words))[: int(rng.integers(3, 7))])
+            asked.append("Which " + " ".join(words[place].lower() for place in some) + "?")
+        return asked
+
+
+def cpu(work: Any) -> tuple[Any, float]:
+    """What `work` gives, and how long it took, in seconds of CPU."""
+    start = time.process_time()
+    return work(), time.process_time() - start
+
+
+def memory() -> dict[str, float]:
+    """Resident memory of this process in MB."""
+    lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    return {name: int(lines[key].split()[0]) * 1.024e-3 for name, key in (("rss", "VmRSS"), ("peak", "VmHWM"))}
+
+
+def fill(path: str, size: int) -> dict[str, float]:
+    """Make a store; seconds by what was done."""
+    world, spent, count = World(), 0.0, 0
+    with MemoryStore.open(path, embedder=world) as store:
+        for facts, vectors in world.facts(size):
+            spent += cpu(lambda facts=facts, vectors=vectors: store.insert_many(facts, vectors))[1]
+            count += len(facts)
+        one = cpu(lambda: [store.insert("semantic", f"A note by itself: {number}") for number in range(100)])[1] / 100
+        build = cpu(store.build_index)[1]
+    disk = Path(path).stat().st_size * 1e-6
+    index = sum(file.stat().st_size for file in index_files(path)) * 1e-6
+    return {"insert_us": spent / count * 1e6, "add_ms": one * 1e3, "build_s": build, "disk": disk, "index": index}
+
+
+def search(path: str, size: int) -> dict[str, float]:
+    """Open a store that is there and search it."""
+    world = World()
+    questions = world.questions(SEARCHES, size)
+    store, opened = cpu(lambda: MemoryStore.open(path, embedder=world))
+    _, first = cpu(lambda: store.search(questions[0]))
+    store.build_index()  # waits for what the search has begun in the background, if anything
+    times = sorted(cpu(lambda q=q: store.search(q))[1] * 1e3 for q in questions)
+    filled = memory()
+    shares, exact = [], []
+    for question in questions[:COMPARED]:
+        right, spent = cpu(lambda question=question: store.search(question, exact=True))
+        found = {hit.entry.id for hit in store.search(question)}
+        shares.append(len(found & {hit.entry.id for hit in right}) / len(right))
+        exact.append(spent * 1e3)
+    new, add = cpu(lambda: store.insert("semantic", "One more note, and a search after it"))
+    _, after = cpu(lambda: store.search(questions[1]))
+    _, delete = cpu(lambda: store.delete(new.id))
+    store.close()
+    return {
+        "reopen_s": opened + first,
+        "p50_ms": times[len(times) // 2],
+        "p95_ms": times[int(len(times) * 0.95)],
+        "recall": float(np.mean(shares)),
+        "exact_ms": float(np.median(exact)),
+        "add_ms": add * 1e3,
+        "after_add_ms": after * 1e3,
+        "delete_ms": delete * 1e3,
+        **filled,
+    }
+
+
+def measured(step: str, path: str, size: int) -> dict[str, float]:
+    """A step in a process of its own."""
+    command = [sys.executable, __file__, "--step", step, "--path", path, "--size", str(size)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return json.loads(output.splitlines()[-1])
+
+
+def run(sizes: list[int], folder: str) -> list[dict[str, float]]:
+    """All measurements, a line a size."""
+    rows = []
+    for size in sizes:
+        path = str(Path(folder) / f"{size}.db")
+        row = {"size": size} | measured("fill", path, size) | measured("search", path, size)
+        for file in index_files(path):
+            file.unlink()
+        row["without_s"] = measured("search", path, size)["reopen_s"] if size < 10**6 else float("nan")
+        row["rss_of_vectors"] = row["rss"] * 1e6 / (size * DIM * 4)
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        for file in Path(folder).iterdir():
+            file.unlink()
+    return rows
+
+
+COLUMNS = {
+    "entries": "{size:,}",
+    "p50, ms": "{p50_ms:.1f}",
+    "p95, ms": "{p95_ms:.1f}",
+    "recall@10": "{recall:.3f}",
+    "exact, ms": "{exact_ms:.1f}",
+    "insert, us each": "{insert_us:.0f}",
+    "one insert, ms": "{add_ms:.2f}",
+    "search after it, ms": "{after_add_ms:.1f}",
+    "delete, ms": "{delete_ms:.2f}",
+    "index built, s": "{build_s:.2f}",
+    "reopen to first answer, s": "{reopen_s:.2f}",
+    "without index file, s": "{without_s:.2f}",
+    "RSS, MB": "{rss:,.0f}",
+    "of float32 vectors": "{rss_of_vectors:.2f}",
+    "store, MB": "{disk:,.0f}",
+    "index file, MB": "{index:,.0f}",
+}
+
+
+def page(rows: list[dict[str, float]]) -> str:
+    """The table in Markdown."""
+    lines = [
+        "# The store by size",
+        "",
+        "`OMP_NUM_THREADS=1 python eval/store/scale.py --out eval/results/store-scale`",
+        "",
+    ]
+    lines += [f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, CPU seconds of one thread.", ""]
+    lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    lines += ["| " + " | ".join(text.format(**row) for text in COLUMNS.values()) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def picture(rows: list[dict[str, float]]) -> str:
+    """Cost over size, both by powers of ten, as SVG."""
+    lines = {"p95 of a search": "p95_ms", "the exact search": "exact_ms"}
+    series = [
+        Series(kind, label, tuple((float(np.log10(row["size"])), float(np.log10(row[key]))) for row in rows))
+        for kind, (label, key) in zip(("after", "before"), lines.items(), strict=True)
+    ]
+    return line_chart(series)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default="eval/results/store-scale", help="where the results go, without suffix")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
+    parser.add_argument("--step", choices=("fill", "search"), help=argparse.SUPPRESS)
+    parser.add_argument("--path", help=argparse.SUPPRESS)
+    parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.step:
+        print(json.dumps({"fill": fill, "search": search}[options.step](options.path, options.size)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        rows = run(options.sizes, folder)
+    Path(f"{options.out}.json").write_text(json.dumps(rows, indent=1) + "\n")
+    Path(f"{options.out}.md").write_text(page(rows))
+    Path(f"{options.out}.svg").write_text(picture(rows))
+
+
+if __name__ == "__main__":
+    main()

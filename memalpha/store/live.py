@@ -1,0 +1,96 @@
+"""What the searches of one namespace need, following its log whoever writes it, and saved beside the file."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memalpha.store.background import Background
+from memalpha.store.cache import IndexCache
+from memalpha.store.filters import Filter
+from memalpha.store.neighbours import Span
+from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder
+from memalpha.store.retrieval import Corpus, Document
+from memalpha.store.rows import Namespace
+from memalpha.store.saved import corpus_of, parts_of
+
+_PAGE = 20_000
+
+
+class LiveIndex:
+    """The corpus of a namespace, made when first needed. Every method but `close` belongs inside a transaction."""
+
+    def __init__(self, rows: Namespace, embedder: RecordedEmbedder) -> None:
+        self._rows, self._embedder = rows, embedder
+        self._cache = IndexCache(rows)
+        self._background = Background()
+        self._corpus: Corpus | None = None
+        self._position = 0
+
+    def take(self) -> Corpus:
+        """The corpus as of the log's end. It is the caller's until he gives it back with `keep`: whatever stops him
+        half-way, a new one is made then."""
+        position = self._rows.position
+        # Taken out while it changes: interrupted half-way, it is made anew instead of being half right.
+        corpus, self._corpus = self._corpus, None
+        if corpus is not None and self._rows.erased_after(self._position):
+            corpus = None
+        elif corpus is None and (saved := self._cache.load()) is not None:
+            self._position, parts = saved
+            corpus = corpus_of(parts, self._encoder(), self._rows.live, self._background)
+        if corpus is None:
+            corpus = self._made()
+        elif position != self._position:
+            changed = self._rows.changed(self._position)
+            there = self._rows.many(changed, None)
+            created = self._rows.created([id for id, entry in there.items() if entry.turn is not None])
+            corpus.add_many(Document.of(there[id], created.get(id)) for id in changed if id in there)
+            for id in changed:
+                if id not in there and id in corpus:
+                    corpus.remove(id)
+        self._position = position
+        return corpus
+
+    def keep(self, corpus: Corpus) -> None:
+        """Give back what was taken."""
+        self._corpus = corpus
+
+    def past(self, position: int, chosen: Filter | None) -> Corpus:
+        """What was searchable at a position, of what passes a filter."""
+        entries = [e for e in self._rows.live(position=position) if chosen is None or chosen.matches(e)]
+        documents = (Document.of(entry, place) for place, entry in enumerate(entries))
+        return Corpus(self._encoder(), documents, lambda: entries)
+
+    def save(self) -> None:
+        """Write it to the file beside the store, where that pays. Not inside a transaction."""
+        corpus, self._corpus = self._corpus, None
+        if corpus is not None:
+            rebuilt = corpus.has_new_lists
+            self._cache.save(self._position, len(corpus), lambda: parts_of(corpus), anyhow=rebuilt)
+            self._corpus = corpus
+
+    def close(self) -> None:
+        """End what goes on in the background, and save."""
+        self._background.stop()
+        self.save()
+        self._corpus = None
+
+    def _made(self) -> Corpus:
+        """The corpus made from the rows."""
+        corpus = Corpus(self._encoder(), (), self._rows.live, self._background)
+        rest = []
+        for page in self._rows.searchable(_PAGE):
+            rest += [row for row in page if row[-1] is None]
+            self._load(corpus, [row for row in page if row[-1] is not None])
+        self._load(corpus, rest)
+        return corpus
+
+    def _load(self, corpus: Corpus, rows: list[tuple]) -> None:
+        """Put rows of `searchable` in: all of them have a vector, or none."""
+        if rows:
+            ids, texts, groups, orders, *origins, vectors = zip(*rows, strict=True)
+            known = vectors[0] is not None
+            stored = np.frombuffer(b"".join(vectors), "<f4").reshape(len(ids), -1) if known else None
+            corpus.load(ids, texts, groups, orders, list(map(Span.of, *origins)), stored)
+
+    def _encoder(self) -> StoredEmbedder:
+        return StoredEmbedder(self._rows, self._embedder.load())
