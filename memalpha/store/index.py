@@ -74,11 +74,10 @@ def inner_products(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
 def add_by_group(sums: np.ndarray, groups: np.ndarray, vectors: np.ndarray, sign: float = 1.0) -> None:
     """Add vectors `(n, dim)` to the sums, float64 `(groups, dim)`, of their groups `(n,)`, which must be in order; or
     take them off (`sign` -1)."""
-    rows = vectors.astype(np.float64)
     bounds = [0, *((groups[1:] != groups[:-1]).nonzero()[0] + 1).tolist(), len(groups)]
     for begin, end in pairwise(bounds):
         if begin < end:
-            sums[groups[begin]] += sign * rows[begin:end].sum(axis=0)
+            sums[groups[begin]] += sign * vectors[begin:end].sum(axis=0, dtype=np.float64)
 
 
 def directions(sums: np.ndarray) -> np.ndarray:
