@@ -160,13 +160,14 @@ class MemoryStore(Memory):
     def change(self, operation: Operation) -> Change:
         """Make one operation happen and be on disk; raises `StoreError` if the rules refuse it."""
         check_timestamp(operation.timestamp)
-        with self._now():
-            planned = plan(self._rows, operation)
-            entry = planned.entry
-            vectors = None if entry is None else self._rows.vectors([entry.content])
-        # Embedded before the lock is taken, so that a slow embedder keeps no other process waiting.
-        if entry is not None and not vectors:
-            vectors = {entry.content: self._embedder.load().encode([entry.content])[0]}
+        planned = vectors = None
+        if operation.kind in ("insert", "update"):
+            with self._now():
+                planned = plan(self._rows, operation)
+                content = planned.operation.content or ""
+                vectors = self._rows.vectors([content])
+            # Embedded before the lock is taken, so that a slow embedder keeps no other process waiting.
+            vectors = vectors or {content: self._embedder.load().encode([content])[0]}
         with self._now(write=True):
             return self._rows.write(operation, vectors, planned=planned)
 
@@ -340,9 +341,8 @@ class MemoryStore(Memory):
 
     def restore(self, position: int) -> int:
         """Go back to the facts and core memory of a snapshot, by appending operations (nothing is destroyed), all in
-        one transaction, and make it what `undo` goes on from: where the facts are the same and that is not, by one
-        `core_update` that changes nothing. Returns how many operations it took. Raises `StoreError` for a position
-        that is not in the log."""
+        one transaction, and make it what `undo` goes on from: where only that differs, by a `core_update` that changes
+        nothing. Returns how many operations it took. Raises `StoreError` for a position that is not in the log."""
         with self._now(write=True):
             if not isinstance(position, int) or not 0 <= position <= self._rows.position:
                 raise StoreError(f"position {position!r} is not in the log: 0 to {self._rows.position} are")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from memalpha.store.index import Prototypes, VectorIndex
+from memalpha.store.index import Prototypes, VectorIndex, inner_products
 
 
 def unit(*rows):
@@ -49,3 +49,12 @@ def test_prototypes_are_mean_directions_of_the_members_left():
     assert np.allclose(prototypes.scores(query), [[1.0, 0.70711]])
     prototypes.change(np.array([0]), vectors[:1], -1.0)
     assert np.allclose(prototypes.scores(query), [[0.0, 0.70711]])  # an empty group is near nothing
+
+
+def test_a_product_does_not_depend_on_what_else_is_there() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        query, rows = (rng.normal(size=(number, 96)).astype(np.float32) for number in (1, 41))
+        some = rng.permutation(41)[: rng.integers(1, 41)]
+        whole, part = inner_products(query, rows), inner_products(np.repeat(query, 2, 0), rows[some])
+        assert (whole[:, some] == part).all()
