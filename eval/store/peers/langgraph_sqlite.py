@@ -1,4 +1,4 @@
-"""LangGraph's SqliteStore with its vector index, journal as it leaves it."""
+"""LangGraph's SqliteStore with its vector index, a namespace for each user, the journal as it leaves it."""
 
 import sys
 
@@ -19,6 +19,7 @@ class Peer(langgraph_memory.Peer):
         self._rows = sqlite3.connect(folder / "bench.db", check_same_thread=False, isolation_level=None)
         self._store = SqliteStore(self._rows, index=langgraph_memory.index_of(data))
         self._store.setup()
+        self._users = {}
 
     def close(self):
         self._rows.close()
