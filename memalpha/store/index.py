@@ -72,7 +72,7 @@ def inner_products(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
     of, at = np.repeat(np.arange(len(left)), len(right)), np.tile(np.arange(len(right)), len(left))
     products = np.empty((len(left), len(right)), np.float32)
     pointers = map(faiss.swig_ptr, (left, of, right, at, products))
-    faiss.pairwise_indexed_inner_product(right.shape[1], products.size, *pointers)
+    faiss.pairwise_indexed_inner_product(right.shape[1], products.size, *pointers)  # pyright: ignore
     return np.round(products.astype(np.float64), 5)
 
 
