@@ -32,6 +32,8 @@ class LiveIndex:
         position = self._rows.position
         # Taken out while it changes: interrupted half-way, it is made anew instead of being half right.
         corpus, self._corpus = self._corpus, None
+        if corpus is not None and position == self._position:
+            return corpus
         if corpus is not None and self._rows.erased_after(self._position):
             corpus = None
         elif corpus is None and (saved := self._cache.load()) is not None:
