@@ -315,14 +315,14 @@ class Namespace:
         return self._rows.execute(query, (self.ns, time)).fetchall()
 
     def lapsed(self, seq: int, position: int) -> bool:
-        """Whether the entry of a log row is gone at a later position, having expired since."""
+        """Whether the entry of a log row is gone at a later position, what ended it last being that it expired."""
         query = (
-            "SELECT 1 FROM operations o CROSS JOIN versions v ON v.ns = o.ns AND v.id = o.id "  # CROSS: in this order
-            "CROSS JOIN operations e ON e.ns = v.ns AND e.seq = v.valid_to AND e.kind = 'expired' "
-            "WHERE o.ns = ?1 AND o.seq = ?2 AND v.valid_to > ?2 AND v.valid_to <= ?3 AND NOT EXISTS (SELECT 1 FROM "
-            "versions l WHERE l.ns = o.ns AND l.id = o.id AND l.valid_from <= ?3 AND coalesce(l.valid_to > ?3, 1))"
+            "SELECT v.valid_to, e.kind FROM versions v LEFT JOIN operations e ON e.ns = v.ns AND e.seq = v.valid_to "
+            "WHERE v.ns = ?1 AND v.id = (SELECT id FROM operations WHERE ns = ?1 AND seq = ?2) AND v.valid_from <= ?3 "
+            "ORDER BY v.version DESC LIMIT 1"
         )
-        return self._rows.execute(query, (self.ns, seq, position)).fetchone() is not None
+        end, kind = self._rows.execute(query, (self.ns, seq, position)).fetchone() or (None, "")
+        return kind == "expired" and seq < end <= position
 
     def fingerprint(self, position: int) -> str:
         """A digest of the log's last rows up to a position: what two logs that went apart do not share."""
