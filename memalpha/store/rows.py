@@ -321,7 +321,7 @@ class Namespace:
             "WHERE v.ns = ?1 AND v.id = (SELECT id FROM operations WHERE ns = ?1 AND seq = ?2) AND v.valid_from <= ?3 "
             "ORDER BY v.version DESC LIMIT 1"
         )
-        end, kind = self._rows.execute(query, (self.ns, seq, position)).fetchone() or (None, "")
+        end, kind = self._rows.execute(query, (self.ns, seq, position)).fetchone() or (0, "")
         return kind == "expired" and seq < end <= position
 
     def fingerprint(self, position: int) -> str:
