@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 
-from memalpha.report.charts import Series, line_chart
 from memalpha.store.cache import index_files
 from memalpha.store.embedding import load_embedder, normalize
 from memalpha.store.store import MemoryStore
@@ -197,7 +196,7 @@ def measured(step: str, path: str, size: int) -> dict[str, float]:
     return json.loads(output.splitlines()[-1])
 
 
-def run(sizes: list[int], folder: str) -> list[dict[str, float]]:
+def run(sizes: list[int], folder: str) -> list[dict[str, Any]]:
     """All measurements, a line a size."""
     rows = []
     for size in sizes:
@@ -205,7 +204,7 @@ def run(sizes: list[int], folder: str) -> list[dict[str, float]]:
         row = {"size": size} | measured("fill", path, size) | measured("search", path, size)
         for file in index_files(path):
             file.unlink()
-        row["without_s"] = measured("search", path, size)["reopen_s"] if size < 10**6 else float("nan")
+        row["without_s"] = measured("search", path, size)["reopen_s"] if size < 10**6 else None
         row["resident"] = row["rss"] - row["before"]
         row["rss_of_vectors"] = row["resident"] * 1e6 / (size * DIM * 4)
         rows.append(row)
@@ -227,7 +226,7 @@ COLUMNS = {
     "delete, ms": "{delete_ms:.2f}",
     "index built, s": "{build_s:.2f}",
     "reopen to first answer, s": "{reopen_s:.2f}",
-    "without index file, s": "{without_s:.2f}",
+    "without index file, s": "{without_s}",
     "resident, MB": "{resident:,.0f}",
     "of float32 vectors": "{rss_of_vectors:.2f}",
     "store, MB": "{disk:,.0f}",
@@ -235,7 +234,7 @@ COLUMNS = {
 }
 
 
-def page(rows: list[dict[str, float]]) -> str:
+def page(rows: list[dict[str, Any]]) -> str:
     """The table in Markdown."""
     lines = [
         "# The store by size",
@@ -245,24 +244,48 @@ def page(rows: list[dict[str, float]]) -> str:
     ]
     lines += [f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, CPU seconds of one thread.", ""]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(text.format(**row) for text in COLUMNS.values()) + " |" for row in rows]
+    for row in rows:
+        shown = row | {"without_s": "-" if row["without_s"] is None else f"{row['without_s']:.2f}"}
+        lines.append("| " + " | ".join(text.format(**shown) for text in COLUMNS.values()) + " |")
     return "\n".join(lines) + "\n"
 
 
-STYLE = """<style>text{font:11px sans-serif;fill:#777}.grid{stroke:#ccc;stroke-width:.5}
-.line{fill:none;stroke-width:2}.k-after{stroke:#1a7f64}.k-before{stroke:#b5533c}</style>"""
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 380, 64, 190, 40, 44
 
 
-def picture(rows: list[dict[str, float]]) -> str:
-    """CPU time of a search over size, both as powers of ten, as SVG: by default and looking at every entry."""
-    lines = {"after": ("p95 of a search", "p95_ms"), "before": ("looking at every entry", "exact_ms")}
-    series = [
-        Series(kind, label, tuple((float(np.log10(row["size"])), float(np.log10(row[key]))) for row in rows))
-        for kind, (label, key) in lines.items()
+def picture(rows: list[dict[str, Any]]) -> str:
+    """CPU time of a search over the entries, both on logarithmic axes, as SVG: by default, and of all entries."""
+    lines = [("95th percentile", "p95_ms", "#1a7f64"), ("every entry looked at", "exact_ms", "#b5533c")]
+    sizes = [row["size"] for row in rows]
+    times = [row[key] for row in rows for _, key, _ in lines]
+    ends = np.floor(np.log10(min(times))), np.ceil(np.log10(max(times)))
+
+    def x(size: float) -> float:
+        span = np.log10(sizes[-1] / sizes[0]) or 1.0
+        return LEFT + (WIDTH - LEFT - RIGHT) * float(np.log10(size / sizes[0]) / span)
+
+    def y(ms: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * float((np.log10(ms) - ends[0]) / (ends[1] - ends[0]))
+
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" '
+        f'font-size="12" fill="#444"><rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
+        f'<text x="{LEFT}" y="20" font-size="14">CPU time of one search, by entries in the store</text>',
     ]
-    chart = line_chart(series).replace(">step<", ">entries, power of ten; up: ms of CPU, power of ten<")
-    start, rest = chart.split(">", 1)
-    return f'{start} xmlns="http://www.w3.org/2000/svg">{STYLE}{rest}\n'
+    for power in range(int(ends[0]), int(ends[1]) + 1):
+        at = y(10.0**power)
+        parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{10.0**power:g} ms</text>')
+    for size in sizes:
+        parts.append(f'<text x="{x(size):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{size:,}</text>')
+    for label, key, colour in lines:
+        points = [(x(row["size"]), y(row[key])) for row in rows]
+        drawn = " ".join(f"{across:.1f},{up:.1f}" for across, up in points)
+        parts.append(f'<polyline points="{drawn}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts += [f'<circle cx="{across:.1f}" cy="{up:.1f}" r="3" fill="{colour}"/>' for across, up in points]
+        last = f"{label}: {rows[-1][key]:.1f} ms"
+        parts.append(f'<text x="{points[-1][0] + 8:.1f}" y="{points[-1][1] - 6:.1f}" fill="{colour}">{last}</text>')
+    return "\n".join([*parts, "</svg>\n"])
 
 
 def main() -> None:
