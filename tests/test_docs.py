@@ -46,9 +46,13 @@ def _commands() -> dict[str, typer.models.CommandInfo]:
 
 
 @pytest.mark.parametrize("number", range(len(PYTHON)))
-def test_python_snippets_run(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_snippets_run(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They hold assertions of their own, and each shows the reader something."""
     monkeypatch.chdir(tmp_path)
     exec(compile(PYTHON[number], f"README snippet {number + 1}", "exec"), {})
+    assert capsys.readouterr().out.strip()
 
 
 def test_shell_snippets_run(
