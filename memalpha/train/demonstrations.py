@@ -11,29 +11,40 @@ are all equal, for there the reward chooses nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
-from memalpha.agent.parsing import format_call, from_openai, parse_calls
 from memalpha.agent.prompts import writer_messages
 from memalpha.config import AgentConfig
 from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.store.schema import MemorySchema
+from memalpha.train.chat_rows import (
+    check_room,
+    decode,
+    encode,
+    encode_reply,
+    lines_of,
+    messages_of,
+    objects_of,
+    prompt_ids,
+    render,
+    reply_text,
+    said_by,
+    told,
+    tools_of,
+)
 from memalpha.train.samples import TrainingSample, cross_entropy_sample
 from memalpha.types import (
     Chunk,
     Completion,
     Observation,
     SampleRequest,
-    ToolCall,
     Trajectory,
     TrajectoryGroup,
     ViewEntry,
@@ -61,7 +72,7 @@ class Demonstrator:
             where = f"task {seen.task.id!r}, chunk {seen.chunk.index}" if seen and seen.task else self.name
             ids = encode_reply(self._policy, reply.text, where)
             prompt = self._policy.render(request.messages, request.tools)
-            _check_room(self._policy, len(prompt) + len(ids), where)
+            check_room(self._policy, len(prompt) + len(ids), where)
             if len(ids) > request.max_new_tokens:
                 raise DataError(
                     f"{where}: the demonstration has {len(ids)} tokens, agent.max_new_tokens={request.max_new_tokens} "
@@ -69,35 +80,6 @@ class Demonstrator:
                 )
             completions.append(Completion(reply.text, tuple(prompt), ids))
         return completions
-
-
-def encode_reply(policy: TransformersPolicy, text: str, where: str) -> tuple[int, ...]:
-    """Ids of an assistant's reply and the token that ends its turn.
-
-    Raises `DataError`, beginning with `where`, for an empty reply, for one that holds an end token, and for one whose
-    tool calls the parser would not read back from these ids.
-    """
-    ids = _encode(policy, text)
-    if not ids:
-        raise DataError(f"{where}: the completion is empty: there is nothing to imitate")
-    if policy.eos_ids & set(ids):
-        raise DataError(f"{where}: the completion holds an end token of policy {policy.name!r}: take it out")
-    if _asked(parse_calls(_decode(policy, ids))) != _asked(parse_calls(text)):
-        raise DataError(
-            f"{where}: the tokenizer of policy {policy.name!r} does not give the completion's tool calls back: it "
-            "loses characters of them"
-        )
-    return (*ids, end_of_turn(policy))
-
-
-def end_of_turn(policy: TransformersPolicy) -> int:
-    """The end token that the chat template writes after an assistant's turn; the tokenizer's where it writes none."""
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    text = policy.tokenizer.apply_chat_template(turns, tokenize=False)
-    assert isinstance(text, str)
-    written = [id for id in _encode(policy, text) if id in policy.eos_ids]
-    own = policy.tokenizer.eos_token_id
-    return written[-1] if written else own if own in policy.eos_ids else min(policy.eos_ids)
 
 
 def imitable(trajectories: Iterable[Trajectory]) -> tuple[list[TrainingSample], int]:
@@ -151,12 +133,12 @@ def logged(
     """
     path = run / "turns.jsonl"
     turns: list[tuple[str, _LoggedTurn]] = []
-    for where, raw in _lines(path):
+    for where, raw in lines_of(path):
         try:
             turns.append((where, _LoggedTurn.model_validate_json(raw)))
         except ValidationError as error:
             raise DataError(
-                f"{where}: {_told(error).removeprefix('.')}: not a turn that a run wrote (keep_tokens=true)"
+                f"{where}: {told(error).removeprefix('.')}: not a turn that a run wrote (keep_tokens=true)"
             ) from error
     begins, ends = _frame(policy, agent, schema)
     vocabulary = policy.model.config.get_text_config().vocab_size
@@ -168,13 +150,13 @@ def logged(
         if turn.prompt_ids in known:
             continue
         known.add(turn.prompt_ids)
-        text = _decode(policy, turn.prompt_ids)
+        text = decode(policy, turn.prompt_ids)
         if not text.startswith(begins) or not text.endswith(ends):
             raise DataError(
                 f"{where}: the prompt does not begin and end as those of policy {policy.name!r} with this agent's "
                 "prompt and memory_schema: give the settings and the policy of that run"
             )
-        if _encode(policy, text) != list(turn.prompt_ids):
+        if encode(policy, text) != list(turn.prompt_ids):
             raise DataError(f"{where}: the prompt is not in the tokens of policy {policy.name!r}: it was another's run")
     by_task: dict[str, list[TrainingSample]] = {}
     left_out = 0
@@ -214,7 +196,7 @@ def _frame(policy: TransformersPolicy, agent: AgentConfig, schema: MemorySchema)
         Observation(Chunk(text="b", timestamp="2024-05-01"), "x"),
         Observation(Chunk(text="c"), "", (ViewEntry("y#0", "semantic", "z"),)),
     )
-    texts = [_decode(policy, policy.render(*writer_messages(seen, agent, schema))) for seen in views]
+    texts = [decode(policy, policy.render(*writer_messages(seen, agent, schema))) for seen in views]
     return _shared(texts), _shared([text[::-1] for text in texts])[::-1]
 
 
@@ -225,25 +207,6 @@ def _shared(texts: Sequence[str]) -> str:
 
 # ---------------------------------------------------------------------------------------------------- a user's own rows
 
-
-class _Message(BaseModel):
-    """A chat message; what else it holds is the template's."""
-
-    model_config = ConfigDict(extra="allow")
-
-    role: str
-    content: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-
-
-class _Function(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-    function: dict[str, Any]
-
-
-_MESSAGES = TypeAdapter(list[_Message])
-_TOOLS = TypeAdapter(list[_Function])
 _KEYS = ("prompt", "completion", "messages", "tools")
 
 
@@ -257,20 +220,13 @@ def from_file(path: Path, policy: TransformersPolicy) -> list[list[TrainingSampl
     row longer than the model takes.
     """
     found = []
-    for where, raw in _lines(path):
-        try:
-            value = json.loads(raw)
-            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is text to JSON, to no tokenizer
-        except ValueError as error:
-            raise DataError(f"{where}: not valid JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise DataError(f"{where}: not a JSON object")
+    for where, value in objects_of(path, _KEYS):
         rows = []
         for prompt, reply, field in _pairs(value, policy, where):
             if not prompt:
                 raise DataError(f"{where}: {field}: there is no prompt before it")
             ids = encode_reply(policy, reply, f"{where}: {field}")
-            _check_room(policy, len(prompt) + len(ids), where)
+            check_room(policy, len(prompt) + len(ids), where)
             rows.append(cross_entropy_sample(prompt, ids, task=where))
         found.append(rows)
     return found
@@ -280,103 +236,21 @@ def _pairs(
     value: Mapping[str, Any], policy: TransformersPolicy, where: str
 ) -> Iterator[tuple[Sequence[int], str, str]]:
     """(prompt ids, reply, field of the reply) of one line."""
-    unknown = [key for key in value if key not in _KEYS]
-    if unknown:
-        raise DataError(f"{where}: {unknown[0]}: unknown key: known are {', '.join(_KEYS)}")
-    tools = _read(_TOOLS, value["tools"], f"{where}: tools") if value.get("tools") is not None else []
+    tools = tools_of(value, where)
     if ("messages" in value) == ("prompt" in value or "completion" in value):
         raise DataError(f"{where}: write either prompt and completion, or messages")
     if "messages" in value:
-        messages = _read(_MESSAGES, value["messages"], f"{where}: messages")
+        messages = messages_of(value["messages"], f"{where}: messages")
         replies = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         if not replies:
             raise DataError(f"{where}: messages: none is the assistant's, so there is nothing to imitate")
         for place in replies:
             field = f"messages[{place}]"
-            before = _render(policy, messages[:place], tools, f"{where}: {field}")
-            yield before, _reply(messages[place], f"{where}: {field}"), field
+            before = render(policy, messages[:place], tools, f"{where}: {field}")
+            yield before, said_by(messages[place], f"{where}: {field}"), field
         return
     for key in ("prompt", "completion"):
         if key not in value:
             raise DataError(f"{where}: {key}: missing")
-    prompt, completion = value["prompt"], value["completion"]
-    if isinstance(prompt, str):
-        if tools:
-            raise DataError(f"{where}: tools: they go with messages; a prompt that is a text is taken as it is")
-        ids = _encode(policy, prompt)
-    else:
-        ids = _render(policy, _read(_MESSAGES, prompt, f"{where}: prompt"), tools, f"{where}: prompt")
-    if not isinstance(completion, str):
-        messages = _read(_MESSAGES, completion, f"{where}: completion")
-        if len(messages) != 1 or messages[0]["role"] != "assistant":
-            raise DataError(f"{where}: completion: give a text or one message of the assistant")
-        completion = _reply(messages[0], f"{where}: completion")
-    yield ids, completion, "completion"
-
-
-def _reply(message: Mapping[str, Any], where: str) -> str:
-    """What an assistant message says: its content, then its tool calls as the agent's parser reads them."""
-    calls = from_openai(message.get("tool_calls") or [])
-    if any(call.error for call in calls):
-        raise DataError(f"{where}.tool_calls: each is an object with a function of name and arguments")
-    return (message.get("content") or "") + "".join(format_call(call.name, call.arguments) for call in calls)
-
-
-def _render(
-    policy: TransformersPolicy, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], where: str
-) -> Sequence[int]:
-    if not messages:
-        return []
-    try:
-        return policy.render(messages, tools)
-    except TemplateError as error:
-        raise DataError(f"{where}: the chat template of policy {policy.name!r} refuses it: {error}") from error
-
-
-def _read(kind: TypeAdapter[Any], value: Any, where: str) -> list[dict[str, Any]]:
-    try:
-        return [item.model_dump(exclude_unset=True) for item in kind.validate_python(value)]
-    except ValidationError as error:
-        raise DataError(f"{where}{_told(error)}") from error
-
-
-def _told(error: ValidationError) -> str:
-    item = error.errors()[0]
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"])
-    return f"{place}: {item['msg']}"
-
-
-def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """(file:line, text) of every line that is not blank. Raises `DataError` where there is none."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    found = [(f"{path}:{number}", line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
-    if not found:
-        raise DataError(f"{path}: holds no line")
-    yield from found
-
-
-def _check_room(policy: TransformersPolicy, length: int, where: str) -> None:
-    if policy.positions is not None and length > policy.positions:
-        raise DataError(
-            f"{where}: {length} tokens with its prompt, policy {policy.name!r} takes {policy.positions}: shorten it or "
-            "leave it out"
-        )
-
-
-def _encode(policy: TransformersPolicy, text: str) -> list[int]:
-    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert isinstance(ids, list)
-    return ids
-
-
-def _decode(policy: TransformersPolicy, ids: Sequence[int]) -> str:
-    text = policy.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    assert isinstance(text, str)
-    return text
-
-
-def _asked(calls: Iterable[ToolCall]) -> list[tuple[str, Any, str | None]]:
-    return [(call.name, call.arguments, call.error) for call in calls]
+    ids = prompt_ids(value["prompt"], tools, policy, where)
+    yield ids, reply_text(value["completion"], f"{where}: completion"), "completion"

@@ -20,11 +20,10 @@ from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.schema import load_schema
 from memalpha.tasks import synthetic
+from memalpha.train.chat_rows import encode_reply, end_of_turn
 from memalpha.train.demonstrations import (
     Demonstrator,
     best_of,
-    encode_reply,
-    end_of_turn,
     from_file,
     imitable,
     logged,
