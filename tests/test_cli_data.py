@@ -93,6 +93,7 @@ def test_overlap_names_the_leaks(data, trec):
     [
         (["list", "locomotive"], "no data set 'locomotive': there are synthetic, babi"),
         (["check", "locomo"], "get data/locomo10.json from the GitHub repository snap-research/LoCoMo"),
+        (["overlap", "babi", "babi", "train.limit=1", "test.limit=1", "examples=-1"], "examples=-1: a number of"),
         (["check", "locomo", "data=nowhere"], "nowhere: not there"),
         (["check", "nowhere.jsonl"], "nowhere.jsonl: cannot be read"),
         (["check", "synthetic", "colour=red"], "no option 'colour'; its options are: world, seed"),

@@ -371,11 +371,11 @@ class Report:
         table = Table("", "accuracy", "± se", "questions", title=self.name)
         whole = {"accuracy": self.summary["accuracy"], "se": self.summary["se"], "n": len(self.records)}
         for label, row in [*self.summary["by_ability"].items(), ("all", whole)]:
-            table.add_row(label, _figure(row["accuracy"]), _figure(row["se"]), str(row["n"]))
+            table.add_row(label, figure(row["accuracy"]), figure(row["se"]), str(row["n"]))
         rest = Table("measure", "value")
         for key, value in self.summary.items():
             if key not in ("accuracy", "se", "by_ability") and not isinstance(value, dict | list | tuple):
-                rest.add_row(key, _figure(value))
+                rest.add_row(key, figure(value))
         console = Console()
         console.print(table)
         console.print(rest)
@@ -395,10 +395,11 @@ class Report:
         return folder / f"{stem}.json"
 
 
-def _figure(value: float | str | None) -> str:
-    if isinstance(value, str):
-        return value
-    return "-" if value is None else f"{value:.1f}" if value > 10 else f"{value:.3f}"
+def figure(value: Any) -> str:
+    """A cell of a table: three decimals, none above 10; counts and names as they are, "-" for None."""
+    if value is None or not isinstance(value, float):
+        return "-" if value is None else str(value)
+    return f"{value:,.0f}" if value > 10 else f"{value:.3f}"
 
 
 def file_stem(name: str) -> str:

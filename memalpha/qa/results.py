@@ -14,10 +14,13 @@ from typing import Any
 
 from memalpha.config import EvalConfig
 from memalpha.errors import ConfigError
-from memalpha.qa.evaluator import Report, file_stem
+from memalpha.qa.evaluator import Report, figure, file_stem
 from memalpha.tasks.catalog import data_set, locate
+from memalpha.tasks.official import sha256
 from memalpha.types import Task
 
+SUMMARY = "summary"
+"""The file beside the systems' own that has all of them."""
 COLUMNS = (
     "accuracy", "score", "answerable_accuracy", "stale_rate", "ceiling", "evidence_recall", "recall@10", "tokens",
     "memory_tokens",
@@ -56,7 +59,7 @@ def as_markdown(reports: Sequence[Report]) -> str:
     """The table in Markdown, under a line that says what all systems had in common."""
     header, rows = table(reports)
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(_figure(value) for value in row) + " |" for row in rows]
+    lines += ["| " + " | ".join(figure(value) for value in row) + " |" for row in rows]
     return "\n".join([_common(reports), "", *lines]) + "\n"
 
 
@@ -85,9 +88,9 @@ def print_table(reports: Sequence[Report]) -> None:
         summary = report.summary
         low, high = summary["accuracy_interval"] or (None, None)
         interval = "-" if low is None else f"{low:.3f}-{high:.3f}"
-        whole.add_row(report.name, *(_figure(summary.get(name)) if name else interval for name in shown))
+        whole.add_row(report.name, *(figure(summary.get(name)) if name else interval for name in shown))
         by_ability = [summary["by_ability"].get(ability, {}).get("score") for ability in _abilities(reports)]
-        parts.add_row(report.name, *map(_figure, by_ability))
+        parts.add_row(report.name, *map(figure, by_ability))
     console.print(whole)
     console.print(parts)
 
@@ -100,18 +103,10 @@ def _common(reports: Sequence[Report]) -> str:
     return f"reader: {reader}{rule}{ceiling}; metric: {metric}; budget: {budget} tokens of context"
 
 
-def _figure(value: Any) -> str:
-    if value is None:
-        return "-"
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:.0f}" if value > 10 else f"{value:.3f}"
-
-
 def save_results(folder: Path, reports: Sequence[Report], source: Mapping[str, Any]) -> None:
     """Write `summary.json` (all summaries, and where they come from), `systems.csv` and `systems.md` into `folder`."""
     whole = {**source, "systems": {report.name: report.summary for report in reports}}
-    (folder / "summary.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    (folder / f"{SUMMARY}.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     header, rows = table(reports)
     with (folder / "systems.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -120,17 +115,32 @@ def save_results(folder: Path, reports: Sequence[Report], source: Mapping[str, A
     (folder / "systems.md").write_text(as_markdown(reports), encoding="utf-8")
 
 
+def check_names(systems: Sequence[str]) -> None:
+    """Raise `ConfigError` for two systems whose files would have one name, or one whose would have the summary's."""
+    by_stem = {SUMMARY: "the summary of the evaluation"}
+    for name in dict.fromkeys(systems):
+        stem = file_stem(name)
+        if stem in by_stem:
+            raise ConfigError(
+                f"systems: {name!r} and {by_stem[stem]!r} would both be written to eval/{stem}.json: evaluate them "
+                "with an out of their own"
+            )
+        by_stem[stem] = name
+
+
 def check_folder(folder: Path, systems: Sequence[str], source: Mapping[str, Any]) -> None:
     """Raise `ConfigError` where `folder` has results of other systems on other tasks than those of `source`: the page
     and `memalpha compare` would take them for one evaluation. The same systems are written over."""
     try:
-        before = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        before = json.loads((folder / f"{SUMMARY}.json").read_text(encoding="utf-8"))
         others = sorted({file.stem for file in folder.glob("*.jsonl")} - {file_stem(name) for name in systems})
         same = before["tasks_sha256"] == source["tasks_sha256"]
     except FileNotFoundError:
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"out: {folder / 'summary.json'} is not of an evaluation ({error}): name another") from error
+        raise ConfigError(
+            f"out: {folder / f'{SUMMARY}.json'} is not of an evaluation ({error}): name another"
+        ) from error
     if others and not same:
         raise ConfigError(f"out: {folder} holds {', '.join(others)} on other tasks: name another folder, or remove it")
 
@@ -152,27 +162,26 @@ def provenance(config: EvalConfig, tasks: Sequence[Task]) -> dict[str, Any]:
     return {
         "config": config.model_dump(mode="json"),
         "versions": versions,
-        "data_sha256": {str(path): _sha256(path) for path in _files(config)},
+        "data_sha256": {str(path): sha256(path) for path in dict.fromkeys(_files(config))},
         "tasks_sha256": digest.hexdigest(),
     }
 
 
 def _files(config: EvalConfig) -> Iterator[Path]:
-    if config.benchmark == "tasks":
-        path = None if config.data is None else Path(config.data)
-        known = ()
-    else:
+    """The files, or folders of them, that the tasks are read from; none of what ships or is made here."""
+    path, known = None if config.data is None else Path(config.data), ()
+    if config.benchmark != "tasks":
         of = data_set(config.benchmark)
         variant = config.variant or next(iter(of.variants), None)
         path, known = locate(of, variant, config.data), of.files_for(variant)
-    if path is not None and path.is_file():
-        yield path
-    elif path is not None:
-        for file in known:  # the last part of `folder/file` will do, as for the loaders
-            places = sorted(path.glob(file.path)) or sorted(path.glob(Path(file.path).name))
-            yield from (place for place in places if place.is_file())
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    # the last part of `folder/file` will do, as for the loaders
+    found = [
+        place
+        for file in known
+        if path is not None and path.is_dir()
+        for place in sorted(path.glob(file.path)) or sorted(path.glob(Path(file.path).name))
+    ]
+    yield from found or ([path] if path is not None and path.exists() else [])
+    for value in config.options.values():  # an option may name a file too: an audit, a table of candidates
+        if isinstance(value, str | Path) and Path(value).exists():
+            yield Path(value)

@@ -17,7 +17,7 @@ from memalpha.qa.gold import check_categories
 from memalpha.qa.judge import Judge, load_judge
 from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import Reader, load_reader
-from memalpha.qa.results import check_folder, provenance, save_results
+from memalpha.qa.results import check_folder, check_names, provenance, save_results
 from memalpha.qa.systems import Source, Writer, load_source
 from memalpha.store.embedding import load_embedder
 from memalpha.store.schema import load_schema
@@ -32,11 +32,17 @@ TRAINED = "trained"
 
 def settings_of(name: str, overrides: Mapping[str, Any] | None = None) -> EvalConfig:
     """The evaluation that a name stands for: a training run's directory, a configuration (shipped, or a YAML file), or
-    a data set with everything else as default. Raises `ConfigError` for anything else."""
+    a data set with everything else as default. Raises `ConfigError` for anything else, with what there is."""
     if (Path(name) / "config.yaml").is_file():
         return settings_of_run(Path(name), overrides)
     if name in MODULES and not (name in shipped_configs() and "benchmark" in read_config(name)):
         return build_config(EvalConfig, merge({"benchmark": name}, overrides or {}), name)
+    path = Path(name)
+    if not path.is_file() and path.suffix not in (".yaml", ".yml") and name not in shipped_configs():
+        raise ConfigError(
+            f"no configuration {name!r}: give a YAML file, a run's directory, one of {', '.join(shipped_configs())}, "
+            f"or a data set: {', '.join(MODULES)}"
+        )
     return load_config(EvalConfig, name, overrides)
 
 
@@ -86,6 +92,8 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
     `progress(system, done, total)` counts what was read (default: a bar on stderr). Raises `ConfigError` where the
     benchmark is none or needs a file and has none, and where `out` holds other systems on other tasks.
     """
+    if config.out is not None:
+        check_names(config.systems)
     folder = None if config.out is None else result_folder(config.out)
     tasks = tasks_of(config)
     source = provenance(config, tasks)

@@ -126,10 +126,12 @@ def overlap(
 ) -> Overlap:
     """What `train` has of `test`, with the first `examples` of each reason; `progress` is called after every task.
 
-    Raises `DataError` for `n` or `common` below 1.
+    Raises `DataError` for `n` or `common` below 1, or `examples` below 0.
     """
     if n < 1 or common < 1:
         raise DataError(f"n={n}, common={common}: each must be at least 1")
+    if examples < 0:
+        raise DataError(f"examples={examples}: a number of examples is needed, 0 for none")
     hashed, texts = _Hasher(), _Texts()
     asked = [
         (task.id, question, texts.number(wording(question), hashed(wording(question))), rests)

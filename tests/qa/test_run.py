@@ -116,17 +116,44 @@ def test_data_are_hashed_in_a_folder_as_the_loaders_find_them(tmp_path):
     (tmp_path / "locomo10.json").write_text("[]")
     config = EvalConfig(benchmark="locomo", data=str(tmp_path))
     assert list(provenance(config, [])["data_sha256"]) == [str(tmp_path / "locomo10.json")]
+    (tmp_path / "errors.json").write_text("[]")
+    audited = config.model_copy(update={"options": {"audit": str(tmp_path / "errors.json"), "faults": "mark"}})
+    assert list(provenance(audited, [])["data_sha256"]) == [
+        str(tmp_path / name) for name in ("locomo10.json", "errors.json")
+    ]
+
+
+def test_a_folder_without_known_files_is_hashed_whole(tmp_path):
+    """bAbI's, or a task file's two tables: one checksum, of names and contents."""
+    (tmp_path / "qa1_test.txt").write_text("1 Mary went home.\n")
+    config = EvalConfig(benchmark="babi", data=str(tmp_path))
+    before = provenance(config, [])["data_sha256"]
+    assert list(before) == [str(tmp_path)] and len(before[str(tmp_path)]) == 64
+    assert list(provenance(EvalConfig(data=str(tmp_path)), [])["data_sha256"]) == [str(tmp_path)]
+    (tmp_path / "qa1_test.txt").write_text("1 Mary went away.\n")
+    assert provenance(config, [])["data_sha256"] != before
+    assert provenance(EvalConfig(benchmark="babi"), [])["data_sha256"] == {}, "what comes with memalpha has its version"
 
 
 def test_a_name_stands_for_an_evaluation():
     assert settings_of("babi").benchmark == "babi"
     assert settings_of("locomo").systems[0] == "empty" and settings_of("locomo").reader.kind == "copy"
-    with pytest.raises(ConfigError, match="no configuration 'nonesuch'"):
+    with pytest.raises(ConfigError, match=r"no configuration 'nonesuch'.*, locomo.* or a data set: .*longmemeval"):
         settings_of("nonesuch")
     with pytest.raises(ConfigError, match="benchmark: no data set 'nonesuch'"):
         tasks_of(EvalConfig(benchmark="nonesuch"))
     with pytest.raises(DataError, match="no option 'colour'"):
         tasks_of(EvalConfig(benchmark="babi", options={"colour": 1}))
+
+
+def test_systems_whose_files_would_have_one_name_are_refused(tmp_path):
+    for names, said in (
+        (("a/b", "a-b"), r"'a-b' and 'a/b' would both .* eval/a-b\.json"),
+        (("summary",), "'summary' and"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            run_evaluation(EvalConfig(benchmark="synthetic", systems=names, out=tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
 
 
 def test_other_systems_on_other_tasks_do_not_share_a_folder(tmp_path):
