@@ -1,0 +1,438 @@
+"""The oracle is right: against the library's forward, finite differences, TRL's own losses, and identities."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from dataclasses import replace
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from datasets import Dataset
+from oracle import Net64, Row
+from tiny import VOCABULARY, tiny_model, tiny_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl.trainer.dpo_trainer import DataCollatorForPreference
+from trl.trainer.utils import pad
+
+ROWS, LONGEST, TEMPERATURE = 12, 20, 0.7
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers' own names on their way out
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    for trainer in (GRPOTrainer, RLOOTrainer, DPOTrainer):
+        monkeypatch.setattr(trainer, "_send_telemetry", lambda self: None)
+
+
+def tiny_llama():
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+        tie_word_embeddings=False,
+        rms_norm_eps=1e-5,
+    )
+    return nudged(LlamaForCausalLM(config), 3, 0.3)
+
+
+def nudged(model, seed: int, size: float = 0.02):
+    """A copy of the model after a random step."""
+    model = copy.deepcopy(model)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(size * torch.randn_like(parameter))
+    return model
+
+
+@functools.cache
+def policies():
+    """The reference, the sampler and the policy that trains: three near models."""
+    start = tiny_model()
+    return start, nudged(start, 1), nudged(start, 2)
+
+
+def ragged(count: int = ROWS, seed: int = 0, longest: int = LONGEST) -> list[Row]:
+    """Rows of random tokens without log-probs; each row has one advantage."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for p, c in zip(random.integers(1, 60, count), np.linspace(1, longest, count).astype(int), strict=True):
+        completion = tuple(random.integers(0, VOCABULARY, c).tolist())
+        advantages = torch.full((len(completion),), random.normal(), dtype=torch.float64)
+        nothing = torch.zeros(len(completion), dtype=torch.float64)
+        prompt = tuple(random.integers(3, VOCABULARY, p).tolist())
+        rows.append(Row(prompt, completion, nothing, advantages, temperature=TEMPERATURE))
+    return rows
+
+
+@functools.cache
+def scored() -> tuple[Net64, list[Row]]:
+    """The training policy, and rows with the log-probs of sampler and reference."""
+    start, sampler, current = map(Net64, policies())
+    rows = ragged()
+    with torch.no_grad():
+        old, reference = oracle.logprobs64(sampler, rows), oracle.logprobs64(start, rows)
+    rows = [replace(row, old=o, reference=r) for row, o, r in zip(rows, old, reference, strict=True)]
+    return current, rows
+
+
+@pytest.mark.parametrize(
+    "model", [tiny_model(), tiny_model(3, tied=False), tiny_llama()], ids=["tied", "qwen", "llama"]
+)
+def test_the_forward_is_the_library_s(model):
+    net = Net64(model)
+    ids = np.random.default_rng(0).integers(VOCABULARY, size=70).tolist()
+    expected = model.double()(input_ids=torch.tensor([ids])).logits[0].detach()
+    assert float(expected.std()) > 0.3
+    assert torch.allclose(net.logits(ids), expected, rtol=0, atol=1e-4 * float(expected.std()))
+
+
+def losses(net: Net64, rows: list[Row]) -> dict[str, torch.Tensor]:
+    """Every loss whose gradient is that of its value."""
+    new = oracle.logprobs64(net, rows)
+    clips = {
+        "token": oracle.clip_loss(new, rows, 0.1, 0.3),
+        "two-sided": oracle.clip_loss(new, rows, 0.1, 0.3, delta=1.05),
+        "sequence": oracle.clip_loss(new, rows, 0.1, 0.3, level="sequence"),
+        "product": oracle.clip_loss(new, rows, 0.6, 3.0, level="product"),
+        "k1": oracle.kl_loss(new, rows, "k1", corrected=True),
+        "k2": oracle.kl_loss(new, rows, "k2"),
+        "k3": oracle.kl_loss(new, rows, "k3", corrected=True, level="sequence"),
+    }
+    found = {name: oracle.reduce(of_rows, "grpo") for name, of_rows in clips.items()}
+    found["entropy"] = oracle.reduce(oracle.entropies64(net, rows), "dapo")
+    pairs = [(rows[:3], rows[3:5]), (rows[5:6], rows[6:9])]
+    for kind in ("sigmoid", "ipo"):
+        found[kind] = oracle.trajectory_preferences(net, pairs, 0.3, kind, smoothing=0.1 * (kind == "sigmoid"))
+    found["distilled"] = oracle.internalization(new)
+    return found
+
+
+def test_gradients_are_finite_differences():
+    net, rows = scored()
+    torch.manual_seed(0)
+    direction = {name: torch.randn_like(leaf) for name, leaf in net.weights.items()}
+    line = torch.cat([part.flatten() for part in direction.values()])
+    slopes = {name: float(oracle.gradient(loss, net.weights) @ line) for name, loss in losses(net, rows).items()}
+    step, values = 1e-7, []
+    with torch.no_grad():
+        for sign in (1, -1):
+            for name, leaf in net.weights.items():
+                leaf.add_(direction[name], alpha=sign * step)
+            values.append(losses(net, rows))
+            for name, leaf in net.weights.items():
+                leaf.sub_(direction[name], alpha=sign * step)
+    for name, slope in slopes.items():
+        assert slope == pytest.approx(float(values[0][name] - values[1][name]) / (2 * step), rel=1e-5), name
+
+
+# --- TRL --------------------------------------------------------------------------------------------------------------
+
+COMMON = {"model_init_kwargs": {"dtype": "float32"}, "bf16": False, "gradient_checkpointing": False}
+COMMON |= {"report_to": "none", "use_cpu": True}
+
+
+def trained(trainer) -> dict[str, torch.nn.Parameter]:
+    """The trainer's parameters, set to those of the training policy."""
+    trainer.model.load_state_dict(policies()[2].state_dict())
+    return dict(trainer.model.train().named_parameters())
+
+
+def same(trainer, inputs, expected: torch.Tensor, *more) -> None:
+    """TRL's loss and gradient are the oracle's."""
+    net, _ = scored()
+    parameters = trained(trainer)
+    loss = trainer._compute_loss(trainer.model, inputs, *more)
+    loss.backward()
+    gradients = {name: parameter.grad for name, parameter in parameters.items()}
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    wanted = oracle.gradient(expected, net.weights)
+    assert oracle.relative_error(oracle.flat(gradients, net.weights), wanted) < 1e-5
+
+
+def window(rows: list[Row]) -> dict[str, torch.Tensor]:
+    """The rows as TRL takes them."""
+
+    def padded(values, side: str = "right") -> torch.Tensor:
+        return pad([torch.as_tensor(value) for value in values], padding_value=0, padding_side=side)
+
+    return {
+        "prompt_ids": padded([row.prompt for row in rows], "left"),
+        "prompt_mask": padded([[1] * len(row.prompt) for row in rows], "left"),
+        "completion_ids": padded([row.completion for row in rows]),
+        "completion_mask": padded([[1] * len(row.completion) for row in rows]),
+        "old_per_token_logps": padded([row.old for row in rows]).float(),
+        "ref_per_token_logps": padded([row.reference for row in rows]).float(),
+        "old_logps": torch.stack([row.old.sum() for row in rows]).float(),
+        "advantages": torch.stack([row.advantages[0] for row in rows]).float(),
+        "num_items_in_batch": torch.tensor(sum(len(row.completion) for row in rows)),
+    }
+
+
+def grpo(policy_path, path, reward=lambda **_: [], **settings) -> GRPOTrainer:
+    settings = {"temperature": TEMPERATURE, "epsilon": 0.1, "epsilon_high": 0.3, **settings}
+    trainer = GRPOTrainer(
+        str(policy_path),
+        reward,
+        GRPOConfig(
+            str(path),
+            max_completion_length=LONGEST,
+            per_device_train_batch_size=ROWS,
+            num_generations=ROWS // 2,
+            **COMMON,
+            **settings,
+        ),
+        train_dataset=Dataset.from_dict({"prompt": [""]}),
+        processing_class=tiny_tokenizer(),
+    )
+    trainer.current_gradient_accumulation_steps = 1
+    return trainer
+
+
+CASES = [
+    {"loss_type": "grpo"},
+    {"loss_type": "dapo", "delta": 1.2},
+    {"loss_type": "dr_grpo", "beta": 0.3, "use_bias_correction_kl": False},
+    {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+    {"loss_type": "dapo", "importance_sampling_level": "sequence", "delta": 1.1, "beta": 0.3},
+    {"loss_type": "dr_grpo", "importance_sampling_level": "sequence", "entropy_coef": 0.2},
+    {"loss_type": "cispo", "epsilon_high": 1.1},
+    {"loss_type": "cispo", "epsilon_high": 1.1, "beta": 0.3, "entropy_coef": 0.2},
+    {"loss_type": "cispo", "epsilon_high": 1.1, "importance_sampling_level": "sequence"},
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_grpo_losses_are_trl_s(policy_path, tmp_path, case):
+    net, rows = scored()
+    new, level = oracle.logprobs64(net, rows), case.get("importance_sampling_level", "token")
+    if case["loss_type"] == "cispo":
+        losses = oracle.cispo_loss(new, rows, case["epsilon_high"], level=level)
+    else:
+        losses = oracle.clip_loss(new, rows, 0.1, 0.3, level=level, delta=case.get("delta"))
+    if beta := case.get("beta"):
+        kl = oracle.kl_loss(new, rows, corrected=case.get("use_bias_correction_kl", True), level=level)
+        losses = oracle.add(losses, kl, weights=(1, beta))
+    loss = oracle.reduce(losses, case["loss_type"], LONGEST)
+    if coefficient := case.get("entropy_coef"):
+        loss = loss - coefficient * oracle.reduce(oracle.entropies64(net, rows), "dapo")
+    same(grpo(policy_path, tmp_path, **case), window(rows), loss)
+
+
+def test_each_setting_is_seen():
+    """What the comparisons would miss if these rows did not reach it: each setting moves the gradient by over 1 %."""
+    net, rows = scored()
+    new = oracle.logprobs64(net, rows)
+    clip = functools.partial(oracle.clip_loss, new, rows, 0.1)
+    pairs = {
+        "delta": (clip(0.3), clip(0.3, delta=1.2)),
+        "delta of sequences": (clip(0.3, level="sequence"), clip(0.3, level="sequence", delta=1.1)),
+        "level": (clip(0.3), clip(0.3, level="sequence")),
+        "clip of sequences": (clip(0.3, level="sequence"), clip(1e3, level="sequence")),
+        "cap": (oracle.cispo_loss(new, rows, 1.1), oracle.cispo_loss(new, rows, 1e3)),
+        "correction": (oracle.kl_loss(new, rows), oracle.kl_loss(new, rows, corrected=True)),
+    }
+    for name, both in pairs.items():
+        one, two = (oracle.gradient(oracle.reduce(losses, "grpo"), net.weights) for losses in both)
+        assert oracle.relative_error(one, two) > 1e-2, name
+
+
+def test_rloo_loss_is_trl_s(policy_path, tmp_path):
+    net, rows = scored()
+    trainer = rloo(policy_path, tmp_path, epsilon=0.3, epsilon_high=0.6)
+    losses = oracle.clip_loss(oracle.logprobs64(net, rows), rows, 0.3, 0.6, level="product")
+    moved = [ratio[0].item() for ratio in oracle.ratios(oracle.logprobs64(net, rows), rows, "product")]
+    assert min(moved) < 0.7 and max(moved) > 1.6, "some are clipped at either side"
+    same(trainer, window(rows), oracle.reduce(losses, "grpo"))
+
+
+def rloo(policy_path, path, reward=lambda **_: [], **settings) -> RLOOTrainer:
+    config = RLOOConfig(
+        str(path),
+        temperature=TEMPERATURE,
+        max_completion_length=LONGEST,
+        per_device_train_batch_size=ROWS,
+        num_generations=ROWS // 2,
+        beta=0.0,
+        **COMMON,
+        **settings,
+    )
+    data = Dataset.from_dict({"prompt": [""]})
+    return RLOOTrainer(str(policy_path), reward, config, train_dataset=data, processing_class=tiny_tokenizer())
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none", "rloo"])
+def test_advantages_are_trl_s(policy_path, tmp_path, scale):
+    rewards = np.random.default_rng(0).normal(size=ROWS)
+
+    def reward(**_):
+        return rewards.tolist()
+
+    if scale == "rloo":
+        trainer = rloo(policy_path, tmp_path, reward)
+        expected = oracle.group_advantages(rewards.reshape(2, -1), "leave_one_out")
+    else:
+        trainer = grpo(policy_path, tmp_path, reward, scale_rewards=scale)
+        expected = oracle.group_advantages(rewards.reshape(2, -1), "mean", scale)
+    found = trainer._generate_and_score_completions([{"prompt": "a"}] * (ROWS // 2) + [{"prompt": "b"}] * (ROWS // 2))
+    assert np.allclose(found["advantages"].numpy(), np.concatenate(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "pairs", "settings"),
+    [
+        ("sigmoid", 4, {}),
+        ("ipo", 4, {}),
+        ("aot", 1, {"label_smoothing": 0.2}),  # of a single pair: the conservative loss, which TRL has no name for
+    ],
+    ids=["sigmoid", "ipo", "conservative"],
+)
+def test_preference_losses_are_trl_s(policy_path, tmp_path, loss_type, pairs, settings):
+    net, rows = scored()
+    rows = [replace(row, temperature=1.0) for row in rows]
+    two = [(rows[i], replace(rows[-1 - i], prompt=rows[i].prompt)) for i in range(pairs)]
+    with torch.no_grad():
+        start = Net64(policies()[0])
+        two = [
+            [[replace(row, reference=score)] for row, score in zip(pair, oracle.logprobs64(start, pair), strict=True)]
+            for pair in two
+        ]
+    data = [
+        {"prompt_ids": list(c.prompt), "chosen_ids": list(c.completion), "rejected_ids": list(r.completion)}
+        for [c], [r] in two
+    ]
+    text = Dataset.from_dict({"prompt": ["a"], "chosen": ["b"], "rejected": ["c"]})
+    config = DPOConfig(str(tmp_path), loss_type=[loss_type], beta=0.3, **COMMON, **settings)
+    trainer = DPOTrainer(str(policy_path), None, config, train_dataset=text, processing_class=tiny_tokenizer())
+    loss = oracle.trajectory_preferences(
+        net,
+        two,
+        0.3,
+        "ipo" if loss_type == "ipo" else "sigmoid",
+        smoothing=settings.get("label_smoothing", 0.0),
+        average=True,
+    )
+    same(trainer, DataCollatorForPreference(pad_token_id=0)(data), loss, False)
+
+
+# --- identities -------------------------------------------------------------------------------------------------------
+
+
+def test_leave_one_out_is_the_mean_baseline_stretched():
+    rewards = [np.random.default_rng(0).normal(size=n) for n in (2, 5, 8)]
+    for r, found in zip(rewards, oracle.group_advantages(rewards, "leave_one_out"), strict=True):
+        assert found == pytest.approx(len(r) / (len(r) - 1) * (r - r.mean()), rel=1e-12)
+    assert oracle.group_advantages([[3.0]]) == [0.0]
+
+
+def episode(seed: int = 0) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Values and rewards of an episode of five turns."""
+    random = np.random.default_rng(seed)
+    lengths = [3, 1, 7, 2, 5]
+    return [random.normal(size=n) for n in lengths], oracle.token_rewards(lengths, random.normal(size=5), 2.0)
+
+
+def test_gae_is_the_weighted_mean_of_all_n_step_advantages():
+    """The paper's definition, eqs. 11 to 16: (1 - lam) sum of lam^(n - 1) A^(n), the last with the rest."""
+    values, rewards = episode()
+    gamma, lam = 0.9, 0.8
+    found, returns = oracle.gae(values, rewards, gamma, lam)
+    v, r = [*np.concatenate(values), 0.0], np.concatenate(rewards)
+    count = len(r)
+    for t, a in enumerate(np.concatenate(found)):
+        steps = range(1, count - t + 1)
+        gains = [sum(gamma**i * r[t + i] for i in range(n)) + gamma**n * v[t + n] - v[t] for n in steps]
+        weights = [(1 - lam) * lam ** (n - 1) if n < count - t else lam ** (n - 1) for n in steps]
+        assert a == pytest.approx(np.dot(weights, gains), rel=1e-12, abs=1e-12)
+    assert np.concatenate(returns) == pytest.approx(np.concatenate(found) + v[:-1])
+    assert [len(row) for row in found] == [3, 1, 7, 2, 5]
+
+
+def test_gae_at_its_ends():
+    values, rewards = episode()
+    v, r = np.concatenate(values), np.concatenate(rewards)
+    whole = np.concatenate(oracle.gae(values, rewards, 1.0, 1.0)[0])
+    assert whole == pytest.approx(r[::-1].cumsum()[::-1] - v, rel=1e-12), "what is still to come, less the value"
+    single = np.concatenate(oracle.gae(values, rewards, 0.9, 0.0)[0])
+    assert single == pytest.approx(r + 0.9 * np.append(v[1:], 0.0) - v, rel=1e-12), "one step"
+    assert r.sum() == pytest.approx(sum(row[-1] for row in rewards))
+
+
+def test_equal_policies():
+    """Ratio 1: GRPO's and CISPO's gradients are REINFORCE's, every KL is 0, DPO pulls with half its weight."""
+    net, rows = scored()
+    with torch.no_grad():
+        now = oracle.logprobs64(net, rows)
+    rows = [replace(row, old=n, reference=n) for row, n in zip(rows, now, strict=True)]
+
+    def of(losses) -> torch.Tensor:
+        return oracle.gradient(oracle.reduce(losses(oracle.logprobs64(net, rows)), "dapo"), net.weights)
+
+    plain = of(lambda new: [-row.advantages * n for row, n in zip(rows, new, strict=True)])
+    for found in (
+        of(lambda new: oracle.clip_loss(new, rows, 0.2, 0.2)),
+        of(lambda new: oracle.cispo_loss(new, rows, 1.2)),
+        of(lambda new: oracle.clip_loss(new, rows, 0.2, 0.2, level="sequence")),
+    ):
+        assert oracle.relative_error(found, plain) < 1e-12
+    for estimator in ("k1", "k2", "k3"):
+        assert all((row == 0).all() for row in oracle.kl_loss(now, rows, estimator))
+    pair = [(rows[:2], rows[2:5])]
+    dpo = oracle.gradient(oracle.trajectory_preferences(net, pair, 0.3), net.weights)
+    conservative = oracle.gradient(oracle.trajectory_preferences(net, pair, 0.3, smoothing=0.2), net.weights)
+    new = oracle.logprobs64(net, rows[:5])
+    gap = sum(n.sum() for n in new[:2]) - sum(n.sum() for n in new[2:])
+    expected = oracle.gradient(gap, net.weights) * -0.3 / 2
+    assert oracle.relative_error(dpo, expected) < 1e-12
+    assert oracle.relative_error(conservative, expected * (1 - 2 * 0.2)) < 1e-12
+
+
+def test_clips_by_hand():
+    """One token a row; ratios 0.5, 2 and 1.05 of either sign, worked out on paper."""
+
+    def number(value: float) -> torch.Tensor:
+        return torch.tensor([value], dtype=torch.float64)
+
+    ratios = [0.5, 2.0, 1.05, 0.5, 2.0, 1.05]
+    signs = [1.0, 1.0, 1.0, -1.0, -1.0, -1.0]
+    rows = [Row((1,), (1,), number(0.0), number(sign), returns=number(1.0)) for sign in signs]
+    new = [number(ratio).log() for ratio in ratios]
+
+    def numbers(losses) -> list[float]:
+        return [round(float(loss), 10) for loss in losses]
+
+    assert numbers(oracle.clip_loss(new, rows, 0.2, 0.3)) == [-0.5, -1.3, -1.05, 0.8, 2.0, 1.05]
+    assert numbers(oracle.clip_loss(new, rows, 0.2, 0.3, delta=1.5)) == [-0.5, -1.3, -1.05, 0.8, 1.5, 1.05]
+    capped = oracle.cispo_loss(new, rows, 1.5)
+    weights = [0.5, 1.5, 1.05] * 2
+    assert numbers(capped) == [round(-w * s * float(n), 10) for w, s, n in zip(weights, signs, new, strict=True)]
+    rows = [replace(row, values=number(0.5)) for row in rows[:3]]
+    values = [number(v) for v in (0.9, 0.0, 0.55)]
+    assert numbers(oracle.value_loss(values, rows)) == [0.005, 0.5, 0.10125]
+    assert numbers(oracle.value_loss(values, rows, 0.2)) == [0.045, 0.5, 0.10125]
+    white = np.concatenate(oracle.whiten([np.array([1.0, 2.0]), np.array([6.0])]))
+    assert white.mean() == pytest.approx(0) and white.std() == pytest.approx(1)
+
+
+def test_an_estimate_of_the_kl_is_the_kl_on_average():
+    """The sum over the vocabulary of p x estimate is the divergence itself, for k1 and k3."""
+    start, _, current = map(Net64, policies())
+    row = ragged()[3]
+    with torch.no_grad():
+        p, q = oracle._scores(current, row)[0], oracle._scores(start, row)[0]
+    exact = float((p.exp() * (p - q)).sum())
+    tokens = Row(row.prompt, tuple(range(len(p))), p, p, reference=q)
+    for estimator in ("k1", "k3"):
+        [found] = oracle.kl_loss([p], [tokens], estimator)
+        assert float((p.exp() * found).sum()) == pytest.approx(exact, rel=1e-9)
+    assert exact > 0.01
