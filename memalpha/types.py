@@ -243,18 +243,21 @@ class ViewEntry:
 class Observation:
     """What a writer is shown for one chunk, before it is rendered to messages. Scripted policies read it directly.
 
-    `task` is there only in training and evaluation; a served writer has none.
+    `task` is there only in training and evaluation; a served writer has none. `advice`: what the writer told itself
+    after an earlier attempt at the task (a second attempt in training; otherwise there is none).
     """
 
     chunk: Chunk
     core: str = ""
     entries: tuple[ViewEntry, ...] = ()
     task: Task | None = None
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One prompt for a policy. `key` = (seed, step, task, rollout, turn) seeds its noise; temperature 0 is greedy."""
+    """One prompt for a policy. `key` = (seed, step, task, rollout, turn) seeds its noise (with a number more where the
+    prompt is of another role than an attempt's); temperature 0 is greedy."""
 
     messages: tuple[Mapping[str, str], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -308,7 +311,8 @@ class Reward:
 class Trajectory:
     """The ordered turns of one rollout over one task; `states[i]` is the memory after chunk i (values, not copies).
 
-    `role` and `parent` serve algorithms that shape collection (attempt, reflection, retry).
+    `role` serves algorithms that shape collection: attempt, reflection (one turn, no chunk read: `states` is empty),
+    retry; `parent` is then the number of the rollout that it follows from.
     """
 
     task: Task

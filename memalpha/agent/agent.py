@@ -22,13 +22,19 @@ from memalpha.types import Chunk, Completion, MemoryEntry, Observation, SampleRe
 
 
 def observe(
-    memory: Memory, chunk: Chunk, config: AgentConfig, count_tokens: Callable[[str], int], task: Task | None = None
+    memory: Memory,
+    chunk: Chunk,
+    config: AgentConfig,
+    count_tokens: Callable[[str], int],
+    task: Task | None = None,
+    advice: str = "",
 ) -> Observation:
     """What the writer sees of the memory for this chunk: the core, entries retrieved for it, and the most recent ones.
 
     The union is shown oldest first. Where the rendered view is over `config.view_tokens`, a core memory that takes more
     than half of that alone is shown cut, with a last line that says so (what is stored stays whole), and the
-    lowest-ranked entries are left out until it fits (rank: best retrieved, most recent, second best, ...).
+    lowest-ranked entries are left out until it fits (rank: best retrieved, most recent, second best, ...). `advice` is
+    shown beside it and does not count.
     Raises `InvalidContent` for a chunk whose timestamp is not ISO 8601: that is no mistake of the writer.
     """
     check_timestamp(chunk.timestamp)
@@ -43,7 +49,7 @@ def observe(
             if not ranked or _fits(core, entries, config, count_tokens):
                 break
             ranked.pop()
-    return Observation(chunk, core, _view(entries), task)
+    return Observation(chunk, core, _view(entries), task, advice)
 
 
 def _cut_core(core: str, config: AgentConfig, count_tokens: Callable[[str], int]) -> str:

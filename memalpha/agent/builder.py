@@ -12,17 +12,39 @@ from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.working import WorkingMemory
-from memalpha.types import Task, Trajectory, TrajectoryGroup, Turn
+from memalpha.types import Chunk, Observation, SampleRequest, Task, Trajectory, TrajectoryGroup, Turn
+
+ROLES = ("attempt", "reflection", "retry")
+"""What a trajectory is (`Trajectory.role`); the place of a role is part of its noise keys."""
+
+
+def noise_key(seed: int, step: int, number: int, rollout: int, turn: int, role: str = "attempt") -> tuple[int, ...]:
+    """The key of a sampled turn. Roles have keys of their own, so that a retry does not draw its attempt's noise."""
+    key = (seed, step, number, rollout, turn)
+    return key if role == "attempt" else (*key, ROLES.index(role))
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A rollout that is to be made: `number` is its task's place among all of the step, `advice` what each of its
+    prompts carries beside the memory."""
+
+    task: Task
+    number: int
+    rollout: int = 0
+    advice: str = ""
 
 
 @dataclass(slots=True)
 class _Rollout:
-    task: Task
-    number: int
-    rollout: int
+    start: Start
     memory: WorkingMemory
     turns: list[Turn] = field(default_factory=list)
     states: list[MemoryState] = field(default_factory=list)
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        return self.start.task.chunks
 
 
 class Builder:
@@ -59,43 +81,72 @@ class Builder:
         processes changes what is sampled; `tasks` are numbered from `first`, their place among all that several
         processes build. `progress(done, total)` counts turns.
         """
-        live = [
-            _Rollout(task, number, rollout, WorkingMemory(MemoryState.empty(self.schema), self.embedder))
+        starts = [
+            Start(task, number, rollout)
             for number, task in enumerate(tasks, start=first)
             for rollout in range(rollouts)
         ]
+        made = self.run(starts, temperature, seed, step, progress=progress)
+        return [
+            TrajectoryGroup(task, tuple(made[number * rollouts : (number + 1) * rollouts]))
+            for number, task in enumerate(tasks)
+        ]
+
+    def run(
+        self,
+        starts: Sequence[Start],
+        temperature: float = 0.0,
+        seed: int = 0,
+        step: int = 0,
+        role: str = "attempt",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Trajectory]:
+        """A trajectory of each start, in order, all of one `role` (see `build`)."""
+        live = [_Rollout(start, WorkingMemory(MemoryState.empty(self.schema), self.embedder)) for start in starts]
         everything, done = list(live), 0
-        total = sum(len(rollout.task.chunks) for rollout in live)
-        for index in range(max((len(task.chunks) for task in tasks), default=0)):
-            live = [rollout for rollout in live if index < len(rollout.task.chunks)]
-            self._embed(live, index)
+        total = sum(len(rollout.chunks) for rollout in live)
+        for index in range(max((len(rollout.chunks) for rollout in live), default=0)):
+            live = [rollout for rollout in live if index < len(rollout.chunks)]
+            self._embed([(rollout.memory.state, rollout.chunks[index]) for rollout in live])
             requests = []
             for rollout in live:
-                chunk = rollout.task.chunks[index]
-                seen = observe(rollout.memory, chunk, self.config, self.policy.count_tokens, rollout.task)
-                key = (seed, step, rollout.number, rollout.rollout, index)
+                start = rollout.start
+                seen = self._observe(rollout.memory, rollout.chunks[index], start.task, start.advice)
+                key = noise_key(seed, step, start.number, start.rollout, index, role)
                 requests.append(request(seen, self.config, self.schema, key=key, temperature=temperature))
             for rollout, completion in zip(live, self.policy.sample(requests), strict=True):
-                rollout.turns.append(
-                    act(rollout.memory, rollout.task.chunks[index], completion, source=rollout.task.id)
-                )
+                source = rollout.start.task.id
+                rollout.turns.append(act(rollout.memory, rollout.chunks[index], completion, source=source))
                 rollout.states.append(rollout.memory.state)
             done += len(live)
             if progress is not None:
                 progress(done, total)
-        trajectories = [Trajectory(r.task, r.rollout, tuple(r.turns), tuple(r.states)) for r in everything]
         return [
-            TrajectoryGroup(task, tuple(trajectories[number * rollouts : (number + 1) * rollouts]))
-            for number, task in enumerate(tasks)
+            Trajectory(r.start.task, r.start.rollout, tuple(r.turns), tuple(r.states), role=role) for r in everything
         ]
 
-    def _embed(self, live: Sequence[_Rollout], index: int) -> None:
+    def without_advice(self, trajectory: Trajectory) -> list[SampleRequest]:
+        """For each turn of a trajectory the prompt it would have had without advice: the task's own, over the memory
+        that the trajectory itself had made by then."""
+        before = [MemoryState.empty(self.schema), *trajectory.states[:-1]]
+        self._embed(list(zip(before, trajectory.task.chunks, strict=True)))
+        return [
+            request(
+                self._observe(WorkingMemory(state, self.embedder), chunk, trajectory.task), self.config, self.schema
+            )
+            for state, chunk in zip(before, trajectory.task.chunks, strict=True)
+        ]
+
+    def _observe(self, memory: WorkingMemory, chunk: Chunk, task: Task, advice: str = "") -> Observation:
+        return observe(memory, chunk, self.config, self.policy.count_tokens, task, advice)
+
+    def _embed(self, reading: Sequence[tuple[MemoryState, Chunk]]) -> None:
         """Fill the embedder's cache in one batch with all that the searches of this step will ask for."""
         texts: dict[str, None] = {}
-        for rollout in live:
-            entries = rollout.memory.state.entries
+        for state, chunk in reading:
+            entries = state.entries
             if len(entries) > self.config.view_recent and self.config.view_related:
-                texts[rollout.task.chunks[index].render()] = None
+                texts[chunk.render()] = None
                 texts.update(dict.fromkeys(entry.content for entry in entries.values()))
         if texts:
             self.embedder.encode(list(texts))

@@ -1,4 +1,4 @@
-"""Prompts of the writer and the reader in two styles.
+"""Prompts of the writer, of its reflection on an attempt, and of the reader, in two styles.
 
 `full` is for instruction-tuned models: a system prompt, the memory view with dates and categories, tools through the
 chat template. `compact` is for the tiny policy: one bare user message, no tools; its bytes are part of the tiny
@@ -38,6 +38,17 @@ Do not store greetings, small talk, guesses, or what the memory already holds. M
 reply.\
 """
 
+_REFLECTION_SYSTEM = """\
+You keep the long-term memory of a conversation. It reached you one part at a time, you wrote to the memory with tool \
+calls, and then questions were answered from the memory alone. You see what the memory held in the end and which \
+answers were wrong. You will read the same conversation once more, one part at a time and from an empty memory, and of \
+all this you will have nothing but the advice that you write now.
+
+Say what to do otherwise: what kind of thing to write down that was left out, what to update or delete once it has \
+changed, what not to store. Do not write the answers themselves: what is stored has to come from the conversation, and \
+advice that is of use in other conversations too is the best. Reply with the advice alone, in a few short sentences.\
+"""
+
 _READER_SYSTEM = f"""\
 You answer a question from the memory notes given, and from nothing else. Each note may carry the date it was made; \
 where notes disagree, say what holds now. Answer with the shortest exact phrase, without a sentence around it. If the \
@@ -70,14 +81,39 @@ def writer_messages(
     view = render_view(observation.core, observation.entries, config.prompt)
     if config.prompt == "compact":
         stamp = f" {chunk.timestamp}" if chunk.timestamp else ""
-        return ({"role": "user", "content": f"{view}\nchunk{stamp}\n{chunk.render()}"},), ()
+        advice = f"advice: {_one_line(observation.advice)}\n" if observation.advice else ""
+        return ({"role": "user", "content": f"{view}\n{advice}chunk{stamp}\n{chunk.render()}"},), ()
     kinds = "\n".join(f"- {category.name}: {category.description}" for category in schema.categories)
     date = f" ({chunk.timestamp})" if chunk.timestamp else ""
+    advice = f"Your advice from an earlier attempt:\n{observation.advice}\n\n" if observation.advice else ""
     messages = (
         {"role": "system", "content": f"{_WRITER_SYSTEM}\n\nCategories of entries:\n{kinds}"},
-        {"role": "user", "content": f"{view}\n\nNew part of the conversation{date}:\n{chunk.render()}"},
+        {"role": "user", "content": f"{view}\n\n{advice}New part of the conversation{date}:\n{chunk.render()}"},
     )
     return messages, tool_schemas(schema)
+
+
+def reflection_messages(
+    core: str, entries: Iterable[ViewEntry], feedback: str, lessons: Sequence[str], config: AgentConfig
+) -> tuple[Message, ...]:
+    """What the writer is shown of an attempt that is over, to write advice for a second one.
+
+    `core` and `entries`: the memory that the attempt left behind (the compact style leaves it out), `feedback`: what
+    went wrong, in the same style (`qa.loss.feedback`; "": nothing), `lessons`: earlier advice that has helped.
+    """
+    if config.prompt == "compact":
+        lines = ["reflect", *(f"advice: {_one_line(lesson)}" for lesson in lessons), feedback or "all right"]
+        return ({"role": "user", "content": "\n".join(lines)},)
+    parts = [f"The memory after the last part:\n{render_view(core, entries, config.prompt)}"]
+    if lessons:
+        parts.append(
+            "Advice that helped in other conversations:\n" + "\n".join(f"- {_one_line(text)}" for text in lessons)
+        )
+    parts.append(f"What went wrong:\n{feedback}" if feedback else "All answers were right.")
+    return (
+        {"role": "system", "content": _REFLECTION_SYSTEM},
+        {"role": "user", "content": "\n\n".join(parts)},
+    )
 
 
 def reader_messages(question: str, hits: Sequence[Hit], config: ReaderConfig, *, core: str = "") -> tuple[Message, ...]:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from memalpha.qa.evaluator import Record
 
 Rule = Literal["facts", "turns", "answers"]
+Style = Literal["full", "compact"]
 
 GOLD = "gold_faulty"
 ABSTAIN = "should_have_abstained"
@@ -260,8 +261,9 @@ class _Support:
 # ----------------------------------------------------------------------------------------------------------- over many
 
 
-def with_losses(groups: Iterable[TrajectoryGroup], records: Sequence[Record]) -> list[Record]:
-    """The records of built memories, each with its loss, the loss in words, and whether the support was found."""
+def with_losses(groups: Iterable[TrajectoryGroup], records: Sequence[Record], style: Style = "full") -> list[Record]:
+    """The records of built memories, each with its loss, the loss in words (see `feedback`), and whether the support
+    was found."""
     built = {(group.task.id, rollout.rollout): rollout for group in groups for rollout in group.trajectories}
     asked = {id: {question.id: question for question in built[id].task.questions} for id in built}
     told = []
@@ -270,7 +272,7 @@ def with_losses(groups: Iterable[TrajectoryGroup], records: Sequence[Record]) ->
         shown = shown_by(built[place], asked[place][record.question_id], record.retrieved)
         task = built[place].task
         record = replace(record, found=trace(task, shown).found, loss=classify(task, shown, record))
-        told.append(replace(record, feedback=feedback(task, shown, record)))
+        told.append(replace(record, feedback=feedback(task, shown, record, style=style)))
     return told
 
 
@@ -354,16 +356,25 @@ def _fall(ability: str, records: Sequence[Record]) -> Waterfall:
 # -------------------------------------------------------------------------------------------------------- in words
 
 
-def feedback(task: Task, shown: Shown, record: Record, *, passages: int = 3, length: int = 300) -> str:
+def feedback(
+    task: Task, shown: Shown, record: Record, *, passages: int = 3, length: int = 300, style: Style = "full"
+) -> str:
     """A wrong answer in words, for whoever shall do better; "" for a right one.
 
     The question, what was answered and what is right, what was retrieved and what had said it (the first few `passages`
-    of each, cut at `length` characters), and where it was lost.
+    of each, cut at `length` characters), and where it was lost. `compact`, for the policies that ship: only the
+    question, the answer, what is right and what had said it.
     """
     loss = record.loss or classify(task, shown, record)
     if loss is None:
         return ""
     question, support = shown.question, _Support(task, shown)
+    if style == "compact":
+        right = " or ".join(question.answers) or "unknown"
+        lines = [f"ask: {question.question}", f"answer: {record.answer}", f"right: {right}"]
+        if support.texts:
+            lines.append(f"said: {_listed(list(support.texts.values())[:passages], length)}")
+        return "\n".join(" ".join(line.split()) for line in lines)
     right = " or ".join(question.answers) or "that it is not known"
     lines = [f"Question: {question.question}", f"Answered: {record.answer or '(nothing)'}", f"Right: {right}"]
     lines.append(f"Retrieved: {_listed([passage.text for passage in shown.passages[:passages]], length)}")

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memalpha.agent.agent import MemoryAgent, observe
-from memalpha.agent.builder import Builder
+from memalpha.agent.builder import Builder, Start, noise_key
 from memalpha.agent.parsing import format_call
 from memalpha.agent.prompts import CORE_CUT, render_view
 from memalpha.config import AgentConfig
@@ -230,6 +230,53 @@ def test_builder_is_lock_step_and_independent_of_its_batch():
             assert keys == [str((5, 7, number, trajectory.rollout, turn.chunk)) for turn in trajectory.turns]
     alone = Builder(Noisy(), CONFIG, HashEmbedder(16)).build(tasks[:1], 1, 1.0, seed=5, step=7)
     assert alone[0].trajectories[0].states == groups[0].trajectories[0].states
+
+
+class Echo(Noisy):
+    """Writes the key it samples with, and remembers its prompts."""
+
+    def __init__(self):
+        super().__init__()
+        self.requests = []
+
+    def sample(self, requests):
+        self.requests += requests
+        return super().sample(requests)
+
+
+def test_second_attempts_carry_their_advice_and_draw_noise_of_their_own():
+    tasks = [_task("a", "one", "two"), _task("b", "four")]
+    policy = Echo()
+    builder = Builder(policy, CONFIG, HashEmbedder(16))
+    first = builder.build(tasks, 1, 1.0, seed=5, step=7, first=3)
+    keys = {request.key for request in policy.requests}
+    policy.requests.clear()
+    starts = [Start(tasks[1], 4, 2, "mind the cats"), Start(tasks[0], 3, 0, ""), Start(tasks[0], 3, 1, "mind the dogs")]
+    retries = builder.run(starts, 1.0, 5, 7, role="retry")
+    assert policy.batches[-2:] == [3, 2]
+    assert [(t.task.id, t.rollout, t.role, len(t.turns)) for t in retries] == [
+        ("b", 2, "retry", 1),
+        ("a", 0, "retry", 2),
+        ("a", 1, "retry", 2),
+    ]
+    assert not keys & {request.key for request in policy.requests}
+    assert [request.observation.advice for request in policy.requests][:3] == ["mind the cats", "", "mind the dogs"]
+    assert all(("mind the" in r.messages[-1]["content"]) == bool(r.observation.advice) for r in policy.requests)
+    assert noise_key(5, 7, 3, 0, 1, "reflection") != noise_key(5, 7, 3, 0, 1, "retry")
+    assert first[0].trajectories[0].role == "attempt"
+
+
+def test_the_prompt_without_advice_keeps_the_memory_that_the_retry_made():
+    task = _task("a", "one", "two", "three")
+    policy = Echo()
+    builder = Builder(policy, CONFIG.model_copy(update={"view_recent": 1}), HashEmbedder(16))
+    [retry] = builder.run([Start(task, 0, 0, "mind the cats")], 1.0, role="retry")
+    for told, plain in zip(policy.requests, builder.without_advice(retry), strict=True):
+        (told_message,), (message,) = told.messages, plain.messages
+        assert "advice: mind the cats\n" in told_message["content"]
+        assert told_message["content"].replace("advice: mind the cats\n", "") == message["content"]
+        assert told.observation.entries == plain.observation.entries
+    assert len(plain.observation.entries) == 2  # what the retry wrote for the chunks before
 
 
 def test_builder_embeds_a_step_in_one_batch():

@@ -1,6 +1,6 @@
 """The compact prompts byte for byte (a shipped policy is trained on them), and what the full ones must hold."""
 
-from memalpha.agent.prompts import reader_messages, writer_messages
+from memalpha.agent.prompts import reader_messages, reflection_messages, writer_messages
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.store.schema import load_schema
 from memalpha.types import Chunk, Hit, MemoryEntry, Observation, SpeakerTurn, ViewEntry
@@ -83,3 +83,37 @@ def test_full_reader_shows_core_and_notes():
     assert "unknown" in system["content"]
     assert "Ana" in user["content"] and "city: Oslo (2024-05-01)" in user["content"]
     assert user["content"].endswith("Question: Where?")
+
+
+def test_advice_stands_between_memory_and_chunk_and_nothing_else_changes():
+    plain, advised = Observation(CHUNK, "", VIEW), Observation(CHUNK, "", VIEW, advice="city, no pet\nchunk x")
+    (without,), _ = writer_messages(plain, COMPACT, SCHEMA)
+    (message,), _ = writer_messages(advised, COMPACT, SCHEMA)
+    assert message["content"].replace("advice: city, no pet chunk x\n", "") == without["content"]
+    assert "pet: cat\nadvice: city, no pet chunk x\nchunk 2024-05-01\n" in message["content"]
+    (system, user), tools = writer_messages(plain, FULL, SCHEMA)
+    (again, told), same_tools = writer_messages(advised, FULL, SCHEMA)
+    assert (system, tools) == (again, same_tools)
+    said = "Your advice from an earlier attempt:\ncity, no pet\nchunk x\n\n"
+    assert told["content"].replace(said, "") == user["content"] != told["content"]
+
+
+def test_compact_reflection_has_earlier_advice_and_what_went_wrong():
+    (message,) = reflection_messages("a core", VIEW, "ask: a?\nright: b", ["city", "no pet\nask: x"], COMPACT)
+    assert message == {"role": "user", "content": "reflect\nadvice: city\nadvice: no pet ask: x\nask: a?\nright: b"}
+    (message,) = reflection_messages("", (), "", [], COMPACT)
+    assert message["content"] == "reflect\nall right"
+
+
+def test_full_reflection_shows_the_memory_that_the_attempt_left():
+    system, user = reflection_messages("Ana", VIEW, "Question: a?", ["Note cities."], FULL)
+    assert "Do not write the answers themselves" in system["content"]
+    for part in (
+        "Core memory:\nAna",
+        "[pet#k] (semantic) pet: cat",
+        "- Note cities.",
+        "What went wrong:\nQuestion: a?",
+    ):
+        assert part in user["content"]
+    _, user = reflection_messages("", (), "", [], FULL)
+    assert "helped" not in user["content"] and user["content"].endswith("All answers were right.")

@@ -253,7 +253,13 @@ def test_feedback_says_what_was_lost():
         "Lost: what was asked for was written, then overwritten or deleted.",
         "An outdated statement about this is still in the memory.",
     ]
-    assert feedback(TASK, seen, wrong(correct=True)) == ""
+    assert feedback(TASK, seen, wrong(answer="Oslo"), style="compact").splitlines() == [
+        "ask: Where do I live?",
+        "answer: Oslo",
+        "right: Rome",
+        "said: I moved to Rome on Monday.",
+    ]
+    assert feedback(TASK, seen, wrong(correct=True)) == feedback(TASK, seen, wrong(correct=True), style="compact") == ""
     nobody = shown(Question(id="no", question="Where does Ana live?"))
     assert feedback(TASK, nobody, wrong(answer="")).splitlines()[1:4] == [
         "Answered: (nothing)",
