@@ -29,7 +29,7 @@ REFERENCES = ("scripted:append-only", "scripted:oracle")
 LENGTHS = (8_000, 30_000, 120_000, 400_000)
 FIGURES = (
     "accuracy", "accuracy_interval", "answerable_accuracy", "score", "update_accuracy", "retract_accuracy",
-    "stale_rate", "abstained", "ceiling", "evidence_recall", "recall@10", "tokens", "memory_tokens",
+    "stale_rate", "abstained", "ceiling", "evidence_recall", "evidence_recall@10", "tokens", "memory_tokens",
     "conversation_tokens", "losses",
 )  # fmt: skip
 

@@ -1,7 +1,8 @@
 """The command `memalpha`: a thin skin over the library's functions.
 
 Results go to stdout (with `--json` as one JSON value), progress to stderr. Whatever the user can mend (a bad key, file,
-name or value) is a message on stderr and exit code 2; anything else is a fault of ours and keeps its traceback.
+name or value) is a message on stderr and exit code 2, a system under test that raised one with exit code 1; anything
+else is a fault of ours and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 from memalpha import __version__, cli_audit, cli_data, cli_eval, cli_judge, cli_store, cli_transfer
 from memalpha.cli_store import AsJson, print_result
 from memalpha.config import parse_overrides, training_config
-from memalpha.errors import MemalphaError, PolicyError
+from memalpha.errors import EvaluationError, MemalphaError, PolicyError
 
 app = typer.Typer(
     name="memalpha",
@@ -54,9 +55,12 @@ def common(
 
 
 def main() -> NoReturn:
-    """Entry point of the console script: runs the command and turns a `MemalphaError` into exit code 2."""
+    """Entry point of the console script: runs the command and turns a `MemalphaError` into exit code 2, 1 where it is
+    somebody else's code that failed."""
     try:
         app()
+    except EvaluationError as error:
+        _refuse(str(error), 1)
     except MemalphaError as error:
         _refuse(str(error))
     except ValidationError as error:
@@ -64,10 +68,10 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
-def _refuse(message: str) -> NoReturn:
+def _refuse(message: str, code: int = 2) -> NoReturn:
     who = f"memalpha (process {PROCESS})" if PROCESS else "memalpha"
     print(f"{who}: {message}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)
 
 
 # ---------------------------------------------------------------------------------------------------------- training

@@ -33,6 +33,10 @@ class TrainingError(MemalphaError):
     """Training that cannot go on: a gradient that is not finite, a trajectory without a reward."""
 
 
+class EvaluationError(MemalphaError):
+    """An evaluation that cannot go on because a system under test raised; the command line exits with 1."""
+
+
 class StoreError(MemalphaError):
     """A store that cannot be opened, or an operation that its rules refuse. `code` is what a tool result reports."""
 

@@ -92,9 +92,10 @@ def trace(task: Task, shown: Shown) -> Trace:
     if not found and not support.to_be_found(task):
         nothing = False if shown.ever is not None and not any(passage.text for passage in shown.ever) else None
         return Trace(support.rule, ever=nothing, held=nothing, found=False)
-    held = _or(found, shown.held, support)
+    core = Passage(shown.core_held or shown.core)  # what the budget cut off it was held all the same
+    held = _or(found, None if shown.held is None else (*shown.held, core), support)
     ever = _or(bool(held), shown.ever, support)
-    wrong = not ever and shown.ever is not None and support.mistaken((*shown.ever, Passage(shown.core)))
+    wrong = not ever and shown.ever is not None and support.mistaken((*shown.ever, core))
     return Trace(support.rule, ever, held, found, wrong)
 
 
@@ -137,10 +138,11 @@ def _class(traced: Trace) -> str:
 def evidence_recall(shown: Shown) -> float | None:
     """The share of the question's evidence turns that what was shown was taken from.
 
-    None without evidence, and where the system shows passages that do not say what they were taken from.
+    None without evidence, and where the system shows passages that do not say what they were taken from. Turns that a
+    passage lost to the budget were not shown.
     """
     wanted = set(shown.question.evidence)
-    if not wanted or (shown.passages and not any(passage.turns for passage in shown.passages)):
+    if not wanted or (shown.passages and not any(passage.turns or passage.lost for passage in shown.passages)):
         return None
     return len(wanted & {turn for passage in shown.passages for turn in passage.turns}) / len(wanted)
 
@@ -191,7 +193,8 @@ class _Support:
             answering = [content for content in stated if self._answered(content)]
             self.facts += [(content, turn) for content in answering or stated]
         self.values = sources.values
-        known = any(passage.turns for part in (shown.passages, shown.held, shown.ever) for passage in part or ())
+        parts = (shown.passages, shown.held, shown.ever)
+        known = any(passage.turns or passage.lost for part in parts for passage in part or ())
         self.rule: Rule = "facts" if self.facts else "turns" if self.texts and known else "answers"
 
     def within(self, passages: Sequence[Passage]) -> bool:
@@ -295,21 +298,26 @@ def shown_by(trajectory: Trajectory, question: Question, retrieved: Sequence[str
 class Waterfall:
     """How the answers of one ability ("all": of all) went, as shares of its `n` questions.
 
-    `ceiling`: of those that name evidence, right when the same reader is shown that (None: there are none). Then what
-    was left after each step: the gold answer is sound, its support was `written`, was `kept`, was `retrieved`, and was
-    `answered` rightly (the accuracy). A step is None where the system does not show enough to tell it from the next.
-    `losses`: how many answers each class lost.
+    First what was left after each step: the gold answer is sound, its support was `written`, was `kept`, was
+    `retrieved`, and was `answered` rightly (the accuracy). A step is None where the system does not show enough to tell
+    it from the next. `losses`: how many answers each class lost.
+
+    `ceiling` has a denominator of its own, the `ceiling_n` questions that name evidence: the share that the same reader
+    has right when shown that, and `ceiling_answered`, the share of the very same questions that the system has right
+    (both None where there are none).
     """
 
     ability: str
     n: int
-    ceiling: float | None
     sound: float
     written: float | None
     kept: float | None
     retrieved: float
     answered: float
     losses: Mapping[str, int]
+    ceiling: float | None = None
+    ceiling_n: int = 0
+    ceiling_answered: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The waterfall as plain values."""
@@ -334,7 +342,7 @@ def waterfall(records: Iterable[Record]) -> list[Waterfall]:
 def _fall(ability: str, records: Sequence[Record]) -> Waterfall:
     n = len(records)
     losses = Counter(record.loss for record in records if record.loss is not None)
-    asked = [record.ceiling for record in records if record.ceiling is not None]
+    ceiling, ceiling_n, answered = ceiling_of(records)
 
     def left(*classes: str) -> float:
         return (n - sum(losses[name] for name in classes)) / n
@@ -343,14 +351,25 @@ def _fall(ability: str, records: Sequence[Record]) -> Waterfall:
     return Waterfall(
         ability=ability,
         n=n,
-        ceiling=sum(asked) / len(asked) if asked else None,
         sound=left(GOLD),
         written=None if untold else left(GOLD, NEVER, WRONG),
         kept=None if untold else left(GOLD, NEVER, WRONG, GONE),
         retrieved=left(GOLD, NEVER, WRONG, GONE, MISSED, UNKNOWN),
         answered=left(*LOSSES),
         losses={name: losses[name] for name in LOSSES if losses[name]},
+        ceiling=ceiling,
+        ceiling_n=ceiling_n,
+        ceiling_answered=answered,
     )
+
+
+def ceiling_of(records: Iterable[Record]) -> tuple[float | None, int, float | None]:
+    """Of the records whose question was also asked with its evidence in view: the share right that way, how many they
+    are, and the share of them that is right as they stand."""
+    asked = [record for record in records if record.ceiling is not None]
+    if not asked:
+        return None, 0, None
+    return sum(bool(one.ceiling) for one in asked) / len(asked), len(asked), sum(o.correct for o in asked) / len(asked)
 
 
 # -------------------------------------------------------------------------------------------------------- in words

@@ -20,7 +20,7 @@ from memalpha.qa.cited import cited_scores, evidence_notes
 from memalpha.qa.evaluator import Record, Report, characters_by_four, is_disputed, record_of, summarize
 from memalpha.qa.judge import Judge
 from memalpha.qa.judged import Unjudged, judge_records
-from memalpha.qa.loss import classify, evidence_recall, feedback, trace, waterfall
+from memalpha.qa.loss import ceiling_of, classify, evidence_recall, feedback, trace, waterfall
 from memalpha.qa.metrics import JUDGED, QUESTION_METRICS, best_score, is_right, official_scores, score_question
 from memalpha.qa.official import LONGMEMEVAL_TYPES, longmemeval, session_scores
 from memalpha.qa.reward import conversation_tokens
@@ -76,20 +76,23 @@ def run_systems(
     settings = Settings(budget, k, embedder, agent or AgentConfig())
     embedder.encode(list(dict.fromkeys(question.question for task in tasks for question in task.questions)))
     run = _Run(tasks, reader, settings, judge)
+    nothing = _bills(None, reader, judge)
     ceiling = run.ceiling()
+    common = _between(nothing, _bills(None, reader, judge))
     reports = []
     for source in sources:
         before = _bills(source, reader, judge)
         showing = source.show(tasks, settings, None if progress is None else _named(progress, source.name))
         report = run.report(source.name, showing, ceiling)
         report.summary["bills"] = _between(before, _bills(source, reader, judge))
+        report.summary["ceiling_bills"] = common
         reports.append(report)
         if finished is not None:
             finished(report)
     return reports
 
 
-def _bills(source: Source, reader: Reader, judge: Judge | None) -> dict[str, dict[str, Any]]:
+def _bills(source: Source | None, reader: Reader, judge: Judge | None) -> dict[str, dict[str, Any]]:
     """By role and name, what models behind endpoints (and judges) have asked and paid so far; see `endpoint.Bill`."""
     found: dict[str, dict[str, Any]] = {}
     for role, part in (("writer", source), ("reader", reader)):
@@ -167,7 +170,7 @@ class _Run:
         summary: dict[str, Any] = {
             "system": name,
             "reader": self.reader.name,
-            "conflicts": self.reader.conflicts,
+            "conflicts": _rule(self.reader, [item for _, item in shown]),
             "metric": "+".join(sorted({metric_of(item.question) for _, item in shown})),
             "budget": self.settings.budget,
             **summarize(records, trajectories),
@@ -192,14 +195,17 @@ class _Run:
             return sum(values) / len(values) if values else None
 
         found = [record for record in records if record.gold and record.evidence_recall is not None]
+        ceiling, asked, answered = ceiling_of(records)
         figures: dict[str, Any] = {
-            "ceiling": mean([float(record.ceiling) for record in records if record.ceiling is not None]),
+            "ceiling": ceiling,
+            "ceiling_n": asked or None,
+            "ceiling_answered": answered,
             "abstained": mean([float(record.abstained) for record in records]),
             "tokens": mean([float(record.tokens) for record in records]),
             "evidence_recall": mean([record.evidence_recall for record in found if record.evidence_recall is not None]),
         }
         for k in KS:
-            figures[f"recall@{k}"] = mean([record.scores[f"recall@{k}"] for record in found])
+            figures[f"evidence_recall@{k}"] = mean([record.scores[f"evidence_recall@{k}"] for record in found])
         if {record.ability for record in records} <= set(LONGMEMEVAL_TYPES):
             figures["longmemeval"] = _longmemeval(records)
         figures["accuracy_interval"] = _interval(records)
@@ -266,7 +272,7 @@ class _Run:
         if answer.cited is not None:
             scores |= cited_scores(answer.cited, score, evidence_notes(task, question, answer.notes, item.passages))
         if recall is not None:
-            scores |= {f"recall@{k}": recall_at(item, k) for k in KS}
+            scores |= {f"evidence_recall@{k}": recall_at(item, k) for k in KS}
         if question.answers:  # LongMemEval's retrieval leaves abstention out
             turns = (turn for passage in item.passages for turn in passage.turns)
             scores |= session_scores(turns, question.meta.get("answer_session_ids", ()))
@@ -313,17 +319,26 @@ def _interval(records: Sequence[Record]) -> tuple[float, float] | None:
     return None if found.low is None or found.high is None else (found.low, found.high)
 
 
+def _rule(reader: Reader, shown: Sequence[Shown]) -> str:
+    """The reader's rule on conflicts. Refusing what contradicts itself goes by all that a system holds where it shows
+    that, as in training, and is stricter than going by what it shows for the question: so it is said by which."""
+    if reader.conflicts != "refuse":
+        return reader.conflicts
+    return "refuse, by what is shown" if any(item.held is None for item in shown) else "refuse, by all that is held"
+
+
 def _statements(item: Shown) -> list[str]:
     """What the memory states, as far as it is known: what it holds, else what it shows; and its core, line by line."""
-    known = item.passages if item.held is None else item.held
-    return [*(passage.text for passage in known), *item.core.splitlines()]
+    if item.held is None:
+        return [*(passage.text for passage in item.passages), *item.core.splitlines()]
+    return [*(passage.text for passage in item.held), *(item.core_held or item.core).splitlines()]
 
 
 def _tells_turns(shown: Sequence[Shown]) -> bool:
     """Whether a system says what its passages were taken from: of one that never does, showing nothing (before its
     first entry, say) is no recall of 0."""
     passages = [passage for item in shown for passage in item.passages]
-    return not passages or any(passage.turns for passage in passages)
+    return not passages or any(passage.turns or passage.lost for passage in passages)
 
 
 def _parts(shown: Sequence[tuple[Task, Shown]]) -> Iterator[Sequence[tuple[Task, Shown]]]:

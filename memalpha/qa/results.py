@@ -22,12 +22,12 @@ from memalpha.types import Task
 SUMMARY = "summary"
 """The file beside the systems' own that has all of them."""
 COLUMNS = (
-    "accuracy", "score", "answerable_accuracy", "stale_rate", "ceiling", "evidence_recall", "recall@10", "tokens",
-    "memory_tokens",
+    "accuracy", "score", "answerable_accuracy", "stale_rate", "ceiling", "ceiling_n", "ceiling_answered",
+    "evidence_recall", "evidence_recall@10", "tokens", "memory_tokens", "unjudged",
 )  # fmt: skip
 _SHOWN = {
-    "score": "score", "answerable_accuracy": "answerable", "stale_rate": "stale", "evidence_recall": "evidence",
-    "tokens": "tokens", "memory_tokens": "held",
+    "score": "score", "answerable_accuracy": "answerable", "stale_rate": "stale", "ceiling_answered": "of the same",
+    "evidence_recall": "evidence", "tokens": "tokens", "memory_tokens": "held", "unjudged": "unjudged",
 }  # fmt: skip
 """What a terminal shows of `COLUMNS` beside accuracy, and under which head."""
 _PACKAGES = ("memalpha", "numpy", "faiss-cpu", "torch", "transformers", "sentence-transformers")
@@ -60,7 +60,7 @@ def as_markdown(reports: Sequence[Report]) -> str:
     header, rows = table(reports)
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(figure(value) for value in row) + " |" for row in rows]
-    return "\n".join([_common(reports), "", *lines]) + "\n"
+    return "\n\n".join([_common(reports), "\n".join(lines), *_unjudged(reports)]) + "\n"
 
 
 def print_table(reports: Sequence[Report]) -> None:
@@ -77,6 +77,8 @@ def print_table(reports: Sequence[Report]) -> None:
     shown = {name: label for name, label in shown.items() if not name or _any(reports, name)}
     if all(report.summary["score"] == report.summary["accuracy"] for report in reports):
         del shown["score"]
+    if all(report.summary["ceiling_n"] in (None, len(report.records)) for report in reports):
+        shown.pop("ceiling_answered", None)  # it is the accuracy
     whole, parts = (
         Table(box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), title=title) for title in (None, "score by ability")
     )
@@ -93,14 +95,33 @@ def print_table(reports: Sequence[Report]) -> None:
         parts.add_row(report.name, *map(figure, by_ability))
     console.print(whole)
     console.print(parts)
+    for line in _unjudged(reports):
+        console.print(line)
 
 
 def _common(reports: Sequence[Report]) -> str:
     summary = reports[0].summary
-    ceiling = "" if summary["ceiling"] is None else f"; shown the raw evidence it is right in {summary['ceiling']:.3f}"
+    ceiling = ""
+    if summary["ceiling"] is not None:
+        right, asked = summary["ceiling"], summary["ceiling_n"]
+        ceiling = f"; shown the raw evidence it is right in {right:.3f} of the {asked:,} questions that name some"
     reader, metric, budget = (summary[name] for name in ("reader", "metric", "budget"))
-    rule = "" if summary["conflicts"] == "keep" else f"; conflicts: {summary['conflicts']}"
+    rules: dict[str, list[str]] = {}
+    for report in reports:
+        rules.setdefault(report.summary["conflicts"], []).append(report.name)
+    each = [f"{rule} ({', '.join(names)})" if len(rules) > 1 else rule for rule, names in rules.items()]
+    rule = "" if list(rules) == ["keep"] else f"; conflicts: {'; '.join(each)}"
     return f"reader: {reader}{rule}{ceiling}; metric: {metric}; budget: {budget} tokens of context"
+
+
+def _unjudged(reports: Sequence[Report]) -> list[str]:
+    """What is said of the answers that are in no figure, a line a system."""
+    return [
+        f"{report.name}: no judge gave a readable verdict on {left:,} of {left + len(report.records):,} answers; "
+        f"they are in no figure and no denominator (eval/{file_stem(report.name)}.unjudged.json)"
+        for report in reports
+        if (left := report.summary.get("unjudged"))
+    ]
 
 
 def save_results(folder: Path, reports: Sequence[Report], source: Mapping[str, Any]) -> None:

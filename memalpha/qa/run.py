@@ -107,15 +107,16 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
         place = f"data: {config.data}" if config.benchmark == "tasks" else config.benchmark
         check_categories(tasks, load_schema(config.agent.memory_schema), place)
     reader = reader_of(config)
-    if progress is not None:
-        reports = _run(config, sources, tasks, reader, progress)
-    else:
+    done: list[Report] = []
+    try:
+        if progress is not None:
+            return _run(config, sources, tasks, reader, progress, done)
         console = Console(stderr=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-            reports = _run(config, sources, tasks, reader, _shown_by(bars))
-    if folder is not None:
-        save_results(folder, reports, source)
-    return reports
+            return _run(config, sources, tasks, reader, _shown_by(bars), done)
+    finally:  # where a system, a judge or an endpoint failed, what is done stays
+        if folder is not None and done:
+            save_results(folder, done, source)
 
 
 def _run(
@@ -124,8 +125,15 @@ def _run(
     tasks: Sequence[Task],
     reader: Reader,
     progress: Callable[[str, int, int], None],
+    done: list[Report],
 ) -> list[Report]:
-    out = config.out
+    """The reports, each in `done` and saved as soon as it is there."""
+
+    def finished(report: Report) -> None:
+        done.append(report)
+        if config.out is not None:
+            report.save(config.out)
+
     return run_systems(
         sources,
         tasks,
@@ -138,7 +146,7 @@ def _run(
         agent=config.agent,
         judge=_judge_of(config),
         progress=progress,
-        finished=None if out is None else lambda report: report.save(out) and None,
+        finished=finished,
     )
 
 

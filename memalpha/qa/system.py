@@ -20,7 +20,7 @@ class Passage:
 
     `id` is the system's own; `turns` are ids of the stream's turns that it was taken from, where that is known.
     `chunk`: of an entry that names no turns, the part of the stream it was written at. `order`: of two passages of one
-    time, the one written later has the greater.
+    time, the one written later has the greater. `lost`: turns that were its own until the budget cut it off.
     """
 
     text: str
@@ -30,6 +30,7 @@ class Passage:
     turns: tuple[str, ...] = ()
     order: int = 0
     chunk: int | None = None
+    lost: tuple[str, ...] = ()
 
 
 class System(Protocol):
@@ -73,8 +74,8 @@ class Shown:
     """What one system had for one question when it was asked.
 
     `passages`: what the reader saw, best first, already cut at the budget, and of how many `tokens`; `core`: text that
-    is always in view. `held`: all it held then; `ever`: all it had held up to then (None where the system does not
-    show it). `size`: tokens held.
+    is always in view, `core_held` all of it where `core` is only what the budget left. `held`: all it held then;
+    `ever`: all it had held up to then (None where the system does not show it). `size`: tokens held.
     """
 
     question: Question
@@ -84,6 +85,7 @@ class Shown:
     core: str = ""
     held: tuple[Passage, ...] | None = None
     ever: tuple[Passage, ...] | None = None
+    core_held: str = ""
 
 
 def as_passage(entry: MemoryEntry) -> Passage:

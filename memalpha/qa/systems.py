@@ -23,23 +23,25 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any, Protocol, cast
 
 from memalpha.agent.builder import Builder
 from memalpha.config import AgentConfig, EndpointConfig
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, EvaluationError, MemalphaError
 from memalpha.policy.base import ENDPOINTS, SHIPPED, Policy, in_own_style, load_policy
 from memalpha.qa.baselines import Empty, Recent, Searched, facts_of, turns_of, windows_of
-from memalpha.qa.budget import cut, length
+from memalpha.qa.budget import cut, length, words_of
 from memalpha.qa.evaluator import asked_at, characters_by_four
 from memalpha.qa.reward import memory_tokens
 from memalpha.qa.system import Historical, Inspectable, Passage, Shown, System, as_passage
 from memalpha.store.embedding import Embedder
 from memalpha.store.working import WorkingMemory
-from memalpha.types import Question, Task, TrajectoryGroup
+from memalpha.types import Chunk, Question, Task, TrajectoryGroup
 
 BUILT_IN = ("empty", "append-only", "rag", "rag:chunks", "full", "window", "oracle", "facts", "heuristic")
 
@@ -101,27 +103,49 @@ class Streamed:
         """See `Source`."""
         total, done, shown, sizes = sum(len(task.chunks) for task in tasks), 0, [], []
         for task in tasks:
-            system = self.make(task, settings)
+            with self._at(task):
+                system = self.make(task, settings)
             found: dict[str, Shown] = {}
             ever: dict[tuple[str | None, str], Passage] = {}
+            said = words_of(task)
             for chunk in task.chunks:
-                system.read(chunk)
-                if isinstance(system, Inspectable) and not isinstance(system, Historical):
-                    ever.update(((entry.id, entry.text), entry) for entry in system.entries())
+                with self._at(task, chunk):
+                    system.read(chunk)
+                    if isinstance(system, Inspectable) and not isinstance(system, Historical):
+                        ever.update(((entry.id, entry.text), entry) for entry in system.entries())
                 if asked := [question for question in task.questions if asked_at(question, task) == chunk.index]:
-                    found.update((item.question.id, item) for item in self._ask(system, asked, ever, settings.budget))
+                    with self._at(task, chunk):
+                        shown_now = list(self._ask(system, asked, ever, said, settings.budget))
+                    found.update((item.question.id, item) for item in shown_now)
                 done += 1
                 if progress is not None:
                     progress(done, total)
             shown.append([found[question.id] for question in task.questions])
-            sizes.append(system.size())
+            with self._at(task):
+                sizes.append(system.size())
         return Showing(shown, sizes)
+
+    @contextmanager
+    def _at(self, task: Task, chunk: Chunk | None = None) -> Iterator[None]:
+        """Says where the system was when it raised, and the line of its own code; what we raise on purpose stays."""
+        try:
+            yield
+        except MemalphaError:
+            raise
+        except Exception as error:
+            own = [frame for frame in extract_tb(error.__traceback__) if frame.filename != __file__]
+            lines = [f" ({one.filename}, line {one.lineno})" for one in own if one.filename == own[0].filename]
+            at = f"task {task.id!r}" + ("" if chunk is None else f", chunk {chunk.index}")
+            raise EvaluationError(
+                f"system {self.name}: {at}: {type(error).__name__}: {error}{''.join(lines[-1:])}"
+            ) from error
 
     def _ask(
         self,
         system: System,
         questions: Sequence[Question],
         ever: Mapping[tuple[str | None, str], Passage],
+        said: Mapping[str, str],
         budget: int,
     ) -> Iterator[Shown]:
         held = tuple(system.entries()) if isinstance(system, Inspectable) else None
@@ -134,7 +158,7 @@ class Streamed:
             if isinstance(given, str) or not isinstance(given, Iterable):
                 raise ConfigError(f"system {self.name}: context() gives a list, not {type(given).__name__}")
             passages = tuple(_passage(item, self.name) for item in given)
-            _, kept = cut(passages, None if self.exempt else budget)
+            _, kept = cut(passages, None if self.exempt else budget, said=said)
             yield Shown(question, kept, length(kept), size, held=held, ever=before)
 
 
@@ -156,6 +180,7 @@ class Writer:
         [trajectory], task = group.trajectories, group.task
         found: dict[str, Shown] = {}
         ever: dict[tuple[str | None, str], Passage] = {}
+        said = words_of(task)
         for index, state in enumerate(trajectory.states):
             for turn in (turn for turn in trajectory.turns if turn.chunk == index):
                 for operation in turn.operations:
@@ -169,9 +194,9 @@ class Writer:
             size, before = memory_tokens(state, characters_by_four), tuple(ever.values())
             found_hits = memory.search_many([question.question for question in asked], settings.k)
             for question, hits in zip(asked, found_hits, strict=True):
-                core, kept = cut([as_passage(hit.entry) for hit in hits], settings.budget, state.core)
-                shown = Shown(question, kept, length(kept) + characters_by_four(core), size, core, held, before)
-                found[question.id] = shown
+                core, kept = cut([as_passage(hit.entry) for hit in hits], settings.budget, state.core, said)
+                tokens = length(kept) + characters_by_four(core)
+                found[question.id] = Shown(question, kept, tokens, size, core, held, before, state.core)
         return [found[question.id] for question in task.questions]
 
 
@@ -202,7 +227,7 @@ class Oracle:
     ) -> Shown:
         at = asked_at(question, task)
         passages = [said[turn][1] for turn in question.evidence if turn in said and said[turn][0] <= at]
-        _, kept = cut(passages, settings.budget)
+        _, kept = cut(passages, settings.budget, said=words_of(task))
         held = tuple(passages)
         return Shown(question, kept, length(kept), length(held), held=held, ever=held)
 

@@ -6,6 +6,7 @@ of many in one class the first are shown and the rest counted.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -31,7 +32,9 @@ LABELS = {
     "gold_faulty": "gold answer faulty",
 }
 """What the parts of a bar are called, from what came through to what was lost first."""
-STEPS = ("ceiling", "written", "kept", "retrieved", "answered")
+STEPS = ("written", "kept", "retrieved", "answered")
+CEILING = ("ceiling", "of", "answered of these")
+"""Three columns with a denominator of their own: the questions that name evidence."""
 
 Systems = Mapping[str, Sequence[Record]]
 
@@ -43,8 +46,16 @@ def systems_of(folder: Path) -> dict[str, list[Record]]:
     return dict(sorted(told.items(), key=lambda item: -micro(_rows(item[1]))))
 
 
-def evaluation(systems: Systems, titles: Mapping[str, str]) -> str:
-    """HTML of the systems' figures, losses and failures; "" where there are none. `titles`: what some are called."""
+def unjudged_of(folder: Path) -> dict[str, int]:
+    """By file of an `eval` folder, how many answers no judge gave a verdict on; they are in no record."""
+    suffix = ".unjudged.json"
+    found = {path: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"*{suffix}"))}
+    return {path.name.removesuffix(suffix): len(left) for path, left in found.items()}
+
+
+def evaluation(systems: Systems, titles: Mapping[str, str], unjudged: Mapping[str, int] | None = None) -> str:
+    """HTML of the systems' figures, losses and failures; "" where there are none. `titles`: what some are called;
+    `unjudged`: of how many answers of some there is no verdict."""
     if not systems:
         return ""
     names = {name: titles.get(name) or records[0].system or name for name, records in systems.items()}
@@ -57,11 +68,15 @@ def evaluation(systems: Systems, titles: Mapping[str, str]) -> str:
         "retrieved to never written (right)."
     )
     if any(fall.ceiling is not None for fall in wholes.values()):
-        about += " The line marks the ceiling: what the same reader has right when shown the evidence itself."
+        about += (
+            " The line marks the ceiling: what the same reader has right when shown the evidence itself. Where only "
+            "some questions name evidence there is no line: the ceiling stands in the tables below, over those."
+        )
     bars = stacked_bars([_bar(name, fall) for name, fall in wholes.items()])
     parts = [
         "<h2>Systems on the same questions</h2>",
         _figures({names[name]: records for name, records in systems.items()}),
+        *_left_out({names[name]: count for name, count in (unjudged or {}).items() if name in names}),
         "<h2>Where the answers were lost</h2>",
         f'<figure><figcaption>{about}</figcaption><ul class="legend">{legend}</ul>{bars}</figure>',
     ]
@@ -82,7 +97,7 @@ def _kind(loss: str) -> str:
 def _bar(label: str, fall: Waterfall) -> Bar:
     counts = {RIGHT: round(fall.answered * fall.n), **fall.losses}
     shares = [(_kind(name), LABELS[name], counts[name] / fall.n) for name in LABELS if counts.get(name)]
-    return Bar(f"{label} ({fall.n})", tuple(shares), fall.ceiling)
+    return Bar(f"{label} ({fall.n})", tuple(shares), fall.ceiling if fall.ceiling_n == fall.n else None)
 
 
 def _figures(systems: Systems) -> str:
@@ -104,23 +119,31 @@ def _figures(systems: Systems) -> str:
     return f'<p>{about}</p><div class="card scroll"><table>{_head(head)}{"".join(rows)}</table></div>'
 
 
+def _left_out(unjudged: Mapping[str, int]) -> list[str]:
+    said = ", ".join(f"{count:,} answers of {escape(name)}" for name, count in unjudged.items())
+    return [f'<p class="soft">In no figure, because no judge gave a readable verdict: {said}.</p>'] if said else []
+
+
 def _by_ability(name: str, title: str, falls: Sequence[Waterfall]) -> str:
     lost = [loss for loss in LABELS if loss in falls[-1].losses]
     rows = []
     for fall in falls:
         cells = [f"{fall.n:,}", *(_share(getattr(fall, step)) for step in STEPS)]
+        cells += [_share(fall.ceiling), f"{fall.ceiling_n:,}", _share(fall.ceiling_answered)]
         whole = fall.ability == "all"
         for loss in lost:
             count = fall.losses.get(loss, 0)
             cells.append(f'<a href="#{_anchor(name, loss)}">{count:,}</a>' if whole and count else f"{count:,}")
         rows.append(_row(fall.ability, cells))
-    head = ("ability", "n", *STEPS, *(LABELS[loss] for loss in lost))
+    head = ("ability", "n", *STEPS, *CEILING, *(LABELS[loss] for loss in lost))
     bars = stacked_bars([_bar(fall.ability, fall) for fall in falls[:-1]]) if len(falls) > 2 else ""
     return (
         f"<details><summary>{escape(title)}: by ability</summary>"
         f'<div class="card scroll wrap"><table>{_head(head)}{"".join(rows)}</table></div>'
         + (f"<figure>{bars}</figure>" if bars else "")
-        + '<p class="soft">Written, kept, retrieved, answered: the share of questions that got that far.</p></details>'
+        + '<p class="soft">Written, kept, retrieved, answered: the share of all n questions that got that far. '
+        "Ceiling: of those that name evidence, the share that the same reader has right when shown it; beside it what "
+        "the system has right of these.</p></details>"
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from memalpha.errors import DataError
 from memalpha.report.charts import Z95, Mark, Row, Series, line_chart, mark_rows, swatch
 from memalpha.report.conversation import conversation
-from memalpha.report.evaluation import evaluation, systems_of
+from memalpha.report.evaluation import evaluation, systems_of, unjudged_of
 
 SYSTEMS = {"append_only": "append only", "before": "before training", "after": "after training", "oracle": "oracle"}
 LABELS = {name: label.removesuffix(" training") for name, label in SYSTEMS.items()}  # where there is little room
@@ -88,7 +88,7 @@ def write_report(run: str | Path) -> Path:
         else f"<h1>{escape(folder.name)}: evaluation</h1>",
         _curves(metrics),
         _results(systems),
-        evaluation(evaluated, SYSTEMS),
+        evaluation(evaluated, SYSTEMS, unjudged_of(folder / "eval")),
         conversation(example) if example else "",
     ]
     if config.exists():

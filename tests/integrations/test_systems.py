@@ -45,7 +45,7 @@ def test_a_store_of_another_library_is_evaluated(library, name):
     assert [record.evidence_recall for record in report.records] == [1.0, 1.0, 0.0]
     assert (
         report.records[0].correct
-        and report.summary["recall@10"] == pytest.approx(2 / 3)
+        and report.summary["evidence_recall@10"] == pytest.approx(2 / 3)
         and report.summary["memory_tokens"] > 20
     )
     assert report.records[2].loss == "never_written" and len(report.records[2].retrieved) == 2

@@ -77,6 +77,7 @@ def test_writer_reader_and_judge_behind_a_server_that_goes_away(tmp_path, monkey
     rag, writer = whole
     assert set(rag.summary["bills"]) == {f"reader {server.name}", f"judge {server.name}"}
     assert writer.summary["bills"][f"writer {server.name}"]["paid"] == sum(len(task.chunks) for task in tasks)
+    assert all(one.summary["ceiling_bills"][f"reader {server.name}"]["asked"] for one in whole), "paid once for all"
     assert all(one.summary["bills"][f"judge {server.name}"]["unreadable"] == 1 for one in whole)
     bills = [bill for one in again for name, bill in one.summary["bills"].items() if name.startswith("reader")]
     assert bills[0]["cached"] > bills[0]["paid"] and bills[1]["paid"] > 0, (

@@ -159,6 +159,16 @@ def test_evidence_recall_is_none_where_it_is_not_known():
     assert evidence_recall(shown(CITY, entries("city: Rome"))) is None
     assert evidence_recall(shown(CITY)) == 0.0
     assert evidence_recall(shown(CITY.model_copy(update={"evidence": ()}))) is None
+    assert evidence_recall(shown(CITY, (Passage("city", lost=CITY.evidence),))) == 0.0
+
+
+def test_core_text_that_the_budget_cut_off_was_held_all_the_same():
+    """Not overwritten: it is in the memory, and was not in view."""
+    whole = "pet: cat. city: Rome"
+    seen = replace(shown(CITY, (), (), entries(whole)), core="pet: cat.", core_held=whole)
+    assert lost(seen, FREE) == "not_retrieved"
+    assert lost(replace(seen, core=whole), FREE) == "answered_wrong"
+    assert lost(replace(seen, core_held="pet: cat."), FREE) == "overwritten_or_deleted"
 
 
 @pytest.mark.parametrize("world", [WorldConfig(split="test"), WorldConfig(preset="full", split="test", tokens=8000)])
@@ -221,6 +231,7 @@ def test_waterfall_by_hand():
     records += [wrong(Question(id="x", question="?", category="other"), loss="not_found")]
     other, update, whole = waterfall(records)
     assert (update.ability, update.n, update.ceiling) == ("update", 10, 8 / 9)
+    assert (update.ceiling_n, update.ceiling_answered, other.ceiling_n) == (9, 3 / 9, 0), "of the same questions"
     steps = (update.sound, update.written, update.kept, update.retrieved, update.answered)
     assert steps == (0.9, 0.7, 0.6, 0.5, 0.3)
     assert update.losses == {**dict.fromkeys(lost_by, 1), "should_have_abstained": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from memalpha import cli
 from memalpha.agent.answer import Answer
 from memalpha.agent.prompts import notes
-from memalpha.config import EvalConfig, WorldConfig
+from memalpha.config import EvalConfig, ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.qa.baselines import turns_of, windows_of
 from memalpha.qa.budget import cut, length
@@ -23,6 +24,7 @@ from memalpha.qa.judge import Judge
 from memalpha.qa.judged import Unjudged
 from memalpha.qa.protocol import hits_of, run_systems
 from memalpha.qa.reader import load_reader
+from memalpha.qa.results import as_markdown, print_table, table
 from memalpha.qa.run import run_evaluation
 from memalpha.qa.system import Passage
 from memalpha.qa.systems import Settings, Streamed, load_source
@@ -130,14 +132,53 @@ def test_records_say_what_is_known():
     reports = {report.name: report for report in run("empty", "rag", "oracle", "facts", "full", budget=100)}
     assert [record.correct for record in reports["oracle"].records] == [True, True, True, True]
     assert [record.ceiling for record in reports["rag"].records] == [True, True, True, None]
+    empty = reports["empty"].summary
+    assert (empty["ceiling"], empty["ceiling_n"], empty["ceiling_answered"]) == (1.0, 3, 0.0)
+    assert empty["accuracy"] == 0.25, "of four questions, of which the ceiling's three name evidence"
     assert reports["empty"].summary["losses"] == {"never_written": 3} and reports["empty"].summary["tokens"] == 0
     early, late, *_ = reports["facts"].records
     assert early.loss == "never_written" and late.correct and late.loss is None and late.evidence_recall == 1.0
     assert reports["rag"].summary["conflicts"] == "keep"
-    assert reports["rag"].summary["recall@5"] == 1.0 and reports["rag"].records[0].system == "rag"
-    assert reports["rag"].records[0].scores.keys() >= {"contains", "f1", "exact", "recall@5"}
+    assert reports["rag"].summary["evidence_recall@5"] == 1.0 and reports["rag"].records[0].system == "rag"
+    assert reports["rag"].records[0].scores.keys() >= {"contains", "f1", "exact", "evidence_recall@5"}
     assert reports["rag"].summary["accuracy_interval"] is None, "one conversation has no spread"
     assert reports["rag"].records[3].feedback.startswith("Question: What is the name")
+
+
+@pytest.mark.parametrize(("name", "budget"), [("rag:chunks", 13), ("own", 12)])
+def test_a_passage_that_is_cut_keeps_the_turns_that_are_left_of_it(name, budget):
+    """One long passage is no way to a recall of 1: what the reader does not see is not shown."""
+    everything = [Passage("Ana: I moved to Oslo yesterday. Ana: It rains a lot.", turns=("0.0", "0.1"))]
+    source = load_source(name) if name == "rag:chunks" else Streamed(name, lambda task, settings: _Odd(everything))
+    [_, _, when, _] = source.show([TASK], Settings(budget, 1, load_embedder("hash"))).shown[0]
+    [passage] = when.passages
+    assert "Oslo" in passage.text and "a lot" not in passage.text
+    assert (passage.turns, passage.lost) == (("0.0",), ("0.1",))
+    told = [Passage("A summary of all that Ana said about where she lives and her dog.", turns=("0.0", "2.0"))]
+    [report] = run(Streamed("told", lambda task, settings: _Odd(told)), budget=8)
+    assert report.summary["evidence_recall"] == 0.0, "what is left of a summary is not known: it does not count"
+    [report] = run(Streamed("told", lambda task, settings: _Odd(told)), budget=80)
+    assert report.summary["evidence_recall"] == 1.0
+
+
+def test_by_what_contradictions_are_refused_is_said():
+    """All that is held where that is shown; the three methods alone do not show it."""
+    held = [Passage("city: Oslo"), Passage("city: Lima")]
+
+    class Open(_Odd):
+        def entries(self):
+            return held
+
+    sources = [Streamed(kind.__name__, lambda task, settings, kind=kind: kind(held[1:])) for kind in (Open, _Odd)]
+    reader = load_reader(ReaderConfig(conflicts="refuse"))
+    task = TASK.model_copy(update={"questions": (Question(id="q", question="Which city?", answers=("Lima",)),)})
+    reports = run_systems(sources, [task], reader, embedder="hash")
+    assert [report.summary["conflicts"] for report in reports] == [
+        "refuse, by all that is held",
+        "refuse, by what is shown",
+    ]
+    assert [report.summary["accuracy"] for report in reports] == [0.0, 1.0]
+    assert "conflicts: refuse, by all that is held (Open); refuse, by what is shown (_Odd)" in as_markdown(reports)
 
 
 @pytest.mark.parametrize("name", ["append-only", "rag", "full"])
@@ -203,6 +244,27 @@ def test_what_is_beyond_rules_is_judged():
         run("rag", metric="colour")
 
 
+def test_answers_without_a_verdict_are_counted_where_the_figures_are(capsys):
+    class Terse:
+        name = "terse"
+
+        def sample(self, requests):
+            return [
+                Completion("hm" if "brother" in str(request.messages) else '{"verdict": "correct"}')
+                for request in requests
+            ]
+
+        def count_tokens(self, text):
+            return len(text)
+
+    reports = run("rag", "empty", metric="judge", judge=Judge([Terse()]))
+    header, rows = table(reports)
+    assert [row[header.index("unjudged")] for row in rows] == [1, 1] and [row[1] for row in rows] == [3, 3]
+    said = "rag: no judge gave a readable verdict on 1 of 4 answers; they are in no figure"
+    print_table(reports)
+    assert said in as_markdown(reports) and said in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_judge_that_cannot_be_read_at_all_ends_the_run_in_words():
     class Mute:
         name = "mute"
@@ -233,7 +295,7 @@ def test_showing_nothing_at_first_is_no_recall_of_a_system_that_tells_no_turns()
 
     [slow, empty] = run(Streamed("slow", lambda task, settings: Slow([])), "empty")
     assert not slow.records[0].retrieved and slow.records[1].retrieved
-    assert slow.summary["evidence_recall"] is None and slow.summary["recall@10"] is None
+    assert slow.summary["evidence_recall"] is None and slow.summary["evidence_recall@10"] is None
     assert empty.summary["evidence_recall"] == 0.0
 
 
@@ -330,6 +392,62 @@ def test_a_class_of_ones_own_works_from_the_command_line(tmp_path, monkeypatch, 
     assert "| rag | 4 |" in (folder / "systems.md").read_text()
 
 
+FAULTY = """
+class Faulty:
+    name = "faulty"
+
+    def read(self, chunk):
+        if chunk.index == 1:
+            return self.look(chunk)
+
+    def look(self, chunk):
+        return {}["key"]
+
+    def context(self, question):
+        yield question[100]
+
+    def size(self):
+        return 0
+
+
+class Late(Faulty):
+    def look(self, chunk):
+        pass
+
+
+class Unmade(Faulty):
+    def __init__(self):
+        raise OSError("no disk")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Faulty", r"task 'talk', chunk 1: KeyError: 'key' \(.*faulty_system_of_a_test\.py, line 10\)"),
+        ("Late", r"task 'talk', chunk 1: IndexError: .* line 13\)"),
+        ("Unmade", r"task 'talk': OSError: no disk \(.* line 26\)"),
+    ],
+)
+def test_a_system_that_raises_ends_the_run_in_words_and_what_is_done_stays(tmp_path, monkeypatch, capsys, name, says):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "faulty_system_of_a_test.py").write_text(FAULTY)
+    save_jsonl([TASK], tmp_path / "tasks.jsonl")
+    words = [f"systems=[rag,faulty_system_of_a_test:{name},empty]", "reader.kind=copy", "metric=contains", "out=run"]
+    monkeypatch.setattr(sys, "argv", ["memalpha", "eval", "tasks", "data=tasks.jsonl", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    err = capsys.readouterr().err
+    assert (
+        re.search(rf"^memalpha: system faulty_system_of_a_test:{name}: {says}$", err, re.M) and "Traceback" not in err
+    )
+    folder = tmp_path / "run" / "eval"
+    assert len((folder / "rag.jsonl").read_text().splitlines()) == 4
+    assert list(json.loads((folder / "summary.json").read_text())["systems"]) == ["rag"]
+
+
 def test_the_writer_by_rule_updates_what_is_restated():
     [late] = [item for item in shown("heuristic").shown[0] if item.question.id == "late"]
     assert {passage.text for passage in late.held} == {"Ana: I live in Lima now.", "Ana: My dog is called Rex."}
@@ -365,4 +483,4 @@ def test_the_floor_and_the_search_on_the_real_file_are_those_recorded():
     assert floor["score"] == pytest.approx(0.25, abs=0.01)
     rows = json.loads(RECORDED.read_text())["retrieval"]
     [soft] = [row for row in rows if (row["method"], row["embedder"]) == ("soft", "static")]
-    assert rag["recall@10"] == pytest.approx(soft["recall@10"], abs=0.005)
+    assert rag["evidence_recall@10"] == pytest.approx(soft["recall@10"], abs=0.005)

@@ -57,13 +57,29 @@ def test_figures_and_waterfall_are_those_of_the_records(evaluated: Path) -> None
     row = re.search(r'<th scope="row">all</th>(.*?)</tr>', text)
     assert row is not None
     cells = re.findall(r'<td class="n">(.*?)</td>', row[1])
-    # n, ceiling, written, kept, retrieved, answered, then a count for each class, which leads to its failures
-    assert cells[:6] == ["10", "1.000", "0.700", "0.600", "0.500", "0.300"]
-    assert [re.sub("<.*?>", "", cell) for cell in cells[6:]] == ["1"] * 7
+    # n, written, kept, retrieved, answered; the ceiling, of how many, and what was answered of those; then a count for
+    # each class, which leads to its failures
+    assert cells[:8] == ["10", "0.700", "0.600", "0.500", "0.300", "1.000", "10", "0.300"]
+    assert [re.sub("<.*?>", "", cell) for cell in cells[8:]] == ["1"] * 7
     bars = dict(re.findall(r"<title>(rag:chunks \(10\), [^:]+): ([\d.%]+)</title>", text))
     assert bars["rag:chunks (10), answered rightly"] == "30.0%"
     assert bars["rag:chunks (10), ceiling"] == "100.0%"
     assert len(bars) == 9
+
+
+def test_a_ceiling_of_some_questions_is_no_line_on_all_of_them(tmp_path: Path) -> None:
+    save(tmp_path, "rag", [record(1), record(2, "not_retrieved"), record(3, ability="abstention", ceiling=None)])
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    bars = dict(re.findall(r"<title>([^<:]*\(\d\), ceiling): ([\d.%]+)</title>", text))
+    assert bars == {"temporal (2), ceiling": "100.0%"}, "none for all three, of which two name evidence"
+    row = re.search(r'<th scope="row">all</th>(.*?)</tr>', text)
+    assert row is not None and re.findall(r'"n">(.*?)</td>', row[1])[4:8] == ["0.667", "1.000", "2", "0.500"]
+
+
+def test_answers_without_a_verdict_are_told(tmp_path: Path) -> None:
+    save(tmp_path, "rag", [record(1), record(2)])
+    (tmp_path / "eval" / "rag.unjudged.json").write_text('[{"task": "t"}]', encoding="utf-8")
+    assert "no judge gave a readable verdict: 1 answers of rag:chunks." in page_of(tmp_path).text
 
 
 def test_every_link_leads_somewhere_and_every_failure_opens(evaluated: Path) -> None:
