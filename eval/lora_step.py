@@ -38,7 +38,7 @@ from memalpha.tasks import synthetic
 from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.checkpoint import save_checkpoint
 from memalpha.train.collect import collect
-from memalpha.train.learner import Learner
+from memalpha.train.engine import Engine
 from memalpha.train.lora import add_lora
 from memalpha.train.losses import LossSettings
 from memalpha.types import Chunk, Task
@@ -138,11 +138,11 @@ def step(arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
     parameters = policy.parameters
     assert config.lora is not None
     adapted = add_lora(policy.model, config.lora, policy.name)
-    learner = timed("learner", lambda: Learner(adapted, config, LossSettings.of(config)))
+    learner = timed("learner", lambda: Engine(adapted, config, LossSettings.of(config)))
     rewards = RewardModel(config.reward, policy.count_tokens)
     builder, reader = Builder(policy, config.agent), load_reader(config.reader)
     groups, _ = timed("sample", lambda: collect(builder, [long_task()], reader, rewards, config, 0))
-    samples = timed("annotate", lambda: GRPO(config).annotate(groups, learner.forward))
+    samples = timed("annotate", lambda: GRPO(config).annotate(groups, learner))
     stats = timed("update", lambda: learner.update(samples, config.learning_rate))
     folder = timed("checkpoint", lambda: save_checkpoint(out, 1, policy, learner, {}))
     trajectories = groups[0].trajectories

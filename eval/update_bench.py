@@ -9,7 +9,7 @@ state and buffers are there. All rows differ: nothing is shared between them.
 
 Systems, all with equally many padded tokens in a micro-batch at most:
 
-- `memalpha`: `Learner.update`.
+- `memalpha`: `Engine.update`.
 - `trl`: `GRPOTrainer._compute_loss` and the trainer's own optimizer. As in its `train`, every row is padded to the
   longest prompt and the longest completion of the whole step. Its micro-batches are of 1 row, its fastest and leanest
   here, or of 4.
@@ -111,7 +111,7 @@ def width(rows: list[Row]) -> int:
 def ours(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[Callable[[list[Row]], object], int]:
     """An update, and the padded tokens of `rows`."""
     from memalpha.config import TrainConfig
-    from memalpha.train.learner import Learner
+    from memalpha.train.engine import Engine
     from memalpha.train.losses import LossSettings
     from memalpha.train.samples import TrainingSample, pack, policy_gradient_sample, split
     from memalpha.types import Completion, Turn
@@ -119,11 +119,11 @@ def ours(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[Callable[[l
     tokens = case["padded_rows"] * width(rows)
     config = TrainConfig(
         out=Path("unused"),
-        loss_normalizer="token",
+        loss_type="dapo",
         microbatch_tokens=tokens,
         gradient_checkpointing=case["checkpointing"],
     )
-    learner = Learner(model, config, LossSettings.of(config))
+    learner = Engine(model, config, LossSettings.of(config))
     level = -float(np.log(model.config.vocab_size))
 
     def sample(row: Row) -> TrainingSample:

@@ -22,8 +22,7 @@ BELOW: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "types": frozenset({"errors"}),
     "hub": frozenset(),
-    "config_files": frozenset({"errors"}),
-    "config": BASE | {"config_files"},
+    "config": BASE,
 }
 BELOW["store"] = BASE
 BELOW["policy"] = BELOW["tasks"] = BASE  # neither knows the store, nor the other

@@ -50,6 +50,22 @@ def group_advantages(
     return result
 
 
+def spread(groups: Sequence[TrajectoryGroup], extra: Sequence[Sequence[Sequence[float]]]) -> float:
+    """The population standard deviation of r_t over all turns of all groups; every rollout weighs the same.
+
+    `extra` is added to the turns' own rewards, by group and trajectory.
+    """
+    values, weights = [], []
+    for group, added in zip(groups, extra, strict=True):
+        for trajectory, more in zip(group.trajectories, added, strict=True):
+            shared, own = _parts(trajectory)
+            values += [shared + a + b for a, b in zip(own, more, strict=True)]
+            weights += [1 / len(own)] * len(own)
+    whole = sum(weights)
+    mean = sum(weight * value for value, weight in zip(values, weights, strict=True)) / whole
+    return math.sqrt(sum(weight * (value - mean) ** 2 for value, weight in zip(values, weights, strict=True)) / whole)
+
+
 def _parts(trajectory: Trajectory) -> tuple[float, list[float]]:
     """The shared reward of a trajectory and its turns' own rewards, weighted."""
     reward = trajectory.reward

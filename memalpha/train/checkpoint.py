@@ -29,7 +29,7 @@ from memalpha.errors import CheckpointError, ConfigError
 from memalpha.policy.base import ADAPTER_CONFIG
 from memalpha.policy.transformers_ import TransformersPolicy, load_adapter, without_bars
 from memalpha.train.distributed import ONE, World, spread_weights
-from memalpha.train.learner import Learner
+from memalpha.train.engine import Engine
 
 FORMAT = 2
 RNG = "rng/torch"
@@ -87,7 +87,7 @@ def saved_steps(run: Path) -> list[int]:
 
 
 def save_checkpoint(
-    run: Path, step: int, policy: TransformersPolicy, learner: Learner, state: Mapping[str, Any]
+    run: Path, step: int, policy: TransformersPolicy, learner: Engine, state: Mapping[str, Any]
 ) -> Path:
     """Write `step-N` unless it is there; `state` must be JSON. Every process must call this, the main one writes."""
     path = checkpoint_path(run, step)
@@ -112,7 +112,7 @@ def save_checkpoint(
     return path
 
 
-def load_checkpoint(path: Path, learner: Learner) -> dict[str, Any]:
+def load_checkpoint(path: Path, learner: Engine) -> dict[str, Any]:
     """Put weights, optimizer and RNG back in place; returns the saved state. Raises `CheckpointError`."""
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
@@ -142,7 +142,7 @@ def save_weights(model: Any, folder: Path) -> None:
     model.peft_config["default"].save_pretrained(str(folder))
 
 
-def load_weights(path: Path, learner: Learner) -> None:
+def load_weights(path: Path, learner: Engine) -> None:
     """Copy the weights of a checkpoint into the learner's model, in place, and into what it holds sharded.
 
     Every process must call this. Raises `CheckpointError`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 
 from memalpha.agent.answer import Reader
@@ -148,23 +149,25 @@ def _enough(tasks: Sequence[Task], config: RunConfig) -> None:
         raise DataError(f"data: {config.data} has {len(tasks)} tasks, training needs at least {needed}, {why}")
 
 
-def collect(
-    builder: Builder,
-    tasks: Sequence[Task],
-    reader: Reader,
-    rewards: RewardModel,
-    config: RunConfig,
-    step: int,
-    world: World = ONE,
-) -> tuple[list[TrajectoryGroup], list[Record]]:
-    """`group_size` sampled rollouts of each task, with rewards, and the records of all their questions.
+@dataclass(frozen=True, slots=True)
+class Collector:
+    """Builds and scores a run's rollouts. Processes of `world` do a share of the tasks each, and all get everything."""
 
-    Processes build and score a share of the tasks each, and all of them get everything.
-    """
-    first, mine = world.block(tasks)
-    groups = builder.build(mine, config.group_size, config.temperature, seed=config.seed, step=step, first=first)
-    groups, records = score_groups(groups, reader, rewards, embedder=builder.embedder)
-    return world.gather(groups), world.gather(records)
+    builder: Builder
+    reader: Reader
+    rewards: RewardModel
+    config: RunConfig
+    world: World = ONE
+
+    def attempts(self, tasks: Sequence[Task], step: int) -> tuple[list[TrajectoryGroup], list[Record]]:
+        """`group_size` sampled rollouts of each task, with rewards, and the records of all their questions."""
+        first, mine = self.world.block(tasks)
+        config = self.config
+        groups = self.builder.build(
+            mine, config.group_size, config.temperature, seed=config.seed, step=step, first=first
+        )
+        groups, records = score_groups(groups, self.reader, self.rewards, embedder=self.builder.embedder)
+        return self.world.gather(groups), self.world.gather(records)
 
 
 def examine(

@@ -17,19 +17,16 @@ from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluator import Record, Report, summarize
 from memalpha.qa.reward import RewardModel
 from memalpha.qa.walk import choose_example, walk, write_example
-from memalpha.train.algorithms.grpo import GRPO
+from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.checkpoint import append_lines, read_json, write_json
-from memalpha.train.collect import TaskSource, collect
+from memalpha.train.collect import Collector, TaskSource
 from memalpha.train.distributed import World
-from memalpha.train.learner import learning_rate
+from memalpha.train.engine import learning_rate
 from memalpha.train.losses import LossSettings
 from memalpha.train.run import Run, launch
-from memalpha.train.samples import TrainingSample
+from memalpha.train.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.sft import SFTRun
 from memalpha.types import Trajectory, TrajectoryGroup
-
-ALGORITHMS = {"grpo": GRPO}
-"""`TrainConfig.algorithm` by name."""
 
 BASELINES = {"append_only": "append-only", "oracle": "oracle"}
 READABLE = 0.5
@@ -58,11 +55,12 @@ class _Run(Run[TrainConfig]):
         self.reader, self.training_reader = self._readers(config.reader, config.training_reader or config.reader)
         self.rewards = RewardModel(config.reward.kept_in(self.out), self.policy.count_tokens)
         self.builder = Builder(self.policy, config.agent, self.embedder)
+        self.collector = Collector(self.builder, self.training_reader, self.rewards, config, world)
         self.source.check(self.policy, config.agent, self.builder.schema)
-        self.learner = self._learner(LossSettings.of(config), reference=config.beta > 0)
+        self.algorithm = ALGORITHMS[config.algorithm](config)
+        self.learner = self._learner(LossSettings.of(config), reference=self.algorithm.needs_reference)
         if config.sample_dtype is not None:  # now that the model is what the learner has made of it
             self.policy.sample_in(config.sample_dtype)
-        self.algorithm = ALGORITHMS[config.algorithm](config)
 
     def _length(self) -> int:
         return self.config.schedule_steps
@@ -93,14 +91,13 @@ class _Run(Run[TrainConfig]):
 
     def _prepare(self) -> tuple[list[TrajectoryGroup], list[Record], list[TrainingSample]]:
         tasks = self.source.batch(self.step * self.config.tasks_per_step)
-        groups, records = collect(
-            self.builder, tasks, self.training_reader, self.rewards, self.config, self.step, self.world
-        )
-        return groups, records, self.algorithm.annotate(groups, self.learner.forward)
+        groups, records = self.algorithm.collect(self.collector, tasks, self.step)
+        return groups, records, self.algorithm.annotate(groups, self.learner)
 
     def _learn(self, prepared: tuple[list[TrajectoryGroup], list[Record], list[TrainingSample]]) -> dict[str, Any]:
         groups, records, samples = prepared
         line = {**self._figures(groups, records), **self._update(samples)}
+        self.algorithm.learnt(line)
         if self.world.main:
             self._write_trajectories(groups, samples)
         return line
@@ -159,13 +156,16 @@ class _Run(Run[TrainConfig]):
             samples, mismatch = self.learner.recompute_old(samples, config.importance_cap)
         rate = learning_rate(self.step, config)
         stats: list[dict[str, float]] = []
+        units = _units(samples)
         for iteration in range(config.num_iterations):
-            order = list(range(len(samples)))
+            order = list(range(len(units)))
             Random(f"{config.seed}|{self.step}|{iteration}").shuffle(order)
             for part in range(config.minibatches):
-                chosen = order[part :: config.minibatches]
+                chosen = [samples[i] for unit in order[part :: config.minibatches] for i in units[unit]]
                 if chosen:
-                    stats.append(self.learner.update([samples[i] for i in chosen], rate))
+                    stats.append(self.learner.update(self.algorithm.refresh(chosen, self.learner), rate))
+        if not stats:  # nothing to learn from, as when all rollouts of a step are worth the same
+            return {"tokens": 0}
         mean = {name: sum(s[name] for s in stats) / len(stats) for name in stats[0]}
         mean.pop("tokens")
         worst = {name: max(s[name] for s in stats) for name in ("old_max", "ratio_deviation")}
@@ -194,18 +194,20 @@ class _Run(Run[TrainConfig]):
 
     def _write_trajectories(self, groups: Sequence[TrajectoryGroup], samples: Sequence[TrainingSample]) -> None:
         """trajectories.jsonl: the first task's rollouts, readable. turns.jsonl: every turn's tokens, if kept, and
-        whether all its calls were executed."""
-        shown = [_readable(self.step, trajectory) for trajectory in groups[0].trajectories]
-        append_lines(self.out / "trajectories.jsonl", shown)
+        whether all its calls were executed; `advantage` is that of its first token in the policy gradient, if any."""
+        first = groups[0].task.id
+        told = [_readable(self.step, one) for group in groups if group.task.id == first for one in group.trajectories]
+        append_lines(self.out / "trajectories.jsonl", told)
         if not self.config.keep_tokens:
             return
-        rated = [
-            (reward, all(result.ok for result in turn.results))
+        advantages = {_place(row): float(row.advantages[0]) for row in samples if row.pg.any()}
+        kept = (
+            (policy_gradient_sample(turn, task=group.task.id, rollout=one.rollout, role=one.role), turn, reward)
             for group in groups
-            for trajectory in group.trajectories
-            if trajectory.reward
-            for reward, turn in zip(trajectory.reward.turns, trajectory.turns, strict=True)
-        ]
+            for one in group.trajectories
+            if one.reward
+            for turn, reward in zip(one.turns, one.reward.turns, strict=True)
+        )
         append_lines(
             self.out / "turns.jsonl",
             (
@@ -213,18 +215,31 @@ class _Run(Run[TrainConfig]):
                     "step": self.step,
                     "task": sample.task,
                     "rollout": sample.rollout,
+                    "role": sample.role,
                     "chunk": sample.chunk,
                     "prompt_ids": list(sample.prompt_ids),
                     "completion_ids": list(sample.completion_ids),
                     "logprobs": sample.logprobs.tolist(),
                     "temperature": sample.temperature,
-                    "advantage": float(sample.advantages[0]),
+                    "advantage": advantages.get(_place(sample)),
                     "reward": reward,
-                    "ok": ok,
+                    "ok": all(result.ok for result in turn.results),
                 }
-                for sample, (reward, ok) in zip(samples, rated, strict=True)
+                for sample, turn, reward in kept
             ),
         )
+
+
+def _units(samples: Sequence[TrainingSample]) -> list[list[int]]:
+    """Indices of the rows that go into the same optimizer step: those of a unit, or each alone."""
+    found: dict[str | int, list[int]] = {}
+    for i, sample in enumerate(samples):
+        found.setdefault(i if sample.unit is None else sample.unit, []).append(i)
+    return list(found.values())
+
+
+def _place(sample: TrainingSample) -> tuple[str, int, str, int]:
+    return sample.task, sample.rollout, sample.role, sample.chunk
 
 
 def _is_flat(group: TrajectoryGroup) -> bool:
@@ -238,6 +253,7 @@ def _readable(step: int, trajectory: Trajectory) -> Mapping[str, Any]:
         "step": step,
         "task": trajectory.task.id,
         "rollout": trajectory.rollout,
+        "role": trajectory.role,
         "reward": reward.total if reward else None,
         "components": {name: list(values) for name, values in reward.components.items()} if reward else {},
         "turns": [

@@ -47,7 +47,7 @@ from memalpha.train.checkpoint import (
 )
 from memalpha.train.collect import examine
 from memalpha.train.distributed import World, join, own_device
-from memalpha.train.learner import Learner
+from memalpha.train.engine import Engine
 from memalpha.train.lora import add_lora
 from memalpha.train.losses import LossSettings
 from memalpha.train.progress import Display
@@ -83,7 +83,7 @@ class Run(ABC, Generic[C]):
     A subclass sets `learner` (`_learner` makes it) and says what a step and a validation are.
     """
 
-    learner: Learner
+    learner: Engine
     files: ClassVar[tuple[str, ...]] = ("metrics.jsonl",)
     """JSON Lines with a `step`, which a resumed run goes on with."""
 
@@ -144,13 +144,13 @@ class Run(ABC, Generic[C]):
         """Whether every step leaves a checkpoint that stays."""
         return False
 
-    def _learner(self, loss: LossSettings, *, reference: bool = False) -> Learner:
+    def _learner(self, loss: LossSettings, *, reference: bool = False) -> Engine:
         """The learner of the policy's weights, or of new adapters in its layers."""
         config = self.config
         model: Any = self.policy.model
         if config.lora is not None:
             model = add_lora(model, config.lora, lasting_name(config.policy), config.seed)
-        return Learner(model, config, loss, reference=reference, world=self.world)
+        return Engine(model, config, loss, reference=reference, world=self.world)
 
     # ------------------------------------------------------------------------------------------------- the whole run
 

@@ -14,7 +14,7 @@ import torch
 from memalpha.errors import PolicyError
 from memalpha.types import Turn
 
-STREAMS = ("pg", "ce", "kl", "ent")
+STREAMS = ("pg", "ce", "kl", "ent", "vf")
 """The parts of the loss (`train.losses`), by the name of their weights."""
 
 
@@ -23,9 +23,11 @@ class TrainingSample:
     """One row: `prompt_ids` then `completion_ids` (T of them, as sampled, end of sequence included).
 
     `logprobs` are the ratio's denominator, at `temperature`: those the tokens were sampled with, or the learner's own
-    (`Learner.recompute_old`); `reference` are the reference policy's. `advantages` weigh the policy gradient. `pg`,
-    `ce`, `kl` and `ent` are the weights of the loss's streams (policy gradient, cross-entropy, KL to the reference,
-    entropy bonus; None: 0). All are float32 of shape (T,). `task`, `rollout`, `chunk` say where the row came from.
+    (`Engine.recompute_old`); `reference` are the reference policy's. `advantages` weigh the policy gradient. `pg`,
+    `ce`, `kl`, `ent` and `vf` are the weights of the loss's streams (policy gradient, cross-entropy, KL to the
+    reference, entropy bonus, value loss; None: 0); `values` are what the value head gave before a step's first update,
+    `returns` what it is to give. All are float32 of shape (T,). `task`, `rollout`, `chunk`, `role` say where the row
+    came from. Rows of one `unit` (None: the row alone) go into the same optimizer step.
     """
 
     prompt_ids: tuple[int, ...]
@@ -36,11 +38,16 @@ class TrainingSample:
     ce: np.ndarray
     kl: np.ndarray
     ent: np.ndarray | None = None
+    vf: np.ndarray | None = None
     reference: np.ndarray | None = None
+    values: np.ndarray | None = None
+    returns: np.ndarray | None = None
     temperature: float = 1.0
     task: str = ""
     rollout: int = 0
     chunk: int = 0
+    role: str = "attempt"
+    unit: str | None = None
 
     def __post_init__(self) -> None:
         count = len(self.completion_ids)
@@ -54,12 +61,14 @@ class TrainingSample:
                 f"task {self.task!r}, chunk {self.chunk}: temperature {self.temperature} cannot be trained at: the "
                 "loss divides by it (greedy turns have log-probs at temperature 1)"
             )
-        for name in ("logprobs", "advantages", "reference", *STREAMS):
+        for name in ("logprobs", "advantages", "reference", "values", "returns", *STREAMS):
             value = getattr(self, name)
             if value is not None and value.shape != (count,):
                 raise ValueError(f"{name} has shape {value.shape}, the completion has {count} tokens")
         if self.reference is None and self.kl.any():
             raise ValueError("kl: a weight on the KL needs the log-probs of the reference")
+        if self.vf is not None and (self.values is None or self.returns is None):
+            raise ValueError("vf: a weight on the value loss needs the old values and the returns")
 
     @property
     def length(self) -> int:
@@ -67,7 +76,9 @@ class TrainingSample:
         return len(self.prompt_ids) + len(self.completion_ids)
 
 
-def policy_gradient_sample(turn: Turn, advantage: float = 0.0, *, task: str = "", rollout: int = 0) -> TrainingSample:
+def policy_gradient_sample(
+    turn: Turn, advantage: float = 0.0, *, task: str = "", rollout: int = 0, role: str = "attempt"
+) -> TrainingSample:
     """The row of one sampled turn: every completion token carries `advantage` and the unnormalised weight 1.
 
     A greedy turn (temperature 0) trains at temperature 1, at which its log-probs were recorded.
@@ -86,6 +97,7 @@ def policy_gradient_sample(turn: Turn, advantage: float = 0.0, *, task: str = ""
         task=task,
         rollout=rollout,
         chunk=turn.chunk,
+        role=role,
     )
 
 
@@ -114,12 +126,13 @@ class MicroBatch:
 
     `positions` (N,) index the flattened hidden states that predict `targets` (N,). Right padding under a causal model
     needs no mask: no trained position sees what comes after it. Rollouts of a sharp policy often agree: samples of
-    equal tokens share one of the B rows, their advantages stay apart. `reference` and `ent` are None where no sample
-    has them.
+    equal tokens share one of the B rows, their advantages stay apart. `sample` (N,) numbers the samples that the tokens
+    belong to. `reference` and `ent` are None where no sample has them.
     """
 
     input_ids: torch.Tensor
     positions: torch.Tensor
+    sample: torch.Tensor
     targets: torch.Tensor
     temperature: torch.Tensor
     logprobs: torch.Tensor
@@ -189,6 +202,7 @@ def pack(samples: Sequence[TrainingSample], device: torch.device | str = "cpu") 
     return MicroBatch(
         input_ids=torch.from_numpy(input_ids).to(device),
         positions=flat(positions),
+        sample=flat([np.repeat(np.arange(len(samples)), counts)]),
         targets=flat(np.array(sample.completion_ids, dtype=np.int64) for sample in samples),
         temperature=torch.from_numpy(heat).to(device),
         logprobs=flat(sample.logprobs for sample in samples),

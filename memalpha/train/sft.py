@@ -34,10 +34,10 @@ from memalpha.errors import CheckpointError, ConfigError, DataError, TrainingErr
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.reward import RewardModel
 from memalpha.train.checkpoint import append_lines, read_json, saved_steps
-from memalpha.train.collect import TaskSource, collect
+from memalpha.train.collect import Collector, TaskSource
 from memalpha.train.demonstrations import Demonstrator, best_of, from_file, imitable, logged
 from memalpha.train.distributed import World
-from memalpha.train.learner import learning_rate
+from memalpha.train.engine import learning_rate
 from memalpha.train.losses import LossSettings
 from memalpha.train.run import Run
 from memalpha.train.samples import TrainingSample, cross_entropy_sample
@@ -120,10 +120,11 @@ class SFTRun(Run[SFTConfig]):
         """The best rollouts of round `number`, which begins at this step; figures of what was sampled."""
         config, tasks = self.config, self._tasks(number)
         rewards, kept, rows, left_out = [], 0, [], 0
+        collector = Collector(self.builder, self.reader, self.rewards, config, self.world)
         for first in range(0, len(tasks), TOGETHER):
             step = number * len(tasks) + first  # keys the noise
             some = tasks[first : first + TOGETHER]
-            groups, _ = collect(self.builder, some, self.reader, self.rewards, config, step, self.world)
+            groups, _ = collector.attempts(some, step)
             rewards += [t.reward.total for group in groups for t in group.trajectories if t.reward is not None]
             chosen = best_of(groups)
             kept += len(chosen)

@@ -12,7 +12,7 @@ from tiny import tiny_model
 
 from memalpha.config import LoraConfig
 from memalpha.errors import ConfigError, PolicyError
-from memalpha.train.learner import Learner
+from memalpha.train.engine import Engine
 from memalpha.train.lora import add_lora
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # peft calls transformers by names on their way out
@@ -41,7 +41,7 @@ def test_what_is_refused():
             add_lora(tiny_model(tied=tied), LoraConfig(target_modules=("lm_head",)), "tiny")
     foreign = peft.get_peft_model(tiny_model(tied=False), peft.LoraConfig(target_modules=["lm_head"]))
     with pytest.raises(PolicyError, match="after the output embedding"):
-        Learner(foreign, config())
+        Engine(foreign, config())
     chosen = factors(add_lora(tiny_model(), LoraConfig(target_modules=("v_proj", "mlp.up_proj")), "tiny"))
     assert {name.split(".lora_")[0].rpartition(".")[2] for name in chosen} == {"v_proj", "up_proj"}
 
@@ -49,7 +49,7 @@ def test_what_is_refused():
 def test_only_adapters_train_and_the_reference_is_the_model_without_them():
     model, rows = sampled_rows(10)
     before = copy.deepcopy(model)
-    learner = Learner(add_lora(model, LoraConfig(r=4), "tiny"), config(lora=LoraConfig(r=4)), reference=True)
+    learner = Engine(add_lora(model, LoraConfig(r=4), "tiny"), config(lora=LoraConfig(r=4)), reference=True)
     start = learner.forward(rows)
     for _ in range(2):
         learner.update(rows, 1e-2)
@@ -64,8 +64,8 @@ def test_only_adapters_train_and_the_reference_is_the_model_without_them():
 
 def test_frozen_weights_rest_in_bfloat16_and_adapters_in_float32():
     model, rows = sampled_rows(10)
-    exact = Learner(add_lora(copy.deepcopy(model), LoraConfig(r=4), "tiny"), config())
-    low = Learner(add_lora(model, LoraConfig(r=4), "tiny"), config(dtype="bfloat16"))
+    exact = Engine(add_lora(copy.deepcopy(model), LoraConfig(r=4), "tiny"), config())
+    low = Engine(add_lora(model, LoraConfig(r=4), "tiny"), config(dtype="bfloat16"))
     assert {part.dtype for part in low.trainable.values()} == {torch.float32}
     assert {part.dtype for part in low.model.parameters() if not part.requires_grad} == {torch.bfloat16}
     grads = []

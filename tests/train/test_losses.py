@@ -18,7 +18,7 @@ from tiny import tiny_model, tiny_policy
 from memalpha.config import LoraConfig, TrainConfig
 from memalpha.errors import TrainingError
 from memalpha.train.algorithms.grpo import GRPO
-from memalpha.train.learner import Learner
+from memalpha.train.engine import Engine
 from memalpha.train.lora import add_lora
 from memalpha.train.losses import LossSettings, kl_estimate
 from memalpha.train.normalize import normalize
@@ -66,11 +66,11 @@ def sampled_groups() -> tuple[TrajectoryGroup, ...]:
     return tuple(groups)
 
 
-def prepared(config: TrainConfig, lora: bool) -> Learner:
+def prepared(config: TrainConfig, lora: bool) -> Engine:
     """A learner whose weights have moved away from its reference."""
     model = tiny_model(layers=1)
     adapted = add_lora(model, LoraConfig(r=4), "tiny") if lora else model
-    learner = Learner(adapted, config, LossSettings.of(config), reference=config.beta > 0)
+    learner = Engine(adapted, config, LossSettings.of(config), reference=config.beta > 0)
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in learner.trainable.values():
@@ -127,7 +127,7 @@ def expected_gradient(begin, now, config: TrainConfig) -> torch.Tensor:
                 if config.kl_in == "reward":
                     own -= config.beta * float(schulman(config.kl_estimator, old[g, r, at], reference[g, r, at]).sum())
                 rewards[g, r, at] = own
-    loss = torch.zeros((), dtype=torch.float64)
+    loss, bonus = torch.zeros(2, dtype=torch.float64)
     for (g, r, at), turn in turns().items():
         siblings = groups[g].trajectories
         shared = np.array([t.reward.components["r1"][0] for t in siblings])
@@ -138,11 +138,13 @@ def expected_gradient(begin, now, config: TrainConfig) -> torch.Tensor:
         new, entropy = score64(now, turn)
         ratio = (new - old[g, r, at]).exp()
         surrogate = torch.min(ratio * advantage, ratio.clip(1 - LOW, 1 + HIGH) * advantage)
-        loss = loss - (pull[g, r, at] * surrogate).sum() - config.entropy_coef * entropy.sum()
+        loss = loss - (pull[g, r, at] * surrogate).sum()
+        bonus = bonus + entropy.sum()
         if config.beta and config.kl_in == "loss":
             estimate = schulman(config.kl_estimator, new, reference[g, r, at])
             loss = loss + config.beta * (ratio * estimate if config.use_bias_correction_kl else estimate).sum()
-    (loss / (len(old) * CONSTANT)).backward()
+    bonus = config.entropy_coef * bonus / sum(map(len, old.values()))
+    (loss / (len(old) * CONSTANT) - bonus).backward()
     return torch.cat([p.grad.flatten() for p in now.parameters() if p.requires_grad])
 
 
@@ -168,7 +170,7 @@ def test_gradient_of_the_second_epoch_equals_float64(lora, estimator, kl, old, b
     config = settings(beta=BETA, kl_estimator=estimator, entropy_coef=bonus, temperature=HEAT, **kl, **old)
     learner = prepared(config, lora)
     begin = copy.deepcopy(learner.model).double()
-    samples = GRPO(config).annotate(sampled_groups(), learner.forward)
+    samples = GRPO(config).annotate(sampled_groups(), learner)
     if config.old_logprobs == "recomputed":
         samples, mismatch = learner.recompute_old(samples, config.importance_cap)
         assert config.importance_cap is None or 0 < mismatch["mismatch_capped"] < 1
@@ -216,7 +218,7 @@ def test_expected_gradients_of_the_estimates(kind, corrected, which):
 def test_recomputed_log_probs_say_how_sampler_and_learner_differ():
     config = settings(old_logprobs="recomputed", temperature=HEAT)
     learner = prepared(config, lora=False)
-    samples = GRPO(config).annotate(sampled_groups(), learner.forward)
+    samples = GRPO(config).annotate(sampled_groups(), learner)
     rows, stats = learner.recompute_old(samples, 1.1)
     gaps = np.concatenate([row.logprobs - sample.logprobs for row, sample in zip(rows, samples, strict=True)])
     ratio = np.exp(gaps.astype(np.float64))
@@ -229,7 +231,7 @@ def test_recomputed_log_probs_say_how_sampler_and_learner_differ():
 
 
 def test_a_kl_weight_needs_a_reference():
-    row = GRPO(settings()).annotate(sampled_groups(), lambda *_, **__: [])[0]
+    row = GRPO(settings()).annotate(sampled_groups(), prepared(settings(), lora=False))[0]
     with pytest.raises(ValueError, match="reference"):
         replace(row, kl=row.pg)
     with pytest.raises(TrainingError, match="reference=True"):

@@ -15,6 +15,7 @@ from memalpha.store.schema import load_schema
 from memalpha.tasks import synthetic
 from memalpha.tasks.jsonl import save_jsonl
 from memalpha.train import loop
+from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.checkpoint import locked
 from memalpha.train.collect import TaskSource
@@ -97,10 +98,10 @@ def test_what_is_evaluated_is_not_trained_on(small, tmp_path):
 
 def test_the_configuration_names_the_algorithm(small, monkeypatch):
     made = []
-    monkeypatch.setitem(loop.ALGORITHMS, "grpo", lambda config: made.append(config) or GRPO(config))
+    monkeypatch.setitem(ALGORITHMS, "grpo", lambda config: made.append(config) or GRPO(config))
     train(small(max_steps=0))
     assert len(made) == 1
-    assert loop.ALGORITHMS.keys() == set(get_args(TrainConfig.model_fields["algorithm"].annotation))
+    assert ALGORITHMS.keys() == set(get_args(TrainConfig.model_fields["algorithm"].annotation))
 
 
 @pytest.mark.parametrize(
@@ -117,8 +118,15 @@ def test_the_configuration_names_the_algorithm(small, monkeypatch):
             {"beta": 0.1, "kl_estimator": "k1", "use_bias_correction_kl": False},
             "k1's gradient in the loss is 0 on average",
         ),
-        ({"loss_normalizer": "token", "loss_constant": 8.0}, "loss_constant: has no effect with loss_normalizer=token"),
-        ({"baseline": "leave_one_out"}, "baseline: has no effect with scale_rewards=group"),
+        ({"loss_type": "dapo", "loss_constant": 8.0}, "loss_constant: has no effect with loss_type=dapo"),
+        ({"loss_type": "cispo", "epsilon": 0.3}, "epsilon: has no effect with loss_type=cispo"),
+        ({"scale_rewards": "none", "advantage_floor": 0.1}, "advantage_floor: has no effect with scale_rewards=none"),
+        ({"delta": 1.1}, "delta: bounds the ratio above what the clip does"),
+        ({"algorithm": "rloo", "scale_rewards": "group"}, "scale_rewards: rloo compares with the mean of the others"),
+        (
+            {"algorithm": "rloo", "importance_sampling_level": "sequence", "loss_type": "dapo"},
+            "loss_type: with one ratio a completion",
+        ),
     ],
 )
 def test_settings_without_effect_are_refused(small, changes, message):
@@ -131,8 +139,12 @@ def test_settings_with_effect_are_taken_and_a_written_configuration_is_read_agai
         {"beta": 0.1, "kl_in": "reward", "kl_estimator": "k1"},
         {"beta": 0.1, "kl_estimator": "k2", "use_bias_correction_kl": False},
         {"loss_constant": 8.0},
-        {"baseline": "leave_one_out", "scale_rewards": "none"},
-        {"loss_normalizer": "token"},
+        {"algorithm": "rloo"},
+        {"algorithm": "rloo", "importance_sampling_level": "sequence"},
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+        {"loss_type": "cispo", "epsilon_high": 4.0},
+        {"scale_rewards": "batch"},
+        {"loss_type": "dapo"},
     ):
         config = small(**changes)
         written = config.model_dump(mode="json")

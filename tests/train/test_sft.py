@@ -23,7 +23,7 @@ from memalpha.errors import CheckpointError, ConfigError, DataError, TrainingErr
 from memalpha.policy.base import load_policy
 from memalpha.report.page import write_report
 from memalpha.train import sft
-from memalpha.train.learner import Learner
+from memalpha.train.engine import Engine
 from memalpha.train.loop import train
 from memalpha.train.normalize import normalize
 from memalpha.train.samples import cross_entropy_sample
@@ -115,7 +115,7 @@ def test_loss_and_gradient_are_those_of_trl_s_sft_trainer(tmp_path, monkeypatch)
     expected = trainer.compute_loss(trainer.model, batch)
     expected.backward()
 
-    learner = Learner(ours.model, training_config(TrainConfig(out=tmp_path, microbatch_tokens=100)))
+    learner = Engine(ours.model, training_config(TrainConfig(out=tmp_path, microbatch_tokens=100)))
     samples = normalize([cross_entropy_sample(p, c) for p, c in rows], "token")
     stats = learner.forward_backward(samples)
     assert stats["loss"] == pytest.approx(float(expected), rel=1e-5)
@@ -178,13 +178,13 @@ def test_the_losses_written_are_means_over_completion_tokens(supervised, policy_
 
 def test_every_row_is_visited_once_a_pass_in_a_new_order(supervised, monkeypatch):
     seen: list[str] = []
-    update = Learner.update
+    update = Engine.update
 
     def note(learner, samples, rate):
         seen.extend(row.task for row in samples)
         return update(learner, samples, rate)
 
-    monkeypatch.setattr(Learner, "update", note)
+    monkeypatch.setattr(Engine, "update", note)
     settings = supervised(epochs=2.0)
     summary = train(settings)
     rows = summary["rows"]

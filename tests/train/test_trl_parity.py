@@ -20,32 +20,48 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import pad
 
 from memalpha.config import TrainConfig
-from memalpha.train.learner import Learner
+from memalpha.train.engine import Engine
 from memalpha.train.lora import add_lora
 from memalpha.train.losses import LossSettings
-from memalpha.train.normalize import normalize
 from memalpha.train.samples import policy_gradient_sample
 from memalpha.types import Completion, Turn
 
 ROWS, STEPS, LONGEST = 12, 3, 20
 SAMPLER, CURRENT = 1, 2
-NORMALIZERS = {"grpo": "row", "dapo": "token", "dr_grpo": "constant"}
+LOSSES = {
+    "grpo": {},
+    "dapo": {},
+    "dr_grpo": {},
+    "delta": {"loss_type": "dapo", "delta": 1.5},
+    "cispo": {"epsilon_high": 1.4},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.01, "epsilon_high": 0.02},
+    "gspo-delta": {
+        "loss_type": "dapo",
+        "importance_sampling_level": "sequence",
+        "epsilon": 0.01,
+        "epsilon_high": 0.02,
+        "delta": 1.05,
+    },
+}
+"""By name: settings of both sides (those without a `loss_type` are named after it)."""
 KL = {"no-kl": (0.0, True), "kl-corrected": (0.3, True), "kl": (0.3, False)}
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers' own names on their way out
 
 
-def learner(lora: bool, **changes) -> Learner:
+def learner(lora: bool, **changes) -> Engine:
     """On the start weights; its micro-batches hold 100 tokens."""
-    settings = {"lora": LORA if lora else None, "epsilon": 0.1, "epsilon_high": 0.3}
-    if changes.get("loss_normalizer", "constant") == "constant":
+    settings = {"lora": LORA if lora else None, "epsilon_high": 0.3}
+    if changes.get("loss_type") != "cispo":
+        settings["epsilon"] = 0.1
+    if changes.get("loss_type", "dr_grpo") == "dr_grpo":
         settings["loss_constant"] = LONGEST
     config = TrainConfig(out="unused", microbatch_tokens=100, **{**settings, **changes})
     model = tiny_model()
     if config.lora is not None:
         model = add_lora(model, config.lora, "tiny")
-    return Learner(model, config, LossSettings.of(config), reference=config.beta > 0)
+    return Engine(model, config, LossSettings.of(config), reference=config.beta > 0)
 
 
 def move(parameters: dict[str, torch.Tensor], seed: int) -> None:
@@ -87,7 +103,7 @@ def advantages() -> list[float]:
     return np.random.default_rng(1).normal(size=ROWS).tolist()
 
 
-def of_trl(policy_path, tmp_path, lora: bool, loss_type: str, temperature: float, beta: float, corrected: bool):
+def of_trl(policy_path, tmp_path, lora: bool, loss: dict, temperature: float, beta: float, corrected: bool):
     """Loss and gradient by name of one accumulation window: three padded micro-batches."""
     trainer = GRPOTrainer(
         str(policy_path),
@@ -95,12 +111,10 @@ def of_trl(policy_path, tmp_path, lora: bool, loss_type: str, temperature: float
         GRPOConfig(
             str(tmp_path / "trl"),
             model_init_kwargs={"dtype": "float32"},
-            loss_type=loss_type,
+            **{"epsilon": 0.1, "epsilon_high": 0.3, **loss},
             temperature=temperature,
             beta=beta,
             use_bias_correction_kl=corrected,
-            epsilon=0.1,
-            epsilon_high=0.3,
             max_completion_length=LONGEST,
             per_device_train_batch_size=ROWS // STEPS,
             gradient_accumulation_steps=STEPS,
@@ -158,7 +172,7 @@ def of_ours(lora: bool, temperature: float, **changes) -> tuple[dict[str, float]
             replace(sample, reference=row, kl=sample.pg * np.float32(beta))
             for sample, row in zip(samples, references, strict=True)
         ]
-    stats = ours.forward_backward(normalize(samples, ours.loss.normalizer, ours.loss.constant))
+    stats = ours.forward_backward(ours.normalized(samples))
     return stats, {name: parameter.grad for name, parameter in ours.trainable.items()}
 
 
@@ -177,12 +191,12 @@ def quiet(monkeypatch):
     ("temperature", "lora"), [(1.0, False), (0.7, False), (0.7, True)], ids=["full-T1", "full-T0.7", "lora-T0.7"]
 )
 @pytest.mark.parametrize("kl", KL)
-@pytest.mark.parametrize("loss_type", NORMALIZERS)
-def test_loss_and_gradient_equal_trl(policy_path, tmp_path, loss_type, kl, temperature, lora):
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_and_gradient_equal_trl(policy_path, tmp_path, name, kl, temperature, lora):
     beta, corrected = KL[kl]
-    loss, expected = of_trl(policy_path, tmp_path, lora, loss_type, temperature, beta, corrected)
-    settings = {"loss_normalizer": NORMALIZERS[loss_type], "beta": beta, "use_bias_correction_kl": corrected}
-    stats, gradient = of_ours(lora, temperature, **settings)
+    settings = {"loss_type": name, **LOSSES[name]}
+    loss, expected = of_trl(policy_path, tmp_path, lora, settings, temperature, beta, corrected)
+    stats, gradient = of_ours(lora, temperature, beta=beta, use_bias_correction_kl=corrected, **settings)
     assert 0.1 < stats["clipped"] < 0.9, "some tokens clipped, some not"
     assert stats["loss"] == pytest.approx(loss, rel=1e-5)
     assert relative(gradient, expected) < 1e-5
@@ -197,13 +211,15 @@ def test_loss_and_gradient_equal_trl(policy_path, tmp_path, loss_type, kl, tempe
         {"beta": 0.31},
         {"use_bias_correction_kl": False},
         {"kl_estimator": "k2"},
-        {"loss_normalizer": "row"},
-        {"loss_normalizer": "constant"},
+        {"loss_type": "grpo"},
+        {"loss_type": "dr_grpo"},
+        {"importance_sampling_level": "sequence"},
+        {"delta": 1.4},
     ],
     ids=lambda other: "-".join(map(str, *other.items())),
 )
 def test_another_setting_is_seen(other):
     """What the comparison would miss if it missed anything: near settings differ a thousand times its tolerance."""
-    base = {"temperature": 0.7, "loss_normalizer": "token", "beta": 0.3}
+    base = {"temperature": 0.7, "loss_type": "dapo", "beta": 0.3}
     same, different = (of_ours(False, **settings)[1] for settings in (base, {**base, **other}))
     assert relative(different, same) > 1e-2

@@ -20,8 +20,9 @@ from memalpha.config import LoraConfig, TrainConfig
 from memalpha.errors import CheckpointError, TrainingError
 from memalpha.train import loop
 from memalpha.train.checkpoint import load_weights
+from memalpha.train.collect import Collector
 from memalpha.train.distributed import ONE, World, join, whole
-from memalpha.train.learner import Learner
+from memalpha.train.engine import Engine
 from memalpha.train.lora import add_lora
 from memalpha.train.losses import LossSettings
 from memalpha.train.normalize import normalize
@@ -46,7 +47,7 @@ def rows(lengths: list[tuple[int, int]], entropy: float) -> list[TrainingSample]
             task=str(number),
         )
         found.append(replace(row, ent=ones * np.float32(entropy)) if entropy else row)
-    old = Learner(tiny_model(), TrainConfig(out=Path("unused"))).forward(found)
+    old = Engine(tiny_model(), TrainConfig(out=Path("unused"))).forward(found)
     return [
         replace(row, logprobs=values + noise.normal(scale=0.1, size=len(values)).astype(np.float32))
         for row, values in zip(found, old, strict=True)
@@ -84,7 +85,7 @@ def measure(case: dict[str, Any], world: World = ONE) -> dict[str, Any]:
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.data = 0.3 * torch.randn_like(parameter)
-    learner = Learner(model, config, LossSettings.of(config), reference=config.beta > 0, world=world)
+    learner = Engine(model, config, LossSettings.of(config), reference=config.beta > 0, world=world)
     samples = rows(case.get("lengths", UNEVEN), config.entropy_coef)
     found: dict[str, Any] = {"forward": learner.forward(samples)}
     if config.beta:
@@ -112,7 +113,7 @@ def load_after_a_step(place: Path, world: World) -> list[list[np.ndarray]]:
     if world.main:
         model.save_pretrained(place)
     world.gather([])
-    learner = Learner(model, config, world=world)
+    learner = Engine(model, config, world=world)
     samples = rows(UNEVEN, 0.0)
     found = [learner.forward(samples)]
     learner.update(samples, 1e-2)
@@ -123,15 +124,15 @@ def load_after_a_step(place: Path, world: World) -> list[list[np.ndarray]]:
 
 def press_in_step(at: int) -> None:
     """Let this process get a Ctrl-C while it collects step `at`."""
-    collect = loop.collect
+    attempts = Collector.attempts
 
-    def pressed(*args: Any) -> Any:
-        if args[5] == at:
+    def pressed(self: Collector, tasks: Any, step: int) -> Any:
+        if step == at:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)  # a launcher passes its own on
-        return collect(*args)
+        return attempts(self, tasks, step)
 
-    loop.collect = pressed
+    Collector.attempts = pressed
 
 
 def main(folder: Path) -> None:

@@ -1,1 +1,7 @@
-"""Algorithms, one file each: they turn trajectory groups into annotated training samples."""
+"""The algorithms by name (`TrainConfig.algorithm`), a file each."""
+
+from memalpha.train.algorithms.base import Algorithm
+from memalpha.train.algorithms.grpo import GRPO
+from memalpha.train.algorithms.rloo import RLOO
+
+ALGORITHMS: dict[str, type[Algorithm]] = {"grpo": GRPO, "rloo": RLOO}

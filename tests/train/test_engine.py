@@ -13,7 +13,7 @@ from tiny import VOCABULARY, tiny_model, tiny_policy
 
 from memalpha.config import TrainConfig
 from memalpha.errors import PolicyError, TrainingError
-from memalpha.train.learner import Learner, learning_rate
+from memalpha.train.engine import Engine, learning_rate
 from memalpha.train.losses import LossSettings, loss_sum
 from memalpha.train.normalize import normalize
 from memalpha.train.samples import STREAMS, cross_entropy_sample, pack, policy_gradient_sample, split
@@ -47,7 +47,7 @@ def sampled_rows(count: int = 24, temperature: float = 1.0, seed: int = 0):
     return policy.model, rows
 
 
-def gradient(learner: Learner, rows) -> torch.Tensor:
+def gradient(learner: Engine, rows) -> torch.Tensor:
     learner.optimizer.zero_grad(set_to_none=True)
     learner.forward_backward(rows)
     return torch.cat([tensor.grad.flatten().double() for tensor in learner.trainable.values()])
@@ -98,14 +98,14 @@ def float64_gradient(model, rows, low, high, constant, beta=0.0, reference=None,
 def test_gradient_equals_a_float64_grpo(tokens):
     model, rows = sampled_rows(temperature=0.8)
     nudged(model)
-    learner = Learner(model, config(microbatch_tokens=tokens), LossSettings(epsilon=0.1, epsilon_high=0.3))
+    learner = Engine(model, config(microbatch_tokens=tokens), LossSettings(epsilon=0.1, epsilon_high=0.3))
     ours = gradient(learner, normalize(rows, "constant", 16.0))
     assert relative(ours, float64_gradient(model, rows, 0.1, 0.3, 16.0)) < 1e-5
 
 
 def test_gradient_with_kl_equals_a_float64_grpo():
     start, rows = sampled_rows()
-    learner = Learner(start, config(), LossSettings(use_bias_correction_kl=False), reference=True)
+    learner = Engine(start, config(), LossSettings(use_bias_correction_kl=False), reference=True)
     reference = copy.deepcopy(start)
     nudged(learner.model)
     found = learner.forward(rows, reference=True)
@@ -120,10 +120,10 @@ def test_any_split_gives_the_same_gradient(how):
     model, rows = sampled_rows(55)
     nudged(model)
     rows = normalize(rows, how)
-    whole = gradient(Learner(model, config(microbatch_tokens=WHOLE)), rows)
+    whole = gradient(Engine(model, config(microbatch_tokens=WHOLE)), rows)
     assert len(split(rows, APART)) == 55
-    assert relative(gradient(Learner(model, config(microbatch_tokens=APART)), rows), whole) < 1e-5
-    halves = Learner(model, config())
+    assert relative(gradient(Engine(model, config(microbatch_tokens=APART)), rows), whole) < 1e-5
+    halves = Engine(model, config())
     halves.optimizer.zero_grad(set_to_none=True)
     halves.forward_backward(rows[::2])
     halves.forward_backward(rows[1::2])
@@ -138,15 +138,14 @@ def test_any_split_gives_the_same_gradient(how):
 def test_no_setting_of_memory_changes_the_gradient_of_all_streams(changes):
     learner, rows = every_stream()
     assert (
-        relative(gradient(Learner(learner.model, config(**changes), learner.loss), rows), gradient(learner, rows))
-        < 1e-5
+        relative(gradient(Engine(learner.model, config(**changes), learner.loss), rows), gradient(learner, rows)) < 1e-5
     )
 
 
 def every_stream():
     """A learner away from its reference, and rows that mix all streams, some rows without some of them."""
     model, rows = sampled_rows(20)
-    learner = Learner(model, config(microbatch_tokens=WHOLE), LossSettings(kl_estimator="k2"), reference=True)
+    learner = Engine(model, config(microbatch_tokens=WHOLE), LossSettings(kl_estimator="k2"), reference=True)
     nudged(model)
     found = learner.forward(rows, reference=True)
     random = np.random.default_rng(1)
@@ -198,8 +197,8 @@ def test_padding_stays_under_five_percent(tokens, count, low, high):
 def test_bfloat16_keeps_master_weights_in_float32():
     """Steps far below bfloat16's resolution add up; the gradient is float32's within bfloat16's precision."""
     model, rows = sampled_rows(12)
-    exact = gradient(Learner(copy.deepcopy(model), config()), rows)
-    learner = Learner(model, config(dtype="bfloat16"))
+    exact = gradient(Engine(copy.deepcopy(model), config()), rows)
+    learner = Engine(model, config(dtype="bfloat16"))
     low = gradient(learner, rows)
     assert {part.grad.dtype for part in learner.trainable.values()} == {torch.float32}
     assert 1e-5 < relative(low, exact) < 0.1
@@ -210,14 +209,14 @@ def test_bfloat16_keeps_master_weights_in_float32():
     for name, part in learner.trainable.items():
         moved = (part - before[name]).abs()
         assert part.dtype == torch.float32 and 0 < moved.max() < 1e-6
-    assert Learner(tiny_model().bfloat16(), config()).trainable["model.norm.weight"].dtype == torch.float32
+    assert Engine(tiny_model().bfloat16(), config()).trainable["model.norm.weight"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_bfloat16_reference_is_the_policy_it_copies(tied):
     """Else the KL is not 0 at the start. What is only multiplied rests in bfloat16, the rest as the policy has it."""
     _, rows = sampled_rows(8)
-    learner = Learner(tiny_model(tied=tied), config(dtype="bfloat16"), reference=True)
+    learner = Engine(tiny_model(tied=tied), config(dtype="bfloat16"), reference=True)
     for mine, reference in zip(learner.forward(rows), learner.forward(rows, reference=True), strict=True):
         assert (mine == reference).all()
     assert learner.reference is not None
@@ -232,14 +231,14 @@ def test_equal_rows_are_computed_once_and_counted_each():
     assert pack(rows).input_ids.shape[0] == 10
     expected = float64_gradient(model, rows, 0.2, 0.2, 1.0, weights=[float(row.pg[0]) for row in rows])
     for tokens in (WHOLE, 100, APART):
-        learner = Learner(model, config(microbatch_tokens=tokens))
+        learner = Engine(model, config(microbatch_tokens=tokens))
         assert relative(gradient(learner, rows), expected) < 1e-5
     assert sum(len(part) for part in split(rows, APART)) == 15
 
 
 def test_ratio_is_one_before_the_first_update_and_not_after():
     model, rows = sampled_rows()
-    learner = Learner(model, config())
+    learner = Engine(model, config())
     assert learner.update(rows, 1e-2)["ratio_deviation"] < 1e-5
     second = learner.update(rows, 1e-2)
     assert second["ratio_deviation"] > 1e-2
@@ -263,7 +262,7 @@ def test_each_sampled_token_is_trained_exactly_once():
             seen += [(i, position + 1) for position in touched.nonzero()[:, 0].tolist()]
         assert torch.equal(batch.targets, torch.cat([torch.tensor(rows[i].completion_ids) for i in part]))
     assert sorted(seen) == [(i, t) for i, row in enumerate(rows) for t in range(len(row.prompt_ids), row.length)]
-    assert Learner(model, config()).forward_backward(rows)["tokens"] == len(seen)
+    assert Engine(model, config()).forward_backward(rows)["tokens"] == len(seen)
 
 
 def test_loss_depends_on_the_labels_of_sampled_tokens_alone():
@@ -271,7 +270,7 @@ def test_loss_depends_on_the_labels_of_sampled_tokens_alone():
     model = tiny_model(tied=False)
     with torch.no_grad():
         model.get_input_embeddings().weight[:] = model.get_input_embeddings().weight[1].clone()
-    learner = Learner(model, config())
+    learner = Engine(model, config())
     row = sampled_rows(3)[1][2]
     row = replace(row, logprobs=learner.forward([row])[0])
     loss = learner.forward_backward([row])["loss"]
@@ -286,7 +285,7 @@ def test_loss_depends_on_the_labels_of_sampled_tokens_alone():
 def test_cross_entropy_stream_is_negative_log_likelihood():
     model, rows = sampled_rows(5)
     rows = [replace(row, pg=row.pg * 0, ce=row.pg.copy()) for row in rows]
-    learner = Learner(model, config())
+    learner = Engine(model, config())
     loss = learner.forward_backward(normalize(rows, "token"))["loss"]
     assert loss == pytest.approx(-float(np.concatenate(learner.forward(rows)).mean()), rel=1e-5)
 
@@ -305,7 +304,7 @@ def test_normalisers():
 def test_a_bandit_learns():
     """Reward 1 for a first byte in the upper eighth of the vocabulary: that must become nearly sure."""
     policy = tiny_policy(3, scale=2.0)
-    learner = Learner(policy.model, config())
+    learner = Engine(policy.model, config())
 
     def rollout(step: int):
         asked = [
@@ -342,10 +341,10 @@ def test_refusals():
             return output
 
     with pytest.raises(PolicyError, match="after the output embedding"):
-        Learner(Capped(tiny_model().config), config())
+        Engine(Capped(tiny_model().config), config())
     model, rows = sampled_rows(2)
     with pytest.raises(TrainingError, match="gradient norm"):
-        Learner(model, config()).update([replace(rows[0], advantages=rows[0].advantages * math.nan)], 1e-3)
+        Engine(model, config()).update([replace(rows[0], advantages=rows[0].advantages * math.nan)], 1e-3)
     with pytest.raises(PolicyError, match="no token record"):
         replace(rows[0], completion_ids=())
     with pytest.raises(PolicyError, match=r"temperature 0\.0 cannot be trained at"):
@@ -355,4 +354,4 @@ def test_refusals():
 def test_greedy_turns_train_at_the_temperature_of_their_logprobs():
     model, rows = sampled_rows(6, temperature=0.0)
     assert {row.temperature for row in rows} == {1.0}
-    assert Learner(model, config()).forward_backward(rows)["ratio_deviation"] < 1e-4
+    assert Engine(model, config()).forward_backward(rows)["ratio_deviation"] < 1e-4

@@ -1,4 +1,4 @@
-"""The learner: owns the weights and the optimizer, takes `TrainingSample`s, and is blind to the algorithm.
+"""The engine: owns the weights and the optimizer, takes `TrainingSample`s, and is blind to the algorithm.
 
 Why our own and not a `GRPOTrainer` subclass: one rollout is many rows with contexts of their own, and reductions are
 data (`normalize`). Rows are right-padded in length-sorted micro-batches under a token budget. Dropout stays off, so
@@ -38,12 +38,12 @@ def learning_rate(step: int, config: LearnerConfig) -> float:
     return config.learning_rate * min(warm, cool)
 
 
-class Learner:
+class Engine:
     """Updates `model` (a `PreTrainedModel`, or a `PeftModel` from `add_lora`) in place: what of it requires gradients.
 
     Trained weights are kept in float32 at least; with `dtype` bfloat16 the passes are not, nor are frozen weights.
     `reference`: keep what is needed for log-probs of the model as it is now, without adapters where it has some, else a
-    frozen copy; construct the learner on the start weights then, and load a checkpoint afterwards.
+    frozen copy; construct the engine on the start weights then, and load a checkpoint afterwards.
 
     Rows are those of a whole step, the same in every process of `world`; each process computes its share, and all get
     the same results. Raises `PolicyError` for a model whose logits are not its output embedding's.
@@ -90,7 +90,7 @@ class Learner:
             adapters = self._adapted.disable_adapter()
         elif reference:
             if self.reference is None:
-                raise TrainingError("this learner keeps no reference: construct it with reference=True")
+                raise TrainingError("this engine keeps no reference: construct it with reference=True")
             scorer = self.reference
         found: list[tuple[int, np.ndarray]] = []
         with torch.no_grad(), adapters:
@@ -166,9 +166,13 @@ class Learner:
         gather_weights(self.trainable, self.model)
         return norm
 
+    def normalized(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        """The rows of ONE optimizer step with their weights divided as the loss settings say."""
+        return normalize(samples, self.loss.normalizer, self.loss.constant, ce=self.loss.ce_normalizer)
+
     def update(self, samples: Sequence[TrainingSample], rate: float) -> dict[str, float]:
         """One optimizer step on `samples`: normalise their weights, accumulate the gradient, step."""
-        stats = self.forward_backward(normalize(samples, self.loss.normalizer, self.loss.constant))
+        stats = self.forward_backward(self.normalized(samples))
         return {**stats, "grad_norm": self.optim_step(rate), "learning_rate": rate}
 
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:

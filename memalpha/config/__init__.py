@@ -1,0 +1,46 @@
+"""Configurations: pydantic, frozen, unknown keys refused; YAML files plus `key=value` overrides.
+
+`load_config(TrainConfig, "demo", {"seed": 7})` reads a shipped YAML by name or a file by path. Nested keys take dots
+(`reward.beta=0.1`). Relative paths in a user's file are taken from the working directory.
+"""
+
+from memalpha.config.algorithms import DPOConfig, ERLConfig, PPOConfig
+from memalpha.config.common import (
+    AgentConfig,
+    BabiConfig,
+    EndpointConfig,
+    JudgeConfig,
+    ReaderConfig,
+    RewardConfig,
+    WorldConfig,
+)
+from memalpha.config.evaluation import EVAL_K, EvalConfig
+from memalpha.config.files import build_config, load_config, merge, parse_overrides, read_config, shipped_configs
+from memalpha.config.training import LearnerConfig, LoraConfig, RunConfig, SFTConfig, TrainConfig, training_config
+
+__all__ = [
+    "EVAL_K",
+    "AgentConfig",
+    "BabiConfig",
+    "DPOConfig",
+    "ERLConfig",
+    "EndpointConfig",
+    "EvalConfig",
+    "JudgeConfig",
+    "LearnerConfig",
+    "LoraConfig",
+    "PPOConfig",
+    "ReaderConfig",
+    "RewardConfig",
+    "RunConfig",
+    "SFTConfig",
+    "TrainConfig",
+    "WorldConfig",
+    "build_config",
+    "load_config",
+    "merge",
+    "parse_overrides",
+    "read_config",
+    "shipped_configs",
+    "training_config",
+]

@@ -1,0 +1,160 @@
+"""What training and evaluation configurations share: tasks, writer, reader, endpoints, judge, reward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Config(BaseModel):
+    """Base of every configuration: frozen, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class WorldConfig(Config):
+    """The synthetic world (`tasks.synthetic`). `preset` sets its size; `split` which values it may use."""
+
+    preset: Literal["demo", "full"] = "demo"
+    split: Literal["train", "test"] = "train"
+    pseudo_values: float = Field(
+        default=0.0, ge=0.0, le=1.0, description="share of values replaced by pseudo-words (training)"
+    )
+    tokens: int | None = Field(
+        default=None, gt=0, description="full preset: length of the stream, in tokens (characters / 4)"
+    )
+    temporal_questions: bool = Field(default=False, description="demo preset: also ask when an event happened")
+
+
+class BabiConfig(Config):
+    """Streams of bAbI stories (`tasks.babi`)."""
+
+    tasks: tuple[Literal[1, 2, 6, 8, 9, 11, 12, 13], ...] = Field(
+        default=(1, 2, 6, 8, 9, 11, 12, 13), min_length=1, description="bAbI's task numbers"
+    )
+    stories: int = Field(default=4, gt=0, le=6, description="stories woven into one stream (for more, names run out)")
+    folder: str | None = Field(default=None, description="the official English files (default: those that ship)")
+
+
+class AgentConfig(Config):
+    """How the writer is prompted and what it sees of the memory."""
+
+    memory_schema: str = Field(default="mem-alpha", description="mem-alpha, life, or a YAML file with own categories")
+    embedder: str = Field(default="static", description="static, hash, or a sentence-transformers model name or path")
+    prompt: Literal["full", "compact"] = "full"
+    view_tokens: int = Field(default=1024, gt=0, description="budget of the memory view, in the policy's tokens")
+    view_related: int = Field(default=8, ge=0, description="entries retrieved for the chunk")
+    view_recent: int = Field(default=8, ge=0, description="most recent entries")
+    max_new_tokens: int = Field(default=1024, gt=0)
+
+
+class ReaderConfig(Config):
+    """The frozen reader that answers questions from retrieved memory."""
+
+    kind: Literal["extractive", "copy", "policy"] = "extractive"
+    policy: str | None = Field(
+        default=None, description="kind=policy: which policy answers (default: the trained run's start)"
+    )
+    prompt: Literal["full", "compact"] = "full"
+    k: int = Field(default=8, gt=0, description="entries retrieved per question")
+    conflicts: Literal["keep", "refuse", "newest"] | None = Field(
+        default=None,
+        description="two live values for one slot: keep both, refuse every answer from them, or read only the newest "
+        "(default: refuse in training runs, keep elsewhere)",
+    )
+    cite: bool = Field(
+        default=False, description="kind=policy: ask for answer, evidence and reasoning on a line each (agent.citing)"
+    )
+    max_new_tokens: int = Field(default=32, gt=0)
+
+
+class EndpointConfig(Config):
+    """How OpenAI-compatible endpoints are asked (`policy.endpoint`); limits hold for each of them."""
+
+    concurrency: int = Field(default=8, gt=0, description="requests under way at once")
+    requests_per_minute: int | None = Field(default=None, gt=0, description="tries in any 60 seconds")
+    tokens_per_minute: int | None = Field(
+        default=None, gt=0, description="tokens in any 60 seconds: of the prompt, and as many as may be generated"
+    )
+    timeout: float = Field(default=120.0, gt=0.0, description="seconds that one try may take")
+    retries: int = Field(default=8, ge=0, description="further tries after 429, 5xx, no or half an answer")
+    max_wait: float = Field(
+        default=60.0, gt=0.0, description="longest wait before a try, in seconds; a server that asks for more is down"
+    )
+    cache: Path | None = Field(
+        default=None, description="SQLite file of paid answers (default: answers.sqlite in the run's out; else none)"
+    )
+    key_env: str | None = Field(
+        default=None,
+        description="environment variable with the key (default: OPENAI_API_KEY for openai:MODEL, no key for a URL)",
+    )
+    parameters: dict[str, Any] = Field(
+        default_factory=dict,
+        description="further fields of each request; they win over ours, and null takes one out",
+    )
+    prices: dict[str, tuple[float, float]] = Field(
+        default_factory=dict,
+        description="by endpoint name: price of a million prompt tokens, and of generated ones",
+    )
+
+    def kept_in(self, folder: Path | None) -> EndpointConfig:
+        """With the cache in `folder`, unless one is named already."""
+        if self.cache is not None or folder is None:
+            return self
+        return self.model_copy(update={"cache": Path(folder) / "answers.sqlite"})
+
+
+class JudgeConfig(Config):
+    """Language models that judge answers (`qa.judge`)."""
+
+    judges: tuple[str, ...] = Field(
+        min_length=1, description="policies: http://HOST/v1#MODEL, openai:MODEL, a directory or a hub id"
+    )
+    weights: tuple[float, ...] | None = Field(default=None, description="one a judge (default: all the same)")
+    max_new_tokens: int = Field(default=512, gt=0, description="room for a verdict with its reason")
+    endpoint: EndpointConfig = EndpointConfig()
+
+    @model_validator(mode="after")
+    def _a_weight_each(self) -> JudgeConfig:
+        if len(set(self.judges)) < len(self.judges):
+            raise ValueError("judges: one is named twice, and would vote the same twice; use weights")
+        weights = self.weights
+        if weights is not None and (len(weights) != len(self.judges) or min(weights) <= 0):
+            raise ValueError(f"weights: {len(self.judges)} judges need as many weights, all above 0")
+        return self
+
+
+class RewardConfig(Config):
+    """Weights of r_t = r1 + r2_t + beta r3 + gamma r4_t and the preset that says how each is judged."""
+
+    preset: Literal["default", "published"] = "default"
+    beta: float = Field(default=0.05, ge=0.0)
+    gamma: float = Field(default=0.1, ge=0.0)
+    metric: Literal["exact", "f1", "contains", "question", "cited", "judge"] = Field(
+        default="exact",
+        description="r1's score of an answer; question: each question's own metric (its meta), cited: that with the "
+        "reply's form and evidence (qa.cited; needs reader.cite)",
+    )
+    content: Literal["gold", "judge"] = Field(
+        default="gold",
+        description="what says whether a write is valid, for r4: the task's gold operations, or the judge",
+    )
+    judge: JudgeConfig | None = Field(default=None, description="for metric=judge and content=judge")
+
+    @model_validator(mode="after")
+    def _a_judge(self) -> RewardConfig:
+        for name in ("metric", "content"):
+            if getattr(self, name) == "judge" and self.judge is None:
+                raise ValueError(f"{name}: judge needs one: name it in judge.judges")
+        if self.judge is not None and "judge" not in (self.metric, self.content):
+            raise ValueError("judge: has no effect without metric=judge or content=judge; leave it out")
+        return self
+
+    def kept_in(self, folder: Path | None) -> RewardConfig:
+        """With the judge's answers kept in `folder`, unless its configuration names a file."""
+        if self.judge is None:
+            return self
+        judge = self.judge.model_copy(update={"endpoint": self.judge.endpoint.kept_in(folder)})
+        return self.model_copy(update={"judge": judge})

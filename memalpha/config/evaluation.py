@@ -1,0 +1,71 @@
+"""`EvalConfig`: one evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from memalpha.config.common import (
+    AgentConfig,
+    BabiConfig,
+    Config,
+    EndpointConfig,
+    JudgeConfig,
+    ReaderConfig,
+    WorldConfig,
+)
+
+EVAL_K = 20
+"""Passages that a system which searches shows for a question under evaluation, whichever reader reads them."""
+
+
+class EvalConfig(Config):
+    """One evaluation: the same tasks, reader, budget of context and metric for every system."""
+
+    benchmark: str = Field(
+        default="tasks", description="a data set (memalpha data list), tasks (a task file), or locomo-search"
+    )
+    data: str | None = Field(default=None, description="the data set's file or folder, or a task file (JSON Lines)")
+    variant: str | None = Field(default=None, description="part or size of the data set (default: its first)")
+    options: dict[str, Any] = Field(default={}, description="the data set's own options, as its loader names them")
+    out: Path | None = Field(default=None, description="results go into eval/ under it")
+    seeds: tuple[int, ...] = Field(default=(0,), min_length=1, description="of data sets with randomness")
+    limit: int | None = Field(default=None, gt=0, description="only the first tasks (of each seed)")
+    chunk_tokens: int | None = Field(
+        default=None, gt=0, description="longer chunks are cut between turns (default: chunks as the data set has them)"
+    )
+    world: WorldConfig = WorldConfig(split="test")
+    babi: BabiConfig = BabiConfig()
+    systems: tuple[str, ...] = Field(
+        default=("empty", "append-only", "rag"), min_length=1, description="by name: see memalpha.qa.systems"
+    )
+    context_tokens: int = Field(
+        default=2048, gt=0, description="what a system may show for a question, in tokens (characters / 4)"
+    )
+    metric: str | None = Field(default=None, description="for all questions (default: the benchmark's official one)")
+    device: str = Field(default="cpu", description="torch device of writers and reader")
+    endpoint: EndpointConfig = Field(
+        default=EndpointConfig(), description="how a writer or reader behind an endpoint is asked"
+    )
+    judge: JudgeConfig | None = Field(default=None, description="language models that judge what no rule can score")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="their precision")
+    agent: AgentConfig = AgentConfig()
+    reader: ReaderConfig = Field(
+        default=ReaderConfig(k=EVAL_K), description="reader.k: passages that a system which searches shows (default 20)"
+    )
+    embedders: tuple[str, ...] = Field(
+        default=("static",), min_length=1, description="locomo-search: embedders to compare"
+    )
+
+    @field_validator("systems", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, systems: Any) -> Any:
+        return (systems,) if isinstance(systems, str) else systems
+
+    @field_validator("reader", mode="before")
+    @classmethod
+    def _twenty_unless_set(cls, reader: Any) -> Any:
+        return {"k": EVAL_K, **reader} if isinstance(reader, Mapping) else reader

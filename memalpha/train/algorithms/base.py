@@ -1,0 +1,97 @@
+"""What an algorithm is: it says what is collected and writes per-token annotations; the engine executes them.
+
+A step of the loop: `collect`, then `annotate` once, then before each optimizer step `refresh` on its rows, at the end
+`learnt`. Baselines are over rollouts, never over rows: a rollout is one row a chunk, each with a context of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from memalpha.config import TrainConfig
+from memalpha.qa.evaluator import Record
+from memalpha.train.collect import Collector
+from memalpha.train.losses import kl_estimate
+from memalpha.train.samples import TrainingSample, policy_gradient_sample
+from memalpha.types import Task, TrajectoryGroup
+
+
+class Score(Protocol):
+    """Forward passes of the weights as they are; one array of shape (T,) a row, T its completion's tokens."""
+
+    def forward(self, samples: Sequence[TrainingSample], *, reference: bool = False) -> list[np.ndarray]:
+        """Log-probs of the completion's tokens, of the policy or of its reference."""
+        ...
+
+
+class Algorithm:
+    """Base of all. `state` is JSON and part of every checkpoint."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self.state: dict[str, Any] = {}
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether `annotate` or `refresh` will ask for log-probs of the start policy."""
+        return self.config.beta > 0
+
+    def collect(
+        self, collector: Collector, tasks: Sequence[Task], step: int
+    ) -> tuple[list[TrajectoryGroup], list[Record]]:
+        """The step's scored groups, and the records of their questions."""
+        return collector.attempts(tasks, step)
+
+    def annotate(self, groups: Sequence[TrajectoryGroup], score: Score) -> list[TrainingSample]:
+        """The rows to train on, with their weights not yet normalised."""
+        raise NotImplementedError
+
+    def refresh(self, samples: Sequence[TrainingSample], score: Score) -> Sequence[TrainingSample]:
+        """The rows of one optimizer step, with what depends on the weights of this moment."""
+        return samples
+
+    def learnt(self, line: dict[str, Any]) -> None:
+        """The step's updates are done; `line` holds their figures and may be added to."""
+
+
+def sampled_rows(groups: Sequence[TrajectoryGroup], entropy_coef: float = 0.0) -> list[TrainingSample]:
+    """One row a turn, in the order of groups, trajectories, turns; no advantages yet."""
+    rows = [
+        policy_gradient_sample(turn, task=group.task.id, rollout=trajectory.rollout, role=trajectory.role)
+        for group in groups
+        for trajectory in group.trajectories
+        for turn in trajectory.turns
+    ]
+    return [replace(row, ent=row.pg * np.float32(entropy_coef)) for row in rows] if entropy_coef else rows
+
+
+def held_to_reference(
+    rows: list[TrainingSample], score: Score, config: TrainConfig
+) -> tuple[list[TrainingSample], list[np.ndarray] | None]:
+    """The rows with the KL to the reference as `beta` and `kl_in` say.
+
+    In the loss it is a stream of the rows. As a reward it is the second result: each token's `beta` times its estimate,
+    a cost.
+    """
+    if not config.beta:
+        return rows, None
+    references = score.forward(rows, reference=True)
+    rows = [replace(row, reference=reference) for row, reference in zip(rows, references, strict=True)]
+    if config.kl_in == "loss":
+        return [replace(row, kl=row.pg * np.float32(config.beta)) for row in rows], None
+    old = score.forward(rows) if config.old_logprobs == "recomputed" else [row.logprobs for row in rows]
+    estimates = [
+        kl_estimate(torch.from_numpy(own), torch.from_numpy(reference), config.kl_estimator).numpy()
+        for own, reference in zip(old, references, strict=True)
+    ]
+    return rows, [config.beta * estimate for estimate in estimates]
+
+
+def with_advantages(rows: Sequence[TrainingSample], values: Sequence[float]) -> list[TrainingSample]:
+    """Every token of row i weighed by `values[i]`."""
+    return [replace(row, advantages=row.pg * np.float32(value)) for row, value in zip(rows, values, strict=True)]
