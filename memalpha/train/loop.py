@@ -185,6 +185,7 @@ class _Run(Run[TrainConfig]):
         line["flat"] = sum(map(_is_flat, groups)) / len(groups)
         turns = [turn for trajectory in trajectories for turn in trajectory.turns]
         line["calls"] = sum(len(turn.calls) for turn in turns) / len(trajectories)
+        line["sampled_tokens"] = sum(len(turn.completion.completion_ids) for turn in turns)
         line["truncated"] = sum(turn.completion.stop_reason == "length" for turn in turns) / len(turns)
         rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
         for name in rewards[0].components:

@@ -1,0 +1,170 @@
+"""The algorithms on equal sampled tokens in the demo's world: `python eval/algorithms.py --start START --jobs 2`.
+
+Every run starts from START (a checkpoint, or `tiny`), has the demo's tasks, reader, reward and schedule of learning
+rates, and as many steps as bring what it samples (attempts, reflections and second attempts alike) near that of the
+first variant; the table says what it came to. `after` is the weights that validated best, evaluated greedily, first
+attempts alone. Intervals are 95 % ones of the mean over seeds (Student's t). Runs that are complete are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import t
+
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "grpo": ("algorithm=grpo",),
+    "rloo": ("algorithm=rloo",),
+    "ppo": ("algorithm=ppo",),
+    "dpo": ("algorithm=dpo",),
+    "erl": ("algorithm=erl",),
+    "erl, algorithm 1": ("algorithm=erl", "erl.algorithm=1"),
+    "erl, no memory": ("algorithm=erl", "erl.enable_memory=false"),
+    "erl, no reflection": ("algorithm=erl", "erl.enable_reflection=false"),
+    "erl, no internalization": ("algorithm=erl", "erl.enable_internalization=false"),
+}
+"""Settings of each over configs/demo.yaml; the rest is what picking the algorithm brings along."""
+FIGURES = ("accuracy", "update_accuracy", "retract_accuracy", "stale_rate", "valid_calls", "memory_tokens")
+PACKAGES = ("torch", "transformers", "numpy", "memalpha")
+
+
+def run(out: Path, start: str, seed: int, extra: tuple[str, ...]) -> dict[str, Any]:
+    """One training run in a process of its own: its summary, what it sampled and trained on, its CPU-minutes."""
+    words = ["train", "demo", f"policy={start}", f"seed={seed}", f"out={out}", *extra]
+    summary, took = out / "summary.json", out / "cpu-minutes.json"
+    if not (summary.exists() and took.exists()):
+        process = subprocess.Popen([sys.executable, "-m", "memalpha", *words], stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            raise SystemExit(f"memalpha {' '.join(words)} ended with {os.waitstatus_to_exitcode(status)}")
+        took.write_text(json.dumps((usage.ru_utime + usage.ru_stime) / 60), encoding="utf-8")
+        print(f"{time.strftime('%H:%M')} finished {out}", file=sys.stderr, flush=True)
+    found = json.loads(summary.read_text(encoding="utf-8"))
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    found["sampled_tokens"] = sum(line["sampled_tokens"] for line in lines)
+    found["trained_tokens"] = sum(line["tokens"] for line in lines)
+    found["cpu_minutes"] = json.loads(took.read_text(encoding="utf-8"))
+    return found
+
+
+def pilot(out: Path, start: str, extra: tuple[str, ...], steps: int) -> float:
+    """Sampled tokens a step, from a run of `steps` of them (seed 1000, which is no other's)."""
+    short = (f"max_steps={steps}", "eval_tasks=1", "validation_tasks=0")
+    return run(out, start, 1000, (*extra, *short))["sampled_tokens"] / steps
+
+
+def interval(values: list[float]) -> str:
+    """Mean and half-width of its 95 % interval."""
+    mean = statistics.mean(values)
+    if len(values) < 2:
+        return f"{mean:.3f}"
+    half = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
+    return f"{mean:.3f} ± {half:.3f}"
+
+
+def table(runs: dict[str, list[dict[str, Any]]], start: str, jobs: int) -> str:
+    """The Markdown of everything."""
+    first = next(iter(runs.values()))[0]
+    seeds = [summary["seed"] for summary in next(iter(runs.values()))]
+    lines = [
+        "# The algorithms on equal sampled tokens",
+        "",
+        "```",
+        "python " + " ".join(sys.argv),
+        "```",
+        "",
+        f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
+        f"The demo's world, {first['tasks']} held-out conversations ({first['questions']} questions), "
+        f"{first['policy_parameters']:,} parameters, start `{Path(start).name}`, seeds {seeds}. After training: mean",
+        "over seeds ± half of its 95 % interval. Tokens in thousands: sampled in training, and trained on; CPU-minutes",
+        f"of the whole run with its evaluations, {jobs} runs at a time.",
+        "",
+        "| algorithm | " + " | ".join(FIGURES) + " | worst seed | steps | sampled | trained | CPU-min |",
+        "|---|" + "---|" * (len(FIGURES) + 5),
+        "| start | " + " | ".join(f"{first['before'][name]:.3f}" for name in FIGURES) + " | | | | | |",
+    ]
+    for name, summaries in runs.items():
+        cells = [interval([summary["after"][figure] for summary in summaries]) for figure in FIGURES]
+        cells.append(f"{min(summary['after']['accuracy'] for summary in summaries):.3f}")
+        cells.append(str(summaries[0]["steps"]))
+        cells += [
+            f"{statistics.mean(s[f'{kind}_tokens'] for s in summaries) / 1e3:.0f}" for kind in ("sampled", "trained")
+        ]
+        cells.append(f"{statistics.mean(summary['cpu_minutes'] for summary in summaries):.1f}")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    for name, system in first["baselines"].items():
+        lines.append(f"| {name} | " + " | ".join(f"{system[figure]:.3f}" for figure in FIGURES) + " | | | | | |")
+    lines += ["", "## Every seed (accuracy after)", "", "| algorithm | " + " | ".join(map(str, seeds)) + " |"]
+    lines.append("|---|" + "---|" * len(seeds))
+    for name, summaries in runs.items():
+        lines.append(f"| {name} | " + " | ".join(f"{summary['after']['accuracy']:.3f}" for summary in summaries) + " |")
+    below = [
+        f"{name}, seed {summary['seed']}"
+        for name, summaries in runs.items()
+        for summary in summaries
+        if summary["after"]["accuracy"] < summary["before"]["accuracy"]
+    ]
+    total = sum(summary["cpu_minutes"] for summaries in runs.values() for summary in summaries) / 60
+    lines += ["", f"Below the start: {'; '.join(below) or 'none'}. CPU-hours of all runs: {total:.1f}."]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run, record, say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--start", required=True, help="the policy that all runs start from")
+    parser.add_argument("--out", type=Path, default=Path("runs/algorithms"))
+    parser.add_argument("--results", type=Path, default=Path("eval/results"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--steps", type=int, default=50, help="of the first variant; the others' follow from tokens")
+    parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="runs at a time, a core each")
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+    def folder(name: str) -> Path:
+        return arguments.out / name.replace(", ", "-").replace(" ", "-")
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        chosen = {name: VARIANTS[name] for name in arguments.only}
+        pilots = dict(
+            zip(
+                chosen,
+                pool.map(lambda item: pilot(folder(item[0]) / "pilot", arguments.start, item[1], 4), chosen.items()),
+                strict=True,
+            )
+        )
+        budget = arguments.steps * next(iter(pilots.values()))
+        steps = {name: max(1, round(budget / tokens)) for name, tokens in pilots.items()}
+        jobs = [(name, seed) for seed in arguments.seeds for name in chosen]  # a whole seed first
+        summaries = pool.map(
+            lambda job: run(
+                folder(job[0]) / f"seed-{job[1]}",
+                arguments.start,
+                job[1],
+                (*chosen[job[0]], f"schedule_steps={steps[job[0]]}"),
+            ),
+            jobs,
+        )
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
+        for (name, _), summary in zip(jobs, summaries, strict=True):
+            runs[name].append(summary)
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    (arguments.results / "algorithms.json").write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+    (arguments.results / "algorithms.md").write_text(table(runs, arguments.start, arguments.jobs), encoding="utf-8")
+    print(table(runs, arguments.start, arguments.jobs))
+
+
+if __name__ == "__main__":
+    main()
