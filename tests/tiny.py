@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from memalpha.policy.transformers_ import TransformersPolicy
 
@@ -55,6 +57,34 @@ def tiny_model(
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(scale)
+    return model
+
+
+def tiny_llama(seed: int = 0):
+    """A random Llama: no norms of queries and keys, a head of its own."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+        tie_word_embeddings=False,
+        rms_norm_eps=1e-5,
+    )
+    return nudged(LlamaForCausalLM(config), seed, 0.1)
+
+
+def nudged(model, seed: int, size: float = 0.02):
+    """A copy of the model after a random step of what trains."""
+    model = copy.deepcopy(model)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(size * torch.randn_like(parameter))
     return model
 
 

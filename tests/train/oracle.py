@@ -55,13 +55,22 @@ def row_of(sample) -> Row:
 
 
 class Net64:
-    """A Qwen3 or Llama with the weights of `model`, in float64 throughout. `weights` are the leaves, in its order."""
+    """A Qwen3 or Llama in float64 throughout, with the weights of `model`, of a `PeftModel` with its adapters.
+
+    `weights` are the leaves, by the model's names and in its order: what of it requires gradients.
+    """
 
     def __init__(self, model):
         self.config = model.config
-        self.weights = {
-            name: parameter.detach().double().clone().requires_grad_() for name, parameter in model.named_parameters()
-        }
+        self._tensors, self.weights = {}, {}
+        for name, parameter in model.named_parameters():
+            leaf = parameter.detach().double().clone().requires_grad_(parameter.requires_grad)
+            if parameter.requires_grad:
+                self.weights[name] = leaf
+            plain = name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".default", "")
+            self._tensors[plain] = leaf
+        adapter = getattr(model, "peft_config", {}).get("default")
+        self._strength = adapter.lora_alpha / adapter.r if adapter else 0.0
         rope = getattr(self.config, "rope_parameters", None) or {}
         assert rope.get("rope_type", "default") == "default"
         base = rope.get("rope_theta") or self.config.rope_theta
@@ -69,9 +78,17 @@ class Net64:
         self.heads, self.shared, self.size = self.config.num_attention_heads, self.config.num_key_value_heads, size
         self.frequencies = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
 
+    def _project(self, x: Tensor, name: str) -> Tensor:
+        """A linear map, with what an adapter adds to it."""
+        y = x @ self._tensors[f"{name}.weight"].T
+        if f"{name}.lora_A.weight" in self._tensors:
+            low, high = (self._tensors[f"{name}.lora_{part}.weight"] for part in "AB")
+            y = y + self._strength * (x @ low.T @ high.T)
+        return y
+
     def _norm(self, x: Tensor, name: str) -> Tensor:
         scale = (x.pow(2).mean(-1, keepdim=True) + self.config.rms_norm_eps).rsqrt()
-        return x * scale * self.weights[name]
+        return x * scale * self._tensors[f"{name}.weight"]
 
     def _rotate(self, x: Tensor) -> Tensor:
         """Rotary positions; x is (heads, length, size), its halves the two coordinates of each plane."""
@@ -81,31 +98,31 @@ class Net64:
 
     def _attend(self, x: Tensor, layer: str) -> Tensor:
         def heads(name: str, count: int) -> Tensor:
-            y = (x @ self.weights[f"{layer}.self_attn.{name}_proj.weight"].T).view(len(x), count, self.size)
-            if f"{layer}.self_attn.{name}_norm.weight" in self.weights:
-                y = self._norm(y, f"{layer}.self_attn.{name}_norm.weight")
+            y = self._project(x, f"{layer}.{name}_proj").view(len(x), count, self.size)
+            if f"{layer}.{name}_norm.weight" in self._tensors:
+                y = self._norm(y, f"{layer}.{name}_norm")
             return y.transpose(0, 1).repeat_interleave(self.heads // count, 0)
 
         q, k = self._rotate(heads("q", self.heads)), self._rotate(heads("k", self.shared))
         future = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
         score = (q @ k.transpose(1, 2) / math.sqrt(self.size)).masked_fill(future, -math.inf)
         mixed = score.softmax(-1) @ heads("v", self.shared)
-        return mixed.transpose(0, 1).reshape(len(x), -1) @ self.weights[f"{layer}.self_attn.o_proj.weight"].T
+        return self._project(mixed.transpose(0, 1).reshape(len(x), -1), f"{layer}.o_proj")
 
     def hidden(self, ids: Sequence[int]) -> Tensor:
         """The last hidden states (length, width) of one sequence, after the final norm."""
-        h = self.weights["model.embed_tokens.weight"][list(ids)]
+        h = self._tensors["model.embed_tokens.weight"][list(ids)]
         for number in range(self.config.num_hidden_layers):
             layer = f"model.layers.{number}"
-            h = h + self._attend(self._norm(h, f"{layer}.input_layernorm.weight"), layer)
-            x = self._norm(h, f"{layer}.post_attention_layernorm.weight")
-            gate, up, down = (self.weights[f"{layer}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-            h = h + (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
-        return self._norm(h, "model.norm.weight")
+            h = h + self._attend(self._norm(h, f"{layer}.input_layernorm"), f"{layer}.self_attn")
+            x = self._norm(h, f"{layer}.post_attention_layernorm")
+            gate, up = self._project(x, f"{layer}.mlp.gate_proj"), self._project(x, f"{layer}.mlp.up_proj")
+            h = h + self._project(torch.nn.functional.silu(gate) * up, f"{layer}.mlp.down_proj")
+        return self._norm(h, "model.norm")
 
     def logits(self, ids: Sequence[int]) -> Tensor:
         """(length, vocabulary)."""
-        head = self.weights.get("lm_head.weight", self.weights["model.embed_tokens.weight"])
+        head = self._tensors.get("lm_head.weight", self._tensors["model.embed_tokens.weight"])
         return self.hidden(ids) @ head.T
 
 
@@ -247,6 +264,45 @@ def group_advantages(
         others = np.array([r.mean() if baseline == "mean" else np.delete(r, i).mean() for i in range(len(r))])
         spread = {"group": r, "batch": every}.get(scale)
         found.append((r - others) / (1.0 if spread is None else spread.std(ddof=1) + floor))
+    return found
+
+
+def turn_advantages(
+    groups: Sequence[Sequence[tuple[float, Sequence[float]]]],
+    baseline: str = "mean",
+    scale: str = "group",
+    floor: float = 0.01,
+) -> list[list[list[float]]]:
+    """One advantage a turn, of groups of rollouts, each a reward of its own and the rewards of its turns.
+
+    A rollout is compared with its group ("mean") or with its others ("leave_one_out"), a turn with those that have a
+    turn at the same place. `scale` "group": over the standard deviation (n) of the group's sums of both at that place
+    (a rollout that ended before is taken to have the mean of the turns there); "batch": over that of all groups'
+    turns, each rollout weighing the same.
+    """
+
+    def less_baseline(value: float, others: Sequence[float]) -> float:
+        if baseline == "mean":
+            return value - sum([value, *others]) / (len(others) + 1)
+        return value - sum(others) / len(others) if others else 0.0
+
+    rollouts = [rollout for group in groups for rollout in group]
+    middle = np.mean([np.mean([whole + turn for turn in turns]) for whole, turns in rollouts])
+    spread = np.mean([np.mean([(whole + turn - middle) ** 2 for turn in turns]) for whole, turns in rollouts]) ** 0.5
+    found = []
+    for group in groups:
+        of_group = []
+        for i, (whole, turns) in enumerate(group):
+            rest = [rollout for j, rollout in enumerate(group) if j != i]
+            own = less_baseline(whole, [w for w, _ in rest])
+            row = []
+            for t, turn in enumerate(turns):
+                gain = own + less_baseline(turn, [other[t] for _, other in rest if t < len(other)])
+                usual = np.mean([other[t] for _, other in group if t < len(other)])
+                sums = [w + (other[t] if t < len(other) else usual) for w, other in group]
+                row.append(gain / {"group": np.std(sums) + floor, "batch": spread + floor, "none": 1.0}[scale])
+            of_group.append(row)
+        found.append(of_group)
     return found
 
 

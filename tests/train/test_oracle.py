@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from dataclasses import replace
 
@@ -12,8 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 from oracle import Net64, Row
-from tiny import VOCABULARY, tiny_model, tiny_tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny import VOCABULARY, nudged, tiny_llama, tiny_model, tiny_tokenizer
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.utils import pad
@@ -27,32 +25,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers
 def quiet(monkeypatch):
     for trainer in (GRPOTrainer, RLOOTrainer, DPOTrainer):
         monkeypatch.setattr(trainer, "_send_telemetry", lambda self: None)
-
-
-def tiny_llama():
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-        tie_word_embeddings=False,
-        rms_norm_eps=1e-5,
-    )
-    return nudged(LlamaForCausalLM(config), 3, 0.3)
-
-
-def nudged(model, seed: int, size: float = 0.02):
-    """A copy of the model after a random step."""
-    model = copy.deepcopy(model)
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(size * torch.randn_like(parameter))
-    return model
 
 
 @functools.cache
@@ -87,7 +59,7 @@ def scored() -> tuple[Net64, list[Row]]:
 
 
 @pytest.mark.parametrize(
-    "model", [tiny_model(), tiny_model(3, tied=False), tiny_llama()], ids=["tied", "qwen", "llama"]
+    "model", [tiny_model(), tiny_model(3, tied=False), tiny_llama(1)], ids=["tied", "qwen", "llama"]
 )
 def test_the_forward_is_the_library_s(model):
     net = Net64(model)
@@ -333,6 +305,23 @@ def test_leave_one_out_is_the_mean_baseline_stretched():
     for r, found in zip(rewards, oracle.group_advantages(rewards, "leave_one_out"), strict=True):
         assert found == pytest.approx(len(r) / (len(r) - 1) * (r - r.mean()), rel=1e-12)
     assert oracle.group_advantages([[3.0]]) == [0.0]
+
+
+def test_turns_of_one_place_are_a_group():
+    """With a turn each and nothing else, a turn's advantage is its rollout's; what all share is nobody's advantage."""
+    rewards = np.random.default_rng(0).normal(size=(2, 5))
+    for baseline in ("mean", "leave_one_out"):
+        expected = oracle.group_advantages(rewards, baseline)
+        for whole, turn in ((1.0, 0.0), (0.0, 1.0), (0.5, 0.5)):
+            groups = [[(whole * r, [turn * r]) for r in group] for group in rewards]
+            found = np.array(oracle.turn_advantages(groups, baseline, "none"))[:, :, 0]
+            assert found == pytest.approx(np.array(expected), rel=1e-12)
+    ragged_groups = [[(1.0, [0.5, 0.2]), (0.0, [0.5]), (0.5, [0.5, 0.6])]]
+    [[one, two, three]] = oracle.turn_advantages(ragged_groups, scale="none")
+    assert (one, two, three) == (pytest.approx([0.5, 0.3]), pytest.approx([-0.5]), pytest.approx([0.0, 0.2]))
+    scaled = oracle.turn_advantages(ragged_groups, scale="group", floor=0.0)[0]
+    assert scaled[1] == pytest.approx([-0.5 / np.std([1.5, 0.5, 1.0])])
+    assert scaled[2] == pytest.approx([0.0, 0.2 / np.std([1.2, 0.4, 1.1])])
 
 
 def episode(seed: int = 0) -> tuple[list[np.ndarray], list[np.ndarray]]:
