@@ -175,7 +175,7 @@ def read_verdict(reply: str, words: Iterable[str]) -> str | None:
     known = {word.casefold(): word for word in words}
     text = reply[after_thinking(reply) :]
     given = _fields(text) or [text]
-    plain = {_AROUND.sub("", value).casefold() if isinstance(value, str) else "" for value in given}
+    plain = {_AROUND.sub("", str(value)).casefold() if isinstance(value, str | int) else "" for value in given}
     return known.get(plain.pop()) if len(plain) == 1 else None
 
 

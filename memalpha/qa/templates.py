@@ -11,6 +11,9 @@ one of a few words (`Asked.verdicts`), after a reason, so that a model thinks be
 | locomo       | strict: what is vaguer than the accepted answer is wrong    | correct, wrong                   |
 | halumem      | what it says is right, made up, or missing                  | correct, hallucination, omission |
 | beam         | one prompt a point of the rubric                            | full 1, partial 0.5, none 0      |
+|              | event ordering: one a line of the answer, which event of    | 1, 2, ... or none                |
+|              | the rubric it tells; the score is Kendall's tau of the two  |                                  |
+|              | orders (`official.event_order`)                             |                                  |
 | generic      | anything else                                               | correct, wrong                   |
 | (key points) | one prompt a key point, a sentence and for the whole: fluency  | stated/missing,                  |
 |              | x F1 of points found and sentences supported                | supported/unsupported, fluent/not|
@@ -25,7 +28,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memalpha.errors import DataError
-from memalpha.qa.official import keypoint_f1
+from memalpha.qa.official import event_order, keypoint_f1
 from memalpha.types import Question
 
 Benchmark = Literal["generic", "longmemeval", "locomo", "halumem", "beam"]
@@ -45,7 +48,8 @@ class Item:
     """An answer to judge. `gold`: the accepted answers, any of which will do; none where one is to abstain.
 
     `refused`: what a data set says in the place of an answer then. `rubric`: points that are judged one by one, in the
-    place of `gold`. `keypoints`: what a summary should state, in the place of comparing it with `gold` as a whole.
+    place of `gold`; of BEAM's category "event_ordering" they are events, in the order in which an answer should tell
+    them, one a line. `keypoints`: what a summary should state, in the place of comparing it with `gold` as a whole.
     `date`: the day the question was asked.
     """
 
@@ -125,6 +129,8 @@ def prompts_of(item: Item | Write) -> list[Asked]:
     """The prompts whose verdicts make the item's score (`score_of`)."""
     if isinstance(item, Write):
         return [_asked(_write_rule(item), _write_parts(item), VALIDITY)]
+    if item.rubric and item.benchmark == "beam" and item.category == _ORDERING:
+        return _event_prompts(item)
     if item.rubric:
         return [
             _asked(_POINT, {**_question(item), "point": point, "answer": item.prediction}, POINTS)
@@ -142,13 +148,38 @@ def prompts_of(item: Item | Write) -> list[Asked]:
 
 
 def score_of(asked: Sequence[Asked], values: Sequence[float]) -> float:
-    """An item's score from its prompts' verdicts: their mean, or for a summary with key points its `keypoint_f1`."""
+    """An item's score from its prompts' verdicts: their mean, for a summary with key points its `keypoint_f1`, for
+    events in order the `tau` of `event_order`."""
+    if _FIRST in asked[0].verdicts:
+        return _order(values, len(asked[0].verdicts) - 1)
     if not any(one.verdicts is FLUENT for one in asked):
         return sum(values) / len(values)
     pairs = list(zip(asked, values, strict=True))
     found = [value for one, value in pairs if one.verdicts is STATED]
     supported = [value for one, value in pairs if one.verdicts is SUPPORTED]
     return keypoint_f1(int(sum(found)), len(found), int(sum(supported)), len(supported), values[-1])
+
+
+_ORDERING = "event_ordering"
+_FIRST = "1"
+
+
+def _event_prompts(item: Item) -> list[Asked]:
+    """Per line of the answer. BEAM's script asks of every pair of event and line whether they are the same, and counts
+    blank lines as events told; here a line is asked about once, and blank lines are none."""
+    verdicts = {**{str(number): float(number) for number in range(1, len(item.rubric) + 1)}, "none": 0.0}
+    events = "\n".join(f"{number}. {event}" for number, event in enumerate(item.rubric, start=1))
+    lines = [line.strip() for line in item.prediction.splitlines() if line.strip()]
+    return [_asked(_EVENT, {**_question(item), "events": events, "line": line}, verdicts) for line in lines]
+
+
+def _order(told: Sequence[float], events: int) -> float:
+    """As in the script, an event is told where it is told first; any other line is an event that there was not."""
+    names, seen = [], set()
+    for place, number in enumerate(told):
+        names.append(f"event {number:.0f}" if number and number not in seen else f"line {place}")
+        seen.add(number)
+    return event_order([f"event {number}" for number in range(1, events + 1)], names)["tau"]
 
 
 def _summary_prompts(item: Item) -> list[Asked]:
@@ -247,6 +278,12 @@ Grade by one point alone whether an answer does what the point asks for. Other p
 - partial: it does a part of it, or does it with a small mistake.
 - none: it does not, it contradicts the point, or it does not say. A point that forbids something is full where the \
 answer does not do it.
+"""
+_EVENT = """
+An answer tells events one a line, and a list numbers the events that there were. Say which of them a single line of \
+the answer tells.
+- a number: the line tells that event of the list, in whatever words. Its own number in the answer does not matter.
+- none: it tells something else, or no event at all.
 """
 _KEYPOINT = """
 Grade by one key point alone whether a summary states it.

@@ -26,6 +26,7 @@ from memalpha.qa.judge import (
     load_labels,
     read_verdict,
 )
+from memalpha.qa.official import event_order
 from memalpha.qa.templates import BENCHMARKS, prompts_of
 from memalpha.types import Completion, Question
 
@@ -208,6 +209,25 @@ def test_judges_vote_with_weights():
     assert one.score == 0.75 and [vote.verdicts for vote in one.votes] == [("correct",), ("wrong",)]
     (two,) = Judge([yes, no, mute], [1.0, 1.0, 5.0]).judge([item(1, True)])
     assert two.score == 0.5, "the vote that cannot be read has no weight"
+
+
+def test_events_are_scored_by_their_order():
+    """Kendall's tau as BEAM's tables have it: a line is an event where it is told first, any other line is too many."""
+    events = ("Ana moves", "Ana marries", "Ana retires")
+
+    def verdict(prompt, nth):
+        told = [number for number, event in enumerate(events, 1) if event in part(prompt, "line")]
+        return json.dumps({"verdict": told[0] if told else "none"})
+
+    def told(*lines):
+        item = Item("In which order?", (), "\n\n".join(lines), "event_ordering", "beam", rubric=events)
+        return Judge([Says(verdict)]).judge([item])[0].score
+
+    assert told("First Ana moves.", "Then Ana marries.", "Last, Ana retires.") == 1.0
+    assert told("Ana retires", "Ana marries", "Ana moves") == 0.0
+    assert told("Ana moves", "Ana retires", "Ana marries") == pytest.approx((1 / 3 + 1) / 2)
+    spoilt = event_order(events, ["Here they are:", "Ana moves", "Ana moves again", "Ana marries"])["tau"]
+    assert told("Here they are:", "Ana moves", "Then Ana moves", "Ana marries") == pytest.approx(spoilt)
 
 
 def test_a_rubric_is_averaged_and_needs_every_point():
