@@ -6,8 +6,12 @@
 
 The synthetic suite: the full world's held-out streams of 8k, 30k, 120k and 400k tokens, one stream a seed, five seeds;
 what is averaged are questions, intervals are over streams. Writers of the demo's size see 64 tokens at a time (their
-window is 2,048), on the lengths of --writer-tokens only: they read about 200 tokens a second. Writes NAME.json and
-NAME.md to --results; what an evaluation leaves of answers goes to --out and is not made again where it is complete.
+window is 2,048), on the lengths of --writer-tokens only: they read about 200 tokens a second. bAbI is read twice, by
+the extractive floor and by the start of the trained writer, which knows yes and no, and facts as such writers note them.
+
+Writes NAME.json to --results, and its tables into NAME.md, between the marks there. A run that measures some systems or
+lengths leaves the others as they are recorded, on the same tasks. What an evaluation leaves of answers goes to --out; a
+system that has been measured there is not measured again.
 """
 
 from __future__ import annotations
@@ -29,18 +33,20 @@ REFERENCES = ("scripted:append-only", "scripted:oracle")
 LENGTHS = (8_000, 30_000, 120_000, 400_000)
 FIGURES = (
     "accuracy", "accuracy_interval", "answerable_accuracy", "score", "update_accuracy", "retract_accuracy",
-    "stale_rate", "abstained", "ceiling", "evidence_recall", "evidence_recall@10", "tokens", "memory_tokens",
-    "conversation_tokens", "losses",
+    "stale_rate", "abstained", "ceiling", "ceiling_n", "ceiling_answered", "evidence_recall", "evidence_recall@10",
+    "tokens", "memory_tokens", "conversation_tokens", "losses", "unjudged",
 )  # fmt: skip
 
 
 def measured(settings: EvalConfig, label: str, names: Mapping[str, str]) -> list[dict[str, Any]]:
     """A row a system: its figures, its accuracy by ability, and what it cost; kept in `settings.out`."""
     kept = Path(str(settings.out)) / "rows.json"
-    if kept.is_file():
-        return json.loads(kept.read_text(encoding="utf-8"))
+    before = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else []
     rows = []
     for system in settings.systems:
+        if known := [row for row in before if row["system"] == names.get(system, system)]:
+            rows += known
+            continue
         began, cpu = time.perf_counter(), time.process_time()
         one = settings.model_copy(update={"systems": (system,)})
         [report] = run_evaluation(one)
@@ -48,7 +54,7 @@ def measured(settings: EvalConfig, label: str, names: Mapping[str, str]) -> list
         rows.append(
             {
                 "set": label,
-                "system": names.get(system, report.name),
+                "system": names.get(system, system),
                 "questions": len(report.records),
                 **{name: summary.get(name) for name in FIGURES},
                 "by_ability": {name: part["accuracy"] for name, part in summary["by_ability"].items()},
@@ -57,7 +63,8 @@ def measured(settings: EvalConfig, label: str, names: Mapping[str, str]) -> list
             }
         )
         print(f"{label}: {rows[-1]['system']}: {rows[-1]['accuracy']:.3f} ({rows[-1]['cpu_s']} s)", file=sys.stderr)
-    kept.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        others = [row for row in before if row["system"] not in {one["system"] for one in rows}]
+        kept.write_text(json.dumps([*others, *rows], indent=1) + "\n", encoding="utf-8")
     return rows
 
 
@@ -100,6 +107,47 @@ def losses(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines).replace("None", "")
 
 
+MARKS = ("<!-- tables -->", "<!-- end of tables -->")
+
+
+def recorded(stem: Path, sets: Sequence[Mapping[str, Any]]) -> None:
+    """Put `sets` among those that `stem`.json has: new rows in the place of old ones of their systems, others stay."""
+    known = (
+        json.loads(stem.with_suffix(".json").read_text(encoding="utf-8")) if stem.with_suffix(".json").exists() else []
+    )
+    whole = {one["set"]: one for one in known}
+    for one in sets:
+        before = whole.get(one["set"], {"tasks_sha256": "", "rows": []})
+        others = before["rows"] if before["tasks_sha256"] == one["tasks_sha256"] else []
+        rows = {row["system"]: row for row in (*others, *one["rows"])}
+        whole[one["set"]] = {**one, "rows": sorted(rows.values(), key=lambda row: _place(row["system"]))}
+    kept = sorted(whole.values(), key=lambda one: one["config"]["world"]["tokens"] or 0)  # the lengths of a suite
+    stem.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    page = stem.with_suffix(".md")
+    text = page.read_text(encoding="utf-8") if page.exists() else "\n".join(MARKS)
+    head, _, rest = text.partition(MARKS[0])
+    tables = "\n".join(section(one) for one in kept)
+    page.write_text(f"{head}{MARKS[0]}\n\n{tables}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}", encoding="utf-8")
+
+
+def _place(system: str) -> int:
+    order = (*BASELINES, "facts", *REFERENCES, "tiny", "babi", "trained")
+    return order.index(system) if system in order else len(order)
+
+
+def section(one: Mapping[str, Any]) -> str:
+    """The tables of one set."""
+    first = one["rows"][0]
+    right, count = first["ceiling"], first["ceiling_n"]
+    ceiling = (
+        f"Shown the evidence itself, the reader is right in {right:.3f} of the {count:,} questions that name some.\n\n"
+    )
+    return (
+        f"## {one['set']} ({first['questions']:,} questions)\n\n{ceiling}{table(one['rows'])}\n\n"
+        f"Where the wrong answers were lost, in questions:\n\n{losses(one['rows'])}\n"
+    )
+
+
 def _origin(settings: EvalConfig) -> dict[str, Any]:
     """`provenance` without the places of this machine."""
     found = provenance(settings, tasks_of(settings))
@@ -123,7 +171,7 @@ def main() -> None:
         "--writer-tokens", type=int, nargs="*", default=LENGTHS[:1], help="synthetic: of these, writers"
     )
     parser.add_argument("--outside", nargs="*", default=[], help="further systems, as package.module:factory")
-    parser.add_argument("--systems", nargs="+", help="synthetic: only these (default: all)")
+    parser.add_argument("--systems", nargs="*", help="babi, synthetic: only these (default: all)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--out", type=Path, default=Path("runs/systems"))
     parser.add_argument("--results", type=Path, default=Path("eval/results"))
@@ -141,13 +189,17 @@ def main() -> None:
         writers = [*REFERENCES, "babi", *([args.trained] if args.trained else [])]
         shared: dict[str, Any] = {
             "benchmark": "babi", "babi": {"stories": 6}, "limit": 12, "seeds": args.seeds, "context_tokens": 1024,
-            "metric": "contains",
             "agent": {"prompt": "compact", "view_related": 12, "view_recent": 0, "max_new_tokens": 72},
-            "systems": [*BASELINES, *args.outside, *writers],
+            "systems": args.systems or [*BASELINES, *args.outside, *writers],
         }  # fmt: skip
-        # One that can read raw statements too (an answer is in the one it quotes); the policy's own knows facts alone.
-        reader = {"kind": "extractive", "k": 12, "conflicts": "newest"}
-        plans.append(("bAbI", EvalConfig.model_validate({**shared, "reader": reader})))
+        # One reads raw statements (an answer is in the one it quotes), one the facts that trained writers note.
+        floor = {"kind": "extractive", "k": 12, "conflicts": "newest"}
+        start = {"kind": "policy", "policy": "babi", "prompt": "compact", "k": 12, "conflicts": "newest"}
+        for label, metric, reader in (
+            ("bAbI, read by the extractive floor", "contains", floor),
+            ("bAbI, read by the writers' start", "exact", start),
+        ):
+            plans.append((label, EvalConfig.model_validate({**shared, "metric": metric, "reader": reader})))
     else:
         for tokens in args.lengths:
             shared = {
@@ -156,7 +208,8 @@ def main() -> None:
                 "reader": {"kind": "extractive", "k": 20, "conflicts": "refuse"},
                 "systems": args.systems or [*BASELINES, *args.outside, *REFERENCES],
             }  # fmt: skip
-            plans.append((f"{tokens:,} tokens", EvalConfig.model_validate(shared)))
+            if args.systems is None or args.systems:
+                plans.append((f"{tokens:,} tokens", EvalConfig.model_validate(shared)))
             if tokens in args.writer_tokens:
                 shared |= {
                     "chunk_tokens": 64, "systems": ["tiny", *([args.trained] if args.trained else [])],
@@ -166,18 +219,11 @@ def main() -> None:
     names = {str(args.trained): "trained", **{name: name.rpartition(":")[2] for name in args.outside}}
     sets = []
     for label, settings in plans:
-        folder = args.out / args.suite / label.replace(",", "").replace(" ", "-")
+        folder = args.out / args.suite / label.replace(",", "").replace("'", "").replace(" ", "-")
         settings = settings.model_copy(update={"out": folder})
         rows = measured(settings, label, names)
         sets.append({"set": label, "rows": rows, **_origin(settings)})
-    stem = args.results / f"systems-{args.suite}"
-    stem.with_suffix(".json").write_text(json.dumps(sets, indent=1) + "\n", encoding="utf-8")
-    parts = [
-        f"## {one['set']} ({one['rows'][0]['questions']:,} questions)\n\n{table(one['rows'])}\n\n"
-        f"Where the wrong answers were lost, in questions:\n\n{losses(one['rows'])}\n"
-        for one in sets
-    ]
-    stem.with_suffix(".md").write_text("\n".join(parts), encoding="utf-8")
+        recorded(args.results / f"systems-{args.suite}", sets)  # after each, so that a long run can be ended
 
 
 if __name__ == "__main__":
