@@ -7,7 +7,7 @@
 The synthetic suite: the full world's held-out streams of 8k, 30k, 120k and 400k tokens, one stream a seed, five seeds;
 what is averaged are questions, intervals are over streams. Writers of the demo's size see 64 tokens at a time (their
 window is 2,048), on the lengths of --writer-tokens only: they read about 200 tokens a second. bAbI is read twice, by
-the extractive floor and by the start of the trained writer, which knows yes and no, and facts as such writers note them.
+the extractive floor and by the start of the trained writer, which knows yes and no, and facts as writers note them.
 
 Writes NAME.json to --results, and its tables into NAME.md, between the marks there. A run that measures some systems or
 lengths leaves the others as they are recorded, on the same tasks. What an evaluation leaves of answers goes to --out; a
