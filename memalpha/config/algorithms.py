@@ -5,11 +5,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import Field, model_validator
+
 from memalpha.config.common import Config
 
 
 class PPOConfig(Config):
-    """Of `algorithm: ppo` alone."""
+    """Of `algorithm: ppo` alone (`memalpha.train.algorithms.ppo`); names follow TRL's where the meaning is the same."""
+
+    gamma: float = Field(default=1.0, gt=0.0, le=1.0, description="discount a token")
+    lam: float = Field(
+        default=1.0, ge=0.0, le=1.0, description="GAE: 0 trusts the value function, 1 only the rewards to come"
+    )
+    whiten_advantages: bool = Field(default=True, description="to mean 0, deviation 1 over a step's tokens")
+    vf_coef: float = Field(default=0.1, gt=0.0, description="weight of the value loss, a mean over a step's tokens")
+    cliprange_value: float | None = Field(
+        default=None, gt=0.0, description="how far a step may move a value (default: any; TRL had 0.2)"
+    )
+    value_learning_rate: float = Field(
+        default=4e-3, gt=0.0, description="of the value head, where learning_rate is it all"
+    )
+    kl_target: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="beta follows this KL of an episode to the start policy (TRL: target; default: beta stays)",
+    )
+    kl_horizon: float = Field(default=10_000.0, gt=0.0, description="how slowly, in episodes (TRL: horizon)")
+
+    @model_validator(mode="after")
+    def _a_target(self) -> PPOConfig:
+        if self.kl_target is None and "kl_horizon" in self.model_fields_set:
+            raise ValueError("kl_horizon: has no effect without kl_target; leave it out")
+        return self
 
 
 class DPOConfig(Config):
@@ -23,7 +50,13 @@ class ERLConfig(Config):
 VETTED: Mapping[str, Mapping[str, Any]] = {
     "grpo": {},
     "rloo": {"scale_rewards": "none"},
-    "ppo": {},
+    "ppo": {
+        "loss_type": "dapo",
+        "scale_rewards": "none",
+        "group_size": 1,
+        "tasks_per_step": 64,
+        "num_iterations": 2,
+    },
     "dpo": {},
     "erl": {},
 }

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from memalpha.config.algorithms import VETTED
+from memalpha.config.algorithms import VETTED, PPOConfig
 from memalpha.config.common import (
     AgentConfig,
     BabiConfig,
@@ -94,7 +94,7 @@ class RunConfig(LearnerConfig):
     reader: ReaderConfig = ReaderConfig()
     reward: RewardConfig = RewardConfig()
     endpoint: EndpointConfig = Field(default=EndpointConfig(), description="how a reader behind an endpoint is asked")
-    group_size: int = Field(default=8, description="rollouts per task (TRL: num_generations)")
+    group_size: int = Field(default=8, gt=0, description="rollouts per task (TRL: num_generations)")
     temperature: float = Field(default=1.0, gt=0.0)
     eval_tasks: int = Field(default=200, gt=0, description="held-out tasks of the evaluation before and after")
     validation_tasks: int = Field(default=40, ge=0)
@@ -108,9 +108,13 @@ class RunConfig(LearnerConfig):
 
     @model_validator(mode="after")
     def _a_group(self) -> RunConfig:
-        if self.group_size < 2:
+        if self.group_size < 2 and not self._alone():
             raise ValueError("group_size: rollouts of a task are compared, so at least 2 are needed")
         return self
+
+    def _alone(self) -> bool:
+        """Whether a rollout can be learnt from without others of its task."""
+        return False
 
 
 class TrainConfig(RunConfig):
@@ -122,7 +126,7 @@ class TrainConfig(RunConfig):
     training_reader: ReaderConfig | None = Field(
         default=None, description="another reader for the reward only; evaluations keep `reader` (default: the same)"
     )
-    algorithm: Literal["grpo", "rloo"] = Field(default="grpo", description="see memalpha.train.algorithms")
+    algorithm: Literal["grpo", "rloo", "ppo"] = Field(default="grpo", description="see memalpha.train.algorithms")
     tasks_per_step: int = Field(default=8, gt=0)
     top_p: float = 1.0
     top_k: int = 0
@@ -174,6 +178,7 @@ class TrainConfig(RunConfig):
     advantage_floor: float = Field(default=0.01, gt=0.0, description="added to the standard deviation of scale_rewards")
     num_iterations: int = Field(default=1, gt=0, description="passes over a step's samples (TRL: inner epochs)")
     minibatches: int = Field(default=2, gt=0, description="optimizer steps per pass")
+    ppo: PPOConfig | None = Field(default=None, description="algorithm=ppo: its own settings (default: theirs)")
 
     keep_tokens: bool = Field(
         default=False, description="write turns.jsonl and a checkpoint per step, for outside checks"
@@ -181,6 +186,9 @@ class TrainConfig(RunConfig):
     sample_dtype: Literal["bfloat16", "float32", "float64"] | None = Field(
         default=None, description="precision of the sampler (default: the policy's); float64 for exact log-probs on CPU"
     )
+
+    def _alone(self) -> bool:
+        return self.algorithm == "ppo"
 
     @model_validator(mode="before")
     @classmethod
@@ -216,6 +224,13 @@ class TrainConfig(RunConfig):
                 raise ValueError(
                     "loss_type: with one ratio a completion rloo's loss is a mean over completions: leave it out"
                 )
+        if self.algorithm == "ppo":
+            if self.scale_rewards != "none":
+                raise ValueError("scale_rewards: ppo compares no rollouts of a group; see ppo.whiten_advantages")
+            if self.ppo is not None and self.ppo.kl_target is not None and not self.beta:
+                raise ValueError("ppo.kl_target: beta follows it and must start above 0")
+        elif self.ppo is not None:
+            raise ValueError(f"ppo: has no effect with algorithm={self.algorithm}; leave it out")
         if self.delta is not None and self.delta <= 1 + (self.epsilon_high or self.epsilon):
             raise ValueError("delta: bounds the ratio above what the clip does: it must be above 1 + epsilon_high")
         for name, wherefore in self._without_effect():

@@ -32,7 +32,7 @@ def group_advantages(
     standard deviation over the G rollouts at that chunk index plus `floor`; a rollout that has no turn there counts
     with its shared part, so that a chunk which one rollout alone reached is not blown up.
     """
-    shared, own = zip(*(_parts(trajectory) for trajectory in group.trajectories), strict=True)
+    shared, own = zip(*(reward_parts(trajectory) for trajectory in group.trajectories), strict=True)
     if extra is not None:
         own = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(own, extra, strict=True)]
     shared_centred = _centre(shared, baseline)
@@ -58,7 +58,7 @@ def spread(groups: Sequence[TrajectoryGroup], extra: Sequence[Sequence[Sequence[
     values, weights = [], []
     for group, added in zip(groups, extra, strict=True):
         for trajectory, more in zip(group.trajectories, added, strict=True):
-            shared, own = _parts(trajectory)
+            shared, own = reward_parts(trajectory)
             values += [shared + a + b for a, b in zip(own, more, strict=True)]
             weights += [1 / len(own)] * len(own)
     whole = sum(weights)
@@ -66,7 +66,7 @@ def spread(groups: Sequence[TrajectoryGroup], extra: Sequence[Sequence[Sequence[
     return math.sqrt(sum(weight * (value - mean) ** 2 for value, weight in zip(values, weights, strict=True)) / whole)
 
 
-def _parts(trajectory: Trajectory) -> tuple[float, list[float]]:
+def reward_parts(trajectory: Trajectory) -> tuple[float, list[float]]:
     """The shared reward of a trajectory and its turns' own rewards, weighted."""
     reward = trajectory.reward
     if reward is None or len(reward.turns) != len(trajectory.turns) or not reward.turns:

@@ -2,7 +2,8 @@
 
 Plain transformers reads the directory (config, safetensors weights, tokenizer); peft does where adapters alone train,
 and nothing else is kept (adapter_config.json, which names the base, and the adapters). Beside it lie
-`optimizer.safetensors` and `state.json` (step, sampler position, algorithm state, best validation). Nothing is pickled.
+`value_head.safetensors` where there is one, `optimizer.safetensors` and `state.json` (step, sampler position, algorithm
+state, best validation). Nothing is pickled.
 A checkpoint is written aside and renamed, so one that has its name is whole, whenever the process was killed. Several
 processes make the same one as a single process: the main one writes, whole tensors.
 """
@@ -28,11 +29,12 @@ from transformers import AutoModelForCausalLM
 from memalpha.errors import CheckpointError, ConfigError
 from memalpha.policy.base import ADAPTER_CONFIG
 from memalpha.policy.transformers_ import TransformersPolicy, load_adapter, without_bars
-from memalpha.train.distributed import ONE, World, spread_weights
+from memalpha.train.distributed import ONE, World, spread, spread_weights, whole
 from memalpha.train.engine import Engine
 
 FORMAT = 2
 RNG = "rng/torch"
+VALUE_HEAD = "value_head.safetensors"
 
 
 def check_out(run: Path) -> None:
@@ -94,12 +96,15 @@ def save_checkpoint(
     if learner.world.once(path.exists):
         return path
     tensors = {**learner.optimizer_tensors(), RNG: torch.get_rng_state()}
+    head = {name: whole(part.detach()).cpu() for name, part in learner.value_head.items()}
 
     def write() -> None:
         aside = path.with_name(f".{path.name}.part")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         save_weights(learner.model, aside)
+        if head:
+            save_file(head, aside / VALUE_HEAD)
         policy.tokenizer.save_pretrained(aside)
         save_file(tensors, aside / "optimizer.safetensors")
         write_json(aside / "state.json", {"format": FORMAT, "step": step, **state})
@@ -143,7 +148,7 @@ def save_weights(model: Any, folder: Path) -> None:
 
 
 def load_weights(path: Path, learner: Engine) -> None:
-    """Copy the weights of a checkpoint into the learner's model, in place, and into what it holds sharded.
+    """Copy the weights of a checkpoint into the learner's model and value head, in place, and into shards.
 
     Every process must call this. Raises `CheckpointError`.
     """
@@ -159,7 +164,11 @@ def load_weights(path: Path, learner: Engine) -> None:
             with without_bars():
                 saved: Any = AutoModelForCausalLM.from_pretrained(path, dtype=model.dtype)
             model.load_state_dict(saved.state_dict())
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        head = load_file(path / VALUE_HEAD) if learner.value_head else {}
+        with torch.no_grad():
+            for name, part in learner.value_head.items():
+                part.copy_(spread(head[name], part))
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the weights of {path} cannot be loaded: {error}") from error
     spread_weights(model, learner.trainable)
 

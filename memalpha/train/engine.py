@@ -44,6 +44,8 @@ class Engine:
     Trained weights are kept in float32 at least; with `dtype` bfloat16 the passes are not, nor are frozen weights.
     `reference`: keep what is needed for log-probs of the model as it is now, without adapters where it has some, else a
     frozen copy; construct the engine on the start weights then, and load a checkpoint afterwards.
+    `value_learning_rate`: train a value head too, at this rate where the weights' is `learning_rate`, and with the same
+    schedule.
 
     Rows are those of a whole step, the same in every process of `world`; each process computes its share, and all get
     the same results. Raises `PolicyError` for a model whose logits are not its output embedding's.
@@ -56,6 +58,7 @@ class Engine:
         loss: LossSettings = LossSettings(),  # noqa: B008  # frozen
         *,
         reference: bool = False,
+        value_learning_rate: float | None = None,
         world: World = ONE,
     ) -> None:
         self.model = model.eval()
@@ -68,15 +71,23 @@ class Engine:
         trained = copy.deepcopy(model) if world.size > 1 and config.sharding == "fsdp" else model
         self._adapted = trained if reference and isinstance(model, PeftModel) else None
         frozen = copy.deepcopy(model).requires_grad_(False) if reference and self._adapted is None else None
-        self.scorer = self._wrap(trained)
+        scorer = self._scorer(trained, values=value_learning_rate is not None)
+        self.scorer = self._wrap(scorer)
         if frozen is not None and config.dtype == "bfloat16":
             _round_products(frozen)
-        self.reference = None if frozen is None else self._wrap(frozen)
+        self.reference = None if frozen is None else self._wrap(self._scorer(frozen))
         self.trainable: dict[str, nn.Parameter] = {
             name: parameter for name, parameter in trained.named_parameters() if parameter.requires_grad
         }
+        groups: list[dict[str, Any]] = [{"params": list(self.trainable.values()), "share": 1.0}]
+        self.value_head: dict[str, nn.Parameter] = {}
+        if value_learning_rate is not None and scorer.value_head is not None:
+            self.value_head = dict(scorer.value_head.named_parameters(prefix="value_head"))
+            share = value_learning_rate / config.learning_rate
+            groups.append({"params": list(self.value_head.values()), "share": share})
+            self.trainable |= self.value_head
         self.optimizer = torch.optim.AdamW(
-            self.trainable.values(),
+            groups,
             lr=config.learning_rate,
             betas=config.adam_betas,
             weight_decay=config.weight_decay,
@@ -92,12 +103,23 @@ class Engine:
             if self.reference is None:
                 raise TrainingError("this engine keeps no reference: construct it with reference=True")
             scorer = self.reference
+        with adapters:
+            return self._look(samples, scorer, 0)
+
+    def values(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        """What the value head says before each of a row's completion tokens."""
+        if not self.value_head:
+            raise TrainingError("this engine has no value head: construct it with a value_learning_rate")
+        return self._look(samples, self.scorer, 2)
+
+    def _look(self, samples: Sequence[TrainingSample], scorer: nn.Module, which: int) -> list[np.ndarray]:
+        """One of the scorer's results, without a gradient, row by row."""
         found: list[tuple[int, np.ndarray]] = []
-        with torch.no_grad(), adapters:
+        with torch.no_grad():
             for part, live in self.world.deal(split(samples, self.config.microbatch_tokens)):
                 batch = pack([samples[i] for i in part], self._device)
-                values, _ = scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature)
-                rows = values.float().cpu().split([len(samples[i].completion_ids) for i in part])
+                result = scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature)[which]
+                rows = result.float().cpu().split([len(samples[i].completion_ids) for i in part])
                 found += [(i, row.numpy()) for i, row in zip(part, rows, strict=True) if live]
         by_index = dict(self.world.gather(found))
         return [by_index[i] for i in range(len(samples))]
@@ -130,7 +152,8 @@ class Engine:
         """Add the gradient of the summed loss; the samples' weights must be normalised for the whole step already.
 
         Returns loss, tokens, per-token means of entropy, clipped share, KL to the old policy (`old_kl`, k3) and to the
-        reference, `old_p99` and `old_max` of |log ratio|, and the largest |ratio - 1| (`ratio_deviation`).
+        reference, and with a value head of its loss, `old_p99` and `old_max` of |log ratio|, and the largest
+        |ratio - 1| (`ratio_deviation`).
         """
         totals = np.zeros(1 + len(STATS))
         log_ratios: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
@@ -138,8 +161,9 @@ class Engine:
         for number, (part, live) in enumerate(dealt, start=1):
             batch = pack([samples[i] for i in part], self._device)
             with self.world.accumulate(self.scorer, number == len(dealt)):
-                logprobs, entropy = self.scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature)
-                loss, sums, log_ratio = loss_sum(logprobs, entropy, batch, self.loss)
+                scored = self.scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature)
+                logprobs, entropy, values = scored
+                loss, sums, log_ratio = loss_sum(logprobs, entropy, batch, self.loss, values)
                 (loss * self.world.size if live else loss * 0).backward()
             if live:
                 totals += torch.cat([loss.detach()[None], sums]).double().cpu().numpy()
@@ -149,6 +173,8 @@ class Engine:
         result: dict[str, float] = dict(zip(("loss", *STATS), sums, strict=True))
         for name in STATS[1:]:
             result[name] /= max(1.0, result["tokens"])
+        if not self.value_head:
+            del result["value_loss"]
         log_ratio = np.concatenate([log_ratio for _, log_ratio in everybody])
         result |= {f"old_{name}": value for name, value in tails(log_ratio).items()}
         result["ratio_deviation"] = float(np.abs(np.expm1(log_ratio)).max(initial=0.0))
@@ -160,7 +186,7 @@ class Engine:
         if not math.isfinite(norm):
             raise TrainingError(f"the gradient norm is {norm}: lower learning_rate or check the rewards")
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["share"]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         gather_weights(self.trainable, self.model)
@@ -206,13 +232,19 @@ class Engine:
             elif self.config.dtype == "bfloat16":
                 parameter.data = parameter.data.to(torch.bfloat16)
 
-    def _wrap(self, model: Any) -> nn.Module:
-        """The model as a scorer, dealt to the processes."""
-        config, low = self.config, self.config.dtype == "bfloat16"
-        scorer = TokenScorer(
-            model, head_tokens=config.head_tokens, autocast=low, checkpointing=config.gradient_checkpointing
+    def _scorer(self, model: Any, *, values: bool = False) -> TokenScorer:
+        config = self.config
+        return TokenScorer(
+            model,
+            head_tokens=config.head_tokens,
+            autocast=config.dtype == "bfloat16",
+            checkpointing=config.gradient_checkpointing,
+            values=values,
         )
-        return self.world.wrap(scorer, list(bare(model)._no_split_modules or ()), config.sharding)
+
+    def _wrap(self, scorer: TokenScorer) -> nn.Module:
+        """The scorer, dealt to the processes."""
+        return self.world.wrap(scorer, list(bare(scorer.model)._no_split_modules or ()), self.config.sharding)
 
 
 def _round_products(model: nn.Module) -> None:

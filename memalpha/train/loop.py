@@ -58,7 +58,11 @@ class _Run(Run[TrainConfig]):
         self.collector = Collector(self.builder, self.training_reader, self.rewards, config, world)
         self.source.check(self.policy, config.agent, self.builder.schema)
         self.algorithm = ALGORITHMS[config.algorithm](config)
-        self.learner = self._learner(LossSettings.of(config), reference=self.algorithm.needs_reference)
+        self.learner = self._learner(
+            LossSettings.of(config),
+            reference=self.algorithm.needs_reference,
+            value_learning_rate=self.algorithm.value_learning_rate,
+        )
         if config.sample_dtype is not None:  # now that the model is what the learner has made of it
             self.policy.sample_in(config.sample_dtype)
 

@@ -1,9 +1,10 @@
-"""The one loss: a sum over completion tokens of four weighted streams. It knows no algorithm by name.
+"""The one loss: a sum over completion tokens of five weighted streams. It knows no algorithm by name.
 
     loss = sum_t  - pg_t  min(min(rho_t, delta) A_t, clip(rho_t, 1 - low, 1 + high) A_t)    rho_t = pi(t) / pi_old(t)
                   - ce_t  log pi(t)
                   + kl_t  k_t  [rho_t k_t with use_bias_correction_kl]
                   - ent_t H_t                                                     H_t = entropy of pi at t
+                  + vf_t  max((V_t - R_t)^2, (clip(V_t, V_old - c, V_old + c) - R_t)^2) / 2
 
 The clip is PPO's (1707.06347) with DAPO's separate upper range (2503.14476); `delta` (INTELLECT-2, 2505.07291) bounds
 what a bad token may pull, and is left out by default. CISPO (MiniMax-M1, 2506.13585) has in its place
@@ -44,7 +45,7 @@ is; over the whole step it is `dapo`.)"""
 CISPO_CAP = 5.0
 """The largest weight of CISPO where none is set, that of ScaleRL (2510.13786), which TRL recommends."""
 
-STATS = ("tokens", "entropy", "clipped", "old_kl", "reference_kl")
+STATS = ("tokens", "entropy", "clipped", "old_kl", "reference_kl", "value_loss")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class LossSettings:
     ce_normalizer: Literal["constant", "token", "row", "unit"] | None = None
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     use_bias_correction_kl: bool = True
+    cliprange_value: float | None = None
 
     @classmethod
     def of(cls, config: TrainConfig) -> LossSettings:
@@ -80,6 +82,7 @@ class LossSettings:
             constant=config.loss_constant,
             kl_estimator=config.kl_estimator,
             use_bias_correction_kl=config.use_bias_correction_kl,
+            cliprange_value=None if config.ppo is None else config.ppo.cliprange_value,
         )
 
 
@@ -92,9 +95,16 @@ def kl_estimate(logprobs: torch.Tensor, reference: torch.Tensor, estimator: Lite
 
 
 def loss_sum(
-    logprobs: torch.Tensor, entropy: torch.Tensor, batch: MicroBatch, settings: LossSettings
+    logprobs: torch.Tensor,
+    entropy: torch.Tensor,
+    batch: MicroBatch,
+    settings: LossSettings,
+    values: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The summed loss, the sums of `STATS`, and log rho of the tokens of the policy gradient; the last two detached."""
+    """The summed loss, the sums of `STATS`, and log rho of the tokens of the policy gradient; the last two detached.
+
+    `values` (N,), the value head's, are needed where a sample has a weight `vf`.
+    """
     log_ratio = logprobs - batch.logprobs
     ratio = torch.exp(_at_level(log_ratio, batch, settings.level))
     if settings.objective == "cispo":
@@ -117,12 +127,19 @@ def loss_sum(
         loss = loss + (batch.kl * (estimate * ratio if settings.use_bias_correction_kl else estimate)).sum()
     if batch.ent is not None:
         loss = loss - (batch.ent * entropy).sum()
+    value_loss = logprobs.new_zeros(())
+    if batch.vf is not None:
+        errors = _value_errors(values, batch, settings.cliprange_value)
+        value_loss = errors.detach().sum()
+        loss = loss + (batch.vf * errors).sum()
+    elif values is not None:
+        loss = loss + 0.0 * values.sum()  # DDP wants a gradient for every weight
     with torch.no_grad():
         trained = batch.pg != 0
         outside = trained & outside
         old_kl = (trained * (torch.expm1(log_ratio) - log_ratio)).sum()
         count = logprobs.new_tensor(float(len(logprobs)))
-        sums = torch.stack([count, entropy.sum(), outside.sum().to(count), old_kl, reference_kl])
+        sums = torch.stack([count, entropy.sum(), outside.sum().to(count), old_kl, reference_kl, value_loss])
     return loss, sums, log_ratio.detach()[trained]
 
 
@@ -136,3 +153,13 @@ def _at_level(log_ratio: torch.Tensor, batch: MicroBatch, level: Literal["token"
     if level == "mean":
         sums = sums / log_ratio.new_zeros(count).index_add(0, batch.sample, trained).clamp(min=1.0)
     return sums[batch.sample]
+
+
+def _value_errors(values: torch.Tensor | None, batch: MicroBatch, cliprange: float | None) -> torch.Tensor:
+    """Half the squared error of each token's value; with a clip range the worse of it and of the clipped value's."""
+    assert values is not None and batch.values is not None and batch.returns is not None
+    errors = (values - batch.returns) ** 2
+    if cliprange is not None:
+        near = batch.values + (values - batch.values).clamp(-cliprange, cliprange)
+        errors = torch.maximum(errors, (near - batch.returns) ** 2)
+    return 0.5 * errors

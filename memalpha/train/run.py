@@ -144,13 +144,17 @@ class Run(ABC, Generic[C]):
         """Whether every step leaves a checkpoint that stays."""
         return False
 
-    def _learner(self, loss: LossSettings, *, reference: bool = False) -> Engine:
+    def _learner(
+        self, loss: LossSettings, *, reference: bool = False, value_learning_rate: float | None = None
+    ) -> Engine:
         """The learner of the policy's weights, or of new adapters in its layers."""
         config = self.config
         model: Any = self.policy.model
         if config.lora is not None:
             model = add_lora(model, config.lora, lasting_name(config.policy), config.seed)
-        return Engine(model, config, loss, reference=reference, world=self.world)
+        return Engine(
+            model, config, loss, reference=reference, value_learning_rate=value_learning_rate, world=self.world
+        )
 
     # ------------------------------------------------------------------------------------------------- the whole run
 

@@ -127,7 +127,7 @@ class MicroBatch:
     `positions` (N,) index the flattened hidden states that predict `targets` (N,). Right padding under a causal model
     needs no mask: no trained position sees what comes after it. Rollouts of a sharp policy often agree: samples of
     equal tokens share one of the B rows, their advantages stay apart. `sample` (N,) numbers the samples that the tokens
-    belong to. `reference` and `ent` are None where no sample has them.
+    belong to. What follows `kl` is None where no sample has it.
     """
 
     input_ids: torch.Tensor
@@ -142,6 +142,9 @@ class MicroBatch:
     kl: torch.Tensor
     reference: torch.Tensor | None
     ent: torch.Tensor | None
+    vf: torch.Tensor | None
+    values: torch.Tensor | None
+    returns: torch.Tensor | None
 
 
 PADDING = 1.05
@@ -192,11 +195,13 @@ def pack(samples: Sequence[TrainingSample], device: torch.device | str = "cpu") 
     def flat(values: Iterable[np.ndarray]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(list(values))).to(device)
 
-    reference = ent = None
-    if any(sample.reference is not None for sample in samples):
-        reference = flat(s.logprobs if s.reference is None else s.reference for s in samples)
-    if any(sample.ent is not None for sample in samples):
-        ent = flat(np.zeros_like(s.pg) if s.ent is None else s.ent for s in samples)
+    def some(name: str, instead: str | None = None) -> torch.Tensor | None:
+        rows = [getattr(sample, name) for sample in samples]
+        if all(row is None for row in rows):
+            return None
+        others = [np.zeros_like(s.pg) if instead is None else getattr(s, instead) for s in samples]
+        return flat(other if row is None else row for row, other in zip(rows, others, strict=True))
+
     counts = [len(sample.completion_ids) for sample in samples]
     heat = np.repeat(np.array([sample.temperature for sample in samples], dtype=np.float32), counts)
     return MicroBatch(
@@ -210,6 +215,9 @@ def pack(samples: Sequence[TrainingSample], device: torch.device | str = "cpu") 
         pg=flat(sample.pg for sample in samples),
         ce=flat(sample.ce for sample in samples),
         kl=flat(sample.kl for sample in samples),
-        reference=reference,
-        ent=ent,
+        reference=some("reference", "logprobs"),
+        ent=some("ent"),
+        vf=some("vf"),
+        values=some("values"),
+        returns=some("returns"),
     )

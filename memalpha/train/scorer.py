@@ -1,5 +1,5 @@
-"""Log-probs and entropies of chosen tokens, as the one module that a launcher may wrap: all parameters are read inside
-its `forward`.
+"""Log-probs and entropies of chosen tokens, and the values before them where there is a value head, as the one module
+that a launcher may wrap: all parameters are read inside its `forward`.
 
 Only the hidden states that predict a completion token reach the LM head, block by block. The logits of `head_tokens`
 tokens exist at most: those of the last ones wait for the backward pass, which costs no memory (nothing else is made in
@@ -34,13 +34,23 @@ class TokenScorer(nn.Module):
     `head_tokens` bounds the completion tokens whose logits exist at once. `autocast`: passes in bfloat16, whatever the
     weights are in. `checkpointing`: each layer's activations are computed again in the backward pass; nothing else of
     the model changes (transformers' own switch would turn dropout on and the cache of generation off).
+
+    `values`: with a `value_head`, a linear map of the hidden state that predicts a token to the value before it. It is
+    0 at first, so all values are, and float32 whatever the passes are in.
     """
 
     def __init__(
-        self, model: nn.Module, *, head_tokens: int = 1024, autocast: bool = False, checkpointing: bool = False
+        self,
+        model: nn.Module,
+        *,
+        head_tokens: int = 1024,
+        autocast: bool = False,
+        checkpointing: bool = False,
+        values: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
+        self.value_head = _value_head(bare(model)) if values else None
         self.head_tokens = head_tokens
         self.autocast = autocast
         self._layers: list[nn.Module] = []
@@ -54,11 +64,12 @@ class TokenScorer(nn.Module):
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs (N,) of `targets` and entropies (N,) of their distributions, both at `temperature` (N,).
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Log-probs (N,) of `targets`, entropies (N,) of their distributions, both at `temperature` (N,), and values
+        (N,) of what comes before the targets (None without a value head).
 
         `input_ids` (B, L) are right-padded; `positions` (N,) index the flattened hidden states that predict `targets`.
-        float32 at least. Both results carry a gradient.
+        float32 at least. All results carry a gradient.
         """
         model = bare(self.model)
         low = torch.autocast(input_ids.device.type, torch.bfloat16) if self.autocast else nullcontext()
@@ -66,9 +77,12 @@ class TokenScorer(nn.Module):
             hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         chosen = hidden.flatten(0, 1).index_select(0, positions)
         head: Any = model.get_output_embeddings()
-        return head_logprobs(
+        logprobs, entropy = head_logprobs(
             chosen, head.weight, head.bias, targets, temperature, tokens=self.head_tokens, bfloat16=self.autocast
         )
+        if self.value_head is None:
+            return logprobs, entropy, None
+        return logprobs, entropy, self.value_head(chosen.to(self.value_head.weight.dtype)).squeeze(-1)
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
@@ -80,6 +94,15 @@ class TokenScorer(nn.Module):
         finally:
             for layer in layers:
                 del layer.forward
+
+
+def _value_head(model: PreTrainedModel) -> nn.Linear:
+    """A linear map from the model's hidden states to one number, 0 for all of them."""
+    embeddings: Any = model.get_output_embeddings()
+    head = nn.Linear(embeddings.weight.shape[1], 1, device=model.device)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 LOUD = 1000.0

@@ -51,7 +51,8 @@ def learn(changes: dict, steps: int = 18) -> tuple[float, float]:
     rate = changes.pop("learning_rate", 1e-2)
     config = TrainConfig(out="unused", **changes)
     policy, algorithm = tiny_policy(3, scale=2.0), ALGORITHMS[config.algorithm](config)
-    engine = Engine(policy.model, config, LossSettings.of(config), reference=algorithm.needs_reference)
+    needs = {"reference": algorithm.needs_reference, "value_learning_rate": algorithm.value_learning_rate}
+    engine = Engine(policy.model, config, LossSettings.of(config), **needs)
     before = mean_reward(rollouts(policy, 10**6))
     for step in range(steps):
         samples = algorithm.annotate(rollouts(policy, step), engine)
@@ -69,8 +70,9 @@ def learn(changes: dict, steps: int = 18) -> tuple[float, float]:
         {"loss_type": "cispo", "num_iterations": 2},
         {"algorithm": "rloo"},
         {"algorithm": "rloo", "importance_sampling_level": "sequence", "num_iterations": 2},
+        {"algorithm": "ppo"},
     ],
-    ids=["grpo", "gspo", "cispo", "rloo", "rloo-sequence"],
+    ids=["grpo", "gspo", "cispo", "rloo", "rloo-sequence", "ppo"],
 )
 def test_a_bandit_is_learnt(changes):
     before, after = learn(dict(changes))

@@ -26,10 +26,11 @@ from memalpha.train.distributed import ONE, World, join
 from memalpha.train.loop import train
 
 LORA = {"lora": {"r": 2}}
+VALUES = {"algorithm": "ppo", "group_size": 1}
 
 TOLERANCE = 1e-6
 """Of weights and optimizer together after two steps, relative: six times the largest seen with all weights. Adapters
-start with gradients near 0, by whose size Adam divides: there it is ten times that."""
+and value heads start with gradients near 0, by whose size Adam divides: there it is ten times that."""
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,7 @@ def imitation(place):
 @pytest.fixture(scope="module")
 def two(place, run, imitation) -> dict:
     """What two processes found; beside it, what one did before and after them lies in `place`."""
+    train(run("whole 2", **VALUES))
     for changes in ({}, LORA):
         train(run(f"whole {len(changes)}", **changes))
         shutil.copytree(place / f"whole {len(changes)}", place / f"1-2 {len(changes)}", symlinks=True)
@@ -95,6 +97,7 @@ def two(place, run, imitation) -> dict:
     runs = [
         run("2-1 ddp", max_steps=1),
         run("2-1 fsdp", max_steps=1, sharding="fsdp", **LORA),
+        run("2-1 values", max_steps=1, sharding="fsdp", **VALUES),
         run("1-2 0", sharding="fsdp"),
         run("1-2 1", **LORA),
         imitation("imitation of two"),
@@ -140,6 +143,8 @@ def test_two_processes_have_the_gradient_of_one(two, name):
     for key in ("forward", "reference"):
         if key in one:
             assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(ours[key], one[key], strict=True))
+    for a, b in zip(ours.get("values", []), one.get("values", []), strict=True):
+        assert np.allclose(a, b, atol=1e-4) and np.abs(a).max() > 1e-3
     assert ours["stats"] == pytest.approx(one["stats"], rel=1e-4, abs=1e-6)
     assert distance(ours["weights"], one["weights"]) < 1e-5
     assert distance(ours["optimizer"], one["optimizer"]) < 1e-5
@@ -185,12 +190,14 @@ def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
     folder = run / "checkpoints" / f"step-{step}"
     found = load_file(folder / "optimizer.safetensors")
     del found["rng/torch"]
+    for head in folder.glob("value_head.safetensors"):
+        found |= load_file(head)
     return {**load_file(next(folder.glob("*model.safetensors"))), **found}
 
 
 @pytest.mark.parametrize(
     "name, changes",
-    [("2-1 ddp", {}), ("2-1 fsdp", LORA), ("1-2 0", {}), ("1-2 1", LORA)],
+    [("2-1 ddp", {}), ("2-1 fsdp", LORA), ("2-1 values", VALUES), ("1-2 0", {}), ("1-2 1", LORA)],
 )
 def test_runs_go_on_with_another_number_of_processes(two, run, place, name, changes):
     """Steps of two processes differ from one's by the order of sums alone."""

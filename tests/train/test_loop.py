@@ -108,6 +108,7 @@ def test_turns_are_reproduced_from_the_checkpoint_of_their_step(small):
         {"beta": 0.5, "sample_dtype": "float64", "num_iterations": 2},
         {"lora": {"r": 2}, "beta": 0.5, "kl_in": "reward", "entropy_coef": 0.01},
         {"dtype": "bfloat16", "sample_dtype": "bfloat16", "old_logprobs": "recomputed", "importance_cap": 2.0},
+        {"algorithm": "ppo", "beta": 0.5, "kl_in": "reward", "ppo": {"kl_target": 0.1, "kl_horizon": 9, "lam": 0.9}},
     ],
 )
 def test_stopping_and_going_on_equals_one_go(small, tmp_path, changes):

@@ -153,7 +153,7 @@ def scored(model, **settings):
         part.register_forward_hook(lambda *_, name=name: calls.update([name])) for name, part in model.named_modules()
     ]
     ids = torch.arange(60).reshape(3, 20) % VOCABULARY
-    logprobs, _ = scorer(ids, torch.tensor([5, 12, 25, 47]), torch.tensor([1, 2, 3, 4]), torch.ones(4))
+    logprobs, _, _ = scorer(ids, torch.tensor([5, 12, 25, 47]), torch.tensor([1, 2, 3, 4]), torch.ones(4))
     logprobs.sum().backward()
     for hook in hooks:
         hook.remove()

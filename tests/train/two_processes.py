@@ -70,13 +70,21 @@ CASES: dict[str, dict[str, Any]] = {
     "ddp, LoRA and KL": {"microbatch_tokens": 128, "lora": {"r": 3}, "beta": 0.3},
     "fsdp, LoRA and KL": {"sharding": "fsdp", "microbatch_tokens": 128, "lora": {"r": 3}, "beta": 0.3},
     "fsdp, LoRA, bfloat16": {"sharding": "fsdp", "microbatch_tokens": 128, "lora": {"r": 3}, "dtype": "bfloat16"},
+    "ddp, values": {"microbatch_tokens": 128, "values": True},
+    "fsdp, values, LoRA": {"sharding": "fsdp", "microbatch_tokens": 128, "values": True, "lora": {"r": 3}},
+    "fsdp, values, one micro-batch": {
+        "sharding": "fsdp",
+        "microbatch_tokens": 10**6,
+        "values": True,
+        "lengths": UNEVEN[:2],
+    },
     "fsdp, KL, bfloat16": {"sharding": "fsdp", "microbatch_tokens": 128, "beta": 0.3, "dtype": "bfloat16"},
 }
 
 
 def measure(case: dict[str, Any], world: World = ONE) -> dict[str, Any]:
     """Log-probs, gradient, statistics, and after one optimizer step the weights and the optimizer's state."""
-    changes = {key: value for key, value in case.items() if key != "lengths"}
+    changes = {key: value for key, value in case.items() if key not in ("lengths", "values")}
     config = TrainConfig(out=Path("unused"), learning_rate=1e-2, **changes)
     model: Any = tiny_model()
     if config.lora is not None:
@@ -85,8 +93,13 @@ def measure(case: dict[str, Any], world: World = ONE) -> dict[str, Any]:
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.data = 0.3 * torch.randn_like(parameter)
-    learner = Engine(model, config, LossSettings.of(config), reference=config.beta > 0, world=world)
+    rate = 3e-3 if "values" in case else None
+    learner = Engine(
+        model, config, LossSettings.of(config), reference=config.beta > 0, value_learning_rate=rate, world=world
+    )
     samples = rows(case.get("lengths", UNEVEN), config.entropy_coef)
+    if "values" in case:
+        samples = [replace(row, values=0 * row.pg, returns=row.advantages + 1, vf=row.pg) for row in samples]
     found: dict[str, Any] = {"forward": learner.forward(samples)}
     if config.beta:
         found["reference"] = learner.forward(samples, reference=True)
@@ -100,6 +113,8 @@ def measure(case: dict[str, Any], world: World = ONE) -> dict[str, Any]:
     found["weights"] = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
     found["optimizer"] = learner.optimizer_tensors()
     found["again"] = learner.forward(samples)
+    if "values" in case:
+        found["values"] = learner.values(samples)
     saved = {name: value.clone() for name, value in found["optimizer"].items()}
     learner.load_optimizer_tensors(saved)
     assert all(torch.equal(value, saved[name]) for name, value in learner.optimizer_tensors().items())

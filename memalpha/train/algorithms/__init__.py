@@ -2,6 +2,7 @@
 
 from memalpha.train.algorithms.base import Algorithm
 from memalpha.train.algorithms.grpo import GRPO
+from memalpha.train.algorithms.ppo import PPO
 from memalpha.train.algorithms.rloo import RLOO
 
-ALGORITHMS: dict[str, type[Algorithm]] = {"grpo": GRPO, "rloo": RLOO}
+ALGORITHMS: dict[str, type[Algorithm]] = {"grpo": GRPO, "ppo": PPO, "rloo": RLOO}

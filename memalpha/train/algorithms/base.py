@@ -28,6 +28,10 @@ class Score(Protocol):
         """Log-probs of the completion's tokens, of the policy or of its reference."""
         ...
 
+    def values(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        """What the value head says before each of the completion's tokens."""
+        ...
+
 
 class Algorithm:
     """Base of all. `state` is JSON and part of every checkpoint."""
@@ -40,6 +44,11 @@ class Algorithm:
     def needs_reference(self) -> bool:
         """Whether `annotate` or `refresh` will ask for log-probs of the start policy."""
         return self.config.beta > 0
+
+    @property
+    def value_learning_rate(self) -> float | None:
+        """That of a value head; None: the algorithm needs no values."""
+        return None
 
     def collect(
         self, collector: Collector, tasks: Sequence[Task], step: int

@@ -1,0 +1,111 @@
+"""PPO: proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347) with a value head on the policy's trunk.
+
+    A_t, R_t = GAE over all tokens that a rollout sampled, in order, across its contexts      (`train.gae`, 1506.02438)
+    loss     = mean over tokens of  - min(rho_t A_t, clip(rho_t, 1 - eps, 1 + eps_high) A_t)
+                                    + vf_coef max((V_t - R_t)^2, (clip(V_t, V_old - c, V_old + c) - R_t)^2) / 2
+                                    - entropy_coef H_t  [+ beta k_t with kl_in=loss]
+
+The details that matter:
+
+* an episode is a rollout over all chunks, not a row: what a turn wrote shows its worth in later contexts, so the value
+  after its last token is that before the next turn's first. After the last turn it is 0. A turn that was cut at
+  `max_new_tokens` is a turn like others;
+* rewards: a turn's own components (r2, r4) at its last token, shared ones (r1, r3) at the last token of the episode;
+* `kl_in=reward`: each token also costs `beta` times the estimate of its KL to the start policy (`kl_estimator=k1` is
+  the usual one there), which the value function then has to foresee too;
+* `beta` is fixed, or with `kl_target` follows the KL of an episode (Ziegler et al. 2019, 1909.08593, section 2.2):
+  beta *= 1 + clip((KL - target) / target, -0.2, 0.2) n / horizon after n rollouts, kept in every checkpoint;
+* V is a level plus a linear map of the hidden state that predicts a token; the map is 0 at first, float32, and has a
+  learning rate of its own. The level is the mean return of the first step: without it the value loss is so large for
+  ten steps that nothing else is learnt (`eval/LOG.md`). Both share all layers, where `vf_coef` says how much V pulls;
+* advantages are whitened over the tokens of a step, not of a minibatch; returns are not. Values, advantages and old
+  log-probs are those before the step's first update, in all its epochs (`num_iterations`);
+* there is no group: several rollouts of a task are so many episodes, and as many different tasks teach more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from memalpha.config import TrainConfig
+from memalpha.config.algorithms import PPOConfig
+from memalpha.train.advantages import reward_parts
+from memalpha.train.algorithms.base import Algorithm, Score, held_to_reference, sampled_rows
+from memalpha.train.gae import explained_variance, gae, whiten
+from memalpha.train.samples import TrainingSample
+from memalpha.types import Trajectory, TrajectoryGroup
+
+
+class PPO(Algorithm):
+    """One sample per turn, each token with its own advantage. `state`: the KL's coefficient, the values' level."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        self.own = config.ppo or PPOConfig()
+        self.state = {"beta": config.beta, "level": None}
+        self._next, self._figures = self.state, dict[str, float]()
+
+    @property
+    def value_learning_rate(self) -> float:
+        """That of the value head."""
+        return self.own.value_learning_rate
+
+    def annotate(self, groups: Sequence[TrajectoryGroup], score: Score) -> list[TrainingSample]:
+        """One sample per turn, in the order of groups, trajectories, turns, with values, returns and advantages."""
+        own, beta, level = self.own, self.state["beta"], self.state["level"]
+        config = self.config.model_copy(update={"beta": beta})
+        rows, costs = held_to_reference(sampled_rows(groups, config.entropy_coef), score, config)
+        episodes = [trajectory for group in groups for trajectory in group.trajectories]
+        heads = score.values(rows)
+        values = _joined(heads, episodes)
+        rewards = token_rewards(episodes, costs or [np.zeros_like(row) for row in heads])
+        if level is None:
+            sums = [gae(row, np.zeros_like(row), gamma=own.gamma, lam=1.0)[1] for row in rewards]
+            level = float(np.concatenate(sums).mean())
+        found = [gae(r, v + level, gamma=own.gamma, lam=own.lam) for r, v in zip(rewards, values, strict=True)]
+        advantages, returns = [a for a, _ in found], [r - level for _, r in found]
+        self._figures = {"explained_variance": explained_variance(values, returns)}
+        if beta:
+            gaps = sum(float((row.logprobs - row.reference).sum()) for row in rows if row.reference is not None)
+            kl = gaps / len(episodes)
+            self._figures |= {"kl": kl, "kl_coef": beta}
+            if own.kl_target is not None:
+                error = float(np.clip(kl / own.kl_target - 1.0, -0.2, 0.2))
+                beta *= 1.0 + error * len(episodes) / own.kl_horizon
+        self._next = {"beta": beta, "level": level}
+        ends = np.cumsum([len(row) for row in heads])[:-1]
+        parts = [whiten(advantages) if own.whiten_advantages else advantages, returns]
+        cut = [np.split(np.concatenate(part).astype(np.float32), ends) for part in parts]
+        weight = np.float32(own.vf_coef)
+        return [
+            replace(row, advantages=a, values=v, returns=r, vf=row.pg * weight)
+            for row, v, a, r in zip(rows, heads, *cut, strict=True)
+        ]
+
+    def learnt(self, line: dict[str, Any]) -> None:
+        """Add the figures of value function and KL; from here on the state is the next step's."""
+        line |= self._figures
+        self.state = self._next
+
+
+def token_rewards(episodes: Sequence[Trajectory], costs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What each token of each episode earned, less its cost; `costs` are those of the turns, in order."""
+    rows = [-np.asarray(cost, dtype=np.float64) for cost in costs]
+    rest = iter(rows)
+    for episode in episodes:
+        shared, own = reward_parts(episode)
+        for value, row in zip(own, islice(rest, len(own)), strict=True):
+            row[-1] += value
+        row[-1] += shared
+    return _joined(rows, episodes)
+
+
+def _joined(rows: Iterable[np.ndarray], episodes: Sequence[Trajectory]) -> list[np.ndarray]:
+    """Rows of turns as rows of episodes."""
+    rest = iter(rows)
+    return [np.concatenate(list(islice(rest, len(episode.turns)))) for episode in episodes]
