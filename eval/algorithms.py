@@ -26,7 +26,7 @@ from scipy.stats import t
 VARIANTS: dict[str, tuple[str, ...]] = {
     "grpo": ("algorithm=grpo",),
     "rloo": ("algorithm=rloo",),
-    "ppo": ("algorithm=ppo",),
+    "ppo": ("algorithm=ppo", "group_size=1", "tasks_per_step=64"),  # in the place of the demo's eight of eight
     "dpo": ("algorithm=dpo",),
     "erl": ("algorithm=erl",),
     "erl, algorithm 1": ("algorithm=erl", "erl.algorithm=1"),

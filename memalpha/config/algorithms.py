@@ -22,8 +22,8 @@ class PPOConfig(Config):
     cliprange_value: float | None = Field(
         default=None, gt=0.0, description="how far a step may move a value (default: any; TRL had 0.2)"
     )
-    value_learning_rate: float = Field(
-        default=4e-3, gt=0.0, description="of the value head, where learning_rate is it all"
+    value_learning_rate: float | None = Field(
+        default=None, gt=0.0, description="of the value head (default: 10 x learning_rate)"
     )
     kl_target: float | None = Field(
         default=None,
@@ -34,7 +34,7 @@ class PPOConfig(Config):
 
     @model_validator(mode="after")
     def _a_target(self) -> PPOConfig:
-        if self.kl_target is None and "kl_horizon" in self.model_fields_set:
+        if self.kl_target is None and self.kl_horizon != type(self).model_fields["kl_horizon"].default:
             raise ValueError("kl_horizon: has no effect without kl_target; leave it out")
         return self
 

@@ -263,6 +263,9 @@ def test_picking_ppo_is_its_vetted_setting():
     config = TrainConfig(out="unused", algorithm="ppo")
     assert (config.group_size, config.tasks_per_step, config.loss_type) == (1, 64, "dapo")
     assert TrainConfig(out="unused", algorithm="ppo", group_size=8).group_size == 8
+    whole = settings({"gamma": 0.9})
+    assert TrainConfig.model_validate_json(whole.model_dump_json()) == whole, "as config.yaml of a run has it"
+    assert PPO(config).value_learning_rate == pytest.approx(10 * config.learning_rate)
     assert load_config(TrainConfig, "ppo") == load_config(
         TrainConfig, "demo", {"algorithm": "ppo", "out": "runs/ppo", "group_size": 1, "tasks_per_step": 64}
     )

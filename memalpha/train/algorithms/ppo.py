@@ -53,7 +53,7 @@ class PPO(Algorithm):
     @property
     def value_learning_rate(self) -> float:
         """That of the value head."""
-        return self.own.value_learning_rate
+        return self.own.value_learning_rate or 10 * self.config.learning_rate
 
     def annotate(self, groups: Sequence[TrajectoryGroup], score: Score) -> list[TrainingSample]:
         """One sample per turn, in the order of groups, trajectories, turns, with values, returns and advantages."""
