@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import oracle
@@ -19,6 +20,7 @@ from tiny import VOCABULARY, nudged, tiny_llama, tiny_model
 from memalpha.config import LoraConfig, TrainConfig
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.engine import Engine
+from memalpha.train.gae import gae
 from memalpha.train.lora import add_lora
 from memalpha.train.losses import LossSettings
 from memalpha.types import Chunk, Completion, Reward, Task, Trajectory, TrajectoryGroup, Turn
@@ -33,7 +35,10 @@ def adapted():
     return add_lora(tiny_model(), LoraConfig(r=4, lora_alpha=8), "tiny")
 
 
-MODELS = {"qwen": tiny_model, "llama": tiny_llama, "adapters": adapted}
+MODELS = {"qwen": tiny_model, "llama": tiny_llama, "adapters": adapted, "roles": tiny_model}
+GROUPS = [("a", "attempt", [3, 1, 2]), ("b", "attempt", [2, 4, 2, 1])]
+"""Task, role, and how many turns each rollout has."""
+ROLES = [("a", "reflection", [1, 1]), ("b", "reflection", [1]), ("a", "retry", [3, 2]), ("b", "retry", [4])]
 
 
 @functools.cache
@@ -48,22 +53,22 @@ def nets(kind: str) -> tuple[Net64, ...]:
     return tuple(map(Net64, policies(kind)))
 
 
-def trajectory(task: Task, rollout: int, turns: Sequence[Turn], random) -> Trajectory:
+def trajectory(task: Task, rollout: int, turns: Sequence[Turn], role: str, random) -> Trajectory:
     """Rewards made up: two for the whole, two for each turn."""
     shared = {name: (float(random.uniform()),) * len(turns) for name in SHARED}
     own = {name: tuple(random.uniform(size=len(turns)).tolist()) for name in OWN}
     components = {**shared, **own}
     sums = tuple(sum(WEIGHTS[name] * values[t] for name, values in components.items()) for t in range(len(turns)))
     reward = Reward(sums, components, WEIGHTS, float(np.mean(sums)))
-    return Trajectory(task, rollout, tuple(turns), (), reward)
+    return Trajectory(task, rollout, tuple(turns), (), reward, role)
 
 
 @functools.cache
 def groups(kind: str) -> list[TrajectoryGroup]:
-    """Two tasks, three and four rollouts of one to four turns, random tokens with the sampler's log-probs."""
+    """Rollouts of random tokens with the sampler's log-probs; with "roles" those of further roles too."""
     random = np.random.default_rng(0)
     found = []
-    for name, sizes in (("a", [3, 1, 2]), ("b", [2, 4, 2, 1])):
+    for name, role, sizes in GROUPS + ROLES * (kind == "roles"):
         task = Task(id=name, chunks=tuple(Chunk(text="x") for _ in range(4)))
         rollouts = []
         for rollout, count in enumerate(sizes):
@@ -77,7 +82,7 @@ def groups(kind: str) -> list[TrajectoryGroup]:
                         nets(kind)[1], [Row(prompt, ids, nothing, nothing, temperature=TEMPERATURE)]
                     )
                 turns.append(Turn(at, Completion("", prompt, ids, tuple(old.tolist()), TEMPERATURE)))
-            rollouts.append(trajectory(task, rollout, turns, random))
+            rollouts.append(trajectory(task, rollout, turns, role, random))
         found.append(TrajectoryGroup(task, tuple(rollouts)))
     return found
 
@@ -96,7 +101,7 @@ def bare_rows(kind: str) -> list[list[list[Row]]]:
                 row = Row(c.prompt_ids, c.completion_ids, old, old * 0, temperature=c.temperature)
                 with torch.no_grad():
                     [reference] = oracle.logprobs64(nets(kind)[0], [row])
-                rows.append(oracle.replace(row, reference=reference))
+                rows.append(replace(row, reference=reference))
             of_group.append(rows)
         found.append(of_group)
     return found
@@ -119,7 +124,7 @@ def weighed(config: TrainConfig, kind: str = "qwen") -> list[Row]:
     baseline = "leave_one_out" if config.algorithm == "rloo" else "mean"
     values = oracle.turn_advantages(rewards, baseline, config.scale_rewards, config.advantage_floor)
     return [
-        oracle.replace(row, advantages=torch.full_like(row.old, value))
+        replace(row, advantages=torch.full_like(row.old, value))
         for of_group, advantages in zip(rows, values, strict=True)
         for its_rows, of_turns in zip(of_group, advantages, strict=True)
         for row, value in zip(its_rows, of_turns, strict=True)
@@ -164,11 +169,13 @@ def settings(**changes) -> TrainConfig:
 def engine(config: TrainConfig, kind: str = "qwen") -> Engine:
     """On the training policy, its reference the start."""
     start, _, current = policies(kind)
+    algorithm = ALGORITHMS[config.algorithm](config)
     made = Engine(
         nudged(start, 0, 0.0),
         config,
         LossSettings.of(config),
-        reference=ALGORITHMS[config.algorithm](config).needs_reference,
+        reference=algorithm.needs_reference,
+        value_learning_rate=algorithm.value_learning_rate,
     )
     made.model.load_state_dict(current.state_dict())
     return made
@@ -186,9 +193,9 @@ def found_gradient(made: Engine, rows, like: Mapping[str, torch.Tensor]) -> torc
     return oracle.flat({name: parameter.grad for name, parameter in made.trainable.items()}, like)
 
 
-def agree(config: TrainConfig, expected: torch.Tensor, kind: str = "qwen") -> None:
+def agree(config: TrainConfig, expected: torch.Tensor, kind: str = "qwen", splits=(WHOLE, SOME)) -> None:
     """The engine's gradient is the oracle's, however the rows are split."""
-    for tokens in (WHOLE, SOME, APART):
+    for tokens in splits:
         made = engine(config.model_copy(update={"microbatch_tokens": tokens}), kind)
         found = found_gradient(made, annotated(config, made, kind), nets(kind)[2].weights)
         assert oracle.relative_error(found, expected) < 1e-5, tokens
@@ -257,7 +264,8 @@ def test_no_two_settings_are_alike():
 def test_other_models(kind):
     config = settings(loss_type="dapo", beta=0.3, entropy_coef=0.1, **CLIPPED)
     net = nets(kind)[2]
-    agree(config, oracle.gradient(policy_loss(config, weighed(config, kind), kind=kind), net.weights), kind)
+    expected = oracle.gradient(policy_loss(config, weighed(config, kind), kind=kind), net.weights)
+    agree(config, expected, kind, (WHOLE, SOME, APART))
 
 
 @pytest.mark.parametrize("cap", [None, 1.1])
@@ -272,7 +280,111 @@ def test_recomputed_denominators(cap):
     with torch.no_grad():
         own = oracle.logprobs64(Net64(before), rows)
     weights = None if cap is None else [(o - row.old).exp().clamp(max=cap) for o, row in zip(own, rows, strict=True)]
-    rows = [oracle.replace(row, old=o) for row, o in zip(rows, own, strict=True)]
+    rows = [replace(row, old=o) for row, o in zip(rows, own, strict=True)]
     net = nets("qwen")[2]
     expected = oracle.gradient(policy_loss(config, rows, weights), net.weights)
     assert oracle.relative_error(found_gradient(made, samples, net.weights), expected) < 1e-5
+
+
+# --- PPO --------------------------------------------------------------------------------------------------------------
+
+PPO = [
+    ({"lam": 0.9, "gamma": 0.97, "cliprange_value": 0.15}, {"entropy_coef": 0.1}),
+    ({"lam": 1.0, "cliprange_value": None}, {"beta": 0.2, "kl_in": "reward", "kl_estimator": "k1"}),
+    ({"lam": 0.5, "whiten_advantages": False, "vf_coef": 0.7}, {"beta": 0.2}),
+]
+
+
+@functools.cache
+def value_heads() -> tuple[dict[str, torch.Tensor], ...]:
+    """Before a step and after some updates of it."""
+    torch.manual_seed(9)
+    width = policies("qwen")[0].config.hidden_size
+    first = {"value_head.weight": torch.randn(1, width) / width**0.5, "value_head.bias": torch.randn(1)}
+    moved = {name: part + 0.2 * torch.randn_like(part) for name, part in first.items()}
+    return tuple({name: part.double().requires_grad_() for name, part in head.items()} for head in (first, moved))
+
+
+def earned(config: TrainConfig) -> list[tuple[list[Row], list[np.ndarray]]]:
+    """The rows of each rollout and what each of their tokens earned."""
+    found = []
+    for group, of_group in zip(groups("qwen"), bare_rows("qwen"), strict=True):
+        for rollout, rows in zip(group.trajectories, of_group, strict=True):
+            parts = rollout.reward.components
+            turns = [sum(WEIGHTS[name] * parts[name][t] for name in OWN) for t in range(len(rows))]
+            whole = sum(WEIGHTS[name] * parts[name][0] for name in SHARED)
+            rewards = oracle.token_rewards([len(row.completion) for row in rows], turns, whole)
+            if config.beta and config.kl_in == "reward":
+                costs = oracle.kl_loss([row.old for row in rows], rows, config.kl_estimator)
+                rewards = [r - config.beta * cost.numpy() for r, cost in zip(rewards, costs, strict=True)]
+            found.append((rows, rewards))
+    return found
+
+
+def values(net: Net64, head: Mapping[str, torch.Tensor], level: float, rows: Sequence[Row]) -> list[torch.Tensor]:
+    return oracle.values64(net, rows, head["value_head.weight"], head["value_head.bias"] + level)
+
+
+def valued(config: TrainConfig, before: Net64, head: Mapping[str, torch.Tensor]) -> tuple[list[Row], float]:
+    """The rows with PPO's values, returns and advantages, all of the weights before the step, and the values' level:
+    the mean over the first step's tokens of all that is still to come."""
+    own, found, advantages = config.ppo, [], []
+    episodes = earned(config)
+    to_come = [oracle.gae([0 * r for r in rewards], rewards, own.gamma, 1.0)[1] for _, rewards in episodes]
+    level = float(np.concatenate([row for episode in to_come for row in episode]).mean())
+    for rows, rewards in episodes:
+        with torch.no_grad():
+            old = values(before, head, level, rows)
+        gains, returns = oracle.gae([v.numpy() for v in old], rewards, own.gamma, own.lam)
+        advantages += gains
+        found += [
+            replace(row, values=value, returns=torch.from_numpy(target))
+            for row, value, target in zip(rows, old, returns, strict=True)
+        ]
+    if own.whiten_advantages:
+        advantages = oracle.whiten(advantages)
+    rows = [replace(row, advantages=torch.from_numpy(a)) for row, a in zip(found, advantages, strict=True)]
+    return rows, level
+
+
+@pytest.mark.parametrize(("own", "changes"), PPO, ids=["entropy", "kl-in-reward", "kl-in-loss"])
+def test_ppo_after_some_updates(own, changes):
+    """Policy, value function and head have all moved since the rows were annotated."""
+    config = settings(algorithm="ppo", ppo=own, **CLIPPED, **changes)
+    assert config.loss_type == "dapo"
+    earlier, (first, moved) = nudged(policies("qwen")[0], 3, 0.01), value_heads()
+    net = nets("qwen")[2]
+    rows, level = valued(config, Net64(earlier), first)
+    losses = oracle.value_loss(values(net, moved, level, rows), rows, config.ppo.cliprange_value)
+    loss = policy_loss(config, rows) + config.ppo.vf_coef * oracle.reduce(losses, "dapo")
+    weights = {**net.weights, **moved}
+    expected = oracle.gradient(loss, weights)
+    if config.ppo.cliprange_value is not None:
+        free = oracle.reduce(oracle.value_loss(values(net, moved, level, rows), rows), "dapo")
+        gap = config.ppo.vf_coef * oracle.gradient(free - oracle.reduce(losses, "dapo"), weights)
+        assert float(gap.norm() / expected.norm()) > 1e-3, "some values are clipped"
+    for tokens in (WHOLE, SOME, APART):
+        made = engine(config.model_copy(update={"microbatch_tokens": tokens}))
+        load(made, earlier, first)
+        samples = annotated(config, made)
+        load(made, policies("qwen")[2], moved)
+        assert oracle.relative_error(found_gradient(made, samples, weights), expected) < 1e-5, tokens
+
+
+def test_gae_by_brute_force():
+    random = np.random.default_rng(0)
+    for lengths in ([1], [4, 1, 9], [30, 20, 1, 2]):
+        values, rewards = ([random.normal(size=n) for n in lengths] for _ in range(2))
+        for gamma, lam in ((1.0, 1.0), (0.97, 0.9), (1.0, 0.0)):
+            expected = oracle.gae(values, rewards, gamma, lam)
+            found = gae(np.concatenate(rewards), np.concatenate(values), gamma=gamma, lam=lam)
+            for one, other in zip(found, expected, strict=True):
+                assert np.abs(one - np.concatenate(other)).max() < 1e-12
+
+
+def load(made: Engine, model, head: Mapping[str, torch.Tensor]) -> None:
+    """Other weights for model and value head."""
+    made.model.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for name, part in head.items():
+            made.trainable[name].copy_(part)
