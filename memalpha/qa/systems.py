@@ -290,6 +290,12 @@ def outside(path: str) -> Callable[[Task, Settings], System]:
         raise ConfigError(
             f"system {path}: there is no module {error.name!r} here; write package.module:factory"
         ) from error
+    except Exception as error:
+        place = extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"system {path}: {module} cannot be imported: {type(error).__name__}: {error} ({place.filename}, line "
+            f"{place.lineno})"
+        ) from error
     if not callable(factory):
         raise ConfigError(f"system {path}: {module} has no {attribute!r} that can be called")
     try:

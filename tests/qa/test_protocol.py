@@ -305,7 +305,7 @@ def test_facts_stand_where_they_were_said_in_finer_chunks_too():
     assert [(passage.text, passage.timestamp) for passage in late.held] == [("Ana lives in Lima.", "2024-06-01")]
 
 
-def test_bad_input_is_refused():
+def test_bad_input_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="'rag' is named twice"):
         run("rag", "empty", "rag")
     with pytest.raises(DataError, match="is there twice"):
@@ -316,6 +316,10 @@ def test_bad_input_is_refused():
         run("nonesuch.module:Thing")
     with pytest.raises(ConfigError, match="has no 'Nothing'"):
         run("memalpha.qa.system:Nothing")
+    (tmp_path / "broken_system_of_a_test.py").write_text("\nraise OSError('no')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot be imported: OSError: no \(.*_test\.py, line 2\)"):
+        run("broken_system_of_a_test:Thing")
     with pytest.raises(ConfigError, match="lacks read, context, size"):
         run("builtins:dict")
     with pytest.raises(ConfigError, match="no system 'rga': there are empty, append-only, rag,"):
