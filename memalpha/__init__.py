@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from memalpha.store.store import MemoryStore
     from memalpha.tasks.load import load_tasks
     from memalpha.train.loop import train
+    from memalpha.train.preferences import train_on_preferences
     from memalpha.types import Chunk, MemoryEntry, Operation, Question, Task
 
 __version__ = "0.1.0"
@@ -45,6 +46,7 @@ _HOME = {
     "load_embedder": "store.embedding",
     "load_policy": "policy.base",
     "load_tasks": "tasks.load",
+    "train_on_preferences": "train",
 }
 
 __all__ = [
@@ -67,6 +69,7 @@ __all__ = [
     "load_policy",
     "load_tasks",
     "train",
+    "train_on_preferences",
 ]
 
 

@@ -4,7 +4,7 @@
 (`reward.beta=0.1`). Relative paths in a user's file are taken from the working directory.
 """
 
-from memalpha.config.algorithms import DPOConfig, ERLConfig, PPOConfig
+from memalpha.config.algorithms import DPOConfig, ERLConfig, PPOConfig, RolloutDPOConfig
 from memalpha.config.common import (
     AgentConfig,
     BabiConfig,
@@ -16,7 +16,15 @@ from memalpha.config.common import (
 )
 from memalpha.config.evaluation import EVAL_K, EvalConfig
 from memalpha.config.files import build_config, load_config, merge, parse_overrides, read_config, shipped_configs
-from memalpha.config.training import LearnerConfig, LoraConfig, RunConfig, SFTConfig, TrainConfig, training_config
+from memalpha.config.training import (
+    LearnerConfig,
+    LoraConfig,
+    PreferenceConfig,
+    RunConfig,
+    SFTConfig,
+    TrainConfig,
+    training_config,
+)
 
 __all__ = [
     "EVAL_K",
@@ -30,8 +38,10 @@ __all__ = [
     "LearnerConfig",
     "LoraConfig",
     "PPOConfig",
+    "PreferenceConfig",
     "ReaderConfig",
     "RewardConfig",
+    "RolloutDPOConfig",
     "RunConfig",
     "SFTConfig",
     "TrainConfig",

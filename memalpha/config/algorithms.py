@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
 
 from pydantic import Field, model_validator
 
@@ -40,7 +42,30 @@ class PPOConfig(Config):
 
 
 class DPOConfig(Config):
-    """Of `algorithm: dpo` alone."""
+    """Preference optimisation (`train.pairs`), of `algorithm: dpo` and of plain pairs; names and defaults are TRL's."""
+
+    beta: float = Field(default=0.1, gt=0.0, description="how strongly the policy is held to the reference (ipo: tau)")
+    loss_type: Literal["sigmoid", "ipo"] = Field(
+        default="sigmoid", description="sigmoid: DPO's own; ipo: a square, of log-probs averaged over tokens"
+    )
+    label_smoothing: float = Field(
+        default=0.0, ge=0.0, lt=0.5, description="sigmoid: share of pairs that may be the wrong way round (cDPO)"
+    )
+    reference_free: bool = Field(default=False, description="take the reference's log-probs as equal for all replies")
+
+    @model_validator(mode="after")
+    def _smoothed(self) -> DPOConfig:
+        if self.loss_type == "ipo" and self.label_smoothing:
+            raise ValueError("label_smoothing: has no effect with loss_type=ipo; leave it out")
+        return self
+
+
+class RolloutDPOConfig(DPOConfig):
+    """Of `algorithm: dpo`: how rollouts become pairs, too."""
+
+    margin: float = Field(
+        default=0.0, ge=0.0, description="least difference of total reward between a task's best and worst rollout"
+    )
 
 
 class ERLConfig(Config):

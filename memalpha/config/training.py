@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from memalpha.config.algorithms import VETTED, PPOConfig
+from memalpha.config.algorithms import VETTED, DPOConfig, PPOConfig, RolloutDPOConfig
 from memalpha.config.common import (
     AgentConfig,
     BabiConfig,
@@ -19,6 +19,13 @@ from memalpha.config.common import (
     WorldConfig,
 )
 from memalpha.config.files import build_config, merge, read_config
+
+POLICY_GRADIENT = (
+    *("loss_type", "loss_constant", "importance_sampling_level", "epsilon", "epsilon_high", "delta"),
+    *("old_logprobs", "importance_cap", "beta", "kl_estimator", "kl_in", "use_bias_correction_kl", "entropy_coef"),
+    *("scale_rewards", "advantage_floor"),
+)
+"""Settings of `TrainConfig` that only a policy gradient reads."""
 
 
 class LoraConfig(Config):
@@ -37,6 +44,11 @@ class LearnerConfig(Config):
     out: Path = Field(description="run directory; a checkpoint found there is resumed")
     seed: int = Field(default=0, ge=0)
     policy: str = Field(default="tiny", description="a shipped policy's name, a directory, or a hub id")
+    init_from: Path | None = Field(
+        default=None,
+        description="a run directory: its best checkpoint is the start, in the place of policy (adapters are merged "
+        "into their base), and the reference of a KL or of preferences",
+    )
     lora: LoraConfig | None = Field(default=None, description="train low-rank adapters only (default: all weights)")
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32",
@@ -63,6 +75,7 @@ class LearnerConfig(Config):
         default=None, ge=0, description="stop after this many steps; never changes the schedule"
     )
     save_every: int = Field(default=10, gt=0)
+    validate_every: int = Field(default=10, gt=0)
     keep_checkpoints: int = Field(2, gt=0, description="newest checkpoints kept beside best (keep_tokens: all)")
     threads: int = Field(default=1, gt=0, description="torch threads")
     device: str = Field(default="cpu", description="torch device of the policy")
@@ -75,6 +88,16 @@ class LearnerConfig(Config):
     def _within_schedule(self) -> LearnerConfig:
         if self.max_steps is not None and self.max_steps > self.schedule_steps:
             raise ValueError(f"max_steps: {self.max_steps} is beyond schedule_steps {self.schedule_steps}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_start(self) -> LearnerConfig:
+        """A run's own config.yaml names both: the run before it, and which of its checkpoints was the best."""
+        start, named = self.init_from, "policy" in self.model_fields_set
+        if start is not None and named and Path(self.policy).parent != start / "checkpoints":
+            raise ValueError(
+                f"init_from: starts from the best checkpoint of {start}, policy from {self.policy!r}: give one of them"
+            )
         return self
 
 
@@ -98,7 +121,6 @@ class RunConfig(LearnerConfig):
     temperature: float = Field(default=1.0, gt=0.0)
     eval_tasks: int = Field(default=200, gt=0, description="held-out tasks of the evaluation before and after")
     validation_tasks: int = Field(default=40, ge=0)
-    validate_every: int = Field(default=10, gt=0)
 
     @model_validator(mode="after")
     def _a_reply_to_score(self) -> RunConfig:
@@ -126,7 +148,9 @@ class TrainConfig(RunConfig):
     training_reader: ReaderConfig | None = Field(
         default=None, description="another reader for the reward only; evaluations keep `reader` (default: the same)"
     )
-    algorithm: Literal["grpo", "rloo", "ppo"] = Field(default="grpo", description="see memalpha.train.algorithms")
+    algorithm: Literal["grpo", "rloo", "ppo", "dpo"] = Field(
+        default="grpo", description="see memalpha.train.algorithms"
+    )
     tasks_per_step: int = Field(default=8, gt=0)
     top_p: float = 1.0
     top_k: int = 0
@@ -179,6 +203,7 @@ class TrainConfig(RunConfig):
     num_iterations: int = Field(default=1, gt=0, description="passes over a step's samples (TRL: inner epochs)")
     minibatches: int = Field(default=2, gt=0, description="optimizer steps per pass")
     ppo: PPOConfig | None = Field(default=None, description="algorithm=ppo: its own settings (default: theirs)")
+    dpo: RolloutDPOConfig | None = Field(default=None, description="algorithm=dpo: its own settings (default: theirs)")
 
     keep_tokens: bool = Field(
         default=False, description="write turns.jsonl and a checkpoint per step, for outside checks"
@@ -240,7 +265,11 @@ class TrainConfig(RunConfig):
 
     def _without_effect(self) -> list[tuple[str, str]]:
         """Settings that nothing reads in this configuration, and why."""
-        found = []
+        if self.algorithm == "dpo":
+            return [
+                (name, "with algorithm=dpo, whose loss has settings of its own (dpo.*)") for name in POLICY_GRADIENT
+            ]
+        found = [("dpo", f"with algorithm={self.algorithm}")]
         if not self.beta:
             found += [(name, "with beta=0, which asks for no KL") for name in ("kl_in", "kl_estimator")]
         if not self.beta or self.kl_in == "reward":
@@ -296,12 +325,55 @@ class SFTConfig(RunConfig):
         return self
 
 
-def training_config(
-    config: TrainConfig | SFTConfig | str | Path, overrides: Mapping[str, Any] | None = None
-) -> TrainConfig | SFTConfig:
-    """The configuration of a training run, with overrides on top: an `SFTConfig` where its `algorithm` is "sft"."""
-    if isinstance(config, TrainConfig | SFTConfig):
-        given = config.model_dump(exclude_unset=True)  # what was not set stays so, as if read from a file
-        return build_config(type(config), merge(given, overrides or {}), "overrides")
-    data = merge(read_config(config), overrides or {})
-    return build_config(SFTConfig if data.get("algorithm") == "sft" else TrainConfig, data, str(config))
+class PreferenceConfig(LearnerConfig):
+    """One run on plain preference data (`train.preferences`). Names follow TRL's `DPOConfig`."""
+
+    algorithm: Literal["preferences"] = "preferences"
+    data: Path = Field(description="JSON Lines of prompt, chosen, rejected (or of chats: chosen, rejected)")
+    eval_data: Path | None = Field(
+        default=None, description="pairs that validate, in such a file (default: the last fifth of `data`)"
+    )
+    validation_pairs: int = Field(default=200, ge=0, description="how many pairs validate at most")
+    dpo: DPOConfig = DPOConfig()
+    batch_pairs: int = Field(default=16, gt=0, description="pairs of an optimizer step")
+    epochs: float | None = Field(
+        default=1.0, gt=0.0, description="passes over the pairs, unless schedule_steps alone is given"
+    )
+    learning_rate: float = Field(default=1e-6, gt=0.0, description="for 100 million weights and more")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _so_many_steps(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("schedule_steps") is not None and "epochs" not in given:
+            return {**given, "epochs": None}
+        return given
+
+    @model_validator(mode="after")
+    def _within_schedule(self) -> PreferenceConfig:
+        """Overrides the base's check, which does not hold where `epochs` sets the length of the schedule."""
+        if self.epochs is None:
+            super()._within_schedule()  # type: ignore[operator]
+        return self
+
+
+AnyTraining = TrainConfig | SFTConfig | PreferenceConfig
+KINDS: Mapping[str, type[AnyTraining]] = {"sft": SFTConfig, "preferences": PreferenceConfig}
+"""Configurations by `algorithm`; every other algorithm has a `TrainConfig`."""
+
+
+def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, Any] | None = None) -> AnyTraining:
+    """The configuration of a training run, with overrides on top: of the kind that its `algorithm` has.
+
+    An override of `init_from` takes the place of the configuration's `policy`, and the other way round.
+    """
+    over = dict(overrides or {})
+    if isinstance(config, AnyTraining):
+        base, label = config.model_dump(exclude_unset=True), "overrides"  # what was not set stays so, as if from a file
+    else:
+        base, label = read_config(config), str(config)
+    for one, other in (("init_from", "policy"), ("policy", "init_from")):
+        if over.get(one) is not None and other not in over:
+            base = {key: value for key, value in base.items() if key != other}
+    data = merge(base, over)
+    kind = type(config) if isinstance(config, AnyTraining) else KINDS.get(str(data.get("algorithm")), TrainConfig)
+    return build_config(kind, data, label)

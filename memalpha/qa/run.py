@@ -9,7 +9,16 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from memalpha.config import EvalConfig, build_config, load_config, merge, read_config, shipped_configs, training_config
+from memalpha.config import (
+    EvalConfig,
+    PreferenceConfig,
+    build_config,
+    load_config,
+    merge,
+    read_config,
+    shipped_configs,
+    training_config,
+)
 from memalpha.errors import ConfigError
 from memalpha.policy.base import in_own_style, load_policy
 from memalpha.qa.evaluator import Report, result_folder
@@ -55,6 +64,10 @@ def settings_of_run(run: Path, overrides: Mapping[str, Any] | None = None) -> Ev
     """
     overrides = dict(overrides or {})
     trained = training_config(run / "config.yaml")
+    if isinstance(trained, PreferenceConfig):
+        raise ConfigError(
+            f"{run} asked no questions: evaluate its checkpoints/best with systems=[{run}/checkpoints/best]"
+        )
     reader = trained.reader.model_copy(update={"conflicts": trained.reader.conflicts or "refuse"})
     if reader.kind == "policy" and reader.policy is None:
         reader = reader.model_copy(update={"policy": trained.policy})

@@ -7,6 +7,8 @@ same name beside it would be replaced by the package as soon as any of its modul
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -16,13 +18,22 @@ from memalpha.errors import PolicyError
 class _CallablePackage(ModuleType):
     def __call__(self, config: Any, **overrides: Any) -> dict[str, Any]:
         """Run `memalpha.train.loop.train`; raises `PolicyError` where the libraries it needs are not installed."""
-        try:
-            from memalpha.train.loop import train
-        except ModuleNotFoundError as error:
-            if (error.name or "").split(".")[0] not in ("torch", "transformers", "safetensors", "peft", "accelerate"):
-                raise
-            raise PolicyError(f"training needs {error.name}: pip install 'memalpha[train]'") from error
-        return train(config, **overrides)
+        return _needing_libraries("loop", "train")(config, **overrides)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "train_on_preferences":
+        return _needing_libraries("preferences", name)
+    raise AttributeError(f"module 'memalpha.train' has no attribute {name!r}")
+
+
+def _needing_libraries(module: str, name: str) -> Callable[..., dict[str, Any]]:
+    try:
+        return getattr(import_module(f"memalpha.train.{module}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("torch", "transformers", "safetensors", "peft", "accelerate"):
+            raise
+        raise PolicyError(f"training needs {error.name}: pip install 'memalpha[train]'") from error
 
 
 sys.modules[__name__].__class__ = _CallablePackage

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from memalpha.agent.builder import Builder
-from memalpha.config import SFTConfig, TrainConfig, training_config
+from memalpha.config import PreferenceConfig, SFTConfig, TrainConfig, training_config
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluator import Record, Report, summarize
 from memalpha.qa.reward import RewardModel
@@ -23,9 +23,11 @@ from memalpha.train.collect import Collector, TaskSource
 from memalpha.train.distributed import World
 from memalpha.train.engine import learning_rate
 from memalpha.train.losses import LossSettings
-from memalpha.train.run import Run, launch
+from memalpha.train.preferences import PreferenceRun
+from memalpha.train.run import launch
 from memalpha.train.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.sft import SFTRun
+from memalpha.train.task_run import TaskRun
 from memalpha.types import Trajectory, TrajectoryGroup
 
 BASELINES = {"append_only": "append-only", "oracle": "oracle"}
@@ -33,17 +35,19 @@ READABLE = 0.5
 """A reader that gets less than this out of the oracle's memory is spoken of."""
 
 
-def train(config: TrainConfig | SFTConfig | str | Path, **overrides: Any) -> dict[str, Any]:
+def train(config: TrainConfig | SFTConfig | PreferenceConfig | str | Path, **overrides: Any) -> dict[str, Any]:
     """Run or resume a training run and return its summary (also `summary.json` in the run directory).
 
     `config` is a configuration, a shipped name or a YAML path; `overrides` are its keys (nested ones as mappings). A
     Ctrl-C saves a checkpoint that the same call resumes, and comes out as `KeyboardInterrupt`.
     """
     settings = training_config(config, overrides)
+    if isinstance(settings, PreferenceConfig):
+        return launch(PreferenceRun, settings)
     return launch(SFTRun, settings) if isinstance(settings, SFTConfig) else launch(_Run, settings)
 
 
-class _Run(Run[TrainConfig]):
+class _Run(TaskRun[TrainConfig]):
     """Each step samples rollouts of some tasks and makes those more likely that earned more than their siblings."""
 
     files = ("metrics.jsonl", "turns.jsonl", "trajectories.jsonl")

@@ -80,6 +80,7 @@ class LossSettings:
             level="token" if config.importance_sampling_level == "token" else of_sequence,
             normalizer=NORMALIZERS[config.loss_type],
             constant=config.loss_constant,
+            ce_normalizer="unit" if config.algorithm == "dpo" else None,
             kl_estimator=config.kl_estimator,
             use_bias_correction_kl=config.use_bias_correction_kl,
             cliprange_value=None if config.ppo is None else config.ppo.cliprange_value,

@@ -13,23 +13,16 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from memalpha.agent.answer import Reader
-from memalpha.agent.builder import Builder
-from memalpha.config import ReaderConfig, SFTConfig, TrainConfig
+from memalpha.config import LearnerConfig
 from memalpha.errors import CheckpointError
-from memalpha.policy.base import Policy, in_own_style, lasting_name, load_policy
-from memalpha.policy.transformers_ import TransformersPolicy
-from memalpha.qa.evaluator import Report
-from memalpha.qa.reader import load_reader
-from memalpha.qa.reward import RewardModel
-from memalpha.store.embedding import load_embedder
+from memalpha.policy.base import lasting_name
 from memalpha.train.checkpoint import (
     append_lines,
     check_out,
@@ -45,7 +38,6 @@ from memalpha.train.checkpoint import (
     saved_steps,
     write_json,
 )
-from memalpha.train.collect import examine
 from memalpha.train.distributed import World, join, own_device
 from memalpha.train.engine import Engine
 from memalpha.train.lora import add_lora
@@ -56,18 +48,19 @@ from memalpha.train.rundir import (
     check_device,
     check_settings,
     finished,
+    started,
     trainable_policy,
     undivided,
     write_settings,
 )
 
-C = TypeVar("C", TrainConfig, SFTConfig)
+C = TypeVar("C", bound=LearnerConfig)
 
 
 def launch(kind: Callable[[C, World], Run[C]], config: C) -> dict[str, Any]:
     """Check that there can be a run, join the other processes, hold the run directory, go."""
     check_out(config.out)
-    config = config.model_copy(update={"device": own_device(config.device)})
+    config = started(config).model_copy(update={"device": own_device(config.device)})
     check_device(config.device)
     world = join(config.device)
     run = kind(config, world)
@@ -97,10 +90,7 @@ class Run(ABC, Generic[C]):
         self.display = Display(quiet=not world.main)
         self.policy = trainable_policy(config)
         self.started_from = fingerprint(self.policy.model)
-        self._others: dict[str, Policy] = {}
         self.config: C = config
-        self.config = self._in_own_styles()
-        self.embedder = load_embedder(config.agent.embedder)
         self.step = 0
         self.consistent = not self.several  # whether this process may save on its own account, at any time
         self.minutes_before = self.learning_before = self.learning = 0.0
@@ -268,51 +258,7 @@ class Run(ABC, Generic[C]):
             write_json(self.out / "summary.json", summary)
         return self.world.once(lambda: summary)
 
-    # ----------------------------------------------------------------------------------------- evaluation, checkpoints
-
-    def _readers(self, *settings: ReaderConfig) -> list[Reader]:
-        """Readers that refuse conflicts unless told otherwise; the frozen start reads where none is named."""
-        found = [reader.model_copy(update={"conflicts": reader.conflicts or "refuse"}) for reader in settings]
-        return [
-            load_reader(
-                reader.model_copy(update={"policy": None}),
-                self._other(reader.policy or self.config.policy) if reader.kind == "policy" else None,
-            )
-            for reader in found
-        ]
-
-    def _other(self, name: str) -> Policy:
-        """A policy that is not trained, by name: loaded once, where and in the precision that the run is."""
-        if name not in self._others:
-            endpoint = self.config.endpoint.kept_in(self.out)
-            policy = load_policy(name, dtype=self.config.dtype, device=self.config.device, endpoint=endpoint)
-            if isinstance(policy, TransformersPolicy):
-                policy.model.requires_grad_(False)
-            self._others[name] = policy
-        return self._others[name]
-
-    def _in_own_styles(self) -> C:
-        """Writer and readers prompted as the run's policy was trained; a reader with another policy as that one was."""
-        found: dict[str, Any] = {"agent": in_own_style(self.config.agent, self.policy)}
-        for name in ("reader", "training_reader"):
-            reader: ReaderConfig | None = getattr(self.config, name, None)
-            if reader is not None and reader.kind == "policy" and "prompt" not in reader.model_fields_set:
-                found[name] = in_own_style(reader, self._other(reader.policy) if reader.policy else self.policy)
-        return self.config.model_copy(update=found)
-
-    def _report(self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader, progress: Any = None) -> Report:
-        builder = Builder(policy, self.config.agent, self.embedder)
-        rewards = RewardModel(self.config.reward.kept_in(self.out), self.policy.count_tokens)
-        return examine(name, builder, tasks, reader, rewards, self.world, progress)
-
-    def _evaluate(self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader) -> Report:
-        """Greedy; saved as `eval/<name>.json` and `.jsonl`."""
-        with self.display.work(f"evaluating {name} on {len(tasks)} held-out tasks") as progress:
-            report = self._report(name, policy, tasks, reader, progress)
-        if self.world.main:
-            report.save(self.out)
-        self.display.say(f"{name}: accuracy {report.summary['accuracy']:.3f}")
-        return report
+    # ----------------------------------------------------------------------------------------- validation, checkpoints
 
     def _validate(self, line: dict[str, Any]) -> None:
         """`best` is the best of the scheduled steps (a tie goes to the later one), `final` the last one.

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import yaml
@@ -22,8 +22,10 @@ from memalpha.config import LearnerConfig
 from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.policy.base import load_policy
 from memalpha.policy.transformers_ import TransformersPolicy
-from memalpha.train.checkpoint import read_json, saved_steps
+from memalpha.train.checkpoint import checkpoint_path, read_json, saved_steps
 from memalpha.train.distributed import ONE, World
+
+L = TypeVar("L", bound=LearnerConfig)
 
 FREE = frozenset({"out", "max_steps", "save_every", "keep_checkpoints", "threads", "device", "sharding"})
 """Settings that may change when a run is resumed; all others must be those it began with."""
@@ -46,18 +48,41 @@ def trainable_policy(config: LearnerConfig) -> TransformersPolicy:
     return policy
 
 
+def started(config: L) -> L:
+    """The configuration with `policy` the checkpoint that `init_from` stands for: of a run that goes on, the one it
+    began with. Raises `ConfigError` for an `init_from` that holds none."""
+    if config.init_from is None or "policy" in config.model_fields_set:  # a run's own config.yaml names both
+        return config
+    if config.init_from.resolve() == config.out.resolve():
+        raise ConfigError(f"init_from: {config.init_from} is this run's own out: name the run before it")
+    began = _recorded(config.out) if saved_steps(config.out) else {}
+    if began.get("init_from") == str(config.init_from) and isinstance(began.get("policy"), str):
+        return config.model_copy(update={"policy": began["policy"]})
+    return config.model_copy(update={"policy": str(_best_of(config.init_from))})
+
+
+def _best_of(run: Path) -> Path:
+    """A run's best checkpoint; its newest where nothing validated."""
+    steps = saved_steps(run)
+    if not steps:
+        raise ConfigError(
+            f"init_from: {run} holds no checkpoint: name the directory of a training run (a checkpoint's own, or any "
+            "other model, is given as policy)"
+        )
+    best = run / "checkpoints" / "best"
+    if not best.is_symlink():
+        return checkpoint_path(run, steps[-1])
+    path = best.with_name(best.readlink().name)
+    if not path.is_dir():
+        raise ConfigError(f"init_from: {best} names {path.name}, which is not there: name a checkpoint as policy")
+    return path
+
+
 def check_settings(run: Path, config: LearnerConfig) -> None:
     """Raise `CheckpointError` where the directory holds a run with other settings, or ones that cannot be read."""
-    path = run / "config.yaml"
-    if not path.exists() or not saved_steps(run):
+    if not (run / "config.yaml").exists() or not saved_steps(run):
         return
-    try:
-        theirs = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        told = " ".join(str(error).split())
-        raise CheckpointError(f"{path} is not valid YAML ({told}): mend or delete it to go on") from error
-    if not isinstance(theirs, dict):
-        raise CheckpointError(f"{path} does not hold a mapping: mend or delete it to go on")
+    theirs = _recorded(run)
     with suppress(ValidationError):  # a key that is newer than the run has its default: what the run did without it
         theirs = json.loads(type(config).model_validate(theirs).model_dump_json())
     ours = json.loads(config.model_dump_json())
@@ -67,6 +92,19 @@ def check_settings(run: Path, config: LearnerConfig) -> None:
         raise CheckpointError(
             f"{run} holds a run with other settings ({told}): give the same ones to go on with it, or another out"
         )
+
+
+def _recorded(run: Path) -> dict[str, Any]:
+    """The settings that a run directory names; none where it has no `config.yaml`."""
+    path = run / "config.yaml"
+    try:
+        theirs = (yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        told = " ".join(str(error).split())
+        raise CheckpointError(f"{path} is not valid YAML ({told}): mend or delete it to go on") from error
+    if not isinstance(theirs, dict):
+        raise CheckpointError(f"{path} does not hold a mapping: mend or delete it to go on")
+    return theirs
 
 
 def write_settings(run: Path, config: LearnerConfig) -> None:

@@ -18,11 +18,9 @@ rows whatever became of their source.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
-from random import Random
 from typing import Any, ClassVar
 
 import numpy as np
@@ -39,8 +37,9 @@ from memalpha.train.demonstrations import Demonstrator, best_of, from_file, imit
 from memalpha.train.distributed import World
 from memalpha.train.engine import learning_rate
 from memalpha.train.losses import LossSettings
-from memalpha.train.run import Run
+from memalpha.train.passes import nth, steps_of
 from memalpha.train.samples import TrainingSample, cross_entropy_sample
+from memalpha.train.task_run import TaskRun
 from memalpha.types import Task
 
 TOGETHER = 32
@@ -49,7 +48,7 @@ BEFORE = -1
 """The step at which rows are noted that are there before the first."""
 
 
-class SFTRun(Run[SFTConfig]):
+class SFTRun(TaskRun[SFTConfig]):
     """Each step imitates `batch_rows` rows. Raises `ConfigError` for a source that is none, before all else."""
 
     files: ClassVar[tuple[str, ...]] = ("metrics.jsonl", "rows.jsonl")
@@ -86,9 +85,7 @@ class SFTRun(Run[SFTConfig]):
             self.rows_from = BEFORE
         if config.epochs is None:
             return config.schedule_steps
-        steps = math.ceil(config.epochs * len(self.rows) / config.batch_rows)
-        if config.max_steps is not None and config.max_steps > steps:
-            raise ConfigError(f"max_steps: {config.max_steps} is beyond the {steps} steps of epochs={config.epochs}")
+        steps = steps_of(config, len(self.rows), config.batch_rows)
         self.schedule = config.model_copy(update={"schedule_steps": steps})
         return steps
 
@@ -216,11 +213,8 @@ class SFTRun(Run[SFTConfig]):
                 self.rows_from = begins
         count = self.config.batch_rows
         first = (self.step - max(self.rows_from, 0)) * count
-        return [self._row(first + number) for number in range(count)], sampled
-
-    def _row(self, number: int) -> TrainingSample:
-        turn, place = divmod(number, len(self.rows))
-        return self.rows[_order(f"{self.config.seed}|{self.rows_from}|{turn}", len(self.rows))[place]]
+        key = f"{self.config.seed}|{self.rows_from}"
+        return [nth(self.rows, first + number, key) for number in range(count)], sampled
 
     def _learn(self, prepared: tuple[list[TrainingSample], dict[str, Any]]) -> dict[str, Any]:
         rows, sampled = prepared
@@ -272,13 +266,6 @@ class SFTRun(Run[SFTConfig]):
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.tokens, self.start_loss = state["tokens"], state["start_loss"]
-
-
-@lru_cache(maxsize=2)
-def _order(key: str, count: int) -> list[int]:
-    order = list(range(count))
-    Random(key).shuffle(order)
-    return order
 
 
 def _split(

@@ -26,6 +26,7 @@ from memalpha.train import sft
 from memalpha.train.engine import Engine
 from memalpha.train.loop import train
 from memalpha.train.normalize import normalize
+from memalpha.train.passes import nth
 from memalpha.train.samples import cross_entropy_sample
 
 
@@ -169,8 +170,7 @@ def test_the_losses_written_are_means_over_completion_tokens(supervised, policy_
         return total / count
 
     assert summary["before"]["validation_loss"] == pytest.approx(loss([r for r in found if r["validation"]]), rel=1e-5)
-    order = sft._order("0|-1|0", summary["rows"])
-    first = [[row for row in found if not row["validation"]][place] for place in order[:4]]
+    first = [nth([row for row in found if not row["validation"]], number, "0|-1") for number in range(4)]
     [line] = lines(settings.out / "metrics.jsonl")
     assert line["train_loss"] == pytest.approx(loss(first), rel=1e-5)
     assert line["tokens"] == sum(len(row["completion_ids"]) for row in first)

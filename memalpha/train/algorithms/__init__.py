@@ -1,8 +1,9 @@
 """The algorithms by name (`TrainConfig.algorithm`), a file each."""
 
 from memalpha.train.algorithms.base import Algorithm
+from memalpha.train.algorithms.dpo import DPO
 from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.algorithms.ppo import PPO
 from memalpha.train.algorithms.rloo import RLOO
 
-ALGORITHMS: dict[str, type[Algorithm]] = {"grpo": GRPO, "ppo": PPO, "rloo": RLOO}
+ALGORITHMS: dict[str, type[Algorithm]] = {"grpo": GRPO, "rloo": RLOO, "ppo": PPO, "dpo": DPO}
