@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from pydantic import Field, model_validator
-
 from memalpha.config.common import Config
 
 

@@ -59,7 +59,7 @@ def test_the_gradient_is_that_of_whole_trajectories(way, kind):
         assert oracle.relative_error(found_gradient(made, rows, net.weights), expected) < 1e-5, tokens
         line = {"loss": -1.0, "old_kl": 0.0, "entropy": 1.0}
         algorithm.learnt(line)
-        assert line["loss"] == pytest.approx(float(expected_loss), rel=1e-5)
+        assert line["loss"] == pytest.approx(expected_loss.item(), rel=1e-5)
         assert line["pairs"] == 2 and "old_kl" not in line and "entropy" in line
 
 
