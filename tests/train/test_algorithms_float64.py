@@ -388,3 +388,34 @@ def load(made: Engine, model, head: Mapping[str, torch.Tensor]) -> None:
     with torch.no_grad():
         for name, part in head.items():
             made.trainable[name].copy_(part)
+
+
+# --- DPO --------------------------------------------------------------------------------------------------------------
+
+DPO = [
+    {"beta": 0.3},
+    {"beta": 0.3, "label_smoothing": 0.2},
+    {"beta": 0.3, "loss_type": "ipo"},
+    {"beta": 0.3, "reference_free": True},
+]
+
+
+@pytest.mark.parametrize("own", DPO, ids=["dpo", "conservative", "ipo", "reference-free"])
+def test_dpo_of_whole_rollouts(own):
+    """The best rollout of each task against its worst, all turns of each."""
+    config = settings(algorithm="dpo", dpo=own)
+    pairs = []
+    for group, of_group in zip(groups("qwen"), bare_rows("qwen"), strict=True):
+        totals = [rollout.reward.total for rollout in group.trajectories]
+        pairs.append((of_group[int(np.argmax(totals))], of_group[int(np.argmin(totals))]))
+    assert len({len(side) for pair in pairs for side in pair}) > 1, "sides of several lengths"
+    loss = oracle.trajectory_preferences(
+        nets("qwen")[2],
+        pairs,
+        own["beta"],
+        own.get("loss_type", "sigmoid"),
+        smoothing=own.get("label_smoothing", 0.0),
+        reference_free=own.get("reference_free", False),
+        average=own.get("loss_type") == "ipo",
+    )
+    agree(config, oracle.gradient(loss, nets("qwen")[2].weights))

@@ -55,8 +55,8 @@ def learn(changes: dict, steps: int = 18) -> tuple[float, float]:
     engine = Engine(policy.model, config, LossSettings.of(config), **needs)
     before = mean_reward(rollouts(policy, 10**6))
     for step in range(steps):
-        samples = algorithm.annotate(rollouts(policy, step), engine)
-        for _ in range(config.num_iterations):
+        samples, line = algorithm.annotate(rollouts(policy, step), engine), {}
+        for _ in range(config.num_iterations if samples else 0):
             line = engine.update(algorithm.refresh(samples, engine), rate)
         algorithm.learnt(line)
     return before, mean_reward(rollouts(policy, 10**6 + 1))
@@ -71,8 +71,9 @@ def learn(changes: dict, steps: int = 18) -> tuple[float, float]:
         {"algorithm": "rloo"},
         {"algorithm": "rloo", "importance_sampling_level": "sequence", "num_iterations": 2},
         {"algorithm": "ppo"},
+        {"algorithm": "dpo", "num_iterations": 2},
     ],
-    ids=["grpo", "gspo", "cispo", "rloo", "rloo-sequence", "ppo"],
+    ids=["grpo", "gspo", "cispo", "rloo", "rloo-sequence", "ppo", "dpo"],
 )
 def test_a_bandit_is_learnt(changes):
     before, after = learn(dict(changes))
