@@ -46,6 +46,12 @@ CURVES: tuple[tuple[str, str, tuple[float | None, float | None], tuple[tuple[str
         (("update_share", "update", "after"), ("delete_share", "delete", "append_only")),
     ),
     ("Entropy", "Of the sampled tokens, in nats.", (0.0, None), (("entropy", "entropy", "extra"),)),
+    (
+        "Value function",
+        "Share of the returns' variance that it explains.",
+        (None, 1.0),
+        (("explained_variance", "explained variance", "after"),),
+    ),
     ("Memory", "Mean tokens of the final memory.", (0.0, None), (("memory_tokens", "tokens", "oracle"),)),
 )
 

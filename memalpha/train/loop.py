@@ -190,7 +190,8 @@ class _Run(TaskRun[TrainConfig]):
         keep = ("reward", "accuracy", "answerable_accuracy", "valid_calls", "duplicates", "update_share")
         keep += ("delete_share", "update_hit", "delete_hit", "memory_tokens")
         line = {name: summary[name] for name in keep}
-        line["flat"] = sum(map(_is_flat, groups)) / len(groups)
+        if several := [group for group in groups if len(group.trajectories) > 1]:
+            line["flat"] = sum(map(_is_flat, several)) / len(several)
         turns = [turn for trajectory in trajectories for turn in trajectory.turns]
         line["calls"] = sum(len(turn.calls) for turn in turns) / len(trajectories)
         line["sampled_tokens"] = sum(len(turn.completion.completion_ids) for turn in turns)
