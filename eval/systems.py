@@ -6,8 +6,9 @@
 
 The synthetic suite: the full world's held-out streams of 8k, 30k, 120k and 400k tokens, one stream a seed, five seeds;
 what is averaged are questions, intervals are over streams. Writers of the demo's size see 64 tokens at a time (their
-window is 2,048), on the lengths of --writer-tokens only: they read about 200 tokens a second. bAbI is read twice, by
-the extractive floor and by the start of the trained writer, which knows yes and no, and facts as writers note them.
+window is 2,048), on the lengths of --writer-tokens only: they read about 200 tokens a second. bAbI is read three times:
+by rules that understand statements and facts alike (`babi_reader`), by the extractive floor, and by the start of the
+trained writer, which understands facts alone.
 
 Writes NAME.json to --results, and its tables into NAME.md, between the marks there. A run that measures some systems or
 lengths leaves the others as they are recorded, on the same tasks. What an evaluation leaves of answers goes to --out; a
@@ -24,7 +25,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from babi_reader import RuleReader
+
 from memalpha.config import EvalConfig, load_config
+from memalpha.qa.evaluator import Report
+from memalpha.qa.protocol import run_systems
+from memalpha.qa.reader import Reader
 from memalpha.qa.results import provenance
 from memalpha.qa.run import run_evaluation, tasks_of
 
@@ -38,8 +44,11 @@ FIGURES = (
 )  # fmt: skip
 
 
-def measured(settings: EvalConfig, label: str, names: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A row a system: its figures, its accuracy by ability, and what it cost; kept in `settings.out`."""
+def measured(
+    settings: EvalConfig, label: str, names: Mapping[str, str], reader: Reader | None = None
+) -> list[dict[str, Any]]:
+    """A row a system: its figures, its accuracy by ability, and what it cost; kept in `settings.out`. `reader` reads in
+    the place of the settings' own."""
     kept = Path(str(settings.out)) / "rows.json"
     before = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else []
     rows = []
@@ -49,7 +58,7 @@ def measured(settings: EvalConfig, label: str, names: Mapping[str, str]) -> list
             continue
         began, cpu = time.perf_counter(), time.process_time()
         one = settings.model_copy(update={"systems": (system,)})
-        [report] = run_evaluation(one)
+        [report] = run_evaluation(one) if reader is None else read_by(reader, one)
         summary = report.summary
         rows.append(
             {
@@ -66,6 +75,20 @@ def measured(settings: EvalConfig, label: str, names: Mapping[str, str]) -> list
         others = [row for row in before if row["system"] not in {one["system"] for one in rows}]
         kept.write_text(json.dumps([*others, *rows], indent=1) + "\n", encoding="utf-8")
     return rows
+
+
+def read_by(reader: Reader, settings: EvalConfig) -> list[Report]:
+    """`run_evaluation` with a reader that no configuration names."""
+    return run_systems(
+        settings.systems,
+        tasks_of(settings),
+        reader,
+        budget=settings.context_tokens,
+        metric=settings.metric,
+        k=settings.reader.k,
+        agent=settings.agent,
+        finished=lambda report: report.save(Path(str(settings.out))) and None,
+    )
 
 
 def figure(value: Any) -> str:
@@ -148,7 +171,7 @@ def section(one: Mapping[str, Any]) -> str:
     )
 
 
-def _origin(settings: EvalConfig) -> dict[str, Any]:
+def _origin(settings: EvalConfig, reader: Reader | None) -> dict[str, Any]:
     """`provenance` without the places of this machine."""
     found = provenance(settings, tasks_of(settings))
     found["data_sha256"] = {Path(name).name: digest for name, digest in found["data_sha256"].items()}
@@ -156,6 +179,8 @@ def _origin(settings: EvalConfig) -> dict[str, Any]:
         "benchmark", "variant", "seeds", "limit", "chunk_tokens", "world", "babi", "context_tokens", "reader", "agent",
     )  # fmt: skip
     found["config"] = {name: found["config"][name] for name in kept}
+    if reader is not None:
+        found["config"]["reader"] = {"name": reader.name, "k": settings.reader.k, "conflicts": reader.conflicts}
     return found
 
 
@@ -177,6 +202,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("eval/results"))
     args = parser.parse_args()
     plans: list[tuple[str, EvalConfig]] = []
+    readers: dict[str, Reader] = {}
     if args.suite == "locomo":
         over: dict[str, Any] = {
             "data": args.data,
@@ -192,10 +218,12 @@ def main() -> None:
             "agent": {"prompt": "compact", "view_related": 12, "view_recent": 0, "max_new_tokens": 72},
             "systems": args.systems or [*BASELINES, *args.outside, *writers],
         }  # fmt: skip
-        # One reads raw statements (an answer is in the one it quotes), one the facts that trained writers note.
+        # One reads raw statements and facts alike, one quotes, one knows the facts that trained writers note.
+        readers["bAbI, read by rules"] = RuleReader()
         floor = {"kind": "extractive", "k": 12, "conflicts": "newest"}
         start = {"kind": "policy", "policy": "babi", "prompt": "compact", "k": 12, "conflicts": "newest"}
         for label, metric, reader in (
+            ("bAbI, read by rules", "exact", floor),
             ("bAbI, read by the extractive floor", "contains", floor),
             ("bAbI, read by the writers' start", "exact", start),
         ):
@@ -221,8 +249,8 @@ def main() -> None:
     for label, settings in plans:
         folder = args.out / args.suite / label.replace(",", "").replace("'", "").replace(" ", "-")
         settings = settings.model_copy(update={"out": folder})
-        rows = measured(settings, label, names)
-        sets.append({"set": label, "rows": rows, **_origin(settings)})
+        rows = measured(settings, label, names, readers.get(label))
+        sets.append({"set": label, "rows": rows, **_origin(settings, readers.get(label))})
         recorded(args.results / f"systems-{args.suite}", sets)  # after each, so that a long run can be ended
 
 

@@ -28,9 +28,9 @@ TAKE = re.compile(r"(?P<who>[A-Z]\w*) (?:grabbed|got|picked up|took) the (?P<thi
 DROP = re.compile(r"(?P<who>[A-Z]\w*) (?:dropped|put down|left|discarded) the (?P<thing>\w+)(?: there)?\.")
 """Every statement of the eight tasks; `who` may be a pronoun or "X and Y" in moves."""
 
-_ASK_PLACE = re.compile(r"Where is (?:the )?(?P<what>\w+)\?")
-_ASK_WHETHER = re.compile(r"Is (?P<who>\w+) in the (?P<place>\w+)\?")
-_ASK_CARRIED = re.compile(r"What is (?P<who>\w+) carrying\?")
+ASK_PLACE = re.compile(r"Where is (?:the )?(?P<what>\w+)\?")
+ASK_WHETHER = re.compile(r"Is (?P<who>\w+) in the (?P<place>\w+)\?")
+ASK_CARRIED = re.compile(r"What is (?P<who>\w+) carrying\?")
 
 
 class Unreadable(ValueError):
@@ -101,11 +101,11 @@ class World:
 
     def ask(self, question: str) -> Reply | None:
         """The answer that follows from what was told; None where none does. Raises `Unreadable`."""
-        if found := _ASK_PLACE.fullmatch(question):
+        if found := ASK_PLACE.fullmatch(question):
             return self._where(found["what"])
-        if found := _ASK_WHETHER.fullmatch(question):
+        if found := ASK_WHETHER.fullmatch(question):
             return self._whether(found["who"], found["place"])
-        if found := _ASK_CARRIED.fullmatch(question):
+        if found := ASK_CARRIED.fullmatch(question):
             return self._carried(found["who"])
         raise Unreadable(f"{question!r} is no question of the tasks that are known here")
 

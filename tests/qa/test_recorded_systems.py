@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from runpy import run_path
 from typing import Any
 
+import pytest
+
+from memalpha.config import BabiConfig
+from memalpha.qa.protocol import run_systems
+from memalpha.tasks import babi
+
 EVAL = Path(__file__).parents[2] / "eval"
+sys.path.insert(0, str(EVAL))
 SCRIPT = run_path(str(EVAL / "systems.py"))
+READER = run_path(str(EVAL / "babi_reader.py"))
 
 
 def row(system: str, **more: Any) -> dict[str, Any]:
@@ -44,3 +54,32 @@ def test_pages_are_what_their_figures_make_them(tmp_path):
             stem.with_suffix(suffix).write_text(kept, encoding="utf-8")
         SCRIPT["recorded"](stem, [])
         assert stem.with_suffix(".md").read_text(encoding="utf-8") == kept, name
+
+
+@pytest.mark.parametrize(
+    ("shown", "question", "answer"),
+    [
+        ("Mary and Tom went to the hall. Then they moved to the garden.", "Where is Tom?", "garden"),
+        ("Mary is no longer in the hall.", "Is Mary in the hall?", "no"),
+        ("Mary is no longer in the hall.", "Is Mary in the garden?", "unknown"),
+        ("Mary took the milk. Mary went to the hall.", "Where is the milk?", "hall"),
+        ("Mary took the milk. Mary went to the hall. Mary dropped the milk.", "What is Mary carrying?", "nothing"),
+        ("Mary went to the hall. Mary dropped the milk. Mary went to the garden.", "Where is the milk?", "hall"),
+        ("mary: hall; has milk, apple", "What is Mary carrying?", "milk, apple"),
+        ("mary: hall; has milk|mary: garden", "What is Mary carrying?", "nothing"),
+        ("mary: not hall|milk: garden", "Is Mary in the hall?", "no"),
+        ("mary: hall; has milk", "Where is the milk?", "hall"),
+        ("", "What is Mary carrying?", "unknown"),
+    ],
+)
+def test_the_reader_by_rule_knows_what_follows(shown, question, answer):
+    view = READER["View"]()
+    for line in re.split(r"(?<=\.) |\|", shown):
+        view.take_in(line)
+    assert view.answer(question) == answer
+
+
+def test_of_all_statements_or_perfect_facts_every_answer_follows():
+    tasks = babi.streams(BabiConfig(stories=6), "test", 0, 0, 2)
+    reports = run_systems(["full", "scripted:oracle"], tasks, READER["RuleReader"](), metric="exact", k=200)
+    assert [report.summary["accuracy"] for report in reports] == [1.0, 1.0]
