@@ -71,7 +71,13 @@ CASES: dict[str, dict[str, Any]] = {
     "fsdp, LoRA and KL": {"sharding": "fsdp", "microbatch_tokens": 128, "lora": {"r": 3}, "beta": 0.3},
     "fsdp, LoRA, bfloat16": {"sharding": "fsdp", "microbatch_tokens": 128, "lora": {"r": 3}, "dtype": "bfloat16"},
     "ddp, values": {"microbatch_tokens": 128, "values": True},
-    "fsdp, values, LoRA": {"sharding": "fsdp", "microbatch_tokens": 128, "values": True, "lora": {"r": 3}},
+    "fsdp, values, LoRA, bfloat16": {
+        "sharding": "fsdp",
+        "microbatch_tokens": 128,
+        "values": True,
+        "lora": {"r": 3},
+        "dtype": "bfloat16",
+    },
     "fsdp, values, one micro-batch": {
         "sharding": "fsdp",
         "microbatch_tokens": 10**6,
