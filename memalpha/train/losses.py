@@ -21,6 +21,8 @@ KL(pi || pi_ref) are Schulman's ("Approximating KL divergence", 2020), with log 
 
 Those gradients leave out that the tokens were sampled from pi. The ratio as a factor (not clipped, as in TRL) puts it
 back: rho k1 and rho k3 then have the expected gradient of KL(pi || pi_ref), on old samples too; rho k2 that of E[k2].
+No rho is more than e^20, and none above it has a gradient: the product of a long completion leaves float32's range, and
+the gradient of an infinite ratio is not a number even where the clip would have silenced it.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ NORMALIZERS: Mapping[str, Literal["constant", "token", "row"]] = {
 is; over the whole step it is `dapo`.)"""
 CISPO_CAP = 5.0
 """The largest weight of CISPO where none is set, that of ScaleRL (2510.13786), which TRL recommends."""
+
+LARGEST_LOG_RATIO = 20.0
 
 STATS = ("tokens", "entropy", "clipped", "old_kl", "reference_kl", "value_loss")
 
@@ -107,7 +111,7 @@ def loss_sum(
     `values` (N,), the value head's, are needed where a sample has a weight `vf`.
     """
     log_ratio = logprobs - batch.logprobs
-    ratio = torch.exp(_at_level(log_ratio, batch, settings.level))
+    ratio = torch.exp(_at_level(log_ratio, batch, settings.level).clamp(max=LARGEST_LOG_RATIO))
     if settings.objective == "cispo":
         assert settings.epsilon_high is not None
         weight = ratio.detach().clamp(max=settings.epsilon_high)

@@ -22,7 +22,8 @@ from memalpha.train.engine import Engine
 from memalpha.train.lora import add_lora
 from memalpha.train.losses import LossSettings, kl_estimate
 from memalpha.train.normalize import normalize
-from memalpha.types import Chunk, Reward, SampleRequest, Task, Trajectory, TrajectoryGroup, Turn
+from memalpha.train.samples import policy_gradient_sample
+from memalpha.types import Chunk, Completion, Reward, SampleRequest, Task, Trajectory, TrajectoryGroup, Turn
 
 HEAT, BETA, BONUS, FLOOR = 0.75, 0.2, 0.05, 0.01
 LOW, HIGH, CONSTANT = 0.1, 0.3, 8.0
@@ -236,3 +237,15 @@ def test_a_kl_weight_needs_a_reference():
         replace(row, kl=row.pg)
     with pytest.raises(TrainingError, match="reference=True"):
         prepared(settings(), lora=False).forward([row], reference=True)
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_ratio_out_of_range_is_silent(advantage):
+    """The product over a long completion leaves float32's range: it is clipped or dropped, and never not a number."""
+    config = TrainConfig(out="unused", algorithm="rloo", importance_sampling_level="sequence")
+    made = Engine(tiny_model(layers=1), config, LossSettings.of(config))
+    said = Completion("", (1, 2, 3), tuple(range(100)), (0.0,) * 100, 1.0)
+    row = policy_gradient_sample(Turn(0, said), advantage)
+    row = replace(row, logprobs=made.forward([row])[0] - np.float32(1.0))
+    made.forward_backward(made.normalized([row]))
+    assert all((part.grad == 0).all() for part in made.trainable.values())
