@@ -103,7 +103,7 @@ def train(
     pairs: Pairs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a memory writer, by reinforcement (demo, ...) or by imitation (sft).
+    """Train a memory writer: by reinforcement (demo, dpo, ...), by imitation (sft), on plain pairs (preferences).
 
     A run directory that holds a checkpoint is resumed. Ctrl-C leaves one.
 
@@ -122,6 +122,11 @@ def train(
 
 def _one_line(summary: Mapping[str, Any]) -> str:
     before, after = summary.get("before"), summary.get("after")
+    if "pairs" in summary:
+        losses = [
+            f"{of['validation_pair_loss']:.3f} {when}" for when, of in (("before", before), ("after", after)) if of
+        ]
+        return f"loss on held-out pairs {', '.join(losses)}" if losses else "trained; nothing was held out to validate"
     if "rows" in summary and "accuracy" not in (after or {}):
         losses = [f"{of['validation_loss']:.3f} {when}" for when, of in (("before", before), ("after", after)) if of]
         return f"loss on held-out rows {', '.join(losses)}" if losses else "trained; nothing was held out to validate"

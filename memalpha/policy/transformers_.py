@@ -93,7 +93,7 @@ class TransformersPolicy:
                         "and try again, or give a directory with config.json, weights and tokenizer"
                     ) from None
                 model, tokenizer = _load(path, dtype, offline=False)
-        except (OSError, ValueError, SafetensorError) as error:
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise PolicyError(f"cannot load policy {str(path)!r}: {error}") from error
         try:
             model.to(device)
@@ -272,9 +272,13 @@ class TransformersPolicy:
 def _load(path: str | Path, dtype: str, *, offline: bool) -> tuple[Any, PreTrainedTokenizerBase]:
     with without_bars():
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=offline)
-        return AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, dtype), local_files_only=offline
-        ), tokenizer
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), local_files_only=offline, output_loading_info=True
+        )
+    model, found = loaded
+    if lacking := sorted(found["missing_keys"]):  # transformers would make them up
+        raise ValueError(f"its weights are not those of its config.json: they lack {lacking[0]}")
+    return model, tokenizer
 
 
 def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersPolicy:

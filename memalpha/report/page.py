@@ -38,6 +38,12 @@ CURVES: tuple[tuple[str, str, tuple[float | None, float | None], tuple[tuple[str
         (0.0, None),
         (("train_loss", "training", "before"), ("validation_loss", "validation", "after")),
     ),
+    (
+        "Preferences",
+        "Share of pairs in which the chosen side got likelier than the rejected one; points: pairs held out.",
+        (0.0, 1.0),
+        (("accuracies", "training", "before"), ("validation_accuracies", "validation", "after")),
+    ),
     ("Valid calls", "Share of tool calls that executed.", (None, 1.0), (("valid_calls", "valid calls", "after"),)),
     (
         "Updates and deletes",
@@ -113,6 +119,8 @@ def _systems(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _headline(summary: Mapping[str, Any], systems: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    if "pairs" in summary:
+        return _pairs_headline(summary, name)
     if "rows" in summary and "after" not in systems:
         return _rows_headline(summary, name)
     if "before" not in systems or "after" not in systems:
@@ -161,6 +169,17 @@ def _rows_headline(summary: Mapping[str, Any], name: str) -> str:
     )
 
 
+def _pairs_headline(summary: Mapping[str, Any], name: str) -> str:
+    """Of a run on plain preference pairs."""
+    before, after = (summary[key].get("validation_pair_loss") for key in ("before", "after"))
+    held_out = f"{summary['validation_pairs']:,} pairs held out"
+    losses = held_out if before is None else f"pair loss {before:.3f} before, {after:.3f} after on {held_out}"
+    return (
+        f"<h1>{escape(name)}: {losses}</h1><p>{summary['pairs']:,} pairs were learnt from in {summary['steps']} steps; "
+        f"the weights are those after step {summary['best_step']}. No questions were asked.</p>"
+    )
+
+
 def _truth(systems: Mapping[str, Mapping[str, Any]]) -> str:
     """Whether the memory is kept true: changes and retractions handled by the right id, and stale answers."""
     keys = {"update_hit": "updated rightly", "delete_hit": "deleted rightly", "stale_rate": "stale answers"}
@@ -192,12 +211,15 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
             legend.append(f"{swatch(line.kind, line=not line.dots)}{escape(line.label)} {ends}")
         figures.append(_figure(title, about, line_chart(series, low=low, high=top), legend))
     first, last = metrics[0].get("step", 0), metrics[-1].get("step", len(metrics) - 1)
-    step = (
-        "imitates some rows, each a prompt and the reply to learn"
-        if "train_loss" in metrics[0]
-        else "samples several rollouts of each of its conversations and makes those more likely that earned more than "
-        "their siblings"
-    )
+    if "train_loss" in metrics[0]:
+        step = "imitates some rows, each a prompt and the reply to learn"
+    elif "reward" not in metrics[0]:
+        step = "makes the chosen of two replies likelier than the rejected one, for some prompts"
+    else:
+        step = (
+            "samples several rollouts of each of its conversations and makes those more likely that earned more than "
+            "their siblings"
+        )
     return f'<h2>Training</h2><p>Steps {first} to {last}. A step {step}.</p><div class="grid">{"".join(figures)}</div>'
 
 

@@ -52,8 +52,15 @@ class Display:
         )
 
 
-WATCHED = {"reward": ".2f", "accuracy": ".2f", "train_loss": ".3f", "calls": ".1f", "entropy": ".2f"}
-VALIDATED = {"validation_accuracy": ".2f", "validation_loss": ".3f"}
+WATCHED = {
+    "reward": ".2f",
+    "accuracy": ".2f",
+    "train_loss": ".3f",
+    "accuracies": ".2f",
+    "calls": ".1f",
+    "entropy": ".2f",
+}
+VALIDATED = {"validation_accuracy": ".2f", "validation_loss": ".3f", "validation_pair_loss": ".3f"}
 
 
 def figures(line: Mapping[str, Any], left: float) -> str:

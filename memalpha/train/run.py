@@ -249,6 +249,7 @@ class Run(ABC, Generic[C]):
             "seed": self.config.seed,
             "steps": self.step,
             "best_step": chosen,
+            "started_from": self.started_from,
             "policy_parameters": self.policy.parameters,
             "minutes": self._minutes(),
             "learning_minutes": self.learning_before + self.learning,

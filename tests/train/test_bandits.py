@@ -71,9 +71,10 @@ def learn(changes: dict, steps: int = 18) -> tuple[float, float]:
         {"algorithm": "rloo"},
         {"algorithm": "rloo", "importance_sampling_level": "sequence", "num_iterations": 2},
         {"algorithm": "ppo"},
-        {"algorithm": "dpo", "num_iterations": 2},
+        {"algorithm": "dpo"},
+        {"algorithm": "dpo", "dpo": {"loss_type": "ipo"}, "num_iterations": 2},
     ],
-    ids=["grpo", "gspo", "cispo", "rloo", "rloo-sequence", "ppo", "dpo"],
+    ids=["grpo", "gspo", "cispo", "rloo", "rloo-sequence", "ppo", "dpo", "ipo"],
 )
 def test_a_bandit_is_learnt(changes):
     before, after = learn(dict(changes))

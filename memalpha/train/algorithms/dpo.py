@@ -86,7 +86,7 @@ class DPO(Algorithm):
         for name in [name for name in line if name.startswith(("clipped", "old_", "ratio_", "mismatch_"))]:
             del line[name]  # of a policy gradient, which there is none of
         line["pairs"] = self._pairs
-        for name in self._seen[0] if self._seen else ():
+        for name in self._seen[0] if self._pairs else ():
             line[name] = float(np.concatenate([figures[name] for figures in self._seen]).mean())
 
 
