@@ -311,8 +311,8 @@ class Reward:
 class Trajectory:
     """The ordered turns of one rollout over one task; `states[i]` is the memory after chunk i (values, not copies).
 
-    `role` serves algorithms that shape collection: attempt, reflection (one turn, no chunk read: `states` is empty),
-    retry; `parent` is then the number of the rollout that it follows from.
+    `role` serves algorithms that shape collection: attempt, reflection (one turn, which reads no chunk), retry;
+    `parent` is then the number of the rollout that it follows from.
     """
 
     task: Task

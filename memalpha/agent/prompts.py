@@ -81,7 +81,7 @@ def writer_messages(
     view = render_view(observation.core, observation.entries, config.prompt)
     if config.prompt == "compact":
         stamp = f" {chunk.timestamp}" if chunk.timestamp else ""
-        advice = f"advice: {_one_line(observation.advice)}\n" if observation.advice else ""
+        advice = f"advice\n{_one_line(observation.advice)}\n" if observation.advice else ""
         return ({"role": "user", "content": f"{view}\n{advice}chunk{stamp}\n{chunk.render()}"},), ()
     kinds = "\n".join(f"- {category.name}: {category.description}" for category in schema.categories)
     date = f" ({chunk.timestamp})" if chunk.timestamp else ""
@@ -102,7 +102,7 @@ def reflection_messages(
     went wrong, in the same style (`qa.loss.feedback`; "": nothing), `lessons`: earlier advice that has helped.
     """
     if config.prompt == "compact":
-        lines = ["reflect", *(f"advice: {_one_line(lesson)}" for lesson in lessons), feedback or "all right"]
+        lines = ["reflect", *(f"advice\n{_one_line(lesson)}" for lesson in lessons), feedback or "all right"]
         return ({"role": "user", "content": "\n".join(lines)},)
     parts = [f"The memory after the last part:\n{render_view(core, entries, config.prompt)}"]
     if lessons:

@@ -67,7 +67,51 @@ class RolloutDPOConfig(DPOConfig):
 
 
 class ERLConfig(Config):
-    """Of `algorithm: erl` alone."""
+    """Of `algorithm: erl` alone, and of the rows that teach its roles (`algorithm: sft`, `source: erl`)."""
+
+    algorithm: Literal[1, 2] = Field(
+        default=2,
+        description="1: all attempts are reflected on, one update on everything; 2: those below the threshold, and "
+        "internalization in an update of its own",
+    )
+    reward_threshold: float = Field(
+        default=1.0, gt=0.0, le=1.0, description="an attempt with at least this accuracy has succeeded"
+    )
+    enable_reflection: bool = Field(
+        default=True, description="false: the second attempt is told the feedback itself in the place of advice"
+    )
+    enable_memory: bool = Field(default=True, description="keep advice that helped, and show it to later reflections")
+    memory_size: int = Field(default=50, gt=0, description="how much advice is kept; the oldest goes first")
+    memory_top_k: int = Field(default=3, gt=0, description="how much of it a reflection is shown")
+    memory_retrieval: Literal["recency", "similarity"] = Field(
+        default="recency", description="which: the newest, or what is most similar to the feedback"
+    )
+    enable_internalization: bool = Field(
+        default=True, description="imitate second attempts that succeeded, under the task's own prompts"
+    )
+    internalization_coef: float = Field(default=1.0, gt=0.0, description="weight of that cross-entropy")
+    internalization_margin: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=1.0,
+        description="also imitate second attempts whose accuracy is so much higher than the first's (default: none)",
+    )
+    feedback_tokens: int = Field(default=1024, gt=0, description="budget of the feedback, in the policy's tokens")
+    reflection_tokens: int = Field(default=256, gt=0, description="the most that advice may have")
+
+    @model_validator(mode="after")
+    def _read(self) -> ERLConfig:
+        """Refuse a setting that nothing reads."""
+        without = {
+            "enable_reflection": ("enable_memory", "reflection_tokens"),
+            "enable_memory": ("memory_size", "memory_top_k", "memory_retrieval"),
+            "enable_internalization": ("internalization_coef", "internalization_margin"),
+        }
+        for switch, names in without.items():
+            for name in names:
+                if not getattr(self, switch) and getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name}: has no effect with {switch}=false; leave it out")
+        return self
 
 
 VETTED: Mapping[str, Mapping[str, Any]] = {

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from memalpha.config.algorithms import VETTED, DPOConfig, PPOConfig, RolloutDPOConfig
+from memalpha.config.algorithms import VETTED, DPOConfig, ERLConfig, PPOConfig, RolloutDPOConfig
 from memalpha.config.common import (
     AgentConfig,
     BabiConfig,
@@ -148,7 +148,7 @@ class TrainConfig(RunConfig):
     training_reader: ReaderConfig | None = Field(
         default=None, description="another reader for the reward only; evaluations keep `reader` (default: the same)"
     )
-    algorithm: Literal["grpo", "rloo", "ppo", "dpo"] = Field(
+    algorithm: Literal["grpo", "rloo", "ppo", "dpo", "erl"] = Field(
         default="grpo", description="see memalpha.train.algorithms"
     )
     tasks_per_step: int = Field(default=8, gt=0)
@@ -204,6 +204,7 @@ class TrainConfig(RunConfig):
     minibatches: int = Field(default=2, gt=0, description="optimizer steps per pass")
     ppo: PPOConfig | None = Field(default=None, description="algorithm=ppo: its own settings (default: theirs)")
     dpo: RolloutDPOConfig | None = Field(default=None, description="algorithm=dpo: its own settings (default: theirs)")
+    erl: ERLConfig | None = Field(default=None, description="algorithm=erl: its own settings (default: theirs)")
 
     keep_tokens: bool = Field(
         default=False, description="write turns.jsonl and a checkpoint per step, for outside checks"
@@ -222,8 +223,11 @@ class TrainConfig(RunConfig):
         if not isinstance(given, Mapping):
             return given
         brought = dict(VETTED.get(str(given.get("algorithm", "grpo")), {}))
-        one_each = given.get("algorithm") == "rloo" and given.get("importance_sampling_level") == "sequence"
-        return {**brought, **({"loss_type": "grpo"} if one_each else {}), **given}
+        if given.get("algorithm") == "rloo" and given.get("importance_sampling_level") == "sequence":
+            brought["loss_type"] = "grpo"
+        if given.get("algorithm") == "erl" and _erl_algorithm(given.get("erl")) == 1:
+            brought["scale_rewards"] = "batch"
+        return {**brought, **given}
 
     @model_validator(mode="after")
     def _possible(self) -> TrainConfig:
@@ -242,6 +246,8 @@ class TrainConfig(RunConfig):
                 "kl_estimator: k1's gradient in the loss is 0 on average without the ratio, so nothing is held back; "
                 "set use_bias_correction_kl=true, kl_in=reward or another estimator"
             )
+        if self.erl is not None and self.algorithm != "erl":
+            raise ValueError(f"erl: has no effect with algorithm={self.algorithm}; leave it out")
         if self.algorithm == "rloo":
             if self.scale_rewards != "none":
                 raise ValueError("scale_rewards: rloo compares with the mean of the others and divides by nothing")
@@ -285,6 +291,10 @@ class TrainConfig(RunConfig):
         return found
 
 
+def _erl_algorithm(given: Any) -> Any:
+    return given.get("algorithm") if isinstance(given, Mapping) else getattr(given, "algorithm", None)
+
+
 class SFTConfig(RunConfig):
     """One supervised run: the learner imitates rows (`train.demonstrations`)."""
 
@@ -292,10 +302,12 @@ class SFTConfig(RunConfig):
     source: str = Field(
         default="gold",
         description="rows to imitate: gold (each task's operations), scripted:KIND, best (the policy's best rollout "
-        "of group_size by reward), a run directory with turns.jsonl (its best rollouts), or a .jsonl file of rows",
+        "of group_size by reward), erl (second attempts and reflections: train.lessons), a run directory with "
+        "turns.jsonl (its best rollouts), or a .jsonl file of rows",
     )
+    erl: ERLConfig | None = Field(default=None, description="source=erl: as in the run that is to follow")
     tasks: int = Field(
-        default=256, gt=0, description="gold, scripted, best: training tasks of a round (of a file: all at most)"
+        default=256, gt=0, description="gold, scripted, best, erl: training tasks of a round (of a file: all at most)"
     )
     rounds: int = Field(default=1, gt=0, description="best: sample new rows so often, with the weights of then")
     batch_rows: int = Field(default=32, gt=0, description="rows of an optimizer step")
@@ -318,6 +330,8 @@ class SFTConfig(RunConfig):
             raise ValueError(
                 f"rounds: only source=best samples rows anew, {self.source!r} has the same ones every time"
             )
+        if self.erl is not None and self.source != "erl":
+            raise ValueError(f"erl: has no effect with source={self.source}; leave it out")
         if self.source == "best" and self.epochs is not None:
             raise ValueError("epochs: how many rows source=best will find is not known: set schedule_steps")
         if self.rounds > self.schedule_steps:

@@ -164,14 +164,15 @@ class _Run(TaskRun[TrainConfig]):
             samples, mismatch = self.learner.recompute_old(samples, config.importance_cap)
         rate = learning_rate(self.step, config)
         stats: list[dict[str, float]] = []
-        units = _units(samples)
-        for iteration in range(config.num_iterations):
-            order = list(range(len(units)))
-            Random(f"{config.seed}|{self.step}|{iteration}").shuffle(order)
-            for part in range(config.minibatches):
-                chosen = [samples[i] for unit in order[part :: config.minibatches] for i in units[unit]]
-                if chosen:
-                    stats.append(self.learner.update(self.algorithm.refresh(chosen, self.learner), rate))
+        for number, rows in enumerate(self.algorithm.updates(samples)):
+            units = _units(rows)
+            for iteration in range(config.num_iterations):
+                order = list(range(len(units)))
+                Random(f"{config.seed}|{self.step}|{iteration}" + f"|{number}" * (number > 0)).shuffle(order)
+                for part in range(config.minibatches):
+                    chosen = [rows[i] for unit in order[part :: config.minibatches] for i in units[unit]]
+                    if chosen:
+                        stats.append(self.learner.update(self.algorithm.refresh(chosen, self.learner), rate))
         if not stats:  # nothing to learn from, as when all rollouts of a step are worth the same
             return {"tokens": 0}
         mean = {name: sum(s[name] for s in stats) / len(stats) for name in stats[0]}
@@ -185,16 +186,19 @@ class _Run(TaskRun[TrainConfig]):
         }
 
     def _figures(self, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> dict[str, Any]:
-        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        """Figures of the attempts; `sampled_tokens` are those of all roles."""
+        sampled = [one for group in groups for one in group.trajectories if one.reward is not None]
+        trajectories = [one for one in sampled if one.role == "attempt"]
         summary = summarize(records, trajectories, self.policy.count_tokens)
         keep = ("reward", "accuracy", "answerable_accuracy", "valid_calls", "duplicates", "update_share")
         keep += ("delete_share", "update_hit", "delete_hit", "memory_tokens")
         line = {name: summary[name] for name in keep}
-        if several := [group for group in groups if len(group.trajectories) > 1]:
+        attempts = [group for group in groups if group.trajectories[0].role == "attempt"]
+        if several := [group for group in attempts if len(group.trajectories) > 1]:
             line["flat"] = sum(map(_is_flat, several)) / len(several)
         turns = [turn for trajectory in trajectories for turn in trajectory.turns]
         line["calls"] = sum(len(turn.calls) for turn in turns) / len(trajectories)
-        line["sampled_tokens"] = sum(len(turn.completion.completion_ids) for turn in turns)
+        line["sampled_tokens"] = sum(len(turn.completion.completion_ids) for one in sampled for turn in one.turns)
         line["truncated"] = sum(turn.completion.stop_reason == "length" for turn in turns) / len(turns)
         rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
         for name in rewards[0].components:

@@ -36,6 +36,7 @@ from memalpha.train.collect import Collector, TaskSource
 from memalpha.train.demonstrations import Demonstrator, best_of, from_file, imitable, logged
 from memalpha.train.distributed import World
 from memalpha.train.engine import learning_rate
+from memalpha.train.lessons import lesson_rows
 from memalpha.train.losses import LossSettings
 from memalpha.train.passes import nth, steps_of
 from memalpha.train.samples import TrainingSample, cross_entropy_sample
@@ -56,7 +57,7 @@ class SFTRun(TaskRun[SFTConfig]):
     def __init__(self, config: SFTConfig, world: World) -> None:
         _check_source(config.source)
         self.samples = config.source == "best"
-        by_tasks = self.samples or config.source == "gold" or config.source.startswith("scripted:")
+        by_tasks = config.source in ("best", "gold", "erl") or config.source.startswith("scripted:")
         self.source = TaskSource(config) if by_tasks or config.evaluate else None
         super().__init__(config, world)
         config = self.schedule = self.config
@@ -94,7 +95,10 @@ class SFTRun(TaskRun[SFTConfig]):
         if saved_steps(self.out):
             return self._noted(BEFORE)
         config, left_out = self.config, 0
-        if config.source.endswith(".jsonl"):
+        if config.source == "erl":
+            tasks, validation = self._tasks(0), self._task_source.validation
+            (rows, left_out), (held_out, _) = self._lessons(tasks, 0), self._lessons(validation, len(tasks))
+        elif config.source.endswith(".jsonl"):
             rows, held_out = _split(from_file(Path(config.source), self.policy), config)
         elif Path(config.source).is_dir():
             found, left_out = logged(Path(config.source), self.policy, config.agent, self.builder.schema)
@@ -112,6 +116,15 @@ class SFTRun(TaskRun[SFTConfig]):
         left = f"; {left_out} turns left out: a call failed, or the reply was cut off" if left_out else ""
         self.display.say(f"{len(rows)} rows to imitate ({tokens} tokens), {len(held_out)} to validate{left}")
         return rows, held_out
+
+    def _lessons(self, tasks: Sequence[Task], first: int) -> tuple[list[TrainingSample], int]:
+        """Rows for the roles of reflection, and how many turns were left out."""
+        config, rows, left_out = self.config, [], 0
+        for start in range(0, len(tasks), TOGETHER):
+            some = tasks[start : start + TOGETHER]
+            found, more = lesson_rows(self.policy, self.builder, self.reader, some, config, first=first + start)
+            rows, left_out = rows + found, left_out + more
+        return rows, left_out
 
     def _sample_rows(self, number: int) -> dict[str, Any]:
         """The best rollouts of round `number`, which begins at this step; figures of what was sampled."""
@@ -283,11 +296,11 @@ def _split(
 
 def _check_source(source: str) -> None:
     path = Path(source)
-    if source in ("gold", "best") or source.startswith("scripted:") or path.suffix == ".jsonl":
+    if source in ("gold", "best", "erl") or source.startswith("scripted:") or path.suffix == ".jsonl":
         return
     if not path.is_dir():
         raise ConfigError(
-            f"source: {source!r} is none: give gold, scripted:KIND, best, a run directory, or a .jsonl file of rows"
+            f"source: {source!r} is none: give gold, scripted:KIND, best, erl, a run directory, or a .jsonl of rows"
         )
     if not (path / "turns.jsonl").is_file():
         raise ConfigError(f"source: {source} holds no turns.jsonl: only a run with keep_tokens=true writes it")

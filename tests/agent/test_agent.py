@@ -273,8 +273,8 @@ def test_the_prompt_without_advice_keeps_the_memory_that_the_retry_made():
     [retry] = builder.run([Start(task, 0, 0, "mind the cats")], 1.0, role="retry")
     for told, plain in zip(policy.requests, builder.without_advice(retry), strict=True):
         (told_message,), (message,) = told.messages, plain.messages
-        assert "advice: mind the cats\n" in told_message["content"]
-        assert told_message["content"].replace("advice: mind the cats\n", "") == message["content"]
+        assert "advice\nmind the cats\n" in told_message["content"]
+        assert told_message["content"].replace("advice\nmind the cats\n", "") == message["content"]
         assert told.observation.entries == plain.observation.entries
     assert len(plain.observation.entries) == 2  # what the retry wrote for the chunks before
 

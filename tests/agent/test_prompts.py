@@ -89,8 +89,8 @@ def test_advice_stands_between_memory_and_chunk_and_nothing_else_changes():
     plain, advised = Observation(CHUNK, "", VIEW), Observation(CHUNK, "", VIEW, advice="city, no pet\nchunk x")
     (without,), _ = writer_messages(plain, COMPACT, SCHEMA)
     (message,), _ = writer_messages(advised, COMPACT, SCHEMA)
-    assert message["content"].replace("advice: city, no pet chunk x\n", "") == without["content"]
-    assert "pet: cat\nadvice: city, no pet chunk x\nchunk 2024-05-01\n" in message["content"]
+    assert message["content"].replace("advice\ncity, no pet chunk x\n", "") == without["content"]
+    assert "pet: cat\nadvice\ncity, no pet chunk x\nchunk 2024-05-01\n" in message["content"]
     (system, user), tools = writer_messages(plain, FULL, SCHEMA)
     (again, told), same_tools = writer_messages(advised, FULL, SCHEMA)
     assert (system, tools) == (again, same_tools)
@@ -100,7 +100,7 @@ def test_advice_stands_between_memory_and_chunk_and_nothing_else_changes():
 
 def test_compact_reflection_has_earlier_advice_and_what_went_wrong():
     (message,) = reflection_messages("a core", VIEW, "ask: a?\nright: b", ["city", "no pet\nask: x"], COMPACT)
-    assert message == {"role": "user", "content": "reflect\nadvice: city\nadvice: no pet ask: x\nask: a?\nright: b"}
+    assert message == {"role": "user", "content": "reflect\nadvice\ncity\nadvice\nno pet ask: x\nask: a?\nright: b"}
     (message,) = reflection_messages("", (), "", [], COMPACT)
     assert message["content"] == "reflect\nall right"
 

@@ -1,0 +1,141 @@
+"""Second attempts: a reflection and a rollout for each attempt that is looked at again, all of them in lock-step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memalpha.agent.builder import Builder, Start
+from memalpha.config import ERLConfig
+from memalpha.policy.transformers_ import TransformersPolicy
+from memalpha.qa.evaluator import Record, score_groups
+from memalpha.train.collect import Collector
+from memalpha.train.reflection import ReflectionMemory, Tried, accuracy, advice, asked, look_back, reflections
+from memalpha.types import Completion, Reward, Trajectory, TrajectoryGroup, Turn
+
+INTERNALIZED = "internalization"
+"""The role of second attempts as they are imitated: under the task's own prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """A second attempt: what came before it, its advice, what it came to, and what of it is to be internalized."""
+
+    tried: Tried
+    advice: str
+    reflection: Trajectory | None
+    retry: Trajectory
+    accuracy: float
+    succeeded: bool
+    internalized: Trajectory | None
+
+
+def second_attempts(
+    collector: Collector,
+    groups: Sequence[TrajectoryGroup],
+    records: Sequence[Record],
+    memory: ReflectionMemory,
+    settings: ERLConfig,
+    step: int,
+) -> list[Second]:
+    """Second attempts at all tasks of the step; `groups` and `records` are the scored attempts at them.
+
+    Processes do a share of the tasks each, and all get everything. Reflections are one batch, second attempts another.
+    """
+    config, builder = collector.config, collector.builder
+    first, mine = collector.world.block(groups)
+    before = sum(len(one.task.questions) for group in groups[:first] for one in group.trajectories)
+    tried = look_back(mine, records[before:], first, builder, settings)
+    told = [one.feedback for one in tried]
+    replies: list[Completion | None] = [None] * len(tried)
+    if settings.enable_reflection:
+        lessons = memory.recall(told) if settings.enable_memory else [()] * len(tried)
+        tokens = settings.reflection_tokens
+        requests = reflections(builder, tried, lessons, tokens, config.temperature, config.seed, step)
+        replies = [*builder.policy.sample(requests)]
+        told = [advice(reply.text) for reply in replies if reply is not None]
+    starts = [
+        Start(one.attempt.task, one.number, one.attempt.rollout, text) for one, text in zip(tried, told, strict=True)
+    ]
+    retries = builder.run(starts, config.temperature, config.seed, step, role="retry")
+    scored, answers = score_groups(
+        [TrajectoryGroup(one.task, (one,)) for one in retries],
+        collector.reader,
+        collector.rewards,
+        embedder=builder.embedder,
+    )
+    found = [
+        _second(builder, settings, one, text, reply, group.trajectories[0], of_group[0])
+        for one, text, reply, group, of_group in zip(tried, told, replies, scored, asked(scored, answers), strict=True)
+    ]
+    return collector.world.gather(found)
+
+
+def _second(
+    builder: Builder,
+    settings: ERLConfig,
+    tried: Tried,
+    told: str,
+    reply: Completion | None,
+    retry: Trajectory,
+    records: Sequence[Record],
+) -> Second:
+    attempt, reached = tried.attempt, accuracy(records) or 0.0
+    retry = replace(retry, parent=attempt.rollout)
+    succeeded, margin = reached >= settings.reward_threshold, settings.internalization_margin
+    better = margin is not None and reached >= tried.accuracy + margin
+    reflection = own = None
+    if reply is not None and retry.reward is not None:
+        value = retry.reward.total
+        earned = Reward((value,), {"retry": (value,)}, {"retry": 1.0}, value)
+        reflection = replace(
+            attempt,
+            turns=(Turn(0, reply),),
+            states=attempt.states[-1:],
+            reward=earned,
+            role="reflection",
+            parent=attempt.rollout,
+        )
+    if settings.enable_internalization and (succeeded or better):
+        own = replace(retry, turns=tuple(original(builder, retry)), reward=None, role=INTERNALIZED)
+    return Second(tried, told, reflection, retry, reached, succeeded, own)
+
+
+def original(builder: Builder, retry: Trajectory) -> Iterator[Turn]:
+    """The turns of a second attempt, ids as sampled, under the prompts that they would have had without advice."""
+    assert isinstance(builder.policy, TransformersPolicy)
+    for turn, plain in zip(retry.turns, builder.without_advice(retry), strict=True):
+        prompt = tuple(builder.policy.render(plain.messages, plain.tools))
+        yield replace(turn, completion=replace(turn.completion, prompt_ids=prompt))
+
+
+def by_role(groups: Sequence[TrajectoryGroup], seconds: Sequence[Second]) -> list[TrajectoryGroup]:
+    """Reflections, then second attempts, then what is internalized; in groups by the place of their task."""
+    found = []
+    for name in ("reflection", "retry", "internalized"):
+        for number, group in enumerate(groups):
+            own = [getattr(second, name) for second in seconds if second.tried.number == number]
+            own = tuple(one for one in own if one is not None)
+            found += [TrajectoryGroup(group.task, own)] if own else []
+    return found
+
+
+def figures(groups: Sequence[TrajectoryGroup], seconds: Sequence[Second]) -> dict[str, Any]:
+    """Metrics of the step. `retry_*` is of attempts that were told what had been wrong: never a test accuracy.
+
+    `gated`: the share of attempts that were looked at again; `retry_gain`: over those same attempts.
+    """
+    count = len(seconds)
+
+    def mean(values: Iterator[float]) -> float | None:
+        return sum(values) / count if count else None
+
+    return {
+        "gated": count / sum(len(group.trajectories) for group in groups),
+        "retry_accuracy": mean(second.accuracy for second in seconds),
+        "retry_gain": mean(second.accuracy - second.tried.accuracy for second in seconds),
+        "retry_success": mean(float(second.succeeded) for second in seconds),
+        "empty_advice": sum(not second.advice for second in seconds),
+        "internalized_rows": sum(len(one.internalized.turns) for one in seconds if one.internalized is not None),
+    }
