@@ -419,3 +419,55 @@ def test_dpo_of_whole_rollouts(own):
         average=own.get("loss_type") == "ipo",
     )
     agree(config, oracle.gradient(loss, nets("qwen")[2].weights))
+
+
+# --- ERL --------------------------------------------------------------------------------------------------------------
+
+ERL = [
+    ({"loss_type": "dr_grpo", "scale_rewards": "batch"}, {"algorithm": 1}),
+    ({"loss_type": "dapo", "beta": 0.3}, {"algorithm": 1, "internalization_coef": 0.7}),
+    ({"loss_type": "dr_grpo"}, {"algorithm": 2, "internalization_coef": 0.7}),
+]
+
+
+@pytest.mark.parametrize(("changes", "own"), ERL, ids=["one", "one-tokens", "two"])
+def test_erl_of_all_roles(changes, own):
+    """GRPO in groups by task and role, a group of one without advantage; and the second attempts' own ids under other
+    prompts, imitated: a mean over all attempts (their turns), of which most have nothing to imitate."""
+    config, net = settings(algorithm="erl", erl=own, **CLIPPED, **changes), nets("roles")[2]
+    retries = [one for group in groups("roles") for one in group.trajectories if one.role == "retry"][1:]
+    plain = [
+        replace(
+            one,
+            turns=tuple(
+                replace(turn, completion=replace(turn.completion, prompt_ids=(*turn.completion.prompt_ids[::-1], 5)))
+                for turn in one.turns
+            ),
+            reward=None,
+            role="internalization",
+        )
+        for one in retries
+    ]
+    rows = weighed(config, "roles")
+    assert sum(not row.advantages.any() for row in rows) >= 2, "the only ones of their group"
+    lone = [
+        Row(t.completion.prompt_ids, t.completion.completion_ids, *2 * [rows[0].old]) for o in plain for t in o.turns
+    ]
+    imitated = [replace(row, temperature=TEMPERATURE) for row in lone]
+    attempts = sum(count for _, _, sizes in GROUPS for count in sizes)
+    loss = [-n for n in oracle.logprobs64(net, imitated)]
+    share = config.erl.internalization_coef * len(imitated) / attempts
+    parts = [
+        policy_loss(config, rows, kind="roles"),
+        share * oracle.reduce(loss, config.loss_type, config.loss_constant),
+    ]
+    if config.erl.algorithm == 1:
+        parts = [parts[0] + parts[1]]
+    algorithm = ALGORITHMS["erl"](config)
+    every = [*groups("roles"), *(TrajectoryGroup(one.task, (one,)) for one in plain)]
+    for tokens in (WHOLE, APART):
+        made = engine(config.model_copy(update={"microbatch_tokens": tokens}), "roles")
+        updates = algorithm.updates(algorithm.annotate(every, made))
+        for samples, part in zip(updates, parts, strict=True):
+            found = found_gradient(made, samples, net.weights)
+            assert oracle.relative_error(found, oracle.gradient(part, net.weights)) < 1e-5, tokens

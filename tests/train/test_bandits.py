@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tiny import tiny_policy
@@ -16,12 +18,12 @@ TASKS = [Task(id=str(i), chunks=(Chunk(text="?"), Chunk(text="!"))) for i in ran
 ROLLOUTS = 8
 
 
-def rollouts(policy, step: int) -> list[TrajectoryGroup]:
+def rollouts(policy, step: int, role: str = "attempt", advice: str = "") -> list[TrajectoryGroup]:
     """Two contexts a rollout, a token each; its reward is the share of tokens in the vocabulary's upper eighth."""
     asked = [
         SampleRequest(
-            ({"role": "user", "content": chunk.text + task.id},),
-            key=(step, int(task.id), rollout, at),
+            ({"role": "user", "content": chunk.text + task.id + advice},),
+            key=(step, int(task.id), rollout, at, len(advice)),
             temperature=1.0,
             max_new_tokens=1,
         )
@@ -37,9 +39,26 @@ def rollouts(policy, step: int) -> list[TrajectoryGroup]:
             turns = tuple(Turn(at, next(answers)) for at in range(2))
             total = sum(turn.completion.completion_ids[0] >= 228 for turn in turns) / 2
             reward = Reward((total, total), {"r1": (total, total)}, {"r1": 1.0}, total)
-            made.append(Trajectory(task, rollout, turns, (), reward))
+            made.append(Trajectory(task, rollout, turns, (), reward, role))
         groups.append(TrajectoryGroup(task, tuple(made)))
     return groups
+
+
+def second_attempts(policy, step: int, attempts: list[TrajectoryGroup]) -> list[TrajectoryGroup]:
+    """As ERL: rollouts under other prompts, and those of them that earned all there is under the attempts' prompts."""
+    groups = rollouts(policy, step, "retry", "&")
+    imitated = []
+    for first, second in zip(attempts, groups, strict=True):
+        prompts = [turn.completion.prompt_ids for turn in first.trajectories[0].turns]
+        for one in second.trajectories:
+            if one.reward and one.reward.total == 1:
+                turns = tuple(
+                    replace(turn, completion=replace(turn.completion, prompt_ids=prompt))
+                    for turn, prompt in zip(one.turns, prompts, strict=True)
+                )
+                plain = replace(one, turns=turns, reward=None, role="internalization")
+                imitated.append(TrajectoryGroup(one.task, (plain,)))
+    return groups + imitated
 
 
 def mean_reward(groups: list[TrajectoryGroup]) -> float:
@@ -55,9 +74,13 @@ def learn(changes: dict, steps: int = 18) -> tuple[float, float]:
     engine = Engine(policy.model, config, LossSettings.of(config), **needs)
     before = mean_reward(rollouts(policy, 10**6))
     for step in range(steps):
-        samples, line = algorithm.annotate(rollouts(policy, step), engine), {}
+        groups, line = rollouts(policy, step), {}
+        if config.algorithm == "erl":
+            groups += second_attempts(policy, step, groups)
+        samples = algorithm.annotate(groups, engine)
         for _ in range(config.num_iterations if samples else 0):
-            line = engine.update(algorithm.refresh(samples, engine), rate)
+            for rows in algorithm.updates(samples):
+                line = engine.update(algorithm.refresh(rows, engine), rate)
         algorithm.learnt(line)
     return before, mean_reward(rollouts(policy, 10**6 + 1))
 
