@@ -29,8 +29,8 @@ def group_advantages(
     """One advantage per turn of each trajectory of `group`; `extra` is added to the turns' own rewards.
 
     `leave_one_out` compares a rollout with the mean of the others only. `scale="group"` divides by the population
-    standard deviation over the G rollouts at that chunk index plus `floor`; a rollout that has no turn there counts
-    with its shared part, so that a chunk which one rollout alone reached is not blown up.
+    standard deviation over the G rollouts at that chunk index plus `floor`; a rollout that has no turn there counts as
+    if its turn had earned the mean of those there, so that a chunk which one rollout alone reached is not blown up.
     """
     shared, own = zip(*(reward_parts(trajectory) for trajectory in group.trajectories), strict=True)
     if extra is not None:

@@ -1,0 +1,27 @@
+"""docs/papers.md: every command is one that `memalpha train` takes, and every algorithm has a paper."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from memalpha.config import TrainConfig, parse_overrides, training_config
+
+PAGE = (Path(__file__).parent.parent / "docs" / "papers.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"`memalpha train ([^`]+)`", PAGE.split("| paper |")[1])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_a_possible_configuration(command):
+    name, *words = command.split()
+    training_config(name, parse_overrides(words))
+
+
+def test_every_algorithm_and_loss_has_a_paper():
+    configs = [training_config(words.split()[0], parse_overrides(words.split()[1:])) for words in COMMANDS]
+    runs = [config for config in configs if isinstance(config, TrainConfig)]
+    for key in ("algorithm", "loss_type", "importance_sampling_level", "scale_rewards"):
+        assert {getattr(run, key) for run in runs} == set(get_args(TrainConfig.model_fields[key].annotation)), key
