@@ -6,7 +6,8 @@ of one that has not succeeded there are then
 * a reflection, twice, for it is short: its prompt as in training, and as its completion what the gold operations of the
   failed questions' evidence are about, the key of each: "Write down city, trip; delete pet." (or in the compact style
   `city:,trip:,-pet`, the tokens that the calls are to begin with). Keys and not values: what is stored has to come from
-  the conversation, and advice that holds in other conversations can be used again;
+  the conversation, and advice that holds in other conversations can be used again (of gold operations in free text,
+  which have no key, it is the whole content);
 * a second attempt with that advice: the gold operations that the advice names or that the attempt had done rightly.
   What neither names is left out, so that a policy that heeds the advice fits these rows better than one that does not.
 
@@ -94,7 +95,7 @@ def point(operation: GoldOperation) -> tuple[bool, str]:
     """What the advice says of an operation: whether something is to be there after it, and its key (or content)."""
     content = operation.content or operation.replaces or ""
     pair = key_value(content)
-    return bool(operation.content), pair[0] if pair else content
+    return bool(operation.content), pair[0] if pair else content.rstrip(".")
 
 
 def as_advice(named: Sequence[GoldOperation], style: str) -> str:
