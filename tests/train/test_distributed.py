@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from tiny import tiny_policy
 from two_processes import CASES, measure
 
-from memalpha.config import SFTConfig, TrainConfig, build_config, merge
+from memalpha.config import PreferenceConfig, SFTConfig, TrainConfig, build_config, merge
 from memalpha.errors import ConfigError
 from memalpha.train.distributed import ONE, World, join
 from memalpha.train.loop import train
@@ -86,7 +86,21 @@ def imitation(place):
 
 
 @pytest.fixture(scope="module")
-def two(place, run, imitation) -> dict:
+def preferring(place):
+    """A function: name -> configuration of a run on plain pairs."""
+    path = place / "pairs.jsonl"
+    lines = [
+        {"prompt": f"<|user|>{n}", "chosen": f"{n} it is" * (1 + n % 3), "rejected": f"no {n}" * (1 + n % 2)}
+        for n in range(12)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    base = {"policy": str(place / "policy"), "data": str(path), "batch_pairs": 3, "schedule_steps": 2}
+    base |= {"learning_rate": 1e-2, "microbatch_tokens": 64}
+    return lambda name: build_config(PreferenceConfig, {**base, "out": str(place / name)}, name)
+
+
+@pytest.fixture(scope="module")
+def two(place, run, imitation, preferring) -> dict:
     """What two processes found; beside it, what one did before and after them lies in `place`."""
     train(run("whole 2", **VALUES))
     for changes in ({}, LORA):
@@ -101,6 +115,8 @@ def two(place, run, imitation) -> dict:
         run("1-2 0", sharding="fsdp"),
         run("1-2 1", **LORA),
         imitation("imitation of two"),
+        preferring("pairs of two"),
+        run("dpo of two", algorithm="dpo"),
     ]
     plan = {"runs": runs, "interrupted": run("interrupted", sharding="fsdp", save_every=100, validate_every=100)}
     (place / "plan.pickle").write_bytes(pickle.dumps(plan))
@@ -219,6 +235,19 @@ def test_two_processes_imitate_as_one(two, imitation):
     for when in ("before", "after"):
         assert found[when]["validation_loss"] == pytest.approx(summary[when]["validation_loss"], rel=1e-4)
         assert found[when]["accuracy"] == summary[when]["accuracy"]
+
+
+def test_two_processes_prefer_as_one(two, preferring, run):
+    for of_two, of_one in (
+        (preferring("pairs of two"), preferring("pairs of one")),
+        (run("dpo of two", algorithm="dpo"), run("dpo of one", algorithm="dpo")),
+    ):
+        summary = train(of_one)
+        assert distance(weights(of_two.out, 2), weights(of_one.out, 2)) < 1e-4
+        found = json.loads((of_two.out / "summary.json").read_text())
+        assert {k: v for k, v in found["after"].items() if isinstance(v, float)} == pytest.approx(
+            {k: v for k, v in summary["after"].items() if isinstance(v, float)}, rel=1e-4
+        )
 
 
 def test_a_ctrl_c_in_one_process_stops_both_with_a_checkpoint(two, place):
