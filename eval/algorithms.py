@@ -23,16 +23,19 @@ from typing import Any
 
 from scipy.stats import t
 
+FED = ("algorithm=erl", "erl.reward_threshold=0.75", "erl.feedback_tokens=512")
+ERL = (*FED, "erl.reflection_tokens=48")
+"""As configs/erl.yaml has it; without reflection there is no length of one."""
 VARIANTS: dict[str, tuple[str, ...]] = {
     "grpo": ("algorithm=grpo",),
     "rloo": ("algorithm=rloo",),
     "ppo": ("algorithm=ppo", "group_size=1", "tasks_per_step=64"),  # in the place of the demo's eight of eight
     "dpo": ("algorithm=dpo",),
-    "erl": ("algorithm=erl",),
-    "erl, algorithm 1": ("algorithm=erl", "erl.algorithm=1"),
-    "erl, no memory": ("algorithm=erl", "erl.enable_memory=false"),
-    "erl, no reflection": ("algorithm=erl", "erl.enable_reflection=false"),
-    "erl, no internalization": ("algorithm=erl", "erl.enable_internalization=false"),
+    "erl": ERL,
+    "erl, algorithm 1": (*ERL, "erl.algorithm=1"),
+    "erl, no memory": (*ERL, "erl.enable_memory=false"),
+    "erl, no reflection": (*FED, "erl.enable_reflection=false"),
+    "erl, no internalization": (*ERL, "erl.enable_internalization=false"),
 }
 """Settings of each over configs/demo.yaml; the rest is what picking the algorithm brings along."""
 FIGURES = ("accuracy", "update_accuracy", "retract_accuracy", "stale_rate", "valid_calls", "memory_tokens")
@@ -41,7 +44,8 @@ PACKAGES = ("torch", "transformers", "numpy", "memalpha")
 
 def run(out: Path, start: str, seed: int, extra: tuple[str, ...]) -> dict[str, Any]:
     """One training run in a process of its own: its summary, what it sampled and trained on, its CPU-minutes."""
-    words = ["train", "demo", f"policy={start}", f"seed={seed}", f"out={out}", *extra]
+    # START may have unlearnt to read: the reader is the shipped policy whatever trains.
+    words = ["train", "demo", f"policy={start}", "reader.policy=tiny", f"seed={seed}", f"out={out}", *extra]
     summary, took = out / "summary.json", out / "cpu-minutes.json"
     if not (summary.exists() and took.exists()):
         process = subprocess.Popen([sys.executable, "-m", "memalpha", *words], stdout=subprocess.DEVNULL)
