@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import threading
 from collections import Counter
@@ -13,6 +14,13 @@ Fault = str | None
 FAULTS = ("429", "429 0.5", "500", "503 0.5", "hang", "cut", "half", "gone", "empty", "error", "no choices")
 """Faults that pass: a status (with the seconds of its Retry-After), a hang, a body cut short, half of a JSON, a
 connection closed before the answer, an empty body, an error with status 200, an answer without one."""
+
+
+def whimsical(prompt: str, body: Mapping[str, Any]) -> str:
+    """Verdicts by the hash of the prompt: rewards differ, and are the same in every run."""
+    yes = hashlib.sha256(prompt.encode()).digest()[0] % 2
+    words = ("valid", "invalid") if '"valid or invalid"' in prompt else ("correct", "wrong")
+    return json.dumps({"verdict": words[yes]})
 
 
 class HostileServer:
@@ -39,6 +47,8 @@ class HostileServer:
         self.headers: list[Mapping[str, str]] = []
         self.at_once = self.most_at_once = 0
         self.delay = 0.0
+        self.hold: Callable[[str], bool] = lambda prompt: False
+        """Whether the answer to a prompt is to wait still."""
 
     def __enter__(self) -> HostileServer:
         self._loop = asyncio.new_event_loop()
@@ -69,8 +79,8 @@ class HostileServer:
         try:
             while (head := await reader.readuntil(b"\r\n\r\n")) and await self._answer(head.decode(), reader, writer):
                 pass
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # cancelled: the server ends
         finally:
             writer.close()
 
@@ -101,6 +111,8 @@ class HostileServer:
         self.seen[prompt] += 1
         fault = self.fault(prompt, self.seen[prompt])
         await asyncio.sleep(self.delay)
+        while self.hold(prompt):
+            await asyncio.sleep(0.002)
         if fault == "hang":
             await asyncio.sleep(3600)
         if fault == "gone":

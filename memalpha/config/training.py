@@ -202,6 +202,12 @@ class TrainConfig(RunConfig):
     advantage_floor: float = Field(default=0.01, gt=0.0, description="added to the standard deviation of scale_rewards")
     num_iterations: int = Field(default=1, gt=0, description="passes over a step's samples (TRL: inner epochs)")
     minibatches: int = Field(default=2, gt=0, description="optimizer steps per pass")
+    overlap: int = Field(
+        default=1,
+        gt=0,
+        description="a step's tasks in so many parts: while a reader or judge behind an endpoint is asked about one, "
+        "others are sampled and learnt from (each adds to one optimizer step with minibatches=1, or is one of its own)",
+    )
     ppo: PPOConfig | None = Field(default=None, description="algorithm=ppo: its own settings (default: theirs)")
     dpo: RolloutDPOConfig | None = Field(default=None, description="algorithm=dpo: its own settings (default: theirs)")
     erl: ERLConfig | None = Field(default=None, description="algorithm=erl: its own settings (default: theirs)")
@@ -267,6 +273,27 @@ class TrainConfig(RunConfig):
         for name, wherefore in self._without_effect():
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name}: has no effect {wherefore}; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _in_parts(self) -> TrainConfig:
+        """What of a step can be learnt before the rest of it has its rewards."""
+        if self.overlap == 1:
+            return self
+        if self.overlap > self.tasks_per_step:
+            raise ValueError(f"overlap: {self.overlap} parts need a task each, tasks_per_step is {self.tasks_per_step}")
+        if self.minibatches not in (1, self.overlap):
+            raise ValueError(
+                f"overlap: a minibatch is a part or the whole step: set minibatches={self.overlap} or minibatches=1"
+            )
+        whole = {
+            f"algorithm={self.algorithm}": self.algorithm not in ("grpo", "rloo"),
+            f"num_iterations={self.num_iterations}": self.num_iterations > 1,
+            "scale_rewards=batch": self.scale_rewards == "batch",
+        }
+        for setting, needs in whole.items():
+            if needs:
+                raise ValueError(f"overlap: {setting} needs all rewards of a step at once: set overlap=1")
         return self
 
     def _without_effect(self) -> list[tuple[str, str]]:

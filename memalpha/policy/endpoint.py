@@ -19,6 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent import futures
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from random import Random
@@ -147,6 +148,7 @@ class EndpointClient:
         self._rng = Random()
         self._flying: dict[str, asyncio.Task[Reply]] = {}
         self._lock = threading.Lock()
+        self._waiting: set[futures.Future[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._http: httpx.AsyncClient | None = None
         self._slots = asyncio.Semaphore(self.config.concurrency)
@@ -169,6 +171,13 @@ class EndpointClient:
         """
         self._run(self._check())
 
+    def give_up(self) -> None:
+        """End every `ask` of other threads with a `PolicyError`: nothing more is sent, what is under way is kept."""
+        with self._lock:
+            waiting = list(self._waiting)
+        for future in waiting:
+            future.cancel()
+
     def close(self) -> None:
         """End the thread, the connections and the cache's file. Using the client again is an error."""
         with self._lock:
@@ -190,11 +199,16 @@ class EndpointClient:
                 thread.start()
                 self._stop = weakref.finalize(self, _end, self._loop, thread)
             loop = self._loop
-        future = asyncio.run_coroutine_threadsafe(work, loop)
+            future = asyncio.run_coroutine_threadsafe(work, loop)
+            self._waiting.add(future)
         try:
             return future.result()
+        except futures.CancelledError:
+            raise PolicyError(f"{self.name}: stopped") from None
         finally:
             future.cancel()  # where a Ctrl-C ended the wait
+            with self._lock:
+                self._waiting.discard(future)
 
     async def _ask(self, requests: Sequence[Mapping[str, Any]]) -> list[Reply]:
         batch = _Batch()

@@ -31,6 +31,7 @@ from memalpha.qa.reader import load_reader
 from memalpha.qa.reward import RewardModel, conversation_tokens, memory_tokens
 from memalpha.qa.system import as_passage
 from memalpha.store.embedding import Embedder, load_embedder
+from memalpha.store.state import MemoryState
 from memalpha.store.working import WorkingMemory
 from memalpha.types import Question, Task, Trajectory, TrajectoryGroup
 
@@ -117,6 +118,20 @@ def evaluate_memory(
         ]
         for group in groups
     ]
+
+
+def asked_texts(groups: Sequence[TrajectoryGroup]) -> list[str]:
+    """All texts whose vectors `evaluate_memory` of these groups will search with or among, each once."""
+    texts: dict[str, None] = {}
+    memories: dict[int, MemoryState] = {}
+    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
+        for question in trajectory.task.questions:
+            texts[question.question] = None
+            state = trajectory.states[asked_at(question, trajectory.task)]
+            memories[id(state)] = state
+    for state in memories.values():
+        texts.update(dict.fromkeys(entry.content for entry in state.entries.values()))
+    return list(texts)
 
 
 def asked_at(question: Question, task: Task) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from memalpha.agent.parsing import after_thinking
@@ -65,6 +66,7 @@ class Judge:
         self.max_new_tokens = max_new_tokens
         self.name = "judge:" + "+".join(policy.name for policy in self.policies)
         self.unreadable = dict.fromkeys((policy.name for policy in self.policies), 0)
+        self._lock = Lock()
 
     def judge(self, items: Sequence[Item | Write]) -> list[Judgement]:
         """What is thought of each item, in order; all items are one batch, equal prompts asked once.
@@ -110,7 +112,8 @@ class Judge:
             more = [_messages(asked[number], replies[number]) for number in again]
             for number, reply in zip(again, self._sample(policy, more), strict=True):
                 replies[number], verdicts[number] = reply, read_verdict(reply, asked[number].verdicts)
-        self.unreadable[policy.name] += verdicts.count(None)
+        with self._lock:  # asked from several threads
+            self.unreadable[policy.name] += verdicts.count(None)
         pairs = zip(verdicts, replies, strict=True)
         return {prompt.prompt: pair for prompt, pair in zip(asked, pairs, strict=True)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -149,7 +150,7 @@ def _enough(tasks: Sequence[Task], config: RunConfig) -> None:
         raise DataError(f"data: {config.data} has {len(tasks)} tasks, training needs at least {needed}, {why}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Collector:
     """Builds and scores a run's rollouts. Processes of `world` do a share of the tasks each, and all get everything."""
 
@@ -158,16 +159,24 @@ class Collector:
     rewards: RewardModel
     config: RunConfig
     world: World = ONE
+    waited: float = 0.0
+    """Seconds that scoring has taken."""
 
     def attempts(self, tasks: Sequence[Task], step: int) -> tuple[list[TrajectoryGroup], list[Record]]:
         """`group_size` sampled rollouts of each task, with rewards, and the records of all their questions."""
-        first, mine = self.world.block(tasks)
-        config = self.config
-        groups = self.builder.build(
-            mine, config.group_size, config.temperature, seed=config.seed, step=step, first=first
-        )
+        groups = self.sampled(tasks, step)
+        begun = time.monotonic()
         groups, records = score_groups(groups, self.reader, self.rewards, embedder=self.builder.embedder)
+        self.waited += time.monotonic() - begun
         return self.world.gather(groups), self.world.gather(records)
+
+    def sampled(self, tasks: Sequence[Task], step: int, first: int = 0) -> list[TrajectoryGroup]:
+        """This process's share of the rollouts, not yet scored; `first` is the place of `tasks` in the step."""
+        place, mine = self.world.block(tasks)
+        config = self.config
+        return self.builder.build(
+            mine, config.group_size, config.temperature, seed=config.seed, step=step, first=first + place
+        )
 
 
 def examine(

@@ -24,7 +24,7 @@ from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
 from memalpha.train.distributed import ONE, World, gather_weights, spread, whole
 from memalpha.train.losses import STATS, LossSettings, loss_sum
-from memalpha.train.normalize import normalize
+from memalpha.train.normalize import Count, normalize
 from memalpha.train.samples import TrainingSample, pack, split
 from memalpha.train.scorer import TokenScorer, bare, check_head
 
@@ -125,9 +125,11 @@ class Engine:
         return [by_index[i] for i in range(len(samples))]
 
     def recompute_old(
-        self, samples: Sequence[TrainingSample], cap: float | None = None
+        self, samples: Sequence[TrainingSample], cap: float | None = None, old: Sequence[np.ndarray] | None = None
     ) -> tuple[list[TrainingSample], dict[str, float]]:
         """The rows with the learner's own log-probs as the ratio's denominator, before the first update of a step.
+
+        `old` are they, where `forward` was asked already.
 
         With `cap` the policy gradient's weights are multiplied by min(pi_learner / pi_sampler, cap), token by token:
         truncated importance sampling (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
@@ -136,11 +138,11 @@ class Engine:
         `mismatch_capped`, the share of ratios above it.
         """
         gaps, rows = [], []
-        for sample, old in zip(samples, self.forward(samples), strict=True):
-            gap = old - sample.logprobs
+        for sample, own in zip(samples, self.forward(samples) if old is None else old, strict=True):
+            gap = own - sample.logprobs
             gaps.append(gap[sample.pg != 0])
             weight = sample.pg if cap is None else sample.pg * np.minimum(np.exp(gap), np.float32(cap))
-            rows.append(replace(sample, logprobs=old, pg=weight))
+            rows.append(replace(sample, logprobs=own, pg=weight))
         log_ratio = np.concatenate(gaps)
         stats = {f"mismatch_{name}": value for name, value in tails(log_ratio).items()}
         stats["mismatch_kl"] = float((np.expm1(log_ratio) - log_ratio).sum()) / max(1, len(log_ratio))
@@ -192,9 +194,12 @@ class Engine:
         gather_weights(self.trainable, self.model)
         return norm
 
-    def normalized(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-        """The rows of ONE optimizer step with their weights divided as the loss settings say."""
-        return normalize(samples, self.loss.normalizer, self.loss.constant, ce=self.loss.ce_normalizer)
+    def normalized(
+        self, samples: Sequence[TrainingSample], of: Mapping[str, Count] | None = None
+    ) -> list[TrainingSample]:
+        """The rows of ONE optimizer step (or some of the step that `of` counts), their weights divided as the loss
+        settings say."""
+        return normalize(samples, self.loss.normalizer, self.loss.constant, ce=self.loss.ce_normalizer, of=of)
 
     def update(self, samples: Sequence[TrainingSample], rate: float) -> dict[str, float]:
         """One optimizer step on `samples`: normalise their weights, accumulate the gradient, step."""

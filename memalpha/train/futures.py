@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator
 from concurrent import futures
@@ -126,6 +127,11 @@ class Pipeline:
             self.heard = True
             raise TrainingError(f"{self._state.what} failed ({failure})") from failure
 
+    @property
+    def idle_since(self) -> float | None:
+        """When the worker ran out of requests, by `time.monotonic`; None while it has some."""
+        return self._state.idle_since
+
     def in_request(self) -> bool:
         """Whether the caller is itself part of a request."""
         return self._thread is not None and threading.current_thread() is self._thread
@@ -143,12 +149,14 @@ _Request = tuple[Future[Any], Callable[[], Any]]
 
 
 class _State:
-    """What the worker and its pipeline share: the first failure, and whether to drop what has not begun."""
+    """What the worker and its pipeline share: the first failure, whether to drop what has not begun, since when it has
+    nothing to do."""
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
         self.what = ""
         self.dropped = False
+        self.idle_since: float | None = time.monotonic()
 
 
 def _do(future: Future[Any], work: Callable[[], Any], state: _State) -> BaseException | None:
@@ -174,8 +182,11 @@ def _do(future: Future[Any], work: Callable[[], Any], state: _State) -> BaseExce
 
 def _work(requests: SimpleQueue[_Request | None], state: _State) -> None:
     while (request := requests.get()) is not None:
+        state.idle_since = None
         _do(*request, state)
         del request  # a pipeline that nobody holds ends here
+        if requests.empty():
+            state.idle_since = time.monotonic()
 
 
 def _end(requests: SimpleQueue[_Request | None], state: _State, thread: threading.Thread) -> None:

@@ -48,6 +48,10 @@ class Learner:
         """Log-probs of each row's completion, of the weights as they are then (`Engine.forward`)."""
         return self._pipeline.submit("forward", lambda: self.engine.forward(samples, reference=reference))
 
+    def values(self, samples: Sequence[TrainingSample]) -> Future[list[np.ndarray]]:
+        """What the value head says before each of a row's completion tokens (`Engine.values`)."""
+        return self._pipeline.submit("values", lambda: self.engine.values(samples))
+
     def forward_backward(self, samples: Sequence[TrainingSample], loss: Loss | None = None) -> Future[dict[str, float]]:
         """Add a gradient to what has been added since the last `optim_step`; returns figures (`merged`).
 
@@ -94,6 +98,11 @@ class Learner:
             return {**merged([one.result() for one in passes]), "grad_norm": norm, "learning_rate": rate}
 
         return self._pipeline.submit("optim_step", step)
+
+    @property
+    def idle_since(self) -> float | None:
+        """When it ran out of requests, by `time.monotonic`; None while it has some."""
+        return self._pipeline.idle_since
 
     def close(self, *, drop: bool = False) -> None:
         """Wait for all requests, or for the one under way and drop the others (`Pipeline.close`)."""

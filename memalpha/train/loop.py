@@ -7,6 +7,7 @@ validation tasks. What every run does is `train.run`; a supervised one (`algorit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,6 +24,7 @@ from memalpha.train.collect import Collector, TaskSource
 from memalpha.train.distributed import World
 from memalpha.train.engine import learning_rate
 from memalpha.train.losses import LossSettings
+from memalpha.train.overlap import Overlap, Part
 from memalpha.train.preferences import PreferenceRun
 from memalpha.train.run import launch
 from memalpha.train.samples import TrainingSample, policy_gradient_sample
@@ -31,6 +33,8 @@ from memalpha.train.task_run import TaskRun
 from memalpha.types import Trajectory, TrajectoryGroup
 
 BASELINES = {"append_only": "append-only", "oracle": "oracle"}
+_Collected = tuple[list[TrajectoryGroup], list[Record], list[TrainingSample]]
+
 READABLE = 0.5
 """A reader that gets less than this out of the oracle's memory is spoken of."""
 
@@ -69,6 +73,12 @@ class _Run(TaskRun[TrainConfig]):
         )
         if config.sample_dtype is not None:  # now that the model is what the learner has made of it
             self.policy.sample_in(config.sample_dtype)
+        self.overlap = Overlap(self.collector, self.algorithm, self.learner, config) if config.overlap > 1 else None
+
+    def go(self) -> dict[str, Any]:
+        """As every run; what other threads do ends with it."""
+        with self.overlap or nullcontext():
+            return super().go()
 
     def _length(self) -> int:
         return self.config.schedule_steps
@@ -97,14 +107,24 @@ class _Run(TaskRun[TrainConfig]):
         else:
             self.display.say("no baselines: not every held-out task carries gold operations")
 
-    def _prepare(self) -> tuple[list[TrajectoryGroup], list[Record], list[TrainingSample]]:
+    def _prepare(self) -> _Collected | list[Part]:
         tasks = self.source.batch(self.step * self.config.tasks_per_step)
+        if self.overlap is not None:
+            return self.overlap.begin(tasks, self.step)
+        self.collector.waited = 0.0
         groups, records = self.algorithm.collect(self.collector, tasks, self.step)
         return groups, records, self.algorithm.annotate(groups, self.learner)
 
-    def _learn(self, prepared: tuple[list[TrajectoryGroup], list[Record], list[TrainingSample]]) -> dict[str, Any]:
-        groups, records, samples = prepared
-        line = {**self._figures(groups, records), **self._update(samples)}
+    def _learn(self, prepared: _Collected | list[Part]) -> dict[str, Any]:
+        if isinstance(prepared, list):
+            assert self.overlap is not None
+            learnt = self.overlap.learn(prepared, learning_rate(self.step, self.config))
+            groups, records, samples = learnt.groups, learnt.records, learnt.samples
+            line = {**self._figures(groups, records), **_figures_of_updates(learnt.stats, learnt.mismatch, samples)}
+            line["wait_seconds"] = self.overlap.waited
+        else:
+            groups, records, samples = prepared
+            line = {**self._figures(groups, records), **self._update(samples), "wait_seconds": self.collector.waited}
         self.algorithm.learnt(line)
         if self.world.main:
             self._write_trajectories(groups, samples)
@@ -154,10 +174,7 @@ class _Run(TaskRun[TrainConfig]):
     # --------------------------------------------------------------------------------------------------- one step
 
     def _update(self, samples: Sequence[TrainingSample]) -> dict[str, Any]:
-        """All optimizer steps on one step's samples; means over them, maxima of what is one.
-
-        `mismatch_*` compares sampler and learner before the first: over all rows, or those of the first minibatch.
-        """
+        """All optimizer steps on one step's samples, and their figures."""
         config = self.config
         mismatch: dict[str, float] = {}
         if config.old_logprobs == "recomputed":
@@ -173,17 +190,7 @@ class _Run(TaskRun[TrainConfig]):
                     chosen = [rows[i] for unit in order[part :: config.minibatches] for i in units[unit]]
                     if chosen:
                         stats.append(self.learner.update(self.algorithm.refresh(chosen, self.learner), rate))
-        if not stats:  # nothing to learn from, as when all rollouts of a step are worth the same
-            return {"tokens": 0}
-        mean = {name: sum(s[name] for s in stats) / len(stats) for name in stats[0]}
-        mean.pop("tokens")
-        worst = {name: max(s[name] for s in stats) for name in ("old_max", "ratio_deviation")}
-        return {
-            **mean,
-            **worst,
-            **(mismatch or {f"mismatch_{name}": stats[0][f"old_{name}"] for name in ("kl", "p99", "max")}),
-            "tokens": sum(len(sample.completion_ids) for sample in samples),
-        }
+        return _figures_of_updates(stats, mismatch, samples)
 
     def _figures(self, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> dict[str, Any]:
         """Figures of the attempts; `sampled_tokens` are those of all roles."""
@@ -242,6 +249,26 @@ class _Run(TaskRun[TrainConfig]):
                 for sample, turn, reward in kept
             ),
         )
+
+
+def _figures_of_updates(
+    stats: Sequence[Mapping[str, float]], mismatch: Mapping[str, float], samples: Sequence[TrainingSample]
+) -> dict[str, Any]:
+    """Means over a step's updates, maxima of what is one.
+
+    `mismatch_*` compares sampler and learner before the first: over all rows, or those of the first minibatch.
+    """
+    if not stats:  # nothing to learn from, as when all rollouts of a step are worth the same
+        return {"tokens": 0}
+    mean = {name: sum(s[name] for s in stats) / len(stats) for name in stats[0]}
+    mean.pop("tokens")
+    worst = {name: max(s[name] for s in stats) for name in ("old_max", "ratio_deviation")}
+    return {
+        **mean,
+        **worst,
+        **(mismatch or {f"mismatch_{name}": stats[0][f"old_{name}"] for name in ("kl", "p99", "max")}),
+        "tokens": sum(len(sample.completion_ids) for sample in samples),
+    }
 
 
 def _units(samples: Sequence[TrainingSample]) -> list[list[int]]:

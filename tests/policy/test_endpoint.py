@@ -359,6 +359,30 @@ def test_ctrl_c_ends_a_batch_at_once_and_quietly(tmp_path):
     assert _rows(cache) == 12
 
 
+def test_asking_in_other_threads_can_be_given_up(tmp_path):
+    with HostileServer() as server:
+        server.hold = lambda prompt: prompt == "slow"
+        client = client_of(server, cache=tmp_path / "a.sqlite", concurrency=2)
+        found: list[Exception] = []
+
+        def wait() -> None:
+            with pytest.raises(PolicyError, match="stopped") as told:
+                client.ask([ask(text) for text in ("quick", "slow", "third", "fourth")])
+            found.append(told.value)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not server.seen["slow"]:
+            time.sleep(0.002)
+        client.give_up()
+        thread.join(30)
+        assert len(found) == 1 and not thread.is_alive()
+        server.hold = lambda prompt: False
+        assert texts(client.ask([ask("slow"), ask("quick")])) == ["echo slow", "echo quick"]
+        assert server.seen["slow"] == server.seen["quick"] == 1, "what was under way is kept"
+        client.close()
+
+
 RACING = """
 import sys
 from memalpha.policy.answers import AnswerCache

@@ -11,11 +11,13 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hostile import HostileServer, whimsical
 from safetensors.torch import load_file
 from tiny import tiny_policy
 from two_processes import CASES, measure
@@ -100,7 +102,13 @@ def preferring(place):
 
 
 @pytest.fixture(scope="module")
-def two(place, run, imitation, preferring) -> dict:
+def judge() -> Iterator[HostileServer]:
+    with HostileServer(whimsical) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def two(place, run, imitation, preferring, judge) -> dict:
     """What two processes found; beside it, what one did before and after them lies in `place`."""
     train(run("whole 2", **VALUES))
     for changes in ({}, LORA):
@@ -118,6 +126,10 @@ def two(place, run, imitation, preferring) -> dict:
         preferring("pairs of two"),
         run("dpo of two", algorithm="dpo"),
     ]
+    judged = {"reward": {"metric": "judge", "judge": {"judges": [judge.name], "endpoint": {"retries": 0}}}}
+    judged |= {"overlap": 2, "minibatches": 2, "beta": 0.1}
+    train(run("parts of one", **judged))
+    runs.append(run("parts of two", **judged))
     plan = {"runs": runs, "interrupted": run("interrupted", sharding="fsdp", save_every=100, validate_every=100)}
     (place / "plan.pickle").write_bytes(pickle.dumps(plan))
     with socket.socket() as free:
@@ -224,6 +236,11 @@ def test_runs_go_on_with_another_number_of_processes(two, run, place, name, chan
         train(config)
     assert distance(weights(config.out, 2), weights(whole, 2)) < tolerance
     assert distance(weights(whole, 2), weights(whole, 1)) > 1e-2
+
+
+def test_two_processes_learn_in_parts_as_one(two, place):
+    assert distance(weights(place / "parts of two", 2), weights(place / "parts of one", 2)) < TOLERANCE
+    assert distance(weights(place / "parts of two", 2), weights(place / "parts of two", 1)) > 1e-2
 
 
 def test_two_processes_imitate_as_one(two, imitation):

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 
 import pytest
-from hostile import HostileServer
+from hostile import HostileServer, whimsical
 
 from memalpha.errors import PolicyError
 from memalpha.train.loop import train
 
 JUDGED = {"metric": "judge", "content": "judge"}
-
-
-def whimsical(prompt: str, body) -> str:
-    """Verdicts by the hash of the prompt: rewards differ, and are the same in every run."""
-    yes = hashlib.sha256(prompt.encode()).digest()[0] % 2
-    words = ("valid", "invalid") if '"valid or invalid"' in prompt else ("correct", "wrong")
-    return json.dumps({"verdict": words[yes]})
 
 
 def lines(run) -> list[dict]:

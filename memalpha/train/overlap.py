@@ -1,0 +1,227 @@
+"""`overlap`: a step in parts, so that neither sampler nor learner waits for a reader or judge behind an endpoint.
+
+    sampled   | 1 | 2 | 3 |
+    asked         | 1 ......... | 2 ....... | 3 ............. |       (parts side by side)
+    learnt                      | 1 |       | 2 |             | 3 |
+
+Each part is some of the step's tasks. All are sampled before the first update, so the step is on-policy as ever. A part
+is learnt from in its turn, as soon as its rewards are there: with `minibatches` 1 its gradient is added to the others',
+with as many minibatches as parts it is an optimizer step. Divisors of the one optimizer step follow from what was
+sampled (`normalize.count`), so no part waits for another's rewards. Passes that need no reward (the reference, the
+learner's own old log-probs) are made while the first part is being asked about.
+
+What is learnt depends on no timing: parts are learnt from in order, and what is searched in a memory was embedded when
+the part was sampled. The same parts one after the other give the same bits, and are what is done where no endpoint is
+waited for. Several processes wait side by side, and learn in their main threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from types import TracebackType
+
+import numpy as np
+
+from memalpha.agent.answer import Answer, Conflicts, Item, Reader, Reading
+from memalpha.config import TrainConfig
+from memalpha.errors import TrainingError
+from memalpha.policy.openai_ import EndpointPolicy
+from memalpha.qa.evaluator import Record, asked_texts, score_groups
+from memalpha.store.embedding import Embedder
+from memalpha.train.algorithms.base import Algorithm, sampled_rows
+from memalpha.train.collect import Collector
+from memalpha.train.engine import Engine
+from memalpha.train.futures import Future, Pipeline
+from memalpha.train.learner import Learner, merged
+from memalpha.train.normalize import Count, count
+from memalpha.train.samples import STREAMS, TrainingSample
+from memalpha.types import Task, TrajectoryGroup
+
+Scored = tuple[list[TrajectoryGroup], list[Record]]
+
+
+@dataclass(slots=True)
+class Part:
+    """Some of a step's tasks: `rows` as sampled, rewards on their way, and passes over the rows made ahead.
+
+    It is the `Score` that the part is annotated with: log-probs of the step's first weights, whatever was learnt since.
+    """
+
+    rows: list[TrainingSample]
+    scored: Future[Scored]
+    passes: dict[bool, Future[list[np.ndarray]]] = field(default_factory=dict)
+    """By whether they are the reference's."""
+
+    def forward(self, samples: Sequence[TrainingSample], *, reference: bool = False) -> list[np.ndarray]:
+        """Log-probs of the part's rows. Raises `TrainingError` for other rows, and passes that were not foreseen."""
+        if reference not in self.passes or list(map(_tokens, samples)) != list(map(_tokens, self.rows)):
+            raise TrainingError("overlap: this algorithm scores rows that were not sampled: set overlap=1")
+        return self.passes[reference].result()
+
+    def values(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        """Raises `TrainingError`: no algorithm that is learnt from in parts asks for values."""
+        raise TrainingError("overlap: this algorithm asks for values: set overlap=1")
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """A step: its scored groups and records, its rows, the figures of each optimizer step, and `mismatch_*`."""
+
+    groups: list[TrajectoryGroup]
+    records: list[Record]
+    samples: list[TrainingSample]
+    stats: list[dict[str, float]]
+    mismatch: dict[str, float]
+
+
+class Overlap:
+    """Does the steps of a run in `config.overlap` parts. A context manager: at its end nothing is under way.
+
+    `waited`: seconds in which nothing was sampled or learnt, for rewards were waited for, or made without a thread.
+    """
+
+    def __init__(self, collector: Collector, algorithm: Algorithm, engine: Engine, config: TrainConfig) -> None:
+        self.collector, self.algorithm, self.engine, self.config = collector, algorithm, engine, config
+        self.waited = 0.0
+        reads, judge = getattr(collector.reader, "policy", None), collector.rewards.judge
+        judges = judge.policies if judge is not None else []
+        self._clients = [policy.client for policy in (reads, *judges) if isinstance(policy, EndpointPolicy)]
+        self._reader = collector.reader if isinstance(reads, EndpointPolicy) else _OneByOne(collector.reader)
+        inline = not self._clients
+        self.learner = Learner(engine, inline=inline)
+        lanes = config.overlap if all(isinstance(policy, EndpointPolicy) for policy in judges) else 1
+        self._lanes = [Pipeline(inline=inline, name=f"memalpha scores {number}") for number in range(lanes)]
+
+    def begin(self, tasks: Sequence[Task], step: int) -> list[Part]:
+        """Sample all parts, have them scored, and wait for the first one's rewards. Changes no weights."""
+        self.waited = 0.0
+        try:
+            parts = [self._sample(number, tasks, step) for number in range(self.config.overlap)]
+            for part in parts:
+                if self.algorithm.needs_reference:
+                    part.passes[True] = self.learner.forward(part.rows, reference=True)
+                if self.config.old_logprobs == "recomputed":
+                    part.passes[False] = self.learner.forward(part.rows)
+            self._scored(parts[0])
+        except KeyboardInterrupt:
+            self.close()  # before a checkpoint is made
+            raise
+        return parts
+
+    def learn(self, parts: Sequence[Part], rate: float) -> Learnt:
+        """Learn from each part in its turn, as soon as its rewards are there."""
+        config, world = self.config, self.collector.world
+        whole = count([row for part in parts for row in part.rows])["pg"]
+        groups: list[TrajectoryGroup] = []
+        records: list[Record] = []
+        samples: list[TrainingSample] = []
+        mismatches: list[dict[str, float]] = []
+        passes: list[Future[dict[str, float]]] = []
+        for part in parts:
+            mine = self._scored(part)
+            scored = world.gather(mine[0])
+            rows = self.algorithm.annotate(scored, part)
+            _check(rows, part.rows)
+            if config.old_logprobs == "recomputed":
+                rows, mismatch = self.engine.recompute_old(rows, config.importance_cap, part.forward(rows))
+                mismatches.append({**mismatch, "tokens": float(count(rows)["pg"].tokens)})
+            if config.minibatches == 1:
+                divided = self.engine.normalized(rows, of=dict.fromkeys(STREAMS, whole))
+                passes.append(self.learner.forward_backward(divided))
+            else:
+                passes.append(self.learner.update(rows, rate=rate))
+            groups += scored
+            records += world.gather(mine[1])
+            samples += rows
+        if config.minibatches == 1:
+            norm = self.learner.optim_step(rate)
+            figures = merged([one.result() for one in passes])
+            stats = [{**figures, "grad_norm": norm.result(), "learning_rate": rate}]
+        else:
+            stats = [one.result() for one in passes]
+        mismatch = {name: value for name, value in merged(mismatches).items() if name != "tokens"} if mismatches else {}
+        return Learnt(groups, records, samples, stats, mismatch)
+
+    def close(self) -> None:
+        """Ask no more, and wait for the one pass that may be under way. Answers under way are kept where a cache is."""
+        for client in self._clients:
+            client.give_up()
+        for pipeline in self._lanes:
+            pipeline.close(drop=True)
+        self.learner.close(drop=True)
+
+    def __enter__(self) -> Overlap:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _sample(self, number: int, tasks: Sequence[Task], step: int) -> Part:
+        first, end = (len(tasks) * place // self.config.overlap for place in (number, number + 1))
+        collector = self.collector
+        mine = collector.sampled(tasks[first:end], step, first)
+        embedder = _Kept(collector.builder.embedder, asked_texts(mine))
+        rows = sampled_rows(collector.world.gather(mine), self.config.entropy_coef)
+        lane = self._lanes[number % len(self._lanes)]
+        begun = time.monotonic()
+        scored = lane.submit(
+            f"scoring part {number + 1} of step {step}",
+            lambda: score_groups(mine, self._reader, collector.rewards, embedder=embedder),
+        )
+        self.waited += time.monotonic() - begun
+        return Part(rows, scored)
+
+    def _scored(self, part: Part) -> Scored:
+        begun = time.monotonic()
+        found = part.scored.result()
+        if (idle := self.learner.idle_since) is not None:
+            self.waited += time.monotonic() - max(begun, idle)
+        return found
+
+
+class _OneByOne:
+    """A reader that is asked by one thread at a time: a model in this process does not read for two."""
+
+    def __init__(self, inner: Reader) -> None:
+        self.name, self._inner, self._lock = inner.name, inner, Lock()
+        self.conflicts: Conflicts = inner.conflicts
+
+    def read(self, items: Sequence[Reading]) -> list[Answer]:
+        """As the reader's."""
+        with self._lock:
+            return self._inner.read(items)
+
+    def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
+        """As the reader's."""
+        with self._lock:
+            return self._inner.answer(items, k=k)
+
+
+class _Kept:
+    """An embedder with some texts' vectors taken out in advance: no batch or cache depends on who searches when."""
+
+    def __init__(self, inner: Embedder, texts: Sequence[str]) -> None:
+        self.name, self.dim, self._inner = inner.name, inner.dim, inner
+        self._vectors = dict(zip(texts, inner.encode(texts), strict=True)) if texts else {}
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """float32 `(len(texts), dim)`."""
+        if any(text not in self._vectors for text in texts):
+            return self._inner.encode(texts)
+        return np.array([self._vectors[text] for text in texts], np.float32).reshape(len(texts), self.dim)
+
+
+def _tokens(sample: TrainingSample) -> tuple[tuple[int, ...], tuple[int, ...], float]:
+    return sample.prompt_ids, sample.completion_ids, sample.temperature
+
+
+def _check(rows: Sequence[TrainingSample], sampled: Sequence[TrainingSample]) -> None:
+    """Raise `TrainingError` where a stream trains other rows or tokens than were counted on."""
+    expected, nothing = count(sampled)["pg"], Count(0, 0, 0)
+    if any(found not in (expected, nothing) for found in count(rows).values()):
+        raise TrainingError("overlap: this algorithm trains other tokens than were sampled: set overlap=1")
