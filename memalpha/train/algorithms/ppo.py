@@ -16,8 +16,8 @@ The details that matter:
 * `beta` is fixed, or with `kl_target` follows the KL of an episode (Ziegler et al. 2019, 1909.08593, section 2.2):
   beta *= 1 + clip((KL - target) / target, -0.2, 0.2) n / horizon after n rollouts, kept in every checkpoint;
 * V is a level plus a linear map of the hidden state that predicts a token; the map is 0 at first, float32, and has a
-  learning rate of its own. The level is the mean return of the first step: without it the value loss is so large for
-  ten steps that nothing else is learnt (`eval/LOG.md`). Both share all layers, where `vf_coef` says how much V pulls;
+  learning rate of its own. The level is the mean return of the first step: without it the value loss drowns the
+  policy for many steps (`eval/LOG.md`). Both share all layers, where `vf_coef` says how much V pulls;
 * advantages are whitened over the tokens of a step, not of a minibatch; returns are not. Values, advantages and old
   log-probs are those before the step's first update, in all its epochs (`num_iterations`);
 * there is no group: several rollouts of a task are so many episodes, and as many different tasks teach more.
