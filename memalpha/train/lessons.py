@@ -25,7 +25,8 @@ from memalpha.config import ERLConfig, SFTConfig
 from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.policy.transformers_ import TransformersPolicy
-from memalpha.qa.evaluator import Record, evaluate_memory
+from memalpha.qa.evaluator import Record, score_groups
+from memalpha.qa.reward import RewardModel
 from memalpha.store.slots import key_value
 from memalpha.train.demonstrations import Demonstrator, encode_reply, imitable
 from memalpha.train.reflection import ReflectionMemory, Tried, asked, look_back, reflections
@@ -37,6 +38,7 @@ def lesson_rows(
     policy: TransformersPolicy,
     builder: Builder,
     reader: Reader,
+    rewards: RewardModel,
     tasks: Sequence[Task],
     config: SFTConfig,
     *,
@@ -52,12 +54,7 @@ def lesson_rows(
         if not task.gold_operations:
             raise DataError(f"source: erl needs tasks with gold operations, and {task.id!r} has none")
     groups = builder.build(tasks, config.group_size, config.temperature, config.seed, first=first)
-    records = [
-        record
-        for of_group in evaluate_memory(groups, reader, embedder=builder.embedder)
-        for of_attempt in of_group
-        for record in of_attempt
-    ]
+    groups, records = score_groups(groups, reader, rewards, embedder=builder.embedder)
     wrong = {
         (number, attempt.rollout): [record for record in of_attempt if not record.correct]
         for number, (group, of_group) in enumerate(zip(groups, asked(groups, records), strict=True), start=first)

@@ -122,7 +122,8 @@ class SFTRun(TaskRun[SFTConfig]):
         config, rows, left_out = self.config, [], 0
         for start in range(0, len(tasks), TOGETHER):
             some = tasks[start : start + TOGETHER]
-            found, more = lesson_rows(self.policy, self.builder, self.reader, some, config, first=first + start)
+            place = {"first": first + start}
+            found, more = lesson_rows(self.policy, self.builder, self.reader, self.rewards, some, config, **place)
             rows, left_out = rows + found, left_out + more
         return rows, left_out
 

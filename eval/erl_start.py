@@ -1,0 +1,136 @@
+"""What advice is worth to a start for ERL: `python eval/erl_start.py --start runs/erl-start/checkpoints/best`.
+
+On conversations of the demo's held-out world, whose values never occur in training: attempts, then second attempts with
+the policy's own advice, with what the gold operations would have it say, with another conversation's advice of that
+kind, and with none. All attempts below an accuracy of 1 are tried again; both accuracies are over these. Second
+attempts were told what had been wrong: their accuracy is none of a test. Writes `erl-start.json` and `.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memalpha import load_policy
+from memalpha.agent.builder import Builder, Start
+from memalpha.config import ERLConfig, TrainConfig, load_config
+from memalpha.policy.transformers_ import TransformersPolicy
+from memalpha.qa.evaluator import evaluate_memory, mean_and_error
+from memalpha.qa.reader import load_reader
+from memalpha.tasks import synthetic
+from memalpha.train.collect import HELD_OUT_SEED
+from memalpha.train.lessons import as_advice, named_by
+from memalpha.train.reflection import advice, asked, look_back, reflections
+from memalpha.types import TrajectoryGroup
+
+SEED = 0
+
+
+def figure(values: list[list[float]]) -> dict[str, float | None]:
+    """Mean over all questions and its standard error over conversations."""
+    return dict(zip(("accuracy", "se"), mean_and_error(values), strict=True))
+
+
+def measure(name: str, count: int, temperature: float) -> dict[str, Any]:
+    """Attempts and second attempts of one policy."""
+    config = load_config(TrainConfig, "erl")
+    policy, tiny = load_policy(name), load_policy("tiny")
+    assert isinstance(policy, TransformersPolicy) and config.eval_world is not None
+    reader = load_reader(config.reader.model_copy(update={"policy": None, "conflicts": "refuse"}), tiny)
+    builder = Builder(policy, config.agent)
+    tasks = synthetic.tasks(config.eval_world, HELD_OUT_SEED, 0, count)
+
+    def answers(groups: list[TrajectoryGroup]) -> list[Any]:
+        per = evaluate_memory(groups, reader, embedder=builder.embedder)
+        return [record for group in per for one in group for record in one]
+
+    groups = builder.build(tasks, 1, temperature, SEED)
+    records = answers(groups)
+    of_task = [one for group in asked(groups, records) for one in group]
+    settings = ERLConfig(feedback_tokens=512, reflection_tokens=48)
+    tried = look_back(groups, records, 0, builder, settings)
+    requests = reflections(builder, tried, [()] * len(tried), settings.reflection_tokens, temperature, SEED, 0)
+    own = [advice(reply.text) for reply in policy.sample(requests)]
+    gold = [
+        as_advice(named_by(one.attempt.task, [r for r in of_task[one.number] if not r.correct]), "compact")
+        for one in tried
+    ]
+    first = [[float(record.correct) for record in of_task[one.number]] for one in tried]
+    found: dict[str, Any] = {
+        "policy": Path(name).name,
+        "temperature": temperature,
+        "attempts": figure([[float(record.correct) for record in one] for one in of_task]),
+        "tried_again": len(tried),
+        "first": figure(first),
+    }
+    pairs = [(set(a.split(",")) - {""}, set(b.split(",")) - {""}) for a, b in zip(own, gold, strict=True)]
+    both, said = sum(len(a & b) for a, b in pairs), sum(len(a) for a, _ in pairs)
+    found["advice_precision"] = both / max(1, said)
+    found["advice_recall"] = both / max(1, sum(len(b) for _, b in pairs))
+    for kind, told in {"own": own, "gold": gold, "another's": gold[1:] + gold[:1], "none": [""] * len(own)}.items():
+        starts = [Start(one.attempt.task, one.number, 0, text) for one, text in zip(tried, told, strict=True)]
+        again = [TrajectoryGroup(t.task, (t,)) for t in builder.run(starts, temperature, SEED, 0, role="retry")]
+        second = [[float(r.correct) for r in one] for group in asked(again, answers(again)) for one in group]
+        gains = [[b - a for a, b in zip(x, y, strict=True)] for x, y in zip(first, second, strict=True)]
+        gain = dict(zip(("gain", "gain_se"), mean_and_error(gains), strict=True))
+        passed = sum(sum(one) / len(one) >= 0.75 for one in second) / len(second)
+        found[kind] = {**figure(second), **gain, "at_least_0.75": passed}
+    return found
+
+
+def table(rows: list[dict[str, Any]], count: int) -> str:
+    """The Markdown of everything."""
+    kinds = ("own", "gold", "another's", "none")
+    lines = [
+        "# What advice is worth to a start for ERL",
+        "",
+        "```",
+        "python " + " ".join(sys.argv),
+        "```",
+        "",
+        f"{count} held-out conversations of the demo's world; ± is the standard error over conversations. Second",
+        "attempts were told what had been wrong, so their accuracy is none of a test.",
+        "",
+        "| policy | temperature | attempts | those tried again | "
+        + " | ".join(f"advice: {kind}" for kind in kinds)
+        + " |",
+        "|---|---|---|---|" + "---|" * len(kinds),
+    ]
+
+    def cell(value: dict[str, Any]) -> str:
+        return f"{value['accuracy']:.3f} ± {value['se']:.3f}"
+
+    for row in rows:
+        cells = [row["policy"], f"{row['temperature']:g}", cell(row["attempts"]), f"{cell(row['first'])}"]
+        lines.append("| " + " | ".join([*cells, *(cell(row[kind]) for kind in kinds)]) + " |")
+    lines += ["", "What the start's own advice names of what the gold operations would: "]
+    lines += [
+        f"* {row['policy']}, temperature {row['temperature']:g}: precision {row['advice_precision']:.2f}, recall "
+        f"{row['advice_recall']:.2f}"
+        for row in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure, then write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--start", default="runs/erl-start/checkpoints/best")
+    parser.add_argument("--tasks", type=int, default=100)
+    parser.add_argument("--results", type=Path, default=Path("eval/results"))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [measure(name, args.tasks, heat) for name in ("tiny", args.start) for heat in (0.0, 1.0)]
+    text = table(rows, args.tasks)
+    (args.results / "erl-start.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    (args.results / "erl-start.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
