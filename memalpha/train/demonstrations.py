@@ -119,12 +119,13 @@ class _LoggedTurn(BaseModel):
     completion_ids: tuple[int, ...]
     reward: float
     ok: bool
+    role: str = "attempt"
 
 
 def logged(
     run: Path, policy: TransformersPolicy, agent: AgentConfig, schema: MemorySchema
 ) -> tuple[list[list[TrainingSample]], int]:
-    """The best rollouts in `run`'s turns.jsonl as rows, a list for each task of which a group has a best, and how many
+    """The best attempts in `run`'s turns.jsonl as rows, a list for each task of which a group has a best, and how many
     turns were left out because a call failed or they were cut off.
 
     A rollout's reward is the mean of its turns', as in the run. Raises `DataError` for a line that is no turn, and for
@@ -135,11 +136,13 @@ def logged(
     turns: list[tuple[str, _LoggedTurn]] = []
     for where, raw in lines_of(path):
         try:
-            turns.append((where, _LoggedTurn.model_validate_json(raw)))
+            turn = _LoggedTurn.model_validate_json(raw)
         except ValidationError as error:
             raise DataError(
                 f"{where}: {told(error).removeprefix('.')}: not a turn that a run wrote (keep_tokens=true)"
             ) from error
+        if turn.role == "attempt":  # a second one has prompts with advice
+            turns.append((where, turn))
     begins, ends = _frame(policy, agent, schema)
     vocabulary = policy.model.config.get_text_config().vocab_size
     known: set[tuple[int, ...]] = set()

@@ -174,6 +174,7 @@ def test_logged_turns_give_the_best_rollouts(tmp_path):
         *turn_lines("b", [[0.5], [0.5]]),  # no spread
         *turn_lines("a", [[0.1], [0.2], [0.9]], step=1),
         *cut,
+        *({**line, "role": "retry", "prompt_ids": [1, 2]} for line in turn_lines("c", [[9.0], [0.0]])),
     ]
     write(tmp_path / "turns.jsonl", lines)
     by_task, left_out = logged(tmp_path, policy(), AGENT, SCHEMA)
