@@ -6,7 +6,7 @@
 
 The synthetic suite: the full world's held-out streams of 8k, 30k, 120k and 400k tokens, one stream a seed, five seeds;
 what is averaged are questions, intervals are over streams. Writers of the demo's size see 64 tokens at a time (their
-window is 2,048), on the lengths of --writer-tokens only: they read about 200 tokens a second. bAbI is read three times:
+window is 2,048), on the lengths of --writer-tokens only: they read about 900 tokens a second. bAbI is read three times:
 by rules that understand statements and facts alike (`babi_reader`), by the extractive floor, and by the start of the
 trained writer, which understands facts alone.
 
