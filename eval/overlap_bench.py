@@ -1,0 +1,167 @@
+"""What overlapping saves where a judge is slow: `python eval/overlap_bench.py`.
+
+The demo's training steps, answers scored by a judge behind a real local HTTP endpoint (a process of its own, whose
+verdicts are a hash of the prompt) that takes --latency seconds for each answer, at most --concurrency at once. For each
+latency the same steps with `overlap` 1, 2 and 4, one optimizer step each (`minibatches=1`), rounds in turn, so that
+what else the machine does hits all alike. Medians over the steps but the first of each run; seconds are wall time.
+Writes `overlap-bench.json` and `overlap-bench.md` to --results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from memalpha.config import training_config
+from memalpha.train.loop import train
+
+PARTS = (1, 2, 4)
+PACKAGES = ("torch", "transformers", "numpy", "memalpha")
+FIGURES = ("step", "waited", "rest")
+
+
+def serve(latency: float, port: Any) -> None:
+    """An OpenAI-compatible endpoint with one model "judge"; puts its port into `port`, never returns."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                lengths = [line for line in head.decode().split("\r\n") if line.lower().startswith("content-length:")]
+                body = await reader.readexactly(int(lengths[0].split(":")[1])) if lengths else b""
+                said: dict[str, Any] = {"data": [{"id": "judge"}]}
+                if body:
+                    await asyncio.sleep(latency)
+                    word = ("correct", "wrong")[hashlib.sha256(body).digest()[0] % 2]
+                    message = {"role": "assistant", "content": json.dumps({"verdict": word})}
+                    said = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+                text = json.dumps(said).encode()
+                kind = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+                writer.write(f"{kind}Content-Length: {len(text)}\r\n\r\n".encode() + text)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port.put(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    asyncio.run(main())
+
+
+def run(port: int, overlap: int, out: Path, arguments: argparse.Namespace) -> list[dict[str, float]]:
+    """The seconds of each step but the first."""
+    endpoint = {"concurrency": arguments.concurrency}
+    judge = {"judges": [f"http://127.0.0.1:{port}/v1#judge"], "endpoint": endpoint}
+    config = training_config(
+        "demo",
+        {
+            "out": out,
+            "reader": {"kind": "extractive"},
+            "reward": {"metric": "judge", "judge": judge},
+            "overlap": overlap,
+            "minibatches": 1,
+            "max_steps": arguments.steps + 1,
+            "eval_tasks": 1,
+            "validation_tasks": 0,
+            "save_every": 1000,
+        },
+    )
+    train(config)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    found = []
+    for line in lines[1:]:
+        step = line["sample_seconds"] + line["train_seconds"]
+        found.append({"step": step, "waited": line["wait_seconds"], "rest": step - line["wait_seconds"]})
+    return found
+
+
+def measure(latency: float, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A result for each number of parts, at one latency."""
+    context = multiprocessing.get_context("spawn")
+    port: Any = context.Queue()
+    server = context.Process(target=serve, args=(latency, port), daemon=True)
+    server.start()
+    number = port.get()
+    steps: dict[int, list[dict[str, float]]] = {parts: [] for parts in PARTS}
+    try:
+        for turn in range(arguments.rounds):
+            for parts in PARTS:
+                with tempfile.TemporaryDirectory() as folder:
+                    steps[parts] += run(number, parts, Path(folder) / "run", arguments)
+                print(f"latency {latency:g} s, round {turn + 1}, overlap {parts}: done", file=sys.stderr, flush=True)
+    finally:
+        server.terminate()
+    return [
+        {"latency": latency, "overlap": parts, "steps": len(found), **{f: summary(found, f) for f in FIGURES}}
+        for parts, found in steps.items()
+    ]
+
+
+def summary(steps: list[dict[str, float]], figure: str) -> dict[str, float]:
+    """Median, lowest and highest."""
+    values = [step[figure] for step in steps]
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as Markdown."""
+    text = [
+        "# What overlapping saves where a judge is slow",
+        "",
+        f"The demo's steps ({record['rows']}), every answer scored by a judge behind a local HTTP endpoint, at most",
+        f"{record['concurrency']} requests under way. Seconds a step, median (lowest to highest) of {record['steps']}",
+        "steps on a machine that others used too; `waited`: nothing was sampled or learnt meanwhile. `overlap=1` is a run",
+        "without overlapping.",
+        "",
+        "| seconds an answer takes | overlap | a step | waited | the rest |",
+        "|---|---|---|---|---|",
+    ]
+    for one in record["results"]:
+        cells = (
+            "{median:.1f} ({low:.1f} to {high:.1f})".format(**one["step"]),
+            "{median:.1f}".format(**one["waited"]),
+            "{median:.1f}".format(**one["rest"]),
+        )
+        text.append(f"| {one['latency']:g} | {one['overlap']} | " + " | ".join(cells) + " |")
+    text += ["", "```", record["command"], "```", "", record["where"], ""]
+    return "\n".join(text)
+
+
+def main() -> None:
+    """Measure, record, say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--latency", type=float, nargs="+", default=[6.0])
+    parser.add_argument("--concurrency", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--results", type=Path, default=Path("eval/results"))
+    arguments = parser.parse_args()
+    results = [one for latency in arguments.latency for one in measure(latency, arguments)]
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    record = {
+        "command": "python " + " ".join(sys.argv),
+        "where": f"python {platform.python_version()}, {versions}; {os.cpu_count()} cores, one torch thread.",
+        "rows": "8 tasks, 8 rollouts each",
+        "concurrency": arguments.concurrency,
+        "steps": arguments.steps * arguments.rounds,
+        "results": results,
+    }
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    (arguments.results / "overlap-bench.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    (arguments.results / "overlap-bench.md").write_text(table(record), encoding="utf-8")
+    print(table(record))
+
+
+if __name__ == "__main__":
+    main()
