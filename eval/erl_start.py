@@ -62,7 +62,7 @@ def measure(name: str, count: int, temperature: float) -> dict[str, Any]:
     ]
     first = [[float(record.correct) for record in of_task[one.number]] for one in tried]
     found: dict[str, Any] = {
-        "policy": Path(name).name,
+        "policy": Path(name).parts[-3] if "checkpoints" in Path(name).parts else Path(name).name,
         "temperature": temperature,
         "attempts": figure([[float(record.correct) for record in one] for one in of_task]),
         "tried_again": len(tried),
