@@ -1,6 +1,6 @@
 """What advice is worth to a start for ERL: `python eval/erl_start.py --start runs/erl-start/checkpoints/best`.
 
-On conversations of the demo's held-out world, whose values never occur in training: attempts, then second attempts with
+On conversations of the demo's training world, none of a run's own or held-out ones: attempts, then second attempts with
 the policy's own advice, with what the gold operations would have it say, with another conversation's advice of that
 kind, and with none. All attempts below an accuracy of 1 are tried again; both accuracies are over these. Second
 attempts were told what had been wrong: their accuracy is none of a test. Writes `erl-start.json` and `.md`.
@@ -23,12 +23,13 @@ from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.qa.evaluator import evaluate_memory, mean_and_error
 from memalpha.qa.reader import load_reader
 from memalpha.tasks import synthetic
-from memalpha.train.collect import HELD_OUT_SEED
 from memalpha.train.lessons import as_advice, named_by
 from memalpha.train.reflection import advice, asked, look_back, reflections
 from memalpha.types import TrajectoryGroup
 
 SEED = 0
+TASKS_SEED = 77
+"""Of conversations that no run is evaluated with: what is chosen by them is not fitted to the held-out ones."""
 
 
 def figure(values: list[list[float]]) -> dict[str, float | None]:
@@ -40,10 +41,10 @@ def measure(name: str, count: int, temperature: float) -> dict[str, Any]:
     """Attempts and second attempts of one policy."""
     config = load_config(TrainConfig, "erl")
     policy, tiny = load_policy(name), load_policy("tiny")
-    assert isinstance(policy, TransformersPolicy) and config.eval_world is not None
+    assert isinstance(policy, TransformersPolicy)
     reader = load_reader(config.reader.model_copy(update={"policy": None, "conflicts": "refuse"}), tiny)
     builder = Builder(policy, config.agent)
-    tasks = synthetic.tasks(config.eval_world, HELD_OUT_SEED, 0, count)
+    tasks = synthetic.tasks(config.world.model_copy(update={"pseudo_values": 0.0}), TASKS_SEED, 0, count)
 
     def answers(groups: list[TrajectoryGroup]) -> list[Any]:
         per = evaluate_memory(groups, reader, embedder=builder.embedder)

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from memalpha.config import TrainConfig, parse_overrides, training_config
+from memalpha.config import TrainConfig, parse_overrides, shipped_configs, training_config
 
 PAGE = (Path(__file__).parent.parent / "docs" / "papers.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"`memalpha train ([^`]+)`", PAGE.split("| paper |")[1])
@@ -25,3 +25,9 @@ def test_every_algorithm_and_loss_has_a_paper():
     runs = [config for config in configs if isinstance(config, TrainConfig)]
     for key in ("algorithm", "loss_type", "importance_sampling_level", "scale_rewards"):
         assert {getattr(run, key) for run in runs} == set(get_args(TrainConfig.model_fields[key].annotation)), key
+
+
+def test_every_algorithm_is_a_shipped_configuration():
+    for name in get_args(TrainConfig.model_fields["algorithm"].annotation):
+        assert name in shipped_configs()
+        assert training_config(name).algorithm == name

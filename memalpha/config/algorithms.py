@@ -103,7 +103,7 @@ class ERLConfig(Config):
     def _read(self) -> ERLConfig:
         """Refuse a setting that nothing reads."""
         without = {
-            "enable_reflection": ("enable_memory", "reflection_tokens"),
+            "enable_reflection": ("reflection_tokens", "memory_size", "memory_top_k", "memory_retrieval"),
             "enable_memory": ("memory_size", "memory_top_k", "memory_retrieval"),
             "enable_internalization": ("internalization_coef", "internalization_margin"),
         }
@@ -111,6 +111,8 @@ class ERLConfig(Config):
             for name in names:
                 if not getattr(self, switch) and getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f"{name}: has no effect with {switch}=false; leave it out")
+        if self.memory_top_k > self.memory_size:
+            raise ValueError(f"memory_top_k: more than memory_size={self.memory_size} cannot be shown")
         return self
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from memalpha.config.algorithms import VETTED, DPOConfig, ERLConfig, PPOConfig, RolloutDPOConfig
 from memalpha.config.common import (
@@ -222,18 +222,20 @@ class TrainConfig(RunConfig):
     def _alone(self) -> bool:
         return self.algorithm == "ppo"
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _vetted(cls, given: Any) -> Any:
-        """What the algorithm brings along, under what is named."""
+    def _vetted(cls, given: Any, handler: ModelWrapValidatorHandler[TrainConfig]) -> TrainConfig:
+        """What the algorithm brings along, under what is named; it does not count as set."""
         if not isinstance(given, Mapping):
-            return given
+            return handler(given)
         brought = dict(VETTED.get(str(given.get("algorithm", "grpo")), {}))
         if given.get("algorithm") == "rloo" and given.get("importance_sampling_level") == "sequence":
             brought["loss_type"] = "grpo"
         if given.get("algorithm") == "erl" and _erl_algorithm(given.get("erl")) == 1:
             brought["scale_rewards"] = "batch"
-        return {**brought, **given}
+        made = handler({**brought, **given})
+        made.model_fields_set.difference_update(set(brought) - set(given))
+        return made
 
     @model_validator(mode="after")
     def _possible(self) -> TrainConfig:
@@ -264,6 +266,8 @@ class TrainConfig(RunConfig):
         if self.algorithm == "ppo":
             if self.scale_rewards != "none":
                 raise ValueError("scale_rewards: ppo compares no rollouts of a group; see ppo.whiten_advantages")
+            if self.importance_sampling_level == "sequence":
+                raise ValueError("importance_sampling_level: ppo has an advantage a token, so a ratio a token")
             if self.ppo is not None and self.ppo.kl_target is not None and not self.beta:
                 raise ValueError("ppo.kl_target: beta follows it and must start above 0")
         elif self.ppo is not None:

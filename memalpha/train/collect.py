@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from random import Random
 
 from memalpha.agent.answer import Reader
 from memalpha.agent.builder import Builder
@@ -20,6 +19,7 @@ from memalpha.store.schema import MemorySchema
 from memalpha.tasks import babi, synthetic
 from memalpha.tasks.load import load_tasks
 from memalpha.train.distributed import ONE, World
+from memalpha.train.passes import nth
 from memalpha.types import Chunk, Observation, Task, TrajectoryGroup
 
 HELD_OUT_SEED = -1
@@ -135,10 +135,7 @@ class TaskSource:
                 )
 
     def _from_file(self, number: int) -> Task:
-        turn, place = divmod(number, len(self.file))
-        order = list(range(len(self.file)))
-        Random(f"{self.config.seed}|{turn}").shuffle(order)
-        return self.file[order[place]]
+        return nth(self.file, number, str(self.config.seed))
 
 
 def _enough(tasks: Sequence[Task], config: RunConfig) -> None:

@@ -40,15 +40,7 @@ from memalpha.train.chat_rows import (
     tools_of,
 )
 from memalpha.train.samples import TrainingSample, cross_entropy_sample
-from memalpha.types import (
-    Chunk,
-    Completion,
-    Observation,
-    SampleRequest,
-    Trajectory,
-    TrajectoryGroup,
-    ViewEntry,
-)
+from memalpha.types import Chunk, Completion, Observation, SampleRequest, Trajectory, TrajectoryGroup, Turn, ViewEntry
 
 
 class Demonstrator:
@@ -82,13 +74,18 @@ class Demonstrator:
         return completions
 
 
+def is_imitable(turn: Turn) -> bool:
+    """Whether all its calls were executed and its reply came to an end."""
+    return turn.completion.stop_reason != "length" and all(result.ok for result in turn.results)
+
+
 def imitable(trajectories: Iterable[Trajectory]) -> tuple[list[TrainingSample], int]:
     """Rows of all turns but those of which a call failed or whose reply was cut off, and how many these were."""
     rows, left_out = [], 0
     for trajectory in trajectories:
         for turn in trajectory.turns:
             said = turn.completion
-            if said.stop_reason == "length" or not all(result.ok for result in turn.results):
+            if not is_imitable(turn):
                 left_out += 1
                 continue
             place = {"task": trajectory.task.id, "rollout": trajectory.rollout, "chunk": turn.chunk}

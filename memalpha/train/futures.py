@@ -44,19 +44,23 @@ class Future(Generic[T]):
         Raises `TrainingError` where an earlier request failed, and in a request's own code, which cannot wait for what
         comes after it.
         """
-        if not self.done() and self._pipeline.in_request():
-            raise TrainingError(f"{self.what}: a request cannot wait for one that is done after it")
+        self._refuse_in_request()
         try:
             return self._inner.result(timeout)
         except BaseException:
             self._pipeline.heard |= self.done()
             raise
 
+    def _refuse_in_request(self) -> None:
+        if not self.done() and self._pipeline.in_request():
+            raise TrainingError(f"{self.what}: a request cannot wait for one that is done after it")
+
     def done(self) -> bool:
         """Whether it is over, with a result or an error."""
         return self._inner.done()
 
     def __await__(self) -> Generator[Any, None, T]:
+        self._refuse_in_request()
         if not self.done():
             loop = asyncio.get_running_loop()
             woken = loop.create_future()

@@ -181,7 +181,9 @@ class _Run(TaskRun[TrainConfig]):
             samples, mismatch = self.learner.recompute_old(samples, config.importance_cap)
         rate = learning_rate(self.step, config)
         stats: list[dict[str, float]] = []
-        for number, rows in enumerate(self.algorithm.updates(samples)):
+        others: dict[str, float] = {}
+        for number, (name, rows) in enumerate(self.algorithm.updates(samples).items()):
+            found: list[dict[str, float]] = []
             units = _units(rows)
             for iteration in range(config.num_iterations):
                 order = list(range(len(units)))
@@ -189,8 +191,12 @@ class _Run(TaskRun[TrainConfig]):
                 for part in range(config.minibatches):
                     chosen = [rows[i] for unit in order[part :: config.minibatches] for i in units[unit]]
                     if chosen:
-                        stats.append(self.learner.update(self.algorithm.refresh(chosen, self.learner), rate))
-        return _figures_of_updates(stats, mismatch, samples)
+                        found.append(self.learner.update(self.algorithm.refresh(chosen, self.learner), rate))
+            if name:
+                others[f"{name}_loss"] = sum(figures["loss"] for figures in found) / len(found)
+            else:
+                stats = found
+        return _figures_of_updates(stats, mismatch, samples) | others
 
     def _figures(self, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> dict[str, Any]:
         """Figures of the attempts; `sampled_tokens` are those of all roles."""
@@ -221,7 +227,10 @@ class _Run(TaskRun[TrainConfig]):
         append_lines(self.out / "trajectories.jsonl", told)
         if not self.config.keep_tokens:
             return
-        advantages = {_place(row): float(row.advantages[0]) for row in samples if row.pg.any()}
+        advantages: dict[tuple[str, int, str, int], list[float]] = {}  # lists: a task may come twice in a step
+        for row in reversed(samples):
+            if row.pg.any():
+                advantages.setdefault(_place(row), []).append(float(row.advantages[0]))
         kept = (
             (policy_gradient_sample(turn, task=group.task.id, rollout=one.rollout, role=one.role), turn, reward)
             for group in groups
@@ -242,7 +251,7 @@ class _Run(TaskRun[TrainConfig]):
                     "completion_ids": list(sample.completion_ids),
                     "logprobs": sample.logprobs.tolist(),
                     "temperature": sample.temperature,
-                    "advantage": advantages.get(_place(sample)),
+                    "advantage": own.pop() if (own := advantages.get(_place(sample))) else None,
                     "reward": reward,
                     "ok": all(result.ok for result in turn.results),
                 }

@@ -127,7 +127,8 @@ def loss_sum(
     loss = -(batch.pg * surrogate).sum() - (batch.ce * logprobs).sum()
     reference_kl = logprobs.new_zeros(())
     if batch.reference is not None:
-        estimate = kl_estimate(logprobs, batch.reference, settings.kl_estimator)
+        reference = torch.where(batch.reference.isnan(), logprobs.detach(), batch.reference)  # no reference: no gap
+        estimate = kl_estimate(logprobs, reference, settings.kl_estimator)
         reference_kl = estimate.detach().sum()
         loss = loss + (batch.kl * (estimate * ratio if settings.use_bias_correction_kl else estimate)).sum()
     if batch.ent is not None:
@@ -142,7 +143,7 @@ def loss_sum(
     with torch.no_grad():
         trained = batch.pg != 0
         outside = trained & outside
-        old_kl = (trained * (torch.expm1(log_ratio) - log_ratio)).sum()
+        old_kl = torch.where(trained, torch.expm1(log_ratio) - log_ratio, 0.0).sum()
         count = logprobs.new_tensor(float(len(logprobs)))
         sums = torch.stack([count, entropy.sum(), outside.sum().to(count), old_kl, reference_kl, value_loss])
     return loss, sums, log_ratio.detach()[trained]

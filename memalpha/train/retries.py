@@ -11,6 +11,7 @@ from memalpha.config import ERLConfig
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.qa.evaluator import Record, score_groups
 from memalpha.train.collect import Collector
+from memalpha.train.demonstrations import is_imitable
 from memalpha.train.reflection import ReflectionMemory, Tried, accuracy, advice, asked, look_back, reflections
 from memalpha.types import Completion, Reward, Trajectory, TrajectoryGroup, Turn
 
@@ -98,7 +99,8 @@ def _second(
             parent=attempt.rollout,
         )
     if settings.enable_internalization and (succeeded or better):
-        own = replace(retry, turns=tuple(original(builder, retry)), reward=None, role=INTERNALIZED)
+        turns = tuple(turn for turn in original(builder, retry) if is_imitable(turn))
+        own = replace(retry, turns=turns, reward=None, role=INTERNALIZED) if turns else None
     return Second(tried, told, reflection, retry, reached, succeeded, own)
 
 

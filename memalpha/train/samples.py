@@ -195,11 +195,11 @@ def pack(samples: Sequence[TrainingSample], device: torch.device | str = "cpu") 
     def flat(values: Iterable[np.ndarray]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(list(values))).to(device)
 
-    def some(name: str, instead: str | None = None) -> torch.Tensor | None:
+    def some(name: str, instead: float = 0.0) -> torch.Tensor | None:
         rows = [getattr(sample, name) for sample in samples]
         if all(row is None for row in rows):
             return None
-        others = [np.zeros_like(s.pg) if instead is None else getattr(s, instead) for s in samples]
+        others = (np.full_like(sample.pg, instead) for sample in samples)
         return flat(other if row is None else row for row, other in zip(rows, others, strict=True))
 
     counts = [len(sample.completion_ids) for sample in samples]
@@ -215,7 +215,7 @@ def pack(samples: Sequence[TrainingSample], device: torch.device | str = "cpu") 
         pg=flat(sample.pg for sample in samples),
         ce=flat(sample.ce for sample in samples),
         kl=flat(sample.kl for sample in samples),
-        reference=some("reference", "logprobs"),
+        reference=some("reference", np.nan),
         ent=some("ent"),
         vf=some("vf"),
         values=some("values"),

@@ -467,7 +467,7 @@ def test_erl_of_all_roles(changes, own):
     every = [*groups("roles"), *(TrajectoryGroup(one.task, (one,)) for one in plain)]
     for tokens in (WHOLE, APART):
         made = engine(config.model_copy(update={"microbatch_tokens": tokens}), "roles")
-        updates = algorithm.updates(algorithm.annotate(every, made))
+        updates = list(algorithm.updates(algorithm.annotate(every, made)).values())
         for samples, part in zip(updates, parts, strict=True):
             found = found_gradient(made, samples, net.weights)
             assert oracle.relative_error(found, oracle.gradient(part, net.weights)) < 1e-5, tokens

@@ -79,7 +79,7 @@ def learn(changes: dict, steps: int = 18) -> tuple[float, float]:
             groups += second_attempts(policy, step, groups)
         samples = algorithm.annotate(groups, engine)
         for _ in range(config.num_iterations if samples else 0):
-            for rows in algorithm.updates(samples):
+            for rows in algorithm.updates(samples).values():
                 line = engine.update(algorithm.refresh(rows, engine), rate)
         algorithm.learnt(line)
     return before, mean_reward(rollouts(policy, 10**6 + 1))
@@ -96,8 +96,10 @@ def learn(changes: dict, steps: int = 18) -> tuple[float, float]:
         {"algorithm": "ppo"},
         {"algorithm": "dpo"},
         {"algorithm": "dpo", "dpo": {"loss_type": "ipo"}, "num_iterations": 2},
+        {"algorithm": "erl"},
+        {"algorithm": "erl", "erl": {"algorithm": 1}},
     ],
-    ids=["grpo", "gspo", "cispo", "rloo", "rloo-sequence", "ppo", "dpo", "ipo"],
+    ids=["grpo", "gspo", "cispo", "rloo", "rloo-sequence", "ppo", "dpo", "ipo", "erl", "erl-1"],
 )
 def test_a_bandit_is_learnt(changes):
     before, after = learn(dict(changes))

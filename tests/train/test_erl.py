@@ -186,7 +186,7 @@ def test_updates_of_both_algorithms():
         algorithm, groups, _ = collected(settings())
         rows = algorithm.annotate(groups, None)
         algorithm = ALGORITHMS["erl"](settings(algorithm=number))
-        updates = algorithm.updates(rows)
+        updates = list(algorithm.updates(rows).values())
         assert len(updates) == parts and sum(map(len, updates)) == len(rows)
         assert {row.role == INTERNALIZED for row in updates[-1]} == ({True} if parts == 2 else {True, False})
         assert algorithm.config.scale_rewards == ("batch" if number == 1 else "group")

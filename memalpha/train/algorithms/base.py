@@ -60,9 +60,12 @@ class Algorithm:
         """The rows to train on, with their weights not yet normalised."""
         raise NotImplementedError
 
-    def updates(self, samples: Sequence[TrainingSample]) -> list[Sequence[TrainingSample]]:
-        """The rows of a step's updates, one after the other; each is of minibatches and iterations as configured."""
-        return [samples]
+    def updates(self, samples: Sequence[TrainingSample]) -> dict[str, Sequence[TrainingSample]]:
+        """The rows of a step's updates, one after the other; each is of minibatches and iterations as configured.
+
+        The step's figures are those of the update named "", of others there is `<name>_loss`.
+        """
+        return {"": samples}
 
     def refresh(self, samples: Sequence[TrainingSample], score: Score) -> Sequence[TrainingSample]:
         """The rows of one optimizer step, with what depends on the weights of this moment."""

@@ -5,14 +5,15 @@ A step, all with the weights of its beginning: attempts at each task, with rewar
 task whose prompts carry that advice and nothing else of all this, with reward r2. The reflection earns r2 as well. What
 helped goes into one bounded reflection memory for all tasks, which is part of `state`.
 
-    L = L_GRPO(attempts; r1) + L_GRPO(reflections; r2) + L_GRPO(second attempts; r2)
+    L = L_GRPO(attempts with r1, reflections with r2, second attempts with r2: one mean over the rows of all three)
         - coef E_attempts[ 1(the second attempt succeeded) log pi(second attempt | the task's own prompts) ]
 
 Groups are by task and role, baselines over rollouts; the only one of its group has no advantage. The last term
 (internalization) is the cross-entropy of the very ids that the second attempt sampled. Their prompts are rendered anew
 without the advice, and with the memory that the second attempt itself had built by then: what it did for a chunk
-depends on what it had written before. Its weights carry the share of attempts it stands for, which makes of the mean
-over its rows (`normalize`) the mean over all attempts.
+depends on what it had written before. Turns that were cut off or of which a call failed are not imitated. The term's
+weights carry the share of attempts it stands for, which makes of the mean over its rows (`normalize`) the mean over
+all attempts.
 
 `erl.algorithm=1`: every attempt is reflected on, advantages are scaled over the whole step (`scale_rewards=batch`), and
 one update is on everything. `2`: only attempts that have not succeeded, scaled in each group, and internalization is an
@@ -87,12 +88,13 @@ class ERL(GRPO):
         weight = np.float32(self.settings.internalization_coef * len(own) / max(1, attempts))
         return super().annotate(sampled, score) + [replace(row, ce=row.pg * weight, pg=row.ce) for row in own]
 
-    def updates(self, samples: Sequence[TrainingSample]) -> list[Sequence[TrainingSample]]:
+    def updates(self, samples: Sequence[TrainingSample]) -> dict[str, Sequence[TrainingSample]]:
         """With algorithm 2 internalization comes after the rest."""
         if self.settings.algorithm == 1:
-            return [samples]
-        parts = [[row for row in samples if (row.role == INTERNALIZED) == late] for late in (False, True)]
-        return [part for part in parts if part]
+            return {"": samples}
+        parts = {"": False, INTERNALIZED: True}
+        rows = {name: [row for row in samples if (row.role == INTERNALIZED) == late] for name, late in parts.items()}
+        return {name: part for name, part in rows.items() if part}
 
     def learnt(self, line: dict[str, Any]) -> None:
         """The reflection memory moves on with the weights: a step that is broken off before has changed nothing."""

@@ -15,8 +15,8 @@ Departures from the paper, each a setting or measured:
   learner's (`old_logprobs`, which the loop sees to);
 * `kl_in="reward"`: the KL is no term of the loss but a turn component of the reward, minus `beta` times the sum over
   the turn's tokens of its estimate (k1, whose sum is the log-ratio of the whole completion, is the usual one there);
-* `scale_rewards`: "none" (Dr. GRPO) divides by nothing, "batch" (REINFORCE++, 2501.03262) by the standard deviation
-  over all rollouts of the step; both population ones, of rollouts, where TRL takes the sample's, of rows.
+* `scale_rewards`: "none" (Dr. GRPO) divides by nothing, "batch" by the standard deviation of rewards over
+  all rollouts of the step, as in TRL; both population ones, of rollouts, where TRL takes the sample's, of rows.
 """
 
 from __future__ import annotations
