@@ -60,11 +60,19 @@ def of_role(groups, role: str):
     return [one for group in groups for one in group.trajectories if one.role == role]
 
 
+def imitated(retry):
+    """The turns of a second attempt that ended and whose calls all went well."""
+    return [t for t in retry.turns if t.completion.stop_reason == "eos" and all(result.ok for result in t.results)]
+
+
 def test_roles_and_what_they_earn():
     algorithm, groups, records = collected(settings())
     attempts, retries = of_role(groups, "attempt"), of_role(groups, "retry")
     reflections, own = of_role(groups, "reflection"), of_role(groups, INTERNALIZED)
-    assert len(attempts) == len(retries) == len(reflections) == len(own) == 9
+    assert len(attempts) == len(retries) == len(reflections) == 9
+    kept = {(retry.task.id, retry.rollout): len(imitated(retry)) for retry in retries}
+    assert {(one.task.id, one.rollout): len(one.turns) for one in own} == {at: n for at, n in kept.items() if n}
+    assert 0 < sum(kept.values()) < sum(len(retry.turns) for retry in retries)
     assert len(records) == sum(len(one.task.questions) for one in attempts)  # the attempts' alone
     assert len({one.task.id for group in groups for one in group.trajectories}) == 3
     assert all(len({one.role for one in group.trajectories}) == 1 for group in groups)
@@ -84,11 +92,12 @@ def test_second_attempts_see_their_advice_and_internalized_rows_do_not():
     text = policy.tokenizer.decode
     told = {(o.task.id, o.rollout): text(o.turns[0].completion.completion_ids) for o in of_role(groups, "reflection")}
     seen = 0
-    for retry, own in zip(of_role(groups, "retry"), of_role(groups, INTERNALIZED), strict=True):
+    retries = [retry for retry in of_role(groups, "retry") if imitated(retry)]
+    for retry, own in zip(retries, of_role(groups, INTERNALIZED), strict=True):
         assert own.reward is None and own.states == retry.states
         said = told[retry.task.id, retry.rollout].replace("<|end|>", "").strip()
         line = f"advice\n{' '.join(said.splitlines())}\n" if said else ""
-        for turn, plain in zip(retry.turns, own.turns, strict=True):
+        for turn, plain in zip(imitated(retry), own.turns, strict=True):
             assert plain.completion.completion_ids == turn.completion.completion_ids
             assert plain.completion.logprobs == turn.completion.logprobs
             before, after = text(turn.completion.prompt_ids), text(plain.completion.prompt_ids)
@@ -251,7 +260,9 @@ def test_processes_share_the_tasks(monkeypatch):
     assert [len(part) for part in parts] == [3, 6]
     for one, two in zip(whole, [*parts[0], *parts[1]], strict=True):
         for a, b in ((one.retry, two.retry), (one.reflection, two.reflection), (one.internalized, two.internalized)):
-            for x, y in zip(a.turns, b.turns, strict=True):  # log-probs differ in last digits, by the batch
+            for x, y in zip(
+                a.turns if a else (), b.turns if b else (), strict=True
+            ):  # log-probs differ in last digits, by the batch
                 assert (x.completion.prompt_ids, x.results) == (y.completion.prompt_ids, y.results)
                 assert x.completion.completion_ids == y.completion.completion_ids
         assert (one.tried.number, one.accuracy, one.retry.reward) == (two.tried.number, two.accuracy, two.retry.reward)

@@ -249,3 +249,21 @@ def test_a_ratio_out_of_range_is_silent(advantage):
     row = replace(row, logprobs=made.forward([row])[0] - np.float32(1.0))
     made.forward_backward(made.normalized([row]))
     assert all((part.grad == 0).all() for part in made.trainable.values())
+
+
+def test_rows_without_a_reference_have_no_part_in_its_kl():
+    """Also in a micro-batch with rows that have one; what stands in for it must not matter, however far it is off."""
+    config = settings(beta=BETA, microbatch_tokens=4096)
+    engine = prepared(config, lora=False)
+    rows = GRPO(config).annotate(sampled_groups(), engine)
+    imitated = [
+        replace(row, pg=row.ce, kl=row.ce, ce=row.pg, advantages=row.ce, reference=None, logprobs=row.logprobs - 200)
+        for row in rows
+    ]
+    alone = engine.forward_backward(rows)
+    engine.optimizer.zero_grad()
+    mixed = engine.forward_backward([*rows, *imitated])
+    assert alone["reference_kl"] > 0
+    for name in ("reference_kl", "old_kl"):
+        assert mixed[name] * mixed["tokens"] == pytest.approx(alone[name] * alone["tokens"], rel=1e-5)
+    assert all(torch.isfinite(parameter.grad).all() for parameter in engine.trainable.values())

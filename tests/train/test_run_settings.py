@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from memalpha.agent.prompts import writer_messages
-from memalpha.config import TrainConfig, WorldConfig, build_config
+from memalpha.config import TrainConfig, WorldConfig, build_config, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
 from memalpha.policy.base import load_policy
 from memalpha.policy.transformers_ import TransformersPolicy
@@ -239,3 +239,17 @@ def test_a_chunk_that_just_fits_is_trained_on(small, tmp_path):
     prompt = policy.render(*writer_messages(Observation(chunk, "", ()), settings.agent, schema))
     left = policy.positions - len(prompt) - settings.agent.view_tokens - settings.agent.max_new_tokens
     assert 0 <= left <= 8
+
+
+def test_what_an_algorithm_brings_along_goes_with_it():
+    rloo = TrainConfig(out="x", algorithm="rloo", importance_sampling_level="sequence")
+    assert (rloo.scale_rewards, rloo.loss_type) == ("none", "grpo")
+    token = training_config(rloo, {"importance_sampling_level": "token"})
+    assert (token.scale_rewards, token.loss_type) == ("none", "dr_grpo")
+    ppo = TrainConfig(out="x", algorithm="ppo")
+    assert (ppo.group_size, ppo.tasks_per_step) == (1, 64)
+    assert training_config(ppo, {"algorithm": "grpo"}) == TrainConfig(out="x")
+    assert training_config(ppo, {"algorithm": "dpo"}) == TrainConfig(out="x", algorithm="dpo")
+    erl = TrainConfig(out="x", algorithm="erl", erl={"algorithm": 1})
+    assert erl.scale_rewards == "batch"
+    assert training_config(erl, {"erl": {"algorithm": 2}}).scale_rewards == "group"
