@@ -1,9 +1,10 @@
 """What overlapping saves where a judge is slow: `python eval/overlap_bench.py`.
 
 The demo's training steps, answers scored by a judge behind a real local HTTP endpoint (a process of its own, whose
-verdicts are a hash of the prompt) that takes --latency seconds for each answer, at most --concurrency at once. For each
-latency the same steps with `overlap` 1, 2 and 4, one optimizer step each (`minibatches=1`), rounds in turn, so that
-what else the machine does hits all alike. Medians over the steps but the first of each run; seconds are wall time.
+verdicts are a hash of the prompt) that takes --latency seconds for each answer, at most --concurrency at once: one
+that is far away (all is asked at once), and one with a queue (the default of 8 at once). For each the same steps with
+`overlap` 1, 2 and 4, one optimizer step each (`minibatches=1`), rounds in turn, so that what else the machine does
+hits all alike. Medians over the steps but the first of each run; seconds are wall time.
 Writes `overlap-bench.json` and `overlap-bench.md` to --results.
 """
 
@@ -59,9 +60,9 @@ def serve(latency: float, port: Any) -> None:
     asyncio.run(main())
 
 
-def run(port: int, overlap: int, out: Path, arguments: argparse.Namespace) -> list[dict[str, float]]:
+def run(port: int, overlap: int, out: Path, concurrency: int, arguments: argparse.Namespace) -> list[dict[str, float]]:
     """The seconds of each step but the first."""
-    endpoint = {"concurrency": arguments.concurrency}
+    endpoint = {"concurrency": concurrency}
     judge = {"judges": [f"http://127.0.0.1:{port}/v1#judge"], "endpoint": endpoint}
     config = training_config(
         "demo",
@@ -86,8 +87,8 @@ def run(port: int, overlap: int, out: Path, arguments: argparse.Namespace) -> li
     return found
 
 
-def measure(latency: float, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A result for each number of parts, at one latency."""
+def measure(latency: float, concurrency: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A result for each number of parts, with one judge."""
     context = multiprocessing.get_context("spawn")
     port: Any = context.Queue()
     server = context.Process(target=serve, args=(latency, port), daemon=True)
@@ -98,12 +99,13 @@ def measure(latency: float, arguments: argparse.Namespace) -> list[dict[str, Any
         for turn in range(arguments.rounds):
             for parts in PARTS:
                 with tempfile.TemporaryDirectory() as folder:
-                    steps[parts] += run(number, parts, Path(folder) / "run", arguments)
+                    steps[parts] += run(number, parts, Path(folder) / "run", concurrency, arguments)
                 print(f"latency {latency:g} s, round {turn + 1}, overlap {parts}: done", file=sys.stderr, flush=True)
     finally:
         server.terminate()
     return [
-        {"latency": latency, "overlap": parts, "steps": len(found), **{f: summary(found, f) for f in FIGURES}}
+        {"latency": latency, "concurrency": concurrency, "overlap": parts, "steps": len(found)}
+        | {figure: summary(found, figure) for figure in FIGURES}
         for parts, found in steps.items()
     ]
 
@@ -119,13 +121,14 @@ def table(record: dict[str, Any]) -> str:
     text = [
         "# What overlapping saves where a judge is slow",
         "",
-        f"The demo's steps ({record['rows']}), every answer scored by a judge behind a local HTTP endpoint, at most",
-        f"{record['concurrency']} requests under way. Seconds a step, median (lowest to highest) of {record['steps']}",
-        "steps on a machine that others used too; `waited`: nothing was sampled or learnt meanwhile. `overlap=1` is",
-        "a run without overlapping.",
+        f"The demo's steps ({record['rows']}), every answer scored by a judge behind a local HTTP endpoint. Seconds",
+        f"a step, median (lowest to highest) of {record['steps']} steps; `waited`: nothing was sampled or learnt",
+        "meanwhile. `overlap=1` is a run without overlapping. All is sampled before the first update, so the last part's",
+        "answers are waited for after all sampling: of a judge that is far away only learning is hidden, of one with a",
+        "queue sampling too. Sampling and learning in parts have smaller batches, and cost more for it.",
         "",
-        "| seconds an answer takes | overlap | a step | waited | the rest |",
-        "|---|---|---|---|---|",
+        "| seconds an answer takes | at once | overlap | a step | waited | the rest |",
+        "|---|---|---|---|---|---|",
     ]
     for one in record["results"]:
         cells = (
@@ -133,7 +136,7 @@ def table(record: dict[str, Any]) -> str:
             "{median:.1f}".format(**one["waited"]),
             "{median:.1f}".format(**one["rest"]),
         )
-        text.append(f"| {one['latency']:g} | {one['overlap']} | " + " | ".join(cells) + " |")
+        text.append(f"| {one['latency']:g} | {one['concurrency']} | {one['overlap']} | " + " | ".join(cells) + " |")
     text += ["", "```", record["command"], "```", "", record["where"], ""]
     return "\n".join(text)
 
@@ -141,19 +144,19 @@ def table(record: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, record, say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--latency", type=float, nargs="+", default=[6.0])
-    parser.add_argument("--concurrency", type=int, default=256)
+    parser.add_argument("--latency", type=float, nargs="+", default=[6.0, 0.25])
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[256, 8])
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--results", type=Path, default=Path("eval/results"))
     arguments = parser.parse_args()
-    results = [one for latency in arguments.latency for one in measure(latency, arguments)]
+    judges = zip(arguments.latency, arguments.concurrency, strict=True)
+    results = [one for latency, concurrency in judges for one in measure(latency, concurrency, arguments)]
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     record = {
         "command": "python " + " ".join(sys.argv),
         "where": f"python {platform.python_version()}, {versions}; {os.cpu_count()} cores, one torch thread.",
         "rows": "8 tasks, 8 rollouts each",
-        "concurrency": arguments.concurrency,
         "steps": arguments.steps * arguments.rounds,
         "results": results,
     }
