@@ -39,6 +39,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 """Settings of each over configs/demo.yaml; the rest is what picking the algorithm brings along."""
 FIGURES = ("accuracy", "update_accuracy", "retract_accuracy", "stale_rate", "valid_calls", "memory_tokens")
+VALIDATED = "validation_accuracy"
 PACKAGES = ("torch", "transformers", "numpy", "memalpha")
 
 
@@ -58,14 +59,26 @@ def run(out: Path, start: str, seed: int, extra: tuple[str, ...]) -> dict[str, A
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     found["sampled_tokens"] = sum(line["sampled_tokens"] for line in lines)
     found["trained_tokens"] = sum(line["tokens"] for line in lines)
+    found["last_validation"] = next((line[VALIDATED] for line in reversed(lines) if VALIDATED in line), None)
     found["cpu_minutes"] = json.loads(took.read_text(encoding="utf-8"))
     return found
 
 
-def pilot(out: Path, start: str, extra: tuple[str, ...], steps: int) -> float:
-    """Sampled tokens a step, from a run of `steps` of them (seed 1000, which is no other's)."""
-    short = (f"max_steps={steps}", "eval_tasks=1", "validation_tasks=0")
-    return run(out, start, 1000, (*extra, *short))["sampled_tokens"] / steps
+PILOT = 20
+"""Steps of a pilot run. What a step samples falls while fewer attempts fail: the last five stand for all after them."""
+
+
+def pilot(out: Path, start: str, extra: tuple[str, ...]) -> list[int]:
+    """Sampled tokens of each step of a short run (seed 1000, which is no other's)."""
+    run(out, start, 1000, (*extra, f"max_steps={PILOT}", "eval_tasks=1", "validation_tasks=0"))
+    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["sampled_tokens"] for line in lines]
+
+
+def steps_for(budget: float, tokens: list[int]) -> int:
+    """How many steps sample about `budget` tokens."""
+    later = statistics.mean(tokens[-5:])
+    return max(1, round(len(tokens) + (budget - sum(tokens)) / later))
 
 
 def interval(values: list[float]) -> str:
@@ -91,16 +104,18 @@ def table(runs: dict[str, list[dict[str, Any]]], start: str, jobs: int) -> str:
         f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
         f"The demo's world, {first['tasks']} held-out conversations ({first['questions']} questions), "
         f"{first['policy_parameters']:,} parameters, start `{Path(start).name}`, seeds {seeds}. After training: mean",
-        "over seeds ± half of its 95 % interval. Tokens in thousands: sampled in training, and trained on; CPU-minutes",
+        "over seeds ± half of its 95 % interval, of the weights that validated best; `last`: validation accuracy of",
+        "the last ones. Tokens in thousands: sampled in training, and trained on; CPU-minutes",
         f"of the whole run with its evaluations, {jobs} runs at a time.",
         "",
-        "| algorithm | " + " | ".join(FIGURES) + " | worst seed | steps | sampled | trained | CPU-min |",
-        "|---|" + "---|" * (len(FIGURES) + 5),
-        "| start | " + " | ".join(f"{first['before'][name]:.3f}" for name in FIGURES) + " | | | | | |",
+        "| algorithm | " + " | ".join(FIGURES) + " | worst seed | last | steps | sampled | trained | CPU-min |",
+        "|---|" + "---|" * (len(FIGURES) + 6),
+        "| start | " + " | ".join(f"{first['before'][name]:.3f}" for name in FIGURES) + " | | | | | | |",
     ]
     for name, summaries in runs.items():
         cells = [interval([summary["after"][figure] for summary in summaries]) for figure in FIGURES]
         cells.append(f"{min(summary['after']['accuracy'] for summary in summaries):.3f}")
+        cells.append(interval([summary["last_validation"] for summary in summaries]))
         cells.append(str(summaries[0]["steps"]))
         cells += [
             f"{statistics.mean(s[f'{kind}_tokens'] for s in summaries) / 1e3:.0f}" for kind in ("sampled", "trained")
@@ -108,7 +123,7 @@ def table(runs: dict[str, list[dict[str, Any]]], start: str, jobs: int) -> str:
         cells.append(f"{statistics.mean(summary['cpu_minutes'] for summary in summaries):.1f}")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     for name, system in first["baselines"].items():
-        lines.append(f"| {name} | " + " | ".join(f"{system[figure]:.3f}" for figure in FIGURES) + " | | | | | |")
+        lines.append(f"| {name} | " + " | ".join(f"{system[figure]:.3f}" for figure in FIGURES) + " | | | | | | |")
     lines += ["", "## Every seed (accuracy after)", "", "| algorithm | " + " | ".join(map(str, seeds)) + " |"]
     lines.append("|---|" + "---|" * len(seeds))
     for name, summaries in runs.items():
@@ -145,12 +160,13 @@ def main() -> None:
         pilots = dict(
             zip(
                 chosen,
-                pool.map(lambda item: pilot(folder(item[0]) / "pilot", arguments.start, item[1], 4), chosen.items()),
+                pool.map(lambda item: pilot(folder(item[0]) / "pilot", arguments.start, item[1]), chosen.items()),
                 strict=True,
             )
         )
-        budget = arguments.steps * next(iter(pilots.values()))
-        steps = {name: max(1, round(budget / tokens)) for name, tokens in pilots.items()}
+        of_first = next(iter(pilots.values()))
+        budget = sum(of_first) + (arguments.steps - PILOT) * statistics.mean(of_first[-5:])
+        steps = {name: steps_for(budget, tokens) for name, tokens in pilots.items()}
         jobs = [(name, seed) for seed in arguments.seeds for name in chosen]  # a whole seed first
         summaries = pool.map(
             lambda job: run(

@@ -82,23 +82,25 @@ class TaskSource:
             return synthetic.tasks(config.world, config.seed, position, config.tasks_per_step)
         return [self._from_file(position + i) for i in range(config.tasks_per_step)]
 
-    def check(self, policy: TransformersPolicy, agent: AgentConfig, schema: MemorySchema) -> None:
+    def check(self, policy: TransformersPolicy, agent: AgentConfig, schema: MemorySchema, advice: int = 0) -> None:
         """Raise `DataError` for a task file with gold operations in other categories than the schema's, or a chunk that
-        would not fit beside a full view and a full reply."""
+        would not fit beside a full view, `advice` tokens of advice and a full reply."""
         for place, tasks in self._read():
             check_categories(tasks, schema, place)
         if policy.positions is None:
             return
         fixed = len(policy.render(*writer_messages(Observation(Chunk(text="."), "", ()), agent, schema)))
-        room = policy.positions - fixed - agent.view_tokens - agent.max_new_tokens
+        room = policy.positions - fixed - agent.view_tokens - advice - agent.max_new_tokens
+        told = f", {advice} of advice" if advice else ""
         for place, task in ((place, task) for place, tasks in self._read() for task in tasks):
             for number, chunk in enumerate(task.chunks):
                 length = policy.count_tokens(f"{chunk.timestamp or ''}\n{chunk.render()}")
                 if length > room:
                     raise DataError(
                         f"{place}: chunk {number} of task {task.id!r} has {length} tokens, policy {policy.name!r} has "
-                        f"room for {max(room, 0)} ({policy.positions} less {fixed} of the prompt, agent.view_tokens="
-                        f"{agent.view_tokens} and agent.max_new_tokens={agent.max_new_tokens}): split the chunk"
+                        f"room for {max(room, 0)} ({policy.positions} less {fixed} of the prompt{told}, "
+                        f"agent.view_tokens={agent.view_tokens} and agent.max_new_tokens={agent.max_new_tokens}): "
+                        "split the chunk"
                     )
 
     def _read(self) -> list[tuple[str, list[Task]]]:

@@ -64,8 +64,8 @@ class _Run(TaskRun[TrainConfig]):
         self.rewards = RewardModel(config.reward.kept_in(self.out), self.policy.count_tokens)
         self.builder = Builder(self.policy, config.agent, self.embedder)
         self.collector = Collector(self.builder, self.training_reader, self.rewards, config, world)
-        self.source.check(self.policy, config.agent, self.builder.schema)
         self.algorithm = ALGORITHMS[config.algorithm](config)
+        self.source.check(self.policy, config.agent, self.builder.schema, self.algorithm.advice_tokens)
         self.learner = self._learner(
             LossSettings.of(config),
             reference=self.algorithm.needs_reference,

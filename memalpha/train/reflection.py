@@ -22,6 +22,7 @@ from memalpha.agent.parsing import after_thinking
 from memalpha.agent.prompts import reflection_messages
 from memalpha.config import ERLConfig
 from memalpha.errors import InvalidContent
+from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.qa.evaluator import Record
 from memalpha.qa.loss import with_losses
 from memalpha.store.embedding import Embedder
@@ -91,13 +92,25 @@ def reflections(
     temperature: float,
     *key: int,
 ) -> list[SampleRequest]:
-    """The prompt of each reflection; `key` is (seed, step)."""
+    """The prompt of each reflection; `key` is (seed, step). Of `lessons` the first are left out until it fits."""
     requests = []
+    policy = builder.policy
+
+    def too_long(messages: Sequence[Mapping[str, str]]) -> bool:
+        """Whether a model that takes so many tokens at most would refuse it."""
+        if not isinstance(policy, TransformersPolicy) or policy.positions is None:
+            return False
+        return len(policy.render(messages)) + tokens > policy.positions
+
     for one, recalled in zip(tried, lessons, strict=True):
         memory = WorkingMemory(one.attempt.states[-1], builder.embedder)
         last = one.attempt.task.chunks[-1]
         seen = observe(memory, last, builder.config, builder.policy.count_tokens, one.attempt.task)
-        messages = reflection_messages(seen.core, seen.entries, one.feedback, recalled, builder.config)
+        rest = list(recalled)
+        messages = reflection_messages(seen.core, seen.entries, one.feedback, rest, builder.config)
+        while rest and too_long(messages):
+            del rest[0]
+            messages = reflection_messages(seen.core, seen.entries, one.feedback, rest, builder.config)
         seed, step = key
         noise = noise_key(seed, step, one.number, one.attempt.rollout, 0, "reflection")
         requests.append(SampleRequest(messages, (), noise, temperature, tokens))
@@ -123,13 +136,13 @@ class ReflectionMemory:
             self._insert(entry["number"], entry["advice"], entry["from"])
 
     def recall(self, feedback: Sequence[str]) -> list[list[str]]:
-        """Earlier advice for each of these: the newest, last, or that most similar to the feedback, best first."""
+        """Earlier advice for each of these: the newest, or that most similar to the feedback; the best comes last."""
         count = self.config.memory_top_k
         if self.config.memory_retrieval == "recency":
             newest = [entry.content for entry in self.memory.list()[-count:]]
             return [newest for _ in feedback]
         found = self.memory.search_many(list(feedback), count)
-        return [[hit.entry.content for hit in hits] for hits in found]
+        return [[hit.entry.content for hit in reversed(hits)] for hits in found]
 
     def keep(self, text: str, **origin: Any) -> None:
         """Add advice, if it is new and not empty; `origin` says where it helped (JSON)."""

@@ -7,7 +7,7 @@ import copy
 import peft
 import pytest
 import torch
-from test_learner import config, relative, sampled_rows
+from test_engine import config, relative, sampled_rows
 from tiny import tiny_model
 
 from memalpha.config import LoraConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tiny import tiny_policy
 
 from memalpha.agent.answer import ExtractiveReader
 from memalpha.agent.builder import Builder
@@ -13,7 +14,7 @@ from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluator import evaluate_memory
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks import synthetic
-from memalpha.train.reflection import ReflectionMemory, accuracy, advice, asked, in_words, look_back, reflections
+from memalpha.train.reflection import ReflectionMemory, Tried, accuracy, advice, asked, in_words, look_back, reflections
 from memalpha.types import Question, Task
 
 EMBEDDER = HashEmbedder(32)
@@ -149,3 +150,22 @@ def test_a_question_without_an_answer_is_told_too():
     builder, groups, records = attempts("append-only", [task], rollouts=1)
     [one] = look_back(groups, records, 0, builder, ERLConfig())
     assert one.accuracy == 0.0 and one.feedback.startswith("ask: What is my shoe size?\nanswer:")
+
+
+def test_lessons_are_left_out_until_a_reflection_fits():
+    """The oldest first, and of a prompt that is long without them all."""
+    policy = tiny_policy()
+    builder = Builder(policy, AgentConfig(prompt="compact", embedder="hash"), HashEmbedder(8))
+    lessons = ["first " + "a" * 100, "second " + "b" * 100, "third " + "c" * 100]
+
+    def told(positions: int) -> str:
+        policy.positions = positions
+        attempt = attempts("oracle", TASKS[:1], 1)[1][0].trajectories[0]
+        (found,) = reflections(builder, [Tried(0, attempt, 0.0, "wrong")], [lessons], 20, 1.0, 0, 0)
+        return found.messages[0]["content"]
+
+    whole = told(10**6)
+    assert all(lesson in whole for lesson in lessons)
+    room = len(policy.render([{"role": "user", "content": whole}])) + 20
+    assert told(room) == whole
+    assert [lesson in told(room - 1) for lesson in lessons] == [False, True, True]

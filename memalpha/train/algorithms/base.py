@@ -50,6 +50,11 @@ class Algorithm:
         """That of a value head; None: the algorithm needs no values."""
         return None
 
+    @property
+    def advice_tokens(self) -> int:
+        """The most advice that a rollout's prompts may carry."""
+        return 0
+
     def collect(
         self, collector: Collector, tasks: Sequence[Task], step: int
     ) -> tuple[list[TrajectoryGroup], list[Record]]:

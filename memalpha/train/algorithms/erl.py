@@ -60,6 +60,11 @@ class ERL(GRPO):
         self.state: dict[str, Any] = {"reflections": []}
         self._next: tuple[list[dict[str, Any]], dict[str, Any]] = ([], {})
 
+    @property
+    def advice_tokens(self) -> int:
+        """A whole reflection, or the feedback itself."""
+        return self.settings.reflection_tokens if self.settings.enable_reflection else self.settings.feedback_tokens
+
     def collect(
         self, collector: Collector, tasks: Sequence[Task], step: int
     ) -> tuple[list[TrajectoryGroup], list[Record]]:
