@@ -103,7 +103,7 @@ class ERLConfig(Config):
     def _read(self) -> ERLConfig:
         """Refuse a setting that nothing reads."""
         without = {
-            "enable_reflection": ("reflection_tokens", "memory_size", "memory_top_k", "memory_retrieval"),
+            "enable_reflection": ("memory_size", "memory_top_k", "memory_retrieval"),
             "enable_memory": ("memory_size", "memory_top_k", "memory_retrieval"),
             "enable_internalization": ("internalization_coef", "internalization_margin"),
         }
