@@ -94,7 +94,7 @@ def table(rows: list[dict[str, Any]], count: int) -> str:
         "python " + " ".join(sys.argv),
         "```",
         "",
-        f"{count} held-out conversations of the demo's world; ± is the standard error over conversations. Second",
+        f"{count} conversations of the demo's training world; ± is the standard error over conversations. Second",
         "attempts were told what had been wrong, so their accuracy is none of a test.",
         "",
         "| policy | temperature | attempts | those tried again | "
