@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import get_args
 
 import pytest
+import yaml
 
 from memalpha.config import TrainConfig, parse_overrides, shipped_configs, training_config
 
@@ -17,7 +19,11 @@ COMMANDS = re.findall(r"`memalpha train ([^`]+)`", PAGE.split("| paper |")[1])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_a_possible_configuration(command):
     name, *words = command.split()
-    training_config(name, parse_overrides(words))
+    made = training_config(name, parse_overrides(words)).model_dump()
+    for word in words:  # what the page says is what the run has
+        key, _, value = word.partition("=")
+        found = functools.reduce(lambda node, part: node[part], key.split("."), made)
+        assert found == yaml.safe_load(value) or float(value) == found, word
 
 
 def test_every_algorithm_and_loss_has_a_paper():

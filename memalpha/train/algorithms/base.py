@@ -6,6 +6,7 @@ A step of the loop: `collect`, then `annotate` once, then before each optimizer 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -33,7 +34,7 @@ class Score(Protocol):
         ...
 
 
-class Algorithm:
+class Algorithm(ABC):
     """Base of all. `state` is JSON and part of every checkpoint."""
 
     def __init__(self, config: TrainConfig) -> None:
@@ -61,9 +62,9 @@ class Algorithm:
         """The step's scored groups, and the records of their questions."""
         return collector.attempts(tasks, step)
 
+    @abstractmethod
     def annotate(self, groups: Sequence[TrajectoryGroup], score: Score) -> list[TrainingSample]:
         """The rows to train on, with their weights not yet normalised."""
-        raise NotImplementedError
 
     def updates(self, samples: Sequence[TrainingSample]) -> dict[str, Sequence[TrainingSample]]:
         """The rows of a step's updates, one after the other; each is of minibatches and iterations as configured.
@@ -76,7 +77,7 @@ class Algorithm:
         """The rows of one optimizer step, with what depends on the weights of this moment."""
         return samples
 
-    def learnt(self, line: dict[str, Any]) -> None:
+    def learnt(self, line: dict[str, Any]) -> None:  # noqa: B027  # most have nothing to do here
         """The step's updates are done; `line` holds their figures and may be added to."""
 
 
@@ -111,6 +112,15 @@ def held_to_reference(
         for own, reference in zip(old, references, strict=True)
     ]
     return rows, [config.beta * estimate for estimate in estimates]
+
+
+def turn_costs(groups: Sequence[TrajectoryGroup], costs: Sequence[np.ndarray] | None) -> list[list[list[float]]]:
+    """Minus the costs of each turn's tokens, by group, trajectory and turn; 0 without costs."""
+    rest = iter(costs or ())
+    return [
+        [[0.0 if costs is None else -float(next(rest).sum()) for _ in one.turns] for one in group.trajectories]
+        for group in groups
+    ]
 
 
 def with_advantages(rows: Sequence[TrainingSample], values: Sequence[float]) -> list[TrainingSample]:

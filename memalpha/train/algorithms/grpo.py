@@ -24,7 +24,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memalpha.train.advantages import group_advantages, spread
-from memalpha.train.algorithms.base import Algorithm, Score, held_to_reference, sampled_rows, with_advantages
+from memalpha.train.algorithms.base import (
+    Algorithm,
+    Score,
+    held_to_reference,
+    sampled_rows,
+    turn_costs,
+    with_advantages,
+)
 from memalpha.train.samples import TrainingSample
 from memalpha.types import TrajectoryGroup
 
@@ -36,8 +43,7 @@ class GRPO(Algorithm):
         """One sample per turn, in the order of groups, trajectories, turns. `score` is called where `beta` is not 0."""
         config = self.config
         rows, costs = held_to_reference(sampled_rows(groups, config.entropy_coef), score, config)
-        rest = iter([0.0] * len(rows) if costs is None else [-float(cost.sum()) for cost in costs])
-        extra = [[[next(rest) for _ in one.turns] for one in group.trajectories] for group in groups]
+        extra = turn_costs(groups, costs)
         divisor = None
         if config.scale_rewards == "batch":
             divisor = spread(groups, extra) + config.advantage_floor

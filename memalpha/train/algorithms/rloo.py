@@ -19,7 +19,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memalpha.train.advantages import group_advantages
-from memalpha.train.algorithms.base import Algorithm, Score, held_to_reference, sampled_rows, with_advantages
+from memalpha.train.algorithms.base import (
+    Algorithm,
+    Score,
+    held_to_reference,
+    sampled_rows,
+    turn_costs,
+    with_advantages,
+)
 from memalpha.train.samples import TrainingSample
 from memalpha.types import TrajectoryGroup
 
@@ -30,16 +37,10 @@ class RLOO(Algorithm):
     def annotate(self, groups: Sequence[TrajectoryGroup], score: Score) -> list[TrainingSample]:
         """One sample per turn, in the order of groups, trajectories, turns. `score` is called where `beta` is not 0."""
         rows, costs = held_to_reference(sampled_rows(groups, self.config.entropy_coef), score, self.config)
-        rest = iter([0.0] * len(rows) if costs is None else [-float(cost.sum()) for cost in costs])
         advantages = [
             value
-            for group in groups
-            for row in group_advantages(
-                group,
-                baseline="leave_one_out",
-                scale="none",
-                extra=[[next(rest) for _ in one.turns] for one in group.trajectories],
-            )
+            for group, own in zip(groups, turn_costs(groups, costs), strict=True)
+            for row in group_advantages(group, baseline="leave_one_out", scale="none", extra=own)
             for value in row
         ]
         return with_advantages(rows, advantages)
