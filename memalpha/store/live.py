@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from memalpha.store.background import Background
@@ -9,8 +11,9 @@ from memalpha.store.cache import IndexCache
 from memalpha.store.filters import Filter
 from memalpha.store.index import Precision
 from memalpha.store.neighbours import Span
+from memalpha.store.ranking import Route
 from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder
-from memalpha.store.retrieval import Compact, Corpus, Document
+from memalpha.store.retrieval import Boost, Compact, Corpus, Document, Scored
 from memalpha.store.rows import Namespace
 from memalpha.store.saved import corpus_of, parts_of
 
@@ -18,7 +21,8 @@ _PAGE = 20_000
 
 
 class LiveIndex:
-    """The corpus of a namespace, made when first needed. Every method but `close` belongs inside a transaction."""
+    """The corpus of a namespace, made when first needed. Every method but `save` and `close` belongs inside a
+    transaction."""
 
     def __init__(self, rows: Namespace, embedder: RecordedEmbedder, vectors: Precision) -> None:
         self._rows, self._embedder = rows, embedder
@@ -29,6 +33,35 @@ class LiveIndex:
         self._background = Background()
         self._corpus: Corpus | None = None
         self._position = 0
+
+    def search(
+        self,
+        end: int,
+        position: int | None,
+        queries: Sequence[str],
+        k: int,
+        *,
+        route: Route = "soft",
+        where: Filter | None = None,
+        boost: Boost | None = None,
+        exact: bool = False,
+        vectors: np.ndarray | None = None,
+    ) -> list[list[Scored]]:
+        """The k best entries for each query among those that pass, now (the log's end is at `end`) or, with a
+        `position`, as of then; see `Corpus.search_many`."""
+        if position is not None:
+            past = self.past(position, where)
+            return past.search_many(queries, k, route=route, boost=boost, vectors=vectors)
+        corpus = self.take(end)
+        found = corpus.search_many(queries, k, route=route, where=where, boost=boost, exact=exact, vectors=vectors)
+        self.keep(corpus)
+        return found
+
+    def build(self, end: int) -> None:
+        """Make ready all that a search needs while the log's end is at `end`."""
+        corpus = self.take(end)
+        corpus.build()
+        self.keep(corpus)
 
     def take(self, position: int) -> Corpus:
         """The corpus as of the log's end, which is at `position`. It is the caller's until he gives it back with

@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,15 +37,14 @@ from memalpha.store.columns import Columns
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, moment
 from memalpha.store.index import BLOCK, Precision, Prototypes, VectorIndex, add_by_group, directions, inner_products
-from memalpha.store.lexical import BM25, LexicalIndex, Selected, words
+from memalpha.store.lexical import Found, LexicalIndex, Selected, words
 from memalpha.store.names import Names
-from memalpha.store.neighbours import Neighbours, Span
-from memalpha.store.scores import scale, share, top
+from memalpha.store.neighbours import Span
+from memalpha.store.ranking import Route, Selection, check, score
+from memalpha.store.scores import scale, top
 from memalpha.types import MemoryEntry, is_iso_time
 
-Route = Literal["soft", "flat", "dense", "bm25", "hard"]
 AGAIN, LEAST = 4, 32  # how many are scored again where vectors are compact: so many times k, and at least
-ROUTES: tuple[Route, ...] = ("soft", "flat", "dense", "bm25", "hard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,10 +283,7 @@ class Corpus:
         `exact`: looking at every document, however many there are; `vectors` `(n, dim)`: the queries', where known.
 
         Raises `StoreError` for an unknown route and a negative k."""
-        if route not in ROUTES:
-            raise StoreError(f"route {route!r} is not one of {', '.join(ROUTES)}")
-        if k < 0:
-            raise StoreError(f"k {k}: 0 or more is needed")
+        check(route, k)
         if not queries or not k:
             return [[] for _ in queries]
         self._tidy()
@@ -368,32 +364,11 @@ class Corpus:
         route: Route,
         boost: Boost | None,
     ) -> list[Scored]:
-        slots = selection.slots
-        parts: dict[str, np.ndarray] = {}
-        if vector is not None:
-            parts["dense"] = selection.dense(vector)
-        if route != "dense":
-            parts["bm25"] = selection.bm25(query)
-        if route == "hard" and isinstance(selection, _Selection):
-            kept = selection.best_groups(query, vector)
-            slots, parts = slots[kept], {name: values[kept] for name, values in parts.items()}
-        ends = None
-        if route == "dense" or route == "bm25":
-            terms = [parts[route]]
-        else:
-            near = selection.around(query) if route == "soft" else None
-            if near is not None:
-                parts["around"] = near - parts["bm25"]
-            ends = selection.ends.get("dense") or (parts["dense"].min(), parts["dense"].max())
-            worded = scale(parts["bm25"] if near is None else near, selection.ends.get("bm25"))
-            terms = [scale(parts["dense"], ends), worded]
-        if route == "soft" and vector is not None:
-            parts["group"] = selection.prior(query, vector)
-            terms.append(parts["group"])
-        if boost is not None:
-            more = boost.terms(lambda field: self._columns.numbers(field, self._slots, self._size)[slots])
-            parts |= more
-            terms += more.values()
+        def numbers(field: str) -> np.ndarray:
+            return self._columns.numbers(field, self._slots, self._size)[selection.slots]
+
+        kept, parts, terms, ends = score(selection, query, vector, route, boost, numbers)
+        slots = selection.slots[kept]
         total = sum(terms[1:], terms[0])
         if self._compact is not None and vector is not None:
             some = top(total, self._orders[slots], max(AGAIN * k, LEAST))
@@ -414,41 +389,30 @@ class Corpus:
         ]
 
 
-class _Selection:
-    """The documents that a search is over, with the statistics of these alone.
-
-    `slots` int64 `(n,)`, group by group unless it is the `whole` memory; `groups` `(n,)`: the group of each, a number
-    below `size`.
-    """
-
-    ends: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of the scores: those of the documents themselves
+class _Selection(Selection):
+    """Documents of a corpus. `slots` int64 `(n,)`, group by group unless it is the `whole` memory."""
 
     def __init__(self, corpus: Corpus, slots: np.ndarray, *, whole: bool) -> None:
-        self._corpus, self._whole = corpus, whole
-        self.slots, self.groups = slots, corpus._groups[slots]
-        self._size = len(corpus._group_numbers)
+        groups = corpus._groups[slots]
         if not whole:
-            order = np.argsort(self.groups, kind="stable")
-            self.slots, self.groups = slots[order], self.groups[order]
+            order = np.argsort(groups, kind="stable")
+            slots, groups = slots[order], groups[order]
+        super().__init__(groups, len(corpus._group_numbers))
+        self._corpus, self._whole, self.slots = corpus, whole, slots
 
     @cached_property
     def _lexical(self) -> Selected:
         return Selected(self._corpus._lexical, self.slots)
 
     @cached_property
-    def _neighbours(self) -> Neighbours | None:
-        if not self._corpus._source_numbers:
-            return None
-        sources, chunks, steps = self._corpus._spans[self.slots].T
-        return Neighbours(sources, chunks, steps, self._lexical.lengths) if sources.any() else None
+    def lengths(self) -> np.ndarray:
+        return self._lexical.lengths
 
-    @cached_property
-    def _bm25(self) -> BM25:
-        return BM25(self._lexical.lengths)
+    def find(self, query: Sequence[str]) -> Found | None:
+        return self._lexical.find(query)
 
-    @cached_property
-    def _group_bm25(self) -> BM25:
-        return BM25(self._lexical.lengths, self.groups, self._size)
+    def spans(self) -> np.ndarray | None:
+        return self._corpus._spans[self.slots] if self._corpus._source_numbers else None
 
     @cached_property
     def _few(self) -> bool:
@@ -461,7 +425,7 @@ class _Selection:
     @cached_property
     def _prototypes(self) -> np.ndarray:
         """The prototypes of a part of the memory, float32 `(size, dim)`."""
-        sums = np.zeros((self._size, self._corpus.embedder.dim))
+        sums = np.zeros((self.size, self._corpus.embedder.dim))
         for start in range(0, len(self.slots), BLOCK):
             some = slice(start, start + BLOCK)
             rows = self._rows[some] if self._few else self._corpus._vectors.at(self.slots[some])
@@ -469,32 +433,11 @@ class _Selection:
         return directions(sums)
 
     def dense(self, vector: np.ndarray) -> np.ndarray:
-        """Inner products of a query's vector `(1, dim)` with each document's, float64 `(n,)`."""
         if self._few:
             return inner_products(vector, self._rows)[0]
         return self._corpus._vectors.scores(vector, self.slots)[0]
 
-    def bm25(self, query: Sequence[str]) -> np.ndarray:
-        """The words of layer two: BM25 of each document, float64 `(n,)`."""
-        return self._bm25.scores(self._lexical.find(query))
-
-    def around(self, query: Sequence[str]) -> np.ndarray | None:
-        """The same with the words around spans, float64 `(n,)`; None where there are no spans."""
-        return None if self._neighbours is None else self._neighbours.scores(self._lexical.find(query))
-
-    def prior(self, query: Sequence[str], vector: np.ndarray | None) -> np.ndarray:
-        """Layer one: the prior of each document's group, float64 `(n,)`."""
-        return self._group_prior(query, vector)[self.groups]
-
-    def best_groups(self, query: Sequence[str], vector: np.ndarray | None) -> np.ndarray:
-        """Which documents are in the best round(sqrt(groups)) groups, bool `(n,)`."""
-        prior = self._group_prior(query, vector)
-        best = np.sort(prior[np.unique(self.groups)])
-        return prior[self.groups] >= best[-max(1, round(len(best) ** 0.5))]
-
-    def _group_prior(self, query: Sequence[str], vector: np.ndarray | None) -> np.ndarray:
-        assert vector is not None
-        near = np.zeros(self._size)
-        scores = self._corpus._prototypes.scores(vector) if self._whole else inner_products(vector, self._prototypes)
-        near[: scores.shape[1]] = scores[0]
-        return (share(self._group_bm25.scores(self._lexical.find(query))) + share(near)) / 2
+    def near(self, vector: np.ndarray) -> np.ndarray:
+        if self._whole:
+            return self._corpus._prototypes.scores(vector)[0]
+        return inner_products(vector, self._prototypes)[0]

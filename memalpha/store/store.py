@@ -299,15 +299,9 @@ class MemoryStore(Memory):
             known = self._embedder.load().encode(queries)
         with self._now() as tip:
             position = self._rows.position_of(as_of)
-            if position is None:
-                corpus = self._index.take(tip.seq)
-                found = corpus.search_many(
-                    queries, k, route=route, where=chosen, boost=boost, exact=exact, vectors=known
-                )
-                self._index.keep(corpus)
-            else:
-                corpus = self._index.past(position, chosen)
-                found = corpus.search_many(queries, k, route=route, boost=boost, vectors=known)
+            found = self._index.search(
+                tip.seq, position, queries, k, route=route, where=chosen, boost=boost, exact=exact, vectors=known
+            )
             entries = self._rows.many(list({hit.id for hits in found for hit in hits}), position)
             near = {id: tuple(surroundings(self._rows, id, around, position)) for id in entries if around}
         return [[Hit(entries[id], score, parts, near.get(id, ())) for id, score, parts in hits] for hits in found]
@@ -322,9 +316,7 @@ class MemoryStore(Memory):
         """Make ready what searches need, and save it beside the file; after many inserts, so that the next process
         starts at once. Searches do the same by themselves, in the background where it takes long."""
         with self._now() as tip:
-            corpus = self._index.take(tip.seq)
-            corpus.build()
-            self._index.keep(corpus)
+            self._index.build(tip.seq)
         self._index.save()
 
     def history(self, id: str) -> list[MemoryEntry]:

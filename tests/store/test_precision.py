@@ -14,7 +14,7 @@ from memalpha.store.doctor import examine
 from memalpha.store.embedding import normalize
 from memalpha.store.index import PRECISIONS, Precision, VectorIndex, decode, encode
 from memalpha.store.live import LiveIndex
-from memalpha.store.retrieval import ROUTES
+from memalpha.store.ranking import ROUTES
 from memalpha.store.store import MemoryStore
 
 COMPACT: tuple[Precision, ...] = ("float16", "int8")

@@ -12,7 +12,8 @@ from memalpha.store.embedding import CachedEmbedder, HashEmbedder, load_embedder
 from memalpha.store.filters import parse
 from memalpha.store.lexical import BM25, LexicalIndex, Selected, words
 from memalpha.store.neighbours import Span
-from memalpha.store.retrieval import ROUTES, Boost, Corpus, Document
+from memalpha.store.ranking import ROUTES
+from memalpha.store.retrieval import Boost, Corpus, Document
 from memalpha.types import MemoryEntry
 
 EMBEDDER = CachedEmbedder(HashEmbedder(64))
