@@ -45,7 +45,7 @@ AsOf = Annotated[
 def read(
     store: StoreFile,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A text, or a task file (.jsonl); - reads stdin.")],
-    policy: Annotated[str, typer.Option(help="The writer: a directory, a hub id, tiny, or scripted:add-all.")],
+    policy: Annotated[str, typer.Option(help="The writer: add_all, heuristic, tiny, a run, an endpoint, a hub id.")],
     schema: SchemaName = None,
     embedder: EmbedderName = None,
     timestamp: Annotated[str | None, typer.Option(help="ISO date of the text.")] = None,
@@ -57,7 +57,7 @@ def read(
 
     Chunk by chunk, each in a fresh context; STORE is made when it is not there.
 
-    Example: memalpha read ana.db chat.txt --policy scripted:add-all --timestamp 2024-05-01
+    Example: memalpha read ana.db chat.txt --policy add_all --timestamp 2024-05-01
     """
     from memalpha.agent.agent import MemoryAgent
     from memalpha.policy.base import load_policy

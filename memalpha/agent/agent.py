@@ -5,7 +5,13 @@ Every chunk is a fresh prompt of the memory view and the chunk, so the cost is l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from threading import RLock
+from typing import TypeVar
 
 from memalpha.agent.answer import Answer, ExtractiveReader, PolicyReader, Reader
 from memalpha.agent.parsing import parse_calls
@@ -13,12 +19,30 @@ from memalpha.agent.prompts import CORE_CUT, render_view, writer_messages
 from memalpha.agent.tools import execute
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import ConfigError
-from memalpha.policy.base import Policy, in_own_style
+from memalpha.policy.base import Policy, in_own_style, load_policy
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.state import check_timestamp
 from memalpha.store.working import Memory
-from memalpha.types import Chunk, Completion, MemoryEntry, Observation, SampleRequest, Task, Turn, ViewEntry
+from memalpha.tasks.sessions import cut
+from memalpha.types import (
+    Chunk,
+    Completion,
+    MemoryEntry,
+    Observation,
+    Operation,
+    SampleRequest,
+    Task,
+    ToolCall,
+    ToolResult,
+    Turn,
+    ViewEntry,
+)
+
+T = TypeVar("T")
+Text = str | Chunk
+PIECE = 4000
+"""Longest chunk, in characters, that a long text is cut into; as `memalpha read` has it."""
 
 
 def observe(
@@ -114,48 +138,127 @@ def request(
 def act(memory: Memory, chunk: Chunk, completion: Completion, *, source: str | None = None) -> Turn:
     """Run the calls of a completion on the memory, in order; a call that fails does not stop those after it."""
     calls = parse_calls(completion.text)
-    results, operations = [], []
+    done = list(_executed(memory, chunk, calls, source))
+    operations = tuple(operation for _, operation in done if operation is not None)
+    return Turn(chunk.index, completion, calls, tuple(result for result, _ in done), operations)
+
+
+def _executed(
+    memory: Memory, chunk: Chunk, calls: Iterable[ToolCall], source: str | None
+) -> Iterator[tuple[ToolResult, Operation | None]]:
     for call in calls:
-        result, operation = execute(memory, call, chunk=chunk.index, source=source, timestamp=chunk.timestamp)
-        results.append(result)
-        if operation is not None:
-            operations.append(operation)
-    return Turn(chunk.index, completion, calls, tuple(results), tuple(operations))
+        yield execute(memory, call, chunk=chunk.index, source=source, timestamp=chunk.timestamp)
 
 
 class MemoryAgent:
     """A policy that keeps one memory: `read` the conversation as it comes, `ask` from what was kept.
 
-    The prompts are in the style of the policy unless `config` sets another. `reader` defaults to the policy itself, or
-    to the extractive floor where the policy is a script. Categories and embedder are the store's own; a `config` that
-    names others raises `ConfigError`.
+    `policy`: a `Policy`, or what `load_policy` takes. "add_all" keeps every line that no assistant said, "heuristic"
+    the statements about people (in English, by rules: see `policy.heuristic`), both on any text; a run directory stands
+    for its best checkpoint, `http://host/v1#model` for a model behind an endpoint. The prompts are in the style of the
+    policy unless `config` sets another. `reader` defaults to the policy itself, or to the extractive floor where the
+    policy is a script. Categories and embedder are the store's own; a `config` that names others raises `ConfigError`.
+
+    Threads may share an agent: it reads one chunk after the other. `aread`, `aask` and `astream` are for event loops:
+    they run, in the order they were called, in one thread of the agent's own; what that has begun is done even if
+    whoever awaits it is cancelled.
     """
 
     def __init__(
-        self, policy: Policy, store: Memory, config: AgentConfig | None = None, reader: Reader | None = None
+        self,
+        policy: str | Path | Policy,
+        store: Memory,
+        config: AgentConfig | None = None,
+        reader: Reader | None = None,
     ) -> None:
-        self.policy = policy
+        if not isinstance(store, Memory):
+            raise ConfigError(
+                f"store: a MemoryStore is needed, not {type(store).__name__} (in an event loop too: aread, aask and "
+                "astream do not block it)"
+            )
+        self.policy = load_policy(policy) if isinstance(policy, str | Path) else policy
         self.store = store
-        self.config = in_own_style(config or AgentConfig(), policy)
+        self.config = in_own_style(config or AgentConfig(), self.policy)
         _check_names(self.config, store)
-        self.reader = reader or default_reader(policy, self.config)
+        self.reader = reader or default_reader(self.policy, self.config)
         self._chunks = 0
+        self._turn = RLock()
+        self._thread: ThreadPoolExecutor | None = None
 
-    def read(self, chunk: str | Chunk, *, timestamp: str | None = None, source: str | None = None) -> Turn:
+    def read(self, chunk: Text, *, timestamp: str | None = None, source: str | None = None) -> Turn:
         """One policy call in a fresh context; its tool calls are applied to the store.
 
         A text becomes a chunk with `timestamp`; a `Chunk` brings its own. `source` is kept with what is written.
         """
+        with self._turn:
+            shown, completion = self._reply(chunk, timestamp)
+            return act(self.store, shown, completion, source=source)
+
+    def stream(
+        self, text: Text | Iterable[Text], *, timestamp: str | None = None, source: str | None = None
+    ) -> Iterator[Operation]:
+        """Read chunk by chunk and yield every operation that changed the memory, as logged, once it is done (in a
+        `MemoryStore`: on disk).
+
+        A text is cut into chunks of at most `PIECE` characters; what is iterated over gives a chunk an item, each taken
+        when those before it are read, so it may be a conversation that goes on. Who stops iterating stops the reading:
+        what was not yielded yet has not been done.
+        """
+        for chunk in _pieces(text):
+            with self._turn:
+                shown, completion = self._reply(chunk, timestamp)
+            for _, operation in _executed(self.store, shown, parse_calls(completion.text), source):
+                if operation is not None:
+                    yield operation
+
+    def ask(self, question: str, k: int = 8) -> Answer:
+        """An answer from the `k` entries that are nearest to the question; `Answer.hits` says which."""
+        return self.reader.answer([(question, self.store)], k=k)[0]
+
+    async def aread(self, chunk: Text, *, timestamp: str | None = None, source: str | None = None) -> Turn:
+        """`read`, awaited."""
+        return await self._do(partial(self.read, chunk, timestamp=timestamp, source=source))
+
+    async def aask(self, question: str, k: int = 8) -> Answer:
+        """`ask`, awaited."""
+        return await self._do(partial(self.ask, question, k))
+
+    async def astream(
+        self,
+        text: Text | Iterable[Text] | AsyncIterable[Text],
+        *,
+        timestamp: str | None = None,
+        source: str | None = None,
+    ) -> AsyncIterator[Operation]:
+        """`stream`, awaited; what is iterated over may be asynchronous too."""
+        if not isinstance(text, AsyncIterable):
+            operations = self.stream(text, timestamp=timestamp, source=source)
+            while (operation := await self._do(partial(next, operations, None))) is not None:
+                yield operation
+            return
+        async for chunk in text:
+            async for operation in self.astream((chunk,), timestamp=timestamp, source=source):
+                yield operation
+
+    def _reply(self, chunk: Text, timestamp: str | None) -> tuple[Chunk, Completion]:
+        """The chunk as it is shown, and what the policy says to it."""
         if isinstance(chunk, str):
             chunk = Chunk(text=chunk, timestamp=timestamp, index=self._chunks)
         observation = observe(self.store, chunk, self.config, self.policy.count_tokens)
         [completion] = self.policy.sample([request(observation, self.config, self.store.schema)])
         self._chunks += 1
-        return act(self.store, chunk, completion, source=source)
+        return chunk, completion
 
-    def ask(self, question: str, k: int = 8) -> Answer:
-        """An answer from the `k` entries that are nearest to the question; `Answer.hits` says which."""
-        return self.reader.answer([(question, self.store)], k=k)[0]
+    async def _do(self, work: Callable[[], T]) -> T:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "memalpha-agent")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _pieces(text: Text | Iterable[Text]) -> Iterable[Text]:
+    if isinstance(text, str):
+        return cut(text, PIECE)
+    return (text,) if isinstance(text, Chunk) else text
 
 
 def _check_names(config: AgentConfig, store: Memory) -> None:

@@ -24,6 +24,9 @@ ADAPTER_CONFIG = "adapter_config.json"
 SHIPPED = ("babi", "tiny")
 """Policies whose weights come with the package."""
 
+SHORT = {"add_all": "scripted:add-all", "heuristic": "scripted:heuristic"}
+"""Short names of the scripts that write from any text: they need no gold operations."""
+
 ENDPOINTS = ("openai:", "http://", "https://")
 """How the name of an endpoint begins."""
 
@@ -58,14 +61,16 @@ def in_own_style(settings: S, policy: Policy) -> S:
 def load_policy(
     name: str | Path, *, dtype: str = "float32", device: str = "cpu", endpoint: EndpointConfig | None = None
 ) -> Policy:
-    """A policy by name: "tiny" or "babi" (shipped weights), "scripted:KIND", a transformers directory or hub id, or an
-    endpoint (`http://host:port/v1#model`, `openai:MODEL`), which is asked whether it is there and has the model.
+    """A policy by name: "tiny" or "babi" (shipped weights), "add_all", "heuristic" or "scripted:KIND", a transformers
+    directory or hub id, a run directory, or an endpoint (`http://host:port/v1#model`, `openai:MODEL`), which is asked
+    whether it is there and has the model.
 
-    A directory with a LoRA adapter (a checkpoint of a run with `lora`) is merged into its base, which is loaded by the
-    same rules and may be such a directory itself. `dtype` and `device` are torch's, for weights; `endpoint` says how an
-    endpoint is asked. Raises `PolicyError` for a name that cannot be loaded here. Scripted policies need no torch.
+    A run directory stands for its best checkpoint, its newest where nothing validated. A directory with a LoRA adapter
+    (a checkpoint of a run with `lora`) is merged into its base, which is loaded by the same rules and may be such a
+    directory itself. `dtype` and `device` are torch's, for weights; `endpoint` says how an endpoint is asked. Raises
+    `PolicyError` for a name that cannot be loaded here. Scripted policies need no torch.
     """
-    text = str(name)
+    text = SHORT.get(str(name), str(name))
     if text.startswith("scripted:"):
         from memalpha.policy.scripted import ScriptedPolicy
 
@@ -88,7 +93,7 @@ def load_policy(
         raise PolicyError(
             f"policy {text!r} needs {error.name}: pip install 'memalpha[train]' (scripted:... policies need nothing)"
         ) from error
-    base, *adapters = _chain(text)
+    base, *adapters = _chain(text if text in SHIPPED else str(_checkpoint_of(Path(text))))
     if base in SHIPPED:
         with resources.as_file(resources.files("memalpha") / "weights" / base) as path:
             if not path.is_dir():
@@ -108,8 +113,25 @@ def load_policy(
 
 
 def lasting_name(name: str) -> str:
-    """A name under which `load_policy` finds the same policy from anywhere and later on: a directory's own path."""
-    return name if name in SHIPPED or not Path(name).is_dir() else str(Path(name).resolve())
+    """A name under which `load_policy` finds the same policy from anywhere and later on: a directory's own path, a
+    run's checkpoint's."""
+    return name if name in SHIPPED or not Path(name).is_dir() else str(_checkpoint_of(Path(name)).resolve())
+
+
+def _checkpoint_of(folder: Path) -> Path:
+    """The checkpoint that a run directory stands for; anything else as it is."""
+    kept = folder / "checkpoints"
+    if not kept.is_dir() or (folder / "config.json").is_file():
+        return folder
+    best = kept / "best"
+    if best.is_dir():
+        return best
+    if best.is_symlink():
+        raise PolicyError(f"{best} names {best.readlink()}, which is not there: name another checkpoint of the run")
+    steps = [int(path.name[5:]) for path in kept.glob("step-*") if path.name[5:].isdigit()]
+    if not steps:
+        raise PolicyError(f"{folder} is a run directory without a checkpoint yet")
+    return kept / f"step-{max(steps)}"
 
 
 def _chain(name: str) -> list[str]:

@@ -76,7 +76,7 @@ class TransformersPolicy:
         local = (Path(path) / "config.json").is_file()
         if not local and (Path(path).exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(path))):
             if (Path(path) / "checkpoints").is_dir():
-                raise PolicyError(f"{path} is a run directory: name one of its checkpoints, as {path}/checkpoints/best")
+                raise PolicyError(f"{path} is a run directory: give it to load_policy, or name one of its checkpoints")
             raise PolicyError(
                 f'no policy at {str(path)!r}: expected "tiny", a directory with config.json, weights and tokenizer, or '
                 "a hub id owner/name"

@@ -151,9 +151,6 @@ def test_a_directory_is_named_by_its_path(tmp_path, monkeypatch):
     assert lasting_name("best") == str((tmp_path / "step-3").resolve())
     (tmp_path / "tiny").mkdir()
     assert [lasting_name(name) for name in ("tiny", "owner/name")] == ["tiny", "owner/name"]
-
-
-def test_a_run_directory_is_told_from_a_policy(tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(PolicyError, match=r"is a run directory: .*checkpoints/best"):
-        load_policy(tmp_path)
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "best").symlink_to(tmp_path / "step-3")
+    assert lasting_name("run") == str((tmp_path / "step-3").resolve())
