@@ -1,7 +1,11 @@
 """The words of contents as PostgreSQL keeps them: split and stemmed here, so that both back ends find the same.
 
-A row of `words` stands for one content of a namespace: its distinct terms, each the 64-bit hash of a word, so that a
-word may be as long as it likes; how often each is there; and how many words there are in all.
+`postings` has a row for every distinct word of a content: the word's term, how often it is there, and how many words
+the content has. A term is the 64-bit hash of a word, so that a word may be as long as it likes. The term 0 stands for
+all words: every content has such a row, whose count is the number of its words.
+
+These rows are found by a B-tree, not by a GIN index over arrays or a `tsvector`: under row-level security PostgreSQL
+uses an index only for operators that cannot leak, and those of arrays and full text are none.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memalpha.store.fields import digest
 from memalpha.store.lexical import term_counts
@@ -17,38 +21,44 @@ from memalpha.store.lexical import term_counts
 if TYPE_CHECKING:
     from memalpha.store.rows import Namespace
 
-NEW_WORDS = "INSERT INTO words (ns, digest, terms, counts, length) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-_MOST = 32767  # times that one word is counted in a content: what the column holds
-
-WordRow = tuple[bytes, list[int], list[int], int]
+ALL = 0  # the term that every content has, once for each of its words
+_BATCH = 2000  # contents whose rows one statement puts in
+_NEW = (
+    "INSERT INTO postings (ns, term, digest, count, length) "
+    "SELECT ?1, * FROM unnest(?2::bigint[], ?3::bytea[], ?4::integer[], ?5::integer[]) ON CONFLICT DO NOTHING"
+)
 
 
 @lru_cache(maxsize=65536)
 def term_of(word: str) -> int:
     """The term that stands for a word."""
     hashed = blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(hashed, "big", signed=True)
+    return int.from_bytes(hashed, "big", signed=True) or 1
 
 
-def word_row(content: str) -> WordRow:
-    """What `words` holds of a content: digest, terms, counts, length."""
-    counts = term_counts(content)
-    return digest(content), list(map(term_of, counts)), [min(n, _MOST) for n in counts.values()], sum(counts.values())
+def index_contents(connection: Any, ns: int, contents: Iterable[str]) -> None:
+    """Give contents of a namespace their postings, where they have none. Inside a transaction that writes."""
+    waiting = list(dict.fromkeys(contents))
+    for start in range(0, len(waiting), _BATCH):
+        terms: list[int] = []
+        digests: list[bytes] = []
+        counts: list[int] = []
+        lengths: list[int] = []
+        for content in waiting[start : start + _BATCH]:
+            found = term_counts(content)
+            length = sum(found.values())
+            terms += [ALL, *map(term_of, found)]
+            counts += [length, *found.values()]
+            digests += [digest(content)] * (1 + len(found))
+            lengths += [length] * (1 + len(found))
+        connection.execute(_NEW, (ns, terms, digests, counts, lengths))
 
 
-def word_rows(ns: int, contents: Iterable[str]) -> list[tuple[int, bytes, list[int], list[int], int]]:
-    """The parameters of `NEW_WORDS` for contents."""
-    return [(ns, *word_row(content)) for content in contents]
-
-
-def fill_words(rows: Namespace) -> int:
-    """Give every content that has none its row, after versions were copied or mended; the number of new rows."""
-    with rows.database.transaction() as connection:
-        missing = connection.execute(
-            "SELECT DISTINCT content FROM versions v WHERE ns = ? AND NOT EXISTS "
-            "(SELECT 1 FROM words w WHERE w.ns = v.ns AND w.digest = v.digest)",
-            (rows.ns,),
-        )
-        new = word_rows(rows.ns, [content for (content,) in missing.fetchall()])
-        connection.executemany(NEW_WORDS, new)
-    return len(new)
+def fill_words(connection: Any, rows: Namespace) -> None:
+    """Give every content that has none its postings, after versions were copied or mended."""
+    missing = connection.execute(
+        "SELECT DISTINCT content FROM versions v WHERE ns = ? AND NOT EXISTS "
+        f"(SELECT 1 FROM postings p WHERE p.ns = v.ns AND p.term = {ALL} AND p.digest = v.digest)",
+        (rows.ns,),
+    )
+    index_contents(connection, rows.ns, [content for (content,) in missing.fetchall()])
