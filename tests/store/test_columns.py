@@ -12,7 +12,7 @@ from memalpha.store.filters import parse
 from memalpha.types import MemoryEntry
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), entries), min_size=1, max_size=12), st.lists(wheres, max_size=4))
 def test_a_mask_is_what_matches_says(program, filters) -> None:
     live: dict[str, MemoryEntry] = {}

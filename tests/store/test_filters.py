@@ -260,7 +260,7 @@ def expected_of(condition, value, time: bool) -> bool:
     return all(results)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(wheres, entries)
 def test_agrees_with_an_independent_evaluation(where, entry) -> None:
     chosen = parse(where)
