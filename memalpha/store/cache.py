@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import StoreError
+from memalpha.store.backend import Backend
 from memalpha.store.index import Precision
 from memalpha.store.lexical import words
 from memalpha.store.packed import Parts, read, write
 from memalpha.store.rows import Namespace
-from memalpha.store.sqlite import Database
 
 FORMAT = 5
 LEAST = 5000  # entries: below, making the index anew takes less than 0.1 s
@@ -33,13 +33,14 @@ _PROBE = "Ana's running-shoes, 2024: naïve \u6771\u4eac\u306b \ud55c\uad6d\uc5b
 
 
 class IndexCache:
-    """The index file of one namespace, with vectors of one precision (None: of any). ":memory:" has none."""
+    """The index file of one namespace, with vectors of one precision (None: of any). ":memory:" has none, nor has
+    PostgreSQL."""
 
     def __init__(self, rows: Namespace, vectors: Precision | None = None) -> None:
         self._rows, self._vectors = rows, vectors
         self._at: int | None = None  # the position that the file is known to stand for
         path = rows.database.path
-        self.path = None if path == ":memory:" else Path(f"{path}-index-{_hex(rows.name)}")
+        self.path = Path(f"{path}-index-{_hex(rows.name)}") if _is_file(path) else None
 
     def load(self) -> tuple[int, Parts] | None:
         """The position that the index stands for, at or before the log's end, and its parts; None if there is none that
@@ -64,7 +65,7 @@ class IndexCache:
             return
         aside = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
         try:
-            with self._rows.database.transaction():
+            with self._rows.transaction():
                 # Made under the lock: whoever erases afterwards removes it, and nobody makes one of what was erased.
                 if self._rows.erased_after(position):
                     return
@@ -73,7 +74,7 @@ class IndexCache:
                 header = {"position": position, "vectors": self._vectors} | self._identity(position)
             with file:
                 write(file, header, parts())
-            with self._rows.database.transaction():
+            with self._rows.transaction():
                 if self._rows.erased_after(position):
                     aside.unlink(missing_ok=True)
                 else:
@@ -100,7 +101,7 @@ class IndexCache:
         }
 
 
-def remove(database: Database, namespace: str | None = None, *, but: Path | None = None) -> None:
+def remove(database: Backend, namespace: str | None = None, *, but: Path | None = None) -> None:
     """Delete the index files of a namespace, or of all, those being written too; raises `StoreError` if one stays."""
     for path in index_files(database.path, namespace):
         if path != but:
@@ -112,11 +113,15 @@ def remove(database: Database, namespace: str | None = None, *, but: Path | None
 
 def index_files(path: str, namespace: str | None = None) -> list[Path]:
     """The index files beside a store, of one namespace or of all, those being written too."""
-    if path == ":memory:":
+    if not _is_file(path):
         return []
     store = Path(path)
     start = f"{store.name}-index-" + ("" if namespace is None else _hex(namespace))
     return sorted(file for file in store.parent.iterdir() if file.name.startswith(start))
+
+
+def _is_file(path: str) -> bool:
+    return path != ":memory:" and "://" not in path
 
 
 def _hex(namespace: str) -> str:

@@ -15,9 +15,11 @@ ENTRY = "id, category, content, timestamp, importance, metadata, source, chunk, 
 
 
 def storable(value: object) -> bool:
-    """Whether SQLite can hold the value at all; what it cannot hold, it has not stored."""
+    """Whether a store can hold the value at all; what it cannot hold, it has not stored."""
     if not isinstance(value, str):
         return isinstance(value, int | float | bytes)
+    if "\0" in value:
+        return False
     try:
         value.encode()
     except UnicodeEncodeError:

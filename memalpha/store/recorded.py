@@ -67,7 +67,7 @@ class StoredEmbedder:
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """float32 `(len(texts), dim)`, rows L2-normalised."""
-        with self._rows.database.transaction(write=False):
+        with self._rows.transaction(write=False):
             known = self._rows.vectors(texts)
         missing = list(dict.fromkeys(text for text in texts if text not in known))
         if missing:
@@ -76,13 +76,8 @@ class StoredEmbedder:
 
     def of_entries(self, ids: Sequence[str]) -> np.ndarray:
         """What `encode` gives for the contents of live entries, in one statement where the file has their vectors."""
-        query = (
-            "SELECT v.id, x.vector FROM json_each(?) wanted CROSS JOIN versions v ON v.ns = ? AND v.id = wanted.value "
-            "AND v.valid_to IS NULL CROSS JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest"  # in this order
-        )
-        with self._rows.database.transaction(write=False) as connection:
-            rows = connection.execute(query, (json.dumps(ids), self._rows.ns))
-            known = {id: np.frombuffer(vector, "<f4") for id, vector in rows}
+        with self._rows.transaction(write=False):
+            known = self._rows.vectors_of(ids)
             if missing := self._rows.many([id for id in ids if id not in known], None):
                 vectors = self.encode([entry.content for entry in missing.values()])
                 known.update(zip(missing, vectors, strict=True))

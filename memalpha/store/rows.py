@@ -1,11 +1,12 @@
-"""The rows of one namespace of a store file: its log, versions and vectors."""
+"""The rows of one namespace of a store: its log, versions and vectors. (Where PostgreSQL differs: `postgres_rows`.)"""
 
 from __future__ import annotations
 
 import hashlib
-import sqlite3
+import json
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memalpha.errors import StoreError
+from memalpha.store.backend import Backend
 from memalpha.store.fields import (
     ENTRY,
     column_of,
@@ -26,14 +28,13 @@ from memalpha.store.fields import (
 )
 from memalpha.store.filters import moment, utc
 from memalpha.store.schema import MemorySchema
-from memalpha.store.sqlite import Database
 from memalpha.store.state import Change, plan
 from memalpha.types import MemoryEntry, Operation
 
 _VERSION = f"version, valid_from, valid_to, created, digest, {ENTRY}"
 _NEW_VERSION = f"INSERT INTO versions (ns, {_VERSION}) VALUES ({','.join('?' * 16)})"
 _NEW_OPERATION = f"INSERT INTO operations (ns, seq, time, head, kind, {ENTRY}) VALUES ({','.join('?' * 15)})"
-_NEW_VECTOR = "INSERT OR IGNORE INTO vectors (ns, digest, vector) VALUES (?, ?, ?)"
+NEW_VECTOR = "INSERT INTO vectors (ns, digest, vector) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 _MANY = 500  # values of one statement
 _TIP = 64  # rows at the log's end that a fingerprint is of
 _OPTIONAL = {"timestamp": "NULL", "importance": "1.0", "metadata": "'{}'"} | dict.fromkeys(
@@ -62,15 +63,26 @@ class Tip(NamedTuple):
 
 
 class Namespace:
-    """The rows of one namespace; every method belongs inside a `Database.transaction`. A `StateView` for `plan`."""
+    """The rows of one namespace; every method belongs inside a `transaction`. A `StateView` for `plan`."""
 
-    def __init__(self, database: Database, name: str, schema: MemorySchema) -> None:
+    _OF_SOURCE = "source = ?"
+    _VECTORS_OF = (
+        "SELECT v.id, x.vector FROM json_each(?) wanted CROSS JOIN versions v ON v.ns = ? AND v.id = wanted.value "
+        "AND v.valid_to IS NULL CROSS JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest"  # in this order
+    )
+    _list = staticmethod(json.dumps)  # a list as one value of a statement
+
+    def __init__(self, database: Backend, name: str, schema: MemorySchema) -> None:
         self.database = database
         self.name = name
         self.schema = schema
 
+    def transaction(self, *, write: bool = True) -> AbstractContextManager[Any]:
+        """A transaction of the database, on this namespace."""
+        return self.database.transaction(self.name, write=write)
+
     @property
-    def _rows(self) -> sqlite3.Connection:
+    def _rows(self) -> Any:
         return self.database._connection
 
     @property
@@ -159,7 +171,7 @@ class Namespace:
             created = seq if entry.version == 1 else self.created([entry.id])[entry.id]
             self._rows.execute(_NEW_VERSION, (ns, *version_row(entry, created)))
             if vectors is not None:
-                self._rows.execute(_NEW_VECTOR, (ns, digest(entry.content), vector_blob(vectors[entry.content])))
+                self._keep_vector(ns, entry.content, vector_blob(vectors[entry.content]))
         return change
 
     def append(
@@ -197,9 +209,12 @@ class Namespace:
             (ns, first),
         )
         self._rows.executemany(
-            f"INSERT OR IGNORE INTO vectors (ns, digest, vector) VALUES ({ns}, ?, ?)",
+            f"INSERT INTO vectors (ns, digest, vector) VALUES ({ns}, ?, ?) ON CONFLICT DO NOTHING",
             ((key, vectors[entry.content]) for key, entry in zip(keys, entries, strict=True)),
         )
+
+    def _keep_vector(self, ns: int, content: str, vector: bytes) -> None:
+        self._rows.execute(NEW_VECTOR, (ns, digest(content), vector))
 
     def _make(self) -> int:
         """The namespace's number, given now if it has none."""
@@ -218,7 +233,7 @@ class Namespace:
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
         """The live entry of the category with exactly this content."""
-        if not storable(content):
+        if not (storable(content) and storable(category)):
             return None
         row = self._rows.execute(_HOLDER, (self.ns, digest(content), category, content)).fetchone()
         return self.last(row[0]) if row else None
@@ -273,15 +288,17 @@ class Namespace:
             where += " AND created > (SELECT min(created) FROM versions WHERE ns = ? AND id = ?)"
             values = [*values, self.ns, after]
         index = "live_order" if position is None else None
-        where, limit = where + " ORDER BY created LIMIT ?", -1 if limit is None else limit
-        entries = self._select(where, *values, limit, index=index)
+        where += " ORDER BY created"
+        if limit is not None:
+            where, values = where + " LIMIT ?", [*values, limit]
+        entries = self._select(where, *values, index=index)
         return [entry if entry.valid_to is None else replace(entry, valid_to=None) for entry in entries]
 
     def spans(self, entry: MemoryEntry, position: int | None, *, after: bool) -> Iterator[MemoryEntry]:
         """The spans of an entry's source that are live, or were at a position, before or `after` it, nearest first."""
         sign, way = (">", "ASC") if after else ("<", "DESC")
         place = -1 if entry.chunk is None else entry.chunk, self.created([entry.id])[entry.id]
-        of = "source = ? AND source IS NOT NULL AND turn IS NOT NULL"  # as the index has it
+        of = f"{self._OF_SOURCE} AND source IS NOT NULL AND turn IS NOT NULL"  # as the index has it
         of += f" AND {_IS_LIVE if position is None else _WAS_LIVE} AND coalesce(chunk, -1)"
         beside = f"{of} = ? AND created {sign} ? ORDER BY created {way}"
         beyond = f"{of} {sign} ? ORDER BY coalesce(chunk, -1) {way}, created {way}"
@@ -306,7 +323,7 @@ class Namespace:
     def newest(self) -> Iterator[tuple[MemoryEntry, int]]:
         """The newest version of every entry ever made, with the position that created its id."""
         created = dict(self._rows.execute("SELECT id, min(created) FROM versions WHERE ns = ? GROUP BY id", (self.ns,)))
-        for entry in {entry.id: entry for entry in self._select("1 ORDER BY id, version")}.values():
+        for entry in {entry.id: entry for entry in self._select("true ORDER BY id, version")}.values():
             yield entry, created[entry.id]
 
     def changed(self, after: int) -> list[str]:
@@ -374,9 +391,14 @@ class Namespace:
                 found[text] = np.frombuffer(row[0], "<f4")
         return found
 
+    def vectors_of(self, ids: Sequence[str]) -> dict[str, np.ndarray]:
+        """The stored embeddings of the contents of live entries, by id, of those that have one, in one statement."""
+        rows = self._rows.execute(self._VECTORS_OF, (self._list(ids), self.ns))
+        return {id: np.frombuffer(vector, "<f4") for id, vector in rows}
+
     def versions(self) -> Iterator[MemoryEntry]:
         """Every version of every entry, live or ended, oldest id first."""
-        return self._select("1 ORDER BY created, version")
+        return self._select("true ORDER BY created, version")
 
     def version_rows(self) -> Iterator[tuple[Any, ...]]:
         """Every row of `versions` as it is stored; `version_row` says what it should be."""
@@ -394,7 +416,11 @@ class Namespace:
     def replace_vectors(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Put rows in the place of all that `vectors` holds."""
         self._rows.execute("DELETE FROM vectors WHERE ns = ?", (self.ns,))
-        self._rows.executemany(_NEW_VECTOR, _in(self.ns, rows))
+        self._keep_vectors(rows)
+
+    def _keep_vectors(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Keep vectors, by the digests of contents whose versions are there."""
+        self._rows.executemany(NEW_VECTOR, _in(self.ns, rows))
 
     def erase(self, ids: Collection[str] | None) -> int:
         """Make stubs of all operations on some ids (None: of all there are), delete their versions and vectors, and
@@ -430,12 +456,12 @@ class Namespace:
         return [id for id in dict.fromkeys(found) if id not in ids]
 
     def copy(self, other: Namespace, position: int) -> None:
-        """Give a namespace without a log, of this file or of another, this one's log up to a position, with the
+        """Give a namespace without a log, of this database or of another, this one's log up to a position, with the
         versions and vectors that follow from it."""
         ns, mine = other._make(), (self.ns, position)
         operations = f"seq, time, head, kind, {ENTRY}"
         rows = self._rows.execute(f"SELECT {operations} FROM operations WHERE ns = ? AND seq <= ?", mine)
-        other._rows.executemany(f"INSERT INTO operations (ns, {operations}) VALUES {_marks(15)}", _in(ns, rows))
+        other._rows.executemany(_NEW_OPERATION, _in(ns, rows))
         rows = self._rows.execute(f"SELECT {_VERSION} FROM versions WHERE ns = ? AND valid_from <= ?", mine)
         ended = ((*row[:2], None if row[2] and row[2] > position else row[2], *row[3:]) for row in rows)
         other._rows.executemany(_NEW_VERSION, _in(ns, ended))
@@ -444,7 +470,7 @@ class Namespace:
             "(SELECT digest FROM versions WHERE ns = ? AND valid_from <= ?)",
             (self.ns, *mine),
         )
-        other._rows.executemany(_NEW_VECTOR, _in(ns, rows))
+        other._keep_vectors(rows)
 
     def _one(self, where: str, *values: Any, index: str | None = None) -> MemoryEntry | None:
         if not all(map(storable, values)):
@@ -461,10 +487,6 @@ def _query(where: str, index: str | None) -> str:
     # Partial indexes are named: SQLite's planner, without statistics, would rather scan the namespace.
     table = f"versions INDEXED BY {index}" if index else "versions"
     return f"SELECT {ENTRY}, version, valid_from, valid_to FROM {table} WHERE ns = ? AND {where}"
-
-
-def _marks(count: int) -> str:
-    return f"({','.join('?' * count)})"
 
 
 def _in(ns: int, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:

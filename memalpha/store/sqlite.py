@@ -19,20 +19,18 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from threading import RLock
 from time import monotonic, sleep, time
-from typing import Literal, NoReturn, get_args
+from typing import NoReturn, get_args
 
 from memalpha.errors import DamagedStore, StoreError
+from memalpha.store.backend import Clock, Durability, system_clock
 from memalpha.store.filters import utc
 
 APPLICATION_ID = 0x6D416C70  # "mAlp"
 FORMAT = 4
-
-Durability = Literal["full", "normal"]
 
 _PATIENCE = 30.0  # seconds a writer waits for its turn
 _LEFT = 86400.0  # seconds until a file that was never finished counts as left by a killed process
@@ -90,13 +88,6 @@ ALTER TABLE versions ADD COLUMN expires TEXT;
 {_EXPIRING}""",
     3: _SPANS,
 }
-
-Clock = Callable[[], datetime]
-
-
-def system_clock() -> datetime:
-    """The present."""
-    return datetime.now(UTC)
 
 
 class Database:
@@ -202,8 +193,9 @@ class Database:
         return self._connection.execute(f"PRAGMA {name}").fetchone()[0]
 
     @contextmanager
-    def transaction(self, *, write: bool = True) -> Iterator[sqlite3.Connection]:
-        """Everything inside happens at once or not at all; for reads, everything inside sees one moment.
+    def transaction(self, *of: str, write: bool = True) -> Iterator[sqlite3.Connection]:
+        """Everything inside happens at once or not at all; for reads, everything inside sees one moment, whatever
+        namespaces it is `of`.
 
         Inside another transaction of this thread it joins that one.
         """

@@ -16,24 +16,23 @@ import numpy as np
 from memalpha.errors import InvalidContent, StoreError, UnknownEntry
 from memalpha.store import cache, timeline
 from memalpha.store.around import surroundings
+from memalpha.store.backend import Backend, Clock, Durability, system_clock
 from memalpha.store.bulk import Fact, blobs_of, cleaned, insert_all, unit_vectors
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Where
 from memalpha.store.index import PRECISIONS, Precision
 from memalpha.store.live import LiveIndex
-from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder, record_of
+from memalpha.store.opening import copied_to, open_database, rows_of
+from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder
 from memalpha.store.retrieval import Boost, Route
-from memalpha.store.rows import Namespace, Tip
-from memalpha.store.schema import MemorySchema, load_schema
-from memalpha.store.sqlite import Clock, Database, Durability, new_file, system_clock
+from memalpha.store.rows import Tip
+from memalpha.store.schema import MemorySchema
 from memalpha.store.state import Change, MemoryState, check_timestamp, clean_content
 from memalpha.store.timeline import Diff
 from memalpha.store.transfer import apply_lines, contents_of, read_jsonl, write_jsonl
 from memalpha.store.working import Memory
 from memalpha.types import Hit, MemoryEntry, Operation
 
-DEFAULT_SCHEMA = "mem-alpha"
-DEFAULT_EMBEDDER = "static"
 _PAGE = 1000
 
 
@@ -45,13 +44,13 @@ class MemoryStore(Memory):
     """
 
     def __init__(
-        self, database: Database, schema: MemorySchema, embedder: RecordedEmbedder, namespace: str, vectors: Precision
+        self, database: Backend, schema: MemorySchema, embedder: RecordedEmbedder, namespace: str, vectors: Precision
     ) -> None:
         if not isinstance(namespace, str) or not namespace:
             raise StoreError(f"namespace {namespace!r}: a non-empty text is needed")
         self._database = database
         self._embedder = embedder
-        self._rows = Namespace(database, namespace, schema)
+        self._rows = rows_of(database, namespace, schema)
         self._precision: Precision = vectors
         self._index = LiveIndex(self._rows, embedder, vectors)
         self._scopes: WeakSet[MemoryStore] = WeakSet()  # of the same file
@@ -89,32 +88,13 @@ class MemoryStore(Memory):
 
         Raises `StoreError`, `EmbedderError` or `ConfigError` with what to do.
         """
-        text = str(path)
-        if "://" in text:
-            raise StoreError(f"{text}: only files are supported: give a path, or ':memory:'")
         if vectors not in PRECISIONS:
             raise StoreError(f"vectors {vectors!r}: {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]} is needed")
-        wanted = load_schema(DEFAULT_SCHEMA if schema is None else schema)
-
-        database = Database(
-            text,
-            create=create,
-            durability=durability,
-            clock=clock,
-            initial_meta=lambda: {"schema": wanted.to_json(), "embedder": record_of(embedder or DEFAULT_EMBEDDER)},
+        database, found, recorded = open_database(
+            path, schema, embedder, create=create, durability=durability, clock=clock
         )
         try:
-            recorded = MemorySchema.from_json(database.meta["schema"])
-            if schema is None:
-                wanted = recorded
-            elif not wanted.fits(recorded):
-                raise StoreError(
-                    f"{text} was made with schema {recorded.describe()}, not {wanted.describe()}: open it without "
-                    "naming a schema, or give another path"
-                )
-            return cls(
-                database, wanted, RecordedEmbedder(text, database.meta["embedder"], embedder), namespace, vectors
-            )
+            return cls(database, found, recorded, namespace, vectors)
         except BaseException:
             database.close()
             raise
@@ -181,11 +161,11 @@ class MemoryStore(Memory):
             content = None
         vectors = None
         if content is not None:
-            with self._database.transaction(write=False):
+            with self._rows.transaction(write=False):
                 vectors = self._rows.vectors([content])
             # Embedded before the lock is taken, so that a slow embedder keeps no other process waiting.
             vectors = vectors or {content: self._embedder.load().encode([content])[0]}
-        with self._database.transaction():
+        with self._rows.transaction():
             return self._rows.write(operation, vectors, tip=self._expire())
 
     def insert_many(self, facts: Iterable[Fact], vectors: np.ndarray | None = None) -> list[MemoryEntry]:
@@ -382,14 +362,14 @@ class MemoryStore(Memory):
             if namespace is None:
                 raise StoreError("fork: give a namespace for a copy in this file, or a path for a new one")
             copy = self.namespace(namespace)
-            with self._now(write=True):
+            with self._database.transaction(self._rows.name, namespace), self._now(write=True):
                 if copy._rows.position:
                     raise StoreError(f"namespace {namespace!r} has a log already: give another name")
                 self._rows.copy(copy._rows, self._rows.place_of(as_of))
             return copy
         name, here = namespace or self._rows.name, self._database
-        with new_file(Path(path), here.meta) as there, self._now(), there.transaction():
-            self._rows.copy(Namespace(there, name, self.schema), self._rows.place_of(as_of))
+        with self._now(), copied_to(path, here.meta, name, self.schema) as there:
+            self._rows.copy(there, self._rows.place_of(as_of))
         return MemoryStore.open(path, self.schema, self._embedder.named, name, clock=here.clock)
 
     def erase(self, *ids: str) -> list[str]:
@@ -454,14 +434,14 @@ class MemoryStore(Memory):
         """A transaction on the memory as it is by the store's clock, and the log's end: what has expired is ended
         first, in the log too, at the time it was to expire."""
         if not write:
-            with self._database.transaction(write=False):
+            with self._rows.transaction(write=False):
                 tip = self._rows.tip()
                 if not self._is_due(tip):
                     yield tip
                     return
-            with self._database.transaction():
+            with self._rows.transaction():
                 self._expire()
-        with self._database.transaction(write=write):
+        with self._rows.transaction(write=write):
             yield self._expire() if write else self._rows.tip()
 
     def _is_due(self, tip: Tip) -> bool:

@@ -107,7 +107,7 @@ def test_what_is_no_store_is_refused_and_left_alone(tmp_path) -> None:
     for path, message in [
         (tmp_path, "is a folder"),
         (tmp_path / "none" / "a.db", "the folder .* does not exist"),
-        ("postgresql://host/db", "only files"),
+        ("mysql://host/db", "mysql://...: give a path"),
     ]:
         with pytest.raises(StoreError, match=message):
             new(path)

@@ -1,0 +1,105 @@
+"""Which database a path or URL means: an SQLite file, or PostgreSQL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memalpha.errors import StoreError
+from memalpha.store.backend import Backend, Clock, Durability
+from memalpha.store.embedding import Embedder
+from memalpha.store.recorded import RecordedEmbedder, record_of
+from memalpha.store.rows import Namespace
+from memalpha.store.schema import MemorySchema, load_schema
+from memalpha.store.sqlite import Database, new_file
+
+if TYPE_CHECKING:
+    from memalpha.store.postgres import PostgresDatabase
+
+DEFAULT_SCHEMA = "mem-alpha"
+DEFAULT_EMBEDDER = "static"
+_URL = re.compile(r"postgres(?:ql)?://")
+
+
+def is_url(path: str | Path) -> bool:
+    """Whether it is a URL, not a file's path; raises `StoreError` for one that is not of PostgreSQL."""
+    text = str(path)
+    if "://" in text and not _URL.match(text):
+        scheme = text.partition("://")[0]
+        raise StoreError(f"{scheme}://...: give a path, ':memory:' or postgresql://user:password@host/database")
+    return "://" in text
+
+
+def open_database(
+    path: str | Path,
+    schema: str | Path | MemorySchema | None,
+    embedder: str | Embedder | None,
+    *,
+    create: bool,
+    durability: Durability,
+    clock: Clock,
+) -> tuple[Backend, MemorySchema, RecordedEmbedder]:
+    """The database at a path or URL, with its schema and embedder; see `MemoryStore.open`."""
+    wanted = load_schema(DEFAULT_SCHEMA if schema is None else schema)
+
+    def meta() -> dict[str, str]:
+        return {"schema": wanted.to_json(), "embedder": record_of(embedder or DEFAULT_EMBEDDER)}
+
+    of = _postgres() if is_url(path) else Database
+    database = of(str(path), create=create, durability=durability, clock=clock, initial_meta=meta)
+    try:
+        recorded = MemorySchema.from_json(database.meta["schema"])
+        if schema is None:
+            wanted = recorded
+        elif not wanted.fits(recorded):
+            raise StoreError(
+                f"{database.path} was made with schema {recorded.describe()}, not {wanted.describe()}: open it without "
+                "naming a schema, or give another path"
+            )
+        return database, wanted, RecordedEmbedder(database.path, database.meta["embedder"], embedder)
+    except BaseException:
+        database.close()
+        raise
+
+
+def rows_of(database: Backend, name: str, schema: MemorySchema) -> Namespace:
+    """The rows of a namespace, in the database's own statements."""
+    if isinstance(database, Database):
+        return Namespace(database, name, schema)
+    from memalpha.store.postgres_rows import PostgresRows
+
+    return PostgresRows(database, name, schema)  # pyright: ignore[reportArgumentType]: the other of the two
+
+
+@contextmanager
+def copied_to(path: str | Path, meta: Mapping[str, str], name: str, schema: MemorySchema) -> Iterator[Namespace]:
+    """A namespace without a log, in a transaction: of a new file, which is there when the block has ended well, or of
+    a PostgreSQL database, whose store must be of the same schema and embedder if there is one. Raises `StoreError`."""
+    if not is_url(path):
+        with new_file(Path(path), meta) as file, file.transaction():
+            yield Namespace(file, name, schema)
+        return
+    wanted = {key: meta[key] for key in ("schema", "embedder")}
+    database = _postgres()(str(path), create=True, initial_meta=lambda: wanted)
+    try:
+        for key, value in wanted.items():
+            if database.meta[key] != value:
+                raise StoreError(f"{database.path} holds stores with another {key}: give another with ?schema=NAME")
+        rows = rows_of(database, name, schema)
+        with rows.transaction():
+            if rows.position:
+                raise StoreError(f"{database.path} has a log of the namespace {name!r} already: give another name")
+            yield rows
+    finally:
+        database.close()
+
+
+def _postgres() -> type[PostgresDatabase]:
+    try:
+        from memalpha.store.postgres import PostgresDatabase
+    except ImportError as error:
+        raise StoreError(f"PostgreSQL needs more packages ({error}): pip install 'memalpha[postgres]'") from error
+    return PostgresDatabase

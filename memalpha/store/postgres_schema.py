@@ -1,0 +1,115 @@
+"""What a PostgreSQL schema of stores consists of: tables, indexes, the log's guards, and who may see what.
+
+The tables are those of a store file. Each but `namespaces` is partitioned by the hash of its namespace's number, so
+that a namespace lies in one partition of each, and a cluster may spread them. Text is `COLLATE "C"`: its order is that
+of code points, as in SQLite. `vectors` and `postings` hold what searches need of a content: its embedding, and which
+word is there how often.
+
+Row-level security, also for the owner: a row is seen and written only in a transaction that names its namespace, in
+`memalpha.ns`, and only by a role that may: the tables' owner, or one that is in `members` with that namespace, which
+only the owner writes. So to set the parameter opens nothing. The partitions themselves have no policy, that is, nobody
+gets in past the tables. Superusers, and roles with BYPASSRLS, pass by all of this: applications should be neither.
+"""
+
+from __future__ import annotations
+
+FORMAT = 1
+PARTITIONS = 16
+TABLES = ("operations", "versions", "vectors", "postings")
+_MOST_DIM = 2000  # of a vector that fits into a page, and that HNSW takes
+_NEAR = "CREATE INDEX vectors_near ON vectors USING hnsw (vector {operators});"
+
+_DDL = """
+CREATE TABLE meta (key text COLLATE "C" PRIMARY KEY, value text NOT NULL);
+CREATE TABLE namespaces (
+  ns bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text COLLATE "C" NOT NULL UNIQUE, turn boolean);
+CREATE TABLE members (role regrole NOT NULL, namespace text COLLATE "C" NOT NULL, PRIMARY KEY (role, namespace));
+CREATE TABLE operations (
+  ns bigint NOT NULL, seq bigint NOT NULL, time text COLLATE "C" NOT NULL, head bigint NOT NULL,
+  kind text COLLATE "C" NOT NULL, id text COLLATE "C", category text COLLATE "C", content text COLLATE "C",
+  timestamp text COLLATE "C", importance float8, metadata text COLLATE "C", source text COLLATE "C", chunk bigint,
+  turn text COLLATE "C", expires text COLLATE "C", PRIMARY KEY (ns, seq)) PARTITION BY HASH (ns);
+CREATE TABLE versions (
+  ns bigint NOT NULL, id text COLLATE "C" NOT NULL, version bigint NOT NULL, category text COLLATE "C" NOT NULL,
+  content text COLLATE "C" NOT NULL, timestamp text COLLATE "C", importance float8 NOT NULL,
+  metadata text COLLATE "C" NOT NULL, source text COLLATE "C", chunk bigint, turn text COLLATE "C",
+  valid_from bigint NOT NULL, valid_to bigint, created bigint NOT NULL, digest bytea NOT NULL,
+  expires text COLLATE "C", source_key bigint GENERATED ALWAYS AS (hashtextextended(source, 0)) STORED,
+  PRIMARY KEY (ns, id, version)) PARTITION BY HASH (ns);
+CREATE TABLE vectors (
+  ns bigint NOT NULL, digest bytea NOT NULL, vector {extension}.vector({dim}) NOT NULL, PRIMARY KEY (ns, digest))
+  PARTITION BY HASH (ns);
+CREATE TABLE postings (
+  ns bigint NOT NULL, term bigint NOT NULL, digest bytea NOT NULL, count integer NOT NULL, length integer NOT NULL,
+  PRIMARY KEY (ns, term, digest) INCLUDE (count, length)) PARTITION BY HASH (ns);
+
+CREATE INDEX core_updates ON operations (ns, seq) WHERE kind = 'core_update';
+CREATE UNIQUE INDEX live_order ON versions (ns, created) WHERE valid_to IS NULL;
+CREATE INDEX live_content ON versions (ns, digest) WHERE valid_to IS NULL;
+CREATE INDEX expiring ON versions (ns, expires) WHERE valid_to IS NULL AND expires IS NOT NULL;
+CREATE INDEX spans ON versions (ns, source_key, coalesce(chunk, -1), created)
+  WHERE valid_to IS NULL AND turn IS NOT NULL AND source IS NOT NULL;
+
+CREATE FUNCTION append_only() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'the log is append-only'; END $$;
+CREATE TRIGGER operations_stay BEFORE UPDATE ON operations FOR EACH ROW WHEN (NOT (
+  OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
+    = (OLD.ns, OLD.seq, OLD.time, OLD.head)
+  AND num_nonnulls(NEW.category, NEW.content, NEW.timestamp, NEW.importance, NEW.metadata, NEW.source, NEW.chunk,
+    NEW.turn, NEW.expires) = 0)) EXECUTE FUNCTION append_only();
+CREATE TRIGGER operations_last BEFORE DELETE ON operations FOR EACH ROW EXECUTE FUNCTION append_only();
+CREATE TRIGGER operations_whole BEFORE TRUNCATE ON operations FOR EACH STATEMENT EXECUTE FUNCTION append_only();
+
+CREATE POLICY own ON members USING ({owner} OR role = {me}) WITH CHECK ({owner});
+CREATE POLICY own ON namespaces USING (
+  {owner} OR name IN (SELECT m.namespace FROM {schema}.members m WHERE m.role = {me}));
+"""
+
+_OWNER = (
+    "pg_has_role((SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.oid = '{schema}.namespaces'::regclass), 'USAGE')"
+)
+_ME = "quote_ident(current_user)::regrole"  # by number: one that is dropped and made anew is another
+_MINE = (
+    "ns = ANY (ARRAY(SELECT n.ns FROM {schema}.namespaces n WHERE n.ns = ANY "
+    "(string_to_array(current_setting('memalpha.ns', true), ',')::bigint[])))"
+)  # asked once a statement; what a role sees of `namespaces` is its policy's to say
+
+# Who is not the owner gets what a store needs, and no more; TRUNCATE, which heeds no policy, is not among it.
+_ADMIT = """
+CREATE FUNCTION admit(role name, namespace text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+  EXECUTE format('GRANT USAGE ON SCHEMA {schema} TO %1$I;'
+    'GRANT SELECT ON {schema}.meta, {schema}.members, {schema}.namespaces TO %1$I;'
+    'GRANT INSERT (name), UPDATE (turn) ON {schema}.namespaces TO %1$I;'
+    'GRANT SELECT, INSERT, UPDATE ON {schema}.operations TO %1$I;'
+    'GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.versions, {schema}.vectors, {schema}.postings TO %1$I', role);
+  INSERT INTO {schema}.members VALUES (quote_ident(role)::regrole, namespace) ON CONFLICT DO NOTHING;
+END $$;
+REVOKE ALL ON FUNCTION admit FROM PUBLIC;
+"""
+
+
+def script(schema: str, extension: str, dim: int) -> str:
+    """The statements that make the tables in a schema, for vectors of `dim` numbers; the names of it and of the
+    schema of the extension are quoted."""
+    owner = _OWNER.format(schema=schema)
+    made = [f"SET LOCAL search_path = {schema};"]
+    made.append(_DDL.format(schema=schema, extension=extension, dim=dim, owner=owner, me=_ME))
+    made.append(_ADMIT.format(schema=schema))
+    if dim <= _MOST_DIM:  # read from the row itself, not from a place beside the table
+        made.append("ALTER TABLE vectors ALTER COLUMN vector SET STORAGE PLAIN;")
+    for table in TABLES:
+        made.append(f"CREATE POLICY own ON {table} USING ({_MINE.format(schema=schema)});")
+        for part in range(PARTITIONS):
+            made.append(
+                f"CREATE TABLE {table}_{part} PARTITION OF {table} FOR VALUES WITH (modulus {PARTITIONS}, "
+                f"remainder {part});"
+            )
+            made.append(_closed(f"{table}_{part}"))
+    made += [_closed(table) for table in (*TABLES, "namespaces", "members")]
+    if dim <= _MOST_DIM:
+        made.append(_NEAR.format(operators=f"{extension}.vector_ip_ops"))
+    return "\n".join(made)
+
+
+def _closed(table: str) -> str:
+    return f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;"
