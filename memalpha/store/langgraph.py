@@ -37,7 +37,7 @@ def read(path: Path, nowhere: str) -> dict[str, list[Event]]:
                 raise DataError(f"{where}: value: not JSON: {error}") from error
             if not isinstance(value, dict):
                 raise DataError(f"{where}: value: an object is needed, not {value!r}")
-            content, rest = _content(value)
+            content, rest = content_of(value)
             time = log_time(where, fields["updated_at"] or fields["created_at"])
             said = {"created_at": fields["created_at"]} if fields["created_at"] != fields["updated_at"] else {}
             key = str(fields["key"])
@@ -56,7 +56,7 @@ def read(path: Path, nowhere: str) -> dict[str, list[Event]]:
     return found
 
 
-def _content(value: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def content_of(value: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The text of an item, and what else its value holds."""
     for name in TEXTS:
         text = value.get(name)
@@ -64,6 +64,6 @@ def _content(value: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         if isinstance(text, str) and text.strip():
             return text, rest
         if name == "content" and isinstance(text, Mapping):
-            inner, more = _content(text)
+            inner, more = content_of(text)
             return inner, {**more, **rest}
     return json.dumps(value, ensure_ascii=False), {}

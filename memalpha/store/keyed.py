@@ -1,0 +1,109 @@
+"""Values under keys of one's own: one live entry a key, whose id is made of it, so that history, undo, search hold.
+
+A store keeps a content once a category, without outer whitespace; what is kept here may be equal, empty or have any
+whitespace. So an entry's `metadata["text"]` holds the exact text wherever its content is another one: the key for an
+empty text, and the text with the key in brackets behind it where another entry has that text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from memalpha.errors import DuplicateContent, UnknownEntry
+from memalpha.store.state import is_id
+from memalpha.types import MemoryEntry, Operation
+
+if TYPE_CHECKING:
+    from memalpha.store.store import MemoryStore
+
+
+def escaped(text: str, more: str = "") -> str:
+    """A text that can be a part of an id: whitespace, "%" and the characters of `more` as %XX; no two give the same."""
+    return re.sub(rf"[\s\x00%{re.escape(more)}]", lambda found: f"%{ord(found[0]):02X};", text)
+
+
+def text_of(entry: MemoryEntry) -> str:
+    """The text that was put."""
+    return entry.metadata.get("text", entry.content)
+
+
+class Keyed:
+    """The entries of a store that have keys: those whose `metadata[kind]` says what they are.
+
+    `category`: where new ones go (None: "semantic", or the schema's first). A key should be `escaped` in its parts.
+    """
+
+    def __init__(self, store: MemoryStore, kind: str, category: str | None = None) -> None:
+        names = store.schema.category_names
+        self.store, self.kind = store, kind
+        self.category = store.schema.check(category) if category else "semantic" if "semantic" in names else names[0]
+
+    def now(self) -> datetime:
+        """The time by the store's own clock, by which its entries expire."""
+        return self.store._database.clock()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All that is written inside happens at once or not at all."""
+        with self.store._database.transaction():
+            yield
+
+    def id_of(self, key: str) -> str:
+        """The key, or a hash of one that cannot be an id, having more than 128 characters."""
+        return key if is_id(key) else "%-" + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def get(self, key: str) -> MemoryEntry | None:
+        """The live entry of a key."""
+        try:
+            entry = self.store.get(self.id_of(key))
+        except UnknownEntry:
+            return None
+        return entry if self.kind in entry.metadata else None
+
+    def all(self) -> list[MemoryEntry]:
+        """The live entries that have keys."""
+        return self.store.list(where={self.kind: {"$ne": None}})
+
+    def put(
+        self, key: str, text: str, value: Any, *, timestamp: str | None = None, expires: str | None = None
+    ) -> MemoryEntry:
+        """Have `text` under a key, with `metadata[kind] = value`, in the place of what it had.
+
+        Raises `InvalidContent` for what cannot be stored, `StoreError` where another entry has the key as its id.
+        """
+        content = text if text.strip() else key
+        with self.together():
+            id, current = self.id_of(key), self.get(key)
+            while True:
+                exact = {} if content.strip() == text else {"text": text}
+                operation = Operation(
+                    "insert" if current is None else "update",
+                    id=id,
+                    category=self.category,
+                    content=content,
+                    timestamp=timestamp or "",
+                    metadata={self.kind: value, **exact},
+                    expires=expires or "",
+                )
+                try:
+                    entry = self.store.change(operation).entry
+                except DuplicateContent as error:
+                    if current is not None and error.entry_id == id:  # it says so already
+                        return current
+                    content = f"{content.strip()}\n({key})"
+                    continue
+                assert entry is not None
+                return entry
+
+    def delete(self, key: str) -> bool:
+        """End the entry of a key; False where there is none."""
+        with self.together():
+            entry = self.get(key)
+            if entry is not None:
+                self.store.delete(entry.id)
+            return entry is not None
