@@ -118,7 +118,7 @@ class _Column:
     def numbers(self, size: int) -> np.ndarray:
         """The values as numbers, float64 `(size,)`."""
         self._make_room(size)
-        more = [_number(value) for value in self._values[len(self._floats) :]]
+        more = [number_of(value) for value in self._values[len(self._floats) :]]
         self._floats = np.concatenate([self._floats, more])
         return self._floats.take(self._codes[:size]) if len(self._floats) else np.full(size, np.nan)
 
@@ -184,7 +184,8 @@ class _Order:
         return self._numbers[slice(*spans[operator])]
 
 
-def _number(value: Any) -> float:
+def number_of(value: Any) -> float:
+    """A field's value as a number, a time in seconds since 1970; NaN for others."""
     if isinstance(value, str) and is_iso_time(value):
         return moment(value).timestamp()
     return float(value) if isinstance(value, int | float) else np.nan

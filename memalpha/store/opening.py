@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from memalpha.errors import StoreError
 from memalpha.store.backend import Backend, Clock, Durability
 from memalpha.store.embedding import Embedder
+from memalpha.store.index import Precision
+from memalpha.store.live import LiveIndex
 from memalpha.store.recorded import RecordedEmbedder, record_of
 from memalpha.store.rows import Namespace
 from memalpha.store.schema import MemorySchema, load_schema
@@ -18,6 +20,7 @@ from memalpha.store.sqlite import Database, new_file
 
 if TYPE_CHECKING:
     from memalpha.store.postgres import PostgresDatabase
+    from memalpha.store.postgres_search import PostgresIndex
 
 DEFAULT_SCHEMA = "mem-alpha"
 DEFAULT_EMBEDDER = "static"
@@ -74,13 +77,24 @@ def rows_of(database: Backend, name: str, schema: MemorySchema) -> Namespace:
     return PostgresRows(database, name, schema)  # pyright: ignore[reportArgumentType]: the other of the two
 
 
+def index_of(rows: Namespace, embedder: RecordedEmbedder, vectors: Precision) -> LiveIndex | PostgresIndex:
+    """What searches a namespace; raises `StoreError` for vectors of a precision that its database has not."""
+    if isinstance(rows.database, Database):
+        return LiveIndex(rows, embedder, vectors)
+    if vectors != "float32":
+        raise StoreError(f"vectors {vectors!r}: searches of a PostgreSQL store hold none, and the server has float32")
+    from memalpha.store.postgres_search import PostgresIndex
+
+    return PostgresIndex(rows, embedder)  # pyright: ignore[reportArgumentType]: the other of the two
+
+
 @contextmanager
-def copied_to(path: str | Path, meta: Mapping[str, str], name: str, schema: MemorySchema) -> Iterator[Namespace]:
-    """A namespace without a log, in a transaction: of a new file, which is there when the block has ended well, or of
-    a PostgreSQL database, whose store must be of the same schema and embedder if there is one. Raises `StoreError`."""
+def new_database(path: str | Path, meta: Mapping[str, str]) -> Iterator[Backend]:
+    """A new file, which is there when the block has ended well, or a PostgreSQL schema, whose stores must be of the
+    same schema and embedder if there are any. Raises `StoreError`."""
     if not is_url(path):
-        with new_file(Path(path), meta) as file, file.transaction():
-            yield Namespace(file, name, schema)
+        with new_file(Path(path), meta) as file:
+            yield file
         return
     wanted = {key: meta[key] for key in ("schema", "embedder")}
     database = _postgres()(str(path), create=True, initial_meta=lambda: wanted)
@@ -88,13 +102,20 @@ def copied_to(path: str | Path, meta: Mapping[str, str], name: str, schema: Memo
         for key, value in wanted.items():
             if database.meta[key] != value:
                 raise StoreError(f"{database.path} holds stores with another {key}: give another with ?schema=NAME")
+        yield database
+    finally:
+        database.close()
+
+
+@contextmanager
+def copied_to(path: str | Path, meta: Mapping[str, str], name: str, schema: MemorySchema) -> Iterator[Namespace]:
+    """A namespace without a log, in a transaction, of what `new_database` gives. Raises `StoreError`."""
+    with new_database(path, meta) as database:
         rows = rows_of(database, name, schema)
         with rows.transaction():
             if rows.position:
                 raise StoreError(f"{database.path} has a log of the namespace {name!r} already: give another name")
             yield rows
-    finally:
-        database.close()
 
 
 def _postgres() -> type[PostgresDatabase]:

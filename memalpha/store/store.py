@@ -21,8 +21,7 @@ from memalpha.store.bulk import Fact, blobs_of, cleaned, insert_all, unit_vector
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Where
 from memalpha.store.index import PRECISIONS, Precision
-from memalpha.store.live import LiveIndex
-from memalpha.store.opening import copied_to, open_database, rows_of
+from memalpha.store.opening import copied_to, index_of, open_database, rows_of
 from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder
 from memalpha.store.retrieval import Boost, Route
 from memalpha.store.rows import Tip
@@ -52,7 +51,7 @@ class MemoryStore(Memory):
         self._embedder = embedder
         self._rows = rows_of(database, namespace, schema)
         self._precision: Precision = vectors
-        self._index = LiveIndex(self._rows, embedder, vectors)
+        self._index = index_of(self._rows, embedder, vectors)
         self._scopes: WeakSet[MemoryStore] = WeakSet()  # of the same file
         self._is_scope = False
 
