@@ -1,4 +1,4 @@
-"""The commands that carry memories in and out of a store: export and import."""
+"""The commands that carry memories in and out of a store: export, import and copy."""
 
 from __future__ import annotations
 
@@ -88,7 +88,26 @@ def import_(
     print_result({"operations": count, "path": str(store)}, as_json, f"{count} operations: {store}")
 
 
-COMMANDS = (export, import_)
+def copy(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="The store: a file, or a URL postgresql://...")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="Where to: a new file, or a URL.")],
+    as_json: AsJson = False,
+) -> None:
+    """Copy a whole store to another place: all namespaces, each with its log.
+
+    Between files and PostgreSQL databases, either way. Ids, positions and times are kept and nothing is embedded anew.
+    The copy is there as a whole or not at all; SRC stays as it is.
+
+    Example: memalpha copy ana.db "postgresql://app@localhost/memories?schema=team"
+    """
+    from memalpha.store.copying import copy_store
+
+    done = copy_store(source, target)
+    lines = [f"{count} operations: namespace {name}" for name, count in done.items()]
+    print_result({"namespaces": done}, as_json, "\n".join(lines) or "the store has no namespaces")
+
+
+COMMANDS = (export, import_, copy)
 
 
 def _lines(done: Imported, store: Path) -> list[str]:
