@@ -163,15 +163,20 @@ class Collector:
 
     def attempts(self, tasks: Sequence[Task], step: int) -> tuple[list[TrajectoryGroup], list[Record]]:
         """`group_size` sampled rollouts of each task, with rewards, and the records of all their questions."""
-        groups = self.sampled(tasks, step)
-        begun = time.monotonic()
-        groups, records = score_groups(groups, self.reader, self.rewards, embedder=self.builder.embedder)
-        self.waited += time.monotonic() - begun
+        groups, records = self.scored(self.sampled(tasks, step))
         return self.world.gather(groups), self.world.gather(records)
 
-    def sampled(self, tasks: Sequence[Task], step: int, first: int = 0) -> list[TrajectoryGroup]:
-        """This process's share of the rollouts, not yet scored; `first` is the place of `tasks` in the step."""
-        place, mine = self.world.block(tasks)
+    def scored(self, groups: Sequence[TrajectoryGroup]) -> tuple[list[TrajectoryGroup], list[Record]]:
+        """This process's groups with rewards, and the records of all their questions."""
+        begun = time.monotonic()
+        found = score_groups(groups, self.reader, self.rewards, embedder=self.builder.embedder)
+        self.waited += time.monotonic() - begun
+        return found
+
+    def sampled(self, tasks: Sequence[Task], step: int, first: int = 0, turn: int = 0) -> list[TrajectoryGroup]:
+        """This process's share of the rollouts, not yet scored; `first` is the place of `tasks` in the step, `turn` as
+        for `World.block`."""
+        place, mine = self.world.block(tasks, turn)
         config = self.config
         return self.builder.build(
             mine, config.group_size, config.temperature, seed=config.seed, step=step, first=first + place

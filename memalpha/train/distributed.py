@@ -55,9 +55,13 @@ class World:
 
     # --------------------------------------------------------------------------------------------- who does what
 
-    def block(self, values: Sequence[T]) -> tuple[int, Sequence[T]]:
-        """This process's run of neighbouring `values`, and the place of its first; `gather` restores the order."""
-        first, end = (len(values) * rank // self.size for rank in (self.rank, self.rank + 1))
+    def block(self, values: Sequence[T], turn: int = 0) -> tuple[int, Sequence[T]]:
+        """This process's run of neighbouring `values`, and the place of its first; `gather` restores the order.
+
+        The first run is process `turn`'s (modulo their number): so that of many short lists not all go to the same.
+        """
+        number = (self.rank - turn) % self.size
+        first, end = (len(values) * place // self.size for place in (number, number + 1))
         return first, values[first:end]
 
     def deal(self, parts: Sequence[list[int]]) -> list[tuple[list[int], bool]]:
@@ -71,13 +75,15 @@ class World:
 
     # --------------------------------------------------------------------------------------------- what all must know
 
-    def gather(self, values: Sequence[T]) -> list[T]:
-        """Everybody's values, in the order of the processes. They are pickled: no tensors on other devices."""
+    def gather(self, values: Sequence[T], turn: int = 0) -> list[T]:
+        """Everybody's values, in the order of the processes from `turn` on. They are pickled: no tensors on other
+        devices."""
         if self.size == 1:
             return list(values)
         everybody: list[Any] = [None] * self.size
         dist.all_gather_object(everybody, list(values))
-        return [value for theirs in everybody for value in theirs]
+        turn %= self.size
+        return [value for theirs in everybody[turn:] + everybody[:turn] for value in theirs]
 
     def once(self, work: Callable[[], T]) -> T:
         """What `work` returns in the main process; the `MemalphaError` that it raises there is raised everywhere."""

@@ -74,6 +74,11 @@ class _Run(TaskRun[TrainConfig]):
         if config.sample_dtype is not None:  # now that the model is what the learner has made of it
             self.policy.sample_in(config.sample_dtype)
         self.overlap = Overlap(self.collector, self.algorithm, self.learner, config) if config.overlap > 1 else None
+        if self.overlap is not None and not self.overlap.waits:
+            self.display.say(
+                f"overlap={config.overlap}: neither reader nor judge is behind an endpoint, nothing is waited for: a "
+                "step's parts are scored and learnt from one after the other"
+            )
 
     def go(self) -> dict[str, Any]:
         """As every run; what other threads do ends with it."""

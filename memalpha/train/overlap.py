@@ -12,7 +12,8 @@ learner's own old log-probs) are made while the first part is being asked about.
 
 What is learnt depends on no timing: parts are learnt from in order, and what is searched in a memory was embedded when
 the part was sampled. The same parts one after the other give the same bits, and are what is done where no endpoint is
-waited for. Several processes wait side by side, and learn in their main threads.
+waited for. Several processes wait side by side, and learn in their main threads; parts of fewer tasks than processes
+are dealt to them in turn.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class Learnt:
 class Overlap:
     """Does the steps of a run in `config.overlap` parts. A context manager: at its end nothing is under way.
 
-    `waited`: seconds in which nothing was sampled or learnt, for rewards were waited for, or made without a thread.
+    `waits`: whether there is an endpoint to wait for. `waited`: seconds in which nothing was sampled or learnt, for
+    rewards were waited for, or made without a thread.
     """
 
     def __init__(self, collector: Collector, algorithm: Algorithm, engine: Engine, config: TrainConfig) -> None:
@@ -90,7 +92,8 @@ class Overlap:
         judges = judge.policies if judge is not None else []
         self._clients = [policy.client for policy in (reads, *judges) if isinstance(policy, EndpointPolicy)]
         self._reader = collector.reader if isinstance(reads, EndpointPolicy) else _OneByOne(collector.reader)
-        inline = not self._clients
+        self.waits = bool(self._clients)
+        inline = not self.waits
         self.learner = Learner(engine, inline=inline)
         lanes = config.overlap if all(isinstance(policy, EndpointPolicy) for policy in judges) else 1
         self._lanes = [Pipeline(inline=inline, name=f"memalpha scores {number}") for number in range(lanes)]
@@ -99,7 +102,8 @@ class Overlap:
         """Sample all parts, have them scored, and wait for the first one's rewards. Changes no weights."""
         self.waited = 0.0
         try:
-            parts = [self._sample(number, tasks, step) for number in range(self.config.overlap)]
+            sampled = [self._sample(number, tasks, step) for number in range(self.config.overlap)]
+            parts = [self._part(number, *own) for number, own in enumerate(sampled)]  # now that all processes have
             for part in parts:
                 if self.algorithm.needs_reference:
                     part.passes[True] = self.learner.forward(part.rows, reference=True)
@@ -120,9 +124,9 @@ class Overlap:
         samples: list[TrainingSample] = []
         mismatches: list[dict[str, float]] = []
         passes: list[Future[dict[str, float]]] = []
-        for part in parts:
+        for turn, part in enumerate(parts):
             mine = self._scored(part)
-            scored = world.gather(mine[0])
+            scored = world.gather(mine[0], turn)
             rows = self.algorithm.annotate(scored, part)
             _check(rows, part.rows)
             if config.old_logprobs == "recomputed":
@@ -134,7 +138,7 @@ class Overlap:
             else:
                 passes.append(self.learner.update(rows, rate=rate))
             groups += scored
-            records += world.gather(mine[1])
+            records += world.gather(mine[1], turn)
             samples += rows
         if config.minibatches == 1:
             norm = self.learner.optim_step(rate)
@@ -161,12 +165,12 @@ class Overlap:
     ) -> None:
         self.close()
 
-    def _sample(self, number: int, tasks: Sequence[Task], step: int) -> Part:
+    def _sample(self, number: int, tasks: Sequence[Task], step: int) -> tuple[list[TrajectoryGroup], Future[Scored]]:
+        """This process's share of a part: its rollouts, and their rewards on their way."""
         first, end = (len(tasks) * place // self.config.overlap for place in (number, number + 1))
         collector = self.collector
-        mine = collector.sampled(tasks[first:end], step, first)
+        mine = collector.sampled(tasks[first:end], step, first, turn=number)
         embedder = _Kept(collector.builder.embedder, asked_texts(mine))
-        rows = sampled_rows(collector.world.gather(mine), self.config.entropy_coef)
         lane = self._lanes[number % len(self._lanes)]
         begun = time.monotonic()
         scored = lane.submit(
@@ -174,7 +178,10 @@ class Overlap:
             lambda: score_groups(mine, self._reader, collector.rewards, embedder=embedder),
         )
         self.waited += time.monotonic() - begun
-        return Part(rows, scored)
+        return mine, scored
+
+    def _part(self, number: int, mine: Sequence[TrajectoryGroup], scored: Future[Scored]) -> Part:
+        return Part(sampled_rows(self.collector.world.gather(mine, number), self.config.entropy_coef), scored)
 
     def _scored(self, part: Part) -> Scored:
         begun = time.monotonic()

@@ -9,7 +9,7 @@ from typing import Any
 from memalpha.agent.builder import Builder, Start
 from memalpha.config import ERLConfig
 from memalpha.policy.transformers_ import TransformersPolicy
-from memalpha.qa.evaluator import Record, score_groups
+from memalpha.qa.evaluator import Record
 from memalpha.train.collect import Collector
 from memalpha.train.demonstrations import is_imitable
 from memalpha.train.reflection import ReflectionMemory, Tried, accuracy, advice, asked, look_back, reflections
@@ -60,12 +60,7 @@ def second_attempts(
         Start(one.attempt.task, one.number, one.attempt.rollout, text) for one, text in zip(tried, told, strict=True)
     ]
     retries = builder.run(starts, config.temperature, config.seed, step, role="retry")
-    scored, answers = score_groups(
-        [TrajectoryGroup(one.task, (one,)) for one in retries],
-        collector.reader,
-        collector.rewards,
-        embedder=builder.embedder,
-    )
+    scored, answers = collector.scored([TrajectoryGroup(one.task, (one,)) for one in retries])
     found = [
         _second(builder, settings, one, text, reply, group.trajectories[0], of_group[0])
         for one, text, reply, group, of_group in zip(tried, told, replies, scored, asked(scored, answers), strict=True)

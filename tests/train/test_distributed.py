@@ -27,6 +27,7 @@ from memalpha.errors import ConfigError
 from memalpha.train.distributed import ONE, World, join
 from memalpha.train.loop import train
 
+ERL = {"algorithm": "erl", "erl": {"algorithm": 1, "reward_threshold": 0.01, "reflection_tokens": 8}}
 LORA = {"lora": {"r": 2}}
 VALUES = {"algorithm": "ppo", "group_size": 1}
 
@@ -125,11 +126,15 @@ def two(place, run, imitation, preferring, judge) -> dict:
         imitation("imitation of two"),
         preferring("pairs of two"),
         run("dpo of two", algorithm="dpo"),
+        run("erl of two", **ERL),
     ]
     judged = {"reward": {"metric": "judge", "judge": {"judges": [judge.name], "endpoint": {"retries": 0}}}}
     judged |= {"overlap": 2, "minibatches": 2, "beta": 0.1}
     train(run("parts of one", **judged))
     runs.append(run("parts of two", **judged))
+    judged |= {"overlap": 3, "minibatches": 1}
+    runs.append(run("parts of a task", **judged))
+    train(run("parts of a task of one", **judged))
     plan = {"runs": runs, "interrupted": run("interrupted", sharding="fsdp", save_every=100, validate_every=100)}
     (place / "plan.pickle").write_bytes(pickle.dumps(plan))
     with socket.socket() as free:
@@ -241,6 +246,31 @@ def test_runs_go_on_with_another_number_of_processes(two, run, place, name, chan
 def test_two_processes_learn_in_parts_as_one(two, place):
     assert distance(weights(place / "parts of two", 2), weights(place / "parts of one", 2)) < TOLERANCE
     assert distance(weights(place / "parts of two", 2), weights(place / "parts of two", 1)) > 1e-2
+
+
+def test_parts_of_a_task_are_dealt_in_turn(two, place):
+    """Three parts a step, of one task each; without turns all would be the last process's."""
+    assert two["sampled"]["parts of a task"] == [[0, 1, 0] * 2, [1, 0, 1] * 2]
+    ours, one = place / "parts of a task", place / "parts of a task of one"
+    assert distance(weights(ours, 2), weights(one, 2)) < TOLERANCE
+    shown = [(run / "trajectories.jsonl").read_text() for run in (ours, one)]
+    assert shown[0] == shown[1]
+
+
+def test_two_processes_reflect_as_one(two, run):
+    """Second attempts, with states and tries, go from one process to the other, and both keep the same advice."""
+    of_one = run("erl of one", **ERL)
+    summary = train(of_one)
+    first, second = two["advice"]["erl of two"]
+    assert first == second and len(first) == 2 and first[-1]["reflections"] != first[0]["reflections"] != []
+    states = [
+        json.loads((config.out / "checkpoints" / "step-2" / "state.json").read_text())["algorithm"]
+        for config in (of_one, run("erl of two", **ERL))
+    ]
+    assert states[0] == states[1] == first[-1]
+    assert distance(weights(run("erl of two", **ERL).out, 2), weights(of_one.out, 2)) < 1e-4
+    found = json.loads((run("erl of two", **ERL).out / "summary.json").read_text())
+    assert found["after"]["accuracy"] == summary["after"]["accuracy"]
 
 
 def test_two_processes_imitate_as_one(two, imitation):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import oracle
 import pytest
 import torch
 from oracle import Net64
 from safetensors.torch import load_file
-from tiny import tiny_policy
+from tiny import tiny_policy, tiny_tokenizer
 
 from memalpha.agent.answer import ExtractiveReader
 from memalpha.agent.builder import Builder
@@ -113,6 +115,17 @@ def test_second_attempts_see_their_advice_and_internalized_rows_do_not():
             )
             assert len(head) >= cut and ids[:cut] + ids[cut + size :] == list(plain.completion.prompt_ids)
     assert seen
+
+
+def test_the_wait_for_rewards_is_that_of_both_attempts(monkeypatch):
+    clock = itertools.count()
+    monkeypatch.setattr("memalpha.train.collect.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    config = settings()
+    made = collector(config)
+    made.attempts(TASKS, 0)
+    assert made.waited == 1.0, "a tick a scoring"
+    ALGORITHMS["erl"](config).collect(made, TASKS, 0)
+    assert made.waited == 3.0
 
 
 def test_the_memory_fills_is_recalled_and_changes_only_with_the_weights():
@@ -273,7 +286,11 @@ def weights(run, step: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "erl", [EASY, EASY | {"algorithm": 2, "reward_threshold": 1.0, "internalization_margin": 0.01}]
+    "erl",
+    [
+        EASY | {"memory_retrieval": "similarity", "memory_top_k": 1},
+        EASY | {"algorithm": 2, "reward_threshold": 1.0, "internalization_margin": 0.01},
+    ],
 )
 def test_stopping_and_going_on_equals_one_go(small, tmp_path, erl):
     whole = small(out=str(tmp_path / "whole"), algorithm="erl", erl=erl, keep_tokens=True)
@@ -303,6 +320,10 @@ def test_stopping_and_going_on_equals_one_go(small, tmp_path, erl):
     if erl["algorithm"] == 1:
         kept = json.loads((parts.out / "checkpoints/step-4/state.json").read_text())["algorithm"]["reflections"]
         assert lines[-1]["reflections_kept"] == len(kept) > lines[0]["reflections_kept"]
+        decode = tiny_tokenizer().decode
+        asked = [decode(line["prompt_ids"]) for line in turns if line["role"] == "reflection" and line["step"] == 3]
+        shown = {text.partition("reflect\nadvice\n")[2].partition("\n")[0] for text in asked}
+        assert len(shown) > 1, "to each the advice that its own feedback is most similar to"
 
 
 @pytest.mark.parametrize(
@@ -311,6 +332,7 @@ def test_stopping_and_going_on_equals_one_go(small, tmp_path, erl):
         ({"algorithm": "grpo", "erl": {}}, "has no effect with algorithm=grpo"),
         ({"erl": {"enable_memory": False, "memory_size": 3}}, "memory_size: has no effect with enable_memory=false"),
         ({"erl": {"enable_internalization": False, "internalization_coef": 2.0}}, "internalization_coef"),
+        ({"erl": {"memory_top_k": 4, "memory_size": 3}}, "memory_top_k: more than memory_size=3 cannot be shown"),
         ({"erl": {"reward_threshold": 0.0}}, "reward_threshold"),
         ({"erl": {"algorithm": 3}}, "algorithm"),
     ],

@@ -24,9 +24,10 @@ from memalpha.store.embedding import HashEmbedder, load_embedder
 from memalpha.tasks import synthetic
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.collect import Collector
+from memalpha.train.distributed import ONE
 from memalpha.train.engine import Engine
 from memalpha.train.futures import Pipeline
-from memalpha.train.loop import train
+from memalpha.train.loop import _Run, train
 from memalpha.train.lora import add_lora
 from memalpha.train.losses import LossSettings
 from memalpha.train.overlap import Overlap, Part
@@ -289,11 +290,13 @@ def test_runs_in_parts_end_at_an_outage_or_a_ctrl_c_and_go_on_bit_for_bit(judged
     assert_same_run(whole.out, pressed.out)
 
 
-def test_without_an_endpoint_there_is_nothing_to_wait_for(small):
+def test_without_an_endpoint_there_is_nothing_to_wait_for(small, capfd):
     parts = Parts(small(overlap=2, minibatches=2))
     assert parts.overlap.learner._pipeline._thread is None and not workers()
     learnt, _ = parts.steps(1)
     assert len(learnt[0].stats) == 2 and parts.overlap.waited > 0
+    _Run(small(overlap=2, minibatches=2), ONE)
+    assert "overlap=2: neither reader nor judge is behind an endpoint" in " ".join(capfd.readouterr().err.split())
 
 
 def test_an_algorithm_that_trains_other_rows_is_found_out(small):

@@ -19,6 +19,7 @@ from tiny import VOCABULARY, tiny_model
 from memalpha.config import LoraConfig, TrainConfig
 from memalpha.errors import CheckpointError, TrainingError
 from memalpha.train import loop
+from memalpha.train.algorithms.erl import ERL
 from memalpha.train.checkpoint import load_weights
 from memalpha.train.collect import Collector
 from memalpha.train.distributed import ONE, World, join, whole
@@ -143,6 +144,25 @@ def load_after_a_step(place: Path, world: World) -> list[list[np.ndarray]]:
     return [*found, learner.forward(samples)]
 
 
+def watch() -> tuple[list[int], list[dict[str, Any]]]:
+    """How many tasks this process samples at a time, and what ERL has learnt after each step: both lists are filled."""
+    counts: list[int] = []
+    states: list[dict[str, Any]] = []
+    build, learnt = Collector.sampled, ERL.learnt
+
+    def counted(self: Collector, *args: Any, **more: Any) -> Any:
+        groups = build(self, *args, **more)
+        counts.append(len(groups))
+        return groups
+
+    def noted(self: ERL, line: dict[str, Any]) -> None:
+        learnt(self, line)
+        states.append(self.state)
+
+    Collector.sampled, ERL.learnt = counted, noted
+    return counts, states
+
+
 def press_in_step(at: int) -> None:
     """Let this process get a Ctrl-C while it collects step `at`."""
     attempts = Collector.attempts
@@ -168,8 +188,14 @@ def main(folder: Path) -> None:
         world.once(lambda: (_ for _ in ()).throw(CheckpointError("told by the main one")))
     except CheckpointError as error:
         found["refused"] = world.gather([str(error)])
+    sampled, advice = watch()
+    found |= {"sampled": {}, "advice": {}}
     for run in plan["runs"]:
         loop.train(run)
+        found["sampled"][run.out.name] = world.gather([list(sampled)])
+        found["advice"][run.out.name] = world.gather([list(advice)])
+        sampled.clear()
+        advice.clear()
     if world.rank == 1:
         press_in_step(0)
     try:
