@@ -78,7 +78,9 @@ class ERLConfig(Config):
         default=1.0, gt=0.0, le=1.0, description="an attempt with at least this accuracy has succeeded"
     )
     enable_reflection: bool = Field(
-        default=True, description="false: the second attempt is told the feedback itself in the place of advice"
+        default=True,
+        description="false: the second attempt is told the feedback itself in the place of advice, right answers "
+        "included, which internalization then imitates under prompts that do not have them",
     )
     enable_memory: bool = Field(default=True, description="keep advice that helped, and show it to later reflections")
     memory_size: int = Field(default=50, gt=0, description="how much advice is kept; the oldest goes first")

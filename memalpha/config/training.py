@@ -268,6 +268,11 @@ class TrainConfig(RunConfig):
                 raise ValueError("scale_rewards: ppo compares no rollouts of a group; see ppo.whiten_advantages")
             if self.importance_sampling_level == "sequence":
                 raise ValueError("importance_sampling_level: ppo has an advantage a token, so a ratio a token")
+            if self.loss_type != "dapo":
+                raise ValueError(
+                    f"loss_type: ppo's clipped loss is a mean over tokens, as its value loss is, not {self.loss_type}: "
+                    "leave it out"
+                )
             if self.ppo is not None and self.ppo.kl_target is not None and not self.beta:
                 raise ValueError("ppo.kl_target: beta follows it and must start above 0")
         elif self.ppo is not None:
@@ -363,6 +368,13 @@ class SFTConfig(RunConfig):
             )
         if self.erl is not None and self.source != "erl":
             raise ValueError(f"erl: has no effect with source={self.source}; leave it out")
+        for name in ("enable_reflection", "enable_internalization", "internalization_coef", "internalization_margin"):
+            if self.erl is not None and getattr(self.erl, name) != ERLConfig.model_fields[name].default:
+                raise ValueError(
+                    f"erl.{name}: has no effect with source=erl, whose rows teach to reflect and to take advice; leave "
+                    "it out"
+                )
+        _one_length(self)
         if self.source == "best" and self.epochs is not None:
             raise ValueError("epochs: how many rows source=best will find is not known: set schedule_steps")
         if self.rounds > self.schedule_steps:
@@ -398,7 +410,16 @@ class PreferenceConfig(LearnerConfig):
         """Overrides the base's check, which does not hold where `epochs` sets the length of the schedule."""
         if self.epochs is None:
             super()._within_schedule()  # type: ignore[operator]
+        if self.eval_data is not None and not self.validation_pairs:
+            raise ValueError("eval_data: has no effect with validation_pairs=0; leave one of them out")
+        _one_length(self)
         return self
+
+
+def _one_length(config: SFTConfig | PreferenceConfig) -> None:
+    steps = config.schedule_steps
+    if config.epochs is not None and steps != LearnerConfig.model_fields["schedule_steps"].default:
+        raise ValueError(f"schedule_steps: {steps} has no effect with epochs={config.epochs}; leave one of them out")
 
 
 AnyTraining = TrainConfig | SFTConfig | PreferenceConfig
@@ -409,16 +430,18 @@ KINDS: Mapping[str, type[AnyTraining]] = {"sft": SFTConfig, "preferences": Prefe
 def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, Any] | None = None) -> AnyTraining:
     """The configuration of a training run, with overrides on top: of the kind that its `algorithm` has.
 
-    An override of `init_from` takes the place of the configuration's `policy`, and the other way round.
+    An override of `init_from` takes the place of the configuration's `policy`, and the other way round; so do `epochs`
+    and `schedule_steps`.
     """
     over = dict(overrides or {})
     if isinstance(config, AnyTraining):
         base, label = config.model_dump(exclude_unset=True), "overrides"  # what was not set stays so, as if from a file
     else:
         base, label = read_config(config), str(config)
-    for one, other in (("init_from", "policy"), ("policy", "init_from")):
-        if over.get(one) is not None and other not in over:
-            base = {key: value for key, value in base.items() if key != other}
+    for pair in (("init_from", "policy"), ("epochs", "schedule_steps")):
+        for one, other in (pair, pair[::-1]):
+            if over.get(one) is not None and other not in over:
+                base = {key: value for key, value in base.items() if key != other}
     data = merge(base, over)
     kind = type(config) if isinstance(config, AnyTraining) else KINDS.get(str(data.get("algorithm")), TrainConfig)
     return build_config(kind, data, label)

@@ -126,6 +126,9 @@ def test_stopping_and_going_on_equals_one_go(small, tmp_path, changes):
         [{key: value for key, value in line.items() if "seconds" not in key} for line in lines(run / "metrics.jsonl")]
         for run in (whole.out, parts.out)
     ]
+    if "ppo" in changes:
+        coefficients = [line["kl_coef"] for line in timeless[0]]
+        assert coefficients[0] == changes["beta"] and len(set(coefficients)) == 4, "it follows the KL"
     # validation also runs at an early stop, so only the common figures are compared
     for one, two in zip(*timeless, strict=True):
         assert all(two[key] == value for key, value in one.items())

@@ -244,6 +244,24 @@ def test_the_coefficient_follows_the_kl():
     assert fixed.state["beta"] == BETA
 
 
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+def test_the_kl_is_that_of_the_log_probs_that_the_ratio_has(kl_in):
+    config = settings(beta=BETA, kl_in=kl_in)
+    made, kl = engine(config), {}
+    rows = PPO(config).annotate(ragged_groups(), made)
+    for old, logprobs in (
+        ("sampled", [row.logprobs for row in rows]),
+        ("recomputed", made.forward(rows)),
+    ):
+        ppo = PPO(settings(beta=BETA, kl_in=kl_in, old_logprobs=old))
+        ppo.annotate(ragged_groups(), made)
+        ppo.learnt(kl)
+        gaps = [float((own - row.reference).sum()) for own, row in zip(logprobs, rows, strict=True)]
+        assert kl["kl"] == pytest.approx(sum(gaps) / len(episodes()), rel=1e-5)
+        kl[old] = kl["kl"]
+    assert abs(kl["sampled"] - kl["recomputed"]) > 0.01
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -251,6 +269,9 @@ def test_the_coefficient_follows_the_kl():
         ({"ppo": {"kl_target": 1.0}}, "kl_target: beta follows it"),
         ({"ppo": {"kl_horizon": 5.0}}, "kl_horizon: has no effect"),
         ({"scale_rewards": "group"}, "ppo compares no rollouts"),
+        ({"loss_type": "dr_grpo"}, "loss_type: ppo's clipped loss is a mean over tokens"),
+        ({"loss_type": "cispo"}, "loss_type: ppo's clipped loss is a mean over tokens"),
+        ({"importance_sampling_level": "sequence"}, "an advantage a token, so a ratio a token"),
         ({"algorithm": "grpo", "ppo": None, "group_size": 1}, "at least 2"),
     ],
 )

@@ -82,6 +82,12 @@ def test_the_schedule_is_as_long_as_the_passes(prefers):
     assert config.epochs is None and config.schedule_steps == 7
     with pytest.raises(ConfigError, match="max_steps: 8 is beyond schedule_steps 7"):
         build_config(PreferenceConfig, {"out": "x", "data": "y", "schedule_steps": 7, "max_steps": 8}, "test")
+    with pytest.raises(ConfigError, match=r"schedule_steps: 7 has no effect with epochs=2.0; leave one of them out"):
+        prefers(schedule_steps=7)
+    assert training_config(prefers(), {"schedule_steps": 7}).model_dump(include={"epochs", "schedule_steps"}) == {
+        "epochs": None,
+        "schedule_steps": 7,
+    }
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])

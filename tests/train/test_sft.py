@@ -63,7 +63,12 @@ def supervised(policy_path, tmp_path):
         "save_every": 2,
         "evaluate": False,
     }
-    return lambda **changes: build_config(SFTConfig, merge(base, changes), "test")
+
+    def made(**changes) -> SFTConfig:
+        given = {name: value for name, value in base.items() if name != "schedule_steps" or "epochs" not in changes}
+        return build_config(SFTConfig, merge(given, changes), "test")
+
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -369,11 +374,25 @@ def test_the_configuration_says_which_run_it_is(supervised, small, tmp_path):
         ({"source": "best", "epochs": 1}, "epochs: how many rows source=best will find is not known"),
         ({"source": "best", "rounds": 9, "schedule_steps": 8}, "rounds: 9 rounds need at least as many"),
         ({"max_steps": 9, "schedule_steps": 8}, "max_steps: 9 is beyond schedule_steps 8"),
+        ({"epochs": 2, "schedule_steps": 8}, "schedule_steps: 8 has no effect with epochs=2.0; leave one of them out"),
         ({"group_size": 1}, "group_size: rollouts of a task are compared"),
+        *(
+            ({"source": "erl", "erl": {name: value}}, f"erl.{name}: has no effect with source=erl")
+            for name, value in {
+                "enable_reflection": False,
+                "enable_internalization": False,
+                "internalization_coef": 2.0,
+                "internalization_margin": 0.5,
+            }.items()
+        ),
     ]:
         with pytest.raises(ConfigError, match=told):
             supervised(**changes)
     assert supervised(epochs=3, max_steps=99).max_steps == 99, "how long it is, the rows say"
+    by_rows = training_config(supervised(), {"epochs": 3})
+    assert isinstance(by_rows, SFTConfig) and (by_rows.epochs, by_rows.schedule_steps) == (3, 50)
+    by_steps = training_config(by_rows, {"schedule_steps": 7})
+    assert isinstance(by_steps, SFTConfig) and (by_steps.epochs, by_steps.schedule_steps) == (None, 7)
     train(supervised(max_steps=0))
     written = training_config(supervised().out / "config.yaml")
     assert isinstance(written, SFTConfig) and written.model_dump() == supervised(max_steps=0).model_dump()

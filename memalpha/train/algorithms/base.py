@@ -92,13 +92,18 @@ def sampled_rows(groups: Sequence[TrajectoryGroup], entropy_coef: float = 0.0) -
     return [replace(row, ent=row.pg * np.float32(entropy_coef)) for row in rows] if entropy_coef else rows
 
 
+def old_logprobs(rows: Sequence[TrainingSample], score: Score, config: TrainConfig) -> list[np.ndarray]:
+    """Log-probs of the policy before a step's updates, as `config.old_logprobs` says: recorded, or the learner's."""
+    return score.forward(rows) if config.old_logprobs == "recomputed" else [row.logprobs for row in rows]
+
+
 def held_to_reference(
-    rows: list[TrainingSample], score: Score, config: TrainConfig
+    rows: list[TrainingSample], score: Score, config: TrainConfig, old: Sequence[np.ndarray] | None = None
 ) -> tuple[list[TrainingSample], list[np.ndarray] | None]:
     """The rows with the KL to the reference as `beta` and `kl_in` say.
 
-    In the loss it is a stream of the rows. As a reward it is the second result: each token's `beta` times its estimate,
-    a cost.
+    In the loss it is a stream of the rows. As a reward it is the second result: each token's `beta` times its estimate
+    (from `old_logprobs`: `old`, where they are known already), a cost.
     """
     if not config.beta:
         return rows, None
@@ -106,7 +111,7 @@ def held_to_reference(
     rows = [replace(row, reference=reference) for row, reference in zip(rows, references, strict=True)]
     if config.kl_in == "loss":
         return [replace(row, kl=row.pg * np.float32(config.beta)) for row in rows], None
-    old = score.forward(rows) if config.old_logprobs == "recomputed" else [row.logprobs for row in rows]
+    old = old_logprobs(rows, score, config) if old is None else old
     estimates = [
         kl_estimate(torch.from_numpy(own), torch.from_numpy(reference), config.kl_estimator).numpy()
         for own, reference in zip(old, references, strict=True)

@@ -35,7 +35,7 @@ import numpy as np
 from memalpha.config import TrainConfig
 from memalpha.config.algorithms import PPOConfig
 from memalpha.train.advantages import reward_parts
-from memalpha.train.algorithms.base import Algorithm, Score, held_to_reference, sampled_rows
+from memalpha.train.algorithms.base import Algorithm, Score, held_to_reference, old_logprobs, sampled_rows
 from memalpha.train.gae import explained_variance, gae, whiten
 from memalpha.train.samples import TrainingSample
 from memalpha.types import Trajectory, TrajectoryGroup
@@ -59,7 +59,9 @@ class PPO(Algorithm):
         """One sample per turn, in the order of groups, trajectories, turns, with values, returns and advantages."""
         own, beta, level = self.own, self.state["beta"], self.state["level"]
         config = self.config.model_copy(update={"beta": beta})
-        rows, costs = held_to_reference(sampled_rows(groups, config.entropy_coef), score, config)
+        rows = sampled_rows(groups, config.entropy_coef)
+        old = old_logprobs(rows, score, config) if beta else []
+        rows, costs = held_to_reference(rows, score, config, old)
         episodes = [trajectory for group in groups for trajectory in group.trajectories]
         heads = score.values(rows)
         values = _joined(heads, episodes)
@@ -71,8 +73,8 @@ class PPO(Algorithm):
         advantages, returns = [a for a, _ in found], [r - level for _, r in found]
         self._figures = {"explained_variance": explained_variance(values, returns)}
         if beta:
-            gaps = sum(float((row.logprobs - row.reference).sum()) for row in rows if row.reference is not None)
-            kl = gaps / len(episodes)
+            gaps = (own - row.reference for own, row in zip(old, rows, strict=True) if row.reference is not None)
+            kl = sum(float(gap.sum()) for gap in gaps) / len(episodes)
             self._figures |= {"kl": kl, "kl_coef": beta}
             if own.kl_target is not None:
                 error = float(np.clip(kl / own.kl_target - 1.0, -0.2, 0.2))
