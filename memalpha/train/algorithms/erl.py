@@ -23,7 +23,9 @@ Departures from the paper and its code:
 
 * success is a share of right answers, at least `erl.reward_threshold` (`train.reflection` says why "at least");
   `erl.internalization_margin` also takes second attempts that are so much better than the first;
-* the task's prompt is a whole conversation, so a reflection sees the memory that the attempt left and the feedback;
+* the task's prompt is a whole conversation, so a reflection sees the memory that the attempt left and the feedback. The
+  compact style, on which the shipped policies are trained, leaves out that memory, and of the feedback what had been
+  retrieved and where the answer was lost (never written, overwritten, not retrieved): see `qa.loss.feedback`;
 * a group of one: advantage 0 (in the paper's code the raw reward);
 * old log-probs and ids are the sampler's own, also of what is internalized (there: tokenized again);
 * `erl.enable_reflection=false`: the second attempt is told the feedback itself in the place of advice.
