@@ -120,9 +120,9 @@ def _systems(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def _headline(summary: Mapping[str, Any], systems: Mapping[str, Mapping[str, Any]], name: str) -> str:
     if "pairs" in summary:
-        return _pairs_headline(summary, name)
+        return _without_questions(summary, name, "pairs", "learnt from", "pair loss", "validation_pair_loss")
     if "rows" in summary and "after" not in systems:
-        return _rows_headline(summary, name)
+        return _without_questions(summary, name, "rows", "imitated", "loss", "validation_loss", " (evaluate=false)")
     if "before" not in systems or "after" not in systems:
         return (
             f"<h1>{escape(name)}: not finished</h1><p>The evaluation after training is missing. The command that "
@@ -158,25 +158,16 @@ def _headline(summary: Mapping[str, Any], systems: Mapping[str, Mapping[str, Any
     )
 
 
-def _rows_headline(summary: Mapping[str, Any], name: str) -> str:
-    """Of a supervised run that asked no questions."""
-    before, after = (summary[key].get("validation_loss") for key in ("before", "after"))
-    held_out = f"{summary['validation_rows']:,} rows held out"
-    losses = held_out if before is None else f"loss {before:.3f} before, {after:.3f} after on {held_out}"
+def _without_questions(
+    summary: Mapping[str, Any], name: str, unit: str, done: str, loss: str, key: str, why: str = ""
+) -> str:
+    """Of a run that asked none: its `unit` (rows, pairs) were `done`, and their held-out loss is under `key`."""
+    before, after = (summary[when].get(key) for when in ("before", "after"))
+    held_out = f"{summary[f'validation_{unit}']:,} {unit} held out"
+    losses = held_out if before is None else f"{loss} {before:.3f} before, {after:.3f} after on {held_out}"
     return (
-        f"<h1>{escape(name)}: {losses}</h1><p>{summary['rows']:,} rows were imitated in {summary['steps']} steps; the "
-        f"weights are those after step {summary['best_step']}. No questions were asked (evaluate=false).</p>"
-    )
-
-
-def _pairs_headline(summary: Mapping[str, Any], name: str) -> str:
-    """Of a run on plain preference pairs."""
-    before, after = (summary[key].get("validation_pair_loss") for key in ("before", "after"))
-    held_out = f"{summary['validation_pairs']:,} pairs held out"
-    losses = held_out if before is None else f"pair loss {before:.3f} before, {after:.3f} after on {held_out}"
-    return (
-        f"<h1>{escape(name)}: {losses}</h1><p>{summary['pairs']:,} pairs were learnt from in {summary['steps']} steps; "
-        f"the weights are those after step {summary['best_step']}. No questions were asked.</p>"
+        f"<h1>{escape(name)}: {losses}</h1><p>{summary[unit]:,} {unit} were {done} in {summary['steps']} steps; the "
+        f"weights are those after step {summary['best_step']}. No questions were asked{why}.</p>"
     )
 
 
