@@ -19,7 +19,7 @@ from memalpha.agent.builder import Builder
 from memalpha.config import TrainConfig, WorldConfig
 from memalpha.errors import ConfigError
 from memalpha.qa.reward import RewardModel
-from memalpha.store.embedding import HashEmbedder
+from memalpha.store.embedding import HashEmbedder, load_embedder
 from memalpha.tasks import synthetic
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.collect import Collector
@@ -285,6 +285,19 @@ def weights(run, step: int) -> dict[str, torch.Tensor]:
     return load_file(run / f"checkpoints/step-{step}" / "model.safetensors")
 
 
+def assert_shown_by_similarity(config: TrainConfig, turns, step: int) -> None:
+    """Each reflection of the step was shown what of the memory of then is most similar to its own feedback."""
+    state = json.loads((config.out / f"checkpoints/step-{step}/state.json").read_text())
+    memory = ReflectionMemory(state["algorithm"]["reflections"], config.erl, load_embedder("hash"))
+    prompts = [line["prompt_ids"] for line in turns if line["role"] == "reflection" and line["step"] == step]
+    assert len(memory.as_json()) > 1 and prompts
+    for text in map(tiny_tokenizer().decode, prompts):
+        told = text.removeprefix("<|user|>reflect\nadvice\n").removesuffix("<|assistant|>")
+        shown, _, feedback = told.partition("\n")
+        [[best]] = memory.recall(["" if feedback == "all right" else feedback])
+        assert told != text and shown == " ".join(best.splitlines())
+
+
 @pytest.mark.parametrize(
     "erl",
     [
@@ -320,10 +333,7 @@ def test_stopping_and_going_on_equals_one_go(small, tmp_path, erl):
     if erl["algorithm"] == 1:
         kept = json.loads((parts.out / "checkpoints/step-4/state.json").read_text())["algorithm"]["reflections"]
         assert lines[-1]["reflections_kept"] == len(kept) > lines[0]["reflections_kept"]
-        decode = tiny_tokenizer().decode
-        asked = [decode(line["prompt_ids"]) for line in turns if line["role"] == "reflection" and line["step"] == 3]
-        shown = {text.partition("reflect\nadvice\n")[2].partition("\n")[0] for text in asked}
-        assert len(shown) > 1, "to each the advice that its own feedback is most similar to"
+        assert_shown_by_similarity(whole, turns, 3)
 
 
 @pytest.mark.parametrize(
