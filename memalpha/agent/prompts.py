@@ -94,20 +94,20 @@ def writer_messages(
 
 
 def reflection_messages(
-    core: str, entries: Iterable[ViewEntry], feedback: str, lessons: Sequence[str], config: AgentConfig
+    core: str, entries: Iterable[ViewEntry], feedback: str, earlier: Sequence[str], config: AgentConfig
 ) -> tuple[Message, ...]:
     """What the writer is shown of an attempt that is over, to write advice for a second one.
 
     `core` and `entries`: the memory that the attempt left behind (the compact style leaves it out), `feedback`: what
-    went wrong, in the same style (`qa.loss.feedback`; "": nothing), `lessons`: earlier advice that has helped.
+    went wrong, in the same style (`qa.loss.feedback`; "": nothing), `earlier`: advice that has helped.
     """
     if config.prompt == "compact":
-        lines = ["reflect", *(f"advice\n{_one_line(lesson)}" for lesson in lessons), feedback or "all right"]
+        lines = ["reflect", *(f"advice\n{_one_line(text)}" for text in earlier), feedback or "all right"]
         return ({"role": "user", "content": "\n".join(lines)},)
     parts = [f"The memory after the last part:\n{render_view(core, entries, config.prompt)}"]
-    if lessons:
+    if earlier:
         parts.append(
-            "Advice that helped in other conversations:\n" + "\n".join(f"- {_one_line(text)}" for text in lessons)
+            "Advice that helped in other conversations:\n" + "\n".join(f"- {_one_line(text)}" for text in earlier)
         )
     parts.append(f"What went wrong:\n{feedback}" if feedback else "All answers were right.")
     return (

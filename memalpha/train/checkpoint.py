@@ -88,21 +88,19 @@ def saved_steps(run: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdigit())
 
 
-def save_checkpoint(
-    run: Path, step: int, policy: TransformersPolicy, learner: Engine, state: Mapping[str, Any]
-) -> Path:
+def save_checkpoint(run: Path, step: int, policy: TransformersPolicy, engine: Engine, state: Mapping[str, Any]) -> Path:
     """Write `step-N` unless it is there; `state` must be JSON. Every process must call this, the main one writes."""
     path = checkpoint_path(run, step)
-    if learner.world.once(path.exists):
+    if engine.world.once(path.exists):
         return path
-    tensors = {**learner.optimizer_tensors(), RNG: torch.get_rng_state()}
-    head = {name: whole(part.detach()).cpu() for name, part in learner.value_head.items()}
+    tensors = {**engine.optimizer_tensors(), RNG: torch.get_rng_state()}
+    head = {name: whole(part.detach()).cpu() for name, part in engine.value_head.items()}
 
     def write() -> None:
         aside = path.with_name(f".{path.name}.part")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        save_weights(learner.model, aside)
+        save_weights(engine.model, aside)
         if head:
             save_file(head, aside / VALUE_HEAD)
         policy.tokenizer.save_pretrained(aside)
@@ -113,11 +111,11 @@ def save_checkpoint(
         aside.replace(path)
         _flush(path.parent)
 
-    learner.world.once(write)
+    engine.world.once(write)
     return path
 
 
-def load_checkpoint(path: Path, learner: Engine) -> dict[str, Any]:
+def load_checkpoint(path: Path, engine: Engine) -> dict[str, Any]:
     """Put weights, optimizer and RNG back in place; returns the saved state. Raises `CheckpointError`."""
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
@@ -126,9 +124,9 @@ def load_checkpoint(path: Path, learner: Engine) -> dict[str, Any]:
         if state.get("format") != FORMAT:
             raise CheckpointError(f"{path}: checkpoint format {state.get('format')!r}, this version reads {FORMAT}")
         tensors = load_file(path / "optimizer.safetensors")
-        load_weights(path, learner)
+        load_weights(path, engine)
         torch.set_rng_state(tensors.pop(RNG))
-        learner.load_optimizer_tensors(tensors)
+        engine.load_optimizer_tensors(tensors)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"cannot resume from {path}: {error}; delete it to go on from an earlier one") from error
     return state
@@ -147,12 +145,12 @@ def save_weights(model: Any, folder: Path) -> None:
     model.peft_config["default"].save_pretrained(str(folder))
 
 
-def load_weights(path: Path, learner: Engine) -> None:
-    """Copy the weights of a checkpoint into the learner's model and value head, in place, and into shards.
+def load_weights(path: Path, engine: Engine) -> None:
+    """Copy the weights of a checkpoint into the engine's model and value head, in place, and into shards.
 
     Every process must call this. Raises `CheckpointError`.
     """
-    model = learner.model
+    model = engine.model
     adapters = isinstance(model, PeftModel)
     named = ADAPTER_CONFIG if adapters else "config.json"
     if not (path / named).is_file():  # transformers would take the path for the name of a hub repository
@@ -164,13 +162,13 @@ def load_weights(path: Path, learner: Engine) -> None:
             with without_bars():
                 saved: Any = AutoModelForCausalLM.from_pretrained(path, dtype=model.dtype)
             model.load_state_dict(saved.state_dict())
-        head = load_file(path / VALUE_HEAD) if learner.value_head else {}
+        head = load_file(path / VALUE_HEAD) if engine.value_head else {}
         with torch.no_grad():
-            for name, part in learner.value_head.items():
+            for name, part in engine.value_head.items():
                 part.copy_(spread(head[name], part))
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the weights of {path} cannot be loaded: {error}") from error
-    spread_weights(model, learner.trainable)
+    spread_weights(model, engine.trainable)
 
 
 def fingerprint(model: torch.nn.Module) -> str:

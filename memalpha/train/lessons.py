@@ -69,8 +69,8 @@ def lesson_rows(
         said = as_advice(named, builder.config.prompt)
         if not said:
             continue
-        lessons = memory.recall([one.feedback]) if settings.enable_memory else [[]]
-        [request] = reflections(builder, [one], lessons, settings.reflection_tokens, 0.0, config.seed, 0)
+        earlier = memory.recall([one.feedback]) if settings.enable_memory else [[]]
+        [request] = reflections(builder, [one], earlier, settings.reflection_tokens, 0.0, config.seed, 0)
         prompt = policy.render(request.messages, request.tools)
         ids = encode_reply(policy, said, f"task {task.id!r}, reflection")
         rows += [cross_entropy_sample(prompt, ids, task=task.id, rollout=one.attempt.rollout)] * 2

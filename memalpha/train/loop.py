@@ -66,14 +66,14 @@ class _Run(TaskRun[TrainConfig]):
         self.collector = Collector(self.builder, self.training_reader, self.rewards, config, world)
         self.algorithm = ALGORITHMS[config.algorithm](config)
         self.source.check(self.policy, config.agent, self.builder.schema, self.algorithm.advice_tokens)
-        self.learner = self._learner(
+        self.engine = self._new_engine(
             LossSettings.of(config),
             reference=self.algorithm.needs_reference,
             value_learning_rate=self.algorithm.value_learning_rate,
         )
         if config.sample_dtype is not None:  # now that the model is what the learner has made of it
             self.policy.sample_in(config.sample_dtype)
-        self.overlap = Overlap(self.collector, self.algorithm, self.learner, config) if config.overlap > 1 else None
+        self.overlap = Overlap(self.collector, self.algorithm, self.engine, config) if config.overlap > 1 else None
         if self.overlap is not None and not self.overlap.waits:
             self.display.say(
                 f"overlap={config.overlap}: neither reader nor judge is behind an endpoint, nothing is waited for: a "
@@ -118,7 +118,7 @@ class _Run(TaskRun[TrainConfig]):
             return self.overlap.begin(tasks, self.step)
         self.collector.waited = 0.0
         groups, records = self.algorithm.collect(self.collector, tasks, self.step)
-        return groups, records, self.algorithm.annotate(groups, self.learner)
+        return groups, records, self.algorithm.annotate(groups, self.engine)
 
     def _learn(self, prepared: _Collected | list[Part]) -> dict[str, Any]:
         if isinstance(prepared, list):
@@ -183,7 +183,7 @@ class _Run(TaskRun[TrainConfig]):
         config = self.config
         mismatch: dict[str, float] = {}
         if config.old_logprobs == "recomputed":
-            samples, mismatch = self.learner.recompute_old(samples, config.importance_cap)
+            samples, mismatch = self.engine.recompute_old(samples, config.importance_cap)
         rate = learning_rate(self.step, config)
         stats: list[dict[str, float]] = []
         others: dict[str, float] = {}
@@ -196,7 +196,7 @@ class _Run(TaskRun[TrainConfig]):
                 for part in range(config.minibatches):
                     chosen = [rows[i] for unit in order[part :: config.minibatches] for i in units[unit]]
                     if chosen:
-                        found.append(self.learner.update(self.algorithm.refresh(chosen, self.learner), rate))
+                        found.append(self.engine.update(self.algorithm.refresh(chosen, self.engine), rate))
             if name:
                 others[f"{name}_loss"] = sum(figures["loss"] for figures in found) / len(found)
             else:

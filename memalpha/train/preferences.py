@@ -66,7 +66,7 @@ class PreferenceRun(Run[PreferenceConfig]):
     def __init__(self, config: PreferenceConfig, world: World) -> None:
         super().__init__(config, world)
         self.schedule = config
-        self.learner = self._learner(LossSettings(ce_normalizer="unit"), reference=not config.dpo.reference_free)
+        self.engine = self._new_engine(LossSettings(ce_normalizer="unit"), reference=not config.dpo.reference_free)
         self.pairs: list[Pair] = []
         self.held_out: list[TrainingSample] = []
         self.fingerprint = ""
@@ -100,7 +100,7 @@ class PreferenceRun(Run[PreferenceConfig]):
         rows = [row for number, pair in enumerate(pairs) for row in pair.rows(str(number))]
         if not rows or self.config.dpo.reference_free:
             return rows
-        references = self.learner.forward(rows, reference=True)
+        references = self.engine.forward(rows, reference=True)
         return [replace(row, reference=reference) for row, reference in zip(rows, references, strict=True)]
 
     def _begin(self) -> None:
@@ -113,8 +113,8 @@ class PreferenceRun(Run[PreferenceConfig]):
         return self._referred(batch)
 
     def _learn(self, prepared: list[TrainingSample]) -> dict[str, Any]:
-        rows, figures = weigh(prepared, self.learner.forward(prepared), self.config.dpo)
-        stats = self.learner.update(rows, learning_rate(self.step, self.schedule))
+        rows, figures = weigh(prepared, self.engine.forward(prepared), self.config.dpo)
+        stats = self.engine.update(rows, learning_rate(self.step, self.schedule))
         tokens = sum(len(row.completion_ids) for row in rows)
         self.tokens += tokens
         keep = {name: stats[name] for name in ("entropy", "grad_norm", "learning_rate")}
@@ -131,7 +131,7 @@ class PreferenceRun(Run[PreferenceConfig]):
         """Mean loss, margin and share of rightly ordered pairs, of those held out."""
         if not self.held_out:
             return {}
-        _, figures = weigh(self.held_out, self.learner.forward(self.held_out), self.config.dpo)
+        _, figures = weigh(self.held_out, self.engine.forward(self.held_out), self.config.dpo)
         means = {name: float(values.mean()) for name, values in figures.items()}
         return {
             "validation_pair_loss": means["loss"],

@@ -87,12 +87,12 @@ def in_words(records: Sequence[Record], style: str, count_tokens: Callable[[str]
 def reflections(
     builder: Builder,
     tried: Sequence[Tried],
-    lessons: Sequence[Sequence[str]],
+    earlier: Sequence[Sequence[str]],
     tokens: int,
     temperature: float,
     *key: int,
 ) -> list[SampleRequest]:
-    """The prompt of each reflection; `key` is (seed, step). Of `lessons` the first are left out until it fits."""
+    """The prompt of each reflection; `key` is (seed, step). Of `earlier` advice the first is left out until it fits."""
     requests = []
     policy = builder.policy
 
@@ -102,7 +102,7 @@ def reflections(
             return False
         return len(policy.render(messages)) + tokens > policy.positions
 
-    for one, recalled in zip(tried, lessons, strict=True):
+    for one, recalled in zip(tried, earlier, strict=True):
         memory = WorkingMemory(one.attempt.states[-1], builder.embedder)
         last = one.attempt.task.chunks[-1]
         seen = observe(memory, last, builder.config, builder.policy.count_tokens, one.attempt.task)

@@ -48,22 +48,24 @@ def second_attempts(
     first, mine = collector.world.block(groups)
     before = sum(len(one.task.questions) for group in groups[:first] for one in group.trajectories)
     tried = look_back(mine, records[before:], first, builder, settings)
-    told = [one.feedback for one in tried]
+    carried = feedback = [one.feedback for one in tried]
     replies: list[Completion | None] = [None] * len(tried)
     if settings.enable_reflection:
-        lessons = memory.recall(told) if settings.enable_memory else [()] * len(tried)
+        earlier = memory.recall(feedback) if settings.enable_memory else [()] * len(tried)
         tokens = settings.reflection_tokens
-        requests = reflections(builder, tried, lessons, tokens, config.temperature, config.seed, step)
+        requests = reflections(builder, tried, earlier, tokens, config.temperature, config.seed, step)
         replies = [*builder.policy.sample(requests)]
-        told = [advice(reply.text) for reply in replies if reply is not None]
+        carried = [advice(reply.text) for reply in replies if reply is not None]
     starts = [
-        Start(one.attempt.task, one.number, one.attempt.rollout, text) for one, text in zip(tried, told, strict=True)
+        Start(one.attempt.task, one.number, one.attempt.rollout, text) for one, text in zip(tried, carried, strict=True)
     ]
     retries = builder.run(starts, config.temperature, config.seed, step, role="retry")
     scored, answers = collector.scored([TrajectoryGroup(one.task, (one,)) for one in retries])
     found = [
         _second(builder, settings, one, text, reply, group.trajectories[0], of_group[0])
-        for one, text, reply, group, of_group in zip(tried, told, replies, scored, asked(scored, answers), strict=True)
+        for one, text, reply, group, of_group in zip(
+            tried, carried, replies, scored, asked(scored, answers), strict=True
+        )
     ]
     return collector.world.gather(found)
 
@@ -72,7 +74,7 @@ def _second(
     builder: Builder,
     settings: ERLConfig,
     tried: Tried,
-    told: str,
+    advice: str,
     reply: Completion | None,
     retry: Trajectory,
     records: Sequence[Record],
@@ -96,7 +98,7 @@ def _second(
     if settings.enable_internalization and (succeeded or better):
         turns = tuple(turn for turn in original(builder, retry) if is_imitable(turn))
         own = replace(retry, turns=turns, reward=None, role=INTERNALIZED) if turns else None
-    return Second(tried, told, reflection, retry, reached, succeeded, own)
+    return Second(tried, advice, reflection, retry, reached, succeeded, own)
 
 
 def original(builder: Builder, retry: Trajectory) -> Iterator[Turn]:

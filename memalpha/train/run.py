@@ -73,10 +73,10 @@ def launch(kind: Callable[[C, World], Run[C]], config: C) -> dict[str, Any]:
 class Run(ABC, Generic[C]):
     """One process's work on a run directory, alone or with the others of `world`.
 
-    A subclass sets `learner` (`_learner` makes it) and says what a step and a validation are.
+    A subclass sets `engine` (`_new_engine` makes it) and says what a step and a validation are.
     """
 
-    learner: Engine
+    engine: Engine
     files: ClassVar[tuple[str, ...]] = ("metrics.jsonl",)
     """JSON Lines with a `step`, which a resumed run goes on with."""
 
@@ -134,10 +134,10 @@ class Run(ABC, Generic[C]):
         """Whether every step leaves a checkpoint that stays."""
         return False
 
-    def _learner(
+    def _new_engine(
         self, loss: LossSettings, *, reference: bool = False, value_learning_rate: float | None = None
     ) -> Engine:
-        """The learner of the policy's weights, or of new adapters in its layers."""
+        """The engine of the policy's weights, or of new adapters in its layers."""
         config = self.config
         model: Any = self.policy.model
         if config.lora is not None:
@@ -185,7 +185,7 @@ class Run(ABC, Generic[C]):
         if step > stop:
             raise CheckpointError(f"{self.out} is already at step {step}, beyond max_steps={stop}")
         self.consistent = False
-        state = load_checkpoint(checkpoint_path(self.out, step), self.learner)
+        state = load_checkpoint(checkpoint_path(self.out, step), self.engine)
         if state.get("started_from") != self.started_from:
             raise CheckpointError(
                 f"{self.out} started from other weights than policy={self.config.policy} holds now (a link such as "
@@ -243,7 +243,7 @@ class Run(ABC, Generic[C]):
             chosen = _better(self.best, self.final)["step"]
             if self.world.main:
                 point_best(self.out, chosen)
-        load_weights(checkpoint_path(self.out, chosen), self.learner)
+        load_weights(checkpoint_path(self.out, chosen), self.engine)
         own = self._end(chosen)
         summary = {
             "seed": self.config.seed,
@@ -284,7 +284,7 @@ class Run(ABC, Generic[C]):
             "learning_minutes": self.learning_before + self.learning,
             **self._state(),
         }
-        save_checkpoint(self.out, self.step, self.policy, self.learner, state)
+        save_checkpoint(self.out, self.step, self.policy, self.engine, state)
         if not self.world.main:
             return
         if self._is_best():

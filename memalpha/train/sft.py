@@ -65,7 +65,7 @@ class SFTRun(TaskRun[SFTConfig]):
         if self.source is not None:
             self.source.check(self.policy, config.agent, self.builder.schema)
         self.rewards = RewardModel(config.reward.kept_in(self.out), self.policy.count_tokens)
-        self.learner = self._learner(LossSettings(normalizer="token"))
+        self.engine = self._new_engine(LossSettings(normalizer="token"))
         self.rows: list[TrainingSample] = []
         self.rows_from = BEFORE
         self.held_out: list[TrainingSample] = []
@@ -232,7 +232,7 @@ class SFTRun(TaskRun[SFTConfig]):
 
     def _learn(self, prepared: tuple[list[TrainingSample], dict[str, Any]]) -> dict[str, Any]:
         rows, sampled = prepared
-        stats = self.learner.update(rows, learning_rate(self.step, self.schedule))
+        stats = self.engine.update(rows, learning_rate(self.step, self.schedule))
         tokens = sum(len(row.completion_ids) for row in rows)
         self.tokens += tokens
         keep = {name: stats[name] for name in ("entropy", "grad_norm", "learning_rate")}
@@ -258,7 +258,7 @@ class SFTRun(TaskRun[SFTConfig]):
         """Mean cross-entropy per completion token of the rows that validate, in nats."""
         if not self.held_out:
             return None
-        logprobs = np.concatenate(self.learner.forward(self.held_out))
+        logprobs = np.concatenate(self.engine.forward(self.held_out))
         return -float(logprobs.mean(dtype=np.float64))
 
     def _end(self, chosen: int) -> dict[str, Any]:

@@ -46,18 +46,18 @@ class PPO(Algorithm):
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
-        self.own = config.ppo or PPOConfig()
+        self.settings = config.ppo or PPOConfig()
         self.state = {"beta": config.beta, "level": None}
         self._next, self._figures = self.state, dict[str, float]()
 
     @property
     def value_learning_rate(self) -> float:
         """That of the value head."""
-        return self.own.value_learning_rate or 10 * self.config.learning_rate
+        return self.settings.value_learning_rate or 10 * self.config.learning_rate
 
     def annotate(self, groups: Sequence[TrajectoryGroup], score: Score) -> list[TrainingSample]:
         """One sample per turn, in the order of groups, trajectories, turns, with values, returns and advantages."""
-        own, beta, level = self.own, self.state["beta"], self.state["level"]
+        settings, beta, level = self.settings, self.state["beta"], self.state["level"]
         config = self.config.model_copy(update={"beta": beta})
         rows = sampled_rows(groups, config.entropy_coef)
         old = old_logprobs(rows, score, config) if beta else []
@@ -67,23 +67,25 @@ class PPO(Algorithm):
         values = _joined(heads, episodes)
         rewards = token_rewards(episodes, costs or [np.zeros_like(row) for row in heads])
         if level is None:
-            sums = [gae(row, np.zeros_like(row), gamma=own.gamma, lam=1.0)[1] for row in rewards]
+            sums = [gae(row, np.zeros_like(row), gamma=settings.gamma, lam=1.0)[1] for row in rewards]
             level = float(np.concatenate(sums).mean())
-        found = [gae(r, v + level, gamma=own.gamma, lam=own.lam) for r, v in zip(rewards, values, strict=True)]
+        found = [
+            gae(r, v + level, gamma=settings.gamma, lam=settings.lam) for r, v in zip(rewards, values, strict=True)
+        ]
         advantages, returns = [a for a, _ in found], [r - level for _, r in found]
         self._figures = {"explained_variance": explained_variance(values, returns)}
         if beta:
             gaps = (own - row.reference for own, row in zip(old, rows, strict=True) if row.reference is not None)
             kl = sum(float(gap.sum()) for gap in gaps) / len(episodes)
             self._figures |= {"kl": kl, "kl_coef": beta}
-            if own.kl_target is not None:
-                error = float(np.clip(kl / own.kl_target - 1.0, -0.2, 0.2))
-                beta *= 1.0 + error * len(episodes) / own.kl_horizon
+            if settings.kl_target is not None:
+                error = float(np.clip(kl / settings.kl_target - 1.0, -0.2, 0.2))
+                beta *= 1.0 + error * len(episodes) / settings.kl_horizon
         self._next = {"beta": beta, "level": level}
         ends = np.cumsum([len(row) for row in heads])[:-1]
-        parts = [whiten(advantages) if own.whiten_advantages else advantages, returns]
+        parts = [whiten(advantages) if settings.whiten_advantages else advantages, returns]
         cut = [np.split(np.concatenate(part).astype(np.float32), ends) for part in parts]
-        weight = np.float32(own.vf_coef)
+        weight = np.float32(settings.vf_coef)
         return [
             replace(row, advantages=a, values=v, returns=r, vf=row.pg * weight)
             for row, v, a, r in zip(rows, heads, *cut, strict=True)
