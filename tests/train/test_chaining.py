@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from runs import same
 from safetensors.torch import load_file
 
 from memalpha.config import PreferenceConfig, SFTConfig, TrainConfig, build_config, training_config
@@ -40,10 +41,6 @@ def first(small, policy_path, tmp_path) -> Path:
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
     return load_file(path / "model.safetensors")
-
-
-def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
 def after(run: Path, prefs: Path, **changes) -> PreferenceConfig:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import oracle
 import pytest
 import torch
+from runs import lines
 from safetensors.torch import load_file
 from test_algorithms_float64 import annotated, bare_rows, engine, found_gradient, groups, nets, settings
 
@@ -98,10 +98,6 @@ def test_a_task_without_a_pair_gives_no_rows():
 
 
 # ----------------------------------------------------------------------------------------------------------- whole runs
-
-
-def lines(path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_run_keeps_pairs_together_and_goes_on_bit_for_bit(small, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import oracle
 import pytest
 import torch
 from oracle import Net64
-from safetensors.torch import load_file
+from runs import weights
 from tiny import tiny_policy, tiny_tokenizer
 
 from memalpha.agent.answer import ExtractiveReader
@@ -279,10 +279,6 @@ def test_processes_share_the_tasks(monkeypatch):
                 assert (x.completion.prompt_ids, x.results) == (y.completion.prompt_ids, y.results)
                 assert x.completion.completion_ids == y.completion.completion_ids
         assert (one.tried.number, one.accuracy, one.retry.reward) == (two.tried.number, two.accuracy, two.retry.reward)
-
-
-def weights(run, step: int) -> dict[str, torch.Tensor]:
-    return load_file(run / f"checkpoints/step-{step}" / "model.safetensors")
 
 
 def assert_shown_by_similarity(config: TrainConfig, turns, step: int) -> None:

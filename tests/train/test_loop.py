@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import threading
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from runs import interrupted, killed_at, lines, same, weights
 from safetensors.torch import load_file, save_file
 from tiny import tiny_policy
 from transformers import AutoModelForCausalLM
@@ -31,19 +26,6 @@ from memalpha.train.checkpoint import locked
 from memalpha.train.collect import TaskSource
 from memalpha.train.distributed import ONE
 from memalpha.train.loop import train
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
-    [file] = (run / "checkpoints" / f"step-{step}").glob("*model.safetensors")
-    return load_file(file)
-
-
-def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_a_run_writes_what_is_promised(small):
@@ -138,20 +120,7 @@ def test_killed_and_started_again_equals_one_go(small, tmp_path):
     whole = small(out=str(tmp_path / "whole"), save_every=1)
     train(whole)
     killed = small(out=str(tmp_path / "killed"), save_every=1)
-    path = tmp_path / "killed.json"
-    path.write_text(killed.model_dump_json())
-    code = (
-        "import json, sys; from memalpha.train.loop import train; from memalpha.config import TrainConfig;"
-        "train(TrainConfig.model_validate_json(open(sys.argv[1]).read()))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not (killed.out / "checkpoints" / "step-2").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (killed.out / "summary.json").exists()
+    killed_at(killed, 2)
     with (killed.out / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "half')  # what a kill inside a write leaves
     train(killed)
@@ -165,17 +134,7 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes(small, tmp_path, capfd):
     whole = small(out=str(tmp_path / "whole"), save_every=100, validate_every=100)
     train(whole)
     stopped = small(out=str(tmp_path / "stopped"), save_every=100, validate_every=100)
-
-    def press():
-        while not (stopped.out / "metrics.jsonl").exists() or not (stopped.out / "metrics.jsonl").stat().st_size:
-            time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=press)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        train(stopped)
-    thread.join()
+    interrupted(stopped)
     assert "resumes it" in capfd.readouterr().err
     steps = sorted(path.name for path in (stopped.out / "checkpoints").glob("step-*"))
     assert steps != ["step-0"]

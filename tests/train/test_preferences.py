@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
+from runs import lines, same, weights
 
 import memalpha
 from memalpha import train_on_preferences
@@ -43,18 +41,6 @@ def prefers(policy_path, tmp_path):
     return lambda **changes: build_config(PreferenceConfig, merge(base, changes), "test")
 
 
-def lines(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def weights(run: Path, step: int, name: str = "model") -> dict[str, torch.Tensor]:
-    return load_file(run / "checkpoints" / f"step-{step}" / f"{name}.safetensors")
-
-
-def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-
-
 @pytest.mark.parametrize(
     "changes",
     [{}, {"lora": {"r": 4}}, {"dpo": {"loss_type": "ipo"}}, {"dpo": {"reference_free": True}}],
@@ -66,7 +52,7 @@ def test_chosen_becomes_likelier(prefers, changes):
     assert (summary["pairs"], summary["validation_pairs"], summary["steps"]) == (8, 2, 4)
     assert summary["after"]["validation_pair_loss"] < summary["before"]["validation_pair_loss"]
     assert summary["after"]["validation_margins"] > summary["before"]["validation_margins"]
-    first, *_, last = lines(settings.out)
+    first, *_, last = lines(settings.out / "metrics.jsonl")
     if not changes.get("dpo"):
         assert summary["before"]["validation_pair_loss"] == pytest.approx(math.log(2)), "the reference is the start"
         assert first["loss"] == pytest.approx(math.log(2)) and first["margins"] == 0
@@ -96,10 +82,10 @@ def test_stopping_and_going_on_equals_one_go(prefers, tmp_path, lora):
     train(whole)
     for stop in (1, 3, None):
         train(parts.model_copy(update={"max_steps": stop}))
-    assert same(*(weights(run, 4, "adapter_model" if lora else "model") for run in (whole.out, parts.out)))
+    assert same(*(weights(run, 4) for run in (whole.out, parts.out)))
     assert same(*(weights(run, 4, "optimizer") for run in (whole.out, parts.out)))
     keep = ("loss", "margins", "accuracies", "grad_norm", "learning_rate", "tokens")
-    one, two = ([[line[name] for name in keep] for line in lines(run.out)] for run in (whole, parts))
+    one, two = ([[line[name] for name in keep] for line in lines(run.out / "metrics.jsonl")] for run in (whole, parts))
     assert one == two
 
 

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from runs import interrupted, killed_at, lines, same, weights
 from safetensors.torch import load_file
 from tiny import tiny_policy
 
@@ -28,18 +22,6 @@ from memalpha.train.loop import train
 from memalpha.train.normalize import normalize
 from memalpha.train.passes import nth
 from memalpha.train.samples import cross_entropy_sample
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
-    return load_file(run / "checkpoints" / f"step-{step}" / "model.safetensors")
-
-
-def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
 @pytest.fixture
@@ -226,20 +208,7 @@ def test_killed_and_started_again_equals_one_go(supervised, tmp_path):
     whole = supervised(out=str(tmp_path / "whole"), save_every=1, schedule_steps=6)
     train(whole)
     killed = supervised(out=str(tmp_path / "killed"), save_every=1, schedule_steps=6)
-    path = tmp_path / "killed.json"
-    path.write_text(killed.model_dump_json())
-    code = (
-        "import sys; from memalpha.train.loop import train; from memalpha.config import SFTConfig;"
-        "train(SFTConfig.model_validate_json(open(sys.argv[1]).read()))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not (killed.out / "checkpoints" / "step-2").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (killed.out / "summary.json").exists()
+    killed_at(killed, 2)
     train(killed)
     assert same(weights(whole.out, 6), weights(killed.out, 6))
     assert [line["step"] for line in lines(killed.out / "metrics.jsonl")] == list(range(6))
@@ -249,17 +218,7 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes(supervised, tmp_path, capfd):
     whole = supervised(out=str(tmp_path / "whole"), save_every=100, validate_every=100, schedule_steps=6)
     train(whole)
     stopped = supervised(out=str(tmp_path / "stopped"), save_every=100, validate_every=100, schedule_steps=6)
-
-    def press():
-        while not (stopped.out / "metrics.jsonl").exists() or not (stopped.out / "metrics.jsonl").stat().st_size:
-            time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=press)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        train(stopped)
-    thread.join()
+    interrupted(stopped)
     assert "resumes it" in capfd.readouterr().err
     train(stopped)
     assert same(weights(whole.out, 6), weights(stopped.out, 6))
