@@ -18,7 +18,6 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from itertools import count
 from threading import local
 from typing import Any, NoReturn, get_args
 from urllib.parse import unquote
@@ -382,9 +381,15 @@ class _Statements:
 @lru_cache(2048)
 def _translated(statement: str) -> bytes:
     """A statement of SQLite's for PostgreSQL, which numbers its values and chooses its indexes by itself."""
-    numbers = count(1)
-    statement = re.sub(r" INDEXED BY \w+", "", statement)
-    return re.sub(r"\?(\d*)", lambda found: f"${found[1] or next(numbers)}", statement).encode()
+    highest = 0
+
+    def number(found: re.Match[str]) -> str:
+        nonlocal highest
+        value = int(found[1] or highest + 1)
+        highest = max(highest, value)
+        return f"${value}"
+
+    return re.sub(r"\?(\d*)", number, re.sub(r" INDEXED BY \w+", "", statement)).encode()
 
 
 def _setting(numbers: Iterable[int]) -> str:

