@@ -11,6 +11,8 @@ from memalpha.store.cache import index_files
 from memalpha.store.retrieval import Boost, Corpus, Document
 from memalpha.store.store import MemoryStore
 
+pytestmark = pytest.mark.sqlite  # about its files
+
 TOPICS = ["cat pet fur", "city Oslo fjord", "piano music score", "bread oven flour"]
 QUERIES = ["Which pet has fur?", "fjord 17", "piano", "flour 250 oven bread", "nothing of this"]
 

@@ -38,7 +38,7 @@ def new() -> MemoryStore:
 
 def rows_of(store: MemoryStore) -> list[list[tuple]]:
     """All that the file holds but times, and vectors in no order."""
-    with store._database.transaction(write=False) as rows:
+    with store._rows.transaction(write=False) as rows:
         operations = [row[:2] + row[3:] for row in rows.execute("SELECT * FROM operations ORDER BY ns, seq")]
         versions = rows.execute("SELECT * FROM versions ORDER BY ns, id, version").fetchall()
         return [operations, versions, rows.execute("SELECT * FROM vectors ORDER BY digest").fetchall()]

@@ -18,6 +18,8 @@ from memalpha.store.retrieval import Corpus
 from memalpha.store.saved import parts_of
 from memalpha.store.store import MemoryStore
 
+pytestmark = pytest.mark.sqlite  # about its files
+
 QUERIES = ["Which city is it?", "value 7", "zyxomma"]
 
 

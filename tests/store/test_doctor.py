@@ -10,6 +10,8 @@ from memalpha.store.doctor import examine
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.store import MemoryStore
 
+pytestmark = pytest.mark.sqlite  # about its files
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

@@ -94,7 +94,8 @@ def test_every_call_sees_it_first(tmp_path: Path) -> None:
         store.insert("semantic", "pet: cat", expires="2025-02-01")
         clock.set("2025-06-01")
         call(store)
-        kinds = [row[0] for row in store._database._connection.execute("SELECT kind FROM operations WHERE ns = 1")]
+        with store._rows.transaction(write=False) as rows:
+            kinds = [kind for (kind,) in rows.execute("SELECT kind FROM operations ORDER BY seq")]
         assert kinds[:2] == ["insert", "expired"], name
 
 
@@ -182,6 +183,7 @@ def test_goes_out_and_comes_in(store: MemoryStore, clock: Clock, tmp_path: Path)
         store.import_jsonl(tmp_path / "own.jsonl")
 
 
+@pytest.mark.sqlite
 def test_a_look_costs_the_same_however_many_entries_there_are(store: MemoryStore) -> None:
     store.insert("semantic", "a", expires="2025-02-01")
     asked: list[str] = []

@@ -17,6 +17,8 @@ from memalpha.store.schema import MEM_ALPHA
 from memalpha.store.sqlite import FORMAT
 from memalpha.store.store import MemoryStore
 
+pytestmark = pytest.mark.sqlite  # about its files
+
 FORMAT_1 = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE namespaces (ns INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);

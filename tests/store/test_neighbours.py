@@ -212,6 +212,7 @@ def test_around_is_the_longest_run_that_fits(lines, at, tokens, gone):
             assert not 0 <= end < len(live) or size + len(live[end].content) > 4 * tokens
 
 
+@pytest.mark.sqlite
 def test_to_look_around_costs_the_same_however_long_the_source():
     store, asked = MemoryStore.open(":memory:", embedder="hash"), []
     span = store.insert("episodic", "b", source="talk", chunk=1, turn="2")

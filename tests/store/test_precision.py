@@ -17,6 +17,8 @@ from memalpha.store.live import LiveIndex
 from memalpha.store.ranking import ROUTES
 from memalpha.store.store import MemoryStore
 
+pytestmark = pytest.mark.sqlite  # about its files
+
 COMPACT: tuple[Precision, ...] = ("float16", "int8")
 ERROR = {"float32": 0.0, "float16": 2**-11, "int8": 1 / 254}  # of a number: of itself, of itself, of the largest
 ROOT = Path(__file__).parents[2]

