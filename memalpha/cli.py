@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from pydantic import ValidationError
 
-from memalpha import __version__, cli_audit, cli_data, cli_eval, cli_judge, cli_store, cli_transfer
+from memalpha import __version__, cli_audit, cli_data, cli_eval, cli_judge, cli_serve, cli_store, cli_transfer
 from memalpha.cli_store import AsJson, print_result
 from memalpha.config import parse_overrides, training_config
 from memalpha.errors import EvaluationError, MemalphaError, PolicyError
@@ -222,7 +222,13 @@ def merge(
 
 # ------------------------------------------------------------------------------------------------- the other modules
 
-for _command in (*cli_eval.COMMANDS, *cli_store.COMMANDS, *cli_transfer.COMMANDS, *cli_audit.COMMANDS):
+for _command in (
+    *cli_eval.COMMANDS,
+    *cli_store.COMMANDS,
+    *cli_transfer.COMMANDS,
+    *cli_audit.COMMANDS,
+    *cli_serve.COMMANDS,
+):
     app.command(name=_command.__name__.rstrip("_"))(_command)
 
 

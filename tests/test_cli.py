@@ -140,6 +140,25 @@ def test_a_log_goes_out_and_in_again(memalpha, store: Path, tmp_path: Path) -> N
     assert not (tmp_path / "new.db").exists()
 
 
+def test_serving_that_cannot_begin(memalpha, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.delenv("MEMALPHA_TOKEN", raising=False)
+    (tmp_path / "token").write_text("short")
+    path, heuristic = tmp_path / "new.db", ("--policy", "scripted:heuristic")
+    for words, says in [
+        ((*heuristic,), "--mcp, --http HOST:PORT, or both"),
+        (("--mcp",), "--policy RUN or MODEL, or --read-only"),
+        (("--mcp", "--policy", "scripted:nobody"), "no scripted policy"),
+        ((*heuristic, "--mcp", "--token-file", tmp_path / "token"), "give --http too"),
+        ((*heuristic, "--http", "8765"), "is no HOST:PORT"),
+        ((*heuristic, "--http", "0.0.0.0:0"), "needs a token"),
+        ((*heuristic, "--http", "127.0.0.1:0", "--token-file", tmp_path / "token"), "at least 16"),
+        (("--read-only", "--mcp"), "no such store"),
+    ]:
+        code, out, err = memalpha("serve", path, *words)
+        assert (code, out) == (2, "") and says in err, err
+    assert not path.exists()
+
+
 def test_markdown_and_other_stores(memalpha, store: Path, tmp_path: Path) -> None:
     notes, copy, peers = tmp_path / "notes.md", tmp_path / "copy.db", Path(__file__).parent / "store" / "data" / "peers"
     assert memalpha("export", store, notes) == (0, f"1 entries: {notes}\n", "")

@@ -29,11 +29,13 @@ BELOW["policy"] = BELOW["tasks"] = BASE  # neither knows the store, nor the othe
 BELOW["agent"] = BASE | {"store", "policy", "tasks"}
 BELOW["qa"] = BELOW["agent"] | {"agent"}
 BELOW["train"] = BELOW["qa"] | {"qa"}
-BELOW["report"] = BELOW["integrations"] = BELOW["train"] | {"train"}
+BELOW["report"] = BELOW["train"] | {"train"}
+BELOW["integrations"] = BELOW["report"] | {"__init__"}  # which is asked for the version
 BELOW["cli_store"] = BELOW["report"] | {"report", "integrations", "__init__"}
 BELOW["cli_transfer"] = BELOW["cli_audit"] = BELOW["cli_eval"] = BELOW["cli_data"] = BELOW["cli_store"] | {"cli_store"}
-BELOW["cli_judge"] = BELOW["cli_data"]
+BELOW["cli_judge"] = BELOW["cli_serve"] = BELOW["cli_data"]
 BELOW["cli"] = BELOW["cli_store"] | {"cli_store", "cli_transfer", "cli_audit", "cli_eval", "cli_data", "cli_judge"}
+BELOW["cli"] |= {"cli_serve"}
 BELOW["__main__"] = frozenset({"cli"})
 BELOW["__init__"] = frozenset(BELOW) - {
     "cli",
@@ -43,6 +45,7 @@ BELOW["__init__"] = frozenset(BELOW) - {
     "cli_eval",
     "cli_data",
     "cli_judge",
+    "cli_serve",
     "__main__",
 }  # lazily: see test_importing_the_package_loads_nothing
 
