@@ -23,6 +23,7 @@ from memalpha.errors import ConfigError, DuplicateContent, InvalidContent
 from memalpha.store.filters import utc
 from memalpha.store.keyed import Keyed, escaped
 from memalpha.store.langgraph import content_of
+from memalpha.store.retrieval import Route
 from memalpha.store.state import checked
 from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry, Operation
@@ -52,7 +53,8 @@ Path = tuple[str, ...]
 class LangGraphStore(BaseStore):
     """A `BaseStore` that keeps its items in `store`, in `category` ("semantic", or the schema's first).
 
-    `fields`: the paths of values that searches look at, as LangGraph's index configuration has them. `ttl`: its
+    `fields`: the paths of values that searches look at, as LangGraph's index configuration has them. `route`: the
+    store's, for searches with a query; with "dense" scores are cosines, as LangGraph's own are. `ttl`: LangGraph's
     settings (`default_ttl` in minutes, `refresh_on_read`); expired items are never given, so nothing has to be swept.
     A put with `index=False` is left out of searches with a query, but for filling up their last page, as LangGraph has
     it. A batch reads first and then writes all or nothing. Several threads and event loops may share it.
@@ -66,12 +68,14 @@ class LangGraphStore(BaseStore):
         *,
         category: str | None = None,
         fields: Sequence[str] | None = None,
+        route: Route = "soft",
         ttl: TTLConfig | None = None,
     ) -> None:
         self.store = store
         self.ttl_config = ttl
         self._items = Keyed(store, "item", category)
         self._fields = fields
+        self._route: Route = route
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """The result of each operation, in order: first all reads, then the last put of each key, all or none."""
@@ -112,7 +116,9 @@ class LangGraphStore(BaseStore):
         where = [*_inside(op.namespace_prefix), *_conditions("item.value", op.filter or {})]
         scored: list[tuple[MemoryEntry, float | None]]
         if op.query:
-            ranked = self.store.search(op.query, end, where={"$and": [*where, {"item.index": {"$ne": False}}]})
+            ranked = self.store.search(
+                op.query, end, where={"$and": [*where, {"item.index": {"$ne": False}}]}, route=self._route
+            )
             scored = [(hit.entry, hit.score) for hit in ranked]
             where.append({"item.index": False})
         else:

@@ -1,8 +1,9 @@
 """Values under keys of one's own: one live entry a key, whose id is made of it, so that history, undo, search hold.
 
 A store keeps a content once a category, without outer whitespace; what is kept here may be equal, empty or have any
-whitespace. So an entry's `metadata["text"]` holds the exact text wherever its content is another one: the key for an
-empty text, and the text with the key in brackets behind it where another entry has that text.
+whitespace. So `metadata["outer"]` holds the whitespace around a content, and `metadata["text"]` the exact text wherever
+the content is another one: the key for an empty text, and the text with the key in brackets behind it where another
+entry has that text.
 """
 
 from __future__ import annotations
@@ -29,7 +30,17 @@ def escaped(text: str, more: str = "") -> str:
 
 def text_of(entry: MemoryEntry) -> str:
     """The text that was put."""
-    return entry.metadata.get("text", entry.content)
+    before, behind = entry.metadata.get("outer", ("", ""))
+    return entry.metadata.get("text", before + entry.content + behind)
+
+
+def _exact(text: str, content: str) -> dict[str, Any]:
+    """What `text_of` needs beside the content as it is stored."""
+    if content != text:
+        return {"text": text}
+    bare = text.strip()
+    start = text.index(bare)
+    return {} if bare == text else {"outer": [text[:start], text[start + len(bare) :]]}
 
 
 class Keyed:
@@ -70,7 +81,15 @@ class Keyed:
         return self.store.list(where={self.kind: {"$ne": None}})
 
     def put(
-        self, key: str, text: str, value: Any, *, timestamp: str | None = None, expires: str | None = None
+        self,
+        key: str,
+        text: str,
+        value: Any,
+        *,
+        timestamp: str | None = None,
+        expires: str | None = None,
+        source: str | None = None,
+        turn: str | None = None,
     ) -> MemoryEntry:
         """Have `text` under a key, with `metadata[kind] = value`, in the place of what it had.
 
@@ -80,15 +99,16 @@ class Keyed:
         with self.together():
             id, current = self.id_of(key), self.get(key)
             while True:
-                exact = {} if content.strip() == text else {"text": text}
                 operation = Operation(
                     "insert" if current is None else "update",
                     id=id,
                     category=self.category,
                     content=content,
                     timestamp=timestamp or "",
-                    metadata={self.kind: value, **exact},
+                    metadata={self.kind: value, **_exact(text, content)},
                     expires=expires or "",
+                    source=source,
+                    turn=turn,
                 )
                 try:
                     entry = self.store.change(operation).entry
