@@ -27,6 +27,7 @@ def serve(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Search, list and ask alone; no policy needed.")
     ] = False,
+    size: Annotated[int, typer.Option("--chunk", min=1, help="Longest piece read at once, in characters.")] = 4000,
     schema: SchemaName = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
@@ -57,7 +58,7 @@ def serve(
 
         writer = None if policy is None else load_policy(policy)
         memory = MemoryStore.open(store, schema, embedder, namespace, create=not read_only)
-    service = MemoryService(memory, writer, read_only=read_only)
+    service = MemoryService(memory, writer, chunk=size, read_only=read_only)
     if address is None:
         serve_stdio(service)
     else:

@@ -44,9 +44,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Progress = Callable[[int, int], Awaitable[None]]
 
-CHUNK = 4000
-"""Longest chunk of a text that is read, in characters."""
-
 LOOKING = 4
 """Threads for what only looks."""
 
@@ -58,14 +55,18 @@ _STATUS = {UnknownEntry: 404, DuplicateContent: 409, UnknownCategory: 422, Inval
 class MemoryService:
     """What is served of `store`, whose owner it becomes: `close` closes it.
 
-    `read_only`: nothing is written, and no policy is needed; questions are then answered by the extractive floor.
+    `chunk`: the longest piece that the policy reads at once, in characters; it has to fit the policy's window beside
+    the memory view. `read_only`: nothing is written, and no policy is needed; questions are then answered by the
+    extractive floor.
     Raises `ConfigError` where nobody could write. Its methods raise `Refused`, and nothing else that is meant.
     """
 
-    def __init__(self, store: MemoryStore, policy: Policy | None, *, read_only: bool = False) -> None:
+    def __init__(
+        self, store: MemoryStore, policy: Policy | None, *, chunk: int = 4000, read_only: bool = False
+    ) -> None:
         if policy is None and not read_only:
             raise ConfigError("policy: a writer is needed, unless the memory is served read-only")
-        self._store = store
+        self._store, self._chunk = store, chunk
         self._agent = None if policy is None else MemoryAgent(policy, store)
         self._reader = ExtractiveReader() if self._agent is None else self._agent.reader
         self._one_at_a_time = Lock()  # for the policy, which writes in one thread and answers in another
@@ -95,7 +96,7 @@ class MemoryService:
 
         Another's edit may come between two chunks. Where a chunk fails, what those before it wrote stays.
         """
-        pieces, outcomes = cut(asked.text, CHUNK), []
+        pieces, outcomes = cut(asked.text, self._chunk), []
         for number, piece in enumerate(pieces):
             chunk = Chunk(text=piece, timestamp=asked.timestamp, index=number)
             try:
