@@ -92,4 +92,4 @@ def _text(item: Any) -> str:
         text = f"{item.get('role') or 'user'}: {text}" if text.strip() else ""
     if not text:
         text = json.dumps(item, ensure_ascii=False, default=str)
-    return text.replace("\0", " ").encode("utf-8", "replace").decode()
+    return text

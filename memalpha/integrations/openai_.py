@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.prompts import notes
 from memalpha.errors import ConfigError, MemalphaError
-from memalpha.store.sqlite import system_clock
+from memalpha.store.backend import system_clock
 from memalpha.store.working import Memory
 from memalpha.types import Chunk, SpeakerTurn
 

@@ -2,8 +2,8 @@
 
 A store keeps a content once a category, without outer whitespace; what is kept here may be equal, empty or have any
 whitespace. So `metadata["outer"]` holds the whitespace around a content, and `metadata["text"]` the exact text wherever
-the content is another one: the key for an empty text, and the text with the key in brackets behind it where another
-entry has that text.
+the content is another one: the key for an empty text, the text without what no content may hold (NUL, halves of
+surrogate pairs), or with the key in brackets behind it where another entry has that text.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from memalpha.errors import DuplicateContent, UnknownEntry
+from memalpha.errors import DuplicateContent, StoreError, UnknownEntry
 from memalpha.store.state import is_id
+from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry, Operation
-
-if TYPE_CHECKING:
-    from memalpha.store.store import MemoryStore
 
 
 def escaped(text: str, more: str = "") -> str:
@@ -50,6 +48,8 @@ class Keyed:
     """
 
     def __init__(self, store: MemoryStore, kind: str, category: str | None = None) -> None:
+        if not isinstance(store, MemoryStore):
+            raise StoreError(f"a MemoryStore is needed, not {type(store).__name__}")
         names = store.schema.category_names
         self.store, self.kind = store, kind
         self.category = store.schema.check(category) if category else "semantic" if "semantic" in names else names[0]
@@ -61,7 +61,7 @@ class Keyed:
     @contextmanager
     def together(self) -> Iterator[None]:
         """All that is written inside happens at once or not at all."""
-        with self.store._database.transaction():
+        with self.store._rows.transaction():
             yield
 
     def id_of(self, key: str) -> str:
@@ -93,9 +93,10 @@ class Keyed:
     ) -> MemoryEntry:
         """Have `text` under a key, with `metadata[kind] = value`, in the place of what it had.
 
-        Raises `InvalidContent` for what cannot be stored, `StoreError` where another entry has the key as its id.
+        Raises `InvalidContent` for a value that is not JSON, `StoreError` where another entry has the key as its id.
         """
-        content = text if text.strip() else key
+        content = text.replace("\0", " ").encode("utf-8", "replace").decode()
+        content = content if content.strip() else key
         with self.together():
             id, current = self.id_of(key), self.get(key)
             while True:

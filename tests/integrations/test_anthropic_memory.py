@@ -151,7 +151,7 @@ def test_no_path_leaves(tool, path):
         *({}, {"command": "look"}, {"command": ["view"]}, {"command": "view"}, {"command": "view", "path": 3}, "view"),
         None,
         {"command": "insert", "path": NOTES, "insert_line": "1", "insert_text": "x"},
-        {"command": "create", "path": NOTES, "file_text": "a\0b"},
+        {"command": "create", "path": NOTES, "file_text": b"a"},
     ],
 )
 def test_what_is_no_command_is_told(tool, command):
@@ -161,7 +161,7 @@ def test_what_is_no_command_is_told(tool, command):
     assert result["is_error"] is True and result["content"].startswith("Error: ") and result["tool_use_id"] == "t"
 
 
-TEXTS = st.text(st.sampled_from("ab \n"), max_size=6)
+TEXTS = st.text(st.sampled_from("ab \n\0"), max_size=6)
 NAMES = st.sampled_from(["x", "y", "d/x", "d/e/x", "with space", "%41", "z" * 140])
 STEPS = st.tuples(st.sampled_from(["create", "delete", "insert", "rename"]), NAMES, NAMES, TEXTS, st.integers(0, 2))
 
