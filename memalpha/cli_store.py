@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 Route = Literal["soft", "hard", "flat", "dense", "bm25"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
-StoreFile = Annotated[Path, typer.Argument(metavar="STORE", help="The store's file.")]
+StoreFile = Annotated[
+    str, typer.Argument(metavar="STORE", help="The store: a file, or postgresql://user:password@host/database.")
+]
 Namespace = Annotated[str, typer.Option(help="Scope inside the store; scopes never see each other.")]
 SchemaName = Annotated[
     str | None, typer.Option(help="Categories of a new store: mem-alpha (default), life, a YAML file.")
@@ -273,7 +275,7 @@ def redo(store: StoreFile, namespace: Namespace = "default", as_json: AsJson = F
 def fork(
     store: StoreFile,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The new namespace.")] = None,
-    path: Annotated[Path | None, typer.Option(help="A new file for it, in the place of STORE.")] = None,
+    path: Annotated[str | None, typer.Option(help="A new file, or a PostgreSQL URL, in the place of STORE.")] = None,
     as_of: AsOf = None,
     namespace: Namespace = "default",
     as_json: AsJson = False,
@@ -289,7 +291,7 @@ def fork(
         memory.fork(name, path=path, as_of=_position(as_of, memory)) as copy,
     ):
         count = copy.snapshot()
-    where = {"store": str(path or store), "namespace": name or namespace, "operations": count}
+        where = {"store": copy.path, "namespace": name or namespace, "operations": count}
     print_result(where, as_json, f"{count} operations: namespace {where['namespace']} of {where['store']}")
 
 
@@ -356,7 +358,7 @@ COMMANDS = (read, add, search, ask, show, history, diff, undo, redo, fork, erase
 
 
 def open_store(
-    path: Path, embedder: str | None, namespace: str, *, schema: str | None = None, create: bool = False
+    path: str, embedder: str | None, namespace: str, *, schema: str | None = None, create: bool = False
 ) -> MemoryStore:
     """Open a store. Only a writing command makes a new one: a slip of the finger must not."""
     from memalpha.store.store import MemoryStore
@@ -386,7 +388,7 @@ def _boost(text: str | None) -> Boost | None:
     return None if terms is None else Boost(**terms)
 
 
-def _step(store: Path, namespace: str, as_json: bool, way: Literal["undo", "redo"]) -> None:
+def _step(store: str, namespace: str, as_json: bool, way: Literal["undo", "redo"]) -> None:
     with open_store(store, None, namespace) as memory:
         done = memory.undo() if way == "undo" else memory.redo()
     text = f"nothing to {way}" if done is None else " ".join(filter(None, (way, done.kind, done.id, done.content)))

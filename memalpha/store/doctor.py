@@ -16,9 +16,11 @@ import numpy as np
 
 from memalpha.errors import DamagedStore, EmbedderError, MemalphaError, StoreError
 from memalpha.store import cache
+from memalpha.store.backend import Backend
 from memalpha.store.embedding import Embedder
 from memalpha.store.fields import digest, vector_blob, version_row
 from memalpha.store.filters import utc
+from memalpha.store.opening import existing, rows_of
 from memalpha.store.recorded import RecordedEmbedder
 from memalpha.store.rows import Namespace
 from memalpha.store.schema import MemorySchema
@@ -60,15 +62,17 @@ _COUNTED = ("operations", "versions", "vectors")
 
 
 def examine(path: str | Path, *, repair: bool = False, embedder: Embedder | None = None) -> Health:
-    """Look a store file through; with `repair`, make anew what follows from the log, all in one transaction.
+    """Look a store through, a file or one in PostgreSQL; with `repair`, make anew what follows from the log, all in
+    one transaction.
 
     Raises `StoreError` if there is no store at `path`.
     """
     try:
-        database = Database(str(path), create=False, initial_meta=dict)
+        database = existing(path)
     except DamagedStore as error:
         return Health([Problem("file", f"{error}; {EXPORT}")])
-    database.read_damaged_text()
+    if isinstance(database, Database):
+        database.read_damaged_text()
     try:
         found = _examine(database, embedder, repair=repair)
         if not repair or not found.problems:
@@ -81,10 +85,12 @@ def examine(path: str | Path, *, repair: bool = False, embedder: Embedder | None
         database.close()
 
 
-def _examine(database: Database, embedder: Embedder | None, *, repair: bool) -> Health:
+def _examine(database: Backend, embedder: Embedder | None, *, repair: bool) -> Health:
     health = Health()
     try:
-        with database.transaction(write=repair):
+        with database.transaction(write=False):
+            names = database.namespaces()
+        with database.transaction(*names, write=repair):
             _Examination(database, embedder, health, repair).run()
     except DamagedStore as error:
         health.problems.append(Problem("file", f"{error}; {EXPORT}"))
@@ -94,13 +100,14 @@ def _examine(database: Database, embedder: Embedder | None, *, repair: bool) -> 
 class _Examination:
     """One pass over a file, inside a transaction."""
 
-    def __init__(self, database: Database, embedder: Embedder | None, health: Health, repair: bool) -> None:
+    def __init__(self, database: Backend, embedder: Embedder | None, health: Health, repair: bool) -> None:
         self.database, self.health, self.repair = database, health, repair
         self.embedder = embedder
 
     def run(self) -> None:
         """Find everything, and repair it if that was asked for."""
         database = self.database
+        self.health.notes += database.notes()
         for fault in database.faults():
             self.says("file", f"{fault}; {EXPORT}")
         misses = database.misses()
@@ -127,11 +134,13 @@ class _Examination:
                     database.drop_orphans(table)
         for name in database.namespaces():
             self.health.counts["namespaces"] += 1
-            rows = Namespace(database, name, schema)
+            rows = rows_of(database, name, schema)
             right = self.replayed(rows)
             if right is not None and self.versions(rows, right):
                 self.vectors(rows, {row[4]: row[7] for row in right.values()}, recorded)
-        self.index_files([Namespace(database, name, schema) for name in database.namespaces()])
+                if lacking := rows.wordless(mend=self.repair):
+                    self.says("vectors", f"{lacking} contents have no words to be found by", name)
+        self.index_files([rows_of(database, name, schema) for name in database.namespaces()])
         if self.repair:  # after the rows, which may not have been such that the indexes could be made
             for name in misses.keys() - set(tables):
                 database.make(name)

@@ -68,6 +68,12 @@ def open_database(
         raise
 
 
+def existing(path: str | Path) -> Backend:
+    """The database at a path or URL, if there is a store; raises `StoreError`."""
+    of = _postgres() if is_url(path) else Database
+    return of(str(path), create=False, initial_meta=dict)
+
+
 def rows_of(database: Backend, name: str, schema: MemorySchema) -> Namespace:
     """The rows of a namespace, in the database's own statements."""
     if isinstance(database, Database):

@@ -333,6 +333,44 @@ class PostgresDatabase:
         """The names of all namespaces that were ever written to, of those that the role may see."""
         return [name for (name,) in self._connection.execute("SELECT name FROM namespaces ORDER BY name")]
 
+    def faults(self) -> Iterator[str]:
+        """What keeps namespaces apart, or the log as it is, and is not there, a line each."""
+        query = (
+            "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace "
+            "AND relkind IN ('r', 'p') AND relname <> 'meta' AND NOT (relrowsecurity AND relforcerowsecurity) "
+            "ORDER BY relname"
+        )
+        for (table,) in self._connection.execute(query):
+            yield f"row-level security of the table {table} is switched off"
+        query = "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'operations'::regclass AND tgenabled = 'O'"
+        if self._connection.execute(query).fetchone()[0] < postgres_schema.TRIGGERS:
+            yield "a trigger that keeps the log append-only is missing or switched off"
+
+    def notes(self) -> list[str]:
+        """What else one should know of the server, and of the role that asks."""
+        query = "SELECT rolsuper OR rolbypassrls, current_user FROM pg_roles WHERE rolname = current_user"
+        passes, name = self._connection.execute(query).fetchone()
+        found = [f"the role {name} passes by row-level security: let applications use another"] if passes else []
+        if self._connection.execute("SELECT current_setting('fsync')").fetchone() == ("off",):
+            found.append(
+                "the server's fsync is off: a power failure may take back, or damage, what it has acknowledged"
+            )
+        return found
+
+    def misses(self) -> dict[str, str]:
+        """Nothing: tables that are missing are an error of the server's, and the faults above tell the rest."""
+        return {}
+
+    def make(self, name: str) -> None:
+        """Make one of `misses` anew: there are none."""
+
+    def orphans(self, table: str) -> int:
+        """The rows of a table whose namespace is not there: none that a policy would show."""
+        return 0
+
+    def drop_orphans(self, table: str) -> None:
+        """Delete them: there are none."""
+
     def close(self) -> None:
         """Close all connections; a second time does nothing."""
         self._pool.close()

@@ -9,7 +9,7 @@ from memalpha.errors import StoreError
 from memalpha.store.backend import Statements
 from memalpha.store.fields import ENTRY, column_of, digest
 from memalpha.store.postgres import PostgresDatabase, Vector
-from memalpha.store.postgres_words import fill_words, index_contents
+from memalpha.store.postgres_words import ALL, fill_words, index_contents
 from memalpha.store.rows import NEW_VECTOR, Namespace
 from memalpha.store.schema import MemorySchema
 from memalpha.types import MemoryEntry
@@ -79,6 +79,16 @@ class PostgresRows(Namespace):
     def _keep_vectors(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         self._rows.executemany(NEW_VECTOR, ((self.ns, key, Vector(vector)) for key, vector in rows))
         fill_words(self._rows, self)
+
+    def wordless(self, *, mend: bool = False) -> int:
+        query = (
+            "SELECT count(DISTINCT digest) FROM versions v WHERE ns = ? AND NOT EXISTS "
+            f"(SELECT 1 FROM postings p WHERE p.ns = v.ns AND p.term = {ALL} AND p.digest = v.digest)"
+        )
+        count = self._rows.execute(query, (self.ns,)).fetchone()[0]
+        if count and mend:
+            fill_words(self._rows, self)
+        return count
 
     def erase(self, ids: Collection[str] | None) -> int:
         count = super().erase(ids)

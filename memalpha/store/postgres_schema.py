@@ -16,6 +16,8 @@ from __future__ import annotations
 FORMAT = 1
 PARTITIONS = 16
 TABLES = ("operations", "versions", "vectors", "postings")
+TRIGGERS = 3  # on the log
+
 _MOST_DIM = 2000  # of a vector that fits into a page, and that HNSW takes
 _NEAR = "CREATE INDEX vectors_near ON vectors USING hnsw (vector {operators});"
 

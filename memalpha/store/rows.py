@@ -233,9 +233,8 @@ class Namespace:
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
         """The live entry of the category with exactly this content."""
-        if not (storable(content) and storable(category)):
-            return None
-        row = self._rows.execute(_HOLDER, (self.ns, digest(content), category, content)).fetchone()
+        known = storable(content) and storable(category)
+        row = known and self._rows.execute(_HOLDER, (self.ns, digest(content), category, content)).fetchone()
         return self.last(row[0]) if row else None
 
     def at(self, id: str, position: int | None) -> MemoryEntry | None:
@@ -302,8 +301,8 @@ class Namespace:
         of += f" AND {_IS_LIVE if position is None else _WAS_LIVE} AND coalesce(chunk, -1)"
         beside = f"{of} = ? AND created {sign} ? ORDER BY created {way}"
         beyond = f"{of} {sign} ? ORDER BY coalesce(chunk, -1) {way}, created {way}"
+        index = "spans" if position is None else None
         for where, bounds in ((beside, place), (beyond, place[:1])):
-            index = "spans" if position is None else None
             for span in self._select(where, entry.source, *_times(position), *bounds, index=index):
                 yield span if span.valid_to is None else replace(span, valid_to=None)
 
@@ -413,6 +412,10 @@ class Namespace:
         self._rows.execute("DELETE FROM versions WHERE ns = ?", (self.ns,))
         self._rows.executemany(_NEW_VERSION, _in(self.ns, rows))
 
+    def wordless(self, *, mend: bool = False) -> int:
+        """The contents that have no words to be found by (given them, to `mend`): none, where a file keeps no words."""
+        return 0
+
     def replace_vectors(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Put rows in the place of all that `vectors` holds."""
         self._rows.execute("DELETE FROM vectors WHERE ns = ?", (self.ns,))
@@ -473,9 +476,8 @@ class Namespace:
         other._keep_vectors(rows)
 
     def _one(self, where: str, *values: Any, index: str | None = None) -> MemoryEntry | None:
-        if not all(map(storable, values)):
-            return None
-        row = self._rows.execute(_query(where, index), (self.ns, *values)).fetchone()
+        known = all(map(storable, values))
+        row = known and self._rows.execute(_query(where, index), (self.ns, *values)).fetchone()
         return entry_of(row) if row else None
 
     def _select(self, where: str, *values: Any, index: str | None = None) -> Iterator[MemoryEntry]:

@@ -261,6 +261,10 @@ class Database:
             if message != "ok":
                 yield message
 
+    def notes(self) -> list[str]:
+        """What else one should know: nothing, of a file."""
+        return []
+
     def misses(self) -> dict[str, str]:
         """The tables that the file lacks, the indexes and triggers that it lacks or has otherwise: name and kind."""
         there = {name: f"{sql};" for name, sql in self._connection.execute("SELECT name, sql FROM sqlite_master")}

@@ -1,7 +1,8 @@
-"""`MemoryStore`: a durable `Memory` over one SQLite file, with history, undo, restore, past states and namespaces.
+"""`MemoryStore`: a durable `Memory` in one SQLite file or in PostgreSQL, with history, undo, restore, past states and
+namespaces.
 
 Every operation is one transaction appending to the log, under the very rules of `MemoryState`. What searches need (a
-`Corpus`) is a cache in memory that follows the log, other processes' writes included.
+`Corpus`) is a cache in memory that follows the log, other processes' writes included; PostgreSQL searches by itself.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PAGE = 1000
 
 
 class MemoryStore(Memory):
-    """One namespace of a store file; `open` gives the first. Threads may share it; a forked process opens its own.
+    """One namespace of a store; `open` gives the first. Threads may share it; a forked process opens its own.
 
     `as_of` in `get`, `list`, `search` and `core_at` is a log position (`snapshot`) or an ISO time (UTC unless it says
     otherwise) and means the memory after the operations up to and including it.
@@ -68,14 +69,16 @@ class MemoryStore(Memory):
         vectors: Precision = "float32",
         clock: Clock = system_clock,
     ) -> MemoryStore:
-        """Open a store file, or make one; ":memory:" lives as long as the object.
+        """Open a store file, or make one; ":memory:" lives as long as the object. `postgresql://user:password@host/db`
+        is a store in a PostgreSQL database with pgvector, in its schema "memalpha" unless it ends in `?schema=name`.
 
         A new store takes `schema` ("mem-alpha") and `embedder` ("static") and records both. An existing one is opened
         with its own; naming others is an error. `create=False` refuses to make a new file.
 
         `durability` holds for what this object writes. "full": a write that has returned is on disk. "normal": it is
         with the operating system, which is faster and loses nothing when the process is killed; a power failure or a
-        crash of the system may take back the last operations (whole ones, the newest first; the file stays sound).
+        crash of the system may take back the last operations (whole ones, the newest first; the file stays sound). In
+        PostgreSQL "normal" is the server's `synchronous_commit = off`: its crash may take them back, too.
 
         `vectors`: how this object holds them in memory for searches; the file always has float32. "float16" takes half
         of that and "int8" a quarter. The best 4 * k (at least 32) by those vectors are then scored with the file's:
@@ -99,8 +102,8 @@ class MemoryStore(Memory):
             raise
 
     def close(self) -> None:
-        """Close the file, and save the index of a large memory beside it (see `cache`). A scope made by `namespace`
-        leaves it open: it belongs to the store that was opened."""
+        """Close the connections, or the file, and save the index of a large memory beside it (see `cache`). A scope
+        made by `namespace` leaves them open: they belong to the store that was opened."""
         if not self._is_scope:
             try:
                 for store in (self, *self._scopes):
@@ -128,6 +131,11 @@ class MemoryStore(Memory):
         """The names of all namespaces that were ever written to."""
         with self._database.transaction(write=False):
             return self._database.namespaces()
+
+    @property
+    def path(self) -> str:
+        """Where it lies: the file's path, ":memory:", or the URL without its password."""
+        return self._database.path
 
     @property
     def schema(self) -> MemorySchema:
@@ -378,6 +386,11 @@ class MemoryStore(Memory):
         which change nothing: past states, undo and restore are as if the entries had never been. Nothing brings them
         back but an export or a copy of the file made before, a fork included. The core memory is a text of its own: its
         past goes only with `erase_all`. The file is rewritten, which takes time.
+
+        In PostgreSQL no statement finds any of it once this has returned. But its bytes stay on the server: in the
+        tables' files until vacuum has made room of them and others are written there (at once with `VACUUM FULL
+        memalpha.operations, memalpha.versions, memalpha.vectors, memalpha.postings`, by their owner, while nobody else
+        works), in the write-ahead log until it is recycled, and in replicas and backups as long as those are kept.
 
         Returns the other ids that hold, or held, exactly the same content; they are left as they are. Raises
         `UnknownEntry`, and `StoreError` where other processes keep the file from being rewritten.

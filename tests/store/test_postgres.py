@@ -9,8 +9,10 @@ from threading import Barrier, Thread
 
 import pytest
 
+from memalpha import cli
 from memalpha.errors import EmbedderError, InvalidContent, StoreError, UnknownEntry
 from memalpha.store import opening
+from memalpha.store.doctor import examine
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 
@@ -238,3 +240,39 @@ def test_a_killed_server_loses_nothing_acknowledged(check) -> None:
         assert found["wrong"] == [] and found["acknowledged"] > 2
         found = check.writers(made, "many", 4, 5)
         assert found["wrong"] == [] and found["acknowledged"] == 20
+
+
+def test_doctor_looks_into_postgresql_too(place: str, postgres) -> None:
+    with new(place) as store:
+        store.insert_many([{"category": "semantic", "content": f"fact {n}"} for n in range(4)])
+        store.namespace("other").insert("semantic", "a")
+    found = examine(place)
+    assert found.problems == [] and found.counts == {"namespaces": 2, "operations": 5, "versions": 5, "vectors": 5}
+    assert any("fsync is off" in note for note in found.notes) and not any("passes by" in note for note in found.notes)
+    schema = place.rpartition("=")[2]
+    postgres.run(
+        f"DELETE FROM {schema}.versions WHERE content = 'fact 1'",
+        f"UPDATE {schema}.versions SET content = 'fact two' WHERE content = 'fact 2'",
+        f"DELETE FROM {schema}.vectors WHERE ns = 1",
+        f"DELETE FROM {schema}.postings WHERE ns = 1",
+    )
+    assert {problem.part for problem in examine(place).problems} == {"versions", "vectors"}
+    mended = examine(place, repair=True)
+    assert mended.problems == [] and mended.repaired
+    with new(place) as store:
+        assert store.search("fact 2", 1)[0].entry.content == "fact 2" and len(store.list()) == 4
+    postgres.run(
+        f"ALTER TABLE {schema}.versions NO FORCE ROW LEVEL SECURITY",
+        f"ALTER TABLE {schema}.operations DISABLE TRIGGER operations_stay",
+    )
+    faults = [problem.message for problem in examine(place).problems]
+    assert any("versions is switched off" in fault for fault in faults) and any("append-only" in f for f in faults)
+    assert any("passes by" in note for note in examine(place.replace("memalpha@", "postgres@")).notes)
+
+
+def test_the_command_line_takes_a_url(place: str, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["memalpha", "add", place, "pet: cat", "--embedder", "hash"])
+    with pytest.raises(SystemExit) as done:
+        cli.main()
+    with new(place) as store:
+        assert not done.value.code and [entry.content for entry in store.list()] == ["pet: cat"]
