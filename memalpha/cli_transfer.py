@@ -110,7 +110,7 @@ def copy(
 COMMANDS = (export, import_, copy)
 
 
-def _lines(done: Imported, store: Path) -> list[str]:
+def _lines(done: Imported, store: Path | str) -> list[str]:
     lines = [f"{count} operations: namespace {name} of {store}" for name, count in done.operations.items()]
     for item in done.left_out[:_SHOWN]:
         why = f"the same as {item.same_as}" if item.same_as else "no text"

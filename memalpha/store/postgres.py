@@ -140,6 +140,7 @@ class PostgresDatabase:
             extension = self._extension(connection)
             path = sql.SQL("SET LOCAL search_path = {}, {}").format(sql.Identifier(self.schema), extension)
             settings = [path.as_string(connection), f"SET LOCAL lock_timeout = '{_PATIENCE}s'", "SET LOCAL jit = off"]
+            settings.append("SET LOCAL max_parallel_workers_per_gather = 0")  # to start one costs more than it saves
             if self._durability == "normal":
                 settings.append("SET LOCAL synchronous_commit = off")
             elif connection.execute("SHOW synchronous_commit").fetchone() == ("off",):

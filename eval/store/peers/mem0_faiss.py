@@ -28,10 +28,13 @@ class Peer:
     def store(self):
         return "faiss", {"distance_strategy": "cosine", "embedding_model_dims": DIM}
 
+    def place(self, folder):
+        return {"path": str(folder / "vectors")}
+
     def __init__(self, folder, data):
         folder.mkdir(exist_ok=True)
         provider, config = self.store()
-        config |= {"collection_name": "bench", "path": str(folder / "vectors")}
+        config |= {"collection_name": "bench"} | self.place(folder)
         self._memory = Memory.from_config(
             {
                 "vector_store": {"provider": provider, "config": config},
