@@ -1,7 +1,7 @@
 """An MCP host: a LoCoMo conversation into a store by `memory_read`, questions, the server anew, the questions again.
 
     python eval/mcp_host.py --data locomo10.json
-    python eval/mcp_host.py --data locomo10.json --policy tiny --chunk 1000 --sessions 3
+    python eval/mcp_host.py --data locomo10.json --policy tiny --chunk 1000 --sessions 2
 
 The host is the official client library (`mcp`). It starts `memalpha serve STORE --policy POLICY --mcp` as hosts do,
 a process spoken to on stdin and stdout. Session by session goes through `memory_read`, each question through
@@ -271,10 +271,10 @@ every question's hits and score. LoCoMo: Maharana et al., ACL 2024, CC BY-NC 4.0
 
 What these small policies can answer is little, and not what is shown here. `heuristic` keeps sentences that state
 something about whoever speaks, by rules; it resolves no pronoun and no "yesterday", and what is said in other forms is
-never written. `tiny` was trained on made-up conversations in a short form of their own and has never seen talk like
-this. The host's answer is a run of words of one entry, or its date: a list, a reason, a yes or a count is out of its
-reach. To hold the figures against: shown the evidence itself, the same reader is right in 0.21 of all questions, and
-with `heuristic` in 0.104 of the answerable ones of all ten conversations (`systems-locomo.md`).
+never written. `tiny` was trained on made-up conversations in a short form of their own: of talk like this it keeps
+nothing (`eval/LOG.md`). The host's answer is a run of words of one entry, or its date: a list, a reason, a yes or a
+count is out of its reach. To hold the figures against: shown the evidence itself, the same reader is right in 0.21 of
+all questions, and with `heuristic` in 0.104 of the answerable ones of all ten conversations (`systems-locomo.md`).
 """
 
 if __name__ == "__main__":

@@ -248,7 +248,15 @@ def http_app(
     router = APIRouter(prefix="/v1", dependencies=[Depends(_only_known), *described])
     _routes(router, service)
     app.include_router(router)
-    _name_categories(app.openapi(), service.schema.category_names)  # which the application keeps
+    describe = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        """The description, made when it is first asked for, with the categories that this memory has."""
+        if app.openapi_schema is None:
+            _name_categories(describe(), service.schema.category_names)
+        return describe()
+
+    app.openapi = openapi
     return app
 
 
