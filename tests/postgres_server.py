@@ -6,6 +6,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,13 +35,14 @@ class Server:
 
     def start(self) -> None:
         """Start it, or start it again."""
-        for left in (2, 1, 0):
+        for left in range(20, -1, -1):
             try:
                 self._server.start()
                 break
-            except subprocess.SubprocessError:  # the package waits 10 s, which is little for a busy machine
+            except (subprocess.SubprocessError, AssertionError):  # the package waits 10 s: little, for a recovery
                 if not left:
                     raise
+                time.sleep(1)
         self.host = str(self._server.get_postmaster_info().socket_dir)
         self.pid = self._server.get_pid()
 

@@ -15,12 +15,11 @@ from __future__ import annotations
 import json
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from threading import local
 from typing import Any, NoReturn, get_args
-from urllib.parse import unquote
 
 import numpy as np
 import psycopg
@@ -36,13 +35,15 @@ from memalpha.store import postgres_schema
 from memalpha.store.backend import Clock, Durability, system_clock
 from memalpha.store.filters import utc
 from memalpha.store.postgres_schema import FORMAT
+from memalpha.store.postgres_url import first_line, parted, why_not_connected, without_secrets
 
-SCHEMA = "memalpha"
 CONNECTIONS = 10  # at most, of one store: threads beyond wait for one another
 
 _PATIENCE = 30  # seconds a writer waits for its turn, or a thread for a connection
 _TO_CONNECT = 10  # seconds for the server to answer
 _LOST = ("08", "57P01", "57P02", "57P03")  # classes and codes of errors after which the connection is gone
+_FEW = 20  # namespaces that a transaction names to the policies at once
+_SHOW = "SELECT set_config('memalpha.ns', ?, true)"
 _IN_THE_WAY = ("40001", "40P01", "55P03")
 
 
@@ -83,8 +84,8 @@ class PostgresDatabase:
     ) -> None:
         if durability not in get_args(Durability):
             raise StoreError(f"durability {durability!r}: 'full' or 'normal' is needed")
-        self._url, self.schema = _parted(url)
-        self.path = _without_secrets(url)
+        self._url, self.schema = parted(url)
+        self.path = without_secrets(url)
         self.clock = clock
         self.meta: dict[str, str] = {}
         self._durability = durability
@@ -110,7 +111,7 @@ class PostgresDatabase:
         try:
             return psycopg.connect(self._url, autocommit=True, connect_timeout=_TO_CONNECT)
         except psycopg.Error as error:
-            raise StoreError(f"{self.path}: {_why_not_connected(error)}") from error
+            raise StoreError(f"{self.path}: {why_not_connected(error)}") from error
 
     def _prepare(
         self, connection: psycopg.Connection, create: bool, initial_meta: Callable[[], dict[str, str]]
@@ -183,7 +184,7 @@ class PostgresDatabase:
             connection.execute(script.encode(), prepare=False)
         except psycopg.errors.DuplicateTable as error:
             raise StoreError(
-                f"{self.path}: the schema {self.schema} holds tables that are no store's ({_first_line(error)}): give "
+                f"{self.path}: the schema {self.schema} holds tables that are no store's ({first_line(error)}): give "
                 "another with ?schema=NAME"
             ) from error
         rows = {**meta, "format": str(FORMAT), "created": self.now()}
@@ -212,8 +213,12 @@ class PostgresDatabase:
 
     def statements(self, name: str) -> _Statements:
         """Where statements of a namespace are executed."""
-        assert name in self._here.of, f"the transaction is not of the namespace {name!r}"
-        return self._here.statements
+        here = self._here
+        assert name in here.of, f"the transaction is not of the namespace {name!r}"
+        if len(here.of) > _FEW and here.shown != name:
+            here.statements.execute(_SHOW, [str(here.numbers.get(name, ""))])
+            here.shown = name
+        return here.statements
 
     @property
     def _here(self) -> _Transaction:
@@ -224,7 +229,7 @@ class PostgresDatabase:
     @contextmanager
     def transaction(self, *of: str, write: bool = True) -> Iterator[_Statements]:
         """Everything inside happens at once or not at all; for reads, everything inside sees one moment. It sees the
-        namespaces `of` which it is, and no other.
+        namespaces `of` which it is, and no other (of many, the one whose `statements` are at hand).
 
         Inside another transaction of this thread it joins that one.
         """
@@ -295,35 +300,40 @@ class PostgresDatabase:
         """Begin a transaction: one round trip if the namespaces are known."""
         begin = "BEGIN ISOLATION LEVEL " + ("READ COMMITTED" if write else "REPEATABLE READ READ ONLY")
         numbers = {name: self._known[name] for name in of if name in self._known}
-        script = f"{begin}; {self._settings}; {_setting(numbers.values())}"
+        script = f"{begin}; {self._settings}; {_setting(numbers.values() if len(of) <= _FEW else ())}"
         if numbers and write:
             some = ", ".join(map(str, numbers.values()))
             script += f"; SELECT FROM namespaces WHERE ns IN ({some}) ORDER BY ns FOR UPDATE"
         connection.execute(script.encode(), prepare=False)
-        new: dict[str, int] = {}
-        for name in sorted({*of} - numbers.keys()):
-            number = _number(connection, name, write)
-            if number is None and write:  # those who would make it take turns too
-                connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 1))", [f"{self.schema} {name}"])
-                number = _number(connection, name, write)
-            if number is not None:
-                new[name] = number
-        if new:
+        unknown = {*of} - numbers.keys()
+        new = _numbers(connection, unknown, write)
+        if write and (missing := unknown - new.keys()):  # those who would make one of them take turns too
+            if len(missing) > _FEW:  # a lock for each might be more than the server has
+                connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 1))", [self.schema])
+            else:
+                connection.execute("SELECT pg_advisory_xact_lock_shared(hashtextextended($1, 1))", [self.schema])
+                for name in sorted(missing):
+                    lock = "SELECT pg_advisory_xact_lock(hashtextextended($1, 2))"
+                    connection.execute(lock, [f"{self.schema} {name}"])
+            new |= _numbers(connection, missing, write)
+        if new and len(of) <= _FEW:
             connection.execute(_setting([*numbers.values(), *new.values()]).encode(), prepare=False)
         return new
 
     def see(self, name: str, number: int) -> None:
         """Let the transaction at hand see a namespace that it has just made."""
-        self._here.numbers[name] = number
-        numbers = [self._here.numbers[name] for name in self._here.of if name in self._here.numbers]
-        self._connection.execute("SELECT set_config('memalpha.ns', ?, true)", [",".join(map(str, numbers))])
+        here = self._here
+        here.numbers[name], here.shown = number, None
+        if len(here.of) <= _FEW:
+            numbers = [here.numbers[name] for name in here.of if name in here.numbers]
+            here.statements.execute(_SHOW, [",".join(map(str, numbers))])
 
     def now(self) -> str:
         """The time as the log keeps it."""
         return utc(self.clock())
 
     def must_scrub(self) -> None:
-        """Nothing: PostgreSQL gives room that was freed back by itself; see `MemoryStore.erase`."""
+        """Nothing can be done here about the bytes of what was erased: `MemoryStore.erase` says who can."""
 
     scrub_due = False
 
@@ -344,13 +354,13 @@ class PostgresDatabase:
         for (table,) in self._connection.execute(query):
             yield f"row-level security of the table {table} is switched off"
         query = "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'operations'::regclass AND tgenabled = 'O'"
-        if self._connection.execute(query).fetchone()[0] < postgres_schema.TRIGGERS:
+        if (self._connection.execute(query).fetchone() or (0,))[0] < postgres_schema.TRIGGERS:
             yield "a trigger that keeps the log append-only is missing or switched off"
 
     def notes(self) -> list[str]:
         """What else one should know of the server, and of the role that asks."""
         query = "SELECT rolsuper OR rolbypassrls, current_user FROM pg_roles WHERE rolname = current_user"
-        passes, name = self._connection.execute(query).fetchone()
+        passes, name = self._connection.execute(query).fetchone() or (False, "")
         found = [f"the role {name} passes by row-level security: let applications use another"] if passes else []
         if self._connection.execute("SELECT current_setting('fsync')").fetchone() == ("off",):
             found.append(
@@ -382,17 +392,20 @@ class PostgresDatabase:
         if isinstance(error, PoolClosed):
             raise StoreError(f"the store {self.path} is closed") from error
         if _is_lost(error):
-            raise StoreError(f"{self.path}: the connection was lost{known} ({_first_line(error)})") from error
+            raise StoreError(f"{self.path}: the connection was lost{known} ({first_line(error)})") from error
         if code in _IN_THE_WAY:
             raise StoreError(f"{self.path}: others were in the way, or kept it locked{known}: try again") from error
         if code.startswith("XX00"):
-            raise DamagedStore(f"{self.path} is damaged ({_first_line(error)}): go back to a copy") from error
+            raise DamagedStore(f"{self.path} is damaged ({first_line(error)}): go back to a copy") from error
         if code == "42501":
+            if not hasattr(self, "_pool"):
+                hint = "the role needs CREATE on the database, or on that schema; or give another with ?schema=NAME"
+                raise StoreError(f"{self.path}: {first_line(error)}: {hint}") from error
             raise StoreError(
-                f"{self.path}: {_first_line(error)}: the tables' owner may admit a role to a namespace with "
+                f"{self.path}: {first_line(error)}: the tables' owner may admit a role to a namespace with "
                 f"SELECT {self.schema}.admit('ROLE', 'NAMESPACE')"
             ) from error
-        raise StoreError(f"{self.path}: {_first_line(error)}{known}") from error
+        raise StoreError(f"{self.path}: {first_line(error)}{known}") from error
 
 
 class _Transaction:
@@ -400,6 +413,7 @@ class _Transaction:
 
     def __init__(self, statements: _Statements, numbers: MutableMapping[str, int], writes: bool, of: set[str]) -> None:
         self.statements, self.numbers, self.writes, self.of = statements, numbers, writes, of
+        self.shown: str | None = None  # of many namespaces, the one that the policies let through
 
 
 class _Statements:
@@ -436,11 +450,12 @@ def _setting(numbers: Iterable[int]) -> str:
     return f"SET LOCAL memalpha.ns = '{','.join(map(str, numbers))}'"
 
 
-def _number(connection: psycopg.Connection, name: str, write: bool) -> int | None:
-    """The number of a namespace, whose row is locked for a writer; None where there is none."""
-    query = "SELECT ns FROM namespaces WHERE name = $1" + (" FOR UPDATE" if write else "")
-    row = connection.execute(query, [name]).fetchone()
-    return None if row is None else row[0]
+def _numbers(connection: psycopg.Connection, names: Collection[str], write: bool) -> dict[str, int]:
+    """The numbers of those of the namespaces that there are; a writer's rows are locked."""
+    if not names:
+        return {}
+    query = "SELECT name, ns FROM namespaces WHERE name = ANY ($1) ORDER BY ns" + (" FOR UPDATE" if write else "")
+    return dict(connection.execute(query, [list(names)]).fetchall())
 
 
 def _is_lost(error: psycopg.Error) -> bool:
@@ -451,41 +466,3 @@ def _is_lost(error: psycopg.Error) -> bool:
 def _swapped(data: bytes) -> bytes:
     """Floats of 4 bytes each, from little-endian to big-endian or back."""
     return np.frombuffer(data, np.uint32).byteswap().tobytes()
-
-
-def _parted(url: str) -> tuple[str, str]:
-    """A URL without our own key `schema`, and that schema."""
-    start, _, query = url.partition("?")
-    keys = [item for item in query.split("&") if item]
-    named = [unquote(item.partition("=")[2]) for item in keys if item.startswith("schema=")]
-    rest = "&".join(item for item in keys if not item.startswith("schema="))
-    schema = named[-1] if named else SCHEMA
-    if not 1 <= len(schema.encode()) <= 63 or "\0" in schema or schema.startswith("pg_"):
-        raise StoreError(f"schema {schema!r}: a name of 1 to 63 bytes that does not begin with pg_ is needed")
-    return start + (f"?{rest}" if rest else ""), schema
-
-
-def _without_secrets(url: str) -> str:
-    """A URL as it may be shown."""
-    url = re.sub(r"^(\w+://[^:@/?]*):[^@/?]*@", r"\1@", url)
-    return re.sub(r"([?&])(?:ssl)?password=[^&]*&?", r"\1", url).rstrip("?&")
-
-
-def _first_line(error: psycopg.Error) -> str:
-    text = error.diag.message_primary or str(error)
-    return (text.strip().splitlines() or [type(error).__name__])[0]
-
-
-def _why_not_connected(error: psycopg.Error) -> str:
-    """What keeps a connection from being made, and what to do."""
-    text = str(error)
-    last = text.strip().splitlines()[-1].strip() if text.strip() else type(error).__name__
-    if "password" in text or "authentication" in text or "pg_hba.conf" in text:
-        return f"the server refuses the user ({last}): look at user and password in the URL"
-    if re.search(r'database ".*" does not exist', text):
-        return f"the server has no such database ({last}): make it with CREATE DATABASE, or look at the URL"
-    if re.search(r'role ".*" does not exist', text):
-        return f"the server has no such user ({last}): look at the URL"
-    if "too many" in text or "remaining connection slots" in text:
-        return f"the server takes no more connections ({last}): close some, or raise its max_connections"
-    return f"no server can be reached ({last}): is it running, and are host and port right?"

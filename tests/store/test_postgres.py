@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from threading import Barrier, Thread
+from urllib.parse import quote
 
 import pytest
 
@@ -17,7 +18,8 @@ from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 
 psycopg = pytest.importorskip("psycopg")
-from memalpha.store.postgres import PostgresDatabase, _parted, _without_secrets  # noqa: E402
+from memalpha.store.postgres import PostgresDatabase  # noqa: E402
+from memalpha.store.postgres_url import parted, without_secrets  # noqa: E402
 
 EVAL = Path(__file__).parents[2] / "eval" / "store" / "postgres_check.py"
 
@@ -102,9 +104,13 @@ def test_opening_says_what_is_missing(postgres, place: str, monkeypatch) -> None
 
 def test_what_is_secret_in_a_url_is_not_shown() -> None:
     url = "postgresql://ana:ge%40heim@host:5432/db?sslmode=require&password=geheim&schema=my%20own"
-    assert _without_secrets(url) == "postgresql://ana@host:5432/db?sslmode=require&schema=my%20own"
-    assert _parted(url) == (url.removesuffix("&schema=my%20own"), "my own")
-    assert _parted("postgresql://h/d") == ("postgresql://h/d", "memalpha")
+    assert without_secrets(url) == "postgresql://ana@host:5432/db?sslmode=require&schema=my%20own"
+    assert parted(url) == (url.removesuffix("&schema=my%20own"), "my own")
+    assert without_secrets("postgresql://h/d?password=a&sslpassword=b&x=1") == "postgresql://h/d?x=1"
+    for name in ("o'x", "a%b", "$$", "ä", "pg_x", ""):
+        with pytest.raises(StoreError, match="schema"):
+            parted(f"postgresql://h/d?schema={quote(name)}")
+    assert parted("postgresql://h/d") == ("postgresql://h/d", "memalpha")
 
 
 def test_what_text_cannot_hold_is_what_it_is_on_sqlite(place: str) -> None:
@@ -229,6 +235,23 @@ def test_a_transaction_is_of_the_namespaces_it_names(place: str) -> None:
         other = store.namespace("other")
         with store._rows.transaction(), pytest.raises(AssertionError, match="cannot go on to another"):
             other.list()
+
+
+def test_a_transaction_of_many_namespaces_takes_few_locks(place: str, monkeypatch) -> None:
+    monkeypatch.setattr("memalpha.store.postgres._FEW", 3)
+    names = [f"user {n}" for n in range(8)]
+    with new(place) as store:
+        with store._database.transaction(*names) as rows:
+            for name in names:
+                store.namespace(name).insert("semantic", f"of {name}")
+            assert [[entry.content for entry in store.namespace(name).list()] for name in names] == [
+                [f"of {name}"] for name in names
+            ]
+            held = rows.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
+            assert held == (1,)
+        assert store.namespaces() == names
+        with store._database.transaction(*names):
+            assert [store.namespace(name).snapshot() for name in names] == [1] * 8
 
 
 @pytest.mark.postgres
