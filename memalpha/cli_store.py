@@ -459,7 +459,9 @@ def plain(value: Any) -> Any:
 
 def print_result(value: Any, as_json: bool, text: str) -> None:
     if as_json:
-        text = json.dumps(plain(value), ensure_ascii=False, default=str)
+        from memalpha.store.transfer import json_text
+
+        text = json_text(plain(value), default=str)
         # A model's text may hold half a surrogate pair, which only an escape can carry.
         text = re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
     typer.echo(text)

@@ -1,9 +1,10 @@
 """Values under keys of one's own: one live entry a key, whose id is made of it, so that history, undo, search hold.
 
 A store keeps a content once a category, without outer whitespace; what is kept here may be equal, empty or have any
-whitespace. So `metadata["outer"]` holds the whitespace around a content, and `metadata["text"]` the exact text wherever
-the content is another one: the key for an empty text, the text without what no content may hold (NUL, halves of
-surrogate pairs), or with the key in brackets behind it where another entry has that text.
+whitespace. So `metadata["outer"]` holds the whitespace around a content, and `metadata["exact"]` the text and its
+content, wherever that is another one: the key for an empty text, the text without what no content may hold (NUL, halves
+of surrogate pairs), or with the key in brackets behind it where another entry has that text. A content that was changed
+since by other means is the text.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ def escaped(text: str, more: str = "") -> str:
 
 def text_of(entry: MemoryEntry) -> str:
     """The text that was put."""
+    exact = entry.metadata.get("exact")
+    if exact is not None and exact["content"] == entry.content:
+        return exact["text"]
     before, behind = entry.metadata.get("outer", ("", ""))
-    return entry.metadata.get("text", before + entry.content + behind)
+    return before + entry.content + behind
 
 
 def _exact(text: str, content: str) -> dict[str, Any]:
-    """What `text_of` needs beside the content as it is stored."""
+    """What `text_of` needs beside the content."""
     if content != text:
-        return {"text": text}
+        return {"exact": {"text": text, "content": content.strip()}}
     bare = text.strip()
     start = text.index(bare)
     return {} if bare == text else {"outer": [text[:start], text[start + len(bare) :]]}

@@ -22,7 +22,6 @@ inserted. What the document leaves out stays; its past does too. The history is 
 
 from __future__ import annotations
 
-import json
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +34,7 @@ from memalpha.errors import DataError, DuplicateContent, StoreError
 from memalpha.store.rows import Namespace
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import check_timestamp, clean_content
-from memalpha.store.transfer import at_line, details_of, read_text, whole_file
+from memalpha.store.transfer import at_line, details_of, json_text, read_text, whole_file
 from memalpha.types import MemoryEntry, Operation
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ def _item(entry: MemoryEntry) -> str:
     first, *more = map(_escaped, entry.content.split("\n"))
     known = {name: getattr(entry, name) for name in FIELDS}
     said = {name: value for name, value in known.items() if value is not None and value != _DEFAULTS.get(name)}
-    details = json.dumps(said, ensure_ascii=False).replace("`", "\\u0060")
+    details = json_text(said).replace("`", "\\u0060")
     return "".join([f"- {first}\n", *(f"  {line}\n" if line else "\n" for line in more), f"  `{details}`\n"])
 
 

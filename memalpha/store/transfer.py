@@ -6,6 +6,7 @@ A file made by hand needs no header, and a line no more than `{"category": "sema
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
@@ -25,6 +26,7 @@ from memalpha.store.state import check_timestamp, clean_content
 from memalpha.types import LoggedKind, Operation
 
 VERSION = 1
+_HALVES = re.compile("[\ud800-\udfff]")
 
 
 def _utc(text: str) -> str:
@@ -66,13 +68,19 @@ def write_jsonl(
     header = {"memalpha": VERSION, "namespace": namespace, "schema": json.loads(schema.to_json())}
     count = 0
     with whole_file(path) as file:
-        file.write(json.dumps(header, ensure_ascii=False) + "\n")
+        file.write(json_text(header) + "\n")
         for seq, time, head, operation in log:
             fields = {name: value for name, value in asdict(operation).items() if value is not None}
             row = {"seq": seq, "time": time, "head": head, **fields}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(json_text(row) + "\n")
             count += 1
     return count
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """JSON to be read by people too; only halves of surrogate pairs, which no file can hold, are written as escapes."""
+    text = json.dumps(value, ensure_ascii=False, **options)
+    return _HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 @contextmanager

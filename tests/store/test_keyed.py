@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from memalpha import MemoryStore
 from memalpha.errors import InvalidContent, StoreError
 from memalpha.store.keyed import Keyed, escaped, text_of
+from memalpha.store.markdown import export_markdown, import_markdown
 
 TEXTS = st.sampled_from(
     ["", " ", "a", "a\n", " a", "a\n(x)", "a\n(y)", "a\n(x)\n(x)", "b\n\nc ", "\0", "a\0", "\ud800"]
@@ -46,6 +47,28 @@ def test_versions_undo_and_search_hold():
         store.undo()
         entry = keyed.get("home")
         assert entry is not None and text_of(entry) == "Ana lives in Lisbon.\n"
+
+
+def test_what_others_change_is_the_text():
+    with MemoryStore.open(":memory:") as store:
+        keyed = Keyed(store, "note")
+        for key, text in (("a", "same\n"), ("b", "same"), ("c", "")):
+            entry = store.update(keyed.put(key, text, 1).id, f"edited {key}")
+            assert text_of(entry) == f"edited {key}" + ("\n" if key == "a" else "")
+
+
+def test_texts_of_any_kind_are_exported(tmp_path):
+    with MemoryStore.open(tmp_path / "a.db") as store, MemoryStore.open(tmp_path / "b.db") as copy:
+        keyed = Keyed(store, "note")
+        for key, text in (("a", "one\0"), ("b", "two\ud800\n"), ("c", "é")):
+            keyed.put(key, text, 1)
+        store.export_jsonl(tmp_path / "a.jsonl")
+        copy.import_jsonl(tmp_path / "a.jsonl")
+        assert [text_of(entry) for entry in copy.list()] == ["one\0", "two\ud800\n", "é"]
+        assert "é" in (tmp_path / "a.jsonl").read_text(encoding="utf-8")
+        export_markdown(store, tmp_path / "a.md")
+        import_markdown(copy, tmp_path / "a.md")
+        assert copy.state == store.state
 
 
 def test_all_or_nothing():
