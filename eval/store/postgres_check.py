@@ -282,7 +282,8 @@ def kills(made: Server, schema: str, rounds: int, writers: int) -> dict[str, Any
     MemoryStore.open(url, embedder="hash").close()
     for round in range(rounds):
         processes = [_writer(url, f"r{round}w{place}", 10**6) for place in range(writers)]
-        firsts = [process.stdout.readline() for process in processes if process.stdout]
+        # Read here byte by byte: what a line's reader holds back, `communicate` would not see.
+        firsts = [os.read(process.stdout.fileno(), 1).decode() for process in processes if process.stdout]
         time.sleep(rng.random() * 2)
         pid = made.pid
         assert pid is not None
