@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sqlite: about SQLite files as such; skipped with --store postgres")
-    config.addinivalue_line("markers", "postgres: takes a while with PostgreSQL; run with --store postgres alone")
+    config.addinivalue_line("markers", "postgres: about PostgreSQL, and takes a while; run with --store postgres alone")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -32,7 +32,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.get_closest_marker("sqlite"):
                 item.add_marker(pytest.mark.skip(reason="about SQLite files as such"))
             drawn = getattr(item.obj, "_hypothesis_internal_use_settings", None)
-            if drawn is not None:  # the rules are the same, and drawn often enough with SQLite
+            if drawn is not None and not item.get_closest_marker(
+                "postgres"
+            ):  # the rules are the same, and drawn often enough with SQLite
                 fewer = settings(drawn, max_examples=min(drawn.max_examples, 8), deadline=None)
                 item.obj._hypothesis_internal_use_settings = fewer
     else:
@@ -131,9 +133,9 @@ def _places(request: pytest.FixtureRequest) -> Places | None:
 
 
 @pytest.fixture(autouse=True)
-def _stores(_places: Places | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Stores in PostgreSQL, if that was asked for, whatever path a test gives."""
-    if _places is None:
+def _stores(_places: Places | None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Stores in PostgreSQL, if that was asked for, whatever path a test gives, unless it is about both kinds."""
+    if _places is None or request.node.get_closest_marker("postgres"):
         yield
         return
     from memalpha.store import postgres, postgres_schema, store

