@@ -14,7 +14,7 @@ raw spans, look at every entry in question at any size, and so does a search for
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +37,7 @@ from memalpha.store.scores import top
 SIZE = 10_000  # entries: up to here a search looks at every one
 MOST = 100  # results; for more, every entry is looked at
 NEAR = WORDED = USUAL = 300
-_POSTINGS = 2000  # of one word, in live entries, that are read to find candidates
+_POSTINGS = 2000  # of one word that are read to find candidates
 _SCANNED = 40_000  # vectors that the index may go through
 
 _SETTINGS = ", ".join(
@@ -46,6 +46,10 @@ _SETTINGS = ", ".join(
         "iterative_scan": "strict_order", "ef_search": NEAR, "max_scan_tuples": _SCANNED, "scan_mem_multiplier": 4
     }.items()
 )  # fmt: skip
+
+# Without statistics of its tables, as after many inserts, PostgreSQL takes a namespace for a row or two, and loops over
+# all of it for each of its entries. Joins by hashing are linear whatever it takes it for.
+JOINED = "SELECT set_config('enable_nestloop', 'off', true)"
 
 _DOCUMENT = np.dtype(
     [("created", ">i8"), ("order", ">i8"), ("length", ">i4"), ("dense", ">f8"), ("source", ">i8"), ("chunk", ">i8")]
@@ -98,6 +102,7 @@ class PostgresIndex:
         elif vectors is None:
             vectors = encoder.encode(queries)
         with self._rows.transaction(write=False) as connection:
+            connection.execute(JOINED)
             server = _Server(connection, self._rows, encoder, position)
             over = server.over(where)
             every = exact or position is not None or where is not None or route in ("hard", "bm25") or k > MOST
@@ -321,37 +326,45 @@ class _Server:
     ) -> Fetched | None:
         """The entries of a large memory that may be among the best; None where the index did not find enough."""
         self._connection.execute(f"SELECT {_SETTINGS}")
-        near = self._connection.execute(
-            "SELECT x.digest FROM vectors x JOIN versions v ON v.ns = x.ns AND v.digest = x.digest "
-            f"WHERE {over.sql} AND x.ns = ? ORDER BY x.vector <#> ? LIMIT {NEAR}",
-            (*over.values, self._rows.ns, _bound(vector)),
-        ).fetchall()
+        rows = self._connection.execute(
+            f"SELECT digest FROM vectors WHERE ns = ? ORDER BY vector <#> ? LIMIT {2 * NEAR}",
+            (self._rows.ns, _bound(vector)),
+        )
+        found = [digest for (digest,) in rows]
+        living = self._living(over, found)
+        near = [digest for digest in found if digest in living][:NEAR]
         if len(near) < NEAR:
             return None
-        known, worded = self._words(asked)
-        digests = list({digest for (digest,) in near} | worded)
+        known, worded = self._words(over, asked)
+        digests = list({*near, *worded})
         some = over.only("v.digest = ANY(?::bytea[])", digests)
         selection = self.selection(some, asked, vector, route, boost, Likely)
         if isinstance(selection, Likely):
             selection.words = known
         return selection
 
-    def _words(self, asked: Counter[str]) -> tuple[_Words, set[bytes]]:
+    def _living(self, over: Over, digests: Iterable[bytes]) -> set[bytes]:
+        """Those contents that entries hold."""
+        query = f"SELECT v.digest FROM versions v WHERE {over.sql} AND v.digest = ANY(?::bytea[])"
+        return {digest for (digest,) in self._connection.execute(query, (*over.values, list(digests)))}
+
+    def _words(self, over: Over, asked: Counter[str]) -> tuple[_Words, set[bytes]]:
         """The statistics of a query's words, and the digests of the contents best by these, and of some others."""
         query = (
             "SELECT t.term, (SELECT string_agg(p.digest || int4send(p.count) || int4send(p.length), '') FROM "
-            "(SELECT o.digest, o.count, o.length FROM postings o WHERE o.ns = ? AND o.term = t.term AND EXISTS "
-            "(SELECT 1 FROM versions v WHERE v.ns = o.ns AND v.digest = o.digest AND v.valid_to IS NULL) "
-            f"ORDER BY o.digest LIMIT {_POSTINGS}) p) FROM unnest(?::bigint[]) t(term)"
+            "(SELECT digest, count, length FROM postings WHERE ns = ? AND term = t.term ORDER BY digest "
+            f"LIMIT {_POSTINGS}) p) FROM unnest(?::bigint[]) t(term)"
         )
         terms = [ALL, *map(term_of, asked)]
         blobs = dict(self._connection.execute(query, (self._rows.ns, terms)))
-        usual, *postings = (np.frombuffer(blobs[term] or b"", _WORD) for term in terms)
-        number, mean = _estimated(usual), max(usual["count"].mean(), 1.0)
-        holders = np.array([_estimated(some) for some in postings])
-        idfs = np.log(1.0 + (np.maximum(number - holders, 0.0) + 0.5) / (holders + 0.5)) * np.array(
-            list(asked.values())
-        )
+        read = [np.frombuffer(blobs[term] or b"", _WORD) for term in terms]
+        living = self._living(over, {_digest(row) for some in read for row in some})
+        kept = [some[np.array([_digest(row) in living for row in some], bool)] for some in read]
+        number, *holders = map(_estimated, read, kept)
+        usual, *postings = kept
+        mean = max(float(usual["count"].mean()) if len(usual) else 0.0, 1.0)
+        rarity = [(max(number - some, 0.0) + 0.5) / (some + 0.5) for some in holders]
+        idfs = np.log1p(np.array(rarity)) * np.array(list(asked.values()))
         found = {_digest(row) for row in usual[:USUAL]}
         if postings:
             together = np.concatenate(postings)
@@ -361,18 +374,18 @@ class _Server:
             totals = np.bincount(which, scores, len(first))
             best = first[np.argsort(-totals, kind="stable")[:WORDED]]
             found |= {_digest(row) for row in together[best]}
-        return _Words(idfs, float(mean)), found
+        return _Words(idfs, mean), found
 
 
 def _bound(vector: np.ndarray) -> Vector:
     return Vector(vector.astype("<f4").tobytes())
 
 
-def _estimated(postings: np.ndarray) -> float:
-    """How many there are, of which these are the first."""
-    if len(postings) < _POSTINGS:
-        return len(postings)
-    return _POSTINGS / ((float(postings["digest"][-1]) + 1) / 2.0**64)
+def _estimated(read: np.ndarray, kept: np.ndarray) -> float:
+    """How many postings of a word are those of living contents, where the first were `read` and some of these kept."""
+    if len(read) < _POSTINGS:
+        return len(kept)
+    return len(kept) / ((float(read["digest"][-1]) + 1) / 2.0**64)
 
 
 def _digest(row: Any) -> bytes:

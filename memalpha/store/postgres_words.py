@@ -56,9 +56,11 @@ def index_contents(connection: Any, ns: int, contents: Iterable[str]) -> None:
 
 def fill_words(connection: Any, rows: Namespace) -> None:
     """Give every content that has none its postings, after versions were copied or mended."""
+    connection.execute("SELECT set_config('enable_nestloop', 'off', true)")  # see `postgres_search`
     missing = connection.execute(
         "SELECT DISTINCT content FROM versions v WHERE ns = ? AND NOT EXISTS "
         f"(SELECT 1 FROM postings p WHERE p.ns = v.ns AND p.term = {ALL} AND p.digest = v.digest)",
         (rows.ns,),
     )
     index_contents(connection, rows.ns, [content for (content,) in missing.fetchall()])
+    connection.execute("SELECT set_config('enable_nestloop', 'on', true)")

@@ -240,3 +240,17 @@ def test_a_store_of_many_namespaces_is_copied(place: str, tmp_path) -> None:
     assert copy_store(file, place) == wanted == copy_store(place, back)
     with MemoryStore.open(place, namespace="user 7") as there:
         assert [entry.content for entry in there.list()] == ["fact 7"]
+
+
+def test_no_search_depends_on_statistics_of_the_tables(place: str, postgres) -> None:
+    """Nothing is analyzed here; by loops over a namespace for each of its entries this would take a minute."""
+    rng = random.Random(7)
+    many = [{"category": "a", "content": " ".join(rng.choices(WORDS, k=6)) + f" {n}"} for n in range(1500)]
+    with MemoryStore.open(place, SCHEMA, "hash") as store:
+        store.insert_many(many)
+        postgres.run("ALTER ROLE memalpha SET statement_timeout = '15s'")
+        try:
+            with MemoryStore.open(place) as again:
+                assert len(again.search("ana likes tea")) == len(again.search("tea", where={"content": "x"})) + 10
+        finally:
+            postgres.run("ALTER ROLE memalpha RESET statement_timeout")
