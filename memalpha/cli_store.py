@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -462,6 +461,4 @@ def print_result(value: Any, as_json: bool, text: str) -> None:
         from memalpha.store.transfer import json_text
 
         text = json_text(plain(value), default=str)
-        # A model's text may hold half a surrogate pair, which only an escape can carry.
-        text = re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
     typer.echo(text)

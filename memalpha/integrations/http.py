@@ -42,6 +42,7 @@ from memalpha.integrations.messages import (
     clean,
 )
 from memalpha.integrations.service import MemoryService
+from memalpha.store.transfer import json_text
 from memalpha.types import Hit, MemoryEntry
 
 try:
@@ -205,6 +206,7 @@ def http_app(
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
+        default_response_class=_Json,
         generate_unique_id_function=lambda route: route.name,
         responses={status: {"model": Error, "description": text} for status, text in _FAILURES.items()},
     )
@@ -443,5 +445,12 @@ async def _within(limit: int, headers: Headers, receive: Receive) -> Receive:
     return again
 
 
+class _Json(JSONResponse):
+    """JSON that may hold halves of surrogate pairs, which metadata may, as escapes."""
+
+    def render(self, content: Any) -> bytes:
+        return json_text(content, allow_nan=False, separators=(",", ":")).encode()
+
+
 def _failure(error: Refused, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"code": error.code, "message": error.message}, error.status, dict(headers or {}))
+    return _Json({"code": error.code, "message": error.message}, error.status, dict(headers or {}))

@@ -6,7 +6,6 @@ for the model to see, with the code that a trained writer knows.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -18,6 +17,7 @@ from memalpha.agent.tools import reason, tool_schemas
 from memalpha.errors import ConfigError
 from memalpha.integrations.messages import Asked, List, Outcome, Read, Refused, Search, note
 from memalpha.integrations.service import MemoryService, log
+from memalpha.store.transfer import json_text
 
 try:
     import mcp_types as types
@@ -108,7 +108,7 @@ async def _call(
 
 def _result(value: dict[str, Any], *, failed: bool = False) -> types.CallToolResult:
     """The value, and the same as text for hosts that know no other."""
-    text = types.TextContent(text=json.dumps(value, ensure_ascii=False))
+    text = types.TextContent(text=json_text(value))
     return types.CallToolResult(content=[text], structured_content=value, is_error=failed)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -82,6 +83,15 @@ def test_a_text_is_read_and_pages_go_on(store):
         after = {"after": page["next"]}
     assert seen == text.splitlines()
     assert {entry.source for entry in store.list()} == {"cats.txt"} and store.list()[0].timestamp == "2024-05-01"
+
+
+def test_half_of_a_surrogate_pair_in_metadata_is_shown_as_an_escape(store):
+    entry = store.insert("semantic", "Ana lives in Porto.", metadata={"half": "\ud800"})
+    client, id = served(store), quote(entry.id)
+    shown = [client.get(f"/v1/{path}") for path in ("entries", f"entries/{id}", f"history/{id}", "log")]
+    shown.append(client.post("/v1/search", json={"query": "Where does Ana live?"}))
+    assert [response.status_code for response in shown] == [200] * 5
+    assert all('"half":"\\ud800"' in response.text for response in shown)
 
 
 def test_an_export_is_what_import_takes(store, tmp_path):
