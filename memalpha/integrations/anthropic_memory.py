@@ -14,6 +14,7 @@ A path is never taken for one of the machine's: one that leaves `/memories`, by 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -23,6 +24,7 @@ from memalpha.store.filters import utc
 from memalpha.store.keyed import Keyed, escaped, text_of
 from memalpha.store.store import MemoryStore
 
+_LOG = logging.getLogger("memalpha")
 ROOT = "/memories"
 _MOST_LINES = 999_999
 _NEEDED: Mapping[str, Mapping[str, type]] = {
@@ -51,11 +53,15 @@ class MemoryTool:
         return {"type": "memory_20250818", "name": "memory"}
 
     def answer(self, block: Any) -> dict[str, Any]:
-        """The `tool_result` block for a `tool_use` block, a mapping or the anthropic package's object."""
+        """The `tool_result` block for a `tool_use` block, a mapping or the anthropic package's object.
+
+        Where the store itself fails (it is locked, its server is away), the model is told that the memory is not
+        available, and the failure is an error in the log `memalpha`; `run` raises it.
+        """
         id, command = (block["id"], block["input"]) if isinstance(block, Mapping) else (block.id, block.input)
         result = {"type": "tool_result", "tool_use_id": id}
         try:
-            return {**result, "content": self.run(command)}
+            return {**result, "content": self._run(command)}
         except CommandError as error:
             return {**result, "content": str(error), "is_error": True}
 
@@ -74,7 +80,7 @@ class MemoryTool:
 
         def run(command: Any) -> str:
             try:
-                return tool.run(command)
+                return tool._run(command)
             except CommandError as error:
                 raise ToolError(str(error)) from error  # the runner takes any other for a bug in the tool
 
@@ -93,6 +99,16 @@ class MemoryTool:
                 return await asyncio.to_thread(run, input)
 
         return AsyncRunnable() if asynchronous else Runnable()
+
+    def _run(self, command: Any) -> str:
+        """`run` for a model, whose call is answered whatever happens to the store."""
+        try:
+            return self.run(command)
+        except CommandError:
+            raise
+        except MemalphaError as error:
+            _LOG.error("memory tool: %s: %s", type(error).__name__, error, exc_info=True)
+            raise CommandError("Error: The memory is not available at the moment") from error
 
     def run(self, command: Mapping[str, Any]) -> str:
         """Carry out one command and return its text. Raises `CommandError` where it cannot be; nothing is changed
@@ -126,6 +142,11 @@ class MemoryTool:
             if not isinstance(lines, list | tuple) or [type(line) for line in lines] != [int, int]:
                 raise CommandError(f"Error: Invalid `view_range`: {lines}. It should be two line numbers")
             first, last = max(1, lines[0]), len(found) if lines[1] == -1 else lines[1]
+            if first > min(last, len(found)):
+                raise CommandError(
+                    f"Error: Invalid `view_range`: {list(lines)}. It should be within the range of lines of the file: "
+                    f"[1, {len(found)}]"
+                )
         return f"Here's the content of {path} with line numbers:\n" + _numbered(found, first, last)
 
     def _list(self, path: str) -> str:
@@ -245,7 +266,9 @@ def _checked(path: str) -> str:
     plain = path
     while (decoded := unquote(plain)) != plain:
         plain = decoded
-    if "\\" in plain or ".." in plain.split("/") or any(ord(letter) < 32 for letter in plain):
+    if any(ord(letter) < 32 for letter in plain):
+        raise CommandError(f"Error: Path {path!r} has control characters, as line breaks and tabs are")
+    if "\\" in plain or ".." in plain.split("/"):
         raise CommandError(f"Error: Path {path} would escape {ROOT} directory")
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not path.startswith("/") or "/" + "".join(parts[:1]) != ROOT:

@@ -166,12 +166,19 @@ class LangGraphStore(BaseStore):
         return "\n".join(texts) or content_of(value)[0]
 
     def _refresh(self, entries: Iterable[MemoryEntry]) -> None:
-        """Let those that have a time to live expire that much after now."""
-        for entry in entries:
-            if (minutes := entry.metadata["item"].get("ttl")) is not None:
-                expires = _later(self._items.now(), minutes)
-                with suppress(DuplicateContent):  # it expires then already
-                    self.store.change(Operation("update", id=entry.id, content=entry.content, expires=expires))
+        """Let those that have a time to live expire that much after now, as they are now: others may have put or
+        deleted since they were read."""
+        ids = [entry.id for entry in entries if "ttl" in entry.metadata["item"]]
+        if not ids:
+            return
+        with self._items.together():
+            for id in ids:
+                entry = self._items.get(id)
+                minutes = None if entry is None else entry.metadata["item"].get("ttl")
+                if entry is not None and minutes is not None:
+                    expires = _later(self._items.now(), minutes)
+                    with suppress(DuplicateContent):  # it expires then already
+                        self.store.change(Operation("update", id=id, content=entry.content, expires=expires))
 
 
 def _later(time: datetime, minutes: float) -> str:

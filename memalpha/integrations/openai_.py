@@ -1,9 +1,11 @@
 """A memory for an OpenAI client in two lines: `client = with_memory(OpenAI(), store)`.
 
-Before a request, what the memory holds that bears on the user's last message is added to the prompt; after the answer,
-the exchange (the user's messages since the last answer, and the answer's text) is read into the store by an agent's
-policy. Covered are `chat.completions` and `responses`: `create`, `parse` and `stream`, `with_raw_response.create`, and
-clients made of this one by `with_options`. Needs openai (3.54 was tried).
+Before a request, what the memory holds that bears on the user's last message is added to the prompt, also where calls
+of tools and their results follow that message; after the answer, the exchange (the user's messages since the last
+answer, and the answer's text) is read into the store by an agent's policy. A request that holds no text of the user's,
+as one with nothing but a call's result behind `previous_response_id`, gets no notes. Covered are `chat.completions`
+(under `beta` too) and `responses`: `create`, `parse` and `stream`, `with_raw_response.create`, and clients made of this
+one by `with_options`. Needs openai (3.54 was tried).
 """
 
 from __future__ import annotations
@@ -11,14 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import wraps
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.prompts import notes
-from memalpha.errors import ConfigError, MemalphaError
+from memalpha.errors import ConfigError
 from memalpha.store.backend import system_clock
 from memalpha.store.working import Memory
 from memalpha.types import Chunk, SpeakerTurn
@@ -51,10 +54,11 @@ def with_memory(
     notes go into a prompt, and the core memory; none that the request itself says. `source` is kept with what is
     written, and so is the time by `clock`.
 
-    An answer that has come is never lost to a failure of the memory. `errors="log"`: the failure is an error in the log
-    `memalpha` each time (on stderr, unless logging is set up), and the request goes out without notes, or the answer is
-    given though it was not kept. `errors="raise"`: it is raised, before the request is sent or else once the answer is
-    there, which the exception has as `answer`. Raises `ConfigError` for what is no such client.
+    An answer that has come is never lost to a failure of the memory, of whatever type: its policy and its embedder may
+    be anybody's. `errors="log"`: the failure is an error in the log `memalpha` each time, with its traceback (on
+    stderr, unless logging is set up), and the request goes out without notes, or the answer is given though it was not
+    kept. `errors="raise"`: it is raised, before the request is sent or else once the answer is there, which the
+    exception has as `answer`. Raises `ConfigError` for what is no such client.
     """
     try:
         from openai import AsyncOpenAI, OpenAI
@@ -74,19 +78,30 @@ def _remembering(client: Any, keeper: _Keeper) -> Any:
 
     wrap = _awaited if isinstance(client, AsyncOpenAI) else _called
     new = client.copy()
-    for resource, form in ((new.chat.completions, _Chat), (new.responses, _Responses)):
+    chats = (new.chat.completions, new.beta.chat.completions)
+    for resource, form in (*((chat, _Chat) for chat in chats), (new.responses, _Responses)):
         for name in ("create", "parse"):
             setattr(resource, name, wrap(getattr(resource, name), keeper, form))
     new.copy = new.with_options = lambda **options: _remembering(client.copy(**options), keeper)
     return new
 
 
+class _Said(NamedTuple):
+    """The texts of a request."""
+
+    new: list[str]
+    """What the user has said since the last answer: it is to be read."""
+    last: str
+    """The user's last text, whatever follows it: notes are searched for by it; empty where there is none."""
+    all: str
+
+
 class _Form(Protocol):
     """How requests and answers of one API look."""
 
     @staticmethod
-    def said(request: Mapping[str, Any]) -> tuple[list[str], str]:
-        """What the user has said since the last answer, and all texts of the request."""
+    def said(request: Mapping[str, Any]) -> _Said:
+        """What the request holds."""
         ...
 
     @staticmethod
@@ -109,7 +124,7 @@ class _Chat:
     """`chat.completions`: notes are a system message behind the first ones."""
 
     @staticmethod
-    def said(request: Mapping[str, Any]) -> tuple[list[str], str]:
+    def said(request: Mapping[str, Any]) -> _Said:
         return _said(request.get("messages") or ())
 
     @staticmethod
@@ -132,7 +147,7 @@ class _Responses:
     """`responses`: notes are instructions, which no conversation kept by the server takes in."""
 
     @staticmethod
-    def said(request: Mapping[str, Any]) -> tuple[list[str], str]:
+    def said(request: Mapping[str, Any]) -> _Said:
         given = request.get("input")
         if isinstance(given, str):
             given = [{"role": "user", "content": given}]
@@ -162,19 +177,15 @@ class _Keeper:
         self._numbers = count()
 
     def prepared(self, form: type[_Form], request: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """The request as it is sent, and what the user says in it."""
+        """The request as it is sent, and what is new in it."""
         for name in ("messages", "input"):
             if isinstance(request.get(name), Iterable) and not isinstance(request[name], str):
                 request = {**request, name: list(request[name])}  # an iterator gives what it has once
-        new, all_texts = form.said(request)
-        if not new:
-            return request, new
-        try:
-            text = self._notes(new[-1], all_texts)
-        except MemalphaError as error:
-            self.failed(error, "the request is sent without what the memory holds")
-            text = ""
-        return (form.told(request, text) if text else request), new
+        said = form.said(request)
+        with self._failing("the request is sent without what the memory holds"):
+            if said.last and (text := self._notes(said.last, said.all)):
+                request = form.told(request, text)
+        return request, said.new
 
     def _notes(self, query: str, seen: str) -> str:
         store = self.agent.store
@@ -191,28 +202,28 @@ class _Keeper:
         time = self.clock().isoformat(timespec="minutes")
         return Chunk(turns=tuple(turns), timestamp=time, index=next(self._numbers)) if turns else None
 
-    def failed(self, error: MemalphaError, outcome: str, answer: Any = None) -> None:
-        """Raise the failure, or log it."""
-        if self.errors == "raise":
-            error.answer = answer  # type: ignore[attr-defined]
-            raise error
-        _LOG.error("memory: %s: %s", outcome, error)
-
-    def keep(self, new: list[str], answer: str, result: Any) -> None:
-        """Read an exchange."""
+    @contextmanager
+    def _failing(self, outcome: str, answer: Any = None) -> Iterator[None]:
+        """Raise a failure inside, or log it: any, since a policy, an embedder and a disk fail in their own ways."""
         try:
-            if (chunk := self.exchange(new, answer)) is not None:
+            yield
+        except Exception as error:
+            if self.errors == "raise":
+                error.answer = answer  # type: ignore[attr-defined]
+                raise
+            _LOG.error("memory: %s: %s: %s", outcome, type(error).__name__, error, exc_info=True)
+
+    def keep(self, new: list[str], answer: Callable[[], str], result: Any) -> None:
+        """Read an exchange; `answer` gives the text of its answer."""
+        with self._failing("an exchange was not kept", result):
+            if (chunk := self.exchange(new, answer())) is not None:
                 self.agent.read(chunk, source=self.source)
-        except MemalphaError as error:
-            self.failed(error, "an exchange was not kept", result)
 
-    async def akeep(self, new: list[str], answer: str, result: Any) -> None:
+    async def akeep(self, new: list[str], answer: Callable[[], str], result: Any) -> None:
         """`keep`, awaited."""
-        try:
-            if (chunk := self.exchange(new, answer)) is not None:
+        with self._failing("an exchange was not kept", result):
+            if (chunk := self.exchange(new, answer())) is not None:
                 await self.agent.aread(chunk, source=self.source)
-        except MemalphaError as error:
-            self.failed(error, "an exchange was not kept", result)
 
 
 def _called(method: Callable[..., Any], keeper: _Keeper, form: type[_Form]) -> Callable[..., Any]:
@@ -223,7 +234,7 @@ def _called(method: Callable[..., Any], keeper: _Keeper, form: type[_Form]) -> C
         result = method(**request)
         if request.get("stream") is True:
             return _Stream(result, keeper, form, new)
-        keeper.keep(new, form.answer(result.parse() if raw else result), result)
+        keeper.keep(new, lambda: form.answer(result.parse() if raw else result), result)
         return result
 
     return call
@@ -237,7 +248,7 @@ def _awaited(method: Callable[..., Any], keeper: _Keeper, form: type[_Form]) -> 
         result = await method(**request)
         if request.get("stream") is True:
             return _AsyncStream(result, keeper, form, new)
-        await keeper.akeep(new, form.answer(result.parse() if raw else result), result)
+        await keeper.akeep(new, lambda: form.answer(result.parse() if raw else result), result)
         return result
 
     return call
@@ -257,15 +268,18 @@ class _Recorded:
 
     def __init__(self, stream: Any, keeper: _Keeper, form: type[_Form], new: list[str]) -> None:
         self._stream, self._keeper, self._form, self._new = stream, keeper, form, new
-        self._parts: list[str] = []
+        self._events: list[Any] = []
         self._ended = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def _taken(self, event: Any) -> Any:
-        self._parts.append(self._form.piece(event))
+        self._events.append(event)
         return event
+
+    def _text(self) -> str:
+        return "".join(map(self._form.piece, self._events))
 
     def _ends(self) -> bool:
         ended, self._ended = self._ended, True
@@ -298,7 +312,7 @@ class _Stream(_Recorded):
 
     def _keep(self) -> None:
         if self._ends():
-            self._keeper.keep(self._new, "".join(self._parts), None)
+            self._keeper.keep(self._new, self._text, None)
 
 
 class _AsyncStream(_Recorded):
@@ -327,20 +341,22 @@ class _AsyncStream(_Recorded):
 
     async def _keep(self) -> None:
         if self._ends():
-            await self._keeper.akeep(self._new, "".join(self._parts), None)
+            await self._keeper.akeep(self._new, self._text, None)
 
 
-def _said(messages: Iterable[Any]) -> tuple[list[str], str]:
+def _said(messages: Iterable[Any]) -> _Said:
     new: list[str] = []
-    texts = []
+    last, texts = "", []
     for message in messages:
         text, role = _text(_field(message, "content")), _role(message)
         texts.append(text)
         if role == "user":
-            new += [text] if text.strip() else []
+            if text.strip():
+                new.append(text)
+                last = text
         elif role not in ("system", "developer"):  # an answer, a call or its result: what was before it has been read
             new.clear()
-    return new, "\n".join(texts)
+    return _Said(new, last, "\n".join(texts))
 
 
 def _field(item: Any, name: str) -> Any:

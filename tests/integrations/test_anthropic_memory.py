@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha import MemoryStore
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, StoreError
 from memalpha.integrations.anthropic_memory import CommandError, MemoryTool
 
 NOTES = "/memories/notes.txt"
@@ -71,7 +72,12 @@ def test_lines(tool):
     assert do(tool, "view", path=NOTES) == head + "     1\tone\n     2\ttwo\n     3\tthree\n     4\t"
     assert do(tool, "view", path=NOTES, view_range=[2, 2]) == head + "     2\ttwo"
     assert do(tool, "view", path=NOTES, view_range=[3, -1]) == head + "     3\tthree\n     4\t"
+    assert do(tool, "view", path=NOTES, view_range=[4, 9]) == head + "     4\t"
     assert "view_range" in refused(tool, "view", path=NOTES, view_range=[2])
+    for lines in ([5, 9], [5, -1], [3, 2], [1, 0]):
+        assert refused(tool, "view", path=NOTES, view_range=lines) == (
+            f"Error: Invalid `view_range`: {lines}. It should be within the range of lines of the file: [1, 4]"
+        )
     assert do(tool, "insert", path=NOTES, insert_line=0, insert_text="zero\n") == f"The file {NOTES} has been edited."
     do(tool, "insert", path=NOTES, insert_line=4, insert_text="four")
     assert do(tool, "view", path=NOTES).endswith(
@@ -131,7 +137,7 @@ def test_deleting_and_moving(tool):
     "path",
     [
         *("/memories/../etc/passwd", "/memories/a/../../b", "/memories/%2e%2e/x", "/memories/%252e%252e%252fx"),
-        *("/memories/..\\x", "/memories\\..\\x", "/memories/a\0b", "/memories/a\nb", "/etc/passwd", "memories/x"),
+        *("/memories/..\\x", "/memories\\..\\x", "/etc/passwd", "memories/x"),
         *("/memoriesx", "/memories-of/x", "", "/", "..", "/memories/%2e%2e%5cx"),
     ],
 )
@@ -143,6 +149,33 @@ def test_no_path_leaves(tool, path):
     ):
         message = refused(tool, command, **arguments)
         assert "would escape /memories" in message or "must start with /memories" in message
+
+
+@pytest.mark.parametrize("path", ["/memories/a\0b", "/memories/a\nb", "/memories/a%0Ab", "/memories/a\tb"])
+def test_control_characters_in_a_path_are_named(tool, path):
+    said = f"Error: Path {path!r} has control characters, as line breaks and tabs are"
+    assert refused(tool, "view", path=path) == said
+    assert refused(tool, "create", path=path, file_text="x") == said
+
+
+def test_a_store_that_fails_is_told_and_logged(store, tool, caplog, monkeypatch):
+    def fail(*arguments, **more):
+        raise StoreError("/secret/memory.db: database is locked")
+
+    monkeypatch.setattr(store, "get", fail)
+    command = {"command": "view", "path": NOTES}
+    with caplog.at_level(logging.ERROR, "memalpha"):
+        result = tool.answer({"type": "tool_use", "id": "t", "name": "memory", "input": command})
+    assert result == {
+        "type": "tool_result",
+        "tool_use_id": "t",
+        "content": "Error: The memory is not available at the moment",
+        "is_error": True,
+    }
+    [record] = caplog.records
+    assert "StoreError: /secret/memory.db: database is locked" in record.getMessage() and record.exc_info
+    with pytest.raises(StoreError, match="locked"):
+        tool.run(command)
 
 
 @pytest.mark.parametrize(

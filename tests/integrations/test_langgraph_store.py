@@ -14,6 +14,7 @@ from standin import StandIn
 
 from memalpha import MemoryStore
 from memalpha.errors import ConfigError, InvalidContent, StoreError
+from memalpha.store.filters import utc
 
 pytest.importorskip("langgraph")
 from langgraph.store.base import (
@@ -170,6 +171,48 @@ def test_items_expire_and_reading_puts_it_off(store, monkeypatch):
     after(4)
     assert [item.key for item in items.search(("a",))] == ["y"]
     assert store.history("a/x")[-1].valid_to is not None
+
+
+@pytest.mark.parametrize("ask", [lambda items: items.get(("a",), "x"), lambda items: items.search(("a",))])
+def test_reading_puts_off_what_is_there_now(store, monkeypatch, ask):
+    """Another writer comes in between a reading and its putting off."""
+    items = LangGraphStore(store, ttl={"default_ttl": 10})
+    refresh = items._refresh
+
+    def after(act):
+        monkeypatch.setattr(items, "_refresh", lambda entries: (act(), refresh(entries)))
+
+    items.put(("a",), "x", {"text": "old text"})
+    after(lambda: items.put(("a",), "x", {"text": "new text"}, ttl=30))
+    ask(items)
+    entry = store.get("a/x")
+    assert (entry.content, entry.metadata["item"]["value"]) == ("new text", {"text": "new text"})
+    assert entry.expires == utc(Time.now + timedelta(minutes=30))
+    after(lambda: items.delete(("a",), "x"))
+    ask(items)
+    assert items.list_namespaces() == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ours", "theirs"),
+    [
+        ({"k": 1}, ["1"], ["1", "True"]),
+        ({"k": {"$eq": True}}, ["True"], ["1", "True"]),
+        ({"k": {}}, ["{}"], ["{'x': 1}", "{}"]),
+        ({"k": {"$gt": 0}}, ["1"], None),
+    ],
+)
+def test_filters_that_differ_from_its_own_store(store, wanted, ours, theirs):
+    both = LangGraphStore(store), InMemoryStore()
+    for items in both:
+        for value in (True, 1, {}, {"x": 1}, "t", None):
+            items.put(("a",), str(value), {"k": value})
+    assert sorted(item.key for item in both[0].search((), filter=wanted)) == ours
+    if theirs is None:
+        with pytest.raises((TypeError, ValueError)):
+            both[1].search((), filter=wanted)
+    else:
+        assert sorted(item.key for item in both[1].search((), filter=wanted)) == theirs
 
 
 def test_what_cannot_be_kept_is_refused_and_the_batch_with_it(store):

@@ -11,6 +11,7 @@ from standin import StandIn
 
 from memalpha import MemoryAgent, MemoryStore
 from memalpha.errors import ConfigError, PolicyError, StoreError
+from memalpha.integrations import openai_
 from memalpha.integrations.openai_ import with_memory
 from memalpha.types import Completion
 
@@ -89,7 +90,8 @@ def test_only_what_is_new_is_kept_and_nothing_shown_twice(server, store):
     assert policy.heard[-1].startswith("user: Look:\nassistant:")
 
 
-def test_tool_calls_in_between_are_one_exchange(store):
+def test_notes_go_into_every_request_of_a_tool_loop_and_each_text_is_read_once(store):
+    store.insert("semantic", "The user's time zone is Lisbon's.")
     call = {"id": "t", "type": "function", "function": {"name": "time", "arguments": "{}"}}
     asking = {"role": "assistant", "content": None, "tool_calls": [call]}
     policy = Hearing()
@@ -100,6 +102,24 @@ def test_tool_calls_in_between_are_one_exchange(store):
         messages += [reply, {"role": "tool", "tool_call_id": "t", "content": "12:00"}]
         client.chat.completions.create(model="m", messages=messages)
     assert policy.heard == ["user: What time is it?", "assistant: It is noon."]
+    for body in server.bodies:
+        told, *rest = body["messages"]
+        assert told["role"] == "system" and "- The user's time zone is Lisbon's." in told["content"]
+        assert [message["role"] for message in rest] == ["user", "assistant", "tool"][: len(rest)]
+    assert [len(body["messages"]) for body in server.bodies] == [2, 4]
+
+
+def test_notes_go_with_the_result_of_a_call_where_the_users_text_does(server, store):
+    store.insert("semantic", "Ana lives in Porto.")
+    policy = Hearing()
+    client = client_of(server, MemoryAgent(policy, store))
+    call = {"type": "function_call", "call_id": "x", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "x", "output": "12:00"}
+    client.responses.create(model="m", input=[user("Where does Ana live?"), call, output])
+    assert server.bodies[0]["instructions"].endswith("- Ana lives in Porto.")
+    client.responses.create(model="m", input=[output], previous_response_id="r")  # no text of the user's
+    assert "instructions" not in server.bodies[1]
+    assert policy.heard == ["assistant: I see your point."] * 2
 
 
 def test_responses_take_notes_as_instructions(server, store):
@@ -159,6 +179,7 @@ def test_the_other_ways_to_ask(server, store):
     client = client_of(server, MemoryAgent(policy, store)).with_options(timeout=5)
     messages = [user("I like tea.")]
     client.chat.completions.parse(model="m", messages=messages)
+    client.beta.chat.completions.create(model="m", messages=messages)
     with client.chat.completions.stream(model="m", messages=messages) as stream:
         assert stream.get_final_completion()
     with client.responses.stream(model="m", input="I like tea.") as stream:
@@ -166,7 +187,7 @@ def test_the_other_ways_to_ask(server, store):
     client.responses.parse(model="m", input="I like tea.")
     raw = client.chat.completions.with_raw_response.create(model="m", messages=messages)
     assert raw.headers["content-type"] == "application/json" and raw.parse().choices
-    assert [line.strip() for line in policy.heard] == ["user: I like tea.\nassistant: I see your point."] * 5
+    assert [line.strip() for line in policy.heard] == ["user: I like tea.\nassistant: I see your point."] * 6
     with (
         pytest.raises(ConfigError, match="cannot be kept"),
         client.chat.completions.with_streaming_response.create(model="m", messages=messages),
@@ -198,11 +219,57 @@ def test_a_memory_that_fails_costs_no_answer(server, store, caplog):
         with caplog.at_level(logging.ERROR, "memalpha"):
             assert ask(client, "chat").choices
     assert [record.getMessage() for record in caplog.records] == [
-        "memory: an exchange was not kept: the writer is away"
+        "memory: an exchange was not kept: PolicyError: the writer is away"
     ] * 2
     with pytest.raises(PolicyError, match="away") as failure:
         ask(client_of(server, MemoryAgent(policy, store), errors="raise"), "chat")
     assert failure.value.answer.choices[0].message.content == "I see your point."
+
+
+@pytest.mark.parametrize("kind", [ValueError, OSError, RuntimeError])
+def test_no_failure_of_whatever_type_costs_an_answer(server, store, caplog, monkeypatch, kind):
+    policy = Hearing()
+    policy.error = kind("its own bug")
+    client = client_of(server, MemoryAgent(policy, store))
+    with caplog.at_level(logging.ERROR, "memalpha"):
+        assert ask(client, "chat").choices and list(ask(client, "responses", stream=True))
+
+        async def talk():
+            async with openai.AsyncOpenAI(base_url=server.url, api_key="k", max_retries=0) as plain:
+                return await ask(with_memory(plain, MemoryAgent(policy, store)), "chat")
+
+        assert asyncio.run(talk()).choices
+    said = f"memory: an exchange was not kept: {kind.__name__}: its own bug"
+    assert [record.getMessage() for record in caplog.records] == [said] * 3
+    assert all(record.exc_info and record.exc_info[0] is kind for record in caplog.records)
+    with pytest.raises(kind, match="its own bug") as failure:
+        ask(client_of(server, MemoryAgent(policy, store), errors="raise"), "chat")
+    assert failure.value.answer.choices[0].message.content == "I see your point."
+
+    def fail(*arguments, **more):
+        raise kind("no disk")
+
+    monkeypatch.setattr(MemoryStore, "search", fail)
+    caplog.clear()
+    with caplog.at_level(logging.ERROR, "memalpha"):
+        assert ask(client_of(server, store), "chat").choices
+    assert f"the request is sent without what the memory holds: {kind.__name__}: no disk" in caplog.text
+
+
+def test_an_answer_without_the_parts_that_are_read_is_given(server, store, caplog, monkeypatch):
+    def no_text(result):
+        raise AttributeError("no message")
+
+    for form in (openai_._Chat, openai_._Responses):
+        monkeypatch.setattr(form, "answer", staticmethod(no_text))
+        monkeypatch.setattr(form, "piece", staticmethod(no_text))
+    client = client_of(server, store)
+    with caplog.at_level(logging.ERROR, "memalpha"):
+        for api in ("chat", "responses"):
+            assert ask(client, api).id and list(ask(client, api, stream=True))
+    assert [record.getMessage() for record in caplog.records] == [
+        "memory: an exchange was not kept: AttributeError: no message"
+    ] * 4
 
 
 def test_a_memory_that_cannot_be_read_is_said(server, store, caplog, monkeypatch):
@@ -215,7 +282,7 @@ def test_a_memory_that_cannot_be_read_is_said(server, store, caplog, monkeypatch
     assert server.bodies == []
     with caplog.at_level(logging.ERROR, "memalpha"):
         assert ask(client_of(server, store), "chat").choices
-    assert "the request is sent without what the memory holds: damaged" in caplog.text
+    assert "the request is sent without what the memory holds: StoreError: damaged" in caplog.text
 
 
 def test_what_is_no_client_is_refused(store):
