@@ -103,7 +103,7 @@ def table(runs: dict[str, list[dict[str, Any]]], start: str, jobs: int) -> str:
         "",
         f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
         f"The demo's world, {first['tasks']} held-out conversations ({first['questions']} questions), "
-        f"{first['policy_parameters']:,} parameters, start `{Path(start).name}`, seeds {seeds}. After training: mean",
+        f"{first['policy_parameters']:,} parameters, start `{start}`, seeds {seeds}. After training: mean",
         "over seeds ± half of its 95 % interval, of the weights that validated best; `last`: validation accuracy of",
         "the last ones. Tokens in thousands: sampled in training, and trained on; CPU-minutes",
         f"of the whole run with its evaluations, {jobs} runs at a time.",
@@ -146,7 +146,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/algorithms"))
     parser.add_argument("--results", type=Path, default=Path("eval/results"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--steps", type=int, default=50, help="of the first variant; the others' follow from tokens")
+    parser.add_argument("--steps", type=int, default=30, help="of the first variant; the others' follow from tokens")
+    parser.add_argument("--eval-tasks", type=int, default=100, help="held-out conversations")
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="runs at a time, a core each")
     arguments = parser.parse_args()
@@ -173,7 +174,7 @@ def main() -> None:
                 folder(job[0]) / f"seed-{job[1]}",
                 arguments.start,
                 job[1],
-                (*chosen[job[0]], f"schedule_steps={steps[job[0]]}"),
+                (*chosen[job[0]], f"schedule_steps={steps[job[0]]}", f"eval_tasks={arguments.eval_tasks}"),
             ),
             jobs,
         )
