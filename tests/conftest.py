@@ -90,6 +90,9 @@ class Places:
 
     def make(self, original, database, connection, meta) -> None:
         """In the place of `PostgresDatabase._make`."""
+        if database.schema[:2] not in ("m_", "t_"):
+            original(database, connection, meta)
+            return
         dim = int(json.loads(meta["embedder"])["dim"])
         self.clear(only_left=True)
         if self.free.get(dim):
@@ -138,9 +141,10 @@ def _stores(_places: Places | None, request: pytest.FixtureRequest, monkeypatch:
     if _places is None or request.node.get_closest_marker("postgres"):
         yield
         return
-    from memalpha.store import postgres, postgres_schema, store
+    from memalpha.store import doctor, postgres, postgres_schema, store
 
     open_database, copied_to, make = store.open_database, store.copied_to, postgres.PostgresDatabase._make
+    existing = doctor.existing
 
     def opened(path, *args, **options):
         found = open_database(_places.url(path), *args, **options)
@@ -149,6 +153,7 @@ def _stores(_places: Places | None, request: pytest.FixtureRequest, monkeypatch:
 
     monkeypatch.setattr(postgres_schema, "PARTITIONS", 2)  # the work of 16 in each test is seconds
     monkeypatch.setattr(store, "open_database", opened)
+    monkeypatch.setattr(doctor, "existing", lambda path: existing(_places.url(path)))
     monkeypatch.setattr(store, "copied_to", lambda path, *args: copied_to(_places.url(path), *args))
     monkeypatch.setattr(postgres.PostgresDatabase, "_make", lambda *args: _places.make(make, *args))
     yield

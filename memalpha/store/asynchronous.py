@@ -92,6 +92,11 @@ class AsyncMemoryStore:
         return AsyncMemoryStore(self._store.namespace(name), self._worker, is_scope=True)
 
     @property
+    def path(self) -> str:
+        """Where it lies: the file's path, ":memory:", or the URL without its password."""
+        return self._store.path
+
+    @property
     def schema(self) -> MemorySchema:
         """The schema recorded in the file."""
         return self._store.schema

@@ -114,7 +114,7 @@ def import_foreign(store: MemoryStore, path: str | Path, form: Form, *, history:
     logs = {name: _replayed(store.schema, name, events, done.left_out) for name, events in found.items()}
     contents = {operation.content for log in logs.values() for _, operation in log if operation.content is not None}
     vectors = store._vectors(sorted(contents))
-    with store._now(write=True):
+    with store._database.transaction(store._rows.name, *logs), store._now(write=True):
         for name, log in logs.items():
             rows = store.namespace(name)._rows
             if rows.position:

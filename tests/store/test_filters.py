@@ -321,6 +321,7 @@ def test_pages_of_a_filtered_list(monkeypatch) -> None:
         store.search("fact", where={"chunk": {"$about": 2}})
 
 
+@pytest.mark.sqlite
 def test_a_search_that_is_stopped_half_way_leaves_nothing_wrong(monkeypatch) -> None:
     store = MemoryStore.open(":memory:", embedder="hash")
     for number in range(5):

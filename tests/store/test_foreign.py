@@ -269,6 +269,7 @@ def test_several_collections_are_told_apart(store, peers: Path) -> None:
         import_foreign(store, peers / "mem0-qdrant", "mem0")
 
 
+@pytest.mark.sqlite
 def test_other_files_are_told_apart(tmp_path: Path) -> None:
     MemoryStore.open(tmp_path / "own.db", embedder=HashEmbedder(16)).close()
     sqlite3.connect(tmp_path / "x.db").execute("CREATE TABLE t (a)").connection.close()
