@@ -60,10 +60,10 @@ def test_chosen_becomes_likelier(prefers, changes):
     assert train(settings) == summary, "a finished run is not run again"
 
 
-def test_the_schedule_is_as_long_as_the_passes(prefers):
+def test_the_schedule_is_as_long_as_the_passes(prefers, tmp_path):
     assert train(prefers(epochs=1.5))["steps"] == 3
     with pytest.raises(ConfigError, match=r"max_steps: 9 is beyond the 4 steps of epochs=2"):
-        train(prefers(max_steps=9, out="other"))
+        train(prefers(max_steps=9, out=str(tmp_path / "other")))
     config = build_config(PreferenceConfig, {"out": "x", "data": "y", "schedule_steps": 7}, "test")
     assert config.epochs is None and config.schedule_steps == 7
     with pytest.raises(ConfigError, match="max_steps: 8 is beyond schedule_steps 7"):
