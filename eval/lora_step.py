@@ -33,7 +33,7 @@ from memalpha.agent.parsing import format_call
 from memalpha.config import TrainConfig, WorldConfig
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.qa.reader import load_reader
-from memalpha.qa.reward import RewardModel
+from memalpha.qa.reward import MemoryReward
 from memalpha.tasks import synthetic
 from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.checkpoint import save_checkpoint
@@ -139,7 +139,7 @@ def step(arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
     assert config.lora is not None
     adapted = add_lora(policy.model, config.lora, policy.name)
     learner = timed("learner", lambda: Engine(adapted, config, LossSettings.of(config)))
-    rewards = RewardModel(config.reward, policy.count_tokens)
+    rewards = MemoryReward(config.reward, policy.count_tokens)
     builder, reader = Builder(policy, config.agent), load_reader(config.reader)
     groups, _ = timed("sample", lambda: collect(builder, [long_task()], reader, rewards, config, 0))
     samples = timed("annotate", lambda: GRPO(config).annotate(groups, learner))

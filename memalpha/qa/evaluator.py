@@ -28,7 +28,7 @@ from memalpha.qa.judged import Content, Unjudged, judge_step
 from memalpha.qa.loss import with_losses
 from memalpha.qa.metrics import RIGHT, is_right, score_answer, score_question
 from memalpha.qa.reader import load_reader
-from memalpha.qa.reward import RewardModel, conversation_tokens, memory_tokens
+from memalpha.qa.reward import MemoryReward, conversation_tokens, memory_tokens
 from memalpha.qa.system import as_passage
 from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.store.state import MemoryState
@@ -140,7 +140,7 @@ def asked_at(question: Question, task: Task) -> int:
 
 
 def score_groups(
-    groups: Sequence[TrajectoryGroup], reader: Reader, rewards: RewardModel, *, embedder: Embedder
+    groups: Sequence[TrajectoryGroup], reader: Reader, rewards: MemoryReward, *, embedder: Embedder
 ) -> tuple[list[TrajectoryGroup], list[Record]]:
     """The groups with every trajectory's reward set, and all records."""
     metric = "exact" if rewards.config.metric == "judge" else rewards.config.metric
@@ -471,7 +471,7 @@ def evaluate(
     reader = load_reader(reader) if isinstance(reader, str) else reader or default_reader(policy, config)
     embedder = embedder or load_embedder(config.embedder)
     groups = Builder(policy, config, embedder, schema).build(tasks, seed=seed, progress=progress)
-    rewards = RewardModel(reward or RewardConfig(), count_tokens)
+    rewards = MemoryReward(reward or RewardConfig(), count_tokens)
     scored, records = score_groups(groups, reader, rewards, embedder=embedder)
     return make_report(name or policy.name, scored, records, reader, rewards)
 
@@ -481,7 +481,7 @@ def make_report(
     groups: Sequence[TrajectoryGroup],
     records: Sequence[Record],
     reader: Reader,
-    rewards: RewardModel,
+    rewards: MemoryReward,
 ) -> Report:
     """The report on scored `groups` and all their `records`, each with where its answer was lost."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]

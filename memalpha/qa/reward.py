@@ -41,7 +41,7 @@ def conversation_tokens(task: Task, count_tokens: Callable[[str], int]) -> int:
     return sum(count_tokens(chunk.render()) for chunk in task.chunks)
 
 
-class RewardModel:
+class MemoryReward:
     """Rewards by one preset; `count_tokens` measures memory and conversation alike.
 
     `judge` is the configuration's, if it has one. Raises `PolicyError` for a judge that is not there.

@@ -14,7 +14,7 @@ from memalpha.errors import ConfigError, DataError
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.qa.evaluator import Record, Report, make_report, score_groups
 from memalpha.qa.gold import check_categories
-from memalpha.qa.reward import RewardModel
+from memalpha.qa.reward import MemoryReward
 from memalpha.store.schema import MemorySchema
 from memalpha.tasks import babi, synthetic
 from memalpha.tasks.load import load_tasks
@@ -155,7 +155,7 @@ class Collector:
 
     builder: Builder
     reader: Reader
-    rewards: RewardModel
+    rewards: MemoryReward
     config: RunConfig
     world: World = ONE
     waited: float = 0.0
@@ -188,7 +188,7 @@ def examine(
     builder: Builder,
     tasks: Sequence[Task],
     reader: Reader,
-    rewards: RewardModel,
+    rewards: MemoryReward,
     world: World = ONE,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:

@@ -26,7 +26,7 @@ from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.qa.evaluator import Record, score_groups
-from memalpha.qa.reward import RewardModel
+from memalpha.qa.reward import MemoryReward
 from memalpha.store.slots import key_value
 from memalpha.train.demonstrations import Demonstrator, encode_reply, imitable
 from memalpha.train.reflection import ReflectionMemory, Tried, asked, look_back, reflections
@@ -38,7 +38,7 @@ def lesson_rows(
     policy: TransformersPolicy,
     builder: Builder,
     reader: Reader,
-    rewards: RewardModel,
+    rewards: MemoryReward,
     tasks: Sequence[Task],
     config: SFTConfig,
     *,

@@ -16,7 +16,7 @@ from memalpha.agent.builder import Builder
 from memalpha.config import PreferenceConfig, SFTConfig, TrainConfig, training_config
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluator import Record, Report, summarize
-from memalpha.qa.reward import RewardModel
+from memalpha.qa.reward import MemoryReward
 from memalpha.qa.walk import choose_example, walk, write_example
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.checkpoint import append_lines, read_json, write_json
@@ -61,7 +61,7 @@ class _Run(TaskRun[TrainConfig]):
         super().__init__(config, world)
         config = self.config
         self.reader, self.training_reader = self._readers(config.reader, config.training_reader or config.reader)
-        self.rewards = RewardModel(config.reward.kept_in(self.out), self.policy.count_tokens)
+        self.rewards = MemoryReward(config.reward.kept_in(self.out), self.policy.count_tokens)
         self.builder = Builder(self.policy, config.agent, self.embedder)
         self.collector = Collector(self.builder, self.training_reader, self.rewards, config, world)
         self.algorithm = ALGORITHMS[config.algorithm](config)

@@ -12,7 +12,7 @@ from memalpha.policy.base import Policy, in_own_style, load_policy
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.qa.evaluator import Report
 from memalpha.qa.reader import load_reader
-from memalpha.qa.reward import RewardModel
+from memalpha.qa.reward import MemoryReward
 from memalpha.store.embedding import load_embedder
 from memalpha.train.collect import examine
 from memalpha.train.distributed import World
@@ -62,7 +62,7 @@ class TaskRun(Run[T]):
 
     def _report(self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader, progress: Any = None) -> Report:
         builder = Builder(policy, self.config.agent, self.embedder)
-        rewards = RewardModel(self.config.reward.kept_in(self.out), self.policy.count_tokens)
+        rewards = MemoryReward(self.config.reward.kept_in(self.out), self.policy.count_tokens)
         return examine(name, builder, tasks, reader, rewards, self.world, progress)
 
     def _evaluate(self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader) -> Report:

@@ -22,7 +22,7 @@ from memalpha.qa.evaluator import (
     summarize,
 )
 from memalpha.qa.reader import load_reader
-from memalpha.qa.reward import RewardModel
+from memalpha.qa.reward import MemoryReward
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
@@ -191,7 +191,7 @@ def test_mean_and_error():
 
 def test_score_groups_sets_rewards_in_order():
     groups = [TrajectoryGroup(TASK, (GOOD, LAZY)), TrajectoryGroup(TASK, (OLD,))]
-    rewards = RewardModel(RewardConfig(), characters_by_four)
+    rewards = MemoryReward(RewardConfig(), characters_by_four)
     scored, records = score_groups(groups, REFUSING, rewards, embedder=EMBEDDER)
     r1 = [[t.reward.components["r1"][0] for t in group.trajectories] for group in scored]
     assert r1 == [[pytest.approx(1.0), pytest.approx(1 / 3)], [pytest.approx(1 / 3)]]

@@ -18,7 +18,7 @@ from memalpha.qa.cited import cited_scores
 from memalpha.qa.evaluator import score_groups
 from memalpha.qa.judge import Judge
 from memalpha.qa.judged import judge_records
-from memalpha.qa.reward import RewardModel
+from memalpha.qa.reward import MemoryReward
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
@@ -95,9 +95,9 @@ def roll(*turns, rollout=0):
     return Trajectory(TASK, rollout, tuple(made), tuple(states))
 
 
-def model(reply=sensible, **settings) -> tuple[RewardModel, Says]:
+def model(reply=sensible, **settings) -> tuple[MemoryReward, Says]:
     """A reward model whose judge is `reply`; the configured one is a stand-in."""
-    rewards = RewardModel(build_config(RewardConfig, {"judge": {"judges": ["scripted:fixed"]}, **settings}, "x"), len)
+    rewards = MemoryReward(build_config(RewardConfig, {"judge": {"judges": ["scripted:fixed"]}, **settings}, "x"), len)
     rewards.judge = Judge([says := Says(reply)])
     return rewards, says
 
@@ -169,7 +169,7 @@ def test_a_failing_judge_raises_and_is_never_zero():
         scored(rewards, GOOD)
     with HostileServer(fault=lambda *_: "403") as server:
         config = {"metric": "judge", "judge": {"judges": [server.name]}}
-        rewards = RewardModel(build_config(RewardConfig, config, "x"), len)
+        rewards = MemoryReward(build_config(RewardConfig, config, "x"), len)
         with pytest.raises(PolicyError, match="does not take the key"):
             scored(rewards, GOOD)
 
@@ -199,12 +199,12 @@ def test_settings_of_a_judged_reward():
 
 def test_without_a_judge_nothing_is_asked(monkeypatch):
     monkeypatch.setattr("memalpha.qa.evaluator.judge_step", None)
-    found, _ = scored(RewardModel(RewardConfig(), len), GOOD)
+    found, _ = scored(MemoryReward(RewardConfig(), len), GOOD)
     assert found[0].components["r1"][0] == 0.5
 
 
 def test_judged_beside_other_metrics():
-    _, records = scored(RewardModel(RewardConfig(), len), GOOD, LAZY)
+    _, records = scored(MemoryReward(RewardConfig(), len), GOOD, LAZY)
     assert [one.score for one in records] == [0.0, 1.0, 0.0, 1.0], "Rome is not Roma to the letter"
     judged, failed = judge_records(records, [TASK], Judge([says := Says(sensible)]))
     assert not failed and says.calls == 1

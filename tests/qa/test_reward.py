@@ -10,7 +10,7 @@ from memalpha.agent.agent import act
 from memalpha.agent.parsing import format_call
 from memalpha.config import RewardConfig
 from memalpha.qa.gold import Gold
-from memalpha.qa.reward import RewardModel
+from memalpha.qa.reward import MemoryReward
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
@@ -71,7 +71,7 @@ def roll(*turns, task=TASK):
 
 def components(*turns, preset="default", scores=(), task=TASK):
     records = [SimpleNamespace(score=score) for score in scores]
-    reward = RewardModel(RewardConfig(preset=preset), lambda text: len(text.split())).reward(
+    reward = MemoryReward(RewardConfig(preset=preset), lambda text: len(text.split())).reward(
         roll(*turns, task=task), records
     )
     assert reward.total == pytest.approx(sum(reward.turns) / len(reward.turns))
@@ -187,7 +187,7 @@ def test_without_gold_r4_is_off_and_the_run_says_so():
     for preset in ("default", "published"):
         reward = components([insert("city: Oslo")], task=task, preset=preset)
         assert reward.weights["r4"] == 0.0 and set(reward.components["r4"]) == {0.0}
-    model = RewardModel(RewardConfig(), len)
+    model = MemoryReward(RewardConfig(), len)
     assert model.notes([TASK]) == []
     assert "1 of 2 tasks" in model.notes([TASK, task])[0]
 

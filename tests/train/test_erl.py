@@ -18,7 +18,7 @@ from memalpha.agent.answer import ExtractiveReader
 from memalpha.agent.builder import Builder
 from memalpha.config import TrainConfig, WorldConfig
 from memalpha.errors import ConfigError
-from memalpha.qa.reward import RewardModel
+from memalpha.qa.reward import MemoryReward
 from memalpha.store.embedding import HashEmbedder, load_embedder
 from memalpha.tasks import synthetic
 from memalpha.train.algorithms import ALGORITHMS
@@ -48,7 +48,7 @@ def settings(**erl) -> TrainConfig:
 def collector(config: TrainConfig, policy=None, world=None) -> Collector:
     policy = policy or tiny_policy()
     builder = Builder(policy, config.agent, HashEmbedder(16))
-    rewards = RewardModel(config.reward, policy.count_tokens)
+    rewards = MemoryReward(config.reward, policy.count_tokens)
     return Collector(builder, ExtractiveReader(), rewards, config, *([world] if world else []))
 
 

@@ -12,7 +12,7 @@ from memalpha.agent.builder import Builder
 from memalpha.agent.parsing import parse_calls
 from memalpha.config import SFTConfig, build_config
 from memalpha.errors import ConfigError, DataError
-from memalpha.qa.reward import RewardModel
+from memalpha.qa.reward import MemoryReward
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks import synthetic
 from memalpha.train.lessons import as_advice, lesson_rows
@@ -56,7 +56,7 @@ def rows():
     policy, settings = load_policy("tiny"), config("unused")
     builder = Builder(policy, settings.agent, HashEmbedder(16))
     tasks = synthetic.tasks(settings.world, 5, 0, 4)
-    rewards = RewardModel(settings.reward, policy.count_tokens)
+    rewards = MemoryReward(settings.reward, policy.count_tokens)
     found, _ = lesson_rows(policy, builder, ExtractiveReader(), rewards, tasks, settings, first=7)
     again, _ = lesson_rows(policy, builder, ExtractiveReader(), rewards, tasks, settings, first=7)
     assert [(r.prompt_ids, r.completion_ids) for r in found] == [(r.prompt_ids, r.completion_ids) for r in again]
@@ -106,4 +106,4 @@ def test_what_cannot_be_is_refused(tmp_path):
     policy = load_policy("tiny")
     builder = Builder(policy, config("x").agent, HashEmbedder(16))
     with pytest.raises(DataError, match="needs tasks with gold operations"):
-        lesson_rows(policy, builder, ExtractiveReader(), RewardModel(config("x").reward, len), [task], config("x"))
+        lesson_rows(policy, builder, ExtractiveReader(), MemoryReward(config("x").reward, len), [task], config("x"))

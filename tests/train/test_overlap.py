@@ -19,7 +19,7 @@ from memalpha.config import TrainConfig
 from memalpha.errors import ConfigError, PolicyError, TrainingError
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.qa.reader import load_reader
-from memalpha.qa.reward import RewardModel
+from memalpha.qa.reward import MemoryReward
 from memalpha.store.embedding import HashEmbedder, load_embedder
 from memalpha.tasks import synthetic
 from memalpha.train.algorithms import ALGORITHMS
@@ -68,7 +68,7 @@ class Parts:
         model = policy.model if config.lora is None else add_lora(policy.model, config.lora, "tiny")
         self.engine = Engine(model, config, LossSettings.of(config), reference=config.beta > 0)
         embedder = load_embedder(config.agent.embedder)
-        rewards = RewardModel(config.reward, policy.count_tokens)
+        rewards = MemoryReward(config.reward, policy.count_tokens)
         self.collector = Collector(Builder(policy, config.agent, embedder), load_reader(config.reader), rewards, config)
         self.algorithm = ALGORITHMS[config.algorithm](config)
         self.overlap = Overlap(self.collector, self.algorithm, self.engine, config)
