@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from memalpha.tasks.load import load_tasks
     from memalpha.train.loop import train
     from memalpha.train.preferences import train_on_preferences
-    from memalpha.types import Chunk, MemoryEntry, Operation, Question, Task
+    from memalpha.types import Chunk, MemoryEntry, Operation, Question, Task, TextTask
 
 __version__ = "0.1.0"
 
@@ -40,6 +40,7 @@ _HOME = {
     "Operation": "types",
     "Question": "types",
     "Task": "types",
+    "TextTask": "types",
     "TrainConfig": "config",
     "audit": "store.audit",
     "evaluate": "qa.evaluator",
@@ -61,6 +62,7 @@ __all__ = [
     "Operation",
     "Question",
     "Task",
+    "TextTask",
     "TrainConfig",
     "__version__",
     "audit",

@@ -1,7 +1,7 @@
 """The words of memalpha as frozen values: chunk, question, task, entry, operation, turn, trajectory, reward.
 
-`Task` and its parts are pydantic models because they are read from outside (JSON Lines, data sets); everything that is
-made inside is a frozen dataclass. Nothing here imports torch or knows a store, a model or a reward.
+`Task` with its parts and `TextTask` are pydantic models because they are read from outside (JSON Lines, data sets);
+everything that is made inside is a frozen dataclass. Nothing here imports torch or knows a store, a model or a reward.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from typing_extensions import TypeVar  # typing's own has defaults from Python 3.13 on
 
 OperationKind = Literal["insert", "update", "delete", "core_update"]
 LoggedKind = OperationKind | Literal["expired", "erased"]
@@ -141,6 +142,42 @@ class Task(_Outside):
             else:
                 del net[place]
         return tuple(net)
+
+
+class TextTask(_Outside):
+    """One prompt to complete, with what its data set has beside it (`columns`: answer, tests, level, ...).
+
+    `prompt` is a text or chat messages; `category` (a level, a subject) is for tables. A trajectory over it has a turn
+    for each reply (one, unless an environment asks for more), whose `chunk` is the reply's number, and no states.
+    """
+
+    id: str
+    prompt: str | tuple[dict[str, str], ...]
+    columns: dict[str, Any] = Field(default_factory=dict)
+    category: str | None = None
+
+    @field_validator("prompt")
+    @classmethod
+    def _can_be_replied_to(cls, prompt: str | tuple[dict[str, str], ...]) -> str | tuple[dict[str, str], ...]:
+        if not prompt:
+            raise ValueError("empty: a task has a text or at least one message to reply to")
+        if not isinstance(prompt, str) and any(set(message) != {"role", "content"} for message in prompt):
+            raise ValueError("a message has 'role' and 'content', and nothing else")
+        return prompt
+
+    @property
+    def messages(self) -> tuple[dict[str, str], ...]:
+        """The prompt in chat form: a text is one message of the user's."""
+        return ({"role": "user", "content": self.prompt},) if isinstance(self.prompt, str) else self.prompt
+
+    @property
+    def text(self) -> str:
+        """The prompt as one text: the contents of its messages, a paragraph each."""
+        return self.prompt if isinstance(self.prompt, str) else "\n\n".join(one["content"] for one in self.prompt)
+
+
+AnyTask = TypeVar("AnyTask", bound=Task | TextTask, default=Task)
+"""What a rollout is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,14 +345,16 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True)
-class Trajectory:
+class Trajectory(Generic[AnyTask]):
     """The ordered turns of one rollout over one task; `states[i]` is the memory after chunk i (values, not copies).
+
+    `Trajectory` is one over a `Task`, `Trajectory[TextTask]` one over a prompt, which has no states.
 
     `role` serves algorithms that shape collection: attempt, reflection (one turn, which reads no chunk), retry;
     `parent` is then the number of the rollout that it follows from.
     """
 
-    task: Task
+    task: AnyTask
     rollout: int
     turns: tuple[Turn, ...]
     states: tuple[Any, ...]
@@ -325,8 +364,8 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True)
-class TrajectoryGroup:
+class TrajectoryGroup(Generic[AnyTask]):
     """G rollouts of the same task."""
 
-    task: Task
-    trajectories: tuple[Trajectory, ...]
+    task: AnyTask
+    trajectories: tuple[Trajectory[AnyTask], ...]
