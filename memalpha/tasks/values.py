@@ -29,6 +29,11 @@ def split_values(values: Sequence[str], split: Split) -> tuple[str, ...]:
     return tuple(value for value in values if (value in held_out) == (split == "test"))
 
 
+def is_held_out(key: str, share: float = HELD_OUT) -> bool:
+    """Whether what has this name is for split "test" alone, as `share` of all is; the same for ever (by SHA-256)."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") < share * 2**32
+
+
 @cache
 def pool_values(pool: str, split: Split) -> tuple[str, ...]:
     """`split_values` of the pool with this name."""

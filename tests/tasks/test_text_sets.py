@@ -1,0 +1,187 @@
+"""Prompts with columns: the made sets by number, known sets from files in their own format, anybody's files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import datasets
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memalpha.errors import DataError
+from memalpha.tasks import arithmetic, programs, text
+from memalpha.tasks.text import last_boxed, load_text_tasks
+from memalpha.tasks.values import is_held_out
+
+GSM8K = [
+    {"question": "Tom has 2 pens and buys 3. How many?", "answer": "He has 2+3=<<2+3=5>>5 pens.\n#### 5"},
+    {"question": "A farm makes 600 eggs a day. In two?", "answer": "600*2=<<600*2=1200>>1200\n#### 1,200"},
+]
+MATH = [
+    {"problem": "Find $x$.", "level": "Level 2", "type": "Algebra", "solution": "So $x=\\boxed{\\frac{1}{2}}$."},
+]
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(text, "hub_reachable", lambda: False)
+
+
+@given(st.sampled_from(["train", "test"]), st.integers(0, 9), st.integers(0, 400))
+def test_a_word_problem_is_what_its_solution_says(split, seed, number) -> None:
+    (task,) = arithmetic.tasks(split, seed, number, 1)
+    *steps, last = task.columns["solution"].splitlines()
+    told = [int(found) for found in re.findall(r"\d+", task.prompt)]
+    reached, held_out = [], False
+    for step in steps:
+        left, sign, right, result = re.fullmatch(r"(\d+)([-+*])(\d+)=(\d+)", step).groups()  # type: ignore[union-attr]
+        assert {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}[sign](int(left), int(right)) == int(result)
+        assert int(right) in told and (int(left) in told or int(left) == reached[-1])
+        assert 1 <= int(result) <= arithmetic.LARGEST
+        reached.append(int(result))
+        held_out = held_out or is_held_out(f"{left}{sign}{right}", arithmetic.HELD_OUT)
+    assert last == f"#### {reached[-1]}" and task.columns["answer"] == str(reached[-1])
+    assert held_out == (split == "test"), "a pair of numbers that a test has is in no training problem"
+    assert task == arithmetic.tasks(split, seed, max(0, number - 2), 3)[min(number, 2)], (
+        "by number, whatever was made before"
+    )
+    assert task.category == arithmetic.LEVELS[number % 3]
+
+
+@given(st.sampled_from(["train", "test"]), st.integers(0, 9), st.integers(0, 400))
+def test_a_programming_problem_is_solved_by_its_solution_alone(split, seed, number) -> None:
+    (task,) = programs.tasks(split, seed, number, 1)
+    code = re.fullmatch(r"```python\n(.*)\n```", task.columns["solution"], re.S)[1]  # type: ignore[index]
+    names: dict = {}
+    exec(code, names)
+    for test in task.columns["tests"]:
+        exec(test, names)
+    names["f"] = lambda given: None
+    with pytest.raises(AssertionError):
+        for test in task.columns["tests"]:
+            exec(test, names)
+
+
+def test_training_and_test_problems_are_others() -> None:
+    for made in (arithmetic, programs):
+        trained = {task.prompt for task in made.tasks("train", 0, 0, 900)}
+        assert not trained & {task.prompt for task in made.tasks("test", 0, 0, 300)}
+
+
+def test_a_level_of_ones_own_choice() -> None:
+    assert {task.columns["level"] for task in arithmetic.tasks("train", 0, 0, 5, "hard")} == {"hard"}
+
+
+def _folder(tmp_path: Path, rows: list[dict], *configs: str) -> Path:
+    """A data set as the hub has it: a folder a configuration, named in the card, with Parquet files of the splits."""
+    folder = tmp_path / "set"
+    card = "---\nconfigs:\n"
+    for config in configs:
+        card += f"- config_name: {config}\n  data_files:\n"
+        for split in ("train", "test"):
+            place = folder / config / f"{split}-00000-of-00001.parquet"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            datasets.Dataset.from_list(rows if split == "train" else rows[:1]).to_parquet(str(place))
+            card += f"  - split: {split}\n    path: {config}/{split}-*\n"
+    (folder / "README.md").write_text(card + "---\n", encoding="utf-8")
+    return folder
+
+
+def test_gsm8k_in_its_own_format(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, GSM8K, "main")
+    tasks = load_text_tasks("gsm8k", data=folder)
+    assert [task.columns["answer"] for task in tasks] == ["5", "1200"]
+    assert tasks[0].prompt == GSM8K[0]["question"] and tasks[0].columns["solution"] == GSM8K[0]["answer"]
+    assert len(load_text_tasks("gsm8k", data=folder, split="test")) == 1
+    assert load_text_tasks("gsm8k", data=folder, limit=1) == tasks[:1]
+
+
+def test_math_in_its_own_format(tmp_path: Path) -> None:
+    configs = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory")
+    folder = _folder(tmp_path, MATH, *configs, "prealgebra", "precalculus")
+    tasks = load_text_tasks("math", data=folder)
+    assert len(tasks) == len({task.id for task in tasks}) == 7
+    assert (tasks[0].columns["answer"], tasks[0].category) == ("\\frac{1}{2}", "Level 2")
+    assert len(load_text_tasks("math", data=folder, limit=3)) == 3
+
+
+def test_files_of_ones_own(tmp_path: Path) -> None:
+    rows = [{"q": "1+1?", "target": "2", "n": 1}, {"q": "2+2?", "target": "4", "n": 2}]
+    wanted = {"prompt": "q", "answer": "target"}
+    made = datasets.Dataset.from_list(rows)
+    made.to_csv(tmp_path / "a.csv", index=False)
+    made.to_parquet(tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "a.tsv").write_text("q\ttarget\tn\n1+1?\t2\t1\n2+2?\t4\t2\n")
+    made.save_to_disk(str(tmp_path / "kept"))
+    datasets.DatasetDict({"test": made}).save_to_disk(str(tmp_path / "splits"))
+    for name in ("a.csv", "a.parquet", "a.jsonl", "a.tsv", "kept"):
+        tasks = load_text_tasks(tmp_path / name, columns=wanted)
+        assert [(task.prompt, str(task.columns["answer"])) for task in tasks] == [("1+1?", "2"), ("2+2?", "4")], name
+        assert set(tasks[0].columns) == {"answer", "n"}
+    assert len(load_text_tasks(tmp_path / "splits", columns=wanted, split="test")) == 2
+    with pytest.raises(DataError, match="no split 'train': test"):
+        load_text_tasks(tmp_path / "splits", columns=wanted)
+
+
+def test_chat_prompts(tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"id": "x", "prompt": messages, "category": "talk"}) + "\n")
+    (task,) = load_text_tasks(tmp_path / "a.jsonl")
+    assert (task.id, task.category, task.messages) == ("x", "talk", tuple(messages))
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ({"question": "?"}, "no column 'prompt', but question: say which it is"),
+        ({"prompt": ""}, "row 0: prompt: a text or chat messages"),
+        ({"prompt": 3}, "row 0: prompt: a text or chat messages"),
+        ({"prompt": [{"role": "user"}]}, "row 0: prompt: a text or chat messages"),
+    ],
+)
+def test_rows_that_are_refused(tmp_path: Path, line: dict, told: str) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(DataError, match=re.escape(told)):
+        load_text_tasks(tmp_path / "a.jsonl")
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n')
+    (tmp_path / "b.jsonl").write_text('{"prompt": \n')
+    (tmp_path / "c.txt").write_text("x")
+    for name, told, more in (
+        (tmp_path / "none.jsonl", "no such file", {}),
+        (tmp_path / "b.jsonl", "cannot be read", {}),
+        (tmp_path / "c.txt", "files are .json", {}),
+        (
+            tmp_path / "a.jsonl",
+            "columns.answer: there is no column 'gold', but prompt",
+            {"columns": {"answer": "gold"}},
+        ),
+        ("gsm8k", "give its folder as data=PATH", {}),
+        ("gsm8k", "cannot be read", {"data": tmp_path / "nowhere"}),
+        ("no-such-set", "names are arithmetic, programs, gsm8k, math", {}),
+        ("arithmetic", "is made here: leave out columns", {"columns": {"prompt": "x"}}),
+        (tmp_path / "a.jsonl", "data belongs to named data sets only", {"data": tmp_path}),
+        ("arithmetic", "at least one task", {"limit": 0}),
+    ):
+        with pytest.raises(DataError, match=re.escape(told)):
+            load_text_tasks(name, **more)
+
+
+@given(st.text(alphabet="{}ab\\ ", max_size=20))
+def test_the_last_box(inside: str) -> None:
+    depth = 0
+    for letter in inside:
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if depth < 0:
+            return
+    if depth == 0:
+        assert last_boxed(f"first \\boxed{{1}} then \\boxed{{{inside}}} end") == inside
+    assert last_boxed(inside) is None
+    assert last_boxed("\\boxed{1") is None
