@@ -33,6 +33,10 @@ class TrainingError(MemalphaError):
     """Training that cannot go on: a gradient that is not finite, a trajectory without a reward."""
 
 
+class RewardError(MemalphaError):
+    """A reward function that raised, or whose values cannot be used: names the function and the row."""
+
+
 class EvaluationError(MemalphaError):
     """An evaluation that cannot go on because a system under test raised; the command line exits with 1."""
 

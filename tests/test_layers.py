@@ -28,7 +28,8 @@ BELOW["store"] = BASE
 BELOW["policy"] = BELOW["tasks"] = BASE  # neither knows the store, nor the other
 BELOW["agent"] = BASE | {"store", "policy", "tasks"}
 BELOW["qa"] = BELOW["agent"] | {"agent"}
-BELOW["train"] = BELOW["qa"] | {"qa"}
+BELOW["rewards"] = BELOW["qa"] | {"qa"}
+BELOW["train"] = BELOW["rewards"] | {"rewards"}
 BELOW["report"] = BELOW["train"] | {"train"}
 BELOW["integrations"] = BELOW["report"] | {"__init__"}  # which is asked for the version
 BELOW["cli_store"] = BELOW["report"] | {"report", "integrations", "__init__"}

@@ -1,0 +1,61 @@
+"""The parts of a text run's reward: `rewards:` is a list of them, and the reward is their weighted sum."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from memalpha.config.common import Config
+
+
+class _Part(Config):
+    kind: str
+    name: str | None = Field(default=None, min_length=1, description="the component's name (default: the kind)")
+    weight: float = Field(default=1.0, description="what the component counts in the sum; 0: it is only recorded")
+
+    @field_validator("weight")
+    @classmethod
+    def _finite(cls, weight: float) -> float:
+        if not math.isfinite(weight):
+            raise ValueError("a finite number is needed")
+        return weight
+
+
+class FormatPart(_Part):
+    """1 where the reply has a form (`rewards.format`)."""
+
+    kind: Literal["format"]
+    pattern: str = Field(description="a regular expression; (?s) lets the dot take newlines too")
+    match: Literal["full", "search"] = Field(default="full", description="the whole reply, or any part of it")
+
+
+class SchemaPart(_Part):
+    """1 where the reply's first JSON value fits a JSON schema (`rewards.format`)."""
+
+    kind: Literal["schema"]
+    json_schema: dict[str, Any] | Path = Field(description="the schema, or a JSON file that holds it")
+
+
+class PythonPart(_Part):
+    """A reward function of one's own (`rewards.base`)."""
+
+    kind: Literal["python"]
+    function: str = Field(description="module:name of a callable, or of a class that makes one")
+    arguments: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of the class, or fixed ones of the function"
+    )
+
+    @field_validator("function")
+    @classmethod
+    def _two_words(cls, function: str) -> str:
+        module, colon, name = function.partition(":")
+        if not (colon and module.strip() and name.strip()):
+            raise ValueError(f"{function!r}: write module:name, for example my_rewards:short_answers")
+        return function
+
+
+RewardPart = Annotated[FormatPart | SchemaPart | PythonPart, Field(discriminator="kind")]
+"""One of the kinds; `kind` says which."""

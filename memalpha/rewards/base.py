@@ -1,0 +1,383 @@
+"""Named reward functions and their weighted sum.
+
+A reward function is TRL's: called with keywords as `function(prompts=..., completions=..., **columns)`, every column a
+list as long as `prompts`, it returns a number or None (it does not apply to that row) for each. It may be `async`. A
+function without `**kwargs` gets the columns that it names, and nothing else.
+
+Where one raises or returns what is no number, nothing is scored: an error names function and row. It is never a 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import importlib
+import inspect
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from memalpha.agent.parsing import after_thinking
+from memalpha.config.rewards import FormatPart, PythonPart, RewardPart, SchemaPart
+from memalpha.errors import ConfigError, MemalphaError, RewardError
+from memalpha.types import Reward
+
+_OURS = ("prompts", "completions")
+_TRL = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+"""What TRL passes beside the columns."""
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A reward function with its component's name, its weight in the sum and the columns that it cannot do without.
+
+    `maximum` is what a fully right reply gets, before the weight. Calling it is calling the function, its values
+    checked, an async one waited for: so it can be given to TRL as it is.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    weight: float = 1.0
+    columns: tuple[str, ...] = ()
+    maximum: float = 1.0
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        """A number or None for each row. Raises as `score_texts` does."""
+        return _values([self], prompts, completions, columns)[0]
+
+
+def named(function: Any, name: str | None = None, weight: float | None = None) -> RewardFunction:
+    """A callable as a `RewardFunction`.
+
+    Its name is that given, else its attribute `name`, else the function's or class's own. `columns` and `maximum` are
+    attributes too, where it has them; else the columns are the parameters without a default. Raises `ConfigError`.
+    """
+    if isinstance(function, RewardFunction):
+        kept = function.weight if weight is None else weight
+        return RewardFunction(name or function.name, function.function, kept, function.columns, function.maximum)
+    if not callable(function) or inspect.isclass(function):
+        what = "a class: make an object of it" if inspect.isclass(function) else "not callable"
+        raise ConfigError(
+            f"reward {function!r} is {what}; a reward function is called (prompts, completions, **columns)"
+        )
+    inner = function.func if isinstance(function, partial) else function
+    name = name or getattr(inner, "name", None) or getattr(inner, "__name__", None) or type(inner).__name__
+    columns = getattr(function, "columns", None)
+    maximum = float(getattr(function, "maximum", 1.0))
+    needed = _parameters(function)[0] if columns is None else tuple(columns)
+    return RewardFunction(str(name), function, 1.0 if weight is None else weight, needed, maximum)
+
+
+def load_rewards(parts: Iterable[RewardPart | RewardFunction | Callable[..., Any]]) -> list[RewardFunction]:
+    """The functions of a configuration's parts; callables may stand among them, as they are or as `RewardFunction`.
+
+    Raises `ConfigError` where one cannot be made, or two have one name; whatever a kind needs (a library, a judge's
+    key, a sandbox) is looked for here, before a run starts.
+    """
+    found = [_load(part, f"rewards.{number}") for number, part in enumerate(parts)]
+    if not found:
+        raise ConfigError("rewards: empty; a text run needs at least one part, for example {kind: math}")
+    names = [function.name for function in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"rewards: {twice[0]!r} names {names.count(twice[0])} parts: give each a 'name' of its own")
+    return found
+
+
+def check_columns(functions: Iterable[RewardFunction], columns: Iterable[str]) -> None:
+    """Raise `ConfigError` where a function needs a column that the tasks do not have, or a column's name is taken."""
+    known = list(columns)
+    for name in known:
+        if name in _OURS:
+            raise ConfigError(
+                f"column {name!r}: reward functions get the prompts and completions by that name; rename it"
+            )
+    for function in functions:
+        for name in function.columns:
+            if name not in known:
+                raise ConfigError(
+                    f"reward {function.name!r} needs the column {name!r}; the tasks have "
+                    f"{', '.join(sorted(known)) or 'none'}: name the data's column for it (columns: {{{name}: ...}})"
+                )
+
+
+def score_texts(
+    functions: Sequence[RewardFunction],
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    columns: Mapping[str, Sequence[Any]],
+) -> list[Reward]:
+    """The reward of each completion: one turn, a component a function that applies to it, and their weighted sum.
+
+    Prompts are texts or lists of messages; the completion of the latter is a list of messages too, and made one where
+    it is given as a text. Async functions run together, in one event loop that is kept (in a thread of its own: the
+    caller may be in a loop himself), while the others run here in turn. Raises `RewardError`, or what of memalpha's
+    errors a function raised, with its name.
+    """
+    values = _values(functions, prompts, completions, columns)
+    rewards = []
+    for row in range(len(prompts)):
+        mine = {
+            function.name: given
+            for function, column in zip(functions, values, strict=True)
+            if (given := column[row]) is not None
+        }
+        if not mine:
+            names = ", ".join(function.name for function in functions)
+            raise RewardError(f"row {row}: no reward function applies (None from {names}); it needs one that does")
+        weights = {function.name: function.weight for function in functions if function.name in mine}
+        total = math.fsum(weights[name] * value for name, value in mine.items())
+        rewards.append(Reward((total,), {name: (value,) for name, value in mine.items()}, weights, total))
+    return rewards
+
+
+def reply_text(completion: Any, *, thinking: bool = True) -> str:
+    """A completion as text: itself, or what its last message says. `thinking` False: without a leading think part."""
+    text = completion
+    if not isinstance(completion, str):
+        content = completion[-1].get("content") if completion else ""
+        parts = content if isinstance(content, list) else [{"text": content}]
+        text = "".join(part.get("text") or "" for part in parts)
+    return text if thinking else text[after_thinking(text) :]
+
+
+def column_of(columns: Mapping[str, Sequence[Any]], name: str) -> Sequence[Any]:
+    """A column that a reward of ours reads. Raises `RewardError` where it is missing."""
+    if name not in columns:
+        raise RewardError(f"column {name!r} is missing (there are {', '.join(sorted(columns)) or 'none'})")
+    return columns[name]
+
+
+# ---------------------------------------------------------------------------------------------------------- loading
+
+
+def _load(part: Any, place: str) -> RewardFunction:
+    try:
+        match part:
+            case FormatPart():
+                from memalpha.rewards.format import FormatReward
+
+                return named(FormatReward(part.pattern, part.match), part.name, part.weight)
+            case SchemaPart():
+                from memalpha.rewards.format import SchemaReward
+
+                return named(SchemaReward(part.json_schema), part.name, part.weight)
+            case PythonPart():
+                return named(_imported(part), part.name, part.weight)
+            case _:
+                return named(part)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from error
+
+
+def _imported(part: PythonPart) -> Any:
+    """The object `module:name`; modules of the working directory are found too."""
+    module, _, name = part.function.partition(":")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module)
+        for word in name.split("."):
+            found = getattr(found, word)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"function: {part.function!r} cannot be found ({error}), also not in {here}") from error
+    finally:
+        sys.path.remove(here)
+    try:
+        if inspect.isclass(found):
+            return found(**part.arguments)
+        return partial(found, **part.arguments) if part.arguments else found
+    except TypeError as error:
+        raise ConfigError(f"arguments: {part.function!r} does not take {part.arguments} ({error})") from error
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """(columns without a default, all names that may be given; None: any) of a callable."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some callables made in C
+        return (), None
+    names = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    needed = tuple(one.name for one in names if one.default is one.empty and one.name not in (*_OURS, *_TRL))
+    if any(one.kind == one.VAR_KEYWORD for one in parameters):
+        return needed, None
+    return needed, tuple(one.name for one in names)
+
+
+# ---------------------------------------------------------------------------------------------------------- calling
+
+
+def _values(
+    functions: Sequence[RewardFunction],
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    columns: Mapping[str, Sequence[Any]],
+) -> list[list[float | None]]:
+    """The checked values, a list a function."""
+    if len(prompts) != len(completions):
+        raise RewardError(f"{len(prompts)} prompts and {len(completions)} completions: one each is needed")
+    for name, values in columns.items():
+        if name not in _TRL and len(values) != len(prompts):
+            raise RewardError(f"column {name!r} has {len(values)} values for {len(prompts)} rows: one each is needed")
+    if not prompts:
+        return [[] for _ in functions]
+    said = [
+        [{"role": "assistant", "content": reply}] if isinstance(reply, str) and not isinstance(prompt, str) else reply
+        for prompt, reply in zip(prompts, completions, strict=True)
+    ]
+    calls = [partial(_call, function, list(prompts), said, columns) for function in functions]
+    results: list[Any] = [None] * len(calls)
+    under_way: dict[int, Future[Any]] = {}
+    try:
+        for number, function in enumerate(functions):
+            if _is_async(function.function):
+                under_way[number] = _LOOP.submit(_awaited(calls[number]))
+        for number, call in enumerate(calls):
+            if number not in under_way and inspect.isawaitable(result := call()):
+                under_way[number] = _LOOP.submit(_awaited(lambda result=result: result))
+            elif number not in under_way:
+                results[number] = result
+        for number, future in under_way.items():
+            with _naming(functions[number]):
+                results[number] = future.result()
+    finally:
+        for future in under_way.values():
+            future.cancel()
+    return [_checked(function, result, len(prompts)) for function, result in zip(functions, results, strict=True)]
+
+
+def _call(
+    function: RewardFunction, prompts: list[Any], completions: list[Any], columns: Mapping[str, Sequence[Any]]
+) -> Any:
+    if missing := [name for name in function.columns if name not in columns]:
+        there = ", ".join(sorted(columns)) or "none"
+        raise RewardError(f"reward {function.name!r} needs the column {missing[0]!r}, and the rows have {there}")
+    known = _parameters(function.function)[1]
+    given = {"prompts": prompts, "completions": completions, **columns}
+    if known is not None:
+        given = {name: value for name, value in given.items() if name in known}
+    with _naming(function):
+        return function.function(**given)
+
+
+@contextmanager
+def _naming(function: RewardFunction) -> Iterator[None]:
+    """What is raised names the reward function; memalpha's own errors keep their class."""
+    prefix = f"reward {function.name!r}"
+    try:
+        yield
+    except (CancelledError, asyncio.CancelledError) as error:
+        raise RewardError(f"{prefix}: its work was cancelled") from error
+    except MemalphaError as error:
+        if str(error).startswith(prefix):
+            raise
+        raise type(error)(f"{prefix}: {error}") from error
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise RewardError(f"{prefix} raised {what}") from error
+
+
+def _checked(function: RewardFunction, values: Any, rows: int) -> list[float | None]:
+    """The function's values as floats and None. Raises `RewardError` for anything else."""
+    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__") or not hasattr(values, "__iter__"):
+        raise RewardError(
+            f"reward {function.name!r} gave {_short(values)}: a list of {rows} numbers (or None) is needed"
+        )
+    given = list(values)
+    if len(given) != rows:
+        raise RewardError(f"reward {function.name!r} gave {len(given)} values for {rows} rows: one each is needed")
+    return [_number(function, row, value) for row, value in enumerate(given)]
+
+
+def _number(function: RewardFunction, row: int, value: Any) -> float | None:
+    if value is None:
+        return None
+    number = math.nan
+    if hasattr(value, "__float__"):
+        with suppress(TypeError, ValueError, OverflowError):
+            number = float(value)
+    if not math.isfinite(number):
+        raise RewardError(
+            f"reward {function.name!r}, row {row}: {_short(value)} is not a finite number; return a float, or None "
+            "where the function does not apply"
+        )
+    return number
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# -------------------------------------------------------------------------------------------------------- event loop
+
+
+def _is_async(function: Any) -> bool:
+    inner = function.func if isinstance(function, partial) else function
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
+
+
+async def _awaited(call: Callable[[], Any]) -> Any:
+    return await call()
+
+
+class _Loop:
+    """One event loop in a thread of its own, made when it is first needed; clients that live in it are kept."""
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RewardError("an async reward function cannot call others and wait: await them in it")
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="memalpha rewards", daemon=True)
+                self._thread.start()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """End what is under way, the loop and its thread; the next call makes new ones."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._end(), loop).result(5)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(5)
+        if not thread.is_alive():
+            loop.close()
+
+    async def _end(self) -> None:
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+_LOOP = _Loop()
+close_loop = _LOOP.close
+"""End the event loop of async reward functions, as the end of the process does."""
+atexit.register(close_loop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_LOOP._forget)  # the thread is not in the child

@@ -1,0 +1,124 @@
+"""Rewards of form: patterns with a time limit, the first JSON value of a reply, schemas."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memalpha.config.rewards import FormatPart, SchemaPart
+from memalpha.errors import ConfigError
+from memalpha.rewards.base import load_rewards, score_texts
+from memalpha.rewards.format import NOTHING, FormatReward, SchemaReward, first_json
+
+ANSWER = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
+
+
+def test_a_pattern_is_the_whole_reply_or_part_of_it():
+    think = r"(?s)<think>.*?</think>\s*<answer>.*?</answer>"
+    replies = ["<think>a\nb</think>\n<answer>4</answer>", "x <think>a</think><answer>4</answer>", "4"]
+    assert FormatReward(think)(["p"] * 3, replies) == [1, 0, 0]
+    assert FormatReward(think, "search")(["p"] * 3, replies) == [1, 1, 0]
+    messages = [[{"role": "assistant", "content": reply}] for reply in replies]
+    assert FormatReward(think)(["p"] * 3, messages, answer=["4"] * 3) == [1, 0, 0]
+
+
+def test_a_pattern_that_backtracks_without_end_is_cut_off(monkeypatch):
+    monkeypatch.setattr("memalpha.rewards.format.TIMEOUT", 0.05)
+    function = FormatReward(r"(?:a|a|aa)+b")
+    with pytest.warns(RuntimeWarning, match="took over 0.05 s on a reply of 60 characters"):
+        assert function(["p"] * 2, ["a" * 60, "aab"]) == [0, 1]
+
+
+@pytest.mark.parametrize("pattern", ["(", "[a", "(?P<a>x)(?P<a", "a{5,2}"])
+def test_what_is_no_pattern_is_refused_at_the_start(pattern):
+    with pytest.raises(ConfigError, match=r"rewards\.0: pattern: .* is no regular expression"):
+        load_rewards([FormatPart(kind="format", pattern=pattern)])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        (" 3 ", 3),
+        ("null", None),
+        ('So [see above] it is {"a": [1]} or {"b": 2}.', {"a": [1]}),
+        ('{"a": 0}\n```json\n{"a": 1}\n```', {"a": 1}),
+        ('```JSON\n[1, 2]\n```\n```json\n{"a": 1}\n```', [1, 2]),
+        ('```json\nnot this\n```\n```json\n"this"\n```', "this"),
+        ("```python\nx = [4]\n```", [4]),
+        ('```json\n{"a": 1}', {"a": 1}),
+        ('{"a": 1', NOTHING),
+        ("{'a': 1}", NOTHING),
+        ("", NOTHING),
+        ("no", NOTHING),
+        ("NaN", NOTHING),
+        ('{"a": Infinity}', NOTHING),
+        ("1e999", NOTHING),
+        ("[" * 100_000, NOTHING),
+        ('{"a":' * 20_000, NOTHING),
+        ("[9" + "9" * 5000 + "]", NOTHING),
+    ],
+)
+def test_the_first_json_value(text, value):
+    found = first_json(text)
+    assert found is value or found == value
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(VALUES, st.sampled_from([None, 2]))
+def test_a_value_comes_back_from_any_dress(value, indent):
+    written = json.dumps(value, indent=indent)
+    assert first_json(written) == value
+    assert first_json(f"Here it is:\n```json\n{written}\n```\nDone.") == value
+    if isinstance(value, dict | list):
+        assert first_json(f"Here it is: {written}, {{}}.") == value
+
+
+@given(st.text(alphabet=st.sampled_from('[]{}",:0ae`\n json')))
+def test_no_text_raises(text):
+    value = first_json(text)
+    assert value is NOTHING or json.loads(json.dumps(value)) == value
+
+
+def test_a_schema_holds_or_does_not(tmp_path):
+    replies = ['{"answer": 4}', '{"answer": "4"}', "none", '<think>{"answer": 5}</think>{"answer": null}']
+    part = SchemaPart(kind="schema", json_schema=ANSWER, weight=0.5)
+    (tmp_path / "answer.json").write_text(json.dumps(ANSWER))
+    for one in (part, part.model_copy(update={"json_schema": tmp_path / "answer.json"})):
+        rewards = score_texts(load_rewards([one]), ["p"] * 4, replies, {})
+        assert [reward.total for reward in rewards] == [0.5, 0, 0, 0]
+
+
+def test_schemas_that_are_none_are_refused_at_the_start(tmp_path):
+    (tmp_path / "list.json").write_text("[]")
+    for schema, said in {
+        tmp_path / "none.json": "cannot be read",
+        tmp_path / "list.json": "must hold a JSON object",
+    }.items():
+        with pytest.raises(ConfigError, match=rf"rewards\.0: json_schema: .*{said}"):
+            load_rewards([SchemaPart(kind="schema", json_schema=schema)])
+    with pytest.raises(ConfigError, match=r"no JSON schema, at \$\.type: 'integr'"):
+        load_rewards([SchemaPart(kind="schema", json_schema={"type": "integr"})])
+
+
+def test_a_value_nested_without_end_fits_nothing():
+    tree = {"type": "array", "items": {"$ref": "#"}}
+    assert SchemaReward(tree)(["p"] * 2, ["[" * 900 + "]" * 900, "[[], [[]]]"]) == [0, 1]
+
+
+def test_nothing_is_fetched():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        function = load_rewards([SchemaPart(kind="schema", json_schema={"$ref": "http://127.0.0.1:9/x.json"})])
+        with pytest.raises(Exception, match=r"reward 'schema' raised .*Unresolvable"):
+            score_texts(function, ["p"], ["1"], {})
