@@ -65,6 +65,7 @@ class SchemaReward:
             raise ConfigError("a schema reward needs jsonschema: pip install 'memalpha[train]'") from error
         if not isinstance(schema, Mapping):
             schema = _read(Path(schema))
+        schema = dict(schema)
         kind = validator_for(schema, default=Draft202012Validator)
         try:
             kind.check_schema(schema)
