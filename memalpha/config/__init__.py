@@ -16,9 +16,9 @@ from memalpha.config.common import (
 )
 from memalpha.config.evaluation import EVAL_K, EvalConfig
 from memalpha.config.files import build_config, load_config, merge, parse_overrides, read_config, shipped_configs
+from memalpha.config.learner import LearnerConfig, LoraConfig, RolloutConfig
+from memalpha.config.reinforcement import ReinforcementConfig
 from memalpha.config.training import (
-    LearnerConfig,
-    LoraConfig,
     PreferenceConfig,
     RunConfig,
     SFTConfig,
@@ -40,7 +40,9 @@ __all__ = [
     "PPOConfig",
     "PreferenceConfig",
     "ReaderConfig",
+    "ReinforcementConfig",
     "RewardConfig",
+    "RolloutConfig",
     "RolloutDPOConfig",
     "RunConfig",
     "SFTConfig",
