@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
@@ -240,10 +241,13 @@ def http_app(
     async def failed(request: object, error: Exception) -> JSONResponse:  # which the server then logs
         return _failure(Refused("internal_error", "the server failed; its log says why", 500))
 
+    one_at_a_time = asyncio.Lock()  # it needs no token: whoever asks, and how often, takes one of the store's threads
+
     @app.get(HEALTH)
     async def health() -> Health:
         """Whether the store answers. It needs no token."""
-        await service.position()
+        async with one_at_a_time:
+            await service.position()
         return Health()
 
     described = [Depends(HTTPBearer(auto_error=False))] if token else []  # it is for the gate to look at it

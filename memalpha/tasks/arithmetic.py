@@ -92,8 +92,7 @@ def _steps(rng: Random, level: Level) -> list[Step]:
         found = [Step(rng.randint(2, 9), "*", rng.randint(2, 9))]
     now = found[0].result if found else rng.randint(2, 40)
     for _ in range(1 if level == "easy" else 2):
-        signs: list[Sign] = ["+"] if now < LARGEST else []
-        signs += ["-"] if now > 2 else []
+        signs: list[Sign] = [*(("+",) if now < LARGEST else ()), *(("-",) if now > 2 else ())]
         sign = rng.choice(signs)
         most = LARGEST - now if sign == "+" else now - 1
         step = Step(now, sign, rng.randint(1, min(most, 30)))

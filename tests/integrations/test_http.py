@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
@@ -198,6 +200,23 @@ def test_a_store_that_fails_is_not_the_senders_fault(store, caplog):
     answer = web.get("/v1/health")
     assert (answer.status_code, answer.json()["code"]) == (503, "store_error") and "closed" in caplog.text
     assert "closed" not in answer.text
+
+
+def test_asking_for_health_without_a_token_takes_one_thread_of_the_stores(store, monkeypatch):
+    running, most = 0, 0
+
+    async def position(self: MemoryService) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return 0
+
+    monkeypatch.setattr(MemoryService, "position", position)
+    with served(store, token=TOKEN, local=False) as web, ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda _: web.get("/v1/health").status_code, range(16)))
+    assert answers == [200] * 16 and most == 1
 
 
 # ------------------------------------------------------------------------------------------------------- the gate
