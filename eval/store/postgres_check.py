@@ -2,8 +2,10 @@
 
     python eval/store/postgres_check.py --out eval/results/postgres-check.json
 
-- `operations`: random operations in random namespaces of one store, through several objects; every answer, and now and
-  then every namespace's state, entries and past, must be what `MemoryState` gives (else `differences`).
+- `operations`: random calls in random namespaces of one store, by two processes through several objects each: writes of
+  every kind, and after each of them two reads, searches and lists with random filters above all. Every answer must be
+  what a twin in SQLite says to the same call, down to the times in the log (scores to 1e-3), and now and then the whole
+  namespace what `MemoryState` gives (else `differences`). Between the calls sessions attack as in `leaks`.
 - `leaks`: a role admitted to one namespace tries to see or change others: by setting the parameter that names the
   namespaces, by SET ROLE and row_security, by reading tables and partitions without a condition, through a function of
   its own, by admitting itself; every row of another namespace seen or changed is a leak.
@@ -30,109 +32,19 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import psycopg
 
 from memalpha.errors import StoreError
-from memalpha.store.state import MemoryState, plan
+from memalpha.store.embedding import HashEmbedder
+from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
-from memalpha.types import Operation
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parent))
+from postgres_attacks import SECRET, attempt, settings, statements
 from postgres_server import LOOSE, Server, server
+from postgres_twins import side_by_side
 
-CATEGORIES = ("semantic", "episodic")
 PARTS = ("operations", "leaks", "writers", "kills")
-
-
-def operations(url: str, number: int, namespaces: int, seed: int = 0) -> dict[str, Any]:
-    """Random operations until the logs hold `number`; see above."""
-    rng, done, differences = random.Random(seed), 0, []
-    stores = [MemoryStore.open(url, embedder="hash") for _ in range(3)]
-    names = [f"ns {place}" for place in range(namespaces)]
-    states = {name: [MemoryState.empty(stores[0].schema)] for name in names}  # all there were, by position
-    calls = 0
-    try:
-        while done < number:
-            name = rng.choice(names)
-            store, history = rng.choice(stores).namespace(name), states[name]
-            before = history[-1].position
-            said, wanted = _act(store, history, rng)
-            calls += 1
-            done += history[-1].position - before
-            if said != wanted:
-                differences.append(f"{name} at {before}: {said!r}, not {wanted!r}")
-            if calls % 50 == 0:
-                differences += _unlike(store, history, rng)
-        for name in names:
-            differences += _unlike(stores[0].namespace(name), states[name], rng)
-        if stores[1].namespaces() != sorted(name for name in names if states[name][-1].position):
-            differences.append("the list of namespaces")
-    finally:
-        for store in stores:
-            store.close()
-    return {"operations": done, "calls": calls, "namespaces": namespaces, "differences": differences}
-
-
-def _act(store: MemoryStore, history: list[MemoryState], rng: random.Random) -> tuple[Any, Any]:
-    """One call, made on the store and on its states: what each says."""
-    state, kind = history[-1], rng.choice(["insert"] * 4 + ["many"] * 3 + ["update"] * 3 + ["delete"] * 2 + ["way"] * 2)
-    live = rng.choice(sorted(state.entries)) if state.entries and rng.random() < 0.95 else "nobody#x"
-    quotes = "it's" * rng.randrange(3)
-    text = f"{rng.choice(['pet', 'city', 'naïve 値'])} {rng.randrange(60)}: {quotes} {rng.randrange(40)}"
-    if kind == "many":
-        facts = [{"category": rng.choice(CATEGORIES), "content": f"{text} {n}"} for n in range(rng.randrange(1, 40))]
-        for fact in facts:
-            with suppress(StoreError):
-                history.append(history[-1].apply(Operation("insert", **fact)))
-        found = [history[-1].find(fact["category"], fact["content"]) for fact in facts]
-        return store.insert_many(facts), found
-    if kind == "way":
-        before, way = state.position, rng.choice(["undo", "redo", "restore", "core"])
-        if way == "core":
-            store.core_update(text)
-        elif way == "restore":
-            past = rng.randrange(before + 1)
-            store.restore(past)
-        else:
-            getattr(store, way)()
-        for _, _, operation in store.log(before):
-            history.append(history[-1].apply(operation))
-        return way != "restore" or history[-1] == history[past], True
-    operation = Operation(
-        kind,
-        id=None if kind == "insert" else live,
-        category=rng.choice((*CATEGORIES, "nine")[: 2 + (rng.random() < 0.05)]) if kind == "insert" else None,
-        content=rng.choice([text, text, text, "", "a\0b"])
-        if rng.random() < 0.1
-        else text
-        if kind != "delete"
-        else None,
-        importance=rng.choice([None, 0.1, 3.0]) if kind != "delete" else None,
-        metadata=rng.choice([None, {"user": "ana", "deep": {"nul\0": [1, 0.1, None]}}]) if kind != "delete" else None,
-        source=rng.choice([None, "chat"]) if kind == "insert" else None,
-    )
-    try:
-        change = plan(state, operation, state.position + 1)
-    except StoreError as error:
-        try:
-            return store.apply(operation), str(error)
-        except StoreError as other:
-            return str(other), str(error)
-    history.append(state.advance(change))
-    return store.apply(operation), change.operation
-
-
-def _unlike(store: MemoryStore, history: list[MemoryState], rng: random.Random) -> list[str]:
-    """What a namespace holds that its states do not say."""
-    state, past = history[-1], rng.choice(history)
-    checks = {
-        "state": store.state == state and store.core == state.core and store.snapshot() == state.position,
-        "entries": store.list() == state.list(),
-        "past": [(e.id, e.content) for e in store.list(as_of=past.position)]
-        == [(e.id, e.content) for e in past.list()],
-        "log": MemoryState.replay(store.schema, [operation for _, _, operation in store.log()]) == state,
-    }
-    return [f"{store}: {what}" for what, same in checks.items() if not same]
 
 
 def leaks(made: Server, schema: str, *, thorough: bool = True) -> dict[str, Any]:
@@ -140,7 +52,7 @@ def leaks(made: Server, schema: str, *, thorough: bool = True) -> dict[str, Any]
     url = made.url(schema)
     with MemoryStore.open(url, embedder="hash", namespace="theirs") as store:
         for place in range(20):
-            store.insert("semantic", f"secret {place}: zyxomma")
+            store.insert("semantic", f"secret {place}: {SECRET}")
         store.core_update("secret core")
         store.namespace("mine").insert("semantic", "mine: one")
         theirs = store._rows
@@ -152,72 +64,11 @@ def leaks(made: Server, schema: str, *, thorough: bool = True) -> dict[str, Any]
         made.run(f"SELECT {schema}.admit('{tenant}', 'mine')", user="memalpha")
         made.run(f"GRANT CREATE ON SCHEMA public TO {tenant}")
         attempts, seen = 0, []
-        tables = ("operations", "versions", "vectors", "postings")
-        settings = ["", f"SET memalpha.ns = '{number}'", f"SELECT set_config('memalpha.ns', '1,2,3,{number}', false)"]
-        settings += [
-            "SET row_security = off",
-            "SET ROLE memalpha",
-            "SET ROLE postgres",
-            "SET SESSION AUTHORIZATION memalpha",
-        ]
-        settings += [f"ALTER ROLE {tenant} SET memalpha.ns = '{number}'", f"SET SESSION memalpha.ns = '{{{number}}}'"]
-        evil = (
-            "CREATE OR REPLACE FUNCTION public.current_setting(text, boolean) RETURNS text LANGUAGE sql AS "
-            f"$$SELECT '{number}'$$; SET search_path = public, pg_catalog, {schema}; SET memalpha.ns = '{number}'"
-        )
-        members = f"INSERT INTO {schema}.members VALUES ('{tenant}'::regrole, 'theirs'); SET memalpha.ns = '{number}'"
-        admits = f"SELECT {schema}.admit('{tenant}', 'theirs'); SET memalpha.ns = '{number}'"
-        renames = f"UPDATE {schema}.namespaces SET name = 'theirs2'; SET memalpha.ns = '{number}'"
-        settings += [evil, members, admits, renames]
-        others = [f"SELECT * FROM {schema}.{table} WHERE ns = {number}" for table in tables]
-        others += [
-            f"SELECT * FROM {schema}.{table}_{part} WHERE ns = {number}"
-            for table in tables
-            for part in range(16 if thorough else 1)
-        ]
-        others += [
-            f"SELECT * FROM {schema}.{table} WHERE ns <> (SELECT ns FROM {schema}.namespaces WHERE name = 'mine')"
-            for table in tables
-        ]
-        others += [
-            f"SELECT name FROM {schema}.namespaces WHERE name <> 'mine'",
-            f"SELECT * FROM {schema}.members WHERE namespace <> 'mine'",
-        ]
-        others += [f"DELETE FROM {schema}.{table} WHERE ns = {number}" for table in tables]
-        others += [
-            f"UPDATE {schema}.versions SET content = 'x' WHERE ns = {number} RETURNING *",
-            f"TRUNCATE {schema}.versions",
-        ]
-        others += [
-            f"INSERT INTO {schema}.operations (ns, seq, time, head, kind) VALUES ({number}, 99, '', 99, 'core_update')",
-            f"UPDATE {schema}.versions SET ns = {number} RETURNING *",
-            f"COPY {schema}.versions TO STDOUT",
-            f"SELECT FROM {schema}.namespaces WHERE ns = {number} FOR UPDATE",
-            f"EXPLAIN ANALYZE SELECT 1 / (valid_from - valid_from) FROM {schema}.versions WHERE ns = {number}",
-        ]
-        for setting in settings:
-            for statement in others:
+        for setting in settings(schema, tenant, number, "theirs"):
+            for statement in statements(schema, number, "mine", 16 if thorough else 1):
                 attempts += 1
-                with psycopg.connect(
-                    url.partition("&schema")[0].replace("memalpha@", f"{tenant}@"), autocommit=True
-                ) as link:
-                    with suppress(psycopg.Error):
-                        if setting:
-                            link.execute(setting.encode())
-                    try:
-                        if statement.startswith("COPY"):
-                            with link.cursor().copy(statement.encode()) as copy:
-                                rows = [row for row in copy if b"zyxomma" in bytes(row)]
-                        else:
-                            cursor = link.execute(statement.encode())
-                            is_plan = statement.startswith("EXPLAIN")
-                            rows = cursor.fetchall() if cursor.description and not is_plan else []
-                            if not is_plan and cursor.rowcount > 0 and not rows:
-                                rows = [("rows changed", cursor.rowcount)]
-                    except psycopg.Error as error:
-                        rows = [str(error)] if "division by zero" in str(error) or "zyxomma" in str(error) else []
-                    if rows:
-                        seen.append(f"{setting} | {statement}: {len(rows)} rows")
+                if rows := attempt(made.url(schema, user=tenant).partition("&schema")[0], setting, statement):
+                    seen.append(f"{setting} | {statement}: {len(rows)} rows")
         opened = MemoryStore.open(url.replace("memalpha@", f"{tenant}@"), embedder="hash", namespace="mine")
         own = [entry.content for entry in opened.list()]
         other = opened.namespace("theirs")
@@ -314,6 +165,17 @@ def writers(made: Server, schema: str, number: int, each: int) -> dict[str, Any]
     return {"writers": number, "acknowledged": acknowledged, "wrong": wrong}
 
 
+def _operations(made: Server, schema: str, number: int, namespaces: int, processes: int = 2) -> dict[str, Any]:
+    """Make the tenants, one of each process, and let them begin."""
+    url = made.url(schema)
+    MemoryStore.open(url, embedder=HashEmbedder(32)).close()
+    tenants = [f"{schema}_tenant{place}" for place in range(processes)]
+    for place, tenant in enumerate(tenants):
+        made.run(f"CREATE ROLE {tenant} LOGIN", f"GRANT CREATE ON SCHEMA public TO {tenant}")
+        made.run(f"SELECT {schema}.admit('{tenant}', 's{place} n0')", user="memalpha")
+    return side_by_side(url, number, namespaces, [made.url(schema, user=tenant) for tenant in tenants])
+
+
 def page(found: dict[str, Any]) -> str:
     """What was found, as Markdown."""
     done, leaky, side, killed = (found.get(part, {}) for part in PARTS)
@@ -327,8 +189,13 @@ def page(found: dict[str, Any]) -> str:
         "| --- | --- | --- |",
     ]
     if done:
-        much = f"{done['operations']:,} random operations by {done['calls']:,} calls in {done['namespaces']} namespaces"
-        lines.append(f"| against `MemoryState` | {much} | {len(done['differences'])} differences |")
+        much = (
+            f"{done['operations']:,} random operations in {done['namespaces']} namespaces by {done['calls']:,} calls, "
+        )
+        much += f"among these {done['searches']:,} searches and {done['lists']:,} lists"
+        lines.append(f"| against a twin in SQLite | {much} | {len(done['differences'])} differences |")
+        much = f"{done['attempts']:,} attempts of admitted roles between these calls"
+        lines.append(f"| hostile sessions meanwhile | {much} | {len(done['leaks'])} leaks |")
     if leaky:
         lines.append(
             f"| hostile sessions | {leaky['attempts']:,} attempts of an admitted role | {len(leaky['leaks'])} leaks |"
@@ -365,7 +232,7 @@ def main() -> None:
             found["pgvector"] = made.run("SELECT extversion FROM pg_extension WHERE extname = 'vector'")[0][0]
             start = time.monotonic()
             if part == "operations":
-                found[part] = operations(made.url(part), options.operations, options.namespaces)
+                found[part] = _operations(made, part, options.operations, options.namespaces)
             elif part == "leaks":
                 found[part] = leaks(made, part)
             elif part == "writers":
