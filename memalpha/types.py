@@ -335,13 +335,15 @@ class Turn:
 class Reward:
     """Named components, weights and total of one trajectory; `turns` holds the per-turn totals r_t.
 
-    `components` maps a name to one float per turn; a component shared by the trajectory repeats.
+    `components` maps a name to one float per turn; a component shared by the trajectory repeats. `shared` names those
+    (None: r1 and r3, and whatever else a memory run's `train.advantages.SHARED` has).
     """
 
     turns: tuple[float, ...]
     components: Mapping[str, tuple[float, ...]]
     weights: Mapping[str, float]
     total: float
+    shared: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

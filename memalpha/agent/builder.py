@@ -8,36 +8,17 @@ from dataclasses import dataclass, field
 from memalpha.agent.agent import act, observe, request
 from memalpha.config import AgentConfig
 from memalpha.policy.base import Policy
+from memalpha.policy.noise import Start, noise_key
 from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.working import WorkingMemory
 from memalpha.types import Chunk, Observation, SampleRequest, Task, Trajectory, TrajectoryGroup, Turn
 
-ROLES = ("attempt", "reflection", "retry")
-"""What a trajectory is (`Trajectory.role`); the place of a role is part of its noise keys."""
-
-
-def noise_key(seed: int, step: int, number: int, rollout: int, turn: int, role: str = "attempt") -> tuple[int, ...]:
-    """The key of a sampled turn. Roles have keys of their own, so that a retry does not draw its attempt's noise."""
-    key = (seed, step, number, rollout, turn)
-    return key if role == "attempt" else (*key, ROLES.index(role))
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A rollout that is to be made: `number` is its task's place among all of the step, `advice` what each of its
-    prompts carries beside the memory."""
-
-    task: Task
-    number: int
-    rollout: int = 0
-    advice: str = ""
-
 
 @dataclass(slots=True)
 class _Rollout:
-    start: Start
+    start: Start[Task]
     memory: WorkingMemory
     turns: list[Turn] = field(default_factory=list)
     states: list[MemoryState] = field(default_factory=list)
@@ -94,7 +75,7 @@ class Builder:
 
     def run(
         self,
-        starts: Sequence[Start],
+        starts: Sequence[Start[Task]],
         temperature: float = 0.0,
         seed: int = 0,
         step: int = 0,

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from memalpha.errors import TrainingError
 from memalpha.types import Reward, Trajectory, TrajectoryGroup
 
 SHARED = frozenset({"r1", "r3"})
-"""Components of a `Reward` that belong to the whole trajectory; all others belong to a turn."""
+"""Components that belong to the whole trajectory, in a `Reward` that does not say; all others belong to a turn."""
 
 
 def group_advantages(
-    group: TrajectoryGroup,
+    group: TrajectoryGroup[Any],
     *,
     baseline: Literal["mean", "leave_one_out"] = "mean",
     scale: Literal["group", "none"] = "group",
@@ -50,7 +50,7 @@ def group_advantages(
     return result
 
 
-def spread(groups: Sequence[TrajectoryGroup], extra: Sequence[Sequence[Sequence[float]]]) -> float:
+def spread(groups: Sequence[TrajectoryGroup[Any]], extra: Sequence[Sequence[Sequence[float]]]) -> float:
     """The population standard deviation of r_t over all turns of all groups; every rollout weighs the same.
 
     `extra` is added to the turns' own rewards, by group and trajectory.
@@ -66,7 +66,7 @@ def spread(groups: Sequence[TrajectoryGroup], extra: Sequence[Sequence[Sequence[
     return math.sqrt(sum(weight * (value - mean) ** 2 for value, weight in zip(values, weights, strict=True)) / whole)
 
 
-def reward_parts(trajectory: Trajectory) -> tuple[float, list[float]]:
+def reward_parts(trajectory: Trajectory[Any]) -> tuple[float, list[float]]:
     """The shared reward of a trajectory and its turns' own rewards, weighted."""
     reward = trajectory.reward
     if reward is None or len(reward.turns) != len(trajectory.turns) or not reward.turns:
@@ -78,8 +78,9 @@ def reward_parts(trajectory: Trajectory) -> tuple[float, list[float]]:
 
 
 def _weighted(reward: Reward, at: int, *, shared: bool) -> float:
+    of_all = SHARED if reward.shared is None else reward.shared
     return sum(
-        reward.weights[name] * values[at] for name, values in reward.components.items() if (name in SHARED) == shared
+        reward.weights[name] * values[at] for name, values in reward.components.items() if (name in of_all) == shared
     )
 
 

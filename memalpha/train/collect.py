@@ -1,26 +1,35 @@
-"""Where tasks come from and how a step's rollouts are collected and scored."""
+"""Where a memory run's tasks come from and how a step's rollouts are collected and scored."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 
-from memalpha.agent.answer import Reader
+import numpy as np
+
+from memalpha.agent.answer import Answer, Conflicts, Item, Reader, Reading
 from memalpha.agent.builder import Builder
 from memalpha.agent.prompts import writer_messages
-from memalpha.config import AgentConfig, RunConfig, SFTConfig, TrainConfig
+from memalpha.config import AgentConfig, ERLConfig, RunConfig, SFTConfig, TrainConfig
 from memalpha.errors import ConfigError, DataError
+from memalpha.policy.base import Policy
+from memalpha.policy.noise import Start
+from memalpha.policy.openai_ import EndpointPolicy
 from memalpha.policy.transformers_ import TransformersPolicy
-from memalpha.qa.evaluator import Record, Report, make_report, score_groups
+from memalpha.qa.evaluator import Record, Report, asked_texts, make_report, score_groups
 from memalpha.qa.gold import check_categories
 from memalpha.qa.reward import MemoryReward
+from memalpha.store.embedding import Embedder
 from memalpha.store.schema import MemorySchema
 from memalpha.tasks import babi, synthetic
 from memalpha.tasks.load import load_tasks
+from memalpha.train.collector import Scored, Scoring, Tried
 from memalpha.train.distributed import ONE, World
 from memalpha.train.passes import nth
-from memalpha.types import Chunk, Observation, Task, TrajectoryGroup
+from memalpha.train.reflection import accuracy, asked, look_back, reflection_prompt
+from memalpha.types import Chunk, Observation, SampleRequest, Task, Trajectory, TrajectoryGroup
 
 HELD_OUT_SEED = -1
 """Seed of synthetic validation and evaluation tasks: the same for every run, so that runs compare on equal tasks."""
@@ -151,7 +160,7 @@ def _enough(tasks: Sequence[Task], config: RunConfig) -> None:
 
 @dataclass(slots=True)
 class Collector:
-    """Builds and scores a run's rollouts. Processes of `world` do a share of the tasks each, and all get everything."""
+    """The rollouts of a memory run (`RolloutCollector`): memories built chunk by chunk, scored by questions."""
 
     builder: Builder
     reader: Reader
@@ -159,14 +168,23 @@ class Collector:
     config: RunConfig
     world: World = ONE
     waited: float = 0.0
-    """Seconds that scoring has taken."""
 
-    def attempts(self, tasks: Sequence[Task], step: int) -> tuple[list[TrajectoryGroup], list[Record]]:
+    @property
+    def policy(self) -> Policy:
+        """What is trained."""
+        return self.builder.policy
+
+    @property
+    def embedder(self) -> Embedder:
+        """The memories' own."""
+        return self.builder.embedder
+
+    def attempts(self, tasks: Sequence[Task], step: int) -> Scored[Task]:
         """`group_size` sampled rollouts of each task, with rewards, and the records of all their questions."""
         groups, records = self.scored(self.sampled(tasks, step))
         return self.world.gather(groups), self.world.gather(records)
 
-    def scored(self, groups: Sequence[TrajectoryGroup]) -> tuple[list[TrajectoryGroup], list[Record]]:
+    def scored(self, groups: Sequence[TrajectoryGroup]) -> Scored[Task]:
         """This process's groups with rewards, and the records of all their questions."""
         begun = time.monotonic()
         found = score_groups(groups, self.reader, self.rewards, embedder=self.builder.embedder)
@@ -174,13 +192,56 @@ class Collector:
         return found
 
     def sampled(self, tasks: Sequence[Task], step: int, first: int = 0, turn: int = 0) -> list[TrajectoryGroup]:
-        """This process's share of the rollouts, not yet scored; `first` is the place of `tasks` in the step, `turn` as
-        for `World.block`."""
+        """This process's share of the rollouts, not yet scored."""
         place, mine = self.world.block(tasks, turn)
         config = self.config
         return self.builder.build(
             mine, config.group_size, config.temperature, seed=config.seed, step=step, first=first + place
         )
+
+    def scoring(self) -> Scoring:
+        """What is searched in a memory is embedded before others score it; a model in this process reads for one."""
+        reads, judge = getattr(self.reader, "policy", None), self.rewards.judge
+        judges = judge.policies if judge is not None else []
+        clients = [policy.client for policy in (reads, *judges) if isinstance(policy, EndpointPolicy)]
+        reader = self.reader if isinstance(reads, EndpointPolicy) else _OneByOne(self.reader)
+
+        def begin(groups: Sequence[TrajectoryGroup]) -> Callable[[], Scored[Task]]:
+            embedder = _Kept(self.builder.embedder, asked_texts(groups))
+            return lambda: score_groups(groups, reader, self.rewards, embedder=embedder)
+
+        def give_up() -> None:
+            for client in clients:
+                client.give_up()
+
+        side_by_side = all(isinstance(policy, EndpointPolicy) for policy in judges)
+        return Scoring(bool(clients), side_by_side, begin, give_up)
+
+    def asked(self, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> list[list[list[Record]]]:
+        """As [group][trajectory][question]."""
+        return asked(groups, records)
+
+    def accuracy(self, records: Sequence[Record]) -> float | None:
+        """The share of right answers."""
+        return accuracy(records)
+
+    def look_back(
+        self, groups: Sequence[TrajectoryGroup], records: Sequence[Record], first: int, settings: ERLConfig
+    ) -> list[Tried]:
+        """See `reflection.look_back`."""
+        return look_back(groups, records, first, self.builder, settings)
+
+    def reflection(self, tried: Tried, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
+        """See `reflection.reflection_prompt`."""
+        return reflection_prompt(self.builder, tried, earlier)
+
+    def retried(self, starts: Sequence[Start[Task]], step: int) -> list[Trajectory]:
+        """Second attempts at the whole tasks."""
+        return self.builder.run(starts, self.config.temperature, self.config.seed, step, role="retry")
+
+    def without_advice(self, trajectory: Trajectory) -> list[SampleRequest]:
+        """See `Builder.without_advice`."""
+        return self.builder.without_advice(trajectory)
 
 
 def examine(
@@ -197,3 +258,35 @@ def examine(
     groups = builder.build(mine, progress=progress)
     groups, records = score_groups(groups, reader, rewards, embedder=builder.embedder)
     return make_report(name, world.gather(groups), world.gather(records), reader, rewards)
+
+
+class _OneByOne:
+    """A reader that is asked by one thread at a time: a model in this process does not read for two."""
+
+    def __init__(self, inner: Reader) -> None:
+        self.name, self._inner, self._lock = inner.name, inner, Lock()
+        self.conflicts: Conflicts = inner.conflicts
+
+    def read(self, items: Sequence[Reading]) -> list[Answer]:
+        """As the reader's."""
+        with self._lock:
+            return self._inner.read(items)
+
+    def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
+        """As the reader's."""
+        with self._lock:
+            return self._inner.answer(items, k=k)
+
+
+class _Kept:
+    """An embedder with some texts' vectors taken out in advance: no batch or cache depends on who searches when."""
+
+    def __init__(self, inner: Embedder, texts: Sequence[str]) -> None:
+        self.name, self.dim, self._inner = inner.name, inner.dim, inner
+        self._vectors = dict(zip(texts, inner.encode(texts), strict=True)) if texts else {}
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """float32 `(len(texts), dim)`."""
+        if any(text not in self._vectors for text in texts):
+            return self._inner.encode(texts)
+        return np.array([self._vectors[text] for text in texts], np.float32).reshape(len(texts), self.dim)

@@ -20,16 +20,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memalpha.agent.answer import Reader
-from memalpha.agent.builder import Builder, Start
+from memalpha.agent.builder import Builder
 from memalpha.config import ERLConfig, SFTConfig
 from memalpha.errors import DataError
+from memalpha.policy.noise import Start
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.qa.evaluator import Record, score_groups
 from memalpha.qa.reward import MemoryReward
 from memalpha.store.slots import key_value
+from memalpha.train.collector import Tried
 from memalpha.train.demonstrations import Demonstrator, encode_reply, imitable
-from memalpha.train.reflection import ReflectionMemory, Tried, asked, look_back, reflections
+from memalpha.train.reflection import ReflectionMemory, asked, look_back, reflections
 from memalpha.train.samples import TrainingSample, cross_entropy_sample
 from memalpha.types import GoldOperation, Task, Trajectory
 

@@ -33,7 +33,7 @@ from typing import Literal
 
 import torch
 
-from memalpha.config import TrainConfig
+from memalpha.config import ReinforcementConfig
 from memalpha.train.samples import MicroBatch
 
 NORMALIZERS: Mapping[str, Literal["constant", "token", "row"]] = {
@@ -72,7 +72,7 @@ class LossSettings:
     cliprange_value: float | None = None
 
     @classmethod
-    def of(cls, config: TrainConfig) -> LossSettings:
+    def of(cls, config: ReinforcementConfig) -> LossSettings:
         """Those of a reinforcement-learning run."""
         cispo = config.loss_type == "cispo"
         of_sequence: Literal["mean", "product"] = "product" if config.algorithm == "rloo" else "mean"

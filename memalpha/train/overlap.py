@@ -21,27 +21,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from threading import Lock
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
-from memalpha.agent.answer import Answer, Conflicts, Item, Reader, Reading
-from memalpha.config import TrainConfig
+from memalpha.config import ReinforcementConfig
 from memalpha.errors import TrainingError
-from memalpha.policy.openai_ import EndpointPolicy
-from memalpha.qa.evaluator import Record, asked_texts, score_groups
-from memalpha.store.embedding import Embedder
+from memalpha.qa.evaluator import Record
 from memalpha.train.algorithms.base import Algorithm, sampled_rows
-from memalpha.train.collect import Collector
+from memalpha.train.collector import RolloutCollector, Scored
 from memalpha.train.engine import Engine
 from memalpha.train.futures import Future, Pipeline
 from memalpha.train.learner import Learner, merged
 from memalpha.train.normalize import Count, count
 from memalpha.train.samples import STREAMS, TrainingSample
-from memalpha.types import Task, TrajectoryGroup
-
-Scored = tuple[list[TrajectoryGroup], list[Record]]
+from memalpha.types import TrajectoryGroup
 
 
 @dataclass(slots=True)
@@ -52,7 +47,7 @@ class Part:
     """
 
     rows: list[TrainingSample]
-    scored: Future[Scored]
+    scored: Future[Scored[Any]]
     passes: dict[bool, Future[list[np.ndarray]]] = field(default_factory=dict)
     """By whether they are the reference's."""
 
@@ -71,7 +66,7 @@ class Part:
 class Learnt:
     """A step: its scored groups and records, its rows, the figures of each optimizer step, and `mismatch_*`."""
 
-    groups: list[TrajectoryGroup]
+    groups: list[TrajectoryGroup[Any]]
     records: list[Record]
     samples: list[TrainingSample]
     stats: list[dict[str, float]]
@@ -85,20 +80,19 @@ class Overlap:
     rewards were waited for, or made without a thread.
     """
 
-    def __init__(self, collector: Collector, algorithm: Algorithm, engine: Engine, config: TrainConfig) -> None:
+    def __init__(
+        self, collector: RolloutCollector[Any], algorithm: Algorithm, engine: Engine, config: ReinforcementConfig
+    ) -> None:
         self.collector, self.algorithm, self.engine, self.config = collector, algorithm, engine, config
         self.waited = 0.0
-        reads, judge = getattr(collector.reader, "policy", None), collector.rewards.judge
-        judges = judge.policies if judge is not None else []
-        self._clients = [policy.client for policy in (reads, *judges) if isinstance(policy, EndpointPolicy)]
-        self._reader = collector.reader if isinstance(reads, EndpointPolicy) else _OneByOne(collector.reader)
-        self.waits = bool(self._clients)
+        self._scoring = collector.scoring()
+        self.waits = self._scoring.waits
         inline = not self.waits
         self.learner = Learner(engine, inline=inline)
-        lanes = config.overlap if all(isinstance(policy, EndpointPolicy) for policy in judges) else 1
+        lanes = config.overlap if self._scoring.side_by_side else 1
         self._lanes = [Pipeline(inline=inline, name=f"memalpha scores {number}") for number in range(lanes)]
 
-    def begin(self, tasks: Sequence[Task], step: int) -> list[Part]:
+    def begin(self, tasks: Sequence[Any], step: int) -> list[Part]:
         """Sample all parts, have them scored, and wait for the first one's rewards. Changes no weights."""
         self.waited = 0.0
         try:
@@ -119,7 +113,7 @@ class Overlap:
         """Learn from each part in its turn, as soon as its rewards are there."""
         config, world = self.config, self.collector.world
         whole = count([row for part in parts for row in part.rows])["pg"]
-        groups: list[TrajectoryGroup] = []
+        groups: list[TrajectoryGroup[Any]] = []
         records: list[Record] = []
         samples: list[TrainingSample] = []
         mismatches: list[dict[str, float]] = []
@@ -151,8 +145,7 @@ class Overlap:
 
     def close(self) -> None:
         """Ask no more, and wait for the one pass that may be under way. Answers under way are kept where a cache is."""
-        for client in self._clients:
-            client.give_up()
+        self._scoring.give_up()
         for pipeline in self._lanes:
             pipeline.close(drop=True)
         self.learner.close(drop=True)
@@ -165,62 +158,29 @@ class Overlap:
     ) -> None:
         self.close()
 
-    def _sample(self, number: int, tasks: Sequence[Task], step: int) -> tuple[list[TrajectoryGroup], Future[Scored]]:
+    def _sample(
+        self, number: int, tasks: Sequence[Any], step: int
+    ) -> tuple[list[TrajectoryGroup[Any]], Future[Scored[Any]]]:
         """This process's share of a part: its rollouts, and their rewards on their way."""
         first, end = (len(tasks) * place // self.config.overlap for place in (number, number + 1))
         collector = self.collector
         mine = collector.sampled(tasks[first:end], step, first, turn=number)
-        embedder = _Kept(collector.builder.embedder, asked_texts(mine))
+        score = self._scoring.begin(mine)
         lane = self._lanes[number % len(self._lanes)]
         begun = time.monotonic()
-        scored = lane.submit(
-            f"scoring part {number + 1} of step {step}",
-            lambda: score_groups(mine, self._reader, collector.rewards, embedder=embedder),
-        )
+        scored = lane.submit(f"scoring part {number + 1} of step {step}", score)
         self.waited += time.monotonic() - begun
         return mine, scored
 
-    def _part(self, number: int, mine: Sequence[TrajectoryGroup], scored: Future[Scored]) -> Part:
+    def _part(self, number: int, mine: Sequence[TrajectoryGroup[Any]], scored: Future[Scored[Any]]) -> Part:
         return Part(sampled_rows(self.collector.world.gather(mine, number), self.config.entropy_coef), scored)
 
-    def _scored(self, part: Part) -> Scored:
+    def _scored(self, part: Part) -> Scored[Any]:
         begun = time.monotonic()
         found = part.scored.result()
         if (idle := self.learner.idle_since) is not None:
             self.waited += time.monotonic() - max(begun, idle)
         return found
-
-
-class _OneByOne:
-    """A reader that is asked by one thread at a time: a model in this process does not read for two."""
-
-    def __init__(self, inner: Reader) -> None:
-        self.name, self._inner, self._lock = inner.name, inner, Lock()
-        self.conflicts: Conflicts = inner.conflicts
-
-    def read(self, items: Sequence[Reading]) -> list[Answer]:
-        """As the reader's."""
-        with self._lock:
-            return self._inner.read(items)
-
-    def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
-        """As the reader's."""
-        with self._lock:
-            return self._inner.answer(items, k=k)
-
-
-class _Kept:
-    """An embedder with some texts' vectors taken out in advance: no batch or cache depends on who searches when."""
-
-    def __init__(self, inner: Embedder, texts: Sequence[str]) -> None:
-        self.name, self.dim, self._inner = inner.name, inner.dim, inner
-        self._vectors = dict(zip(texts, inner.encode(texts), strict=True)) if texts else {}
-
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 `(len(texts), dim)`."""
-        if any(text not in self._vectors for text in texts):
-            return self._inner.encode(texts)
-        return np.array([self._vectors[text] for text in texts], np.float32).reshape(len(texts), self.dim)
 
 
 def _tokens(sample: TrainingSample) -> tuple[tuple[int, ...], tuple[int, ...], float]:

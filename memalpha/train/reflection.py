@@ -13,15 +13,17 @@ is kept. Tool calls in a reflection are text, and are not run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from memalpha.agent.agent import observe
-from memalpha.agent.builder import Builder, noise_key
+from memalpha.agent.builder import Builder
 from memalpha.agent.parsing import after_thinking
 from memalpha.agent.prompts import reflection_messages
 from memalpha.config import ERLConfig
 from memalpha.errors import InvalidContent
+from memalpha.policy.base import Policy
+from memalpha.policy.noise import noise_key
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.qa.evaluator import Record
 from memalpha.qa.loss import with_losses
@@ -29,7 +31,8 @@ from memalpha.store.embedding import Embedder
 from memalpha.store.schema import Category, MemorySchema
 from memalpha.store.state import MemoryState
 from memalpha.store.working import WorkingMemory
-from memalpha.types import Operation, SampleRequest, Trajectory, TrajectoryGroup
+from memalpha.train.collector import Tried
+from memalpha.types import Operation, SampleRequest, TrajectoryGroup
 
 KEPT = MemorySchema("reflections", (Category("advice", "Advice with which a second attempt has succeeded."),))
 
@@ -37,16 +40,6 @@ KEPT = MemorySchema("reflections", (Category("advice", "Advice with which a seco
 def accuracy(records: Sequence[Record]) -> float | None:
     """The share of right answers; None without a question."""
     return sum(record.correct for record in records) / len(records) if records else None
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """An attempt, the place of its task among all of the step, the accuracy it came to, what went wrong in words."""
-
-    number: int
-    attempt: Trajectory
-    accuracy: float
-    feedback: str
 
 
 def asked(groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> list[list[list[Record]]]:
@@ -84,6 +77,14 @@ def in_words(records: Sequence[Record], style: str, count_tokens: Callable[[str]
     return told if count_tokens(told) <= budget else told.encode()[:budget].decode(errors="ignore")
 
 
+def reflection_prompt(builder: Builder, one: Tried, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
+    """What a reflection is asked: the memory that the attempt left, its feedback, earlier advice."""
+    memory = WorkingMemory(one.attempt.states[-1], builder.embedder)
+    last = one.attempt.task.chunks[-1]
+    seen = observe(memory, last, builder.config, builder.policy.count_tokens, one.attempt.task)
+    return reflection_messages(seen.core, seen.entries, one.feedback, earlier, builder.config)
+
+
 def reflections(
     builder: Builder,
     tried: Sequence[Tried],
@@ -92,9 +93,23 @@ def reflections(
     temperature: float,
     *key: int,
 ) -> list[SampleRequest]:
-    """The prompt of each reflection; `key` is (seed, step). Of `earlier` advice the first is left out until it fits."""
+    """The request of each reflection on a memory; `key` is (seed, step)."""
+    return requested(builder.policy, partial(reflection_prompt, builder), tried, earlier, tokens, temperature, *key)
+
+
+def requested(
+    policy: Policy,
+    prompt: Callable[[Tried, Sequence[str]], tuple[Mapping[str, str], ...]],
+    tried: Sequence[Tried],
+    earlier: Sequence[Sequence[str]],
+    tokens: int,
+    temperature: float,
+    *key: int,
+) -> list[SampleRequest]:
+    """The request of each reflection, as `prompt` has it; `key` is (seed, step). Of `earlier` advice the first is left
+    out until it fits."""
+    seed, step = key
     requests = []
-    policy = builder.policy
 
     def too_long(messages: Sequence[Mapping[str, str]]) -> bool:
         """Whether a model that takes so many tokens at most would refuse it."""
@@ -103,15 +118,11 @@ def reflections(
         return len(policy.render(messages)) + tokens > policy.positions
 
     for one, recalled in zip(tried, earlier, strict=True):
-        memory = WorkingMemory(one.attempt.states[-1], builder.embedder)
-        last = one.attempt.task.chunks[-1]
-        seen = observe(memory, last, builder.config, builder.policy.count_tokens, one.attempt.task)
         rest = list(recalled)
-        messages = reflection_messages(seen.core, seen.entries, one.feedback, rest, builder.config)
+        messages = prompt(one, rest)
         while rest and too_long(messages):
             del rest[0]
-            messages = reflection_messages(seen.core, seen.entries, one.feedback, rest, builder.config)
-        seed, step = key
+            messages = prompt(one, rest)
         noise = noise_key(seed, step, one.number, one.attempt.rollout, 0, "reflection")
         requests.append(SampleRequest(messages, (), noise, temperature, tokens))
     return requests

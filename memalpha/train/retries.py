@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memalpha.agent.builder import Builder, Start
 from memalpha.config import ERLConfig
+from memalpha.policy.noise import Start
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.qa.evaluator import Record
-from memalpha.train.collect import Collector
+from memalpha.train.collector import RolloutCollector, Tried
 from memalpha.train.demonstrations import is_imitable
-from memalpha.train.reflection import ReflectionMemory, Tried, accuracy, advice, asked, look_back, reflections
+from memalpha.train.reflection import ReflectionMemory, advice, requested
 from memalpha.types import Completion, Reward, Trajectory, TrajectoryGroup, Turn
 
 INTERNALIZED = "internalization"
@@ -25,16 +25,16 @@ class Second:
 
     tried: Tried
     advice: str
-    reflection: Trajectory | None
-    retry: Trajectory
+    reflection: Trajectory[Any] | None
+    retry: Trajectory[Any]
     accuracy: float
     succeeded: bool
-    internalized: Trajectory | None
+    internalized: Trajectory[Any] | None
 
 
 def second_attempts(
-    collector: Collector,
-    groups: Sequence[TrajectoryGroup],
+    collector: RolloutCollector[Any],
+    groups: Sequence[TrajectoryGroup[Any]],
     records: Sequence[Record],
     memory: ReflectionMemory,
     settings: ERLConfig,
@@ -44,42 +44,43 @@ def second_attempts(
 
     Processes do a share of the tasks each, and all get everything. Reflections are one batch, second attempts another.
     """
-    config, builder = collector.config, collector.builder
+    config, policy = collector.config, collector.policy
     first, mine = collector.world.block(groups)
-    before = sum(len(one.task.questions) for group in groups[:first] for one in group.trajectories)
-    tried = look_back(mine, records[before:], first, builder, settings)
+    others = collector.asked(groups[:first], records)
+    before = sum(len(of_one) for of_group in others for of_one in of_group)
+    tried = collector.look_back(mine, records[before:], first, settings)
     carried = feedback = [one.feedback for one in tried]
     replies: list[Completion | None] = [None] * len(tried)
     if settings.enable_reflection:
         earlier = memory.recall(feedback) if settings.enable_memory else [()] * len(tried)
         tokens = settings.reflection_tokens
-        requests = reflections(builder, tried, earlier, tokens, config.temperature, config.seed, step)
-        replies = [*builder.policy.sample(requests)]
+        heat, seed = config.temperature, config.seed
+        replies = [*policy.sample(requested(policy, collector.reflection, tried, earlier, tokens, heat, seed, step))]
         carried = [advice(reply.text) for reply in replies if reply is not None]
     starts = [
         Start(one.attempt.task, one.number, one.attempt.rollout, text) for one, text in zip(tried, carried, strict=True)
     ]
-    retries = builder.run(starts, config.temperature, config.seed, step, role="retry")
+    retries = collector.retried(starts, step)
     scored, answers = collector.scored([TrajectoryGroup(one.task, (one,)) for one in retries])
     found = [
-        _second(builder, settings, one, text, reply, group.trajectories[0], of_group[0])
+        _second(collector, settings, one, text, reply, group.trajectories[0], of_group[0])
         for one, text, reply, group, of_group in zip(
-            tried, carried, replies, scored, asked(scored, answers), strict=True
+            tried, carried, replies, scored, collector.asked(scored, answers), strict=True
         )
     ]
     return collector.world.gather(found)
 
 
 def _second(
-    builder: Builder,
+    collector: RolloutCollector[Any],
     settings: ERLConfig,
     tried: Tried,
     advice: str,
     reply: Completion | None,
-    retry: Trajectory,
+    retry: Trajectory[Any],
     records: Sequence[Record],
 ) -> Second:
-    attempt, reached = tried.attempt, accuracy(records) or 0.0
+    attempt, reached = tried.attempt, collector.accuracy(records) or 0.0
     retry = replace(retry, parent=attempt.rollout)
     succeeded, margin = reached >= settings.reward_threshold, settings.internalization_margin
     better = margin is not None and reached >= tried.accuracy + margin
@@ -96,20 +97,21 @@ def _second(
             parent=attempt.rollout,
         )
     if settings.enable_internalization and (succeeded or better):
-        turns = tuple(turn for turn in original(builder, retry) if is_imitable(turn))
+        turns = tuple(turn for turn in original(collector, retry) if is_imitable(turn))
         own = replace(retry, turns=turns, reward=None, role=INTERNALIZED) if turns else None
     return Second(tried, advice, reflection, retry, reached, succeeded, own)
 
 
-def original(builder: Builder, retry: Trajectory) -> Iterator[Turn]:
+def original(collector: RolloutCollector[Any], retry: Trajectory[Any]) -> Iterator[Turn]:
     """The turns of a second attempt, ids as sampled, under the prompts that they would have had without advice."""
-    assert isinstance(builder.policy, TransformersPolicy)
-    for turn, plain in zip(retry.turns, builder.without_advice(retry), strict=True):
-        prompt = tuple(builder.policy.render(plain.messages, plain.tools))
+    policy = collector.policy
+    assert isinstance(policy, TransformersPolicy)
+    for turn, plain in zip(retry.turns, collector.without_advice(retry), strict=True):
+        prompt = tuple(policy.render(plain.messages, plain.tools))
         yield replace(turn, completion=replace(turn.completion, prompt_ids=prompt))
 
 
-def by_role(groups: Sequence[TrajectoryGroup], seconds: Sequence[Second]) -> list[TrajectoryGroup]:
+def by_role(groups: Sequence[TrajectoryGroup[Any]], seconds: Sequence[Second]) -> list[TrajectoryGroup[Any]]:
     """Reflections, then second attempts, then what is internalized; in groups by the place of their task."""
     found = []
     for name in ("reflection", "retry", "internalized"):
@@ -120,7 +122,7 @@ def by_role(groups: Sequence[TrajectoryGroup], seconds: Sequence[Second]) -> lis
     return found
 
 
-def figures(groups: Sequence[TrajectoryGroup], seconds: Sequence[Second]) -> dict[str, Any]:
+def figures(groups: Sequence[TrajectoryGroup[Any]], seconds: Sequence[Second]) -> dict[str, Any]:
     """Metrics of the step. `retry_*` is of attempts that were told what had been wrong: never a test accuracy.
 
     `gated`: the share of attempts that were looked at again; `retry_gain`: over those same attempts.

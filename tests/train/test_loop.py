@@ -21,7 +21,7 @@ from memalpha.errors import CheckpointError
 from memalpha.policy.base import load_policy
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.report.page import write_report
-from memalpha.train import loop
+from memalpha.train import loop, reinforcement
 from memalpha.train.checkpoint import locked
 from memalpha.train.collect import TaskSource
 from memalpha.train.distributed import ONE
@@ -144,7 +144,7 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes(small, tmp_path, capfd):
 
 def rate_validations(monkeypatch, accuracies: dict[int, float]) -> None:
     """Let validations find these accuracies by step (0.2 where none is given)."""
-    real = loop._Run._report
+    real = loop.MemoryRun._report
 
     def scripted(self, name, *args):
         report = real(self, name, *args)
@@ -152,7 +152,7 @@ def rate_validations(monkeypatch, accuracies: dict[int, float]) -> None:
             report.summary["accuracy"] = accuracies.get(self.step, 0.2)
         return report
 
-    monkeypatch.setattr(loop._Run, "_report", scripted)
+    monkeypatch.setattr(loop.MemoryRun, "_report", scripted)
 
 
 def test_the_best_validation_step_is_evaluated(small, monkeypatch):
@@ -217,7 +217,7 @@ def test_a_run_goes_on_from_the_start_it_had(small, policy_path, tmp_path):
 
 
 def test_the_frozen_start_reads_in_the_precision_of_the_run(small):
-    run = loop._Run(small(dtype="bfloat16", reader={"kind": "policy", "max_new_tokens": 4}), ONE)
+    run = loop.MemoryRun(small(dtype="bfloat16", reader={"kind": "policy", "max_new_tokens": 4}), ONE)
     [start] = run._others.values()
     parameters = list(start.model.parameters())
     assert all(parameter.dtype == torch.bfloat16 and not parameter.requires_grad for parameter in parameters)
@@ -242,7 +242,7 @@ def test_an_end_that_was_not_validated_is(small, monkeypatch):
     rate_validations(monkeypatch, {3: 0.9})
     settings = small(save_every=1)
     with monkeypatch.context() as patch:
-        patch.setattr(loop._Run, "_finish", lambda run: {})
+        patch.setattr(loop.MemoryRun, "_finish", lambda run: {})
         train(settings)
     shutil.rmtree(settings.out / "checkpoints" / "step-4")
     assert train(settings, max_steps=3)["best_step"] == 3, "step 3 was saved on the way to step 4"
@@ -307,9 +307,9 @@ def test_writer_and_reader_are_prompted_in_the_policy_s_own_style(small, tmp_pat
 def test_an_ignored_ctrl_c_stays_ignored(small, monkeypatch):
     """As under nohup and for background jobs of a shell."""
     found = []
-    append = loop.append_lines
+    append = reinforcement.append_lines
     monkeypatch.setattr(
-        loop, "append_lines", lambda *args: (found.append(signal.getsignal(signal.SIGINT)), append(*args))
+        reinforcement, "append_lines", lambda *args: (found.append(signal.getsignal(signal.SIGINT)), append(*args))
     )
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -27,9 +27,10 @@ from memalpha.train.collect import Collector
 from memalpha.train.distributed import ONE
 from memalpha.train.engine import Engine
 from memalpha.train.futures import Pipeline
-from memalpha.train.loop import _Run, train
+from memalpha.train.loop import train
 from memalpha.train.lora import add_lora
 from memalpha.train.losses import LossSettings
+from memalpha.train.memory_run import MemoryRun
 from memalpha.train.overlap import Overlap, Part
 
 PARTS = 3
@@ -295,7 +296,7 @@ def test_without_an_endpoint_there_is_nothing_to_wait_for(small, capfd):
     assert parts.overlap.learner._pipeline._thread is None and not workers()
     learnt, _ = parts.steps(1)
     assert len(learnt[0].stats) == 2 and parts.overlap.waited > 0
-    _Run(small(overlap=2, minibatches=2), ONE)
+    MemoryRun(small(overlap=2, minibatches=2), ONE)
     assert "overlap=2: neither reader nor judge is behind an endpoint" in " ".join(capfd.readouterr().err.split())
 
 

@@ -153,7 +153,7 @@ def test_settings_with_effect_are_taken_and_a_written_configuration_is_read_agai
 
 @pytest.mark.parametrize("below", ["", "deeper/run"])
 def test_an_out_that_can_be_no_directory_is_refused_before_anything_is_loaded(small, tmp_path, monkeypatch, below):
-    monkeypatch.setattr(loop, "_Run", None)
+    monkeypatch.setattr(loop, "MemoryRun", None)
     (tmp_path / "a-file").write_text("mine")
     with pytest.raises(ConfigError, match=r"out: .*a-file is a file"):
         train(small(out=str(tmp_path / "a-file" / below)))
@@ -164,7 +164,7 @@ def test_an_out_that_can_be_no_directory_is_refused_before_anything_is_loaded(sm
 
 @pytest.mark.parametrize("device", ["nope", "meta", "cuda:999"])
 def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(small, monkeypatch, device):
-    monkeypatch.setattr(loop, "_Run", None)
+    monkeypatch.setattr(loop, "MemoryRun", None)
     with pytest.raises(ConfigError, match=f"device: '{device}' cannot be used here .*try cpu"):
         train(small(device=device))
     assert not small().out.exists()
@@ -195,7 +195,7 @@ def test_training_tasks_without_a_question_are_refused(small, tmp_path):
 
 @pytest.mark.parametrize("key, place", [("data", 0), ("data", 4), ("data", 5), ("eval_data", 0), ("eval_data", 2)])
 def test_a_chunk_too_long_for_the_policy_is_named_before_any_work(small, tmp_path, monkeypatch, key, place):
-    monkeypatch.setattr(loop._Run, "go", None)
+    monkeypatch.setattr(loop.MemoryRun, "go", None)
     tasks = synthetic.tasks(WorldConfig(), 0, 0, 6)
     chunks = (*tasks[place].chunks, Chunk(text="x" * 3100))
     tasks[place] = tasks[place].model_copy(update={"chunks": chunks})

@@ -1,4 +1,4 @@
-"""The algorithms by name (`TrainConfig.algorithm`), a file each."""
+"""The algorithms by name (`ReinforcementConfig.algorithm`), a file each."""
 
 from memalpha.train.algorithms.base import Algorithm
 from memalpha.train.algorithms.dpo import DPO

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from memalpha.config import TrainConfig
+from memalpha.config import ReinforcementConfig
 from memalpha.qa.evaluator import Record
-from memalpha.train.collect import Collector
+from memalpha.train.collector import RolloutCollector
 from memalpha.train.losses import kl_estimate
 from memalpha.train.samples import TrainingSample, policy_gradient_sample
-from memalpha.types import Task, TrajectoryGroup
+from memalpha.types import TrajectoryGroup
 
 
 class Score(Protocol):
@@ -37,7 +37,7 @@ class Score(Protocol):
 class Algorithm(ABC):
     """Base of all. `state` is JSON and part of every checkpoint."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: ReinforcementConfig) -> None:
         self.config = config
         self.state: dict[str, Any] = {}
 
@@ -57,13 +57,13 @@ class Algorithm(ABC):
         return 0
 
     def collect(
-        self, collector: Collector, tasks: Sequence[Task], step: int
-    ) -> tuple[list[TrajectoryGroup], list[Record]]:
+        self, collector: RolloutCollector[Any], tasks: Sequence[Any], step: int
+    ) -> tuple[list[TrajectoryGroup[Any]], list[Record]]:
         """The step's scored groups, and the records of their questions."""
         return collector.attempts(tasks, step)
 
     @abstractmethod
-    def annotate(self, groups: Sequence[TrajectoryGroup], score: Score) -> list[TrainingSample]:
+    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Score) -> list[TrainingSample]:
         """The rows to train on, with their weights not yet normalised."""
 
     def updates(self, samples: Sequence[TrainingSample]) -> dict[str, Sequence[TrainingSample]]:
@@ -81,7 +81,7 @@ class Algorithm(ABC):
         """The step's updates are done; `line` holds their figures and may be added to."""
 
 
-def sampled_rows(groups: Sequence[TrajectoryGroup], entropy_coef: float = 0.0) -> list[TrainingSample]:
+def sampled_rows(groups: Sequence[TrajectoryGroup[Any]], entropy_coef: float = 0.0) -> list[TrainingSample]:
     """One row a turn, in the order of groups, trajectories, turns; no advantages yet."""
     rows = [
         policy_gradient_sample(turn, task=group.task.id, rollout=trajectory.rollout, role=trajectory.role)
@@ -92,13 +92,13 @@ def sampled_rows(groups: Sequence[TrajectoryGroup], entropy_coef: float = 0.0) -
     return [replace(row, ent=row.pg * np.float32(entropy_coef)) for row in rows] if entropy_coef else rows
 
 
-def old_logprobs(rows: Sequence[TrainingSample], score: Score, config: TrainConfig) -> list[np.ndarray]:
+def old_logprobs(rows: Sequence[TrainingSample], score: Score, config: ReinforcementConfig) -> list[np.ndarray]:
     """Log-probs of the policy before a step's updates, as `config.old_logprobs` says: recorded, or the learner's."""
     return score.forward(rows) if config.old_logprobs == "recomputed" else [row.logprobs for row in rows]
 
 
 def held_to_reference(
-    rows: list[TrainingSample], score: Score, config: TrainConfig, old: Sequence[np.ndarray] | None = None
+    rows: list[TrainingSample], score: Score, config: ReinforcementConfig, old: Sequence[np.ndarray] | None = None
 ) -> tuple[list[TrainingSample], list[np.ndarray] | None]:
     """The rows with the KL to the reference as `beta` and `kl_in` say.
 
@@ -119,7 +119,7 @@ def held_to_reference(
     return rows, [config.beta * estimate for estimate in estimates]
 
 
-def turn_costs(groups: Sequence[TrajectoryGroup], costs: Sequence[np.ndarray] | None) -> list[list[list[float]]]:
+def turn_costs(groups: Sequence[TrajectoryGroup[Any]], costs: Sequence[np.ndarray] | None) -> list[list[list[float]]]:
     """Minus the costs of each turn's tokens, by group, trajectory and turn; 0 without costs."""
     rest = iter(costs or ())
     return [

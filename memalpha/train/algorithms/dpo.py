@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from memalpha.config import RolloutDPOConfig, TrainConfig
+from memalpha.config import ReinforcementConfig, RolloutDPOConfig
 from memalpha.errors import TrainingError
 from memalpha.train.algorithms.base import Algorithm, Score
 from memalpha.train.pairs import pair_row, weigh
@@ -40,7 +40,7 @@ TIE = 1e-9
 class DPO(Algorithm):
     """One sample per turn of a chosen or rejected rollout; a pair is a unit. No state between steps."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: ReinforcementConfig) -> None:
         super().__init__(config)
         self.settings = config.dpo or RolloutDPOConfig()
         self._pairs = 0
@@ -51,7 +51,7 @@ class DPO(Algorithm):
         """Unless the loss is reference-free."""
         return not self.settings.reference_free
 
-    def annotate(self, groups: Sequence[TrajectoryGroup], score: Score) -> list[TrainingSample]:
+    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Score) -> list[TrainingSample]:
         """The rows of all pairs, with the reference's log-probs; `refresh` gives them their weights."""
         pairs = choose_pairs(groups, self.settings.margin)
         self._pairs, self._seen = len(pairs), []
@@ -90,7 +90,9 @@ class DPO(Algorithm):
             line[name] = float(np.concatenate([figures[name] for figures in self._seen]).mean())
 
 
-def choose_pairs(groups: Sequence[TrajectoryGroup], margin: float = 0.0) -> list[tuple[Trajectory, Trajectory]]:
+def choose_pairs(
+    groups: Sequence[TrajectoryGroup[Any]], margin: float = 0.0
+) -> list[tuple[Trajectory[Any], Trajectory[Any]]]:
     """(chosen, rejected) of each group in order: the first rollouts with the highest and the lowest total reward.
 
     None of a group whose totals are equal, or less than `margin` apart. Raises `TrainingError` for a rollout

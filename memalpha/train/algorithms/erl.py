@@ -42,21 +42,21 @@ from typing import Any
 
 import numpy as np
 
-from memalpha.config import ERLConfig, TrainConfig
+from memalpha.config import ERLConfig, ReinforcementConfig
 from memalpha.qa.evaluator import Record
 from memalpha.train.algorithms.base import Score
 from memalpha.train.algorithms.grpo import GRPO
-from memalpha.train.collect import Collector
+from memalpha.train.collector import RolloutCollector
 from memalpha.train.reflection import ReflectionMemory
 from memalpha.train.retries import INTERNALIZED, by_role, figures, second_attempts
 from memalpha.train.samples import TrainingSample, policy_gradient_sample
-from memalpha.types import Task, TrajectoryGroup
+from memalpha.types import TrajectoryGroup
 
 
 class ERL(GRPO):
     """GRPO on attempts, reflections and second attempts; the state is the reflection memory."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: ReinforcementConfig) -> None:
         super().__init__(config)
         self.settings = config.erl or ERLConfig()
         self.state: dict[str, Any] = {"reflections": []}
@@ -68,11 +68,11 @@ class ERL(GRPO):
         return self.settings.reflection_tokens if self.settings.enable_reflection else self.settings.feedback_tokens
 
     def collect(
-        self, collector: Collector, tasks: Sequence[Task], step: int
-    ) -> tuple[list[TrajectoryGroup], list[Record]]:
+        self, collector: RolloutCollector[Any], tasks: Sequence[Any], step: int
+    ) -> tuple[list[TrajectoryGroup[Any]], list[Record]]:
         """Groups of attempts, reflections, second attempts and what is internalized; the attempts' records."""
         groups, records = collector.attempts(tasks, step)
-        memory = ReflectionMemory(self.state["reflections"], self.settings, collector.builder.embedder)
+        memory = ReflectionMemory(self.state["reflections"], self.settings, collector.embedder)
         seconds = second_attempts(collector, groups, records, memory, self.settings, step)
         for second in seconds:
             if second.succeeded and second.reflection is not None and self.settings.enable_memory:
@@ -82,7 +82,7 @@ class ERL(GRPO):
         self._next = kept, {**figures(groups, seconds), "reflections_kept": len(kept)}
         return [*groups, *by_role(groups, seconds)], records
 
-    def annotate(self, groups: Sequence[TrajectoryGroup], score: Score) -> list[TrainingSample]:
+    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Score) -> list[TrainingSample]:
         """GRPO's rows of all roles, then those of what is internalized."""
         sampled = [group for group in groups if group.trajectories[0].role != INTERNALIZED]
         attempts = sum(len(one.turns) for group in sampled for one in group.trajectories if one.role == "attempt")

@@ -22,6 +22,7 @@ Departures from the paper, each a setting or measured:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from memalpha.train.advantages import group_advantages, spread
 from memalpha.train.algorithms.base import (
@@ -39,7 +40,7 @@ from memalpha.types import TrajectoryGroup
 class GRPO(Algorithm):
     """One sample per turn, weighed by how its rollout compares with the group. No state."""
 
-    def annotate(self, groups: Sequence[TrajectoryGroup], score: Score) -> list[TrainingSample]:
+    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Score) -> list[TrainingSample]:
         """One sample per turn, in the order of groups, trajectories, turns. `score` is called where `beta` is not 0."""
         config = self.config
         rows, costs = held_to_reference(sampled_rows(groups, config.entropy_coef), score, config)

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from memalpha.config import TrainConfig
+from memalpha.config import ReinforcementConfig
 from memalpha.config.algorithms import PPOConfig
 from memalpha.train.advantages import reward_parts
 from memalpha.train.algorithms.base import Algorithm, Score, held_to_reference, old_logprobs, sampled_rows
@@ -44,7 +44,7 @@ from memalpha.types import Trajectory, TrajectoryGroup
 class PPO(Algorithm):
     """One sample per turn, each token with its own advantage. `state`: the KL's coefficient, the values' level."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: ReinforcementConfig) -> None:
         super().__init__(config)
         self.settings = config.ppo or PPOConfig()
         self.state = {"beta": config.beta, "level": None}
@@ -55,7 +55,7 @@ class PPO(Algorithm):
         """That of the value head."""
         return self.settings.value_learning_rate or 10 * self.config.learning_rate
 
-    def annotate(self, groups: Sequence[TrajectoryGroup], score: Score) -> list[TrainingSample]:
+    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Score) -> list[TrainingSample]:
         """One sample per turn, in the order of groups, trajectories, turns, with values, returns and advantages."""
         settings, beta, level = self.settings, self.state["beta"], self.state["level"]
         config = self.config.model_copy(update={"beta": beta})
@@ -97,7 +97,7 @@ class PPO(Algorithm):
         self.state = self._next
 
 
-def token_rewards(episodes: Sequence[Trajectory], costs: Sequence[np.ndarray]) -> list[np.ndarray]:
+def token_rewards(episodes: Sequence[Trajectory[Any]], costs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """What each token of each episode earned, less its cost; `costs` are those of the turns, in order."""
     rows = [-np.asarray(cost, dtype=np.float64) for cost in costs]
     rest = iter(rows)
@@ -109,7 +109,7 @@ def token_rewards(episodes: Sequence[Trajectory], costs: Sequence[np.ndarray]) -
     return _joined(rows, episodes)
 
 
-def _joined(rows: Iterable[np.ndarray], episodes: Sequence[Trajectory]) -> list[np.ndarray]:
+def _joined(rows: Iterable[np.ndarray], episodes: Sequence[Trajectory[Any]]) -> list[np.ndarray]:
     """Rows of turns as rows of episodes."""
     rest = iter(rows)
     return [np.concatenate(list(islice(rest, len(episode.turns)))) for episode in episodes]

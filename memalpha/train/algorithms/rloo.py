@@ -17,6 +17,7 @@ With the first update of a step the ratio rho is 1 and this is REINFORCE, as pub
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from memalpha.train.advantages import group_advantages
 from memalpha.train.algorithms.base import (
@@ -34,7 +35,7 @@ from memalpha.types import TrajectoryGroup
 class RLOO(Algorithm):
     """One sample per turn, weighed by how its rollout compares with the others of the group. No state."""
 
-    def annotate(self, groups: Sequence[TrajectoryGroup], score: Score) -> list[TrainingSample]:
+    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Score) -> list[TrainingSample]:
         """One sample per turn, in the order of groups, trajectories, turns. `score` is called where `beta` is not 0."""
         rows, costs = held_to_reference(sampled_rows(groups, self.config.entropy_coef), score, self.config)
         advantages = [
