@@ -38,7 +38,7 @@ from memalpha.store.filters import Where, parse
 from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.sessions import cut
-from memalpha.types import Chunk, Hit, MemoryEntry, Operation, ToolCall, ToolResult, Turn
+from memalpha.types import Hit, MemoryEntry, Operation, ToolCall, ToolResult, Turn
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -98,9 +98,8 @@ class MemoryService:
         """
         pieces, outcomes = cut(asked.text, self._chunk), []
         for number, piece in enumerate(pieces):
-            chunk = Chunk(text=piece, timestamp=asked.timestamp, index=number)
             try:
-                turn = await self._write(self._read_chunk, chunk, asked.source or source)
+                turn = await self._write(self._read_chunk, piece, asked.timestamp, asked.source or source)
             except Refused as refused:
                 kept = f" ({number} of {len(pieces)} chunks were read, and what came of them is kept)" if number else ""
                 raise Refused(refused.code, f"{refused.message}{kept}", refused.status) from refused
@@ -109,10 +108,11 @@ class MemoryService:
                 await progress(number + 1, len(pieces))
         return Reading(len(pieces), tuple(outcomes))
 
-    def _read_chunk(self, chunk: Chunk, source: str) -> Turn:
+    def _read_chunk(self, text: str, timestamp: str | None, source: str) -> Turn:
+        """The agent numbers its chunks on from one request to the next, so that no two have one place."""
         assert self._agent is not None
         with self._one_at_a_time:
-            return self._agent.read(chunk, source=source)
+            return self._agent.read(text, timestamp=timestamp, source=source)
 
     async def ask(self, question: str, k: int) -> Answer:
         """An answer from the `k` entries nearest to the question."""

@@ -85,6 +85,9 @@ def test_a_text_is_read_and_pages_go_on(store):
         after = {"after": page["next"]}
     assert seen == text.splitlines()
     assert {entry.source for entry in store.list()} == {"cats.txt"} and store.list()[0].timestamp == "2024-05-01"
+    web.post("/v1/read", json={"text": "I have a dog.", "source": "cats.txt"})
+    assert {entry.chunk for entry in store.list()[:400]} == set(range(reading["chunks"]))
+    assert store.list()[-1].chunk == reading["chunks"], "no two chunks of a source have one place"
 
 
 def test_half_of_a_surrogate_pair_in_metadata_is_shown_as_an_escape(store):
