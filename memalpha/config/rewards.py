@@ -24,6 +24,13 @@ class _Part(Config):
         return weight
 
 
+class MathPart(_Part):
+    """1 where the reply's answer equals the truth (`rewards.maths`)."""
+
+    kind: Literal["math"]
+    column: str = Field(default="answer", description="the column with the truth: an answer, or a solution with one")
+
+
 class FormatPart(_Part):
     """1 where the reply has a form (`rewards.format`)."""
 
@@ -57,5 +64,5 @@ class PythonPart(_Part):
         return function
 
 
-RewardPart = Annotated[FormatPart | SchemaPart | PythonPart, Field(discriminator="kind")]
+RewardPart = Annotated[MathPart | FormatPart | SchemaPart | PythonPart, Field(discriminator="kind")]
 """One of the kinds; `kind` says which."""

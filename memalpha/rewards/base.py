@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.agent.parsing import after_thinking
-from memalpha.config.rewards import FormatPart, PythonPart, RewardPart, SchemaPart
+from memalpha.config.rewards import FormatPart, MathPart, PythonPart, RewardPart, SchemaPart
 from memalpha.errors import ConfigError, MemalphaError, RewardError
 from memalpha.types import Reward
 
@@ -165,6 +165,10 @@ def column_of(columns: Mapping[str, Sequence[Any]], name: str) -> Sequence[Any]:
 def _load(part: Any, place: str) -> RewardFunction:
     try:
         match part:
+            case MathPart():
+                from memalpha.rewards.maths import MathReward
+
+                return named(MathReward(part.column), part.name, part.weight)
             case FormatPart():
                 from memalpha.rewards.format import FormatReward
 

@@ -1,8 +1,8 @@
 """Rewards for the form of a reply: a regular expression, or a JSON schema of the first JSON value in it.
 
-Patterns come from a configuration and are run on texts that a model made, which may make them backtrack without end:
-both kinds match with the `regex` library and its time limit. A reply on which a pattern takes longer than `TIMEOUT`
-seconds gets 0, with a warning, and the run goes on.
+A text that a model made may keep a pattern backtracking without end, or a schema. So patterns are matched by the
+`regex` library with its time limit, and schemas in a process that is killed (`killable`): a reply on which one takes
+longer than `TIMEOUT` seconds gets 0, with a warning, and the run goes on.
 
 Published ways: the format reward of DeepSeek-R1 (Guo et al. 2025, arXiv 2501.12948) is the pattern
 `(?s)<think>.*?</think>.*`.
@@ -14,14 +14,16 @@ import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from memalpha.errors import ConfigError
 from memalpha.rewards.base import reply_text
+from memalpha.rewards.killable import Killable, Killed
 
 TIMEOUT = 1.0
-"""Seconds that a pattern may take on one text."""
+"""Seconds that a pattern or a schema may take on one reply (of a schema, CPU time)."""
 STARTS = 200
 """Places of a reply at which a JSON value is looked for, at most."""
 
@@ -59,30 +61,44 @@ class SchemaReward:
     def __init__(self, schema: Mapping[str, Any] | str | Path) -> None:
         try:
             from jsonschema import Draft202012Validator, SchemaError
-            from jsonschema.validators import extend, validator_for
-            from referencing import Registry
+            from jsonschema.validators import validator_for
         except ModuleNotFoundError as error:
             raise ConfigError("a schema reward needs jsonschema: pip install 'memalpha[train]'") from error
-        if not isinstance(schema, Mapping):
-            schema = _read(Path(schema))
-        schema = dict(schema)
-        kind = validator_for(schema, default=Draft202012Validator)
+        schema = dict(schema) if isinstance(schema, Mapping) else _read(Path(schema))
         try:
-            kind.check_schema(schema)
+            validator_for(schema, default=Draft202012Validator).check_schema(schema)
         except SchemaError as error:
             raise ConfigError(f"json_schema: no JSON schema, at {error.json_path}: {error.message}") from error
-        self._validator = extend(kind, {"pattern": _pattern})(schema, registry=Registry())
+        self.schema = json.dumps(schema)
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
         """1 or 0 for each completion."""
-        return [float(self._fits(reply_text(reply, thinking=False))) for reply in completions]
+        texts = [reply_text(reply, thinking=False) for reply in completions]
+        outcomes = _PROCESSES.map([(self.schema, text) for text in texts])
+        for text, outcome in zip(texts, outcomes, strict=True):
+            if isinstance(outcome, Killed):
+                _warn(f"the schema took {outcome.why}", text)
+        return [float(outcome is True) for outcome in outcomes]
 
-    def _fits(self, text: str) -> bool:
-        value = first_json(text)
-        try:
-            return value is not NOTHING and self._validator.is_valid(value)
-        except RecursionError:  # a value nested so deep fits no schema that anybody meant
-            return False
+
+_PROCESSES = Killable(f"{__name__}:fits", seconds=TIMEOUT)
+
+
+def fits(schema: str, reply: str) -> bool:
+    """Whether a reply's JSON value is valid under a schema (JSON); `SchemaReward` asks it in a process with limits."""
+    validator = _validator(schema)
+    value = first_json(reply)
+    return value is not NOTHING and validator.is_valid(value)
+
+
+@lru_cache(8)
+def _validator(schema: str) -> Any:
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+
+    known = json.loads(schema)
+    return validator_for(known, default=Draft202012Validator)(known, registry=Registry())
 
 
 NOTHING = object()
@@ -130,7 +146,7 @@ def _finite(text: str) -> float:
 _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     try:
         schema = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -155,18 +171,9 @@ def _matches(pattern: Any, text: str, *, full: bool) -> bool:
     try:
         return (pattern.fullmatch if full else pattern.search)(text, timeout=TIMEOUT) is not None
     except TimeoutError:
-        warnings.warn(
-            f"pattern {pattern.pattern!r} took over {TIMEOUT:g} s on a reply of {len(text)} characters, which counts "
-            "as no match: write it without nested repeats",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        _warn(f"pattern {pattern.pattern!r} took over {TIMEOUT:g} s", text)
         return False
 
 
-def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Any:
-    """JSON schema's "pattern", with a time limit."""
-    import jsonschema
-
-    if validator.is_type(instance, "string") and not _matches(_compiled(pattern), instance, full=False):
-        yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
+def _warn(what: str, reply: str) -> None:
+    warnings.warn(f"{what} on a reply of {len(reply)} characters, which gets 0", RuntimeWarning, stacklevel=3)

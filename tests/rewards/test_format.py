@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import warnings
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memalpha.config.rewards import FormatPart, SchemaPart
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, RewardError
+from memalpha.rewards import format
 from memalpha.rewards.base import load_rewards, score_texts
 from memalpha.rewards.format import NOTHING, FormatReward, SchemaReward, first_json
+from memalpha.rewards.killable import Killable
 
 ANSWER = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
 
@@ -29,7 +30,7 @@ def test_a_pattern_is_the_whole_reply_or_part_of_it():
 def test_a_pattern_that_backtracks_without_end_is_cut_off(monkeypatch):
     monkeypatch.setattr("memalpha.rewards.format.TIMEOUT", 0.05)
     function = FormatReward(r"(?:a|a|aa)+b")
-    with pytest.warns(RuntimeWarning, match="took over 0.05 s on a reply of 60 characters"):
+    with pytest.warns(RuntimeWarning, match="took over 0.05 s on a reply of 60 characters, which gets 0"):
         assert function(["p"] * 2, ["a" * 60, "aab"]) == [0, 1]
 
 
@@ -111,14 +112,20 @@ def test_schemas_that_are_none_are_refused_at_the_start(tmp_path):
         load_rewards([SchemaPart(kind="schema", json_schema={"type": "integr"})])
 
 
+def test_what_a_schema_never_ends_on_fits_nothing(monkeypatch):
+    monkeypatch.setattr(format, "_PROCESSES", Killable("memalpha.rewards.format:fits", seconds=0.3, count=1))
+    function = SchemaReward({"patternProperties": {"^(a|a|aa)+$": {"type": "string"}}})
+    with pytest.warns(RuntimeWarning, match=r"the schema took over 0.3 s of CPU time on a reply of \d+ char"):
+        assert function(["p"] * 2, [json.dumps({"a" * 60 + "b": 1}), '{"a": "b"}']) == [0, 1]
+
+
 def test_a_value_nested_without_end_fits_nothing():
     tree = {"type": "array", "items": {"$ref": "#"}}
-    assert SchemaReward(tree)(["p"] * 2, ["[" * 900 + "]" * 900, "[[], [[]]]"]) == [0, 1]
+    with pytest.warns(RuntimeWarning, match="nested too deep"):
+        assert SchemaReward(tree)(["p"] * 2, ["[" * 900 + "]" * 900, "[[], [[]]]"]) == [0, 1]
 
 
 def test_nothing_is_fetched():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        function = load_rewards([SchemaPart(kind="schema", json_schema={"$ref": "http://127.0.0.1:9/x.json"})])
-        with pytest.raises(Exception, match=r"reward 'schema' raised .*Unresolvable"):
-            score_texts(function, ["p"], ["1"], {})
+    function = load_rewards([SchemaPart(kind="schema", json_schema={"$ref": "http://127.0.0.1:9/x.json"})])
+    with pytest.raises(RewardError, match=r"reward 'schema': .*Unresolvable: http"):
+        score_texts(function, ["p"], ["1"], {})
