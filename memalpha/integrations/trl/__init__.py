@@ -1,0 +1,25 @@
+"""memalpha and TRL: ERL as a drop-in for `GRPOTrainer`, TRL as a back end for memories, judges either way.
+
+    from memalpha.integrations.trl import ERLConfig, ERLTrainer
+
+Each name is loaded when it is asked for, and refuses releases of TRL it was not tested with (`guard`).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memalpha.integrations.trl.config import ERLConfig
+    from memalpha.integrations.trl.trainer import ERLTrainer
+
+_HOMES = {"ERLConfig": "config", "ERLTrainer": "trainer"}
+
+__all__ = ["ERLConfig", "ERLTrainer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

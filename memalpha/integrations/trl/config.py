@@ -1,0 +1,76 @@
+"""`ERLConfig`: all of `GRPOConfig`, and what experiential reinforcement learning adds to it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from memalpha.errors import ConfigError
+from memalpha.integrations.trl.guard import require_trl
+from memalpha.integrations.trl.phases import REFLECTION, RETRY, check_template
+
+require_trl()
+
+from trl.trainer.grpo_config import GRPOConfig  # noqa: E402
+
+
+@dataclass
+class ERLConfig(GRPOConfig):
+    """Settings of `ERLTrainer`: those of `GRPOConfig`, unchanged, and these.
+
+    Raises `ConfigError` for a value that cannot be used, a template with other fields than it is filled with, and a
+    setting that nothing would read.
+    """
+
+    reward_threshold: float = field(
+        default=1.0,
+        metadata={
+            "help": "An attempt whose reward is at least this has succeeded: first attempts that have not are "
+            "reflected on, and a reflection is kept in memory if the second attempt has."
+        },
+    )
+    reflection_system_prompt: str = field(
+        default=REFLECTION,
+        metadata={
+            "help": "What asks for a reflection, with the fields {prompt} {attempt} {feedback} {reward} {memory}; "
+            "{prompt} and {attempt} must be there, {memory} too unless enable_memory is false."
+        },
+    )
+    retry_system_prompt: str = field(
+        default=RETRY,
+        metadata={"help": "What asks for the second attempt, with the fields {prompt} and {reflection}."},
+    )
+    enable_memory: bool = field(
+        default=True, metadata={"help": "Keep reflections that helped, and show them to later ones."}
+    )
+    memory_size: int = field(default=50, metadata={"help": "How many are kept; the oldest goes first."})
+    memory_top_k: int = field(default=3, metadata={"help": "How many of them, the newest, a reflection is shown."})
+    enable_internalization: bool = field(
+        default=True,
+        metadata={"help": "Imitate second attempts that earned something, under the original prompt."},
+    )
+    internalization_coef: float = field(default=1.0, metadata={"help": "Weight of that cross-entropy."})
+    internalization_threshold: float = field(
+        default=0.0, metadata={"help": "Second attempts with more reward than this are imitated."}
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("reward_threshold", "internalization_coef", "internalization_threshold"):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"{name}: {getattr(self, name)} is not a number; give one")
+        for name in ("memory_size", "memory_top_k", "internalization_coef"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}: {getattr(self, name)} must be above 0 (enable_... switches a part off)")
+        if self.memory_top_k > self.memory_size:
+            raise ConfigError(f"memory_top_k: more than memory_size={self.memory_size} cannot be shown")
+        check_template("reflection_system_prompt", self.reflection_system_prompt, memory=self.enable_memory)
+        check_template("retry_system_prompt", self.retry_system_prompt)
+        without = {
+            "enable_memory": ("memory_size", "memory_top_k"),
+            "enable_internalization": ("internalization_coef", "internalization_threshold"),
+        }
+        for switch, names in without.items():
+            for name in names:
+                if not getattr(self, switch) and getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                    raise ConfigError(f"{name}: has no effect with {switch}=False; leave it out")
+        super().__post_init__()

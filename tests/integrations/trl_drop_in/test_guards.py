@@ -1,0 +1,189 @@
+"""Releases and shapes of TRL that these trainers do not know are refused, and so are settings that cannot be meant."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from importlib import metadata
+
+import pytest
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+from memalpha.errors import ConfigError, TrainingError
+from memalpha.integrations.trl import ERLConfig
+from memalpha.integrations.trl.guard import METHODS, require_methods, require_trl, rows_of
+from memalpha.integrations.trl.phases import Reflections, advice, asking, text_of
+from memalpha.integrations.trl.rows import checked, chosen, even, filled, joined, of_ids
+
+DEFAULTS = {
+    "reward_threshold": 1.0,
+    "memory_size": 50,
+    "memory_top_k": 3,
+    "internalization_coef": 1.0,
+    "enable_memory": True,
+    "enable_internalization": True,
+}
+
+
+@pytest.mark.parametrize("version", ["1.14.2", "1.17.0", "1.17.0.dev0", "2.0.0"])
+def test_another_release_is_refused(monkeypatch, version):
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    with pytest.raises(TrainingError, match=rf"tested with trl>=.*installed is trl {version}: pip install 'trl>="):
+        require_trl()
+
+
+@pytest.mark.parametrize("version", ["1.15.0", "1.16.0", "1.16.3.dev1"])
+def test_releases_of_the_range_are_taken(monkeypatch, version):
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    require_trl()
+
+
+def test_without_trl_it_says_what_to_install(monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    with pytest.raises(TrainingError, match=r"memalpha\[train\]"):
+        require_trl()
+
+
+def test_methods_of_another_form_are_refused():
+    require_methods(GRPOTrainer, tuple(METHODS))
+
+    class Other(GRPOTrainer):
+        def _generate(self, prompts, images):
+            raise NotImplementedError
+
+        def _compute_loss(self, inputs, model):
+            raise NotImplementedError
+
+    for name in ("_generate", "_compute_loss"):
+        with pytest.raises(TrainingError, match=rf"trl [\d.]+ is not as .* knows it: Other.{name}"):
+            require_methods(Other, (name,))
+    with pytest.raises(TrainingError, match="_generate is gone"):
+        require_methods(object, ("_generate",))
+
+
+def update(trainer):
+    trainer.model.train()
+    trainer._prepare_inputs([{**trainer.train_dataset[i // 4]} for i in range(8)])
+
+
+def test_another_batch_of_trl_is_refused(made, monkeypatch):
+    trainer = made()
+    whole = GRPOTrainer._generate_and_score_completions
+
+    def with_more(self, inputs):
+        return {**whole(self, inputs), "pixel_values": torch.zeros(8)}
+
+    def narrower(self, inputs):
+        output = whole(self, inputs)
+        return {**output, "completion_mask": output["completion_mask"][:, 1:]}
+
+    def unscored(self, inputs):
+        return {"prompt_ids": torch.zeros(8, 1)}
+
+    for changed, told in (
+        (with_more, "pixel_values"),
+        (narrower, "completion_mask of the shape"),
+        (unscored, "rewards"),
+    ):
+        monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", changed)
+        with pytest.raises(TrainingError, match=told):
+            update(trainer)
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", whole)
+    scores = GRPOTrainer._calculate_rewards
+    monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", lambda self, *given: scores(self, *given).sum(1))
+    with pytest.raises(TrainingError, match="rewards of the shape"):
+        update(trainer)
+    monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", scores)
+    generate = GRPOTrainer._generate
+    asked = []
+
+    def shorter(self, prompts):
+        asked.append(prompts)
+        found = generate(self, prompts)
+        return found if len(asked) == 1 else found[:5]
+
+    monkeypatch.setattr(GRPOTrainer, "_generate", shorter)
+    with pytest.raises(TrainingError, match="eight values"):
+        update(trainer)
+
+
+def test_a_batch_may_be_columns():
+    rows = [{"prompt": "a", "n": 1}, {"prompt": "b", "n": 2}]
+    assert rows_of(rows) == rows == rows_of({"prompt": ["a", "b"], "n": [1, 2]})
+    for wrong in ([], ["a"], {"prompt": ["a"], "n": []}):
+        with pytest.raises(TrainingError, match="batch"):
+            rows_of(wrong)
+
+
+def test_defaults_and_names():
+    config = ERLConfig("unused", bf16=False)
+    assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
+    own = {one.name for one in fields(ERLConfig)} - {one.name for one in fields(GRPOConfig)}
+    assert own == {*DEFAULTS, "reflection_system_prompt", "retry_system_prompt", "internalization_threshold"}
+    for one in fields(GRPOConfig):
+        assert ERLConfig.__dataclass_fields__[one.name].default == one.default
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"reflection_system_prompt": "{prompt} {attempt} {memory} {answer}"}, "no field {answer}"),
+        ({"reflection_system_prompt": "{prompt} {memory}"}, "lacks {attempt}"),
+        ({"reflection_system_prompt": "{prompt} {attempt}"}, "lacks {memory}.*enable_memory=False"),
+        ({"reflection_system_prompt": "{prompt} {attempt} {memory} {"}, "cannot be filled"),
+        ({"reflection_system_prompt": "{prompt} {attempt} {memory:d}"}, "cannot be filled"),
+        ({"retry_system_prompt": "{prompt}"}, "lacks {reflection}"),
+        ({"retry_system_prompt": "{prompt} {reflection.__class__}"}, "no field {reflection.__class__}"),
+        ({"retry_system_prompt": "{} {reflection}"}, "no field {}"),
+        ({"memory_size": 0}, "memory_size: 0 must be above 0"),
+        ({"memory_top_k": 51}, "memory_top_k: more than memory_size=50"),
+        ({"reward_threshold": float("nan")}, "reward_threshold: nan"),
+        ({"internalization_coef": 0.0}, "internalization_coef"),
+        ({"enable_memory": False, "memory_top_k": 2}, "memory_top_k: has no effect with enable_memory=False"),
+        ({"enable_internalization": False, "internalization_coef": 2.0}, "internalization_coef: has no effect"),
+    ],
+)
+def test_a_setting_that_cannot_be_meant_is_refused(changes, told):
+    with pytest.raises(ConfigError, match=f"^{next(iter(changes))}: .*|{told}") as raised:
+        ERLConfig("unused", bf16=False, **changes)
+    assert __import__("re").search(told, str(raised.value))
+
+
+def test_templates_are_filled_as_they_stand():
+    ERLConfig("unused", bf16=False, reflection_system_prompt='{prompt} {attempt} {memory} {{"a": 1}} {reward:.1f}')
+    chat = [{"role": "system", "content": "Brief."}, {"role": "user", "content": [{"type": "text", "text": "Hi {x}"}]}]
+    assert text_of(chat) == "Hi {x}" and asking("a", "b") == "b"
+    assert asking(chat, "b") == [chat[0], {"role": "user", "content": "b"}]
+    more = [*chat, {"role": "assistant", "content": None}, {"role": "user", "content": "Well?"}]
+    assert text_of(more) == "user: Hi {x}\n\nassistant: \n\nuser: Well?"
+    assert advice([{"role": "assistant", "content": "<think>hm</think> Count. "}]) == "Count."
+
+
+def test_the_reflection_memory_is_first_in_first_out():
+    memory = Reflections(3)
+    for text in ("a", "b", "", "c", "a", "d"):
+        memory.keep(text)
+    assert memory.newest(9) == ["c", "a", "d"] and memory.newest(2) == ["a", "d"] and len(memory) == 3
+
+
+def test_rows_are_joined_and_filled():
+    """What is padding means nothing: ratios of 1, no log-probs, a dead row's one token of prompt."""
+    one = {**of_ids([[5, 6], [7]], [[8], [9, 9]], 0, "cpu"), "advantages": torch.tensor([1.0, 2.0])}
+    two = {**of_ids([[1, 2, 3]], [[4, 4, 4]], 0, "cpu"), "advantages": torch.tensor([3.0])}
+    for part, width in ((one, 2), (two, 3)):
+        part["importance_sampling_ratio"] = torch.full((len(part["prompt_ids"]), width), 0.5)
+        part["old_per_token_logps"] = -torch.ones(len(part["prompt_ids"]), width)
+    rows = filled(joined([chosen(one, [1]), two], 0), even(2, 4), 0)
+    assert checked(rows, 4).keys() == rows.keys()
+    assert rows["prompt_ids"].tolist() == [[0, 0, 7], [1, 2, 3], [0, 0, 0], [0, 0, 0]]
+    assert rows["prompt_mask"].tolist() == [[0, 0, 1], [1, 1, 1], [0, 0, 1], [0, 0, 1]]
+    assert rows["completion_ids"].tolist() == [[9, 9, 0], [4, 4, 4], [0, 0, 0], [0, 0, 0]]
+    assert rows["completion_mask"].tolist() == [[1, 1, 0], [1, 1, 1], [0, 0, 0], [0, 0, 0]]
+    assert rows["advantages"].tolist() == [2, 3, 0, 0]
+    assert rows["importance_sampling_ratio"].tolist() == [[0.5, 0.5, 1], [0.5] * 3, [1] * 3, [1] * 3]
+    assert rows["old_per_token_logps"].tolist() == [[-1, -1, 0], [-1] * 3, [0] * 3, [0] * 3]
+    sequences = [{**part, "importance_sampling_ratio": torch.ones(len(part["prompt_ids"]), 1)} for part in (one, two)]
+    assert joined(sequences, 0)["importance_sampling_ratio"].shape == (3, 1)
