@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from memalpha.agent.agent import MemoryAgent
     from memalpha.config import EvalConfig, TrainConfig
     from memalpha.errors import MemalphaError
-    from memalpha.policy.base import load_policy
+    from memalpha.policy.base import load_policy, load_reward_model
     from memalpha.qa.evaluator import evaluate
     from memalpha.store.asynchronous import AsyncMemoryStore
     from memalpha.store.audit import audit
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from memalpha.tasks.load import load_tasks
     from memalpha.train.loop import train
     from memalpha.train.preferences import train_on_preferences
+    from memalpha.train.reward_run import train_reward_model
     from memalpha.types import Chunk, MemoryEntry, Operation, Question, Task, TextTask
 
 __version__ = "0.1.0"
@@ -46,8 +47,10 @@ _HOME = {
     "evaluate": "qa.evaluator",
     "load_embedder": "store.embedding",
     "load_policy": "policy.base",
+    "load_reward_model": "policy.base",
     "load_tasks": "tasks.load",
     "train_on_preferences": "train",
+    "train_reward_model": "train",
 }
 
 __all__ = [
@@ -69,9 +72,11 @@ __all__ = [
     "evaluate",
     "load_embedder",
     "load_policy",
+    "load_reward_model",
     "load_tasks",
     "train",
     "train_on_preferences",
+    "train_reward_model",
 ]
 
 

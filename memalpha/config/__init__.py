@@ -17,9 +17,9 @@ from memalpha.config.common import (
 from memalpha.config.evaluation import EVAL_K, EvalConfig
 from memalpha.config.files import build_config, load_config, merge, parse_overrides, read_config, shipped_configs
 from memalpha.config.learner import LearnerConfig, LoraConfig, RolloutConfig
+from memalpha.config.preferences import PreferenceConfig, RewardModelConfig
 from memalpha.config.reinforcement import ReinforcementConfig
 from memalpha.config.training import (
-    PreferenceConfig,
     RunConfig,
     SFTConfig,
     TrainConfig,
@@ -42,6 +42,7 @@ __all__ = [
     "ReaderConfig",
     "ReinforcementConfig",
     "RewardConfig",
+    "RewardModelConfig",
     "RolloutConfig",
     "RolloutDPOConfig",
     "RunConfig",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -100,3 +100,10 @@ class RolloutConfig(LearnerConfig):
     def _alone(self) -> bool:
         """Whether a rollout can be learnt from without others of its task."""
         return False
+
+
+def one_length(config: Any) -> None:
+    """Raise `ValueError` where both `epochs` and `schedule_steps` say how long a run is."""
+    steps = config.schedule_steps
+    if config.epochs is not None and steps != LearnerConfig.model_fields["schedule_steps"].default:
+        raise ValueError(f"schedule_steps: {steps} has no effect with epochs={config.epochs}; leave one of them out")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from memalpha.config.algorithms import DPOConfig, ERLConfig
+from memalpha.config.algorithms import ERLConfig
 from memalpha.config.common import (
     AgentConfig,
     BabiConfig,
@@ -18,7 +18,8 @@ from memalpha.config.common import (
     WorldConfig,
 )
 from memalpha.config.files import build_config, merge, read_config
-from memalpha.config.learner import LearnerConfig, RolloutConfig
+from memalpha.config.learner import RolloutConfig, one_length
+from memalpha.config.preferences import PreferenceConfig, RewardModelConfig
 from memalpha.config.reinforcement import ReinforcementConfig
 
 
@@ -100,7 +101,7 @@ class SFTConfig(RunConfig):
                     f"erl.{name}: has no effect with source=erl, whose rows teach to reflect and to take advice; leave "
                     "it out"
                 )
-        _one_length(self)
+        one_length(self)
         if self.source == "best" and self.epochs is not None:
             raise ValueError("epochs: how many rows source=best will find is not known: set schedule_steps")
         if self.rounds > self.schedule_steps:
@@ -108,48 +109,12 @@ class SFTConfig(RunConfig):
         return self
 
 
-class PreferenceConfig(LearnerConfig):
-    """One run on plain preference data (`train.preferences`). Names follow TRL's `DPOConfig`."""
-
-    algorithm: Literal["preferences"] = "preferences"
-    data: Path = Field(description="JSON Lines of prompt, chosen, rejected (or of chats: chosen, rejected)")
-    eval_data: Path | None = Field(
-        default=None, description="pairs that validate, in such a file (default: the last fifth of `data`)"
-    )
-    validation_pairs: int = Field(default=200, ge=0, description="how many pairs validate at most")
-    dpo: DPOConfig = DPOConfig()
-    batch_pairs: int = Field(default=16, gt=0, description="pairs of an optimizer step")
-    epochs: float | None = Field(
-        default=1.0, gt=0.0, description="passes over the pairs, unless schedule_steps alone is given"
-    )
-    learning_rate: float = Field(default=1e-6, gt=0.0, description="for 100 million weights and more")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _so_many_steps(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and given.get("schedule_steps") is not None and "epochs" not in given:
-            return {**given, "epochs": None}
-        return given
-
-    @model_validator(mode="after")
-    def _within_schedule(self) -> PreferenceConfig:
-        """Overrides the base's check, which does not hold where `epochs` sets the length of the schedule."""
-        if self.epochs is None:
-            super()._within_schedule()  # type: ignore[operator]
-        if self.eval_data is not None and not self.validation_pairs:
-            raise ValueError("eval_data: has no effect with validation_pairs=0; leave one of them out")
-        _one_length(self)
-        return self
-
-
-def _one_length(config: SFTConfig | PreferenceConfig) -> None:
-    steps = config.schedule_steps
-    if config.epochs is not None and steps != LearnerConfig.model_fields["schedule_steps"].default:
-        raise ValueError(f"schedule_steps: {steps} has no effect with epochs={config.epochs}; leave one of them out")
-
-
-AnyTraining = TrainConfig | SFTConfig | PreferenceConfig
-KINDS: Mapping[str, type[AnyTraining]] = {"sft": SFTConfig, "preferences": PreferenceConfig}
+AnyTraining = TrainConfig | SFTConfig | PreferenceConfig | RewardModelConfig
+KINDS: Mapping[str, type[AnyTraining]] = {
+    "sft": SFTConfig,
+    "preferences": PreferenceConfig,
+    "reward": RewardModelConfig,
+}
 """Configurations by `algorithm`; every other algorithm has a `TrainConfig`."""
 
 

@@ -10,11 +10,14 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from memalpha.config import AgentConfig, EndpointConfig, ReaderConfig
 from memalpha.errors import PolicyError
 from memalpha.types import Completion, SampleRequest
+
+if TYPE_CHECKING:
+    from memalpha.policy.reward_model_ import RewardModel
 
 S = TypeVar("S", AgentConfig, ReaderConfig)
 
@@ -110,6 +113,39 @@ def load_policy(
         policy = merge_adapter(policy, folder)
     policy.name = text
     return policy
+
+
+def load_reward_model(name: str | Path, *, dtype: str = "float32", device: str = "cpu") -> RewardModel:
+    """A reward model by name: the directory of a run of `algorithm: reward` (its best checkpoint), a checkpoint, what
+    transformers or TRL's RewardTrainer wrote, or a hub id. It scores by `.score(prompts, completions)`.
+
+    A LoRA adapter is merged into its base, a policy or another reward model. Raises `PolicyError` for a name that
+    cannot be loaded here.
+    """
+    try:
+        from memalpha.policy.reward_model_ import from_adapter, from_directory
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers"):
+            raise
+        raise PolicyError(f"reward model {str(name)!r} needs {error.name}: pip install 'memalpha[train]'") from error
+    from memalpha.policy.transformers_ import TransformersPolicy, scores
+
+    if str(name) in SHIPPED:
+        raise PolicyError(
+            f"{str(name)!r} is a policy: train a reward model on it (memalpha train reward policy={name})"
+        )
+    *below, folder = _chain(str(_checkpoint_of(Path(name))) if Path(name).is_dir() else str(name))
+    if not below:
+        return from_directory(folder, dtype, device)
+    try:
+        if scores(below[0]) or (len(below) > 1 and (Path(below[1]) / "reward_model.json").is_file()):
+            base: Any = load_reward_model(below[-1], dtype=dtype, device=device)
+        else:
+            base = load_policy(below[-1], dtype=dtype, device=device)
+    except PolicyError as error:
+        raise PolicyError(f"{folder} holds a LoRA adapter for {below[-1]!r}, its base: {error}") from error
+    assert not isinstance(base, Policy) or isinstance(base, TransformersPolicy)
+    return from_adapter(folder, base)
 
 
 def lasting_name(name: str) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import re
 import shutil
 import warnings
@@ -67,39 +68,18 @@ class TransformersPolicy:
         self.batch_rows = batch_rows
         self.positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._twin: Any = None
-        self.eos_ids = _eos_ids(model, tokenizer, name)
+        self.eos_ids = eos_ids_of(model, tokenizer, name)
         self.count_tokens = lru_cache(maxsize=1 << 16)(self._count_tokens)
 
     @classmethod
     def from_pretrained(cls, path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> TransformersPolicy:
         """Load model and tokenizer from a directory or a hub id. Raises `PolicyError` when there is none."""
-        local = (Path(path) / "config.json").is_file()
-        if not local and (Path(path).exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(path))):
-            if (Path(path) / "checkpoints").is_dir():
-                raise PolicyError(f"{path} is a run directory: give it to load_policy, or name one of its checkpoints")
+        if scores(path):
             raise PolicyError(
-                f'no policy at {str(path)!r}: expected "tiny", a directory with config.json, weights and tokenizer, or '
-                "a hub id owner/name"
+                f"{path} is a reward model, which scores replies and writes none: give it to load_reward_model, or as "
+                "reward.model.path"
             )
-        try:
-            try:
-                model, tokenizer = _load(path, dtype, offline=True)
-            except OSError:
-                if local:
-                    raise
-                if not hub_reachable():
-                    raise PolicyError(
-                        f"policy {str(path)!r} is not on this machine and the model hub cannot be reached: connect "
-                        "and try again, or give a directory with config.json, weights and tokenizer"
-                    ) from None
-                model, tokenizer = _load(path, dtype, offline=False)
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise PolicyError(f"cannot load policy {str(path)!r}: {error}") from error
-        try:
-            model.to(device)
-        except (RuntimeError, AssertionError) as error:  # an AssertionError: torch was built without it
-            told = str(error).splitlines()[0]
-            raise PolicyError(f"policy {str(path)!r} cannot be put on device {device!r} ({told}): try cpu") from error
+        model, tokenizer = from_files(path, dtype, device)
         return cls(model, tokenizer, str(path))
 
     def sample_in(self, dtype: str) -> None:
@@ -269,13 +249,61 @@ class TransformersPolicy:
         return ids.tolist(), logprobs.tolist(), lengths.tolist()
 
 
-def _load(path: str | Path, dtype: str, *, offline: bool) -> tuple[Any, PreTrainedTokenizerBase]:
+def scores(path: str | Path) -> bool:
+    """Whether the directory `path` holds a reward model (transformers: for sequence classification), by its config."""
+    try:
+        config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    named = config.get("architectures") if isinstance(config, dict) else None
+    return bool(named) and str(named[0]).endswith("ForSequenceClassification")
+
+
+def from_files(
+    path: str | Path, dtype: str, device: str, what: str = "policy", **more: Any
+) -> tuple[Any, PreTrainedTokenizerBase]:
+    """A model and its tokenizer, from a directory or a hub id; what is on this machine goes first. `more`: another
+    `kind` than a causal language model, and keywords of its `from_pretrained`. Raises `PolicyError` for a path or name
+    that is none."""
+    local = (Path(path) / "config.json").is_file()
+    if not local and (Path(path).exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(path))):
+        shipped = '"tiny", ' if what == "policy" else ""
+        if (Path(path) / "checkpoints").is_dir():
+            raise PolicyError(f"{path} is a run directory: give it to load_policy, or name one of its checkpoints")
+        raise PolicyError(
+            f"no {what} at {str(path)!r}: expected {shipped}a directory with config.json, weights and tokenizer, or a "
+            "hub id owner/name"
+        )
+    try:
+        try:
+            model, tokenizer = _load(path, dtype, offline=True, **more)
+        except OSError:
+            if local:
+                raise
+            if not hub_reachable():
+                raise PolicyError(
+                    f"{what} {str(path)!r} is not on this machine and the model hub cannot be reached: connect "
+                    "and try again, or give a directory with config.json, weights and tokenizer"
+                ) from None
+            model, tokenizer = _load(path, dtype, offline=False, **more)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise PolicyError(f"cannot load {what} {str(path)!r}: {error}") from error
+    try:
+        model.to(device)
+    except (RuntimeError, AssertionError) as error:  # an AssertionError: torch was built without it
+        told = str(error).splitlines()[0]
+        raise PolicyError(f"{what} {str(path)!r} cannot be put on device {device!r} ({told}): try cpu") from error
+    return model, tokenizer
+
+
+def _load(
+    path: str | Path, dtype: str, *, offline: bool, kind: Any = AutoModelForCausalLM, **more: Any
+) -> tuple[Any, PreTrainedTokenizerBase]:
     with without_bars():
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=offline)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, dtype), local_files_only=offline, output_loading_info=True
+        model, found = kind.from_pretrained(
+            path, dtype=getattr(torch, dtype), local_files_only=offline, output_loading_info=True, **more
         )
-    model, found = loaded
     if lacking := sorted(found["missing_keys"]):  # transformers would make them up
         raise ValueError(f"its weights are not those of its config.json: they lack {lacking[0]}")
     return model, tokenizer
@@ -440,7 +468,7 @@ def _prompt_style(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, na
     return style
 
 
-def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> frozenset[int]:
+def eos_ids_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> frozenset[int]:
     """All ids that end a completion: the tokenizer's and the generation configuration's."""
     found: set[int] = set()
     generation = getattr(model, "generation_config", None)
@@ -450,3 +478,16 @@ def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: s
     if not found:
         raise PolicyError(f"policy {name!r} has no end-of-sequence token; set eos_token in its tokenizer")
     return frozenset(found)
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int]) -> int:
+    """The end token that the chat template writes after an assistant's turn; the tokenizer's where it writes none."""
+    written: list[int] = []
+    if tokenizer.chat_template:
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+        assert isinstance(text, str)
+        ids: Any = tokenizer(text, add_special_tokens=False)["input_ids"]
+        written = [id for id in ids if id in eos_ids]
+    own: Any = tokenizer.eos_token_id
+    return written[-1] if written else own if own in eos_ids else min(eos_ids)

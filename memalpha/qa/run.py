@@ -12,6 +12,7 @@ from rich.progress import Progress, TaskID
 from memalpha.config import (
     EvalConfig,
     PreferenceConfig,
+    RewardModelConfig,
     build_config,
     load_config,
     merge,
@@ -64,6 +65,8 @@ def settings_of_run(run: Path, overrides: Mapping[str, Any] | None = None) -> Ev
     """
     overrides = dict(overrides or {})
     trained = training_config(run / "config.yaml")
+    if isinstance(trained, RewardModelConfig):
+        raise ConfigError(f"{run} trained a reward model, which writes no memory: use it by reward.model.path={run}")
     if isinstance(trained, PreferenceConfig):
         raise ConfigError(
             f"{run} asked no questions: evaluate its checkpoints/best with systems=[{run}/checkpoints/best]"

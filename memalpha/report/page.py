@@ -40,7 +40,7 @@ CURVES: tuple[tuple[str, str, tuple[float | None, float | None], tuple[tuple[str
     ),
     (
         "Preferences",
-        "Share of pairs in which the chosen side got likelier than the rejected one; points: pairs held out.",
+        "Share of pairs in which the chosen side is preferred by what is trained; points: pairs held out.",
         (0.0, 1.0),
         (("accuracies", "training", "before"), ("validation_accuracies", "validation", "after")),
     ),
@@ -205,7 +205,8 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
     if "train_loss" in metrics[0]:
         step = "imitates some rows, each a prompt and the reply to learn"
     elif "reward" not in metrics[0]:
-        step = "makes the chosen of two replies likelier than the rejected one, for some prompts"
+        way = "worth more" if "scores" in metrics[0] or "errors" in metrics[0] else "likelier"
+        step = f"makes the chosen of two replies {way} than the rejected one, for some prompts"
     else:
         step = (
             "samples several rollouts of each of its conversations and makes those more likely that earned more than "

@@ -14,6 +14,8 @@ from typing import Any
 
 from memalpha.errors import PolicyError
 
+_HOME = {"train_on_preferences": "preferences", "train_reward_model": "reward_run"}
+
 
 class _CallablePackage(ModuleType):
     def __call__(self, config: Any, **overrides: Any) -> dict[str, Any]:
@@ -22,8 +24,8 @@ class _CallablePackage(ModuleType):
 
 
 def __getattr__(name: str) -> Any:
-    if name == "train_on_preferences":
-        return _needing_libraries("preferences", name)
+    if name in _HOME:
+        return _needing_libraries(_HOME[name], name)
     raise AttributeError(f"module 'memalpha.train' has no attribute {name!r}")
 
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from memalpha.agent.parsing import format_call, from_openai, parse_calls
 from memalpha.errors import DataError
-from memalpha.policy.transformers_ import TransformersPolicy
+from memalpha.policy.transformers_ import TransformersPolicy, end_of_turn
 from memalpha.types import ToolCall
 
 
@@ -143,17 +143,7 @@ def encode_reply(policy: TransformersPolicy, text: str, where: str) -> tuple[int
             f"{where}: the tokenizer of policy {policy.name!r} does not give the completion's tool calls back: it "
             "loses characters of them"
         )
-    return (*ids, end_of_turn(policy))
-
-
-def end_of_turn(policy: TransformersPolicy) -> int:
-    """The end token that the chat template writes after an assistant's turn; the tokenizer's where it writes none."""
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    text = policy.tokenizer.apply_chat_template(turns, tokenize=False)
-    assert isinstance(text, str)
-    written = [id for id in encode(policy, text) if id in policy.eos_ids]
-    own = policy.tokenizer.eos_token_id
-    return written[-1] if written else own if own in policy.eos_ids else min(policy.eos_ids)
+    return (*ids, end_of_turn(policy.tokenizer, policy.eos_ids))
 
 
 def check_room(policy: TransformersPolicy, length: int, where: str) -> None:

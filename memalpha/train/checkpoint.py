@@ -21,16 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict
+from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from memalpha.errors import CheckpointError, ConfigError
 from memalpha.policy.base import ADAPTER_CONFIG
-from memalpha.policy.transformers_ import TransformersPolicy, load_adapter, without_bars
+from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.train.distributed import ONE, World, spread, spread_weights, whole
-from memalpha.train.engine import Engine
+from memalpha.train.weights import Weights
 
 FORMAT = 2
 RNG = "rng/torch"
@@ -88,7 +87,9 @@ def saved_steps(run: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdigit())
 
 
-def save_checkpoint(run: Path, step: int, policy: TransformersPolicy, engine: Engine, state: Mapping[str, Any]) -> Path:
+def save_checkpoint(
+    run: Path, step: int, policy: TransformersPolicy, engine: Weights, state: Mapping[str, Any]
+) -> Path:
     """Write `step-N` unless it is there; `state` must be JSON. Every process must call this, the main one writes."""
     path = checkpoint_path(run, step)
     if engine.world.once(path.exists):
@@ -100,7 +101,7 @@ def save_checkpoint(run: Path, step: int, policy: TransformersPolicy, engine: En
         aside = path.with_name(f".{path.name}.part")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        save_weights(engine.model, aside)
+        engine.write(aside)
         if head:
             save_file(head, aside / VALUE_HEAD)
         policy.tokenizer.save_pretrained(aside)
@@ -115,7 +116,7 @@ def save_checkpoint(run: Path, step: int, policy: TransformersPolicy, engine: En
     return path
 
 
-def load_checkpoint(path: Path, engine: Engine) -> dict[str, Any]:
+def load_checkpoint(path: Path, engine: Weights) -> dict[str, Any]:
     """Put weights, optimizer and RNG back in place; returns the saved state. Raises `CheckpointError`."""
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
@@ -132,36 +133,17 @@ def load_checkpoint(path: Path, engine: Engine) -> dict[str, Any]:
     return state
 
 
-def save_weights(model: Any, folder: Path) -> None:
-    """Write what trains of `model`: all its weights, or the adapters of a `PeftModel`, whose configuration names the
-    base."""
-    if not isinstance(model, PeftModel):
-        with without_bars():
-            model.save_pretrained(folder)
-        return
-    # Not PeftModel.save_pretrained: it writes a model card, and asks the model hub what the base is.
-    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
-    model.peft_config["default"].save_pretrained(str(folder))
-
-
-def load_weights(path: Path, engine: Engine) -> None:
+def load_weights(path: Path, engine: Weights) -> None:
     """Copy the weights of a checkpoint into the engine's model and value head, in place, and into shards.
 
     Every process must call this. Raises `CheckpointError`.
     """
     model = engine.model
-    adapters = isinstance(model, PeftModel)
-    named = ADAPTER_CONFIG if adapters else "config.json"
+    named = ADAPTER_CONFIG if isinstance(model, PeftModel) else "config.json"
     if not (path / named).is_file():  # transformers would take the path for the name of a hub repository
         raise CheckpointError(f"{path} is not there or holds no weights: put it back, or start again in another out")
     try:
-        if adapters:
-            load_adapter(model, path)
-        else:
-            with without_bars():
-                saved: Any = AutoModelForCausalLM.from_pretrained(path, dtype=model.dtype)
-            model.load_state_dict(saved.state_dict())
+        engine.read(path)
         head = load_file(path / VALUE_HEAD) if engine.value_head else {}
         with torch.no_grad():
             for name, part in engine.value_head.items():

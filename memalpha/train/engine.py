@@ -1,4 +1,4 @@
-"""The engine: owns the weights and the optimizer, takes `TrainingSample`s, and is blind to the algorithm.
+"""The engine: takes `TrainingSample`s, updates weights with them, and is blind to the algorithm.
 
 Why our own and not a `GRPOTrainer` subclass: one rollout is many rows with contexts of their own, and reductions are
 data (`normalize`). Rows are right-padded in length-sorted micro-batches under a token budget. Dropout stays off, so
@@ -22,11 +22,12 @@ from transformers.pytorch_utils import Conv1D
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
-from memalpha.train.distributed import ONE, World, gather_weights, spread, whole
+from memalpha.train.distributed import ONE, World
 from memalpha.train.losses import STATS, LossSettings, loss_sum
 from memalpha.train.normalize import Count, normalize
 from memalpha.train.samples import TrainingSample, pack, split
-from memalpha.train.scorer import TokenScorer, bare, check_head
+from memalpha.train.scorer import TokenScorer, check_head
+from memalpha.train.weights import Weights
 
 
 def learning_rate(step: int, config: LearnerConfig) -> float:
@@ -38,7 +39,7 @@ def learning_rate(step: int, config: LearnerConfig) -> float:
     return config.learning_rate * min(warm, cool)
 
 
-class Engine:
+class Engine(Weights):
     """Updates `model` (a `PreTrainedModel`, or a `PeftModel` from `add_lora`) in place: what of it requires gradients.
 
     Trained weights are kept in float32 at least; with `dtype` bfloat16 the passes are not, nor are frozen weights.
@@ -61,14 +62,10 @@ class Engine:
         value_learning_rate: float | None = None,
         world: World = ONE,
     ) -> None:
-        self.model = model.eval()
-        self.config = config
-        self.loss = loss
-        self.world = world
         check_head(model)
-        self._cast(model)
-        # Shards are made in place: of a copy, for the sampler and the checkpoints need the weights whole.
-        trained = copy.deepcopy(model) if world.size > 1 and config.sharding == "fsdp" else model
+        super().__init__(model, config, world)
+        self.loss = loss
+        trained = self.trained
         self._adapted = trained if reference and isinstance(model, PeftModel) else None
         frozen = copy.deepcopy(model).requires_grad_(False) if reference and self._adapted is None else None
         scorer = self._scorer(trained, values=value_learning_rate is not None)
@@ -76,23 +73,11 @@ class Engine:
         if frozen is not None and config.dtype == "bfloat16":
             _round_products(frozen)
         self.reference = None if frozen is None else self._wrap(self._scorer(frozen))
-        self.trainable: dict[str, nn.Parameter] = {
-            name: parameter for name, parameter in trained.named_parameters() if parameter.requires_grad
-        }
-        groups: list[dict[str, Any]] = [{"params": list(self.trainable.values()), "share": 1.0}]
-        self.value_head: dict[str, nn.Parameter] = {}
-        if value_learning_rate is not None and scorer.value_head is not None:
-            self.value_head = dict(scorer.value_head.named_parameters(prefix="value_head"))
-            share = value_learning_rate / config.learning_rate
-            groups.append({"params": list(self.value_head.values()), "share": share})
-            self.trainable |= self.value_head
-        self.optimizer = torch.optim.AdamW(
-            groups,
-            lr=config.learning_rate,
-            betas=config.adam_betas,
-            weight_decay=config.weight_decay,
-            fused=True,  # one pass over the weights and no temporaries
-        )
+        if value_learning_rate is None or scorer.value_head is None:
+            self._optimize()
+        else:
+            head = dict(scorer.value_head.named_parameters(prefix="value_head"))
+            self._optimize(head, value_learning_rate / config.learning_rate)
 
     def forward(self, samples: Sequence[TrainingSample], *, reference: bool = False) -> list[np.ndarray]:
         """Log-probs of each row's completion tokens at the row's temperature, of the model or of the reference."""
@@ -182,18 +167,6 @@ class Engine:
         result["ratio_deviation"] = float(np.abs(np.expm1(log_ratio)).max(initial=0.0))
         return result
 
-    def optim_step(self, rate: float) -> float:
-        """Clip the gradient, step the optimizer at learning rate `rate`, clear the gradient; returns its norm."""
-        norm = float(whole(nn.utils.clip_grad_norm_(self.trainable.values(), self.config.max_grad_norm)))
-        if not math.isfinite(norm):
-            raise TrainingError(f"the gradient norm is {norm}: lower learning_rate or check the rewards")
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * group["share"]
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        gather_weights(self.trainable, self.model)
-        return norm
-
     def normalized(
         self, samples: Sequence[TrainingSample], of: Mapping[str, Count] | None = None
     ) -> list[TrainingSample]:
@@ -206,37 +179,6 @@ class Engine:
         stats = self.forward_backward(self.normalized(samples))
         return {**stats, "grad_norm": self.optim_step(rate), "learning_rate": rate}
 
-    def optimizer_tensors(self) -> dict[str, torch.Tensor]:
-        """The optimizer's state by `parameter/key`, put together where it is sharded; empty before the first step."""
-        state = self.optimizer.state
-        return {
-            f"{name}/{key}": whole(value).cpu().contiguous()
-            for name, parameter in self.trainable.items()
-            for key, value in state.get(parameter, {}).items()
-        }
-
-    def load_optimizer_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put `optimizer_tensors` back. Raises `KeyError` for an unknown parameter."""
-        self.optimizer.state.clear()
-        for full, value in tensors.items():
-            name, _, key = full.rpartition("/")
-            parameter = self.trainable[name]
-            self.optimizer.state[parameter][key] = (
-                value.to(parameter.device) if value.dim() == 0 else spread(value, parameter)
-            )
-
-    @property
-    def _device(self) -> torch.device:
-        return self.model.device
-
-    def _cast(self, model: Any) -> None:
-        """Put the weights in the precision they train (or rest) in, in place."""
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
-            elif self.config.dtype == "bfloat16":
-                parameter.data = parameter.data.to(torch.bfloat16)
-
     def _scorer(self, model: Any, *, values: bool = False) -> TokenScorer:
         config = self.config
         return TokenScorer(
@@ -246,10 +188,6 @@ class Engine:
             checkpointing=config.gradient_checkpointing,
             values=values,
         )
-
-    def _wrap(self, scorer: TokenScorer) -> nn.Module:
-        """The scorer, dealt to the processes."""
-        return self.world.wrap(scorer, list(bare(scorer.model)._no_split_modules or ()), self.config.sharding)
 
 
 def _round_products(model: nn.Module) -> None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from memalpha.config import PreferenceConfig, SFTConfig, TrainConfig, training_config
+from memalpha.config import PreferenceConfig, RewardModelConfig, SFTConfig, training_config
+from memalpha.config.training import AnyTraining
 from memalpha.train.memory_run import MemoryRun
 from memalpha.train.preferences import PreferenceRun
+from memalpha.train.reward_run import RewardModelRun
 from memalpha.train.run import launch
 from memalpha.train.sft import SFTRun
 
 
-def train(config: TrainConfig | SFTConfig | PreferenceConfig | str | Path, **overrides: Any) -> dict[str, Any]:
+def train(config: AnyTraining | str | Path, **overrides: Any) -> dict[str, Any]:
     """Run or resume a training run and return its summary (also `summary.json` in the run directory).
 
     `config` is a configuration, a shipped name or a YAML path; `overrides` are its keys (nested ones as mappings). A
@@ -25,4 +27,6 @@ def train(config: TrainConfig | SFTConfig | PreferenceConfig | str | Path, **ove
     settings = training_config(config, overrides)
     if isinstance(settings, PreferenceConfig):
         return launch(PreferenceRun, settings)
+    if isinstance(settings, RewardModelConfig):
+        return launch(RewardModelRun, settings)
     return launch(SFTRun, settings) if isinstance(settings, SFTConfig) else launch(MemoryRun, settings)

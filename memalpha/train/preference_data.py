@@ -55,7 +55,7 @@ def read_pairs(path: Path, policy: TransformersPolicy) -> list[Pair]:
     two replies that are the same, and for a row longer than the model takes."""
     found = []
     for where, value in objects_of(path, _KEYS):
-        prompt, *replies = _parts(value, policy, where)
+        prompt, *replies = parts(value, policy, where)
         if not prompt:
             raise DataError(f"{where}: prompt: is empty")
         named = zip(("chosen", "rejected"), replies, strict=True)
@@ -109,8 +109,8 @@ def pairs_fingerprint(pairs: Sequence[Pair]) -> str:
     return found.hexdigest()[:16]
 
 
-def _parts(value: Mapping[str, Any], policy: TransformersPolicy, where: str) -> tuple[Sequence[int], str, str]:
-    """(prompt ids, chosen reply, rejected reply) of one line."""
+def parts(value: Mapping[str, Any], policy: TransformersPolicy, where: str) -> tuple[Sequence[int], str, str]:
+    """(prompt ids, chosen reply, rejected reply) of one line. Raises `DataError` for what is none."""
     for key in ("chosen", "rejected"):
         if key not in value:
             raise DataError(f"{where}: {key}: missing")

@@ -76,7 +76,7 @@ class Run(ABC, Generic[C]):
     A subclass sets `engine` (`_new_engine` makes it) and says what a step and a validation are.
     """
 
-    engine: Engine
+    engine: Any
     files: ClassVar[tuple[str, ...]] = ("metrics.jsonl",)
     """JSON Lines with a `step`, which a resumed run goes on with."""
 

@@ -8,7 +8,7 @@ between), the others are projected again there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -53,14 +53,7 @@ class TokenScorer(nn.Module):
         self.value_head = _value_head(bare(model)) if values else None
         self.head_tokens = head_tokens
         self.autocast = autocast
-        self._layers: list[nn.Module] = []
-        if checkpointing:
-            self._layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
-            if not self._layers:
-                raise ConfigError(
-                    f"gradient_checkpointing: {type(bare(model)).__name__} names no layers that can be recomputed; "
-                    "leave it out"
-                )
+        self._layers = checkpointed_layers(model) if checkpointing else []
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor
@@ -73,7 +66,7 @@ class TokenScorer(nn.Module):
         """
         model = bare(self.model)
         low = torch.autocast(input_ids.device.type, torch.bfloat16) if self.autocast else nullcontext()
-        with low, self._recomputing():
+        with low, recomputing(self._layers):
             hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         chosen = hidden.flatten(0, 1).index_select(0, positions)
         head: Any = model.get_output_embeddings()
@@ -84,16 +77,28 @@ class TokenScorer(nn.Module):
             return logprobs, entropy, None
         return logprobs, entropy, self.value_head(chosen.to(self.value_head.weight.dtype)).squeeze(-1)
 
-    @contextmanager
-    def _recomputing(self) -> Iterator[None]:
-        layers = self._layers if torch.is_grad_enabled() else []
-        try:
-            for layer in layers:
-                layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-            yield
-        finally:
-            for layer in layers:
-                del layer.forward
+
+def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers of a model that can be computed again. Raises `ConfigError` where it names none."""
+    layers: list[nn.Module] = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"gradient_checkpointing: {type(bare(model)).__name__} names no layers that can be recomputed; leave it out"
+        )
+    return layers
+
+
+@contextmanager
+def recomputing(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Where gradients are made, these layers' activations are computed again in the backward pass."""
+    layers = layers if torch.is_grad_enabled() else []
+    try:
+        for layer in layers:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
 
 
 def _value_head(model: PreTrainedModel) -> nn.Linear:
