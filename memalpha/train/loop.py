@@ -1,7 +1,7 @@
 """`train`: a run from its configuration, of the kind that this is; resumable at any time.
 
 What every run does is `train.run`; memory writers are reinforced by `train.memory_run`, replies to prompts by
-`train.text_run`; `algorithm: sft` is `train.sft`, `algorithm: preferences` is `train.preferences`.
+`train.text_run`; `algorithm: sft` is `train.sft`, `preferences` is `train.preferences`, `reward` `train.reward_run`.
 """
 
 from __future__ import annotations
