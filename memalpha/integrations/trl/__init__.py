@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memalpha.integrations.trl.config import ERLConfig
+    from memalpha.integrations.trl.multi_context import MultiContextGRPOTrainer, memory_collector
     from memalpha.integrations.trl.trainer import ERLTrainer
 
-_HOMES = {"ERLConfig": "config", "ERLTrainer": "trainer"}
+_HOMES = {
+    "ERLConfig": "config",
+    "ERLTrainer": "trainer",
+    "MultiContextGRPOTrainer": "multi_context",
+    "memory_collector": "multi_context",
+}
 
-__all__ = ["ERLConfig", "ERLTrainer"]
+__all__ = ["ERLConfig", "ERLTrainer", "MultiContextGRPOTrainer", "memory_collector"]
 
 
 def __getattr__(name: str) -> Any:

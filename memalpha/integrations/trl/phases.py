@@ -1,8 +1,8 @@
 """The words of ERL's phases: templates and how they are filled, advice out of a reflection, the reflection memory.
 
-A template is filled to one text. For a plain prompt that text is the new prompt; for a conversation it is its one user
-message, after the conversation's own system message, if it has one: every chat template takes that. `{prompt}` is then
-what the user said, or, of a longer conversation, all its messages with their roles.
+A template is filled to one text, which stands in the place of the prompt, or, in a conversation, of its last user
+message; `{prompt}` is what stood there. `{attempt}` is the completion, `{memory}` earlier advice with a heading, or
+nothing. The default templates are those of memalpha's own text tasks.
 """
 
 from __future__ import annotations
@@ -15,27 +15,11 @@ from typing import Any
 from memalpha.agent.parsing import after_thinking
 from memalpha.errors import ConfigError
 
-REFLECTION = """Below are a task, an attempt at it, and what was said about the attempt. Say in a few sentences what \
-went wrong and what to do instead, so that the next attempt at the task succeeds.
-
-Task:
-{prompt}
-
-Attempt:
-{attempt}
-
-Feedback:
-{feedback}
-
-Reward: {reward}
-
-Advice that has helped before:
-{memory}"""
-
-RETRY = """{prompt}
-
-Advice for this task, from an earlier attempt at it:
-{reflection}"""
+REFLECTION = (
+    "{prompt}\n\nYour reply:\n{attempt}\n\nReward {reward:g}. {feedback}\n{memory}"
+    "What should the next reply do differently? Answer in one or two sentences."
+)
+RETRY = "{prompt}\n\nAdvice: {reflection}"
 
 FIELDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     "reflection_system_prompt": (frozenset({"prompt", "attempt"}), frozenset({"feedback", "reward", "memory"})),
@@ -75,27 +59,25 @@ def check_template(setting: str, template: str, *, memory: bool = False) -> None
 
 
 def text_of(prompt: Any) -> str:
-    """A prompt or completion as text: itself, or the messages that are not the system's."""
+    """What a prompt or completion says: itself, or the content of the message that `asking` would replace, or last."""
     if isinstance(prompt, str):
         return prompt
-    said = [(message["role"], _content(message)) for message in prompt if message["role"] != "system"]
-    if len(said) == 1:
-        return said[0][1]
-    return "\n\n".join(f"{role}: {content}" for role, content in said)
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text", "") for part in content)
+    content = prompt[_place(prompt)].get("content") or ""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def asking(prompt: Any, text: str) -> Any:
-    """`text` as a prompt of the same kind as `prompt`, whose system message it keeps."""
+    """`text` in the place of what `prompt` says; the other messages of a conversation stay."""
     if isinstance(prompt, str):
         return text
-    return [*(dict(message) for message in prompt if message["role"] == "system"), {"role": "user", "content": text}]
+    place = _place(prompt)
+    return [{**message, "content": text} if at == place else dict(message) for at, message in enumerate(prompt)]
+
+
+def _place(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Of the last user message, else of the last."""
+    users = [at for at, message in enumerate(messages) if message["role"] == "user"]
+    return users[-1] if users else len(messages) - 1
 
 
 def advice(reply: Any) -> str:
@@ -105,8 +87,8 @@ def advice(reply: Any) -> str:
 
 
 def listed(recalled: Sequence[str]) -> str:
-    """Advice as the reflection template shows it."""
-    return "\n".join(f"- {text}" for text in recalled) or "(none yet)"
+    """Earlier advice as the reflection template shows it."""
+    return "".join(["Earlier advice that helped:\n", *(f"- {text}\n" for text in recalled)]) if recalled else ""
 
 
 class Reflections:

@@ -102,7 +102,7 @@ def test_phases_follow_from_one_another(made, chat):
             content(row["prompt"]),
             said,
             f"I wanted {row['kind']}.",
-            f"Reward: {r1[one.place]}",
+            f"Reward {r1[one.place]:g}.",
             "Old advice.",
         ):
             assert part in content(reflecting)

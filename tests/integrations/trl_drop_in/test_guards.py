@@ -158,7 +158,7 @@ def test_templates_are_filled_as_they_stand():
     assert text_of(chat) == "Hi {x}" and asking("a", "b") == "b"
     assert asking(chat, "b") == [chat[0], {"role": "user", "content": "b"}]
     more = [*chat, {"role": "assistant", "content": None}, {"role": "user", "content": "Well?"}]
-    assert text_of(more) == "user: Hi {x}\n\nassistant: \n\nuser: Well?"
+    assert text_of(more) == "Well?" and asking(more, "b") == [*more[:3], {"role": "user", "content": "b"}]
     assert advice([{"role": "assistant", "content": "<think>hm</think> Count. "}]) == "Count."
 
 

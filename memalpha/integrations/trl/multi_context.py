@@ -1,0 +1,168 @@
+"""`MultiContextGRPOTrainer`: rollouts of many contexts, made and scored by memalpha, learnt from by TRL.
+
+A rollout over a memory is one row a chunk, each after a prompt of its own, with the advantage of its turn; TRL's
+trainers have one row a prompt. Here the prompts of TRL's data set are tasks by number. The trainer samples
+`num_generations` rollouts of each (a `RolloutCollector` does: of memory tasks, or of prompts to complete), has
+memalpha's GRPO or RLOO weigh their turns, and hands TRL the rows with advantages by token, the sampler's log-probs as
+the ratio's denominator, and dead rows where rows would not be equally many. The update, and whatever surrounds it (loss
+type, KL, schedule, LoRA, accumulation, checkpoints, several processes), is TRL's.
+
+The gradient of the same rows is that of memalpha's own learner (tests/integrations/trl_drop_in). That one pads hardly
+anything, resumes at any step, and depends on no private method of another package: use this where TRL is what runs.
+A micro-batch here has all rows of `per_device_train_batch_size` rollouts, padded to the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from datasets import Dataset
+
+from memalpha.agent.builder import Builder
+from memalpha.config import ReinforcementConfig, TrainConfig
+from memalpha.errors import ConfigError, TrainingError
+from memalpha.integrations.trl.base import RowTrainer
+from memalpha.integrations.trl.rows import Rows, checked, of_ids
+from memalpha.policy.base import in_own_style, load_policy
+from memalpha.policy.transformers_ import TransformersPolicy
+from memalpha.qa.reader import load_reader
+from memalpha.qa.reward import MemoryReward
+from memalpha.store.embedding import load_embedder
+from memalpha.train.algorithms import ALGORITHMS
+from memalpha.train.collect import Collector
+from memalpha.train.collector import RolloutCollector
+from memalpha.train.rundir import trainable_policy
+from memalpha.train.samples import TrainingSample
+
+from trl.models.utils import disable_gradient_checkpointing  # isort: skip
+from trl.trainer.grpo_config import GRPOConfig  # isort: skip
+from trl.trainer.utils import use_adapter  # isort: skip
+
+WEIGHERS = ("grpo", "rloo")
+"""Algorithms whose rows are a policy gradient's alone."""
+
+
+def memory_collector(config: TrainConfig) -> Collector:
+    """Policy, writer, reader and reward of a memory run's configuration, for `MultiContextGRPOTrainer`."""
+    policy = trainable_policy(config)
+    reader, other = config.training_reader or config.reader, None
+    if reader.kind == "policy":
+        other = load_policy(reader.policy or config.policy, dtype=config.dtype, device=config.device)
+        if isinstance(other, TransformersPolicy):
+            other.model.requires_grad_(False)
+        reader = in_own_style(reader, other)
+    reader = reader.model_copy(update={"policy": None, "conflicts": reader.conflicts or "refuse"})
+    return Collector(
+        Builder(policy, in_own_style(config.agent, policy), load_embedder(config.agent.embedder)),
+        load_reader(reader, other),
+        MemoryReward(config.reward.kept_in(config.out), policy.count_tokens),
+        config,
+    )
+
+
+class MultiContextGRPOTrainer(RowTrainer):
+    """GRPO (or RLOO) by TRL on the rollouts of `collector` over `tasks`.
+
+    What is sampled, its reward and its advantages follow `collector.config` (`temperature`, `group_size`, `algorithm`
+    and `scale_rewards` of a `TrainConfig` or `TextConfig`), the update follows `args`. `named` is what `GRPOTrainer`
+    takes besides (`peft_config`, `callbacks`, `optimizers`). Raises `ConfigError` where the two disagree.
+    """
+
+    _name = "multi-context GRPO"
+
+    def __init__(self, collector: RolloutCollector[Any], tasks: Sequence[Any], args: GRPOConfig, **named: Any) -> None:
+        policy, config = collector.policy, collector.config
+        if not isinstance(policy, TransformersPolicy):
+            raise ConfigError(f"collector: policy {policy.name!r} has no weights to train")
+        _agree(config, args)
+        if not tasks:
+            raise ConfigError("tasks: none are given")
+        numbered = Dataset.from_dict({"prompt": [str(number) for number in range(len(tasks))]})
+        super().__init__(
+            policy.model, _no_reward, args, train_dataset=numbered, processing_class=policy.tokenizer, **named
+        )
+        policy.model = self.accelerator.unwrap_model(self.model)  # the sampler is what is trained
+        self.collector = collector
+        self.tasks = list(tasks)
+        self.algorithm = ALGORITHMS[config.algorithm](config)
+        here = args.per_device_train_batch_size * (args.steps_per_generation or 1)
+        if here % self.num_generations:
+            raise ConfigError(
+                f"per_device_train_batch_size: {here} rollouts a process and generation are no whole groups of "
+                f"num_generations={args.num_generations}"
+            )
+        if config.scale_rewards == "batch" and self.accelerator.num_processes > 1:
+            raise ConfigError("scale_rewards: batch would be of each process's own rollouts; choose group or none")
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        """Rows of fresh rollouts: ids and masks (B, P) and (B, T), advantages and old log-probs (B, T)."""
+        if not self.model.training:
+            raise TrainingError("TRL's evaluation has one row a prompt: use memalpha.evaluate on the policy")
+        tasks = [self.tasks[int(row["prompt"])] for row in inputs[:: self.num_generations]]
+        step = self.state.global_step * self.args.gradient_accumulation_steps
+        step += self._step % self.args.gradient_accumulation_steps
+        self.model.eval()
+        try:
+            sampled = self.collector.sampled(tasks, step, self.accelerator.process_index * len(tasks))
+            groups, _ = self.collector.scored(sampled)
+        finally:
+            self.model.train()
+        samples = self.algorithm.annotate(groups, None)  # type: ignore[arg-type]  # asked for a KL's sake only
+        rows = self._evened(self._rows(samples))
+        rewards = self._gathered([one.reward.total for group in groups for one in group.trajectories if one.reward])
+        self._metric("reward", sum(rewards) / len(rewards))
+        self._metric("reward_std", float(torch.tensor(rewards).std()))
+        self._metric("rows", sum(self._gathered([len(samples)])))
+        lengths = self._gathered([len(sample.completion_ids) for sample in samples])
+        self._metric("completions/mean_length", sum(lengths) / len(lengths))
+        self.state.num_input_tokens_seen += sum(self._gathered([sum(sample.length for sample in samples)]))
+        self._metrics["train"]["num_tokens"] = [float(self.state.num_input_tokens_seen)]
+        return rows
+
+    def _rows(self, samples: Sequence[TrainingSample]) -> Rows:
+        pad, device = self._tokenizer.pad_token_id, self.accelerator.device
+        rows = of_ids([one.prompt_ids for one in samples], [one.completion_ids for one in samples], pad, device)
+        for name, field in (("advantages", "advantages"), ("old_per_token_logps", "logprobs")):
+            values = torch.zeros(rows["completion_ids"].shape)
+            for number, sample in enumerate(samples):
+                values[number, : len(sample.completion_ids)] = torch.from_numpy(getattr(sample, field))
+            rows[name] = values.to(device)
+        if self.beta != 0.0:
+            rows["ref_per_token_logps"] = self._reference(rows)
+        return checked(rows, len(samples))
+
+    def _reference(self, rows: Rows) -> torch.Tensor:
+        """Log-probs (B, T) of the start: of TRL's reference model, or without the adapter."""
+        ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+        mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+        width, size = rows["completion_ids"].shape[1], self.args.per_device_train_batch_size
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            if self.ref_model is not None:
+                return self._get_per_token_logps_and_entropies(self.ref_model, ids, mask, width, size)[0]
+            model: Any = self.accelerator.unwrap_model(self.model)
+            with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
+                return self._get_per_token_logps_and_entropies(self.model, ids, mask, width, size)[0]
+
+
+def _no_reward(**_: Any) -> list[float]:
+    raise TrainingError("rewards come from the collector")
+
+
+def _agree(config: ReinforcementConfig, args: GRPOConfig) -> None:
+    if config.algorithm not in WEIGHERS:
+        raise ConfigError(f"algorithm: {config.algorithm} is not a policy gradient alone: {' or '.join(WEIGHERS)} is")
+    for name, ours, theirs in (
+        ("temperature", config.temperature, args.temperature),
+        ("num_generations", config.group_size, args.num_generations),
+    ):
+        if ours != theirs:
+            raise ConfigError(f"{name}: rollouts are sampled with {ours}, GRPOConfig says {theirs}: make them equal")
+    for name in ("beta", "entropy_coef"):
+        if getattr(config, name):
+            raise ConfigError(f"{name}: is TRL's here: set it in GRPOConfig, and leave it out of the collector's")
+    if config.old_logprobs != "sampled":
+        raise ConfigError("old_logprobs: the ratio's denominator is the sampler's record here; leave it out")
+    if args.use_vllm or args.eval_strategy != "no":
+        raise ConfigError("use_vllm, eval_strategy: memalpha samples and evaluates here; leave them out")
