@@ -18,6 +18,7 @@ PARTITIONS = 16
 TABLES = ("operations", "versions", "vectors", "postings")
 TRIGGERS = 3  # on the log
 
+_GUESSED, _OF = 200, 2  # made-up rows of a partition, and namespaces that they are of
 _MOST_DIM = 2000  # of a vector that fits into a page, and that HNSW takes
 _NEAR = "CREATE INDEX vectors_near ON vectors USING hnsw (vector {operators});"
 
@@ -76,6 +77,25 @@ _MINE = (
     "(string_to_array(current_setting('memalpha.ns', true), ',')::bigint[])))"
 )  # asked once a statement; what a role sees of `namespaces` is its policy's to say
 
+# Statistics of rows that are made up and gone again. Before the first ANALYZE, which may be long in coming and which
+# the owner alone may ask for, PostgreSQL would take every namespace for one row: then any index is as good to it as any
+# other, and it reads a whole namespace to find one entry.
+_GUESS = """
+INSERT INTO operations (ns, seq, time, head, kind, id, content)
+  SELECT n % {namespaces}, n, n, n, 'insert', n, n FROM generate_series(1, {rows}) n;
+INSERT INTO versions (ns, id, version, category, content, importance, metadata, valid_from, valid_to, created, digest,
+  source, chunk, turn)
+  SELECT n % {namespaces}, n, 1, n % 5, n, 1, '{{}}', n, CASE WHEN n % 4 = 0 THEN n + 1 END, n,
+  decode(md5(n::text), 'hex'), n / 30, n % 30, n FROM generate_series(1, {rows}) n;
+INSERT INTO vectors
+  SELECT n % {namespaces}, decode(md5(n::text), 'hex'), array_fill(0.1, ARRAY[{dim}])::real[]::{extension}.vector
+  FROM generate_series(1, {rows}) n;
+INSERT INTO postings SELECT n % {namespaces}, n % 20, decode(md5((n / 20)::text), 'hex'), 1, 20
+  FROM generate_series(1, {rows}) n;
+ANALYZE {parts};
+TRUNCATE {parts};
+"""
+
 # Who is not the owner gets what a store needs, and no more; TRUNCATE, which heeds no policy, is not among it.
 _ADMIT = """
 CREATE FUNCTION admit(role name, namespace text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
@@ -99,19 +119,25 @@ def script(schema: str, extension: str, dim: int) -> str:
     made.append(_ADMIT.format(schema=schema))
     if dim <= _MOST_DIM:  # read from the row itself, not from a place beside the table
         made.append("ALTER TABLE vectors ALTER COLUMN vector SET STORAGE PLAIN;")
-    for table in TABLES:
-        made.append(f"CREATE POLICY own ON {table} USING ({_MINE.format(schema=schema)});")
-        for part in range(PARTITIONS):
-            made.append(
-                f"CREATE TABLE {table}_{part} PARTITION OF {table} FOR VALUES WITH (modulus {PARTITIONS}, "
-                f"remainder {part});"
-            )
-            made.append(_closed(f"{table}_{part}"))
-    made += [_closed(table) for table in (*TABLES, "namespaces", "members")]
+    parts = [f"{table}_{part}" for table in TABLES for part in range(PARTITIONS)]
+    for part in parts:
+        table, _, number = part.partition("_")
+        bounds = f"(modulus {PARTITIONS}, remainder {number})"
+        made.append(f"CREATE TABLE {part} PARTITION OF {table} FOR VALUES WITH {bounds};")
+    made.append(
+        _GUESS.format(
+            extension=extension,
+            dim=dim,
+            rows=_GUESSED * PARTITIONS,
+            namespaces=_OF * PARTITIONS,
+            parts=", ".join(parts),
+        )
+    )
+    made += [f"CREATE POLICY own ON {table} USING ({_MINE.format(schema=schema)});" for table in TABLES]
+    made += [
+        f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;"
+        for table in (*TABLES, *parts, "namespaces", "members")
+    ]
     if dim <= _MOST_DIM:
         made.append(_NEAR.format(operators=f"{extension}.vector_ip_ops"))
     return "\n".join(made)
-
-
-def _closed(table: str) -> str:
-    return f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;"

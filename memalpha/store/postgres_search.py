@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,18 +28,20 @@ from memalpha.store.filters import Filter
 from memalpha.store.index import directions, inner_products
 from memalpha.store.lexical import K1, B, Found, words
 from memalpha.store.postgres import Vector
-from memalpha.store.postgres_filters import narrowed
+from memalpha.store.postgres_filters import PARSED, narrowed, verdict
 from memalpha.store.postgres_rows import PostgresRows
 from memalpha.store.postgres_words import ALL, term_of
 from memalpha.store.ranking import Route, Selection, check, score
 from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder
 from memalpha.store.retrieval import Boost, Scored
 from memalpha.store.scores import top
+from memalpha.types import MemoryEntry
 
 SIZE = 10_000  # entries: up to here a search looks at every one
 MOST = 100  # results; for more, every entry is looked at
 NEAR = WORDED = USUAL = 300
 _POSTINGS = 2000  # of one word that are read to find candidates
+_FEW = 1000  # entries that are looked up one by one
 _SCANNED = 40_000  # vectors that the index may go through
 
 _SETTINGS = ", ".join(
@@ -51,9 +55,16 @@ _SETTINGS = ", ".join(
 # all of it for each of its entries. Joins by hashing are linear whatever it takes it for.
 JOINED = "SELECT set_config('enable_nestloop', 'off', true)"
 
-_DOCUMENT = np.dtype(
-    [("created", ">i8"), ("order", ">i8"), ("length", ">i4"), ("dense", ">f8"), ("source", ">i8"), ("chunk", ">i8")]
-)
+# What is read of each entry: name, type, and the bytes of its value. `{near}`: its product with the query's vector; a
+# source is told by its hash, which is not 0.
+_PLAIN = [("created", ">i8", "int8send(v.created)"), ("order", ">i8", "int8send(v.valid_from)")]
+_DENSE = [("dense", ">f8", "float8send(coalesce(-(x.vector <#> ?), 'NaN'::float8))")]
+_SPAN = [
+    ("source", ">i8", "int8send(CASE WHEN v.turn IS NULL THEN 0 ELSE coalesce(v.source_key | 1, 0) END)"),
+    ("chunk", ">i8", "int8send(coalesce(v.chunk, -1))"),
+]
+_DIGEST = [("digest", "V16", "v.digest")]
+_UNSURE = [("unsure", ">i4", "int4send(CASE WHEN v.passes THEN 0 ELSE 1 END)")]
 _POSTING = np.dtype([("created", ">i8"), ("count", ">i4")])
 _WORD = np.dtype([("digest", ">u8"), ("rest", ">u8"), ("count", ">i4"), ("length", ">i4")])
 
@@ -62,14 +73,39 @@ _WAS_LIVE = "v.ns = ? AND v.valid_from <= ? AND (v.valid_to IS NULL OR v.valid_t
 
 
 class Over(NamedTuple):
-    """The entries that a search is over: a condition on `versions v`, and its parameters."""
+    """The entries that a search is over: rows `v` like those of `versions`, a condition, and the parameters of both.
+
+    `where`: a filter that the condition does not say all of; then `v.passes` is null where it is to be asked.
+    `digests`: the contents that these entries have, where they are few.
+    """
 
     sql: str
     values: tuple[Any, ...]
+    rows: str = "versions v"
+    given: tuple[Any, ...] = ()
+    where: Filter | None = None
+    digests: list[bytes] | None = None
 
     def only(self, condition: str, value: Any) -> Over:
         """Those of them that fulfil another condition."""
-        return Over(f"{self.sql} AND {condition}", (*self.values, value))
+        return self._replace(sql=f"{self.sql} AND {condition}", values=(*self.values, value))
+
+    def passing(self, where: Filter) -> Over:
+        """Those of them that pass a filter, and those of which the server cannot say."""
+        least, told = narrowed(where), verdict(where)
+        if least.exact:
+            return Over(f"{self.sql} AND {least.sql}", (*self.values, *least.values))
+        rows = f"SELECT v.*, {PARSED} FROM {self.rows} WHERE {self.sql} AND {least.sql} OFFSET 0"
+        rows = f"SELECT v.*, {told.sql} AS passes FROM ({rows}) v OFFSET 0"  # each said once: OFFSET keeps it so
+        given = (*told.values, *self.values, *least.values)
+        return Over("v.passes IS NOT false", (), f"({rows}) v", given, where)
+
+    def source(self, ns: int, way: str, table: str) -> tuple[str, tuple[Any, ...]]:
+        """What follows FROM where a table of contents is joined, as `x`; and the parameters up to here."""
+        on, given = "x.ns = ? AND x.digest = v.digest", (*self.given, ns)
+        if self.digests is not None:
+            on, given = f"{on} AND x.digest = ANY(?::bytea[])", (*given, self.digests)
+        return f"{self.rows} {way} JOIN {table} x ON {on}", given
 
 
 class PostgresIndex:
@@ -104,20 +140,21 @@ class PostgresIndex:
         with self._rows.transaction(write=False) as connection:
             connection.execute(JOINED)
             server = _Server(connection, self._rows, encoder, position)
-            over = server.over(where)
+            over = server.all if where is None else server.all.passing(where)
             every = exact or position is not None or where is not None or route in ("hard", "bm25") or k > MOST
-            large = not every and end > SIZE and server.is_large(over, route)
+            large = not every and end > SIZE and server.is_large(route)
             found = []
             for number, query in enumerate(queries):
                 asked = Counter(words(query))
                 vector = None if vectors is None else vectors[number : number + 1]
                 selection = None
                 if large and vector is not None:
-                    selection = server.candidates(over, asked, vector, route, boost)
+                    selection = server.candidates(asked, vector, route, boost)
                 if selection is None:
                     selection = server.selection(over, asked, vector, route, boost)
                 found.append([] if selection is None else _ranked(selection, words(query), vector, k, route, boost))
-            return found
+            entries = server.entries(list({created for hits in found for created, _, _ in hits}))
+        return [[Scored(entries[at].id, score, parts, entries[at]) for at, score, parts in hits] for hits in found]
 
     def build(self, end: int) -> None:
         """Nothing is to be made ready: the server keeps its indexes."""
@@ -131,42 +168,45 @@ class PostgresIndex:
 
 def _ranked(
     selection: Fetched, query: list[str], vector: np.ndarray | None, k: int, route: Route, boost: Boost | None
-) -> list[Scored]:
+) -> list[tuple[int, float, dict[str, float]]]:
+    """The best entries, by the positions that made their ids, with their scores and the parts of these."""
     kept, parts, terms, _ = score(selection, query, vector, route, boost, selection.fields.__getitem__)
     total = sum(terms[1:], terms[0])
-    places = np.arange(len(selection.ids))[kept]
     best = top(total, selection.orders[kept], k)
+    made = selection.created[kept][best].tolist()
     return [
-        Scored(selection.ids[place], value, {name: float(values[at]) for name, values in parts.items()})
-        for at, place, value in zip(best.tolist(), places[best].tolist(), total[best].tolist(), strict=True)
+        (created, value, {name: float(values[at]) for name, values in parts.items()})
+        for at, created, value in zip(best.tolist(), made, total[best].tolist(), strict=True)
     ]
 
 
 class Fetched(Selection):
-    """Entries that the server gave for one query.
+    """Entries that the server gave for one query, in the order of the positions `created` that made their ids.
 
-    `ids`, `orders`, `lengths`, `products` and `places` (source, chunk, step) are by entry; `sums` `(groups, dim)`: of
-    the vectors of each group; `fields`: what a boost needs.
+    `orders`, `lengths` (given later), `products` and `places` (source, chunk, step) are by entry; `sums`
+    `(groups, dim)`: of the vectors of each group; `fields`: what a boost needs.
     """
 
+    found: Found | None = None
+
     def __init__(
-        self,
-        ids: list[str],
-        groups: np.ndarray,
-        documents: np.ndarray,
-        sums: np.ndarray,
-        fields: dict[str, np.ndarray],
+        self, groups: np.ndarray, documents: np.ndarray, sums: np.ndarray, fields: dict[str, np.ndarray]
     ) -> None:
         super().__init__(groups, len(sums))
-        self.ids, self.fields = ids, fields
+        self.fields, self._sums = fields, sums
+        given = documents.dtype.names or ()
         self.created, self.orders = (documents[name].astype(np.int64) for name in ("created", "order"))
-        self.products = np.round(documents["dense"].astype(np.float64), 5)
-        self._lengths = documents["length"].astype(np.int64)
-        sources = documents["source"]
-        numbers = np.where(sources == 0, 0, 1 + np.unique(sources, return_inverse=True)[1])
-        self._spans = np.stack([numbers, documents["chunk"].astype(np.int64), self.created], axis=1)
-        self._sums = sums
-        self.found: Found | None = None
+        self.products = np.round(documents["dense"].astype(np.float64), 5) if "dense" in given else np.zeros(0)
+        self._lengths = np.zeros(len(documents), np.int64)
+        self._spans = None
+        if "source" in given:
+            sources = documents["source"]
+            numbers = np.where(sources == 0, 0, 1 + np.unique(sources, return_inverse=True)[1])
+            self._spans = np.stack([numbers, documents["chunk"].astype(np.int64), self.created], axis=1)
+
+    def hold(self, lengths: np.ndarray, found: Found | None) -> None:
+        """Take the number of each entry's words, and where those of the query are."""
+        self._lengths, self.found = lengths, found
 
     @property
     def lengths(self) -> np.ndarray:
@@ -204,10 +244,10 @@ class Likely(Fetched):
 
     def bm25(self, query: Sequence[str]) -> np.ndarray:
         if self.found is None:
-            return np.zeros(len(self.ids))
+            return np.zeros(len(self.created))
         _, terms, places, counts = self.found
         penalties = K1 * (1.0 - B + B * self.lengths[places] / self.words.mean)
-        return np.bincount(places, self.words.idfs[terms] * counts / (counts + penalties), len(self.ids))
+        return np.bincount(places, self.words.idfs[terms] * counts / (counts + penalties), len(self.created))
 
 
 class _Server:
@@ -216,29 +256,33 @@ class _Server:
     def __init__(self, connection: Any, rows: PostgresRows, encoder: StoredEmbedder, position: int | None) -> None:
         self._connection, self._rows, self._encoder, self._position = connection, rows, encoder, position
 
-    def over(self, where: Filter | None) -> Over:
-        """The entries that pass."""
-        over = Over(_LIVE, (self._rows.ns,))
-        if self._position is not None:
-            over = Over(_WAS_LIVE, (self._rows.ns, self._position, self._position))
-        if where is None:
-            return over
-        condition = narrowed(where)
-        passing = Over(f"{over.sql} AND {condition.sql}", (*over.values, *condition.values))
-        if condition.exact:
-            return passing
-        query = f"SELECT created, {ENTRY}, version, valid_from, valid_to FROM versions v WHERE {passing.sql}"
-        rows = self._connection.execute(query, passing.values)
-        return over.only("v.created = ANY(?::bigint[])", [row[0] for row in rows if where.matches(entry_of(row[1:]))])
+    @cached_property
+    def all(self) -> Over:
+        """All entries there are."""
+        if self._position is None:
+            return Over(_LIVE, (self._rows.ns,))
+        return Over(_WAS_LIVE, (self._rows.ns, self._position, self._position))
 
-    def is_large(self, over: Over, route: Route) -> bool:
+    def is_large(self, route: Route) -> bool:
         """Whether a search is of so many entries that it looks at candidates alone."""
+        over = self.all
         if route == "soft":
             spans = f"SELECT 1 FROM versions v WHERE {over.sql} AND v.turn IS NOT NULL AND v.source IS NOT NULL LIMIT 1"
             if self._connection.execute(spans, over.values).fetchone() is not None:
                 return False
         query = f"SELECT count(*) FROM (SELECT 1 FROM versions v WHERE {over.sql} LIMIT {SIZE + 1}) AS few"
         return self._connection.execute(query, over.values).fetchone()[0] > SIZE
+
+    def entries(self, created: Sequence[int]) -> dict[int, MemoryEntry]:
+        """Entries by the positions that made their ids, as they are, or were."""
+        if not created:
+            return {}
+        over = self.all.only("v.created = ANY(?::bigint[])", created)
+        query = f"SELECT created, {ENTRY}, version, valid_from, valid_to FROM versions v WHERE {over.sql}"
+        found = {made: entry_of(tuple(row)) for made, *row in self._connection.execute(query, over.values)}
+        return {
+            made: entry if entry.valid_to is None else replace(entry, valid_to=None) for made, entry in found.items()
+        }
 
     def selection(
         self,
@@ -250,80 +294,103 @@ class _Server:
         kind: type[Fetched] = Fetched,
     ) -> Fetched | None:
         """The entries with all that their scores for a query are made of; None where there are none."""
-        dense, place, more, values = "0::float8", "0::bigint", "", ()
-        if vector is not None:
-            dense, values = "coalesce(-(x.vector <#> ?), 'NaN'::float8)", (_bound(vector),)
-            more = ", sum(x.vector)"
-        if route == "soft":  # the number of a source: its hash, which is not 0
-            place = "CASE WHEN v.turn IS NULL THEN 0 ELSE coalesce(v.source_key | 1, 0) END"
+        groups, filtered = route in ("soft", "hard"), over is not self.all
+        columns = _PLAIN + (_SPAN if route == "soft" else []) + ([] if over.where is None else _UNSURE)
+        columns += ([] if vector is None else _DENSE) + (_DIGEST if filtered else [])
         fields = [] if boost is None else ["importance", "timestamp"]
-        more += "".join(f", array_agg(v.{field})" for field in fields)
+        sums = vector is not None and groups
+        source, given = (over.rows, over.given) if vector is None else over.source(self._rows.ns, "LEFT", "vectors")
         query = (
-            "SELECT v.category, array_agg(v.id), string_agg(int8send(v.created) || int8send(v.valid_from) || "
-            f"int4send(coalesce(l.count, -1)) || float8send({dense}) || int8send({place}) || "
-            f"int8send(coalesce(v.chunk, -1)), ''){more} FROM versions v "
-            f"LEFT JOIN postings l ON l.ns = v.ns AND l.term = {ALL} AND l.digest = v.digest "
-            + ("" if vector is None else "LEFT JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest ")
-            + f"WHERE {over.sql} GROUP BY v.category ORDER BY v.category"
+            f"SELECT string_agg({' || '.join(value for _, _, value in columns)}, '')"
+            + (", sum(x.vector)" if sums else "")
+            + "".join(f", array_agg(v.{field})" for field in fields)
+            + f" FROM {source} WHERE {over.sql}"
+            + (" GROUP BY v.category ORDER BY v.category" if groups else " HAVING count(*) > 0")
         )
-        rows = self._connection.execute(query, (*values, *over.values)).fetchall()
+        near = () if vector is None else (_bound(vector),)
+        rows = self._connection.execute(query, (*near, *given, *over.values)).fetchall()
         if not rows:
             return None
-        documents = np.frombuffer(b"".join(row[2] for row in rows), _DOCUMENT).copy()
-        if (documents["length"] < 0).any():
-            raise DamagedStore(
-                f"{self._rows.database.path} lacks the words of some contents: run `memalpha doctor --repair`"
-            )
-        ids = [id for row in rows for id in row[1]]
-        groups = np.repeat(np.arange(len(rows)), [len(row[1]) for row in rows])
-        sums = np.zeros((len(rows), self._encoder.dim))
-        if vector is not None:
+        dtype = np.dtype([(name, kind) for name, kind, _ in columns])
+        blocks = [np.frombuffer(row[0], dtype) for row in rows]
+        documents = np.concatenate(blocks)
+        if over.where is not None and documents["unsure"].any():
+            return self.selection(self._sure(documents, over.where), asked, vector, route, boost, kind)
+        prototypes = np.zeros((len(rows), self._encoder.dim))
+        if sums:
             for number, row in enumerate(rows):
-                if row[3] is not None:
-                    sums[number] = np.frombuffer(row[3], "<f4")
-            self._embed(ids, groups, documents, sums, vector)
+                if row[1] is not None:
+                    prototypes[number] = np.frombuffer(row[1], "<f4")
+        numbers = np.repeat(np.arange(len(rows)), list(map(len, blocks)))
+        if vector is not None:
+            self._embed(numbers, documents, prototypes, vector)
         at = len(rows[0]) - len(fields)
-        numbers = {
+        given = {
             field: np.array([number_of(value) for row in rows for value in row[at + place]])
             for place, field in enumerate(fields)
         }
-        selection = kind(ids, groups, documents, sums, numbers)
+        selection = kind(numbers, documents, prototypes, given)
         if route != "dense":
-            selection.found = self._found(over, asked, selection.created)
+            self._hold(self._these(selection.created, documents["digest"]) if filtered else over, asked, selection)
         return selection
 
-    def _embed(
-        self, ids: list[str], groups: np.ndarray, documents: np.ndarray, sums: np.ndarray, vector: np.ndarray
-    ) -> None:
+    def _these(self, created: np.ndarray, digests: np.ndarray) -> Over:
+        """Entries by the positions that made their ids, and their contents."""
+        if len(created) > _FEW:  # so many are not looked up one by one
+            return self.all.only("v.created IN (SELECT unnest(?::bigint[]))", created.tolist())
+        over = self.all.only("v.created = ANY(?::bigint[])", created.tolist())
+        return over._replace(digests=[digest.tobytes() for digest in digests])
+
+    def _sure(self, documents: np.ndarray, where: Filter) -> Over:
+        """What passes, of entries of which the server was sure or was not."""
+        entries = self.entries(documents["created"][documents["unsure"] != 0].tolist())
+        passes = [not row["unsure"] or where.matches(entries[int(row["created"])]) for row in documents]
+        kept = documents[np.array(passes, bool)]
+        return self._these(kept["created"], kept["digest"])
+
+    def _embed(self, groups: np.ndarray, documents: np.ndarray, sums: np.ndarray, vector: np.ndarray) -> None:
         """Embed what the store has no vector of."""
         missing = np.flatnonzero(np.isnan(documents["dense"]))
         if len(missing):
-            entries = self._rows.many([ids[place] for place in missing], self._position)
-            vectors = self._encoder.encode([entries[ids[place]].content for place in missing])
+            made = documents["created"][missing].tolist()
+            entries = self.entries(made)
+            vectors = self._encoder.encode([entries[created].content for created in made])
             documents["dense"][missing] = inner_products(vector, vectors)[0]
             np.add.at(sums, groups[missing], vectors)
 
-    def _found(self, over: Over, asked: Counter[str], created: np.ndarray) -> Found | None:
-        """Where a query's words are among entries, by the positions that made their ids."""
+    def _hold(self, over: Over, asked: Counter[str], selection: Fetched) -> None:
+        """Give entries the numbers of their words, and where a query's words are among them."""
+        source, given = over.source(self._rows.ns, "INNER", "postings")
         query = (
-            "SELECT p.term, string_agg(int8send(v.created) || int4send(p.count), '') FROM versions v "
-            f"JOIN postings p ON p.ns = v.ns AND p.digest = v.digest WHERE {over.sql} AND p.term = ANY(?::bigint[]) "
-            "GROUP BY p.term"
+            f"SELECT x.term, string_agg(int8send(v.created) || int4send(x.count), '') FROM {source} "
+            f"WHERE {over.sql} AND x.term = ANY(?::bigint[]) GROUP BY x.term"
         )
-        rows = self._connection.execute(query, (*over.values, list(map(term_of, asked)))) if asked else ()
-        blobs = dict(rows)
-        postings = [np.frombuffer(blobs.get(term_of(word), b""), _POSTING) for word in asked]
-        if not blobs:
-            return None
-        together = np.concatenate(postings)
-        order = np.argsort(created)
-        places = order[np.searchsorted(created[order], together["created"].astype(np.int64))]
-        numbers = np.repeat(np.arange(len(postings)), list(map(len, postings)))
-        return Found(np.array(list(asked.values())), numbers, places, together["count"].astype(np.int64))
+        rows = self._connection.execute(query, (*given, *over.values, [ALL, *map(term_of, asked)]))
+        blobs = {term: np.frombuffer(blob, _POSTING) for term, blob in rows}
+        empty = np.zeros(0, _POSTING)
+        order = np.argsort(selection.created)
+        created = selection.created[order]
 
-    def candidates(
-        self, over: Over, asked: Counter[str], vector: np.ndarray, route: Route, boost: Boost | None
-    ) -> Fetched | None:
+        def places(postings: np.ndarray) -> np.ndarray:
+            return order[np.searchsorted(created, postings["created"].astype(np.int64))]
+
+        lengths = np.full(len(created), -1)
+        usual = blobs.get(ALL, empty)
+        lengths[places(usual)] = usual["count"]
+        if (lengths < 0).any():
+            raise DamagedStore(
+                f"{self._rows.database.path} lacks the words of some contents: run `memalpha doctor --repair`"
+            )
+        postings = [blobs.get(term_of(word), empty) for word in asked]
+        together = np.concatenate([empty, *postings])
+        found = None
+        if len(together):
+            numbers = np.repeat(np.arange(len(postings)), list(map(len, postings)))
+            counts = together["count"].astype(np.int64)
+            found = Found(np.array(list(asked.values())), numbers, places(together), counts)
+        selection.hold(lengths, found)
+
+    def candidates(self, asked: Counter[str], vector: np.ndarray, route: Route, boost: Boost | None) -> Fetched | None:
         """The entries of a large memory that may be among the best; None where the index did not find enough."""
         self._connection.execute(f"SELECT {_SETTINGS}")
         rows = self._connection.execute(
@@ -331,24 +398,25 @@ class _Server:
             (self._rows.ns, _bound(vector)),
         )
         found = [digest for (digest,) in rows]
-        living = self._living(over, found)
+        living = self._living(found)
         near = [digest for digest in found if digest in living][:NEAR]
         if len(near) < NEAR:
             return None
-        known, worded = self._words(over, asked)
+        known, worded = self._words(asked)
         digests = list({*near, *worded})
-        some = over.only("v.digest = ANY(?::bytea[])", digests)
+        some = self.all.only("v.digest = ANY(?::bytea[])", digests)._replace(digests=digests)
         selection = self.selection(some, asked, vector, route, boost, Likely)
         if isinstance(selection, Likely):
             selection.words = known
         return selection
 
-    def _living(self, over: Over, digests: Iterable[bytes]) -> set[bytes]:
+    def _living(self, digests: Iterable[bytes]) -> set[bytes]:
         """Those contents that entries hold."""
+        over = self.all
         query = f"SELECT v.digest FROM versions v WHERE {over.sql} AND v.digest = ANY(?::bytea[])"
         return {digest for (digest,) in self._connection.execute(query, (*over.values, list(digests)))}
 
-    def _words(self, over: Over, asked: Counter[str]) -> tuple[_Words, set[bytes]]:
+    def _words(self, asked: Counter[str]) -> tuple[_Words, set[bytes]]:
         """The statistics of a query's words, and the digests of the contents best by these, and of some others."""
         query = (
             "SELECT t.term, (SELECT string_agg(p.digest || int4send(p.count) || int4send(p.length), '') FROM "
@@ -358,7 +426,7 @@ class _Server:
         terms = [ALL, *map(term_of, asked)]
         blobs = dict(self._connection.execute(query, (self._rows.ns, terms)))
         read = [np.frombuffer(blobs[term] or b"", _WORD) for term in terms]
-        living = self._living(over, {_digest(row) for some in read for row in some})
+        living = self._living({_digest(row) for some in read for row in some})
         kept = [some[np.array([_digest(row) in living for row in some], bool)] for some in read]
         number, *holders = map(_estimated, read, kept)
         usual, *postings = kept

@@ -69,11 +69,13 @@ class Document:
 
 class Scored(NamedTuple):
     """One result. `explain` has the raw parts `dense` and `bm25`, the `group` prior and the terms of a `Boost`, where
-    they were used; with spans, `bm25` is of the own words, and `around` what those around add to it."""
+    they were used; with spans, `bm25` is of the own words, and `around` what those around add to it. `entry`: what
+    was found, where the search has read it."""
 
     id: str
     score: float
     explain: Mapping[str, float]
+    entry: MemoryEntry | None = None
 
 
 @dataclass(frozen=True, slots=True)

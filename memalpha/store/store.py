@@ -289,9 +289,10 @@ class MemoryStore(Memory):
             found = self._index.search(
                 tip.seq, position, queries, k, route=route, where=chosen, boost=boost, exact=exact, vectors=known
             )
-            entries = self._rows.many(list({hit.id for hits in found for hit in hits}), position)
+            entries = {hit.id: hit.entry for hits in found for hit in hits if hit.entry is not None}
+            entries |= self._rows.many(list({hit.id for hits in found for hit in hits} - entries.keys()), position)
             near = {id: tuple(surroundings(self._rows, id, around, position)) for id in entries if around}
-        return [[Hit(entries[id], score, parts, near.get(id, ())) for id, score, parts in hits] for hits in found]
+        return [[Hit(entries[id], score, parts, near.get(id, ())) for id, score, parts, _ in hits] for hits in found]
 
     def around(self, id: str, tokens: int = 200, *, as_of: int | str | None = None) -> list[MemoryEntry]:
         """The raw text around an entry: spans of its `source` (they have a `turn`), by `chunk` and then as stored, an

@@ -278,4 +278,4 @@ class WorkingMemory(Memory):
             corpus = Corpus(self._embedder, documents, lambda: self._state.entries.values())
         found = corpus.search_many(queries, k, route=route, where=chosen, boost=boost)
         self._corpus = corpus
-        return [[Hit(self._state.get(id), score, explain) for id, score, explain in hits] for hits in found]
+        return [[Hit(self._state.get(id), score, explain) for id, score, explain, _ in hits] for hits in found]

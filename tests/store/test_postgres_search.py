@@ -21,6 +21,7 @@ from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry
 
 search = pytest.importorskip("memalpha.store.postgres_search")
+filters = pytest.importorskip("memalpha.store.postgres_filters")
 postgres_rows = pytest.importorskip("memalpha.store.postgres_rows")
 pytestmark = pytest.mark.postgres
 WORDS = ["ana", "lives", "oslo", "likes", "tea", "bike", "moved", "lisbon", "dog", "cat", "work", "garden", "piano"]
@@ -125,6 +126,32 @@ def check(store: MemoryStore, where) -> None:
     wanted = {entry.id for entry in everything if chosen.matches(entry)}
     found = store.search("ana likes tea", 100, where=where, route="bm25")
     assert {hit.entry.id for hit in found} == wanted
+    assert all(said in (None, id in wanted) for id, said in verdicts(store, where))
+
+
+def verdicts(store: MemoryStore, where) -> list[tuple]:
+    """The entries' ids, and what the server says of each."""
+    chosen = parse(where)
+    assert chosen is not None
+    told = filters.verdict(chosen)
+    query = f"SELECT v.id, {told.sql} FROM (SELECT v.*, {filters.PARSED} FROM versions v WHERE v.ns = ?) v"
+    with store._rows.transaction(write=False) as connection:
+        return connection.execute(query, (*told.values, store._rows.ns)).fetchall()
+
+
+def test_the_server_itself_says_what_passes_wherever_it_can(held: MemoryStore) -> None:
+    sure = [
+        {"p": 1}, {"p": {"$ne": 1}}, {"p": {"$gt": 0, "$lte": 1.5}}, {"q": {"$contains": "ab"}}, {"p": None},
+        {"p.x.y": 2.5}, {"p": {"$in": ["a", 2, True]}}, {"p": {"x": {"y": 2.5}}}, {"$not": {"p": {"$gt": "Z"}}},
+        {"importance": {"$gt": 0}}, {"content": {"$contains": "tea"}}, {"timestamp": None},
+    ]  # fmt: skip
+    odd = {entry.id for entry in held.list() if entry.metadata in (*HARD[:2], HARD[-1])}  # \\u0000, \\ud8..
+    for where in sure:
+        assert {id for id, said in verdicts(held, where) if said is None} <= odd, where
+    near = [id for id, said in verdicts(held, {"timestamp": {"$gte": "2024-05-10"}}) if said is None]
+    written = {entry.id: entry.timestamp for entry in held.list()}
+    assert near and {written[id] for id in near} <= {"20240510", *(f"2024-05-{day:02}" for day in range(8, 13))}
+    assert {said for _, said in verdicts(held, {"q": {"$lt": 2**60}})} == {None}  # decimals are no floats there
 
 
 def test_another_process_is_heard_at_once_and_leaves_no_trace_elsewhere(place: str) -> None:
@@ -157,7 +184,7 @@ def test_a_large_memory_is_searched_by_candidates(place: str, monkeypatch: pytes
 
         def counted(self, *arguments):
             found = candidates(self, *arguments)
-            used.append(found is not None and len(found.ids) < 400)
+            used.append(found is not None and len(found.created) < 400)
             return found
 
         monkeypatch.setattr(search._Server, "candidates", counted)
