@@ -29,7 +29,8 @@ BELOW["policy"] = BELOW["tasks"] = BASE  # neither knows the store, nor the othe
 BELOW["agent"] = BASE | {"store", "policy", "tasks"}
 BELOW["qa"] = BELOW["agent"] | {"agent"}
 BELOW["rewards"] = BELOW["qa"] | {"qa"}
-BELOW["train"] = BELOW["rewards"] | {"rewards"}
+BELOW["environments"] = BELOW["rewards"] | {"rewards"}
+BELOW["train"] = BELOW["environments"] | {"environments"}
 BELOW["report"] = BELOW["train"] | {"train"}
 BELOW["integrations"] = BELOW["report"] | {"__init__"}  # which is asked for the version
 BELOW["cli_store"] = BELOW["report"] | {"report", "integrations", "__init__"}

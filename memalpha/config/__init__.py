@@ -19,6 +19,7 @@ from memalpha.config.files import build_config, load_config, merge, parse_overri
 from memalpha.config.learner import LearnerConfig, LoraConfig, RolloutConfig
 from memalpha.config.preferences import PreferenceConfig, RewardModelConfig
 from memalpha.config.reinforcement import ReinforcementConfig
+from memalpha.config.text import CurriculumConfig, TextConfig
 from memalpha.config.training import (
     RunConfig,
     SFTConfig,
@@ -30,6 +31,7 @@ __all__ = [
     "EVAL_K",
     "AgentConfig",
     "BabiConfig",
+    "CurriculumConfig",
     "DPOConfig",
     "ERLConfig",
     "EndpointConfig",
@@ -47,6 +49,7 @@ __all__ = [
     "RolloutDPOConfig",
     "RunConfig",
     "SFTConfig",
+    "TextConfig",
     "TrainConfig",
     "WorldConfig",
     "build_config",

@@ -100,6 +100,16 @@ class ERLConfig(Config):
     )
     feedback_tokens: int = Field(default=1024, gt=0, description="budget of the feedback, in the policy's tokens")
     reflection_tokens: int = Field(default=256, gt=0, description="the most that advice may have")
+    reflection_prompt: str | None = Field(
+        default=None,
+        description="text tasks: what a reflection is asked, with {prompt}, {attempt}, {reward}, {feedback}, {memory} "
+        "(default: memalpha.environments.prompts; erl-trainer: reflection_system_prompt)",
+    )
+    retry_prompt: str | None = Field(
+        default=None,
+        description="text tasks: what the second reply is asked, with {prompt} and {reflection} (default: likewise; "
+        "erl-trainer: retry_system_prompt)",
+    )
 
     @model_validator(mode="after")
     def _read(self) -> ERLConfig:
@@ -113,6 +123,13 @@ class ERLConfig(Config):
             for name in names:
                 if not getattr(self, switch) and getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f"{name}: has no effect with {switch}=false; leave it out")
+        for name, needed in (("reflection_prompt", ("prompt", "attempt")), ("retry_prompt", ("prompt", "reflection"))):
+            template = getattr(self, name)
+            for part in needed:
+                if template is not None and f"{{{part}}}" not in template:
+                    raise ValueError(f"{name}: has no place for {{{part}}}")
+        if self.reflection_prompt is not None and not self.enable_reflection:
+            raise ValueError("reflection_prompt: has no effect with enable_reflection=false; leave it out")
         if self.memory_top_k > self.memory_size:
             raise ValueError(f"memory_top_k: more than memory_size={self.memory_size} cannot be shown")
         return self

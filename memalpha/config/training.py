@@ -21,6 +21,8 @@ from memalpha.config.files import build_config, merge, read_config
 from memalpha.config.learner import RolloutConfig, one_length
 from memalpha.config.preferences import PreferenceConfig, RewardModelConfig
 from memalpha.config.reinforcement import ReinforcementConfig
+from memalpha.config.text import TextConfig
+from memalpha.errors import ConfigError
 
 
 class RunConfig(RolloutConfig):
@@ -56,6 +58,17 @@ class TrainConfig(ReinforcementConfig, RunConfig):
     training_reader: ReaderConfig | None = Field(
         default=None, description="another reader for the reward only; evaluations keep `reader` (default: the same)"
     )
+
+    @model_validator(mode="after")
+    def _own_prompts(self) -> TrainConfig:
+        _no_templates(self.erl)
+        return self
+
+
+def _no_templates(erl: ERLConfig | None) -> None:
+    for name in ("reflection_prompt", "retry_prompt"):
+        if erl is not None and getattr(erl, name) is not None:
+            raise ValueError(f"erl.{name}: is for text tasks; a memory writer has prompts of its own; leave it out")
 
 
 class SFTConfig(RunConfig):
@@ -101,6 +114,7 @@ class SFTConfig(RunConfig):
                     f"erl.{name}: has no effect with source=erl, whose rows teach to reflect and to take advice; leave "
                     "it out"
                 )
+        _no_templates(self.erl)
         one_length(self)
         if self.source == "best" and self.epochs is not None:
             raise ValueError("epochs: how many rows source=best will find is not known: set schedule_steps")
@@ -109,13 +123,13 @@ class SFTConfig(RunConfig):
         return self
 
 
-AnyTraining = TrainConfig | SFTConfig | PreferenceConfig | RewardModelConfig
+AnyTraining = TrainConfig | TextConfig | SFTConfig | PreferenceConfig | RewardModelConfig
 KINDS: Mapping[str, type[AnyTraining]] = {
     "sft": SFTConfig,
     "preferences": PreferenceConfig,
     "reward": RewardModelConfig,
 }
-"""Configurations by `algorithm`; every other algorithm has a `TrainConfig`."""
+"""Configurations by `algorithm`; every other algorithm has a `TrainConfig`, or with `task: text` a `TextConfig`."""
 
 
 def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, Any] | None = None) -> AnyTraining:
@@ -134,5 +148,12 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
             if over.get(one) is not None and other not in over:
                 base = {key: value for key, value in base.items() if key != other}
     data = merge(base, over)
-    kind = type(config) if isinstance(config, AnyTraining) else KINDS.get(str(data.get("algorithm")), TrainConfig)
-    return build_config(kind, data, label)
+    if isinstance(config, AnyTraining):
+        return build_config(type(config), data, label)
+    if "task" in data:
+        if data["task"] != "text":
+            raise ConfigError(
+                f"{label}: task: {data['task']!r} is none: text, or leave it out to train a memory writer"
+            )
+        return build_config(TextConfig, data, label)
+    return build_config(KINDS.get(str(data.get("algorithm")), TrainConfig), data, label)

@@ -13,6 +13,7 @@ from memalpha.config import (
     EvalConfig,
     PreferenceConfig,
     RewardModelConfig,
+    TextConfig,
     build_config,
     load_config,
     merge,
@@ -71,6 +72,8 @@ def settings_of_run(run: Path, overrides: Mapping[str, Any] | None = None) -> Ev
         raise ConfigError(
             f"{run} asked no questions: evaluate its checkpoints/best with systems=[{run}/checkpoints/best]"
         )
+    if isinstance(trained, TextConfig):
+        raise ConfigError(f"{run} trained replies to prompts, and keeps no memory: memalpha eval {run}")
     reader = trained.reader.model_copy(update={"conflicts": trained.reader.conflicts or "refuse"})
     if reader.kind == "policy" and reader.policy is None:
         reader = reader.model_copy(update={"policy": trained.policy})

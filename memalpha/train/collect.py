@@ -221,7 +221,7 @@ class Collector:
         """As [group][trajectory][question]."""
         return asked(groups, records)
 
-    def accuracy(self, records: Sequence[Record]) -> float | None:
+    def accuracy(self, trajectory: Trajectory, records: Sequence[Record]) -> float | None:
         """The share of right answers."""
         return accuracy(records)
 

@@ -88,8 +88,8 @@ class RolloutCollector(Protocol[AnyTask]):
         """The records of scored groups, which come in a row, as [group][trajectory][question]."""
         ...
 
-    def accuracy(self, records: Sequence[Record]) -> float | None:
-        """What an attempt with these records has come to, from 0 to 1; None where nothing was asked."""
+    def accuracy(self, trajectory: Trajectory[AnyTask], records: Sequence[Record]) -> float | None:
+        """What a scored attempt with these records has come to, from 0 to 1; None where nothing was asked."""
         ...
 
     def look_back(

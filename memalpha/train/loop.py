@@ -9,22 +9,31 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from memalpha.config import PreferenceConfig, RewardModelConfig, SFTConfig, training_config
+from memalpha.config import PreferenceConfig, RewardModelConfig, SFTConfig, TextConfig, training_config
 from memalpha.config.training import AnyTraining
+from memalpha.errors import ConfigError
 from memalpha.train.memory_run import MemoryRun
 from memalpha.train.preferences import PreferenceRun
 from memalpha.train.reward_run import RewardModelRun
 from memalpha.train.run import launch
 from memalpha.train.sft import SFTRun
+from memalpha.train.text_run import Given, TextRun
 
 
 def train(config: AnyTraining | str | Path, **overrides: Any) -> dict[str, Any]:
     """Run or resume a training run and return its summary (also `summary.json` in the run directory).
 
-    `config` is a configuration, a shipped name or a YAML path; `overrides` are its keys (nested ones as mappings). A
-    Ctrl-C saves a checkpoint that the same call resumes, and comes out as `KeyboardInterrupt`.
+    `config` is a configuration, a shipped name or a YAML path; `overrides` are its keys (nested ones as mappings). Text
+    runs also take what no file can hold: `rewards=[callable, ...]`, `tasks=[TextTask, ...]`, `eval_data=[TextTask,
+    ...]`, `environment=` a class, `feedback_func=` a callable; a run that goes on needs the same ones again. A Ctrl-C
+    saves a checkpoint that the same call resumes, and comes out as `KeyboardInterrupt`.
     """
+    given = Given.taken_from(overrides)
     settings = training_config(config, overrides)
+    if isinstance(settings, TextConfig):
+        return launch(lambda config, world: TextRun(config, world, given), settings)
+    if given.names:
+        raise ConfigError(f"{given.names[0]}: tasks and functions themselves are for text runs (task: text)")
     if isinstance(settings, PreferenceConfig):
         return launch(PreferenceRun, settings)
     if isinstance(settings, RewardModelConfig):

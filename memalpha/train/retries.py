@@ -80,7 +80,7 @@ def _second(
     retry: Trajectory[Any],
     records: Sequence[Record],
 ) -> Second:
-    attempt, reached = tried.attempt, collector.accuracy(records) or 0.0
+    attempt, reached = tried.attempt, collector.accuracy(retry, records) or 0.0
     retry = replace(retry, parent=attempt.rollout)
     succeeded, margin = reached >= settings.reward_threshold, settings.internalization_margin
     better = margin is not None and reached >= tried.accuracy + margin

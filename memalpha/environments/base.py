@@ -1,0 +1,117 @@
+"""What an environment is, and where one comes from."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from memalpha.errors import ConfigError, RewardError
+from memalpha.types import Reward, TextTask
+
+Prompt = str | Sequence[Mapping[str, str]]
+"""What is shown to a policy: a text, or chat messages."""
+
+TOTAL = "reward"
+"""The component of an environment that gives a number."""
+
+
+class Step(NamedTuple):
+    """What a reply came to.
+
+    `reward`: a number, or one for each component by name (their sum counts). `observation`, if it was not the last
+    reply: a text goes on with the conversation as the user's next message, messages are a prompt of their own.
+    """
+
+    reward: float | Mapping[str, float]
+    done: bool = True
+    observation: Prompt | None = None
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One episode. Rollouts make one for each, from a class or another callable without arguments.
+
+    What is worth 1 in all counts as a success, or what its attribute `maximum` says. A class may have a static method
+    `step_together(environments, replies) -> list[Step]`, which is then called in the place of every `step` with the
+    episodes of all rollouts that are still going on: so that a judge is asked once for all.
+    """
+
+    def reset(self, task: TextTask) -> Prompt:
+        """Begin with a task; what is shown first."""
+        ...
+
+    def step(self, reply: str) -> Step | tuple[float | Mapping[str, float], bool, Prompt | None]:
+        """What the reply came to."""
+        ...
+
+
+class SingleTurn(Protocol):
+    """An environment whose only reply is scored afterwards, together with those of other rollouts."""
+
+    def score(self, tasks: Sequence[TextTask], replies: Sequence[str]) -> list[Reward]:
+        """The reward of each reply."""
+        ...
+
+    def reached(self, reward: Reward) -> float:
+        """How far a reward is a success, from 0 to 1."""
+        ...
+
+
+def is_scored(environment: object) -> bool:
+    """Whether it is a `SingleTurn`."""
+    return not inspect.isclass(environment) and callable(getattr(environment, "score", None))
+
+
+def imported(name: str, key: str) -> Any:
+    """The object `module:name`; modules of the working directory are found too. `ConfigError` names `key`."""
+    module, colon, path = name.partition(":")
+    if not (colon and module.strip() and path.strip()):
+        raise ConfigError(f"{key}: {name!r}: write module:name, for example my_tasks:Guessing")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module)
+        for word in path.split("."):
+            found = getattr(found, word)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{key}: {name!r} cannot be found ({error}), also not in {here}") from error
+    finally:
+        sys.path.remove(here)
+    return found
+
+
+def made(make: Callable[[], Environment]) -> Environment:
+    """A new environment. Raises `ConfigError` where it is none."""
+    found = make()
+    if not isinstance(found, Environment):
+        raise ConfigError(f"environment: {make!r} gives {type(found).__name__}, which has no reset and step")
+    return found
+
+
+def summed(steps: Sequence[float | Mapping[str, float]], where: str) -> Reward:
+    """The reward of an episode: each component summed over its steps, all of it credited to every reply.
+
+    Raises `RewardError` for what is no number.
+    """
+    totals: dict[str, float] = {}
+    for given in steps:
+        for name, value in (given if isinstance(given, Mapping) else {TOTAL: given}).items():
+            try:
+                totals[str(name)] = totals.get(str(name), 0.0) + float(value)
+            except (TypeError, ValueError) as error:
+                raise RewardError(f"{where}: reward {name!r} is {value!r}: a number is needed") from error
+    total = sum(totals.values())
+    if total != total or total in (float("inf"), float("-inf")):
+        raise RewardError(f"{where}: its reward is {total}: a finite number is needed")
+    count = len(steps)
+    return Reward(
+        turns=(total,) * count,
+        components={name: (value,) * count for name, value in totals.items()},
+        weights=dict.fromkeys(totals, 1.0),
+        total=total,
+        shared=frozenset(totals),
+    )

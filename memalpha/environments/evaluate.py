@@ -1,0 +1,141 @@
+"""`evaluate_text`: a policy's greedy replies, scored: accuracy, by category, rewards by component, a record a reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from memalpha.environments.base import is_scored
+from memalpha.environments.builtin import TextGeneration
+from memalpha.environments.rollouts import Player, named_columns
+from memalpha.errors import ConfigError, DataError
+from memalpha.policy.base import Policy
+from memalpha.qa.evaluator import Record, Report, mean_and_error
+from memalpha.rewards.base import check_columns
+from memalpha.types import TextTask, Trajectory, TrajectoryGroup
+
+NO_CATEGORY = "none"
+
+
+def evaluate_text(
+    policy: Policy,
+    tasks: Sequence[TextTask],
+    rewards: Any = None,
+    *,
+    environment: Any = None,
+    system_prompt: str | None = None,
+    max_new_tokens: int = 256,
+    seed: int = 0,
+    name: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Reply to every task once, greedily, and score it.
+
+    `rewards` are reward functions or parts of a configuration; in their place `environment` may be one
+    (`environments.Player`). A reply is correct when it gets all of the first reward that applies to it. Raises
+    `DataError` where there are no tasks, `ConfigError` where nothing says what a reply is worth.
+    """
+    if (rewards is None) == (environment is None):
+        raise ConfigError("rewards: give reward functions, or an environment in their place")
+    environment = TextGeneration(rewards) if environment is None else environment
+    player = Player(policy, environment, system_prompt=system_prompt, max_new_tokens=max_new_tokens)
+    check_tasks(tasks, environment)
+    groups = player.scored(player.build(tasks, seed=seed, progress=progress))
+    return make_text_report(name or policy.name, player, groups, text_records(player, groups))
+
+
+def check_tasks(tasks: Sequence[TextTask], environment: Any) -> None:
+    """Raise `DataError` for none, or two with one id; `ConfigError` where a reward needs a column they do not have."""
+    if not tasks:
+        raise DataError("nothing to evaluate: there are no tasks")
+    seen: set[str] = set()
+    for task in tasks:
+        if task.id in seen:
+            raise DataError(f"task {task.id!r} comes twice: ids must differ")
+        seen.add(task.id)
+    if is_scored(environment) and isinstance(environment, TextGeneration):
+        check_columns(environment.rewards, named_columns(tasks))
+
+
+def text_records(player: Player, groups: Iterable[TrajectoryGroup[TextTask]]) -> list[Record]:
+    """A record for each scored trajectory, in order: its last reply, its total reward and components."""
+    return [_record(player, one) for group in groups for one in group.trajectories]
+
+
+def _record(player: Player, trajectory: Trajectory[TextTask]) -> Record:
+    task, reward = trajectory.task, trajectory.reward
+    assert reward is not None
+    answer = task.columns.get("answer")
+    return Record(
+        task=task.id,
+        rollout=trajectory.rollout,
+        question_id=task.id,
+        ability=task.category or NO_CATEGORY,
+        kind=None,
+        question=task.text,
+        answer=trajectory.turns[-1].completion.text,
+        gold=() if answer is None else (str(answer),),
+        score=reward.total,
+        correct=player.reached(reward) >= 1.0,
+        scores={name: values[0] for name, values in reward.components.items()},
+    )
+
+
+def text_summary(
+    records: Sequence[Record],
+    trajectories: Sequence[Trajectory[TextTask]],
+) -> dict[str, Any]:
+    """Figures of scored trajectories and their records.
+
+    `accuracy`: share of replies that are correct, `se` its standard error over tasks. `reward`: mean total.
+    `rewards`: mean of each component, unweighted, over the replies that it applies to. `reply_tokens`: mean tokens that
+    a trajectory sampled (None where the policy keeps no record), `truncated` the share of replies that were cut off.
+    """
+    accuracy, error = _accuracy(records)
+    totals = [one.reward.total for one in trajectories if one.reward is not None]
+    names = dict.fromkeys(name for record in records for name in record.scores)
+    turns = [turn for one in trajectories for turn in one.turns]
+    sampled = sum(len(turn.completion.completion_ids) for turn in turns)
+    categories = sorted({record.ability for record in records})
+    by_ability: dict[str, Any] = {}
+    for category in categories:
+        chosen = [record for record in records if record.ability == category]
+        mean, spread = _accuracy(chosen)
+        by_ability[category] = {"accuracy": mean, "n": len(chosen), "se": spread}
+    return {
+        "accuracy": accuracy,
+        "se": error,
+        "score": _mean([record.score for record in records]),
+        "reward": _mean(totals),
+        "rewards": {name: _mean([r.scores[name] for r in records if name in r.scores]) for name in names},
+        "reply_tokens": sampled / len(trajectories) if sampled else None,
+        "turns": len(turns) / len(trajectories),
+        "truncated": sum(turn.completion.stop_reason == "length" for turn in turns) / len(turns),
+        "by_ability": by_ability,
+    }
+
+
+def make_text_report(
+    name: str, player: Player, groups: Sequence[TrajectoryGroup[TextTask]], records: Sequence[Record]
+) -> Report:
+    """The report on scored groups."""
+    environment = player.environment
+    metric = (
+        " + ".join(f"{one.weight:g} {one.name}" for one in environment.rewards)
+        if isinstance(environment, TextGeneration)
+        else getattr(environment, "__name__", type(environment).__name__)
+    )
+    trajectories = [one for group in groups for one in group.trajectories]
+    summary = {"task": "text", "metric": metric, **text_summary(records, trajectories)}
+    return Report(name, summary, tuple(records))
+
+
+def _accuracy(records: Sequence[Record]) -> tuple[float | None, float | None]:
+    by_task: dict[str, list[float]] = {}
+    for record in records:
+        by_task.setdefault(record.task, []).append(float(record.correct))
+    return mean_and_error(by_task.values())
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

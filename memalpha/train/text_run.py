@@ -1,0 +1,213 @@
+"""`TextRun`: reinforcement on prompts to complete: no memory, no reader; rewards say what a reply is worth.
+
+The weights evaluated "after" are those with the best accuracy on the validation tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from memalpha.config import TextConfig
+from memalpha.config.rewards import RewardPart
+from memalpha.environments.base import imported
+from memalpha.environments.builtin import TextGeneration
+from memalpha.environments.evaluate import check_tasks, make_text_report, text_records, text_summary
+from memalpha.environments.rollouts import Player
+from memalpha.errors import ConfigError, DataError
+from memalpha.policy.base import Policy
+from memalpha.qa.evaluator import Record, Report
+from memalpha.train.checkpoint import read_json
+from memalpha.train.curriculum import Curriculum
+from memalpha.train.distributed import World
+from memalpha.train.overlap import Part
+from memalpha.train.reinforcement import Collected, ReinforcementRun
+from memalpha.train.text_collect import TextCollector, check_feedback
+from memalpha.train.text_source import TextSource
+from memalpha.types import TextTask, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What Python can give a run and a file cannot: callables and lists, in the place of what the settings name."""
+
+    rewards: Sequence[Any] | None = None
+    tasks: Sequence[TextTask] | None = None
+    eval_data: Sequence[TextTask] | None = None
+    environment: Any = None
+    feedback_func: Any = None
+
+    @classmethod
+    def taken_from(cls, overrides: dict[str, Any]) -> Given:
+        """Those of the overrides that are no settings; they are taken out."""
+        found: dict[str, Any] = {}
+        for field in fields(cls):
+            value = overrides.get(field.name)
+            if _is_object(value):
+                found[field.name] = value
+            if _is_object(value) or (value is None and field.name != "eval_data"):
+                overrides.pop(field.name, None)
+        return cls(**found)
+
+    @property
+    def names(self) -> list[str]:
+        """Which were given."""
+        return [field.name for field in fields(self) if getattr(self, field.name) is not None]
+
+
+def _is_object(value: Any) -> bool:
+    """Whether a setting's value cannot stand in a file: a callable, or a list with callables or tasks."""
+    several = value if isinstance(value, list | tuple) else [value]
+    return any(callable(one) or isinstance(one, TextTask) for one in several)
+
+
+def environment_of(config: TextConfig, given: Given = Given()) -> Any:  # frozen
+    """The environment that the settings, or what is given in their place, make. Raises `ConfigError` for none."""
+    if given.environment is not None or config.environment is not None:
+        if given.rewards is not None or config.rewards:
+            raise ConfigError("rewards: have no effect with an environment, which gives its own; leave one of them out")
+        return given.environment if config.environment is None else imported(config.environment, "environment")
+    if given.rewards is not None:
+        parts = TypeAdapter(RewardPart)
+        try:
+            return TextGeneration(
+                [parts.validate_python(one) if isinstance(one, Mapping) else one for one in given.rewards]
+            )
+        except ValidationError as error:
+            raise ConfigError("rewards: " + "; ".join(item["msg"] for item in error.errors())) from error
+    if not config.rewards:
+        raise ConfigError(
+            "rewards: nothing says what a reply is worth: name a part (rewards: [{kind: math}]), an environment, or "
+            "give functions in Python (memalpha.train(config, rewards=[...]))"
+        )
+    return TextGeneration(config.rewards)
+
+
+class TextRun(ReinforcementRun[TextConfig]):
+    """Rollouts are replies to prompts, or episodes of an environment of one's own."""
+
+    nobody_waited_for = "the environment gives its rewards while it is played"
+
+    def __init__(self, config: TextConfig, world: World, given: Given = Given()) -> None:  # frozen
+        self.source = TextSource(config, given.tasks, given.eval_data)
+        environment = environment_of(config, given)
+        for tasks in (self.source.listed or self.source.batch(0), self.source.validation, self.source.held_out):
+            if tasks:
+                check_tasks(tasks, environment)
+        named = None if config.feedback_func is None else imported(config.feedback_func, "feedback_func")
+        feedback = check_feedback(given.feedback_func or named)
+        if feedback is not None and config.algorithm != "erl":
+            raise ConfigError(f"feedback_func: has no effect with algorithm={config.algorithm}; leave it out")
+        super().__init__(config, world)
+        self.player = self._player(self.policy, environment)
+        self.collector = TextCollector(self.player, config, world, feedback)
+        self.algorithm = self._new_algorithm()
+        self._check_room()
+        curriculum = config.curriculum
+        self.curriculum = Curriculum(curriculum, self.source.of_level, config.seed) if curriculum else None
+        self._ready()
+
+    def _player(self, policy: Policy, environment: Any) -> Player:
+        config = self.config
+        return Player(
+            policy,
+            environment,
+            system_prompt=config.system_prompt,
+            max_new_tokens=config.max_new_tokens,
+            max_turns=config.max_turns,
+            retry_prompt=None if config.erl is None else config.erl.retry_prompt,
+        )
+
+    def _check_room(self) -> None:
+        """Raise `DataError` for a task whose prompt would not fit beside advice and a full reply."""
+        policy, config, advice = self.policy, self.config, self.algorithm.advice_tokens
+        if policy.positions is None:
+            return
+        room = policy.positions - config.max_new_tokens - advice
+        told = f" and {advice} of advice" if advice else ""
+        for task in self.source.all_read:
+            length = len(policy.render(self.player.opening(task)))
+            if length > room:
+                raise DataError(
+                    f"data: the prompt of task {task.id!r} has {length} tokens, policy {policy.name!r} has room for "
+                    f"{max(room, 0)} ({policy.positions} less max_new_tokens={config.max_new_tokens}{told})"
+                )
+
+    # -------------------------------------------------------------------------------------------------- the whole run
+
+    def _begin(self) -> None:
+        self._evaluate("before")
+
+    def _score(self, line: dict[str, Any]) -> float | None:
+        """Accuracy on the validation tasks; among equals the mean reward does not count."""
+        if not self.source.validation:
+            return None
+        summary = self._report("validation", self.source.validation).summary
+        line |= {"validation_accuracy": summary["accuracy"], "validation_se": summary["se"]}
+        line["validation_reward"] = summary["reward"]
+        return summary["accuracy"]
+
+    def _end(self, chosen: int) -> dict[str, Any]:
+        after = self._evaluate("after")
+        return {
+            "task": "text",
+            "tasks": len(self.source.held_out),
+            "questions": len(after.records),
+            "before": self.world.once(lambda: read_json(self.out / "eval" / "before.json")),
+            "after": after.summary,
+        }
+
+    def _state(self) -> dict[str, Any]:
+        own = {} if self.curriculum is None else {"curriculum": self.curriculum.state}
+        return {**super()._state(), **own}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        super()._restore(state)
+        if self.curriculum is not None:
+            self.curriculum.state = state["curriculum"]
+
+    def _report(self, name: str, tasks: Sequence[TextTask], progress: Any = None) -> Report:
+        """Greedy; each process does a share of the tasks, and all get the whole."""
+        _, mine = self.world.block(tasks)
+        groups = self.player.scored(self.player.build(mine, progress=progress))
+        records = text_records(self.player, groups)
+        return make_text_report(name, self.player, self.world.gather(groups), self.world.gather(records))
+
+    def _evaluate(self, name: str) -> Report:
+        """Of the held-out tasks; saved as `eval/<name>.json` and `.jsonl`."""
+        tasks = self.source.held_out
+        with self.display.work(f"evaluating {name} on {len(tasks)} held-out tasks") as progress:
+            report = self._report(name, tasks, progress)
+        if self.world.main:
+            report.save(self.out)
+        self.display.say(f"{name}: accuracy {report.summary['accuracy']:.3f}, reward {report.summary['reward']:.3f}")
+        return report
+
+    # ------------------------------------------------------------------------------------------------------ one step
+
+    def _tasks(self) -> list[TextTask]:
+        count = self.config.tasks_per_step
+        if self.curriculum is not None:
+            return self.curriculum.draw(self.step, count)
+        return self.source.batch(self.step * count)
+
+    def _learn(self, prepared: Collected | list[Part]) -> dict[str, Any]:
+        step_of = self._tasks() if self.curriculum is not None else []
+        line = super()._learn(prepared)
+        if self.curriculum is not None:
+            line |= self.curriculum.learnt(step_of, self._attempts)
+        return line
+
+    def _summary(self, records: Sequence[Record], trajectories: Sequence[Trajectory[TextTask]]) -> dict[str, Any]:
+        self._attempts = records
+        summary = text_summary(records, trajectories)
+        return {name: summary[name] for name in ("reward", "accuracy", "reply_tokens", "turns")}
+
+    def _component(self, name: str) -> str:
+        return f"rewards/{name}"
+
+    def _left(self, trajectory: Trajectory[TextTask]) -> dict[str, Any]:
+        return {"prompt": trajectory.task.text}

@@ -1,0 +1,212 @@
+"""Environments: rewards of a step in one batch, episodes of several turns, noise by key, preferences in both orders."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tiny import tiny_policy
+
+from memalpha.environments import (
+    MultiObjective,
+    Player,
+    PreferenceComparison,
+    Step,
+    TextGeneration,
+    evaluate_text,
+    rollouts,
+)
+from memalpha.environments.prompts import reflection_messages, with_advice
+from memalpha.errors import ConfigError, DataError, RewardError
+from memalpha.policy.noise import Start
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.types import Completion, TextTask
+
+TASKS = [TextTask(id=str(n), prompt=f"say {n}", columns={"answer": str(n)}, category="ab"[n % 2]) for n in range(4)]
+
+
+class Says:
+    """A policy that answers by a function of the last message, and counts its calls."""
+
+    name = "says"
+
+    def __init__(self, answer):
+        self.answer, self.batches, self.prompts = answer, [], []
+
+    def sample(self, requests):
+        self.batches.append(len(requests))
+        self.prompts += [request.messages for request in requests]
+        return [Completion(self.answer(request.messages[-1]["content"])) for request in requests]
+
+    def count_tokens(self, text):
+        return len(text.split())
+
+
+def right(completions, answer):
+    return [float(text == own) for text, own in zip(completions, answer, strict=True)]
+
+
+class Guess:
+    """The number is guessed: three tries, told whether it is higher."""
+
+    def reset(self, task):
+        self.number, self.left = int(task.columns["answer"]), 3
+        return f"guess a number from 0 to 3 ({task.id})"
+
+    def step(self, reply):
+        self.left -= 1
+        if int(reply) == self.number:
+            return Step({"found": 1.0, "tries": 0.0})
+        return Step({"found": 0.0, "tries": -0.1}, self.left == 0, "higher" if int(reply) < self.number else "lower")
+
+
+def test_rewards_are_one_batch_and_components_are_seen():
+    asked = []
+
+    def short(completions):
+        asked.append(len(completions))
+        return [1.0 - len(text) / 10 for text in completions]
+
+    policy = Says(lambda text: text[-1])
+    groups = rollouts(policy, TASKS, MultiObjective({"right": right, "short": short}, {"short": 0.5}), 3)
+    assert policy.batches == [12] and asked == [12]
+    reward = groups[2].trajectories[1].reward
+    assert reward.components == {"right": (1.0,), "short": (0.9,)} and reward.total == pytest.approx(1.45)
+    environment = TextGeneration(right)
+    assert environment.reset(TASKS[3]) == "say 3" and environment.step("3") == Step({"right": 1.0})
+    with pytest.raises(ConfigError, match="'long' is none of right"):
+        MultiObjective({"right": right}, {"long": 1.0})
+
+
+def test_an_episode_of_several_turns():
+    seen = []
+
+    def answer(text):
+        seen.append(text)
+        return {"higher": "3", "lower": "0"}.get(text, "2")
+
+    policy = Says(answer)
+    player = Player(policy, Guess, system_prompt="Play.")
+    [[found], [zero], [one], [three]] = [group.trajectories for group in player.build([TASKS[2], *TASKS[:2], TASKS[3]])]
+    assert policy.batches == [4, 3, 1], "all that go on are one batch"
+    assert found.reward.total == 1.0 and len(found.turns) == 1
+    assert [turn.chunk for turn in zero.turns] == [0, 1] and zero.reward.total == pytest.approx(0.9)
+    assert zero.reward.components == {"found": (1.0, 1.0), "tries": (-0.1, -0.1)} and "tries" in zero.reward.shared
+    assert one.reward.total == pytest.approx(-0.3) and len(one.turns) == 3 and player.reached(one.reward) == 0
+    assert [message["content"] for message in one.states[2]] == [
+        "Play.", "guess a number from 0 to 3 (1)", "2", "lower", "0", "higher"]  # fmt: skip
+    assert three.reward.total == pytest.approx(0.9)
+    report = evaluate_text(policy, TASKS, environment=Guess)
+    assert report.summary["accuracy"] == 0.25 and report.summary["rewards"]["found"] == 0.75
+
+
+def test_steps_may_be_taken_together():
+    class Together(Guess):
+        @staticmethod
+        def step_together(environments, replies):
+            calls.append(len(environments))
+            return [one.step(reply) for one, reply in zip(environments, replies, strict=True)]
+
+    calls: list[int] = []
+    Player(Says(lambda text: "2"), Together).build(TASKS)
+    assert calls == [4, 3, 3]
+
+
+def test_an_episode_without_an_end_ends():
+    class Endless:
+        def reset(self, task):
+            return task.prompt
+
+        def step(self, reply):
+            return 0.25, False, [{"role": "user", "content": "on its own"}]
+
+    [group] = Player(Says(str.upper), Endless, max_turns=3).build(TASKS[:1])
+    assert len(group.trajectories[0].turns) == 3 and group.trajectories[0].reward.total == 0.75
+    assert group.trajectories[0].states[2] == ({"role": "user", "content": "on its own"},)
+
+
+def test_noise_depends_on_the_key_alone():
+    policy = tiny_policy()
+    player = Player(policy, TextGeneration(lambda completions: [0.0] * len(completions)), max_new_tokens=4)
+    whole = player.build(TASKS, 2, 1.0, seed=3, step=5)
+    part = player.build(TASKS[2:], 2, 1.0, seed=3, step=5, first=2)
+    ids = [[one.turns[0].completion.completion_ids for one in group.trajectories] for group in whole]
+    assert ids[2:] == [[one.turns[0].completion.completion_ids for one in group.trajectories] for group in part]
+    [again] = player.run([Start(TASKS[2], 2, 1)], 1.0, 3, 5, role="retry")
+    assert again.turns[0].completion.completion_ids != ids[2][1], "a second attempt draws noise of its own"
+    assert policy.render(whole[0].trajectories[0].states[0]) == list(
+        whole[0].trajectories[0].turns[0].completion.prompt_ids
+    )
+
+
+def test_preferences_are_asked_in_both_orders():
+    asked = []
+
+    def first_wins(prompts, pairs):
+        asked.extend(pairs)
+        return [0] * len(pairs)
+
+    def longer(prompts, pairs):
+        return [int(len(two) > len(one)) for one, two in pairs]
+
+    async def later(prompts, pairs):
+        await asyncio.sleep(0)
+        return longer(prompts, pairs)
+
+    class Judge:  # as TRL's
+        def judge(self, prompts, completions, shuffle_order=True):
+            assert shuffle_order is False
+            return longer(prompts, completions)
+
+    task = TextTask(id="a", prompt="say", columns={"answer": "long"})
+    assert PreferenceComparison(first_wins).score([task], ["x"])[0].total == 0.5
+    assert asked == [["x", "long"], ["long", "x"]]
+    for judge in (longer, later, Judge()):
+        environment = PreferenceComparison(judge)
+        assert [one.total for one in environment.score([task] * 2, ["longer", "no"])] == [1.0, 0.0]
+    with pytest.raises(RewardError, match="no reward function applies"):
+        PreferenceComparison(lambda prompts, pairs: [-1] * len(pairs)).score([task], ["x"])
+    with pytest.raises(RewardError, match="0, 1 or -1 for each"):
+        PreferenceComparison(lambda prompts, pairs: [2] * len(pairs)).score([task], ["x"])
+
+
+def test_what_fails_names_the_environment_and_its_task():
+    class Broken(Guess):
+        def step(self, reply):
+            raise ValueError("no dice")
+
+    with pytest.raises(RewardError, match=r"environment Broken, task '0' raised ValueError: no dice"):
+        Player(Says(str), Broken).build(TASKS)
+
+    class Silent(Guess):
+        def step(self, reply):
+            return Step(0.0, False)
+
+    with pytest.raises(RewardError, match="no observation to reply to"):
+        Player(Says(str), Silent).build(TASKS)
+    with pytest.raises(ConfigError, match="would be shared by all rollouts"):
+        Player(Says(str), Guess())
+    with pytest.raises(DataError, match="'0' comes twice"):
+        evaluate_text(Says(str), [TASKS[0]] * 2, right)
+    with pytest.raises(ConfigError, match="needs the column 'answer'"):
+        evaluate_text(Says(str), [TextTask(id="a", prompt="b")], right)
+
+
+def test_a_report_of_text():
+    report = evaluate_text(ScriptedPolicy("fixed", text="2"), TASKS, [right], name="two")
+    assert report.summary["accuracy"] == report.summary["reward"] == report.summary["rewards"]["right"] == 0.25
+    assert report.summary["by_ability"]["a"] == {"accuracy": 0.5, "n": 2, "se": pytest.approx(0.5)}
+    record = report.records[2]
+    assert (record.task, record.ability, record.gold, record.answer, record.correct) == ("2", "a", ("2",), "2", True)
+
+
+def test_advice_and_reflection_stand_in_the_last_user_message():
+    messages = ({"role": "system", "content": "S"}, {"role": "user", "content": "{attempt}?"})
+    assert with_advice(messages, "") is messages
+    assert with_advice(messages, "{prompt}")[1]["content"] == "{attempt}?\n\nAdvice: {prompt}"
+    asked = reflection_messages(messages, "mine", 0.5, "math: wrong.", ["count\ntwice"])
+    assert asked[0] == messages[0]
+    assert asked[1]["content"] == (
+        "{attempt}?\n\nYour reply:\nmine\n\nReward 0.5. math: wrong.\nEarlier advice that helped:\n- count twice\n"
+        "What should the next reply do differently? Answer in one or two sentences."
+    )
