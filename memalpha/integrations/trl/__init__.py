@@ -2,7 +2,7 @@
 
     from memalpha.integrations.trl import ERLConfig, ERLTrainer
 
-Each name is loaded when it is asked for, and refuses releases of TRL it was not tested with (`guard`).
+Each name is loaded when it is asked for; the trainers refuse releases of TRL they were not tested with (`guard`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memalpha.integrations.trl.config import ERLConfig
+    from memalpha.integrations.trl.judges import from_trl_judge
     from memalpha.integrations.trl.multi_context import MultiContextGRPOTrainer, memory_collector
     from memalpha.integrations.trl.trainer import ERLTrainer
 
@@ -19,10 +20,11 @@ _HOMES = {
     "ERLConfig": "config",
     "ERLTrainer": "trainer",
     "MultiContextGRPOTrainer": "multi_context",
+    "from_trl_judge": "judges",
     "memory_collector": "multi_context",
 }
 
-__all__ = ["ERLConfig", "ERLTrainer", "MultiContextGRPOTrainer", "memory_collector"]
+__all__ = ["ERLConfig", "ERLTrainer", "MultiContextGRPOTrainer", "from_trl_judge", "memory_collector"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,8 +13,8 @@ from typing import Any
 
 from memalpha.errors import TrainingError
 
-FIRST, BEFORE = (1, 15), (1, 17)
-"""Releases from the first on and before the second (major, minor)."""
+FIRST, BEFORE = (1, 16), (1, 17)
+"""Releases from the first on and before the second (major, minor). Of 1.15 the GRPOTrainer itself needs Triton."""
 RANGE = f"trl>={'.'.join(map(str, FIRST))},<{'.'.join(map(str, BEFORE))}"
 
 METHODS: Mapping[str, tuple[str, ...]] = {

@@ -25,14 +25,14 @@ DEFAULTS = {
 }
 
 
-@pytest.mark.parametrize("version", ["1.14.2", "1.17.0", "1.17.0.dev0", "2.0.0"])
+@pytest.mark.parametrize("version", ["1.15.0", "1.17.0", "1.17.0.dev0", "2.0.0"])
 def test_another_release_is_refused(monkeypatch, version):
     monkeypatch.setattr(metadata, "version", lambda name: version)
     with pytest.raises(TrainingError, match=rf"tested with trl>=.*installed is trl {version}: pip install 'trl>="):
         require_trl()
 
 
-@pytest.mark.parametrize("version", ["1.15.0", "1.16.0", "1.16.3.dev1"])
+@pytest.mark.parametrize("version", ["1.16.0", "1.16.3.dev1"])
 def test_releases_of_the_range_are_taken(monkeypatch, version):
     monkeypatch.setattr(metadata, "version", lambda name: version)
     require_trl()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,7 @@ from memalpha.types import Chunk, Completion, Reward, Task, Trajectory, Trajecto
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
 LONGEST = 12
+QUICK = {("dapo", 0.0, False), ("grpo", 0.3, True), ("grpo", 0.3, False)}
 
 
 def moved(parameters: dict[str, torch.Tensor]) -> None:
@@ -72,9 +74,13 @@ def trainer_of(policy, tmp_path, lora, config, **settings):
     return MultiContextGRPOTrainer(collector, tasks, args, peft_config=peft.LoraConfig(**LORA) if lora else None)
 
 
-@pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo"])
-@pytest.mark.parametrize("beta", [0.0, 0.3])
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("loss", "beta", "lora"),
+    [
+        pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow)
+        for case in product(("dapo", "grpo", "dr_grpo"), (0.0, 0.3), (False, True))
+    ],
+)
 def test_the_gradient_is_that_of_the_learner(policy, tmp_path, loss, beta, lora):
     common = {"temperature": 0.7, "group_size": 4}
     both = {"beta": beta, "loss_type": loss, "epsilon": 0.1, "epsilon_high": 0.3}
