@@ -31,6 +31,17 @@ class MathPart(_Part):
     column: str = Field(default="answer", description="the column with the truth: an answer, or a solution with one")
 
 
+class CodePart(_Part):
+    """What the reply's program passes of its tests, in a sandbox (`rewards.code`)."""
+
+    kind: Literal["code"]
+    column: str = Field(default="tests", description="the column with the tests: assert lines, or inputs with outputs")
+    score: Literal["share", "all"] = Field(default="share", description="the share of tests passed, or all or nothing")
+    seconds: int = Field(default=4, gt=0, description="CPU time of a program; by the clock, three times that")
+    megabytes: int = Field(default=512, ge=64, description="memory of a program")
+    concurrency: int = Field(default=0, ge=0, description="programs at once (0: one a core)")
+
+
 class FormatPart(_Part):
     """1 where the reply has a form (`rewards.format`)."""
 
@@ -64,5 +75,5 @@ class PythonPart(_Part):
         return function
 
 
-RewardPart = Annotated[MathPart | FormatPart | SchemaPart | PythonPart, Field(discriminator="kind")]
+RewardPart = Annotated[MathPart | CodePart | FormatPart | SchemaPart | PythonPart, Field(discriminator="kind")]
 """One of the kinds; `kind` says which."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.agent.parsing import after_thinking
-from memalpha.config.rewards import FormatPart, MathPart, PythonPart, RewardPart, SchemaPart
+from memalpha.config.rewards import CodePart, FormatPart, MathPart, PythonPart, RewardPart, SchemaPart
 from memalpha.errors import ConfigError, MemalphaError, RewardError
 from memalpha.types import Reward
 
@@ -169,6 +169,13 @@ def _load(part: Any, place: str) -> RewardFunction:
                 from memalpha.rewards.maths import MathReward
 
                 return named(MathReward(part.column), part.name, part.weight)
+            case CodePart():
+                from memalpha.rewards.code import CodeReward
+                from memalpha.rewards.sandbox import Limits
+
+                limits = Limits(part.seconds, part.megabytes)
+                made = CodeReward(part.column, score=part.score, limits=limits, concurrency=part.concurrency)
+                return named(made, part.name, part.weight)
             case FormatPart():
                 from memalpha.rewards.format import FormatReward
 
