@@ -22,6 +22,13 @@ class ERLConfig(GRPOConfig):
     setting that nothing would read.
     """
 
+    algorithm: int = field(
+        default=1,
+        metadata={
+            "help": "1: internalization is a term of the one update; 2: it has updates of its own after the others, as "
+            "many as each of num_iterations has, which the schedule counts."
+        },
+    )
     reward_threshold: float = field(
         default=1.0,
         metadata={
@@ -63,6 +70,15 @@ class ERLConfig(GRPOConfig):
                 raise ConfigError(f"{name}: {getattr(self, name)} must be above 0 (enable_... switches a part off)")
         if self.memory_top_k > self.memory_size:
             raise ConfigError(f"memory_top_k: more than memory_size={self.memory_size} cannot be shown")
+        if self.algorithm not in (1, 2):
+            raise ConfigError(f"algorithm: {self.algorithm} is neither 1 (one update) nor 2 (two)")
+        if self.algorithm == 2 and not self.enable_internalization:
+            raise ConfigError("algorithm: 2 has nothing to do in its own updates with enable_internalization=False")
+        if self.algorithm == 2 and self.fp16:
+            raise ConfigError(
+                "fp16: updates with nothing to imitate are left out (algorithm=2), which fp16's scaler "
+                "cannot do: use bf16, or algorithm=1"
+            )
         check_template("reflection_system_prompt", self.reflection_system_prompt, memory=self.enable_memory)
         check_template("retry_system_prompt", self.retry_system_prompt)
         without = {
@@ -74,3 +90,9 @@ class ERLConfig(GRPOConfig):
                 if not getattr(self, switch) and getattr(self, name) != type(self).__dataclass_fields__[name].default:
                     raise ConfigError(f"{name}: has no effect with {switch}=False; leave it out")
         super().__post_init__()
+        steps, window = self.steps_per_generation or 1, self.gradient_accumulation_steps
+        if self.algorithm == 2 and steps % window:
+            raise ConfigError(
+                f"steps_per_generation: algorithm=2 needs a multiple of gradient_accumulation_steps={window}: "
+                "no update may be of both kinds"
+            )

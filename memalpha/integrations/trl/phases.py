@@ -13,13 +13,10 @@ from string import Formatter
 from typing import Any
 
 from memalpha.agent.parsing import after_thinking
+from memalpha.environments.prompts import REFLECTION_PROMPT, RETRY_PROMPT
 from memalpha.errors import ConfigError
 
-REFLECTION = (
-    "{prompt}\n\nYour reply:\n{attempt}\n\nReward {reward:g}. {feedback}\n{memory}"
-    "What should the next reply do differently? Answer in one or two sentences."
-)
-RETRY = "{prompt}\n\nAdvice: {reflection}"
+REFLECTION, RETRY = REFLECTION_PROMPT, RETRY_PROMPT
 
 FIELDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     "reflection_system_prompt": (frozenset({"prompt", "attempt"}), frozenset({"feedback", "reward", "memory"})),
@@ -86,9 +83,17 @@ def advice(reply: Any) -> str:
     return text[after_thinking(text) :].strip()
 
 
+class Number(float):
+    """A reward in a template: short, unless the template says otherwise ({reward:.2f})."""
+
+    def __format__(self, spec: str) -> str:
+        return super().__format__(spec or "g")
+
+
 def listed(recalled: Sequence[str]) -> str:
-    """Earlier advice as the reflection template shows it."""
-    return "".join(["Earlier advice that helped:\n", *(f"- {text}\n" for text in recalled)]) if recalled else ""
+    """Earlier advice as the reflection template shows it: a line each, after a heading; nothing without any."""
+    lines = "".join(f"- {' '.join(text.split())}\n" for text in recalled)
+    return f"Earlier advice that helped:\n{lines}" if lines else ""
 
 
 class Reflections:

@@ -14,7 +14,8 @@ One step, all of its sampling before any update, with the weights it begins with
    are TRL's, by prompt and role: groups have any size here, and the only one of its group has advantage 0;
 7. internalization: the cross-entropy of second attempts with r2 > `internalization_threshold`, of the very ids that
    were sampled, after the original prompt: `internalization_coef` x (their share of all attempts) x (a mean over their
-   tokens, at the sampling temperature), added to the loss of 6.
+   tokens, at the sampling temperature), added to the loss of 6. With `algorithm=2` it has updates of its own after
+   those of 6, one more pass over the generation's micro-batches; updates with nothing to imitate are left out.
 
 Log-probs, references, importance ratios and masks of all rows are TRL's own: `_generate_and_score_completions` runs
 once for each role, on what was sampled already. An update has up to three times the rows of GRPO's, so a micro-batch
@@ -40,7 +41,7 @@ from memalpha.errors import CheckpointError, ConfigError, TrainingError
 from memalpha.integrations.trl.base import RowTrainer
 from memalpha.integrations.trl.config import ERLConfig
 from memalpha.integrations.trl.guard import require, rows_of
-from memalpha.integrations.trl.phases import Reflections, advice, asking, fields, listed, text_of
+from memalpha.integrations.trl.phases import Number, Reflections, advice, asking, fields, listed, text_of
 from memalpha.integrations.trl.rows import Rows, checked, chosen, even, filled, joined, of_ids
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # isort: skip
@@ -133,6 +134,10 @@ class ERLTrainer(RowTrainer):
             raise ConfigError(f"{', '.join(own)}: ERLTrainer samples everything itself")
         if self._is_vlm:
             raise ConfigError("processing_class: ERLTrainer's prompts are text; give a tokenizer, not a processor")
+        if args.algorithm == 2:
+            if self.is_deepspeed_enabled:
+                raise ConfigError("algorithm: 2 leaves updates out, which DeepSpeed cannot do: use algorithm=1")
+            self.num_iterations += 1  # TRL's loop, schedule and sampler count the pass as one more
         self.feedback_func = feedback_func
         self.reflections = Reflections(args.memory_size)
         self._given: torch.Tensor | None = None
@@ -242,7 +247,7 @@ class ERLTrainer(RowTrainer):
                 prompt=text_of(prompt),
                 attempt=text_of(first.completions[one.place]),
                 feedback=one.feedback,
-                reward=float(f"{one.before:.4g}"),
+                reward=Number(one.before),
                 memory=listed(rest),
             )
             if self._fits(asking(prompt, text)):
@@ -252,8 +257,10 @@ class ERLTrainer(RowTrainer):
             del rest[0]
 
     def _retrying(self, one: Second, first: First) -> Any:
-        """The prompt of a second attempt, or None without room."""
+        """The prompt of a second attempt, or None without room; without advice it is the original one."""
         prompt = first.prompts[one.place]
+        if not one.advice:
+            return prompt
         text = self.args.retry_system_prompt.format(prompt=text_of(prompt), reflection=one.advice)
         return asking(prompt, text) if self._fits(asking(prompt, text)) else None
 
@@ -368,17 +375,36 @@ class ERLTrainer(RowTrainer):
         attempted = len(attempts["prompt_ids"]) * self.accelerator.num_processes
         self._imitation_weight = args.internalization_coef * len(whole) / attempted / sum(whole)
 
+    def _internalizing(self) -> bool:
+        """Whether this micro-batch is of algorithm 2's last pass."""
+        passed = self._step // self.args.steps_per_generation % self.num_iterations
+        return self.args.algorithm == 2 and passed == self.num_iterations - 1
+
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         inputs = super()._prepare_inputs(generation_batch)
-        if self.model.training and self._imitated:
-            return {**inputs, "imitated": self._imitated[self._step % self.args.steps_per_generation]}
-        return inputs
+        if not self.model.training or not self._imitated:
+            return inputs
+        rows = self._imitated[self._step % self.args.steps_per_generation]
+        if self.args.algorithm == 2:
+            return {"imitated": rows, "alone": True} if self._internalizing() else inputs
+        return {**inputs, "imitated": rows}
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """As TRL's; without a gradient, and so without an update, where algorithm 2 has nothing to imitate."""
+        if self._internalizing() and not self._imitated:
+            self._step += 1
+            return torch.zeros((), device=self.accelerator.device)
+        return super().training_step(model, inputs, num_items_in_batch)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        loss = super()._compute_loss(model, inputs)
         rows = inputs.get("imitated")
         if rows is None:
-            return loss
+            return super()._compute_loss(model, inputs)
+        part = self._imitation(model, rows)
+        return part if inputs.get("alone") else super()._compute_loss(model, inputs) + part
+
+    def _imitation(self, model: Any, rows: Rows) -> torch.Tensor:
+        """The cross-entropy of a micro-batch's share of what is imitated."""
         ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
         mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
         found = self._get_per_token_logps_and_entropies(model, ids, mask, rows["completion_ids"].shape[1])
@@ -388,7 +414,7 @@ class ERLTrainer(RowTrainer):
         share = self.accelerator.num_processes * self.args.steps_per_generation / window * self._imitation_weight
         part = -(found[0] * rows["completion_mask"]).sum() * share
         self._metric("erl/internalization_loss", self.accelerator.gather(part.detach()).mean().item() * window)
-        return loss + part
+        return part
 
     # ---------------------------------------------------------------------------------------- figures, checkpoints
 

@@ -226,6 +226,50 @@ def test_figures_do_not_depend_on_micro_batches(made):
         assert all(torch.allclose(moved[name], expected[name], atol=1e-5) for name in expected)
 
 
+def test_algorithm_2_internalizes_in_updates_of_its_own(made):
+    """The first update is without it, the second is nothing else, and none where there is nothing to imitate."""
+    seen = []
+
+    class Steps(Watched):
+        def _compute_loss(self, model, inputs):
+            seen.append(("imitated" in inputs, "advantages" in inputs))
+            return super()._compute_loss(model, inputs)
+
+    settings = {"max_steps": 2, "optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant"}
+    two = made(Steps, algorithm=2, **settings)
+    two.train()
+    assert seen == [(False, True)] * 2 + [(True, False)] * 2 and len(two.asked) == 3
+    after_two = weights(two)
+    one = made(enable_internalization=False, **settings | {"max_steps": 1})
+    one.train()
+    after_one = weights(one)
+    none = made(algorithm=2, internalization_threshold=9.0, **settings | {"optim": "adamw_torch"})
+    none.train()
+    adam = made(enable_internalization=False, **settings | {"max_steps": 1, "optim": "adamw_torch"})
+    adam.train()
+    assert any(not torch.equal(after_two[name], after_one[name]) for name in after_one)
+    expected, found = weights(adam), weights(none)
+    assert all(torch.allclose(expected[name], found[name], atol=1e-5) for name in expected)
+    assert none.state.global_step == 2 and none.state.log_history[1]["grad_norm"] == 0
+
+    trainer = one  # its weights are those of the first update; what was sampled is what `two` has sampled
+    [(inputs, _, seconds)] = two.seen
+    imitated = [second for second in seconds if second.reward > 0]
+    tokens = sum(len(second.retry.completion_ids) for second in imitated)
+    trainer.model.zero_grad()
+    for second in imitated:
+        prompt = tiny_tokenizer()(inputs[second.place]["prompt"])["input_ids"]
+        reply = torch.tensor(second.retry.completion_ids)
+        logits = trainer.model(input_ids=torch.tensor([[*prompt, *reply.tolist()]])).logits[0, len(prompt) - 1 : -1]
+        own = torch.nn.functional.cross_entropy(logits, reply, reduction="sum")
+        (own * len(imitated) / 8 / tokens).backward()
+    norm = torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+    assert two.state.log_history[1]["grad_norm"] == pytest.approx(float(norm), rel=1e-3)
+    with torch.no_grad():
+        for name, parameter in trainer.model.named_parameters():
+            assert torch.allclose(after_two[name], parameter - 0.1 * parameter.grad, atol=1e-6), name
+
+
 def test_evaluation_is_first_attempts(made):
     trainer = made(Watched, per_device_eval_batch_size=4)
     figures = trainer.evaluate(tasks().select(range(2)))

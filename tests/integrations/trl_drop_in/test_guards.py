@@ -16,6 +16,7 @@ from memalpha.integrations.trl.phases import Reflections, advice, asking, text_o
 from memalpha.integrations.trl.rows import checked, chosen, even, filled, joined, of_ids
 
 DEFAULTS = {
+    "algorithm": 1,
     "reward_threshold": 1.0,
     "memory_size": 50,
     "memory_top_k": 3,
@@ -138,6 +139,13 @@ def test_defaults_and_names():
         ({"retry_system_prompt": "{prompt}"}, "lacks {reflection}"),
         ({"retry_system_prompt": "{prompt} {reflection.__class__}"}, "no field {reflection.__class__}"),
         ({"retry_system_prompt": "{} {reflection}"}, "no field {}"),
+        ({"algorithm": 3}, "algorithm: 3 is neither"),
+        ({"algorithm": 2, "enable_internalization": False}, "algorithm: 2 has nothing to do"),
+        ({"algorithm": 2, "fp16": True}, "fp16: updates with nothing"),
+        (
+            {"steps_per_generation": 4, "gradient_accumulation_steps": 3, "algorithm": 2},
+            "steps_per_generation: algorithm=2",
+        ),
         ({"memory_size": 0}, "memory_size: 0 must be above 0"),
         ({"memory_top_k": 51}, "memory_top_k: more than memory_size=50"),
         ({"reward_threshold": float("nan")}, "reward_threshold: nan"),
@@ -147,9 +155,8 @@ def test_defaults_and_names():
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused(changes, told):
-    with pytest.raises(ConfigError, match=f"^{next(iter(changes))}: .*|{told}") as raised:
+    with pytest.raises(ConfigError, match=told):
         ERLConfig("unused", bf16=False, **changes)
-    assert __import__("re").search(told, str(raised.value))
 
 
 def test_templates_are_filled_as_they_stand():
