@@ -146,17 +146,25 @@ def evaluate(
     pairs: Pairs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate memories: several systems, one reader, one budget, one metric.
+    """Evaluate memories: several systems, one reader, one budget, one metric; or replies to prompts.
 
     A run directory stands for the evaluation that the run made: its best checkpoint ("trained" among systems), its
     prompts, reader and metric. With out=DIR every answer, the tables and a page that shows where answers were lost are
-    written there.
+    written there. A text run's directory or configuration (task: text) stands for its held-out tasks, and policy=NAME
+    for who replies.
 
     Example: memalpha eval locomo data=locomo10.json 'systems=[empty,rag,my.module:Memory]' reader.kind=copy
     """
+    overrides = parse_overrides(pairs or [])
+    from memalpha.train.text_eval import text_settings
+
+    text = text_settings(config, overrides)
+    if text is not None:
+        cli_eval.evaluate_text(*text, as_json=as_json)
+        return
     from memalpha.qa.run import run_evaluation, settings_of
 
-    settings = settings_of(config, parse_overrides(pairs or []))
+    settings = settings_of(config, overrides)
     if settings.benchmark == "locomo-search":
         from memalpha.qa.locomo import format_locomo_search, run_locomo_search
 

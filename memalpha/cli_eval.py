@@ -13,6 +13,7 @@ from memalpha.cli_store import AsJson, print_result
 from memalpha.errors import DataError
 
 if TYPE_CHECKING:
+    from memalpha.config import TextConfig
     from memalpha.qa.compare import Comparison
 
 
@@ -59,6 +60,31 @@ def compare(
 
 
 COMMANDS = (compare,)
+
+
+def evaluate_text(settings: TextConfig, out: Path | None, name: str, *, as_json: bool) -> None:
+    """`memalpha eval` on text tasks."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from memalpha.train.text_eval import evaluate_run
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task(name)
+        report = evaluate_run(settings, out, name, lambda done, total: bars.update(bar, completed=done, total=total))
+    if not as_json:
+        report.table()
+        means = report.summary["rewards"].items()
+        typer.echo("rewards: " + ", ".join(f"{part} {value:.3f}" for part, value in means))
+    if out is not None:
+        from memalpha.report.page import write_report
+
+        page = write_report(out)
+        if not as_json:
+            typer.echo(page)
+    if as_json:
+        print_result(report.summary, as_json, "")
 
 
 def _write(out: Path, found: Comparison) -> None:

@@ -19,6 +19,7 @@ from memalpha.errors import DataError
 from memalpha.report.charts import Z95, Mark, Row, Series, line_chart, mark_rows, swatch
 from memalpha.report.conversation import conversation
 from memalpha.report.evaluation import evaluation, systems_of, unjudged_of
+from memalpha.report.text import text_curves, text_figures, text_headline, text_replies, text_results
 
 SYSTEMS = {"append_only": "append only", "before": "before training", "after": "after training", "oracle": "oracle"}
 LABELS = {name: label.removesuffix(" training") for name, label in SYSTEMS.items()}  # where there is little room
@@ -85,8 +86,9 @@ def write_report(run: str | Path) -> Path:
     folder = Path(run)
     metrics = _read_lines(folder / "metrics.jsonl")
     summary = _read_json(folder / "summary.json")
-    evaluated = systems_of(folder / "eval")
-    if not metrics and not summary and not evaluated:
+    texts = text_figures(folder / "eval")
+    evaluated = {} if texts else systems_of(folder / "eval")
+    if not metrics and not summary and not evaluated and not texts:
         raise DataError(
             f"{folder} is not a run directory: it holds neither summary.json nor metrics.jsonl, nor an evaluation "
             "(eval/*.jsonl) whose losses were looked for"
@@ -94,15 +96,23 @@ def write_report(run: str | Path) -> Path:
     example = _read_json(folder / "eval" / "example.json")
     config = folder / "config.yaml"
     systems = _systems(summary)
-    body = [
-        _headline(summary, systems, folder.name)
-        if metrics or summary
-        else f"<h1>{escape(folder.name)}: evaluation</h1>",
-        _curves(metrics),
-        _results(systems),
-        evaluation(evaluated, SYSTEMS, unjudged_of(folder / "eval")),
-        conversation(example) if example else "",
-    ]
+    if texts:
+        body = [
+            text_headline(summary, {} if metrics else texts, folder.name),
+            _curves(metrics, [*CURVES[:3], *text_curves(metrics), *CURVES[3:]]),
+            text_results(texts),
+            text_replies(folder / "eval", texts),
+        ]
+    else:
+        body = [
+            _headline(summary, systems, folder.name)
+            if metrics or summary
+            else f"<h1>{escape(folder.name)}: evaluation</h1>",
+            _curves(metrics, CURVES),
+            _results(systems),
+            evaluation(evaluated, SYSTEMS, unjudged_of(folder / "eval")),
+            conversation(example) if example else "",
+        ]
     if config.exists():
         text = escape(config.read_text(encoding="utf-8", errors="replace"))
         body.append(f"<details><summary>The run's configuration</summary><pre>{text}</pre></details>")
@@ -187,11 +197,11 @@ def _truth(systems: Mapping[str, Mapping[str, Any]]) -> str:
     return _figure("Is the memory kept true?", about, mark_rows(rows), _system_legend(systems))
 
 
-def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
+def _curves(metrics: Sequence[Mapping[str, Any]], curves: Sequence[Any]) -> str:
     if not metrics:
         return ""
     figures = []
-    for title, about, (low, high), lines in CURVES:
+    for title, about, (low, high), lines in curves:
         series = [line for key, label, kind in lines if (line := _series(metrics, key, label, kind)).points]
         if not series:
             continue
@@ -207,6 +217,8 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
     elif "reward" not in metrics[0]:
         way = "worth more" if "scores" in metrics[0] or "errors" in metrics[0] else "likelier"
         step = f"makes the chosen of two replies {way} than the rejected one, for some prompts"
+    elif "reply_tokens" in metrics[0]:
+        step = "samples several replies to each of its prompts and makes those more likely that earned more than others"
     else:
         step = (
             "samples several rollouts of each of its conversations and makes those more likely that earned more than "

@@ -17,7 +17,8 @@ from memalpha.train.preferences import PreferenceRun
 from memalpha.train.reward_run import RewardModelRun
 from memalpha.train.run import launch
 from memalpha.train.sft import SFTRun
-from memalpha.train.text_run import Given, TextRun
+from memalpha.train.text_given import Given
+from memalpha.train.text_run import TextRun
 
 
 def train(config: AnyTraining | str | Path, **overrides: Any) -> dict[str, Any]:

@@ -5,16 +5,11 @@ The weights evaluated "after" are those with the best accuracy on the validation
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from memalpha.config import TextConfig
-from memalpha.config.rewards import RewardPart
 from memalpha.environments.base import imported
-from memalpha.environments.builtin import TextGeneration
 from memalpha.environments.evaluate import check_tasks, make_text_report, text_records, text_summary
 from memalpha.environments.rollouts import Player
 from memalpha.errors import ConfigError, DataError
@@ -26,64 +21,9 @@ from memalpha.train.distributed import World
 from memalpha.train.overlap import Part
 from memalpha.train.reinforcement import Collected, ReinforcementRun
 from memalpha.train.text_collect import TextCollector, check_feedback
+from memalpha.train.text_given import Given, environment_of
 from memalpha.train.text_source import TextSource
 from memalpha.types import TextTask, Trajectory
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What Python can give a run and a file cannot: callables and lists, in the place of what the settings name."""
-
-    rewards: Sequence[Any] | None = None
-    tasks: Sequence[TextTask] | None = None
-    eval_data: Sequence[TextTask] | None = None
-    environment: Any = None
-    feedback_func: Any = None
-
-    @classmethod
-    def taken_from(cls, overrides: dict[str, Any]) -> Given:
-        """Those of the overrides that are no settings; they are taken out."""
-        found: dict[str, Any] = {}
-        for field in fields(cls):
-            value = overrides.get(field.name)
-            if _is_object(value):
-                found[field.name] = value
-            if _is_object(value) or (value is None and field.name != "eval_data"):
-                overrides.pop(field.name, None)
-        return cls(**found)
-
-    @property
-    def names(self) -> list[str]:
-        """Which were given."""
-        return [field.name for field in fields(self) if getattr(self, field.name) is not None]
-
-
-def _is_object(value: Any) -> bool:
-    """Whether a setting's value cannot stand in a file: a callable, or a list with callables or tasks."""
-    several = value if isinstance(value, list | tuple) else [value]
-    return any(callable(one) or isinstance(one, TextTask) for one in several)
-
-
-def environment_of(config: TextConfig, given: Given = Given()) -> Any:  # frozen
-    """The environment that the settings, or what is given in their place, make. Raises `ConfigError` for none."""
-    if given.environment is not None or config.environment is not None:
-        if given.rewards is not None or config.rewards:
-            raise ConfigError("rewards: have no effect with an environment, which gives its own; leave one of them out")
-        return given.environment if config.environment is None else imported(config.environment, "environment")
-    if given.rewards is not None:
-        parts = TypeAdapter(RewardPart)
-        try:
-            return TextGeneration(
-                [parts.validate_python(one) if isinstance(one, Mapping) else one for one in given.rewards]
-            )
-        except ValidationError as error:
-            raise ConfigError("rewards: " + "; ".join(item["msg"] for item in error.errors())) from error
-    if not config.rewards:
-        raise ConfigError(
-            "rewards: nothing says what a reply is worth: name a part (rewards: [{kind: math}]), an environment, or "
-            "give functions in Python (memalpha.train(config, rewards=[...]))"
-        )
-    return TextGeneration(config.rewards)
 
 
 class TextRun(ReinforcementRun[TextConfig]):
@@ -91,7 +31,8 @@ class TextRun(ReinforcementRun[TextConfig]):
 
     nobody_waited_for = "the environment gives its rewards while it is played"
 
-    def __init__(self, config: TextConfig, world: World, given: Given = Given()) -> None:  # frozen
+    def __init__(self, config: TextConfig, world: World, given: Given | None = None) -> None:
+        given = given or Given()
         self.source = TextSource(config, given.tasks, given.eval_data)
         environment = environment_of(config, given)
         for tasks in (self.source.listed or self.source.batch(0), self.source.validation, self.source.held_out):
