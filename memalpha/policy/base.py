@@ -24,7 +24,7 @@ S = TypeVar("S", AgentConfig, ReaderConfig)
 ADAPTER_CONFIG = "adapter_config.json"
 """A directory that holds this holds a LoRA adapter, and no model of its own."""
 
-SHIPPED = ("babi", "tiny")
+SHIPPED = ("babi", "tiny", "tiny-text")
 """Policies whose weights come with the package."""
 
 SHORT = {"add_all": "scripted:add-all", "heuristic": "scripted:heuristic"}
@@ -64,7 +64,7 @@ def in_own_style(settings: S, policy: Policy) -> S:
 def load_policy(
     name: str | Path, *, dtype: str = "float32", device: str = "cpu", endpoint: EndpointConfig | None = None
 ) -> Policy:
-    """A policy by name: "tiny" or "babi" (shipped weights), "add_all", "heuristic" or "scripted:KIND", a transformers
+    """A policy by name: "tiny", "tiny-text" or "babi" (shipped weights), "add_all", "heuristic" or "scripted:KIND", a transformers
     directory or hub id, a run directory, or an endpoint (`http://host:port/v1#model`, `openai:MODEL`), which is asked
     whether it is there and has the model.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 from memalpha.tasks.phrases import words
 from memalpha.tasks.values import Split, is_held_out
@@ -83,6 +83,24 @@ def generate(split: Split, seed: int, number: int, level: Level) -> TextTask:
 def worked(steps: Sequence[Step]) -> str:
     """The solution as text: a line a step, then `#### answer`."""
     return "\n".join([*map(str, steps), f"#### {steps[-1].result}"])
+
+
+def feedback(prompts: Sequence[str], completions: Sequence[str], solution: Sequence[str], **columns: Any) -> list[str]:
+    """What is wrong with each reply, for a learner that may try again: its first line that the worked solution has not.
+
+    The right line is not told. Empty for a reply that is the solution.
+    """
+    return [_wrong(reply, worked) for reply, worked in zip(completions, solution, strict=True)]
+
+
+def _wrong(reply: str, solution: str) -> str:
+    if reply.strip() == solution:
+        return ""
+    lines, right = reply.strip().splitlines(), solution.splitlines()
+    for line, wanted in zip(lines, right, strict=False):
+        if line.strip() != wanted:
+            return f"{line.strip()} is wrong."
+    return "Something is missing at the end." if len(lines) < len(right) else f"{lines[len(right)]} is too much."
 
 
 def _steps(rng: Random, level: Level) -> list[Step]:

@@ -1,0 +1,118 @@
+"""Word problems and small programs, an algorithm a row: `python eval/text_toys.py --jobs 2`.
+
+All runs of a toy start from the shipped policy tiny-text, take the same number of steps and are tested on the same held-out
+problems, greedily, first attempts alone. PPO takes as many prompts, one rollout each, as the others have rollouts; ERL
+also samples reflections and second attempts: what each sampled is in the table. Intervals are 95 % ones of the mean
+over seeds (Student's t). Runs that are complete are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from algorithms import interval
+
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "grpo": ("algorithm=grpo",),
+    "rloo": ("algorithm=rloo",),
+    "ppo": ("algorithm=ppo", "group_size=1", "tasks_per_step=128"),
+    "dpo": ("algorithm=dpo",),
+    "erl": ("algorithm=erl",),
+}
+"""Settings of each over the toy's configuration; the rest is what picking the algorithm brings along."""
+FEEDBACK = {"arithmetic": "memalpha.tasks.arithmetic:feedback", "programs": "memalpha.rewards.code:feedback"}
+"""What ERL is told of a wrong attempt: its first wrong line, the first test that fails."""
+TOYS = tuple(FEEDBACK)
+PACKAGES = ("torch", "transformers", "memalpha")
+
+
+def run(toy: str, name: str, seed: int, out: Path, extra: tuple[str, ...]) -> dict[str, Any]:
+    """One run in a process of its own: its summary, what it sampled, its CPU-minutes (those of sandboxes too)."""
+    words = ["train", toy, f"seed={seed}", f"out={out}", *VARIANTS[name], *extra]
+    words += [f"feedback_func={FEEDBACK[toy]}"] * (name == "erl")
+    summary, took = out / "summary.json", out / "cpu-minutes.json"
+    if not (summary.exists() and took.exists()):
+        process = subprocess.Popen([sys.executable, "-m", "memalpha", *words], stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            raise SystemExit(f"memalpha {' '.join(words)} ended with {os.waitstatus_to_exitcode(status)}")
+        took.write_text(json.dumps((usage.ru_utime + usage.ru_stime) / 60), encoding="utf-8")
+        print(f"{time.strftime('%H:%M')} finished {out}", file=sys.stderr, flush=True)
+    found = json.loads(summary.read_text(encoding="utf-8"))
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    found["sampled_tokens"] = sum(line["sampled_tokens"] for line in lines)
+    found["cpu_minutes"] = json.loads(took.read_text(encoding="utf-8"))
+    return found
+
+
+def table(found: dict[str, dict[str, list[dict[str, Any]]]], jobs: int) -> str:
+    """The Markdown of everything."""
+    lines = ["# Word problems and small programs", "", "```", "python " + " ".join(sys.argv), "```", ""]
+    lines += [
+        f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
+        "Accuracy on held-out problems (numbers that training never shows), greedy: the start, and after training the",
+        "mean over seeds ± half of its 95 % interval, with every seed beside it. CPU-minutes of the whole run with its",
+        f"evaluations, {jobs} runs at a time.",
+    ]
+    for toy, runs in found.items():
+        first = next(iter(runs.values()))[0]
+        seeds = [summary["seed"] for summary in next(iter(runs.values()))]
+        lines += [
+            *("", f"## {toy}", ""),
+            f"{first['tasks']} held-out problems, {first['steps']} steps, seeds {seeds}.",
+            *(
+                "",
+                "| algorithm | before | after | every seed | sampled tokens, thousands | CPU-min |",
+                "|---|" + "---|" * 5,
+            ),
+        ]
+        for name, summaries in runs.items():
+            after = [summary["after"]["accuracy"] for summary in summaries]
+            lines.append(
+                f"| {name} | {summaries[0]['before']['accuracy']:.3f} | {interval(after)} | "
+                f"{', '.join(f'{value:.3f}' for value in after)} | "
+                f"{statistics.mean(summary['sampled_tokens'] for summary in summaries) / 1e3:.0f} | "
+                f"{statistics.mean(summary['cpu_minutes'] for summary in summaries):.1f} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run, record, say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/text-toys"))
+    parser.add_argument("--results", type=Path, default=Path("eval/results"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--toys", nargs="+", choices=TOYS, default=list(TOYS))
+    parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of every run")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="runs at a time, a core each")
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    jobs = [(toy, name, seed) for toy in arguments.toys for seed in arguments.seeds for name in arguments.only]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        summaries = pool.map(
+            lambda job: run(*job, arguments.out / job[0] / f"{job[1]}-{job[2]}", tuple(arguments.set)), jobs
+        )
+        found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        for (toy, name, _), summary in zip(jobs, summaries, strict=True):
+            found.setdefault(toy, {}).setdefault(name, []).append(summary)
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    (arguments.results / "text-toys.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (arguments.results / "text-toys.md").write_text(table(found, arguments.jobs), encoding="utf-8")
+    print(table(found, arguments.jobs))
+
+
+if __name__ == "__main__":
+    main()
