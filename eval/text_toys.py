@@ -1,9 +1,9 @@
 """Word problems and small programs, an algorithm a row: `python eval/text_toys.py --jobs 2`.
 
-All runs of a toy start from the shipped policy tiny-text, take the same number of steps and are tested on the same held-out
-problems, greedily, first attempts alone. PPO takes as many prompts, one rollout each, as the others have rollouts; ERL
-also samples reflections and second attempts: what each sampled is in the table. Intervals are 95 % ones of the mean
-over seeds (Student's t). Runs that are complete are not run again.
+All runs of a toy start from the shipped policy tiny-text, take the same number of steps and are tested on the same
+held-out problems, greedily, first attempts alone. PPO takes as many prompts, one rollout each, as the others have
+rollouts; ERL also samples reflections and second attempts: what each sampled is in the table. Intervals are 95 % ones
+of the mean over seeds (Student's t). Runs that are complete are not run again.
 """
 
 from __future__ import annotations

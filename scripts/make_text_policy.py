@@ -1,4 +1,4 @@
-"""Make the tiny text policy and its tokenizer from nothing: `scripts/make_text_policy.py --out memalpha/weights/tiny-text`.
+"""Make the policy tiny-text and its tokenizer: `scripts/make_text_policy.py --out memalpha/weights/tiny-text`.
 
 A Qwen3-shaped causal LM of 0.7M parameters for the word problems and small programs that memalpha makes, on one CPU
 core. Three stages, as for the tiny policy (`scripts/make_tiny_policy.py`, whose parts are used here), all seeded:

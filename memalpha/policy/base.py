@@ -64,9 +64,9 @@ def in_own_style(settings: S, policy: Policy) -> S:
 def load_policy(
     name: str | Path, *, dtype: str = "float32", device: str = "cpu", endpoint: EndpointConfig | None = None
 ) -> Policy:
-    """A policy by name: "tiny", "tiny-text" or "babi" (shipped weights), "add_all", "heuristic" or "scripted:KIND", a transformers
-    directory or hub id, a run directory, or an endpoint (`http://host:port/v1#model`, `openai:MODEL`), which is asked
-    whether it is there and has the model.
+    """A policy by name: "tiny", "tiny-text" or "babi" (shipped weights), "add_all", "heuristic" or "scripted:KIND", a
+    transformers directory or hub id, a run directory, or an endpoint (`http://host:port/v1#model`, `openai:MODEL`),
+    which is asked whether it is there and has the model.
 
     A run directory stands for its best checkpoint, its newest where nothing validated. A directory with a LoRA adapter
     (a checkpoint of a run with `lora`) is merged into its base, which is loaded by the same rules and may be such a
