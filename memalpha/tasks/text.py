@@ -8,8 +8,9 @@ one's own (JSON, JSON Lines, CSV, Parquet), a folder that `save_to_disk` wrote, 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,7 @@ def load_text_tasks(
     `columns` says which column is what, ours to theirs: `{"prompt": "question", "answer": "target"}`; `prompt` (a text
     or chat messages) is the only one that must be there, all others are kept under their own names. `data`: a folder
     with a named set's files, in the place of the hub. `split` is the hub's or the folder's ("train", "test"); a single
-    file is taken whole. `seed` is for sets that are made. `limit` keeps the first tasks.
+    file is taken whole. `seed` is for sets that are made. `limit` keeps the first tasks; MATH's subjects take turns.
 
     Raises `DataError` for a name, file, split or column that is not there, a row without a prompt, and an empty set.
     """
@@ -112,19 +113,22 @@ def load_text_tasks(
     if name in KNOWN:
         known = KNOWN[name]
         renamed = {**known.columns, **(columns or {})}
-        found: list[TextTask] = []
+        parts = []
         for config in known.configs:
-            if limit is not None and len(found) >= limit:
-                break
             rows = _read(known.source if data is None else str(data), split, config, name)
             label = f"{name}-{config}" if len(known.configs) > 1 else name
-            more = _tasks(_limited(rows, limit), renamed, f"{label}-{split}", label, known.category)
-            found += [_with_answer(task, known.shown) for task in more]
-        return found[:limit]
+            part = _tasks(_limited(rows, limit), renamed, f"{label}-{split}", label, known.category)
+            parts.append([_with_answer(task, known.shown) for task in part])
+        return _in_turn(parts)[:limit]
     if data is not None:
         raise DataError(f"{name}: data belongs to named data sets only ({', '.join(KNOWN)}); give the path itself")
     rows = _read(name, split, None, name)
     return _tasks(_limited(rows, limit), dict(columns or {}), Path(name).stem, name)
+
+
+def _in_turn(parts: Sequence[list[TextTask]]) -> list[TextTask]:
+    """One of each part after the other, so that the first so many, and the last, are of all parts."""
+    return [task for row in zip_longest(*parts) for task in row if task is not None]
 
 
 def _limited(rows: Dataset, limit: int | None) -> Dataset:

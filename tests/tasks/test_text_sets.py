@@ -107,6 +107,9 @@ def test_math_in_its_own_format(tmp_path: Path) -> None:
     assert len(tasks) == len({task.id for task in tasks}) == 7
     assert (tasks[0].columns["answer"], tasks[0].category) == ("\\frac{1}{2}", "Level 2")
     assert len(load_text_tasks("math", data=folder, limit=3)) == 3
+    more = _folder(tmp_path / "more", MATH * 4, *configs, "prealgebra", "precalculus")
+    subjects = [task.id.split("-")[1] for task in load_text_tasks("math", data=more, limit=14)]
+    assert subjects[:7] == subjects[7:] and len(set(subjects)) == 7, "subjects take turns: none is all that is held out"
 
 
 def test_files_of_ones_own(tmp_path: Path) -> None:
