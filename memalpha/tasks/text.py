@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from memalpha.errors import DataError
@@ -163,9 +164,13 @@ def _read(source: str, split: str, config: str | None, name: str) -> Dataset:
                 if split not in rows:
                     raise DataError(f"{name}: has no split {split!r}: {', '.join(map(str, rows))}")
                 rows = rows[split]
+        elif path.exists():
+            # The library's cache knows a folder with a card by its name alone: another of that name, or one whose files
+            # have changed, would be taken for it.
+            with TemporaryDirectory() as cache:
+                rows = datasets.load_dataset(source, config, split=split, cache_dir=cache, keep_in_memory=True)
         else:
-            if not path.exists():
-                _check_hub(name, config)
+            _check_hub(name, config)
             rows = datasets.load_dataset(source, config, split=split)
     except (OSError, ValueError, DatasetGenerationError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
