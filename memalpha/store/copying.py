@@ -31,7 +31,8 @@ def copy_store(source: str | Path, target: str | Path) -> dict[str, int]:
         ):
             if there.namespaces():
                 raise StoreError(f"{there.path} holds namespaces already: give another with ?schema=NAME")
-            return {name: _copy(here, there, name, schema) for name in names}
+            with there.loading():
+                return {name: _copy(here, there, name, schema) for name in names}
     finally:
         here.close()
 

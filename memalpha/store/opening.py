@@ -97,7 +97,8 @@ def index_of(rows: Namespace, embedder: RecordedEmbedder, vectors: Precision) ->
 @contextmanager
 def new_database(path: str | Path, meta: Mapping[str, str]) -> Iterator[Backend]:
     """A new file, which is there when the block has ended well, or a PostgreSQL schema, whose stores must be of the
-    same schema and embedder if there are any. Raises `StoreError`."""
+    same schema and embedder if there are any, and whose tables go again if they were made for a block that ended badly.
+    Raises `StoreError`."""
     if not is_url(path):
         with new_file(Path(path), meta) as file:
             yield file
@@ -109,6 +110,9 @@ def new_database(path: str | Path, meta: Mapping[str, str]) -> Iterator[Backend]
             if database.meta[key] != value:
                 raise StoreError(f"{database.path} holds stores with another {key}: give another with ?schema=NAME")
         yield database
+    except BaseException:
+        database.drop_made()
+        raise
     finally:
         database.close()
 

@@ -21,11 +21,9 @@ from functools import lru_cache
 from threading import local
 from typing import Any, NoReturn, get_args
 
-import numpy as np
 import psycopg
 from psycopg import sql
-from psycopg.adapt import Dumper, Loader
-from psycopg.pq import Format, TransactionStatus
+from psycopg.pq import TransactionStatus
 from psycopg.types import TypeInfo
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
@@ -36,6 +34,7 @@ from memalpha.store.backend import Clock, Durability, system_clock
 from memalpha.store.filters import utc
 from memalpha.store.postgres_schema import FORMAT
 from memalpha.store.postgres_url import first_line, parted, why_not_connected, without_secrets
+from memalpha.store.postgres_vector import register
 
 CONNECTIONS = 10  # at most, of one store: threads beyond wait for one another
 
@@ -44,25 +43,8 @@ _TO_CONNECT = 10  # seconds for the server to answer
 _LOST = ("08", "57P01", "57P02", "57P03")  # classes and codes of errors after which the connection is gone
 _FEW = 20  # namespaces that a transaction names to the policies at once
 _SHOW = "SELECT set_config('memalpha.ns', ?, true)"
+_OWNED = "pg_has_role(c.relowner, 'USAGE')"
 _IN_THE_WAY = ("40001", "40P01", "55P03")
-
-
-class Vector(bytes):
-    """An embedding, little-endian float32, to be bound to a column of vectors. Such a column is read as these bytes."""
-
-
-class _VectorLoader(Loader):
-    format = Format.BINARY
-
-    def load(self, data: Any) -> bytes:
-        return _swapped(bytes(data)[4:])  # before it: the dimension, and two bytes of nothing
-
-
-class _VectorDumper(Dumper):
-    format = Format.BINARY
-
-    def dump(self, obj: bytes) -> bytes:
-        return (len(obj) // 4).to_bytes(2, "big") + b"\0\0" + _swapped(obj)
 
 
 class PostgresDatabase:
@@ -89,6 +71,7 @@ class PostgresDatabase:
         self.clock = clock
         self.meta: dict[str, str] = {}
         self._durability = durability
+        self._made: list[str] = []  # statements that take back what opening it has made
         self._known: dict[str, int] = {}  # numbers of namespaces; of transactions that have ended well
         self._local = local()
         connection = self._connect()
@@ -142,6 +125,7 @@ class PostgresDatabase:
             path = sql.SQL("SET LOCAL search_path = {}, {}").format(sql.Identifier(self.schema), extension)
             settings = [path.as_string(connection), f"SET LOCAL lock_timeout = '{_PATIENCE}s'", "SET LOCAL jit = off"]
             settings.append("SET LOCAL max_parallel_workers_per_gather = 0")  # to start one costs more than it saves
+            settings.append("SET LOCAL enable_seqscan = off")  # a plan made when the table was empty outlives that
             if self._durability == "normal":
                 settings.append("SET LOCAL synchronous_commit = off")
             elif connection.execute("SHOW synchronous_commit").fetchone() == ("off",):
@@ -179,8 +163,10 @@ class PostgresDatabase:
         found = connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [self.schema]).fetchone()
         if found is None:  # asked first, because IF NOT EXISTS needs the right to make it even where it is there
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
+        name = schema.as_string(connection)
+        self._made = [postgres_schema.removal(name)] + ([] if found else [f"DROP SCHEMA {name}"])
         try:
-            script = postgres_schema.script(schema.as_string(connection), extension, dim)
+            script = postgres_schema.script(name, extension, dim)
             connection.execute(script.encode(), prepare=False)
         except psycopg.errors.DuplicateTable as error:
             raise StoreError(
@@ -198,9 +184,7 @@ class PostgresDatabase:
         for dumper in (Int8Dumper, Int8BinaryDumper):  # one type, so that one statement is one, in lists too
             adapters.register_dumper(int, dumper)
         assert self._vector is not None, "the extension is there"
-        self._vector.register(connection)
-        adapters.register_loader(self._vector.oid, _VectorLoader)
-        adapters.register_dumper(Vector, type("_VectorDumper", (_VectorDumper,), {"oid": self._vector.oid}))
+        register(connection, self._vector)
 
     @property
     def numbers(self) -> MutableMapping[str, int]:
@@ -297,14 +281,14 @@ class PostgresDatabase:
             ) from error
 
     def _begin(self, connection: psycopg.Connection, of: Sequence[str], write: bool) -> dict[str, int]:
-        """Begin a transaction: one round trip if the namespaces are known."""
+        """Begin a transaction: one round trip if the namespaces are known, two if they are to be written."""
         begin = "BEGIN ISOLATION LEVEL " + ("READ COMMITTED" if write else "REPEATABLE READ READ ONLY")
         numbers = {name: self._known[name] for name in of if name in self._known}
         script = f"{begin}; {self._settings}; {_setting(numbers.values() if len(of) <= _FEW else ())}"
-        if numbers and write:
-            some = ", ".join(map(str, numbers.values()))
-            script += f"; SELECT FROM namespaces WHERE ns IN ({some}) ORDER BY ns FOR UPDATE"
         connection.execute(script.encode(), prepare=False)
+        if numbers and write:
+            lock = "SELECT FROM namespaces WHERE ns = ANY ($1) ORDER BY ns FOR UPDATE"  # planned once
+            connection.execute(lock, [[*numbers.values()]])
         unknown = {*of} - numbers.keys()
         new = _numbers(connection, unknown, write)
         if write and (missing := unknown - new.keys()):  # those who would make one of them take turns too
@@ -327,6 +311,38 @@ class PostgresDatabase:
         if len(here.of) <= _FEW:
             numbers = [here.numbers[name] for name in here.of if name in here.numbers]
             here.statements.execute(_SHOW, [",".join(map(str, numbers))])
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """What an empty store is filled in, in a transaction that writes: vectors come into their index at the end all
+        at once, if the role owns the tables."""
+        here = self._here.statements
+        query = "SELECT pg_get_indexdef(c.oid) FROM pg_class c WHERE c.oid = to_regclass('vectors_near') AND " + _OWNED
+        index = here.execute(query).fetchone()
+        if index is not None:
+            here.execute("DROP INDEX vectors_near")
+        yield
+        if index is not None:
+            here.execute(index[0].replace(" ON ONLY ", " ON "))
+            here.execute(f"ANALYZE {', '.join(postgres_schema.TABLES)}")
+
+    def analyze(self, number: int) -> None:
+        """Take statistics of the partitions that a namespace lies in, if the role owns them."""
+        here = self._here.statements
+        for table in postgres_schema.TABLES:
+            query = f"SELECT c.oid::regclass::text FROM pg_class c WHERE {_OWNED} AND c.oid = "
+            found = here.execute(query + f"(SELECT tableoid FROM {table} WHERE ns = ? LIMIT 1)", (number,)).fetchone()
+            if found is not None:
+                here.execute(f"ANALYZE {found[0]}")
+
+    def drop_made(self) -> None:
+        """Drop the tables that opening this has made, if there is no namespace in them; no error where that fails."""
+        with suppress(StoreError, psycopg.Error), self._connect() as connection, connection.transaction():
+            for statement in self._made[:1]:
+                connection.execute(f"SET LOCAL lock_timeout = '{_TO_CONNECT}s'; {statement}".encode(), prepare=False)
+            for statement in self._made[1:]:
+                with suppress(psycopg.errors.DependentObjectsStillExist), connection.transaction():
+                    connection.execute(statement.encode())
 
     def now(self) -> str:
         """The time as the log keeps it."""
@@ -461,8 +477,3 @@ def _numbers(connection: psycopg.Connection, names: Collection[str], write: bool
 def _is_lost(error: psycopg.Error) -> bool:
     """Whether the connection is gone: then the server has said nothing, or that it is the end."""
     return isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(_LOST)
-
-
-def _swapped(data: bytes) -> bytes:
-    """Floats of 4 bytes each, from little-endian to big-endian or back."""
-    return np.frombuffer(data, np.uint32).byteswap().tobytes()

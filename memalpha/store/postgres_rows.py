@@ -7,16 +7,29 @@ from typing import Any
 
 from memalpha.errors import StoreError
 from memalpha.store.backend import Statements
-from memalpha.store.fields import ENTRY, column_of, digest
-from memalpha.store.postgres import PostgresDatabase, Vector
-from memalpha.store.postgres_words import ALL, fill_words, index_contents
-from memalpha.store.rows import NEW_VECTOR, Namespace
+from memalpha.store.fields import ENTRY, column_of, digest, version_row
+from memalpha.store.postgres import PostgresDatabase
+from memalpha.store.postgres_vector import Vector
+from memalpha.store.postgres_words import ALL, fill_words, hashed, index_contents, postings_of
+from memalpha.store.rows import END, NEW_VECTOR, VERSION, Namespace
 from memalpha.store.schema import MemorySchema
+from memalpha.store.state import Change
 from memalpha.types import MemoryEntry
 
 _MANY = 2000  # rows of one statement
+_LARGE = 5000  # entries after which the statistics of their partitions are taken anew
 _LONGEST_NAME = 2000  # bytes; what an index can hold
 _TYPES = {"importance": "float8", "chunk": "int8"}  # of columns that are no text
+_LOGGED, _MADE = (", ".join(f"?{number}" for number in range(*ends)) for ends in ((1, 16), (16, 31)))
+# All rows of a new version in one statement: those of its operation, its own (?20 is its digest), and its content's.
+_NEW_ENTRY = (
+    f"WITH logged AS (INSERT INTO operations (ns, seq, time, head, kind, {ENTRY}) VALUES ({_LOGGED})), "
+    f"made AS (INSERT INTO versions (ns, {VERSION}) VALUES (?1, {_MADE})), "
+    "kept AS (INSERT INTO vectors (ns, digest, vector) VALUES (?1, ?20, ?31) ON CONFLICT DO NOTHING) "
+    "INSERT INTO postings (ns, term, digest, count, length) "
+    "SELECT ?1, term, ?20, count, ?34 FROM unnest(?32::bigint[], ?33::integer[]) AS t (term, count) "
+    "ON CONFLICT DO NOTHING"
+)
 
 
 class PostgresRows(Namespace):
@@ -29,6 +42,7 @@ class PostgresRows(Namespace):
         "SELECT v.id, x.vector FROM versions v JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest "
         "WHERE v.id = ANY (?) AND v.ns = ? AND v.valid_to IS NULL"
     )
+    _UNHELD = "NOT EXISTS (SELECT 1 FROM versions v WHERE v.ns = ? AND v.digest = vectors.digest)"
     _list = staticmethod(list)
 
     def __init__(self, database: PostgresDatabase, name: str, schema: MemorySchema) -> None:
@@ -71,10 +85,19 @@ class PostgresRows(Namespace):
             contents = list(dict.fromkeys(entry.content for entry, _ in some))
             self._rows.executemany(NEW_VECTOR, [(ns, digest(text), Vector(vectors[text])) for text in contents])
             index_contents(self._rows, ns, contents)
+        if len(entries) >= _LARGE:
+            self.database.analyze(ns)
 
-    def _keep_vector(self, ns: int, content: str, vector: bytes) -> None:
-        self._rows.execute(NEW_VECTOR, (ns, digest(content), Vector(vector)))
-        index_contents(self._rows, ns, [content])
+    def _keep(self, operation: tuple[Any, ...], change: Change, created: int, vector: bytes | None) -> None:
+        if change.entry is None or vector is None:
+            super()._keep(operation, change, created, vector)
+            return
+        ns, seq = operation[:2]
+        if change.ended is not None:  # before its follower comes: of an entry one version lives
+            self._rows.execute(END, (seq, ns, change.ended.id, change.ended.version))
+        terms, counts, length = postings_of(change.entry.content)
+        version = version_row(change.entry, created)
+        self._rows.execute(_NEW_ENTRY, (*operation, *version, Vector(vector), terms, counts, length))
 
     def _keep_vectors(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         self._rows.executemany(NEW_VECTOR, ((self.ns, key, Vector(vector)) for key, vector in rows))
@@ -83,19 +106,19 @@ class PostgresRows(Namespace):
     def wordless(self, *, mend: bool = False) -> int:
         query = (
             "SELECT count(DISTINCT digest) FROM versions v WHERE ns = ? AND NOT EXISTS "
-            f"(SELECT 1 FROM postings p WHERE p.ns = v.ns AND p.term = {ALL} AND p.digest = v.digest)"
+            f"(SELECT 1 FROM postings p WHERE p.ns = ? AND p.term = {ALL} AND p.digest = v.digest)"
         )
-        count = self._rows.execute(query, (self.ns,)).fetchone()[0]
+        with hashed(self._rows):
+            count = self._rows.execute(query, (self.ns, self.ns)).fetchone()[0]
         if count and mend:
             fill_words(self._rows, self)
         return count
 
     def erase(self, ids: Collection[str] | None) -> int:
-        count = super().erase(ids)
-        self._rows.execute(
-            "DELETE FROM postings WHERE ns = ? AND digest NOT IN (SELECT digest FROM versions WHERE ns = ?)",
-            (self.ns, self.ns),
-        )
+        with hashed(self._rows):
+            count = super().erase(ids)
+            held = self._UNHELD.replace("vectors", "postings")
+            self._rows.execute(f"DELETE FROM postings WHERE ns = ? AND {held}", (self.ns, self.ns))
         return count
 
     def _make(self) -> int:

@@ -141,3 +141,14 @@ def script(schema: str, extension: str, dim: int) -> str:
     if dim <= _MOST_DIM:
         made.append(_NEAR.format(operators=f"{extension}.vector_ip_ops"))
     return "\n".join(made)
+
+
+def removal(schema: str) -> str:
+    """The statements that drop the tables and functions of a schema, whose name is quoted; an error where there is a
+    namespace."""
+    tables = ", ".join(f"{schema}.{table}" for table in ("meta", "members", "namespaces", *TABLES))
+    return f"""\
+LOCK TABLE {schema}.namespaces;
+SELECT 1 / (SELECT count(*) = 0 FROM {schema}.namespaces)::integer;
+DROP TABLE {tables};
+DROP FUNCTION {schema}.append_only(), {schema}.admit(name, text);"""

@@ -27,9 +27,9 @@ from memalpha.store.fields import ENTRY, entry_of
 from memalpha.store.filters import Filter
 from memalpha.store.index import directions, inner_products
 from memalpha.store.lexical import K1, B, Found, words
-from memalpha.store.postgres import Vector
 from memalpha.store.postgres_filters import PARSED, narrowed, verdict
 from memalpha.store.postgres_rows import PostgresRows
+from memalpha.store.postgres_vector import Vector
 from memalpha.store.postgres_words import ALL, term_of
 from memalpha.store.ranking import Route, Selection, check, score
 from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder

@@ -10,7 +10,8 @@ uses an index only for operators that cannot leak, and those of arrays and full 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 ALL = 0  # the term that every content has, once for each of its words
 _BATCH = 2000  # contents whose rows one statement puts in
+_NESTED = "SELECT set_config('enable_nestloop', ?, true)"
 _NEW = (
     "INSERT INTO postings (ns, term, digest, count, length) "
     "SELECT ?1, * FROM unnest(?2::bigint[], ?3::bytea[], ?4::integer[], ?5::integer[]) ON CONFLICT DO NOTHING"
@@ -36,6 +38,13 @@ def term_of(word: str) -> int:
     return int.from_bytes(hashed, "big", signed=True) or 1
 
 
+def postings_of(content: str) -> tuple[list[int], list[int], int]:
+    """The terms of a content, `ALL` first, how often each is there, and how many words the content has."""
+    found = term_counts(content)
+    length = sum(found.values())
+    return [ALL, *map(term_of, found)], [length, *found.values()], length
+
+
 def index_contents(connection: Any, ns: int, contents: Iterable[str]) -> None:
     """Give contents of a namespace their postings, where they have none. Inside a transaction that writes."""
     waiting = list(dict.fromkeys(contents))
@@ -45,22 +54,29 @@ def index_contents(connection: Any, ns: int, contents: Iterable[str]) -> None:
         counts: list[int] = []
         lengths: list[int] = []
         for content in waiting[start : start + _BATCH]:
-            found = term_counts(content)
-            length = sum(found.values())
-            terms += [ALL, *map(term_of, found)]
-            counts += [length, *found.values()]
-            digests += [digest(content)] * (1 + len(found))
-            lengths += [length] * (1 + len(found))
+            its, times, length = postings_of(content)
+            terms += its
+            counts += times
+            digests += [digest(content)] * len(its)
+            lengths += [length] * len(its)
         connection.execute(_NEW, (ns, terms, digests, counts, lengths))
+
+
+@contextmanager
+def hashed(connection: Any) -> Iterator[None]:
+    """Inside, joins are by hashing, which is linear whatever PostgreSQL takes a namespace's size for."""
+    (former,) = connection.execute("SELECT current_setting('enable_nestloop')").fetchone()
+    connection.execute(_NESTED, ("off",))
+    yield
+    connection.execute(_NESTED, (former,))  # not after an error: that has ended what can be said
 
 
 def fill_words(connection: Any, rows: Namespace) -> None:
     """Give every content that has none its postings, after versions were copied or mended."""
-    connection.execute("SELECT set_config('enable_nestloop', 'off', true)")  # see `postgres_search`
-    missing = connection.execute(
-        "SELECT DISTINCT content FROM versions v WHERE ns = ? AND NOT EXISTS "
-        f"(SELECT 1 FROM postings p WHERE p.ns = v.ns AND p.term = {ALL} AND p.digest = v.digest)",
-        (rows.ns,),
-    )
-    index_contents(connection, rows.ns, [content for (content,) in missing.fetchall()])
-    connection.execute("SELECT set_config('enable_nestloop', 'on', true)")
+    with hashed(connection):
+        missing = connection.execute(
+            "SELECT DISTINCT content FROM versions v WHERE ns = ? AND NOT EXISTS "
+            f"(SELECT 1 FROM postings p WHERE p.ns = ? AND p.term = {ALL} AND p.digest = v.digest)",
+            (rows.ns, rows.ns),
+        ).fetchall()
+    index_contents(connection, rows.ns, [content for (content,) in missing])

@@ -31,9 +31,10 @@ from memalpha.store.schema import MemorySchema
 from memalpha.store.state import Change, plan
 from memalpha.types import MemoryEntry, Operation
 
-_VERSION = f"version, valid_from, valid_to, created, digest, {ENTRY}"
-_NEW_VERSION = f"INSERT INTO versions (ns, {_VERSION}) VALUES ({','.join('?' * 16)})"
+VERSION = f"version, valid_from, valid_to, created, digest, {ENTRY}"
+_NEW_VERSION = f"INSERT INTO versions (ns, {VERSION}) VALUES ({','.join('?' * 16)})"
 _NEW_OPERATION = f"INSERT INTO operations (ns, seq, time, head, kind, {ENTRY}) VALUES ({','.join('?' * 15)})"
+END = "UPDATE versions SET valid_to = ? WHERE ns = ? AND id = ? AND version = ?"
 NEW_VECTOR = "INSERT INTO vectors (ns, digest, vector) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 _MANY = 500  # values of one statement
 _TIP = 64  # rows at the log's end that a fingerprint is of
@@ -70,6 +71,7 @@ class Namespace:
         "SELECT v.id, x.vector FROM json_each(?) wanted CROSS JOIN versions v ON v.ns = ? AND v.id = wanted.value "
         "AND v.valid_to IS NULL CROSS JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest"  # in this order
     )
+    _UNHELD = "digest NOT IN (SELECT digest FROM versions WHERE ns = ?)"  # a content that no version has
     _list = staticmethod(json.dumps)  # a list as one value of a statement
 
     def __init__(self, database: Backend, name: str, schema: MemorySchema) -> None:
@@ -161,18 +163,21 @@ class Namespace:
         time = max(time or self.database.now(), tip.time)  # a clock set back must not disorder the log
         if head is None:  # what time and erasure do is nothing that an undo goes back from
             head = self.head(tip.seq) if done.kind in ("expired", "erased") else seq
-        self._rows.execute(_NEW_OPERATION, (ns, seq, time, head, done.kind, *values_of(done)))
-        if change.ended is not None:
-            self._rows.execute(
-                "UPDATE versions SET valid_to = ? WHERE ns = ? AND id = ? AND version = ?",
-                (seq, ns, change.ended.id, change.ended.version),
-            )
-        if entry is not None:
-            created = seq if entry.version == 1 else self.created([entry.id])[entry.id]
-            self._rows.execute(_NEW_VERSION, (ns, *version_row(entry, created)))
-            if vectors is not None:
-                self._keep_vector(ns, entry.content, vector_blob(vectors[entry.content]))
+        vector = None if entry is None or vectors is None else vector_blob(vectors[entry.content])
+        created = seq if entry is None or entry.version == 1 else self.created([entry.id])[entry.id]
+        self._keep((ns, seq, time, head, done.kind, *values_of(done)), change, created, vector)
         return change
+
+    def _keep(self, operation: tuple[Any, ...], change: Change, created: int, vector: bytes | None) -> None:
+        """Put in the rows of a change: its operation's, and those of what it ended and of the version it made."""
+        ns, seq = operation[:2]
+        self._rows.execute(_NEW_OPERATION, operation)
+        if change.ended is not None:
+            self._rows.execute(END, (seq, ns, change.ended.id, change.ended.version))
+        if change.entry is not None:
+            self._rows.execute(_NEW_VERSION, (ns, *version_row(change.entry, created)))
+            if vector is not None:
+                self._rows.execute(NEW_VECTOR, (ns, digest(change.entry.content), vector))
 
     def append(
         self, entries: Sequence[MemoryEntry], given: Sequence[Mapping[str, Any]], vectors: Mapping[str, bytes]
@@ -213,9 +218,6 @@ class Namespace:
             ((key, vectors[entry.content]) for key, entry in zip(keys, entries, strict=True)),
         )
 
-    def _keep_vector(self, ns: int, content: str, vector: bytes) -> None:
-        self._rows.execute(NEW_VECTOR, (ns, digest(content), vector))
-
     def _make(self) -> int:
         """The namespace's number, given now if it has none."""
         if self.ns < 0:
@@ -224,8 +226,8 @@ class Namespace:
 
     def is_used(self, id: str) -> bool:
         """Whether there ever was an entry with this id."""
-        query = "SELECT 1 FROM versions WHERE ns = ? AND id = ? LIMIT 1"
-        return self._rows.execute(query, (self.ns, id)).fetchone() is not None
+        rows = self._rows.execute("SELECT 1 FROM versions WHERE ns = ? AND id = ? LIMIT 1", (self.ns, id))
+        return rows.fetchone() is not None
 
     def last(self, id: str) -> MemoryEntry | None:
         """The newest version of an entry, live or ended; None if the id was never used."""
@@ -401,7 +403,7 @@ class Namespace:
 
     def version_rows(self) -> Iterator[tuple[Any, ...]]:
         """Every row of `versions` as it is stored; `version_row` says what it should be."""
-        return self._rows.execute(f"SELECT {_VERSION} FROM versions WHERE ns = ?", (self.ns,))
+        return self._rows.execute(f"SELECT {VERSION} FROM versions WHERE ns = ?", (self.ns,))
 
     def vector_rows(self) -> Iterator[tuple[bytes, bytes]]:
         """Every row of `vectors` as it is stored: digest and vector."""
@@ -441,10 +443,7 @@ class Namespace:
             [(id and f"erased#{first[id]}", self.ns, seq) for seq, id in touched],
         )
         self._rows.executemany("DELETE FROM versions WHERE ns = ? AND id = ?", [(self.ns, id) for id in first])
-        self._rows.execute(
-            "DELETE FROM vectors WHERE ns = ? AND digest NOT IN (SELECT digest FROM versions WHERE ns = ?)",
-            (self.ns, self.ns),
-        )
+        self._rows.execute(f"DELETE FROM vectors WHERE ns = ? AND {self._UNHELD}", (self.ns, self.ns))
         self.write(Operation("erased"))
         self.database.must_scrub()
         return len(touched)
@@ -465,7 +464,7 @@ class Namespace:
         operations = f"seq, time, head, kind, {ENTRY}"
         rows = self._rows.execute(f"SELECT {operations} FROM operations WHERE ns = ? AND seq <= ?", mine)
         other._rows.executemany(_NEW_OPERATION, _in(ns, rows))
-        rows = self._rows.execute(f"SELECT {_VERSION} FROM versions WHERE ns = ? AND valid_from <= ?", mine)
+        rows = self._rows.execute(f"SELECT {VERSION} FROM versions WHERE ns = ? AND valid_from <= ?", mine)
         ended = ((*row[:2], None if row[2] and row[2] > position else row[2], *row[3:]) for row in rows)
         other._rows.executemany(_NEW_VERSION, _in(ns, ended))
         rows = self._rows.execute(

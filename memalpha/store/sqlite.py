@@ -290,6 +290,11 @@ class Database:
         self._connection.execute(f"DELETE FROM {table} WHERE ns NOT IN (SELECT ns FROM namespaces)")
 
     @contextmanager
+    def loading(self) -> Iterator[None]:
+        """What an empty store is filled in: here nothing is put off until it is full."""
+        yield
+
+    @contextmanager
     def _clear_errors(self) -> Iterator[None]:
         try:
             yield
