@@ -166,7 +166,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
             "columns.answer: there is no column 'gold', but prompt",
             {"columns": {"answer": "gold"}},
         ),
-        ("gsm8k", "give its folder as data=PATH", {}),
+        ("gsm8k", "name its folder: data=PATH", {}),
         ("gsm8k", "cannot be read", {"data": tmp_path / "nowhere"}),
         ("no-such-set", "names are arithmetic, programs, gsm8k, math", {}),
         ("arithmetic", "is made here: leave out columns", {"columns": {"prompt": "x"}}),
