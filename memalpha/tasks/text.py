@@ -193,7 +193,8 @@ def _check_hub(name: str, config: str | None) -> None:
 def _instead(name: str, config: str | None) -> str:
     """What to do where the hub has not answered, or has no such set."""
     if name in KNOWN:
-        return f" (without the hub: get the data set {KNOWN[name].source} and name its folder: data=PATH, in a configuration data_folder=PATH)"
+        got = f"get the data set {KNOWN[name].source}"
+        return f" (without the hub: {got} and name its folder: data=PATH, in a configuration data_folder=PATH)"
     if config is None and not Path(name).exists():
         return f" (names are {', '.join([*MADE, *KNOWN])}; anything else is a file, a folder or a hub id)"
     return ""
