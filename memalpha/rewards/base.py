@@ -185,26 +185,34 @@ def _load(part: Any, place: str) -> RewardFunction:
 
                 return named(SchemaReward(part.json_schema), part.name, part.weight)
             case PythonPart():
-                return named(_imported(part), part.name, part.weight)
+                return named(_own(part), part.name, part.weight)
             case _:
                 return named(part)
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from error
 
 
-def _imported(part: PythonPart) -> Any:
-    """The object `module:name`; modules of the working directory are found too."""
-    module, _, name = part.function.partition(":")
+def imported(name: str, key: str) -> Any:
+    """The object `module:name`; modules of the working directory are found too. `ConfigError` names `key`."""
+    module, colon, path = name.partition(":")
+    if not (colon and module.strip() and path.strip()):
+        raise ConfigError(f"{key}: {name!r}: write module:name, for example my_rewards:short_answers")
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
         found: Any = importlib.import_module(module)
-        for word in name.split("."):
+        for word in path.split("."):
             found = getattr(found, word)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"function: {part.function!r} cannot be found ({error}), also not in {here}") from error
+        raise ConfigError(f"{key}: {name!r} cannot be found ({error}), also not in {here}") from error
     finally:
         sys.path.remove(here)
+    return found
+
+
+def _own(part: PythonPart) -> Any:
+    """The callable of a part; a class makes one."""
+    found = imported(part.function, "function")
     try:
         if inspect.isclass(found):
             return found(**part.arguments)

@@ -6,12 +6,14 @@ not count. The truth is read from a column: behind GSM8K's `####`, in MATH's las
 Equal are texts that are the same, numbers of the same value (exactly), and what math-verify (Kydlíček 2025) finds
 equal: fractions, roots, sets, intervals, matrices, equations, formulas. The rules it leaves open:
 
-- Percent: `50%` equals `50%`, `0.5` and `50`. Thousands may be separated (`1,234`, `1{,}234`, `1 234` in LaTeX).
-- Units and currencies are not compared: `18 dollars`, `\$18`, `18\text{ cm}` all equal `18`; words that scale
-  (`3 million`, `two dozen`) are no units, and never equal the bare number.
+- Percent: `50%` equals `50%`, `0.5` and `50`. Thousands may be separated (`1,234`, `1{,}234`, in a box `1 234`).
+- Units and currencies are not compared: `18 dollars`, `\$18`, `18\text{ cm}` all equal `18` (and `18\text{ m}`);
+  `3 million`, `5k`, `2 dozen` are 3,000,000, 5,000 and 24. `am` is not `pm`, and a number's base is a part of it.
 - A decimal counts as its fraction from six digits on (math-verify's rounding); `0.33` is not 1/3, `3.14` is not pi.
 - A mixed number `2 1/2` is 2.5. Words (`Monday`) equal themselves in any case, and nothing else.
-- Several answers (`5 or 6`) are a set, and equal only the same set.
+- `x = 5` equals `5`; `4 = 5`, `\geq 5` and `\approx 5` do not.
+- Several answers (`5 or 6`) in a box are a set, and equal only the same set. Without a box, the last number counts
+  whatever stands before it: of `between 5 and 6` that is 6.
 
 math-verify bounds its time by a signal, which works in the main thread alone and not inside a big power, so it runs in
 a process of ours (`killable`) with `SECONDS` of CPU time a pair: what takes longer (`9^{9^{9^9}}`) is not equal.
@@ -31,6 +33,7 @@ from typing import Any
 from memalpha.errors import ConfigError, RewardError
 from memalpha.rewards.base import column_of, reply_text
 from memalpha.rewards.killable import Killable, Killed
+from memalpha.tasks.text import last_boxed
 
 SECONDS = 2.0
 """CPU time for one pair."""
@@ -39,25 +42,35 @@ LONGEST = 2000
 KEPT = 100_000
 """Pairs whose outcome is remembered."""
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\boxed\s+([^\s${}]+)")
 _INTEGER = r"(?:\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)|\d+)"
 _DECIMAL = rf"(?:{_INTEGER}(?:\.\d+)?|\.\d+)"
+_TIMES = {"hundred": 2, "thousand": 3, "k": 3, "million": 6, "billion": 9, "trillion": 12}
+"""Powers of ten by their words."""
+_TIMES_WORD = r"(?:dozen|(?<=\d)k|(?:hundred|thousand|million|billion|trillion)s?)(?!\w)"
 _NUMBER = re.compile(
     rf"""(?P<sign>(?<![\w)\]}}.])[-+\u2212])?\s?
-    (?:\\[dt]?frac\{{(?P<over>\s*-?{_DECIMAL}\s*)\}}\{{(?P<under>\s*{_DECIMAL}\s*)\}}
+    (?:(?:(?P<mixed>(?<![\w.,/])\d+)\s?)?\\[dt]?frac\{{(?P<over>\s*-?{_DECIMAL}\s*)\}}\{{(?P<under>\s*{_DECIMAL}\s*)\}}
      |(?:(?P<whole>(?<![\w.,/])\d+)\s+)?(?P<top>(?<![\w.]){_INTEGER})\s?/\s?(?P<bottom>{_INTEGER})(?![\w/]|\.\d)
      |(?P<plain>(?<![\d.]){_DECIMAL})(?:(?P<e>[eE][-+]?\d{{1,3}})(?!\w)
        |\s?(?:\\times|\\cdot|[\u00d7*])\s?10\^\{{?(?P<ten>[-+]?\d{{1,3}})\}}?)?
-    )(?P<percent>\s?\\?%)?""",
-    re.VERBOSE,
+    )(?:(?P<percent>\s?\\?%)|\s?(?P<times>{_TIMES_WORD}))?""",
+    re.VERBOSE | re.IGNORECASE,
 )
-_TENS = ("half", "third", "quarter", "dozen", "score", "hundred", "thousand", "million", "billion", "trillion")
-_SCALES = {*_TENS, *(f"{word}s" for word in _TENS), "halves", "plus", "minus", "times", "over", "squared", "cubed"}
-_SCALES |= {"root", "and", "not"}
+_SPACED = re.compile(r"([-+]?\d{1,3}(?: \d{3})+)(\.\d+)?(?!\d)")
+_SCALES = {"half", "halves", "third", "thirds", "quarter", "quarters", "score", "plus", "minus", "times", "over"}
+_SCALES |= {"squared", "cubed", "root", "and", "not"}
 """Words beside a number that make it another one."""
+_BASE = re.compile(r"\d\s*_\s*\{?\s*(\d+)")
+_RELATION = re.compile(r"\\(?:not|neq?|geq?|leq?|gt|lt|approx|sim|equiv|pm|in)(?![a-z])|[<>\u2248\u2260\u2264\u2265~]")
+_HALVES = re.compile(r"(?<![a-z])([ap])\.?\s?m(?![a-z])", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]+")
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{([^{}]*)\}")
-_WITH_UNITS = re.compile(r"(?:[^\W\d_]{3,}[\s:]+)*(?P<number>[-+]?[\d.,/ ]*\d\s?%?)(?:[\s-]+[^\W\d_]{3,}\.?)+")
+_WITH_UNITS = re.compile(
+    rf"(?:[^\W\d_]{{3,}}[\s:]+)*(?P<number>[-+]?[\d.,/ ]*\d\s?(?:%|{_TIMES_WORD})?)"
+    rf"(?:[\s-]+(?!{_TIMES_WORD})[^\W\d_]{{3,}}\.?)+",
+    re.IGNORECASE,
+)
+_SPACE = re.compile(r"\\ |\s|~")
 _CURRENCY = re.compile(r"\\?[$€£¥₹₩₽]")
 
 
@@ -98,23 +111,6 @@ class MathReward:
 # ---------------------------------------------------------------------------------------------------------- reading
 
 
-def last_boxed(text: str) -> str | None:
-    r"""What the last closed `\boxed{...}` holds, braces counted (`\{` is none); in a box of a box, the inner."""
-    for found in reversed(list(_BOX.finditer(text))):
-        if found[1] is not None:
-            return found[1]
-        depth, at = 1, found.end()
-        while at < len(text) and depth:
-            if text[at] == "\\":
-                at += 1
-            else:
-                depth += {"{": 1, "}": -1}.get(text[at], 0)
-            at += 1
-        if not depth:
-            return text[found.end() : at - 1].strip()
-    return None
-
-
 def last_number(text: str) -> str | None:
     r"""The last number of a text as it is written: 1,234.5, -3/4, \frac{3}{4}, 2 1/2, 1.5e3, 1.5 \times 10^{3}, 50%."""
     last = deque(_NUMBER.finditer(text), maxlen=1)
@@ -137,21 +133,24 @@ def truth_of(text: str) -> str:
 
 def number_of(text: str) -> tuple[Fraction, bool] | None:
     """(value, whether in percent) of a text that is one number as `last_number` reads them, else None."""
+    text = (
+        _SPACED.sub(lambda found: found[0].replace(" ", ""), text.strip()) if _SPACED.fullmatch(text.strip()) else text
+    )
     found = _NUMBER.fullmatch(text.strip()) if len(text) <= LONGEST else None
-    if found is None:
+    if found is None or len(text) > LONGEST:
         return None
     if found["plain"] is not None:
         value = _exact(found["plain"])
         power = int((found["e"] or "e0")[1:]) if found["ten"] is None else int(found["ten"])
         value *= Fraction(10) ** power
     elif found["over"] is not None:
-        value = _ratio(found["over"], found["under"])
+        value = _ratio(found["over"], found["under"], found["mixed"])
     else:
-        value = _ratio(found["top"], found["bottom"])
-        if value is not None and found["whole"] is not None:
-            value += int(found["whole"])
+        value = _ratio(found["top"], found["bottom"], found["whole"])
     if value is None:
         return None
+    if times := (found["times"] or "").casefold().removesuffix("s"):
+        value *= 12 if times == "dozen" else 10 ** _TIMES[times]
     return (-value if found["sign"] in ("-", "\u2212") else value), found["percent"] is not None
 
 
@@ -159,9 +158,9 @@ def _exact(text: str) -> Fraction:
     return Fraction(text.replace("{,}", "").replace(",", "").replace(" ", "").strip())
 
 
-def _ratio(over: str, under: str) -> Fraction | None:
+def _ratio(over: str, under: str, whole: str | None) -> Fraction | None:
     bottom = _exact(under)
-    return _exact(over) / bottom if bottom else None
+    return _exact(over) / bottom + int(whole or 0) if bottom else None
 
 
 # -------------------------------------------------------------------------------------------------------- comparing
@@ -184,20 +183,31 @@ def _plainly_equal(answer: str, truth: str) -> bool | None:
         return False
     if answer.casefold() == truth.casefold():
         return True
-    if _is_words(truth) or len(answer) > LONGEST:
+    if _is_words(truth) or len(answer) > LONGEST or _says_otherwise(answer, truth):
         return False
     number = number_of(truth)
     if number is not None:
         if _SCALES.intersection(_plain_words(answer)):
             return False
-        answer = _without_units(answer)
-        given = number_of(answer)
+        given = number_of(answer) or number_of(_without_units(answer))
         if given is not None:
             if given == number or ((given[1] or number[1]) and _percent_equal(given, number)):
                 return True
             if given[0].denominator == number[0].denominator == 1:
                 return False
     return None
+
+
+def _says_otherwise(answer: str, truth: str) -> bool:
+    """What math-verify passes over: another base, half of the day or relation, an equation of numbers."""
+    if _BASE.findall(answer) != _BASE.findall(truth):
+        return True
+    if {half.casefold() for half in _HALVES.findall(answer)} != {half.casefold() for half in _HALVES.findall(truth)}:
+        return bool(_HALVES.search(answer) and _HALVES.search(truth))
+    if _RELATION.search(answer) and not _RELATION.search(truth):
+        return True
+    left, *more = answer.split("=")
+    return bool(more) and "=" not in truth and (len(more) > 1 or not re.search("[^\\W\\d_]", left))
 
 
 def _percent_equal(one: tuple[Fraction, bool], other: tuple[Fraction, bool]) -> bool:
@@ -210,6 +220,10 @@ def _percent_equal(one: tuple[Fraction, bool], other: tuple[Fraction, bool]) -> 
 def _plain(text: str) -> str:
     r"""Without currencies, spaces at the ends, `\text{}` around words, and the brackets of a choice `(A)`."""
     text = _CURRENCY.sub("", text).replace("\u2212", "-").replace(r"\!", "").replace(r"\,", "")
+    text = _SPACE.sub(" ", text)
+    text = _TEXT.sub(
+        lambda found: found[1] if found[1].strip().casefold().removesuffix("s") in _TIMES else found[0], text
+    )
     text = re.sub(r"\s?\bpercent$", "%", text.strip().rstrip(".").strip())
     inner = _TEXT.fullmatch(text)
     text = inner[1].strip() if inner else text

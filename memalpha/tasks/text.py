@@ -8,6 +8,7 @@ one's own (JSON, JSON Lines, CSV, Parquet), a folder that `save_to_disk` wrote, 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -48,16 +49,26 @@ class Known:
     """The answer as it is to be compared, from that column."""
 
 
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\boxed\s+([^\s${}]+)")
+
+
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last `\boxed{...}` of a text, with the braces within; None without a whole one."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    depth, begin = 1, start + len("\\boxed{")
-    for place in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
+    r"""What the last closed `\boxed{...}` holds, braces counted (`\{` is none); in a box of a box, the inner.
+
+    `\fbox{...}` and `\boxed 5` are boxes too. None without one.
+    """
+    for found in reversed(list(_BOX.finditer(text))):
+        if found[1] is not None:
+            return found[1]
+        depth, at = 1, found.end()
+        while at < len(text) and depth:
+            if text[at] == "\\":
+                at += 1
+            else:
+                depth += {"{": 1, "}": -1}.get(text[at], 0)
+            at += 1
         if not depth:
-            return text[begin:place]
+            return text[found.end() : at - 1].strip()
     return None
 
 

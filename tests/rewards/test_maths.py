@@ -13,7 +13,8 @@ from memalpha.config.rewards import MathPart
 from memalpha.errors import RewardError
 from memalpha.rewards import maths
 from memalpha.rewards.base import load_rewards, score_texts
-from memalpha.rewards.maths import answer_of, are_equal, last_boxed, last_number, number_of, truth_of, verify
+from memalpha.rewards.maths import answer_of, are_equal, last_number, number_of, truth_of, verify
+from memalpha.tasks.text import last_boxed
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,12 @@ def test_the_last_closed_box(text, boxed):
         ("5, 6", "6", "6"),
         ("1,23", "23", "23"),
         ("1 / 0", "1 / 0", None),
+        ("It is 3 million.", "3 million", "3000000"),
+        ("1.5 Billions!", "1.5 Billions", "1500000000"),
+        ("about 5k", "5k", "5000"),
+        ("5 km", "5", "5"),
+        ("2 dozen eggs", "2 dozen", "24"),
+        (r"13\frac{1}{2}", r"13\frac{1}{2}", "27/2"),
     ],
 )
 def test_the_last_number(text, number, value):
@@ -117,6 +124,14 @@ EQUAL = [
     (r"\text{Monday}", "monday"),
     ("(A)", r"\text{A}"),
     ("-7", "\u22127"),
+    ("3 million", "3,000,000"),
+    (r"3\text{ million}", "3000000"),
+    ("18\u202f000", "18000"),
+    (r"18\ 000", "18,000"),
+    (r"13\frac{1}{2}\%", r"13.5\%"),
+    (r"2516_8", "2516_{8}"),
+    (r"10\text{ a.m.}", r"10\text{ am}"),
+    (r"\geq 5", r"\ge 5"),
 ]
 UNEQUAL = [
     ("", "5"),
@@ -127,6 +142,15 @@ UNEQUAL = [
     ("3 million", "3"),
     (r"3\text{ million}", "3"),
     ("3 dozen eggs", "3"),
+    ("2516_9", "2516_8"),
+    ("101", "101_2"),
+    (r"10\text{ am}", r"10\text{ pm}"),
+    (r"5 \neq", "5"),
+    (r"\ge 5", "5"),
+    (r"\approx 5", "5"),
+    ("> 5", "5"),
+    ("1=2=5", "5"),
+    ("4 = 5", "5"),
     ("5 and six", "5"),
     ("5 or 6", "6"),
     ("5, 6", "6"),
@@ -136,7 +160,7 @@ UNEQUAL = [
     ("12", "1,2"),
     ("Tuesday", "Monday"),
     ("dayMon", "Monday"),
-    ("a=b=c", "5"),
+    ("a=b=5", "5"),
     ("{{{", "5"),
     ("\\", "5"),
     (r"\frac{1}{0}", "5"),
