@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from memalpha.errors import ConfigError, RewardError
 from memalpha.types import Reward, TextTask
@@ -64,24 +61,6 @@ class SingleTurn(Protocol):
 def is_scored(environment: object) -> bool:
     """Whether it is a `SingleTurn`."""
     return not inspect.isclass(environment) and callable(getattr(environment, "score", None))
-
-
-def imported(name: str, key: str) -> Any:
-    """The object `module:name`; modules of the working directory are found too. `ConfigError` names `key`."""
-    module, colon, path = name.partition(":")
-    if not (colon and module.strip() and path.strip()):
-        raise ConfigError(f"{key}: {name!r}: write module:name, for example my_tasks:Guessing")
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        found: Any = importlib.import_module(module)
-        for word in path.split("."):
-            found = getattr(found, word)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{key}: {name!r} cannot be found ({error}), also not in {here}") from error
-    finally:
-        sys.path.remove(here)
-    return found
 
 
 def made(make: Callable[[], Environment]) -> Environment:

@@ -10,9 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from memalpha.config import TextConfig
 from memalpha.config.rewards import RewardPart
-from memalpha.environments.base import imported
 from memalpha.environments.builtin import TextGeneration
 from memalpha.errors import ConfigError
+from memalpha.rewards.base import imported
 from memalpha.types import TextTask
 
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from memalpha.config import TextConfig
-from memalpha.environments.base import imported
 from memalpha.environments.evaluate import check_tasks, make_text_report, text_records, text_summary
 from memalpha.environments.rollouts import Player
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy
 from memalpha.qa.evaluator import Record, Report
+from memalpha.rewards.base import imported
 from memalpha.train.checkpoint import read_json
 from memalpha.train.curriculum import Curriculum
 from memalpha.train.distributed import World
