@@ -33,13 +33,15 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 """Settings of each over the toy's configuration; the rest is what picking the algorithm brings along."""
 FEEDBACK = {"arithmetic": "memalpha.tasks.arithmetic:feedback", "programs": "memalpha.rewards.code:feedback"}
 """What ERL is told of a wrong attempt: its first wrong line, the first test that fails."""
+SETTINGS = {"arithmetic": ("eval_tasks=500",), "programs": ("eval_tasks=200", "schedule_steps=20")}
+"""Beside a toy's configuration. Programs take longer: each runs in a sandbox."""
 TOYS = tuple(FEEDBACK)
 PACKAGES = ("torch", "transformers", "memalpha")
 
 
 def run(toy: str, name: str, seed: int, out: Path, extra: tuple[str, ...]) -> dict[str, Any]:
     """One run in a process of its own: its summary, what it sampled, its CPU-minutes (those of sandboxes too)."""
-    words = ["train", toy, f"seed={seed}", f"out={out}", *VARIANTS[name], *extra]
+    words = ["train", toy, f"seed={seed}", f"out={out}", *VARIANTS[name], *SETTINGS[toy], *extra]
     words += [f"feedback_func={FEEDBACK[toy]}"] * (name == "erl")
     summary, took = out / "summary.json", out / "cpu-minutes.json"
     if not (summary.exists() and took.exists()):
