@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ def run(name: str, python: Path, url: str, size: int, budget: float, folder: Pat
         connection.execute("DROP TABLE IF EXISTS bench, mem0migrations")
         before = connection.execute("SELECT pg_database_size(current_database())").fetchone()
         place = folder / f"{name}-{size}"
+        shutil.rmtree(place, ignore_errors=True)
         result = call(python, "write", name, folder, place, size, budget)
         if "failed" in result:
             return result

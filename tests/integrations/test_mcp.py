@@ -215,7 +215,7 @@ def test_who_is_let_in_where(tmp_path, monkeypatch):
 ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
 
 
-def command(store: Path, *words: str) -> list[str]:
+def command(store: Path | str, *words: str) -> list[str]:
     return ["-m", "memalpha", "serve", str(store), "--policy", "scripted:heuristic", "--embedder", "hash", *words]
 
 
@@ -261,7 +261,7 @@ def test_stdio_and_a_restart(tmp_path):
 
 
 @contextmanager
-def running(path: Path, *words: str) -> Any:
+def running(path: Path | str, *words: str) -> Any:
     """A server process and its address."""
     process = subprocess.Popen(
         [sys.executable, *command(path, "--mcp", "--http", "127.0.0.1:0", *words)],
