@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from string import Formatter
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator
 
-from memalpha.config.common import Config
+from memalpha.config.common import Config, JudgeConfig
 
 
 class _Part(Config):
@@ -22,6 +23,10 @@ class _Part(Config):
         if not math.isfinite(weight):
             raise ValueError("a finite number is needed")
         return weight
+
+    def kept_in(self, folder: Path | None) -> Self:
+        """With what it pays for kept in `folder`, where it pays for anything."""
+        return self
 
 
 class MathPart(_Part):
@@ -57,6 +62,49 @@ class SchemaPart(_Part):
     json_schema: dict[str, Any] | Path = Field(description="the schema, or a JSON file that holds it")
 
 
+class JudgePart(_Part):
+    """What language models say a reply is worth, 0 to 1 (`rewards.judged`)."""
+
+    kind: Literal["judge"]
+    judge: JudgeConfig
+    template: str = Field(
+        default="Grade one reply to a prompt.\n{prompt}\n{completion}",
+        description="what they are asked; {prompt}, {completion} and columns by name are filled in, each between tags",
+    )
+    scale: tuple[int, int] = Field(default=(1, 10), description="worst and best grade")
+
+    @field_validator("scale")
+    @classmethod
+    def _upwards(cls, scale: tuple[int, int]) -> tuple[int, int]:
+        if not 0 < scale[1] - scale[0] <= 100:
+            raise ValueError("the best grade is 1 to 100 above the worst")
+        return scale
+
+    @field_validator("template")
+    @classmethod
+    def _shows_the_reply(cls, template: str) -> str:
+        if "completion" not in template_fields(template):
+            raise ValueError("the judges would not see the reply: put {completion} in")
+        return template
+
+    def kept_in(self, folder: Path | None) -> Self:
+        """With the judges' answers kept in `folder`, unless the configuration names a file."""
+        endpoint = self.judge.endpoint.kept_in(folder)
+        return self.model_copy(update={"judge": self.judge.model_copy(update={"endpoint": endpoint})})
+
+
+def template_fields(template: str) -> tuple[str, ...]:
+    """The names in braces; `{{` is a brace. Raises `ValueError` for what is no plain name."""
+    names = [name for _, name, form, convert in Formatter().parse(template) if not _is_plain(name, form, convert)]
+    if names:
+        raise ValueError(f"{{{names[0]}}} is no plain name; write a brace as two")
+    return tuple(dict.fromkeys(name for _, name, _, _ in Formatter().parse(template) if name is not None))
+
+
+def _is_plain(name: str | None, form: str | None, convert: str | None) -> bool:
+    return name is None or (name.isidentifier() and not form and not convert)
+
+
 class PythonPart(_Part):
     """A reward function of one's own (`rewards.base`)."""
 
@@ -75,5 +123,7 @@ class PythonPart(_Part):
         return function
 
 
-RewardPart = Annotated[MathPart | CodePart | FormatPart | SchemaPart | PythonPart, Field(discriminator="kind")]
+RewardPart = Annotated[
+    MathPart | CodePart | FormatPart | SchemaPart | JudgePart | PythonPart, Field(discriminator="kind")
+]
 """One of the kinds; `kind` says which."""

@@ -76,7 +76,7 @@ class Judge:
         asked = [[] if _says_nothing(item) else prompts_of(item) for item in items]
         unique = list({prompt.prompt: prompt for prompts in asked for prompt in prompts}.values())
         with ThreadPoolExecutor(len(self.policies)) as pool:
-            found = list(pool.map(lambda policy: self._verdicts(policy, unique), self.policies))
+            found = list(pool.map(lambda policy: self.verdicts(policy, unique), self.policies))
         return [self._judgement(prompts, found) for prompts in asked]
 
     def score(self, items: Sequence[Item | Write]) -> list[float]:
@@ -101,15 +101,17 @@ class Judge:
             found[policy.name] = {**(bill() if bill else {}), "unreadable": self.unreadable[policy.name]}
         return found
 
-    def _verdicts(self, policy: Policy, asked: Sequence[Asked]) -> dict[str, tuple[str | None, str]]:
+    def verdicts(
+        self, policy: Policy, asked: Sequence[Asked], system: str = SYSTEM
+    ) -> dict[str, tuple[str | None, str]]:
         """Prompt → (verdict, last reply) of one judge; what cannot be read is asked once more."""
         if not asked:
             return {}
-        replies = self._sample(policy, [_messages(prompt) for prompt in asked])
+        replies = self._sample(policy, [_messages(prompt, system) for prompt in asked])
         verdicts = [read_verdict(reply, prompt.verdicts) for prompt, reply in zip(asked, replies, strict=True)]
         again = [number for number, verdict in enumerate(verdicts) if verdict is None]
         if again:
-            more = [_messages(asked[number], replies[number]) for number in again]
+            more = [_messages(asked[number], system, replies[number]) for number in again]
             for number, reply in zip(again, self._sample(policy, more), strict=True):
                 replies[number], verdicts[number] = reply, read_verdict(reply, asked[number].verdicts)
         with self._lock:  # asked from several threads
@@ -155,8 +157,8 @@ def _says_nothing(item: Item | Write) -> bool:
     return isinstance(item, Item) and not item.prediction.strip()
 
 
-def _messages(asked: Asked, unreadable: str | None = None) -> tuple[Mapping[str, str], ...]:
-    first = ({"role": "system", "content": SYSTEM}, {"role": "user", "content": asked.prompt})
+def _messages(asked: Asked, system: str, unreadable: str | None = None) -> tuple[Mapping[str, str], ...]:
+    first = ({"role": "system", "content": system}, {"role": "user", "content": asked.prompt})
     if unreadable is None:
         return first
     more = f'No verdict could be read. Reply with {{"verdict": "..."}} alone, one of: {", ".join(asked.verdicts)}.'

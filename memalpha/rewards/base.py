@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.agent.parsing import after_thinking
-from memalpha.config.rewards import CodePart, FormatPart, MathPart, PythonPart, RewardPart, SchemaPart
+from memalpha.config.rewards import CodePart, FormatPart, JudgePart, MathPart, PythonPart, RewardPart, SchemaPart
 from memalpha.errors import ConfigError, MemalphaError, RewardError
 from memalpha.types import Reward
 
@@ -184,6 +184,10 @@ def _load(part: Any, place: str) -> RewardFunction:
                 from memalpha.rewards.format import SchemaReward
 
                 return named(SchemaReward(part.json_schema), part.name, part.weight)
+            case JudgePart():
+                from memalpha.rewards.judged import JudgeReward
+
+                return named(JudgeReward(part.judge, part.template, part.scale), part.name, part.weight)
             case PythonPart():
                 return named(_own(part), part.name, part.weight)
             case _:
@@ -392,6 +396,7 @@ class _Loop:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         await asyncio.get_running_loop().shutdown_asyncgens()
+        await asyncio.get_running_loop().shutdown_default_executor()
 
 
 _LOOP = _Loop()

@@ -70,4 +70,4 @@ def environment_of(config: TextConfig, given: Given | None = None) -> Any:
             "rewards: nothing says what a reply is worth: name a part (rewards: [{kind: math}]), an environment, or "
             "give functions in Python (memalpha.train(config, rewards=[...]))"
         )
-    return TextGeneration(config.rewards)
+    return TextGeneration([part.kept_in(config.out) for part in config.rewards])
