@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from memalpha.agent.agent import MemoryAgent
     from memalpha.config import EvalConfig, TrainConfig
+    from memalpha.environments.evaluate import evaluate_text
     from memalpha.errors import MemalphaError
     from memalpha.policy.base import load_policy, load_reward_model
     from memalpha.qa.evaluator import evaluate
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from memalpha.store.retrieval import Boost
     from memalpha.store.store import MemoryStore
     from memalpha.tasks.load import load_tasks
+    from memalpha.tasks.text import load_text_tasks
     from memalpha.train.loop import train
     from memalpha.train.preferences import train_on_preferences
     from memalpha.train.reward_run import train_reward_model
@@ -45,10 +47,12 @@ _HOME = {
     "TrainConfig": "config",
     "audit": "store.audit",
     "evaluate": "qa.evaluator",
+    "evaluate_text": "environments.evaluate",
     "load_embedder": "store.embedding",
     "load_policy": "policy.base",
     "load_reward_model": "policy.base",
     "load_tasks": "tasks.load",
+    "load_text_tasks": "tasks.text",
     "train_on_preferences": "train",
     "train_reward_model": "train",
 }
@@ -70,10 +74,12 @@ __all__ = [
     "__version__",
     "audit",
     "evaluate",
+    "evaluate_text",
     "load_embedder",
     "load_policy",
     "load_reward_model",
     "load_tasks",
+    "load_text_tasks",
     "train",
     "train_on_preferences",
     "train_reward_model",
