@@ -41,7 +41,7 @@ class TextConfig(ReinforcementConfig):
     data_folder: str | None = Field(default=None, description="gsm8k, math: a folder with its files, if not the hub")
     eval_data: str | None = Field(
         default=None,
-        description="held-out tasks, by such a name (default: the test split of a named set, the last fifth of others)",
+        description="held-out tasks, by such a name (default: the test split of a named set, a fifth of others)",
     )
     columns: dict[str, str] = Field(
         default_factory=dict, description="which column is what, ours to theirs: {prompt: question, answer: target}"

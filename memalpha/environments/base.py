@@ -49,8 +49,8 @@ class Environment(Protocol):
 class SingleTurn(Protocol):
     """An environment whose only reply is scored afterwards, together with those of other rollouts."""
 
-    def score(self, tasks: Sequence[TextTask], replies: Sequence[str]) -> list[Reward]:
-        """The reward of each reply."""
+    def score(self, tasks: Sequence[TextTask], replies: Sequence[str]) -> Sequence[Reward | None]:
+        """The reward of each reply; None where nothing can be said of it."""
         ...
 
     def reached(self, reward: Reward) -> float:

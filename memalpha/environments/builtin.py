@@ -8,7 +8,7 @@ from typing import Any
 
 from memalpha.environments.base import Step
 from memalpha.errors import ConfigError, RewardError
-from memalpha.rewards.base import RewardFunction, load_rewards, named, score_texts
+from memalpha.rewards.base import RewardFunction, load_rewards, named, scored_or_none
 from memalpha.types import Reward, TextTask
 
 Rewards = Iterable[Any] | Callable[..., Any]
@@ -36,11 +36,15 @@ class TextGeneration:
         if self._task is None:
             raise RewardError("step before reset: give the environment a task first")
         [reward] = self.score([self._task], [reply])
+        if reward is None:
+            raise RewardError(f"task {self._task.id!r}: no reward function applies to the reply")
         return Step({name: reward.weights[name] * value for name, (value,) in reward.components.items()})
 
-    def score(self, tasks: Sequence[TextTask], replies: Sequence[str]) -> list[Reward]:
-        """All replies at once: a function is called once, async ones run side by side."""
-        return score_texts(self.rewards, [prompt_of(task) for task in tasks], replies, columns_of(tasks))
+    def score(self, tasks: Sequence[TextTask], replies: Sequence[str]) -> list[Reward | None]:
+        """All replies at once: a function is called once, async ones run side by side. None where none applies."""
+        needed = [column for function in self.rewards for column in function.columns]
+        columns = columns_of(tasks, needed)
+        return scored_or_none(self.rewards, [prompt_of(task) for task in tasks], replies, columns)
 
     def reached(self, reward: Reward) -> float:
         """The first component that there is, as a share of its function's maximum."""
@@ -72,8 +76,8 @@ class PreferenceComparison(TextGeneration):
 
     `judge` is asked in both orders, so that no place wins: `judge(prompts, pairs)` gives for each pair of texts which
     is better, 0 or 1, or -1 where it cannot say (as TRL's pairwise judges do, which can be given as they are); it may
-    be async. 1 and 0 where both orders agree, 0.5 where they do not. A reply without any verdict has no reward
-    (`RewardError`): a judge that says nothing has not called it bad.
+    be async. 1 and 0 where both orders agree, 0.5 where they do not. A reply without any verdict has no reward: a judge
+    that says nothing has not called it bad.
     """
 
     def __init__(self, judge: Any, reference: str = "answer", name: str = "preferred") -> None:
@@ -151,9 +155,9 @@ def prompt_of(task: TextTask) -> str | list[dict[str, str]]:
     return task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt]
 
 
-def columns_of(tasks: Sequence[TextTask]) -> dict[str, list[Any]]:
-    """The columns of some tasks, each a list; None where a task has no such column."""
-    names = dict.fromkeys(name for task in tasks for name in task.columns)
+def columns_of(tasks: Sequence[TextTask], also: Iterable[str] = ()) -> dict[str, list[Any]]:
+    """The columns of some tasks, and those `also` asked for, each a list; None where a task has no such column."""
+    names = dict.fromkeys([*(name for task in tasks for name in task.columns), *also])
     return {name: [task.columns.get(name) for task in tasks] for name in names}
 
 

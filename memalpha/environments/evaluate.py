@@ -8,7 +8,7 @@ from typing import Any
 from memalpha.environments.base import is_scored
 from memalpha.environments.builtin import TextGeneration
 from memalpha.environments.rollouts import Player, named_columns
-from memalpha.errors import ConfigError, DataError
+from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.base import Policy
 from memalpha.qa.evaluator import Record, Report, mean_and_error
 from memalpha.rewards.base import check_columns
@@ -32,8 +32,9 @@ def evaluate_text(
     """Reply to every task once, greedily, and score it.
 
     `rewards` are reward functions or parts of a configuration; in their place `environment` may be one
-    (`environments.Player`). A reply is correct when it gets all of the first reward that applies to it. Raises
-    `DataError` where there are no tasks, `ConfigError` where nothing says what a reply is worth.
+    (`environments.Player`). A reply is correct when it gets all of the first reward that applies to it; one to which
+    none applies is `unscored` and in no other figure. Raises `DataError` where there are no tasks, `ConfigError` where
+    nothing says what a reply is worth.
     """
     if (rewards is None) == (environment is None):
         raise ConfigError("rewards: give reward functions, or an environment in their place")
@@ -53,13 +54,18 @@ def check_tasks(tasks: Sequence[TextTask], environment: Any) -> None:
         if task.id in seen:
             raise DataError(f"task {task.id!r} comes twice: ids must differ")
         seen.add(task.id)
+    check_rewards(tasks, environment)
+
+
+def check_rewards(tasks: Sequence[TextTask], environment: Any) -> None:
+    """Raise `ConfigError` where a reward function needs a column that none of the tasks has."""
     if is_scored(environment) and isinstance(environment, TextGeneration):
         check_columns(environment.rewards, named_columns(tasks))
 
 
 def text_records(player: Player, groups: Iterable[TrajectoryGroup[TextTask]]) -> list[Record]:
-    """A record for each scored trajectory, in order: its last reply, its total reward and components."""
-    return [_record(player, one) for group in groups for one in group.trajectories]
+    """A record for each trajectory that has a reward, in order: its last reply, its total reward and components."""
+    return [_record(player, one) for group in groups for one in group.trajectories if one.reward is not None]
 
 
 def _record(player: Player, trajectory: Trajectory[TextTask]) -> Record:
@@ -85,12 +91,15 @@ def text_summary(
     records: Sequence[Record],
     trajectories: Sequence[Trajectory[TextTask]],
 ) -> dict[str, Any]:
-    """Figures of scored trajectories and their records.
+    """Figures of trajectories and the records of those that have a reward; `unscored`: how many have none.
 
     `accuracy`: share of replies that are correct, `se` its standard error over tasks. `reward`: mean total.
     `rewards`: mean of each component, unweighted, over the replies that it applies to. `reply_tokens`: mean tokens that
     a trajectory sampled (None where the policy keeps no record), `truncated` the share of replies that were cut off.
     """
+    unscored = len(trajectories) - len(records)
+    if not records:
+        raise RewardError(f"no reward function applies to any of {unscored} replies")
     accuracy, error = _accuracy(records)
     totals = [one.reward.total for one in trajectories if one.reward is not None]
     names = dict.fromkeys(name for record in records for name in record.scores)
@@ -107,6 +116,7 @@ def text_summary(
         "se": error,
         "score": _mean([record.score for record in records]),
         "reward": _mean(totals),
+        "unscored": unscored,
         "rewards": {name: _mean([r.scores[name] for r in records if name in r.scores]) for name in names},
         "reply_tokens": sampled / len(trajectories) if sampled else None,
         "turns": len(turns) / len(trajectories),

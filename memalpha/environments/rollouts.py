@@ -68,6 +68,7 @@ class Player:
         self.max_new_tokens = max_new_tokens
         self.max_turns = max_turns
         self.retry_prompt = retry_prompt
+        self._maximum: float | None = None
 
     def build(
         self,
@@ -138,9 +139,10 @@ class Player:
         ]
 
     def scored(self, groups: Sequence[TrajectoryGroup[TextTask]]) -> list[TrajectoryGroup[TextTask]]:
-        """The groups with every trajectory's reward: those that have none yet are scored in one batch."""
+        """The groups with rewards: trajectories that have none yet are scored in one batch. One of which nothing can be
+        said (`SingleTurn.score`) keeps None."""
         open_ones = [one for group in groups for one in group.trajectories if one.reward is None]
-        rewards: dict[int, Reward] = {}
+        rewards: dict[int, Reward | None] = {}
         if open_ones:
             replies = [one.turns[-1].completion.text for one in open_ones]
             scores = self.environment.score([one.task for one in open_ones], replies)
@@ -159,8 +161,9 @@ class Player:
         """How far an episode is a success, from 0 to 1."""
         if is_scored(self.environment):
             return self.environment.reached(reward)
-        maximum = float(getattr(self.environment, "maximum", 1.0))
-        return min(1.0, max(0.0, reward.total / maximum))
+        if self._maximum is None:
+            self._maximum = float(getattr(made(self.environment), "maximum", 1.0))
+        return min(1.0, max(0.0, reward.total / self._maximum))
 
     def opening(self, task: TextTask) -> Messages:
         """The first prompt of a task."""
@@ -221,7 +224,7 @@ def rollouts(
     seed: int = 0,
     **settings: Any,
 ) -> list[TrajectoryGroup[TextTask]]:
-    """`count` scored rollouts of each task; `settings` are those of `Player`."""
+    """`count` rollouts of each task with rewards (None: see `Player.scored`); `settings` are those of `Player`."""
     player = Player(policy, environment, **settings)
     return player.scored(player.build(tasks, count, temperature, seed))
 

@@ -118,6 +118,23 @@ def score_texts(
     completions: Sequence[Any],
     columns: Mapping[str, Sequence[Any]],
 ) -> list[Reward]:
+    """As `scored_or_none`. Raises `RewardError` for a row to which no function applies."""
+    rewards = scored_or_none(functions, prompts, completions, columns)
+    found = [reward for reward in rewards if reward is not None]
+    if len(found) < len(rewards):
+        names = ", ".join(function.name for function in functions)
+        raise RewardError(
+            f"row {rewards.index(None)}: no reward function applies (None from {names}); it needs one that does"
+        )
+    return found
+
+
+def scored_or_none(
+    functions: Sequence[RewardFunction],
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    columns: Mapping[str, Sequence[Any]],
+) -> list[Reward | None]:
     """The reward of each completion: one turn, a component a function that applies to it, and their weighted sum.
 
     Prompts are texts or lists of messages; the completion of the latter is a list of messages too, and made one where
@@ -126,7 +143,7 @@ def score_texts(
     errors a function raised, with its name.
     """
     values = _values(functions, prompts, completions, columns)
-    rewards = []
+    rewards: list[Reward | None] = []
     for row in range(len(prompts)):
         mine = {
             function.name: given
@@ -134,8 +151,8 @@ def score_texts(
             if (given := column[row]) is not None
         }
         if not mine:
-            names = ", ".join(function.name for function in functions)
-            raise RewardError(f"row {row}: no reward function applies (None from {names}); it needs one that does")
+            rewards.append(None)
+            continue
         weights = {function.name: function.weight for function in functions if function.name in mine}
         total = math.fsum(weights[name] * value for name, value in mine.items())
         rewards.append(Reward((total,), {name: (value,) for name, value in mine.items()}, weights, total))
@@ -255,10 +272,7 @@ def _values(
             raise RewardError(f"column {name!r} has {len(values)} values for {len(prompts)} rows: one each is needed")
     if not prompts:
         return [[] for _ in functions]
-    said = [
-        [{"role": "assistant", "content": reply}] if isinstance(reply, str) and not isinstance(prompt, str) else reply
-        for prompt, reply in zip(prompts, completions, strict=True)
-    ]
+    said = _as_prompted(prompts, completions)
     calls = [partial(_call, function, list(prompts), said, columns) for function in functions]
     results: list[Any] = [None] * len(calls)
     under_way: dict[int, Future[Any]] = {}
@@ -278,6 +292,33 @@ def _values(
         for future in under_way.values():
             future.cancel()
     return [_checked(function, result, len(prompts)) for function, result in zip(functions, results, strict=True)]
+
+
+def called(
+    function: Callable[..., Any],
+    name: str,
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    columns: Mapping[str, Sequence[Any]],
+) -> Any:
+    """What another function of a user's says of completions, called as reward functions are, an async one waited for.
+
+    Raises `RewardError` with its name.
+    """
+    asked = RewardFunction(name, function, columns=_parameters(function)[0])
+    result = _call(asked, list(prompts), _as_prompted(prompts, completions), columns)
+    if inspect.isawaitable(result):
+        with _naming(asked):
+            return _LOOP.submit(_awaited(lambda: result)).result()
+    return result
+
+
+def _as_prompted(prompts: Sequence[Any], completions: Sequence[Any]) -> list[Any]:
+    """Completions of messages as messages."""
+    return [
+        [{"role": "assistant", "content": reply}] if isinstance(reply, str) and not isinstance(prompt, str) else reply
+        for prompt, reply in zip(prompts, completions, strict=True)
+    ]
 
 
 def _call(

@@ -6,10 +6,11 @@ Memory tasks: `train.collect.Collector`; prompts to complete: `train.text_collec
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from memalpha.config import ERLConfig
+from memalpha.errors import RewardError
 from memalpha.policy.base import Policy
 from memalpha.policy.noise import Start
 from memalpha.qa.evaluator import Record
@@ -109,3 +110,15 @@ class RolloutCollector(Protocol[AnyTask]):
     def without_advice(self, trajectory: Trajectory[AnyTask]) -> list[SampleRequest]:
         """For each turn of a second attempt the prompt it would have had without advice."""
         ...
+
+
+def rewarded(groups: Sequence[TrajectoryGroup[AnyTask]]) -> list[TrajectoryGroup[AnyTask]]:
+    """The groups without what has no reward: a rollout of which nothing could be said is not learnt from.
+
+    Raises `RewardError` where nothing is left.
+    """
+    kept = [replace(group, trajectories=tuple(one for one in group.trajectories if one.reward)) for group in groups]
+    kept = [group for group in kept if group.trajectories]
+    if groups and not kept:
+        raise RewardError("none of a step's replies has a reward: no reward function applies to any of them")
+    return kept

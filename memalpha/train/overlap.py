@@ -30,7 +30,7 @@ from memalpha.config import ReinforcementConfig
 from memalpha.errors import TrainingError
 from memalpha.qa.evaluator import Record
 from memalpha.train.algorithms.base import Algorithm, sampled_rows
-from memalpha.train.collector import RolloutCollector, Scored
+from memalpha.train.collector import RolloutCollector, Scored, rewarded
 from memalpha.train.engine import Engine
 from memalpha.train.futures import Future, Pipeline
 from memalpha.train.learner import Learner, merged
@@ -53,9 +53,14 @@ class Part:
 
     def forward(self, samples: Sequence[TrainingSample], *, reference: bool = False) -> list[np.ndarray]:
         """Log-probs of the part's rows. Raises `TrainingError` for other rows, and passes that were not foreseen."""
-        if reference not in self.passes or list(map(_tokens, samples)) != list(map(_tokens, self.rows)):
+        places: dict[Any, list[int]] = {}
+        for place in reversed(range(len(self.rows))):
+            places.setdefault(_tokens(self.rows[place]), []).append(place)
+        wanted = [places[key].pop() if places.get(key := _tokens(sample)) else -1 for sample in samples]
+        if reference not in self.passes or -1 in wanted:
             raise TrainingError("overlap: this algorithm scores rows that were not sampled: set overlap=1")
-        return self.passes[reference].result()
+        found = self.passes[reference].result()
+        return [found[place] for place in wanted]
 
     def values(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
         """Raises `TrainingError`: no algorithm that is learnt from in parts asks for values."""
@@ -120,9 +125,9 @@ class Overlap:
         passes: list[Future[dict[str, float]]] = []
         for turn, part in enumerate(parts):
             mine = self._scored(part)
-            scored = world.gather(mine[0], turn)
+            scored = rewarded(world.gather(mine[0], turn))
             rows = self.algorithm.annotate(scored, part)
-            _check(rows, part.rows)
+            _check(rows, sampled_rows(scored, config.entropy_coef))
             if config.old_logprobs == "recomputed":
                 rows, mismatch = self.engine.recompute_old(rows, config.importance_cap, part.forward(rows))
                 mismatches.append({**mismatch, "tokens": float(count(rows)["pg"].tokens)})

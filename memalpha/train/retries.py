@@ -117,7 +117,7 @@ def by_role(groups: Sequence[TrajectoryGroup[Any]], seconds: Sequence[Second]) -
     for name in ("reflection", "retry", "internalized"):
         for number, group in enumerate(groups):
             own = [getattr(second, name) for second in seconds if second.tried.number == number]
-            own = tuple(one for one in own if one is not None)
+            own = tuple(one for one in own if one is not None and (one.reward is not None or name == "internalized"))
             found += [TrajectoryGroup(group.task, own)] if own else []
     return found
 

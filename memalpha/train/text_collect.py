@@ -16,13 +16,13 @@ from memalpha.environments.builtin import TextGeneration, columns_of, prompt_of
 from memalpha.environments.evaluate import text_records
 from memalpha.environments.prompts import reflection_messages
 from memalpha.environments.rollouts import Player
-from memalpha.errors import ConfigError, MemalphaError, RewardError
+from memalpha.errors import ConfigError, RewardError
 from memalpha.policy.base import Policy
 from memalpha.policy.noise import Start
 from memalpha.qa.evaluator import Record
-from memalpha.rewards.base import close_loop
+from memalpha.rewards.base import called, close_loop
 from memalpha.store.embedding import Embedder, load_embedder
-from memalpha.train.collector import Scored, Scoring, Tried
+from memalpha.train.collector import Scored, Scoring, Tried, rewarded
 from memalpha.train.distributed import ONE, World
 from memalpha.types import Reward, SampleRequest, TextTask, Trajectory, TrajectoryGroup
 
@@ -54,12 +54,12 @@ class TextCollector:
         return self._embedder
 
     def attempts(self, tasks: Sequence[TextTask], step: int) -> Scored[TextTask]:
-        """`group_size` sampled rollouts of each task, with rewards, and a record each."""
+        """`group_size` sampled rollouts of each task, with rewards, and a record each; without those that have none."""
         groups, records = self.scored(self.sampled(tasks, step))
-        return self.world.gather(groups), self.world.gather(records)
+        return rewarded(self.world.gather(groups)), self.world.gather(records)
 
     def scored(self, groups: Groups) -> Scored[TextTask]:
-        """This process's groups with rewards, and a record each."""
+        """This process's groups with rewards (None where nothing can be said), and a record of each that has one."""
         begun = time.monotonic()
         found = self._score(groups)
         self.waited += time.monotonic() - begun
@@ -89,9 +89,9 @@ class TextCollector:
         )
 
     def asked(self, groups: Groups, records: Sequence[Record]) -> list[list[list[Record]]]:
-        """As [group][trajectory][the one record]."""
+        """As [group][trajectory][the one record, if it has a reward]."""
         rest = iter(records)
-        return [[[next(rest)] for _ in group.trajectories] for group in groups]
+        return [[[next(rest)] if one.reward else [] for one in group.trajectories] for group in groups]
 
     def accuracy(self, trajectory: Trajectory[TextTask], records: Sequence[Record]) -> float | None:
         """How far the rollout is a success (`Player.reached`)."""
@@ -133,17 +133,10 @@ class TextCollector:
         tasks = [attempt.task for attempt in attempts]
         if self.feedback_func is None:
             return [self._lacking(attempt) for attempt in attempts]
-        replies: list[Any] = [attempt.turns[-1].completion.text for attempt in attempts]
-        said = [
-            reply if isinstance(task.prompt, str) else [{"role": "assistant", "content": reply}]
-            for task, reply in zip(tasks, replies, strict=True)
-        ]
-        try:
-            found = list(self.feedback_func([prompt_of(task) for task in tasks], said, **columns_of(tasks)))
-        except MemalphaError:
-            raise
-        except Exception as error:
-            raise RewardError(f"feedback_func raised {type(error).__name__}: {error}") from error
+        replies = [attempt.turns[-1].completion.text for attempt in attempts]
+        prompts = [prompt_of(task) for task in tasks]
+        told = called(self.feedback_func, "feedback_func", prompts, replies, columns_of(tasks))
+        found = list(told) if isinstance(told, list | tuple) else [told]
         if len(found) != len(attempts) or not all(isinstance(text, str) for text in found):
             raise RewardError(f"feedback_func gave {found!r:.80} for {len(attempts)} replies: a text each is needed")
         return found

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from memalpha.config import TextConfig
+from memalpha.config.common import Config
 from memalpha.config.rewards import RewardPart
 from memalpha.environments.builtin import TextGeneration
 from memalpha.errors import ConfigError
@@ -20,7 +22,7 @@ from memalpha.types import TextTask
 class Given:
     """What Python can give a run and a file cannot: callables and lists, in the place of what the settings name."""
 
-    rewards: Sequence[Any] | None = None
+    rewards: Any = None
     tasks: Sequence[TextTask] | None = None
     eval_data: Sequence[TextTask] | None = None
     environment: Any = None
@@ -31,10 +33,13 @@ class Given:
         """Those of the overrides that are no settings; they are taken out."""
         found: dict[str, Any] = {}
         for field in fields(cls):
-            value = overrides.get(field.name)
-            if _is_object(value):
-                found[field.name] = value
-            if _is_object(value) or (value is None and field.name != "eval_data"):
+            value: Any = overrides.get(field.name)
+            if _is_object(field.name, value):
+                several = isinstance(value, Iterable) and field.name in ("tasks", "eval_data", "rewards")
+                found[field.name] = list(value) if several else value
+                if several and not found[field.name]:
+                    raise ConfigError(f"{field.name}: empty; leave it out, or give some")
+            if _is_object(field.name, value) or (value is None and field.name != "eval_data"):
                 overrides.pop(field.name, None)
         return cls(**found)
 
@@ -44,10 +49,13 @@ class Given:
         return [field.name for field in fields(self) if getattr(self, field.name) is not None]
 
 
-def _is_object(value: Any) -> bool:
-    """Whether a setting's value cannot stand in a file: a callable, or a list with callables or tasks."""
-    several = value if isinstance(value, list | tuple) else [value]
-    return any(callable(one) or isinstance(one, TextTask) for one in several)
+def _is_object(name: str, value: Any) -> bool:
+    """Whether a value cannot stand in a file: anything but a name, a number, or a list of settings."""
+    if value is None or isinstance(value, str | int | Path):
+        return False
+    if name == "rewards" and isinstance(value, list | tuple):
+        return any(not isinstance(one, Mapping | Config) for one in value)
+    return True
 
 
 def environment_of(config: TextConfig, given: Given | None = None) -> Any:
@@ -59,10 +67,9 @@ def environment_of(config: TextConfig, given: Given | None = None) -> Any:
         return given.environment if config.environment is None else imported(config.environment, "environment")
     if given.rewards is not None:
         parts = TypeAdapter(RewardPart)
+        rewards = given.rewards if isinstance(given.rewards, Sequence) else [given.rewards]
         try:
-            return TextGeneration(
-                [parts.validate_python(one) if isinstance(one, Mapping) else one for one in given.rewards]
-            )
+            return TextGeneration([parts.validate_python(one) if isinstance(one, Mapping) else one for one in rewards])
         except ValidationError as error:
             raise ConfigError("rewards: " + "; ".join(item["msg"] for item in error.errors())) from error
     if not config.rewards:

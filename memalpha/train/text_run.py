@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memalpha.config import TextConfig
-from memalpha.environments.evaluate import check_tasks, make_text_report, text_records, text_summary
+from memalpha.environments.evaluate import check_rewards, make_text_report, text_records, text_summary
 from memalpha.environments.rollouts import Player
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy
@@ -23,7 +23,7 @@ from memalpha.train.reinforcement import Collected, ReinforcementRun
 from memalpha.train.text_collect import TextCollector, check_feedback
 from memalpha.train.text_given import Given, environment_of
 from memalpha.train.text_source import TextSource
-from memalpha.types import TextTask, Trajectory
+from memalpha.types import TextTask, Trajectory, TrajectoryGroup
 
 
 class TextRun(ReinforcementRun[TextConfig]):
@@ -35,14 +35,14 @@ class TextRun(ReinforcementRun[TextConfig]):
         given = given or Given()
         self.source = TextSource(config, given.tasks, given.eval_data)
         environment = environment_of(config, given)
-        for tasks in (self.source.listed or self.source.batch(0), self.source.validation, self.source.held_out):
-            if tasks:
-                check_tasks(tasks, environment)
+        check_rewards(self.source.all_read, environment)
         named = None if config.feedback_func is None else imported(config.feedback_func, "feedback_func")
         feedback = check_feedback(given.feedback_func or named)
         if feedback is not None and config.algorithm != "erl":
             raise ConfigError(f"feedback_func: has no effect with algorithm={config.algorithm}; leave it out")
         super().__init__(config, world)
+        for note in self.source.notes:
+            self.display.say(note)
         self.player = self._player(self.policy, environment)
         self.collector = TextCollector(self.player, config, world, feedback)
         self.algorithm = self._new_algorithm()
@@ -146,6 +146,12 @@ class TextRun(ReinforcementRun[TextConfig]):
         self._attempts = records
         summary = text_summary(records, trajectories)
         return {name: summary[name] for name in ("reward", "accuracy", "reply_tokens", "turns")}
+
+    def _figures(self, groups: Sequence[TrajectoryGroup[TextTask]], records: Sequence[Record]) -> dict[str, Any]:
+        line = super()._figures(groups, records)
+        sampled = self.config.tasks_per_step * self.config.group_size
+        attempts = sum(one.role == "attempt" for group in groups for one in group.trajectories)
+        return {**line, "unscored": sampled - attempts}
 
     def _component(self, name: str) -> str:
         return f"rewards/{name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Any
 
 from memalpha.config import TextConfig
@@ -20,8 +21,9 @@ class TextSource:
 
     `arithmetic`, `programs`: training tasks are made by number from the run's seed and do not come again; held out is
     the test split. `gsm8k`, `math`: their train split to train, their test split held out. Anything else: without
-    `eval_data` its last fifth is held out. The last fifth of what is left validates (`eval_tasks` and
-    `validation_tasks` at most); the others are shuffled anew each pass. `tasks`, `eval_data` given as lists take the
+    `eval_data` a fifth is held out, the same every time. A fifth of what is left validates (`eval_tasks` and
+    `validation_tasks` at most); the others are shuffled anew each pass, without those whose prompts were kept apart
+    (`notes` says how many). `tasks`, `eval_data` given as lists take the
     place of what the configuration names.
 
     Raises `ConfigError` for settings that do not fit the data, `DataError` for too few tasks.
@@ -32,6 +34,7 @@ class TextSource:
     ) -> None:
         self.config = config
         self.listed: list[TextTask] = []
+        self.notes: list[str] = []
         self._levels: Mapping[str, list[TextTask]] = {}
         self._name = config.data if tasks is None else "tasks"
         if tasks is not None and config.data is not None:
@@ -52,9 +55,10 @@ class TextSource:
             self.held_out = given or self._made("test", HELD_OUT_SEED, 0, config.eval_tasks)
         else:
             rest = list(tasks) if tasks is not None else self._load(self._name, "train", config.limit)
+            named = given is not None
             if given is None and tasks is None and self._name in KNOWN:
                 given = self._load(self._name, "test", config.eval_tasks)
-            self._split(rest, given)
+            self._split(rest, given, named=named)
         if config.curriculum is not None:
             self._by_level()
 
@@ -64,7 +68,7 @@ class TextSource:
             return MADE[name](split, HELD_OUT_SEED, 0, limit or self.config.eval_tasks)
         return load_text_tasks(name, columns=self.config.columns, split=split, limit=limit, data=folder)
 
-    def _split(self, rest: list[TextTask], given: list[TextTask] | None) -> None:
+    def _split(self, rest: list[TextTask], given: list[TextTask] | None, *, named: bool) -> None:
         config = self.config
         needed, why = (5, "of which a fifth is held out (or name other tasks as eval_data)")
         if given is not None:
@@ -72,18 +76,27 @@ class TextSource:
         if len(rest) < needed:
             raise DataError(f"data: {self._name} has {len(rest)} tasks, training needs at least {needed}, {why}")
         _check_ids(rest, f"data: {self._name}")
+        rest = list(rest)
+        Random(f"fifths|{len(rest)}").shuffle(rest)  # files are sorted by level or subject
         cut = len(rest) if given else len(rest) - min(config.eval_tasks, len(rest) // 5)
         rest, self.held_out = rest[:cut], given or rest[cut:]
         cut = len(rest) - min(config.validation_tasks, max(1, len(rest) // 5))
-        self.listed, self.validation = rest[:cut], rest[cut:]
+        train, self.validation = rest[:cut], rest[cut:]
         _check_ids(self.held_out, f"eval_data: {config.eval_data}")
-        seen = {_said(task) for task in self.listed}
-        for task in self.held_out if config.eval_data is not None else ():
-            if _said(task) in seen:
-                raise ConfigError(
-                    f"eval_data: the prompt of task {task.id!r} of {config.eval_data} is also trained on: held-out "
-                    "tasks must be others"
-                )
+        kept_apart = {_said(task): task.id for task in [*self.validation, *self.held_out]}
+        self.listed = [task for task in train if _said(task) not in kept_apart]
+        if len(self.listed) == len(train):
+            return
+        if named:
+            copy = next(task for task in train if _said(task) in kept_apart)
+            raise ConfigError(
+                f"eval_data: the prompt of task {kept_apart[_said(copy)]!r} is also that of training task {copy.id!r}: "
+                "held-out tasks must be others"
+            )
+        if not self.listed:
+            raise DataError(f"data: every prompt of {self._name} comes so often that none is left to train on")
+        left_out = len(train) - len(self.listed)
+        self.notes.append(f"data: {left_out} tasks are not trained on: their prompts are among those that are held out")
 
     def _by_level(self) -> None:
         """Training tasks by the curriculum's levels."""

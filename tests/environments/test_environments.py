@@ -164,8 +164,7 @@ def test_preferences_are_asked_in_both_orders():
     for judge in (longer, later, Judge()):
         environment = PreferenceComparison(judge)
         assert [one.total for one in environment.score([task] * 2, ["longer", "no"])] == [1.0, 0.0]
-    with pytest.raises(RewardError, match="no reward function applies"):
-        PreferenceComparison(lambda prompts, pairs: [-1] * len(pairs)).score([task], ["x"])
+    assert PreferenceComparison(lambda prompts, pairs: [-1] * len(pairs)).score([task], ["x"]) == [None]
     with pytest.raises(RewardError, match="0, 1 or -1 for each"):
         PreferenceComparison(lambda prompts, pairs: [2] * len(pairs)).score([task], ["x"])
 
@@ -198,6 +197,38 @@ def test_a_report_of_text():
     assert report.summary["by_ability"]["a"] == {"accuracy": 0.5, "n": 2, "se": pytest.approx(0.5)}
     record = report.records[2]
     assert (record.task, record.ability, record.gold, record.answer, record.correct) == ("2", "a", ("2",), "2", True)
+
+
+def test_what_nothing_can_be_said_of_is_in_no_figure():
+    def silent(completions, answer):
+        return [None if own == "1" else 1.0 for own in answer]
+
+    report = evaluate_text(Says(str), TASKS, silent)
+    assert report.summary["unscored"] == 1 and report.summary["accuracy"] == 1.0 and len(report.records) == 3
+    with pytest.raises(RewardError, match="no reward function applies to any of 1 replies"):
+        evaluate_text(Says(str), TASKS[1:2], silent)
+
+
+def test_columns_that_only_some_tasks_have():
+    odd = [task.model_copy(update={"columns": {"kind": "x"}}) for task in TASKS[:2]]
+
+    def kinds(completions, kind):
+        return [None if own is None else 1.0 for own in kind]
+
+    report = evaluate_text(Says(lambda text: text[-1]), [*odd, *TASKS[2:]], [kinds, lambda completions: [0.5] * 4])
+    assert report.summary["rewards"]["kinds"] == 1.0
+    environment = TextGeneration([kinds, right])
+    assert [one and one.total for one in environment.score(TASKS[2:], ["2", "x"])] == [1.0, 0.0], "a batch without kind"
+
+
+def test_success_by_an_environment_s_own_maximum():
+    class Ten(Guess):
+        maximum = 10.0
+
+    for make in (Ten, lambda: Ten()):
+        player = Player(Says(lambda text: text[-2] if text[-1] == ")" else "0"), make)
+        [group] = player.scored(player.build(TASKS[2:3]))
+        assert player.reached(group.trajectories[0].reward) == pytest.approx(0.1)
 
 
 def test_advice_and_reflection_stand_in_the_last_user_message():

@@ -126,9 +126,15 @@ def test_feedback_from_the_rewards_and_from_a_function():
     reflections = of_role(groups, "reflection")
     assert batches == [len(reflections)]
     assert all(f"but {one.task.columns['answer']}\n" in asked(policy, one) for one in reflections)
+
+    async def later(completions):
+        return ["too late"] * len(completions)
+
+    _, groups, _, policy = collected(settings(), feedback=later)
+    assert all("too late" in asked(policy, one) for one in of_role(groups, "reflection"))
     with pytest.raises(RewardError, match="a text each is needed"):
         collected(settings(), feedback=lambda prompts, completions, answer: ["one"])
-    with pytest.raises(RewardError, match="feedback_func raised KeyError"):
+    with pytest.raises(RewardError, match=r"'feedback_func' raised KeyError"):
         collected(settings(), feedback=lambda prompts, completions, answer: {}["x"])
 
 

@@ -12,8 +12,8 @@ from runs import lines, same, weights
 from tiny import tiny_policy
 
 from memalpha.config import TextConfig, build_config, merge, training_config
-from memalpha.environments import Player, TextGeneration
-from memalpha.errors import ConfigError, DataError
+from memalpha.environments import MultiObjective, Player, TextGeneration
+from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.engine import Engine
 from memalpha.train.loop import train
@@ -73,8 +73,7 @@ def test_a_run_writes_what_is_promised(text):
     assert summary["after"]["rewards"].keys() == {"upper", "short"}
     assert summary["after"]["by_ability"].keys() <= set(LEVELS)
     records = lines(out / "eval" / "after.jsonl")
-    assert [record["task"] for record in records] == ["t26", "t27", "t28", "t29"]
-    assert records[0]["gold"] == ["26"] and records[0]["scores"].keys() == {"upper", "short"}
+    assert records[0]["gold"] == [records[0]["task"][1:]] and records[0]["scores"].keys() == {"upper", "short"}
     metrics = lines(out / "metrics.jsonl")
     assert all({"rewards/upper", "rewards/short", "accuracy", "reward", "flat"} <= line.keys() for line in metrics)
     assert [line.get("validation_accuracy") is not None for line in metrics] == [False, True, False, True]
@@ -211,6 +210,44 @@ def test_the_curriculum_moves_on_and_looks_back():
         step(number, True)
     assert curriculum.level == "hard" and curriculum.state["unlocked"] == 3
     assert json.loads(json.dumps(curriculum.state)) == curriculum.state
+
+
+@pytest.mark.parametrize("changes", [{}, {"overlap": 3, "minibatches": 1, "beta": 0.1}, {"algorithm": "erl"}])
+def test_replies_of_which_nothing_can_be_said_are_left_out(text, changes):
+    asked = []
+
+    def silent(completions):
+        asked.extend(completions)
+        return [None if (len(asked) + n) % 5 == 0 else float(len(one) % 2) for n, one in enumerate(completions)]
+
+    if "algorithm" in changes:
+        changes = changes | {"erl": {"reflection_tokens": 2}}
+    run(text(max_steps=2, keep_tokens=True, **changes), rewards=[silent])
+    metrics = lines(text().out / "metrics.jsonl")
+    assert all(0 < line["unscored"] < 12 for line in metrics)
+    turns = [turn for turn in lines(text().out / "turns.jsonl") if turn["role"] == "attempt"]
+    assert len(turns) == sum(12 - line["unscored"] for line in metrics)
+    with pytest.raises(RewardError, match="no reward function applies to any of 4 replies"):
+        run(text(out=str(text().out) + "-none"), rewards=[lambda completions: [None] * len(completions)])
+
+
+def test_held_out_prompts_are_not_trained_on(text):
+    twice = made(20) + [task.model_copy(update={"id": f"again-{task.id}"}) for task in made(20)]
+    source = TextSource(text(), twice)
+    apart = {task.prompt for task in [*source.held_out, *source.validation]}
+    assert not apart & {task.prompt for task in source.listed} and "are not trained on" in source.notes[0]
+    assert {task.category for task in source.held_out} == set(LEVELS), "not the file's tail"
+    with pytest.raises(ConfigError, match="eval_data: the prompt of task 't3' is also that of training task"):
+        TextSource(text(validation_tasks=0), made(20), made(1, 3))
+    with pytest.raises(ConfigError, match="eval_data: empty"):
+        run(text(), eval_data=[])
+
+
+def test_what_python_gives(text):
+    given = {"tasks": (task for task in made()), "rewards": upper}
+    assert run(text(max_steps=0), **given)["tasks"] == 4
+    environment = MultiObjective({"upper": upper})
+    assert run(text(max_steps=0, out=str(text().out) + "-2"), rewards=None, environment=environment)["tasks"] == 4
 
 
 @pytest.mark.parametrize(
