@@ -62,6 +62,14 @@ def memory_collector(config: TrainConfig) -> Collector:
     )
 
 
+UNREAD = (
+    *("scale_rewards", "reward_weights", "multi_objective_aggregation", "mask_truncated_completions"),
+    *("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"),
+    *("chat_template_kwargs", "use_transformers_continuous_batching", "log_completions", "num_generations_eval"),
+)
+"""Settings of `GRPOConfig` about sampling and rewards, which are the collector's here."""
+
+
 class MultiContextGRPOTrainer(RowTrainer):
     """GRPO (or RLOO) by TRL on the rollouts of `collector` over `tasks`.
 
@@ -159,6 +167,14 @@ def _agree(config: ReinforcementConfig, args: GRPOConfig) -> None:
     ):
         if ours != theirs:
             raise ConfigError(f"{name}: rollouts are sampled with {ours}, GRPOConfig says {theirs}: make them equal")
+    defaults = {name: GRPOConfig.__dataclass_fields__[name].default for name in UNREAD}
+    if args.loss_type != "dr_grpo":  # which divides by it
+        defaults["max_completion_length"] = GRPOConfig.__dataclass_fields__["max_completion_length"].default
+    for name, default in defaults.items():
+        if getattr(args, name) != default:
+            raise ConfigError(f"{name}: is the collector's here and not read from GRPOConfig; leave it out")
+    if args.pad_to_multiple_of is not None:
+        raise ConfigError("pad_to_multiple_of: rows are padded to the longest here; leave it out")
     for name in ("beta", "entropy_coef"):
         if getattr(config, name):
             raise ConfigError(f"{name}: is TRL's here: set it in GRPOConfig, and leave it out of the collector's")

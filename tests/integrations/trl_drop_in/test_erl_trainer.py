@@ -55,7 +55,7 @@ def one_update(trainer):
     return parts, {name: one.grad.clone() for name, one in trainer.model.named_parameters() if one.grad is not None}
 
 
-@pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
+@pytest.mark.parametrize("chat", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "chat"])
 def test_with_the_gate_closed_it_is_grpo_bit_for_bit(made, chat):
     settings = {"chat": chat, "max_steps": 3, "num_iterations": 2, "beta": 0.1}
     lora = peft.LoraConfig(r=4, target_modules="all-linear") if chat else None
@@ -296,7 +296,7 @@ async def later(prompts, completions, **columns):
     return say(prompts, completions, **columns)
 
 
-@pytest.mark.parametrize("func", [later, None], ids=["async", "none"])
+@pytest.mark.parametrize("func", [later, pytest.param(None, marks=pytest.mark.slow)], ids=["async", "none"])
 def test_feedback_may_be_async_or_absent(made, func):
     trainer = made(Watched, feedback_func=func)
     one_update(trainer)

@@ -29,6 +29,7 @@ from memalpha.types import Chunk, Completion, Reward, Task, Trajectory, Trajecto
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
 LONGEST = 12
+SETTINGS = {name: value for name, value in COMMON.items() if name not in ("max_completion_length", "model_init_kwargs")}
 QUICK = {("dapo", 0.0, False), ("grpo", 0.3, True), ("grpo", 0.3, False)}
 
 
@@ -68,7 +69,7 @@ class Recorded:
 
 
 def trainer_of(policy, tmp_path, lora, config, **settings):
-    args = GRPOConfig(str(tmp_path / "run"), **{**COMMON, "gradient_accumulation_steps": 2, **settings})
+    args = GRPOConfig(str(tmp_path / "run"), **{**SETTINGS, "gradient_accumulation_steps": 2, **settings})
     tasks = [Task(id=str(n), chunks=(Chunk(text="."),)) for n in range(2)]
     collector = Recorded(TransformersPolicy.from_pretrained(policy), config)
     return MultiContextGRPOTrainer(collector, tasks, args, peft_config=peft.LoraConfig(**LORA) if lora else None)
@@ -91,8 +92,7 @@ def test_the_gradient_is_that_of_the_learner(policy, tmp_path, loss, beta, lora)
         TrainConfig(out="unused", **common),
         **both,
         temperature=0.7,
-        max_completion_length=LONGEST,
-        model_init_kwargs=None,
+        **({"max_completion_length": LONGEST} if loss == "dr_grpo" else {}),
     )
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 2
@@ -136,7 +136,7 @@ def test_a_memory_is_learnt(policy, tmp_path):
         },
         "test",
     )
-    args = GRPOConfig(str(tmp_path / "trl"), **{**COMMON, "temperature": 0.9, "max_steps": 2, "num_iterations": 1})
+    args = GRPOConfig(str(tmp_path / "trl"), **{**SETTINGS, "temperature": 0.9, "max_steps": 2, "num_iterations": 1})
     tasks = synthetic.tasks(config.world, 0, 0, 3)
     trainer = MultiContextGRPOTrainer(memory_collector(config), tasks, args)
     before = {name: one.clone() for name, one in trainer.model.state_dict().items()}
@@ -156,6 +156,9 @@ def test_a_memory_is_learnt(policy, tmp_path):
         ({"group_size": 3}, {}, "num_generations: rollouts are sampled with 3"),
         ({"algorithm": "ppo", "group_size": 4}, {}, "algorithm: ppo is not a policy gradient alone"),
         ({"beta": 0.1}, {}, "beta: is TRL's here"),
+        ({}, {"scale_rewards": "none"}, "scale_rewards: is the collector's here"),
+        ({}, {"max_completion_length": 9}, "max_completion_length: is the collector's here"),
+        ({}, {"pad_to_multiple_of": 8}, "pad_to_multiple_of"),
         ({}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}, "batch_size"),
     ],
 )
