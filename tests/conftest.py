@@ -13,6 +13,7 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import settings
 
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # before huggingface_hub is imported, which reads it then
 settings.register_profile("memalpha", deadline=None)  # what a machine has else to do is no defect
 settings.load_profile("memalpha")
 

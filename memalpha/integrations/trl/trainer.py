@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,8 @@ from memalpha.integrations.trl.rows import Rows, checked, chosen, even, filled, 
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # isort: skip
 from trl.trainer.utils import is_async_callable, start_event_loop_in_daemon  # isort: skip
+
+logger = logging.getLogger(__name__)
 
 FeedbackFunc = Callable[..., Any]
 """`(prompts, completions, **columns) -> list[str]`, sync or async: what was wrong with each attempt, in words. It takes
@@ -463,7 +466,10 @@ class ERLTrainer(RowTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         path = None if checkpoint is None else Path(checkpoint) / STATE
-        if path is None or not path.exists():  # one of GRPOTrainer, say
+        if path is None:
+            return
+        if not path.exists():
+            logger.warning("%s is not there (a checkpoint of GRPOTrainer?): the reflection memory begins empty", path)
             return
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))

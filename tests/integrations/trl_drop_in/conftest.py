@@ -31,6 +31,8 @@ def made(policy, tmp_path):
 
     def make(kind=ERLTrainer, config=ERLConfig, *, chat=False, data=None, reward=upper, peft_config=None, **settings):
         named = {"feedback_func": settings.pop("feedback_func", say)} if issubclass(kind, ERLTrainer) else {}
+        if "reward_processing_classes" in settings:
+            named["reward_processing_classes"] = settings.pop("reward_processing_classes")
         args = config(str(tmp_path / "run"), **{**COMMON, **settings})
         return kind(
             policy,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import json
 
+import pandas as pd
 import peft
 import pytest
 import torch
 from tiny import tiny_tokenizer
+from transformers import Qwen3ForSequenceClassification
 from trl import GRPOConfig, GRPOTrainer
 from trl_toy import say, tasks, upper, weights
 
@@ -313,6 +315,34 @@ def test_wrong_feedback_is_refused(made, found, told):
     trainer = made(feedback_func=lambda prompts, **_: [None] * len(prompts) if found == "all" else found)
     with pytest.raises(TrainingError, match=f"feedback_func: .*{told}"):
         one_update(trainer)
+
+
+@pytest.mark.slow
+def test_reward_models_and_logged_completions_are_as_in_trl(policy, made, tmp_path):
+    """A model and a function with weights; what was said twice stands in TRL's table."""
+    model = Qwen3ForSequenceClassification.from_pretrained(policy, num_labels=1, dtype=torch.float32)
+    trainer = made(
+        Watched,
+        reward=[model, upper],
+        reward_weights=[0.1, 1.0],
+        log_completions=True,
+        max_steps=1,
+        reward_threshold=0.75,
+        reward_processing_classes=[tiny_tokenizer(), None],
+    )
+    trainer.train()
+    line = trainer.state.log_history[0]
+    [name] = {name.split("/")[1] for name in line if name.startswith("rewards/")} - {"upper"}
+    assert line["reward"] == pytest.approx(0.1 * line[f"rewards/{name}/mean"] + line["rewards/upper/mean"], abs=1e-5)
+    assert line["erl/retry_reward"] == pytest.approx(
+        0.1 * line[f"retry/rewards/{name}/mean"] + line["retry/rewards/upper/mean"], abs=1e-5
+    )
+    [table] = (tmp_path / "run" / "completions").glob("*.parquet")
+    rows = pd.read_parquet(table)
+    [(_, _, seconds)] = trainer.seen
+    assert rows["second_attempt"].dropna().tolist() == [one.retry.completion for one in seconds]
+    assert rows["second_reward"].dropna().tolist() == pytest.approx([one.reward for one in seconds])
+    assert rows["reflection"].dropna().tolist() == [one.advice for one in seconds] and len(rows) == 8
 
 
 def test_what_cannot_be_had_is_refused(made):
