@@ -12,7 +12,8 @@ core. Three stages, as for the tiny policy (`scripts/make_tiny_policy.py`, whose
 Beside them, in both stages, rows of looking back at a wrong attempt and of heeding advice, under the prompts that ERL
 has for text tasks.
 
-No test problem's numbers occur in any stage (`tasks.arithmetic`, `tasks.programs`).
+No test problem occurs in any stage, nor a test problem's pair of numbers in a right solution (`tasks.arithmetic`,
+`tasks.programs`); a wrong one of the teacher's may hold such a pair.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from transformers.utils import logging as hf_logging
 
 from memalpha.errors import ConfigError, PolicyError
 from memalpha.hub import hub_reachable
-from memalpha.policy.base import ADAPTER_CONFIG, load_policy
+from memalpha.policy.base import ADAPTER_CONFIG, SHIPPED, load_policy
 from memalpha.types import Completion, SampleRequest
 
 STYLE_KEY = "memalpha_prompt"
@@ -267,7 +267,7 @@ def from_files(
     that is none."""
     local = (Path(path) / "config.json").is_file()
     if not local and (Path(path).exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(path))):
-        shipped = '"tiny", ' if what == "policy" else ""
+        shipped = f"{', '.join(SHIPPED)}, " if what == "policy" else ""
         if (Path(path) / "checkpoints").is_dir():
             raise PolicyError(f"{path} is a run directory: give it to load_policy, or name one of its checkpoints")
         raise PolicyError(
