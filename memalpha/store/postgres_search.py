@@ -14,7 +14,7 @@ raw spans, look at every entry in question at any size, and so does a search for
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -44,16 +44,26 @@ _POSTINGS = 2000  # of one word that are read to find candidates
 _FEW = 1000  # entries that are looked up one by one
 _SCANNED = 40_000  # vectors that the index may go through
 
-_SETTINGS = ", ".join(
-    f"set_config('hnsw.{name}', '{value}', true)"
-    for name, value in {
-        "iterative_scan": "strict_order", "ef_search": NEAR, "max_scan_tuples": _SCANNED, "scan_mem_multiplier": 4
-    }.items()
-)  # fmt: skip
 
+def _set(**values: object) -> str:
+    """The statement that makes settings for the rest of the transaction."""
+    each = (f"set_config('{name.replace('__', '.')}', '{value}', true)" for name, value in values.items())
+    return f"SELECT {', '.join(each)}"
+
+
+# To go along the HNSW index, and look for each of its vectors whether anything alive has it; and back again.
+_NEAREST = _set(
+    hnsw__iterative_scan="strict_order",
+    hnsw__ef_search=NEAR,
+    hnsw__max_scan_tuples=_SCANNED,
+    hnsw__scan_mem_multiplier=4,
+    **dict.fromkeys(("enable_hashjoin", "enable_mergejoin", "enable_sort"), "off"),
+    enable_nestloop="on",
+)
+_AGAIN = _set(enable_nestloop="off", **dict.fromkeys(("enable_hashjoin", "enable_mergejoin", "enable_sort"), "on"))
 # Without statistics of its tables, as after many inserts, PostgreSQL takes a namespace for a row or two, and loops over
 # all of it for each of its entries. Joins by hashing are linear whatever it takes it for.
-JOINED = "SELECT set_config('enable_nestloop', 'off', true)"
+JOINED = _set(enable_nestloop="off")
 
 # What is read of each entry: name, type, and the bytes of its value. `{near}`: its product with the query's vector; a
 # source is told by its hash, which is not 0.
@@ -66,7 +76,7 @@ _SPAN = [
 _DIGEST = [("digest", "V16", "v.digest")]
 _UNSURE = [("unsure", ">i4", "int4send(CASE WHEN v.passes THEN 0 ELSE 1 END)")]
 _POSTING = np.dtype([("created", ">i8"), ("count", ">i4")])
-_WORD = np.dtype([("digest", ">u8"), ("rest", ">u8"), ("count", ">i4"), ("length", ">i4")])
+_WORD = np.dtype([("digest", ">u8"), ("rest", ">u8"), ("count", ">i4"), ("length", ">i4"), ("live", ">i4")])
 
 _LIVE = "v.ns = ? AND v.valid_to IS NULL"
 _WAS_LIVE = "v.ns = ? AND v.valid_from <= ? AND (v.valid_to IS NULL OR v.valid_to > ?)"
@@ -392,42 +402,40 @@ class _Server:
 
     def candidates(self, asked: Counter[str], vector: np.ndarray, route: Route, boost: Boost | None) -> Fetched | None:
         """The entries of a large memory that may be among the best; None where the index did not find enough."""
-        self._connection.execute(f"SELECT {_SETTINGS}")
+        ns, live = self._rows.ns, "v.ns = ? AND v.digest = x.digest AND v.valid_to IS NULL"
+        self._connection.execute(_NEAREST)
         rows = self._connection.execute(
-            f"SELECT digest FROM vectors WHERE ns = ? ORDER BY vector <#> ? LIMIT {2 * NEAR}",
-            (self._rows.ns, _bound(vector)),
+            f"SELECT x.digest FROM vectors x WHERE x.ns = ? AND EXISTS (SELECT 1 FROM versions v WHERE {live}) "
+            f"ORDER BY x.vector <#> ? LIMIT {NEAR}",
+            (ns, ns, _bound(vector)),
         )
-        found = [digest for (digest,) in rows]
-        living = self._living(found)
-        near = [digest for digest in found if digest in living][:NEAR]
+        near = [digest for (digest,) in rows]
+        self._connection.execute(_AGAIN)
         if len(near) < NEAR:
             return None
-        known, worded = self._words(asked)
-        digests = list({*near, *worded})
+        if route == "dense":
+            known, digests = None, near
+        else:
+            known, worded = self._words(asked)
+            digests = list({*near, *worded})
         some = self.all.only("v.digest = ANY(?::bytea[])", digests)._replace(digests=digests)
         selection = self.selection(some, asked, vector, route, boost, Likely)
-        if isinstance(selection, Likely):
+        if isinstance(selection, Likely) and known is not None:
             selection.words = known
         return selection
-
-    def _living(self, digests: Iterable[bytes]) -> set[bytes]:
-        """Those contents that entries hold."""
-        over = self.all
-        query = f"SELECT v.digest FROM versions v WHERE {over.sql} AND v.digest = ANY(?::bytea[])"
-        return {digest for (digest,) in self._connection.execute(query, (*over.values, list(digests)))}
 
     def _words(self, asked: Counter[str]) -> tuple[_Words, set[bytes]]:
         """The statistics of a query's words, and the digests of the contents best by these, and of some others."""
         query = (
-            "SELECT t.term, (SELECT string_agg(p.digest || int4send(p.count) || int4send(p.length), '') FROM "
-            "(SELECT digest, count, length FROM postings WHERE ns = ? AND term = t.term ORDER BY digest "
-            f"LIMIT {_POSTINGS}) p) FROM unnest(?::bigint[]) t(term)"
+            "SELECT t.term, (SELECT string_agg(p.digest || int4send(p.count) || int4send(p.length) || int4send(p.live)"
+            ", '') FROM (SELECT digest, count, length, CASE WHEN EXISTS (SELECT 1 FROM versions v WHERE v.ns = ? AND "
+            "v.digest = x.digest AND v.valid_to IS NULL) THEN 1 ELSE 0 END AS live FROM postings x "
+            f"WHERE ns = ? AND term = t.term ORDER BY digest LIMIT {_POSTINGS}) p) FROM unnest(?::bigint[]) t(term)"
         )
         terms = [ALL, *map(term_of, asked)]
-        blobs = dict(self._connection.execute(query, (self._rows.ns, terms)))
+        blobs = dict(self._connection.execute(query, (self._rows.ns, self._rows.ns, terms)))
         read = [np.frombuffer(blobs[term] or b"", _WORD) for term in terms]
-        living = self._living({_digest(row) for some in read for row in some})
-        kept = [some[np.array([_digest(row) in living for row in some], bool)] for some in read]
+        kept = [some[some["live"] != 0] for some in read]
         number, *holders = map(_estimated, read, kept)
         usual, *postings = kept
         mean = max(float(usual["count"].mean()) if len(usual) else 0.0, 1.0)
@@ -435,7 +443,7 @@ class _Server:
         idfs = np.log1p(np.array(rarity)) * np.array(list(asked.values()))
         found = {_digest(row) for row in usual[:USUAL]}
         if postings:
-            together = np.concatenate(postings)
+            together = np.concatenate(postings).astype(_WORD)  # which has made them little-endian
             penalties = K1 * (1.0 - B + B * together["length"] / mean)
             scores = np.repeat(idfs, list(map(len, postings))) * together["count"] / (together["count"] + penalties)
             _, first, which = np.unique(together["digest"], return_index=True, return_inverse=True)

@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from test_filters import wheres
 
 from memalpha.errors import DamagedStore, StoreError
 from memalpha.store.copying import copy_store
+from memalpha.store.embedding import normalize
 from memalpha.store.filters import parse
 from memalpha.store.ranking import ROUTES
 from memalpha.store.retrieval import Boost
@@ -201,6 +203,28 @@ def test_a_large_memory_is_searched_by_candidates(place: str, monkeypatch: pytes
         there.delete(there.search(asked[0])[0].entry.id)
         monkeypatch.setattr(search, "NEAR", 5000)  # more than there are: then all are looked at
         assert len(there.search(asked[0], 100)) == 100 and not used[-1]
+
+
+class Scattered:
+    """Vectors that say nothing of their texts."""
+
+    name, dim = "scattered", 16
+
+    def encode(self, texts):
+        rows = [np.random.default_rng(list(text.encode())).standard_normal(self.dim) for text in texts]
+        return normalize(np.array(rows))
+
+
+def test_candidates_are_found_by_their_words_alone(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SIZE": 100, "NEAR": 20, "WORDED": 20, "USUAL": 20, "_POSTINGS": 100}.items():
+        monkeypatch.setattr(search, name, value)
+    monkeypatch.setattr(search, "_NEAREST", search._NEAREST.replace("'300'", "'20'"))
+    with MemoryStore.open(place, SCHEMA, Scattered()) as store:
+        texts = [f"fact {number}" if number % 40 else f"rare{number} fact" for number in range(400)]
+        store.insert_many([{"category": "a", "content": text} for text in texts])
+        for number in range(0, 400, 40):
+            best = store.search(f"rare{number}", 1, route="flat")[0]
+            assert best.entry.content == f"rare{number} fact" and best.explain["bm25"] > 0
 
 
 def test_words_that_are_missing_are_damage(place: str, postgres) -> None:
