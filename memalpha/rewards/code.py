@@ -11,10 +11,12 @@ what it printed is compared here. So there is no verdict to print, no result wit
 read, and a program that ends itself (`sys.exit`, `os._exit`, a signal) fails its tests.
 
 What follows for tests: arguments and results are compared by value (None, truth values, numbers, texts, bytes, lists,
-tuples, sets, dictionaries, ranges, nested); a list that a function changes in place stays as it was for the test; an
-object of a class of the program's can be called, asked for attributes, items and its length, and equals only itself. A
-test imports what it uses itself: a name that it neither defines nor imports, and that is no built-in, is the program's,
-also where the test takes it for a helper. A name under test that is a built-in's needs the column `entry_point`.
+tuples, sets, dictionaries, ranges, nested); a list, dictionary or set that a function which gives None has changed is
+changed for the test too; any other object (of a class of the program's, a date, a Fraction) can be called, asked for
+attributes, items and its length, and equals only itself. Functions of the test cannot be arguments. A test imports what
+it uses itself: a name that it neither defines nor imports, and that is no built-in, is the program's, also where the
+test takes it for a helper. A name under test that is a built-in's needs the column `entry_point`. `failing_solutions`
+finds the rows whose own solution does not pass: best before a run.
 
 What remains: a test decides what it decides. Answers that can be guessed (True or False) are guessed, answers that were
 in the training data may be known by heart, a test that calls the program's helper believes it; none of that is seen.
@@ -154,6 +156,30 @@ def feedback(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any)
     return lines
 
 
+def failing_solutions(
+    columns: Mapping[str, Sequence[Any]], *, tests: str = "tests", solution: str = "solution"
+) -> dict[int, str]:
+    """Row → which test its own solution fails, or why its tests cannot be run. Empty: all is well.
+
+    Rows without a solution or tests are passed over. Raises `ConfigError` where there is no sandbox.
+    """
+    reward, found = CodeReward(tests), {}
+    for row, (answer, given) in enumerate(zip(columns[solution], columns[tests], strict=True)):
+        if answer is None or given is None:
+            continue
+        one = {tests: [given], **({"entry_point": [_entry(columns, row)]} if "entry_point" in columns else {})}
+        try:
+            [outcomes] = reward.outcomes([answer], one)
+        except RewardError as error:
+            found[row] = str(error).removeprefix("row 0: ")
+            continue
+        wrong = [
+            (test, what) for test, what in zip(suite(given, _entry(columns, row)), outcomes or (), strict=True) if what
+        ]
+        found |= {row: _line(*wrong[0])} if wrong else {}
+    return found
+
+
 def _entry(columns: Mapping[str, Sequence[Any]], row: int) -> str | None:
     return columns["entry_point"][row] if "entry_point" in columns else None
 
@@ -240,6 +266,11 @@ def _asserted(source: str, entry_point: str | None) -> Asserted:
     names = {name for name in free - modules if not hasattr(builtins, name)}
     if entry_point is not None and entry_point in used:
         names.add(entry_point)
+    if not names:
+        raise ValueError(
+            "it uses no name of the program's, and any program would pass; a function that has a built-in's name is "
+            "named by the column entry_point"
+        )
     return Asserted(source, tuple(sorted(names)), tuple(sorted(modules)))
 
 
@@ -278,7 +309,11 @@ def run(program: str, tests: tuple[Test, ...], limits: Limits) -> Outcomes:
         )
     source = program.encode("utf-8", "surrogatepass")
     if isinstance(tests[0], Printed):
-        return tuple(_printed(source, test, limits) for test in tests if isinstance(test, Printed))
+        outcomes = []
+        for test in tests:
+            late = outcomes[-1:] == ["out of time"]  # one that loops would take its time for every test
+            outcomes.append("out of time" if late or not isinstance(test, Printed) else _printed(source, test, limits))
+        return tuple(outcomes)
     return _asserts(source, [test for test in tests if isinstance(test, Asserted)], limits)
 
 

@@ -40,6 +40,16 @@ class Gone(BaseException):
     """The program's process has ended."""
 
 
+class Changed:
+    """That a call gave None and may have changed its arguments, which are sent back."""
+
+    def __init__(self, args: list[Any]) -> None:
+        self.args = args
+
+
+_CHANGE = (list, dict, set)
+
+
 class Handle:
     """An object that stays in the program's process."""
 
@@ -188,7 +198,7 @@ def limit(seconds: int, megabytes: int, file_bytes: int) -> None:
 def serve(requests: int, replies: int, source: str) -> None:
     """Run the program, then answer requests until there are none."""
     _exits()
-    space = {"__name__": "solution", "__builtins__": __builtins__}
+    space = _module("solution")
     objects: list[Any] = []
     numbers: dict[int, int] = {}
 
@@ -203,8 +213,9 @@ def serve(requests: int, replies: int, source: str) -> None:
             return space[words[0]]
         target = objects[words[0].number]
         if kind == "call":
-            args, named = words[1:]
-            return target(*map(there, args), **{name: there(value) for name, value in named.items()})
+            args, named = [there(value) for value in words[1]], {name: there(value) for name, value in words[2].items()}
+            value = target(*args, **named)
+            return Changed(words[1]) if value is None and any(isinstance(one, _CHANGE) for one in args) else value
         if kind == "attribute":
             return getattr(target, words[1])
         if kind == "iterate":
@@ -220,17 +231,28 @@ def serve(requests: int, replies: int, source: str) -> None:
 
     def reply(work: Callable[[], Any]) -> bool:
         try:
-            told = b"v" + dump(work(), number_of)
+            value = work()
+            told = b"c" + dump(value.args, number_of) if isinstance(value, Changed) else b"v" + dump(value, number_of)
         except BaseException as error:  # noqa: BLE001 - the program's may be any
             told = b"e" + dump([type(error).__name__, _text(error)], number_of)
         send(replies, told)
-        return told[:1] == b"v"
+        return told[:1] == b"v"  # of the program as a whole
 
-    if reply(lambda: exec(compile(source, "solution.py", "exec"), space)):
+    if reply(lambda: exec(_compiled(source, "solution.py"), space)):
         while True:
             request = load(receive(requests), Handle)
             reply(lambda request=request: answer(*request))
     os._exit(0)
+
+
+def _compiled(source: str, name: str) -> Any:
+    return compile(source, name, "exec", dont_inherit=True)
+
+
+def _module(name: str) -> dict[str, Any]:
+    """The names of a new module, which can be found by its name as dataclasses and pickles do."""
+    sys.modules[name] = module = type(sys)(name)
+    return module.__dict__
 
 
 def _exits() -> None:
@@ -249,13 +271,12 @@ def _text(error: BaseException) -> str:
 def script(source: str) -> None:
     """Run the program as a script, what is left of standard input as its input."""
     _exits()
-    space = {"__name__": "__main__", "__builtins__": __builtins__}
-    exec(compile(source, "solution.py", "exec"), space)
+    exec(_compiled(source, "solution.py"), _module("__main__"))
 
 
 # ------------------------------------------------------------------------------------------------------- the tests
 
-_SPECIAL = ("__len__", "__getitem__", "__setitem__", "__delitem__", "__contains__", "__str__", "__repr__")
+_SPECIAL = ("__len__", "__getitem__", "__setitem__", "__delitem__", "__contains__", "__str__", "__repr__", "__next__")
 
 
 class Remote:
@@ -308,14 +329,20 @@ class Program:
             send(self.requests, data)
         except OSError:
             raise Gone("the program has ended") from None
-        return self.reply()
+        return self.reply(request[2] if request[0] == "call" else [])
 
-    def reply(self) -> Any:
-        """The next answer."""
+    def reply(self, args: list[Any]) -> Any:
+        """The next answer. What a call that gave None left of its `args` is put into them."""
         told = receive(self.replies)
         value = load(told[1:], self._remote)
         if told[:1] == b"v":
             return value
+        if told[:1] == b"c":
+            for old, new in zip(args, value if isinstance(value, list) else [], strict=False):
+                if type(old) in _CHANGE and type(new) is type(old):
+                    old.clear()
+                    (old.extend if isinstance(old, list) else old.update)(new)
+            return None
         name, text = value if isinstance(value, list) and len(value) == 2 else ("Exception", "")
         raise raised(str(name), str(text))
 
@@ -342,7 +369,7 @@ def raised(name: str, text: str) -> Exception:
 def check(requests: int, replies: int, verdicts: int, tests: Any) -> None:
     """Run each (source, names, modules); a line each to `verdicts`: "" where it passes, else what went wrong."""
     program = Program(requests, replies)
-    over = _outcome(program.reply)
+    over = _outcome(lambda: program.reply([]))
     over = f"does not run: {over.removeprefix('raises ')}" if over.startswith("raises") else over
     for source, names, modules in tests:
         outcome = over or _outcome(lambda s=source, n=names, m=modules: _run(program, s, n, m))
@@ -352,7 +379,7 @@ def check(requests: int, replies: int, verdicts: int, tests: Any) -> None:
 
 
 def _run(program: Program, source: str, names: Any, modules: Any) -> None:
-    space = {"__name__": "tests", "__builtins__": __builtins__}
+    space = _module("tests")
     for name in modules:
         space[name] = __import__(name)
     for name in names:
@@ -360,7 +387,7 @@ def _run(program: Program, source: str, names: Any, modules: Any) -> None:
             space[name] = program.ask("name", name)
         except KeyError:
             continue  # the test's own NameError says it
-    exec(compile(source, "test", "exec"), space)
+    exec(_compiled(source, "test"), space)
 
 
 def _outcome(work: Callable[[], Any]) -> str:

@@ -61,7 +61,9 @@ _SCALES = {"half", "halves", "third", "thirds", "quarter", "quarters", "score", 
 _SCALES |= {"squared", "cubed", "root", "and", "not"}
 """Words beside a number that make it another one."""
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(\d+)")
-_RELATION = re.compile(r"\\(?:not|neq?|geq?|leq?|gt|lt|approx|sim|equiv|pm|in)(?![a-z])|[<>\u2248\u2260\u2264\u2265~]")
+_RELATION = re.compile(r"\\(?:not|neq?|geq?|leq?|gt|lt|approx|sim|equiv|pm)(?![a-z])|[<>\u2248\u2260\u2264\u2265~]")
+_NAMED, _NAME = re.compile(r"[A-Za-z)](?:_\{?\w+\}?)?\s*$"), re.compile(r"\s*[A-Za-z](?![A-Za-z])")
+"""What stands before an equals sign, or behind one, that names a value."""
 _HALVES = re.compile(r"(?<![a-z])([ap])\.?\s?m(?![a-z])", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]+")
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{([^{}]*)\}")
@@ -70,7 +72,7 @@ _WITH_UNITS = re.compile(
     rf"(?:[\s-]+(?!{_TIMES_WORD})[^\W\d_]{{3,}}\.?)+",
     re.IGNORECASE,
 )
-_SPACE = re.compile(r"\\ |\s|~")
+_SPACE = re.compile(r"(?<!\\)\\ |\s|~")
 _CURRENCY = re.compile(r"\\?[$€£¥₹₩₽]")
 
 
@@ -206,8 +208,8 @@ def _says_otherwise(answer: str, truth: str) -> bool:
         return bool(_HALVES.search(answer) and _HALVES.search(truth))
     if _RELATION.search(answer) and not _RELATION.search(truth):
         return True
-    left, *more = answer.split("=")
-    return bool(more) and "=" not in truth and (len(more) > 1 or not re.search("[^\\W\\d_]", left))
+    return "=" not in truth and not all(_NAMED.search(answer, 0, at.start()) or _NAME.match(answer, at.end())
+                                        for at in re.finditer("=", answer))  # fmt: skip
 
 
 def _percent_equal(one: tuple[Fraction, bool], other: tuple[Fraction, bool]) -> bool:

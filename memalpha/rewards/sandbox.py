@@ -1,12 +1,12 @@
 """Processes in bubblewrap, for programs that nobody has read.
 
-What a process has: Python and the system's libraries, read-only; an empty folder in memory, of limited size, which is
-the only place it can write to; `/dev/null`, `/dev/zero`, `/dev/urandom`. What it has not: a network (its own is empty),
-the file system else (no home, no `/etc`, no `/proc`), environment variables, other processes (they are not in its
-namespace), capabilities, and the means to start processes: a seccomp filter refuses `fork`, so one process with its
-threads is all there is, which ends with its sandbox, and the sandbox with us. Its CPU time, memory, files and open
-files are limited by rlimits that it sets before it reads the program (`inside.limit`), its clock time and output by
-whoever reads it.
+What a process has: Python as it comes (without packages) and the system's libraries, read-only; an empty folder in
+memory, of limited size, which is the only place it can write to; `/dev/null`, `/dev/zero`, `/dev/urandom`. What it has
+not: a network (its own is empty), the file system else (no home, no `/etc`, no `/proc`), environment variables, other
+processes (they are not in its namespace), capabilities, and the means to start processes: a seccomp filter refuses
+`fork`, so one process with its threads is all there is, which ends with its sandbox, and the sandbox with us. Its CPU
+time, memory, files and open files are limited by rlimits that it sets before it reads the program (`inside.limit`), its
+clock time and output by whoever reads it.
 
 Where bubblewrap is missing, or makes no such sandbox, `check_sandbox` raises with the reason. Nothing is ever run
 without it.
@@ -120,7 +120,15 @@ def _arguments(bwrap: str) -> tuple[str, ...]:
         elif Path(folder).is_dir():
             words += ["--ro-bind", folder, folder]
     words += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
-    words += ["--ro-bind", sys.base_prefix, sys.base_prefix]
+    libraries = [Path(sys.base_prefix) / name for name in ("lib", "lib64")]
+    if sys.base_prefix != "/usr":
+        for folder in libraries:
+            words += ["--ro-bind-try", str(folder), str(folder)]
+    for folder in (*libraries, Path("/usr/lib")):  # Python as it comes, and no packages: they may hold answers
+        for packages in (*folder.glob("python*/site-packages"), *folder.glob("python*/dist-packages")):
+            if packages.is_dir():
+                words += ["--tmpfs", str(packages), "--remount-ro", str(packages)]
+    words += ["--ro-bind", _python(), _python()]
     for device in ("/dev/null", "/dev/zero", "/dev/urandom"):
         words += ["--dev-bind", device, device]
     words += ["--size", str(FOLDER_MEGABYTES << 20), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp"]
@@ -146,17 +154,19 @@ def _inside() -> bytes:
 
 
 _ATTEMPTS = """
-import os, socket
+import os, socket, sys
 def tried(work):
     try:
         work()
     except OSError:
         return "refused"
     return "allowed"
-print(tried(os.fork), tried(socket.socket), tried(lambda: open("/memalpha", "w")), sorted(os.listdir("/tmp")),
+packages = [os.path.join(place, name) for place in sys.path for name in ("site-packages", "dist-packages")]
+print(tried(os.fork), tried(socket.socket), tried(lambda: open("/memalpha", "w")), os.listdir("/tmp"),
+    [name for place in packages if os.path.isdir(place) for name in os.listdir(place)],
     tried(lambda: os.listdir("/proc")), tried(lambda: open("/tmp/own", "w")))
 """
-_CONTAINED = b"refused refused refused [] refused allowed\n"
+_CONTAINED = b"refused refused refused [] [] refused allowed\n"
 
 
 @lru_cache(8)

@@ -60,7 +60,8 @@ def test_names_of_tests_are_the_programs_unless_known():
     assert one.names == ("calendar", "f") and one.modules == ("math",)
     [two] = suite("def check(candidate):\n    assert candidate(2) == g()\ncheck(f)")
     assert two.names == ("f", "g")
-    assert suite("assert sum(1, 2) == 3")[0].names == ()
+    with pytest.raises(ValueError, match=r"test 0: it uses no name of the program's.*entry_point"):
+        suite("assert sum(1, 2) == 3")
     assert suite("assert sum(1, 2) == 3", "sum")[0].names == ("sum",)
 
 
@@ -135,7 +136,13 @@ VALUES = {
 
 @contained
 def test_values_cross_as_they_are():
-    program = "def f(x):\n    return x\ndef kind(x):\n    return repr(x)"
+    program = """
+def f(x): return x
+def kind(x): return repr(x)
+def order(values): values.sort()
+def note(found, seen, x): found.setdefault(x, []).append(x); seen.add(x)
+def empty(values): values.clear(); return []
+"""
     tests = [f"assert f({value}) == {value} and kind({value}) == repr({value})" for value in VALUES]
     tests += [
         "assert all(type(one) is type(two) for one, two in zip(f([True, 1, 1.0]), [True, 1, 1.0]))",
@@ -143,6 +150,9 @@ def test_values_cross_as_they_are():
         "x = f(float('nan'))\nassert x != x",
         "assert f(x=3) == 3",
         "values = [3, 1]\nf(values).append(2)\nassert values == [3, 1]",
+        "values = [3, 1]\nassert order(values) is None and values == [1, 3]",
+        "found, seen = {}, set()\nnote(found, seen, 4)\nassert found == {4: [4]} and seen == {4}",
+        "assert empty([3, 1]) == []\nvalues = [3, 1]\nassert empty(values) != sorted(values)",
     ]
     assert run(program, suite(tests), Limits()) == ("",) * len(tests)
 
@@ -181,6 +191,11 @@ def deep():
     thread = threading.Thread(target=main); thread.start(); thread.join()
     return found
 def leave(): exit()
+from dataclasses import dataclass
+@dataclass
+class Place:
+    x: int
+def place(x): return Place(x)
 """
     tests = [
         "s = Stack([1])\nassert len(s) == 1 and s.push(2).push(3) is s\nassert s.items == [1, 2, 3] == list(s)",
@@ -194,6 +209,7 @@ def leave(): exit()
         "assert apply(twice, 4) == 8 and made(3)(4) == 7",
         "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == 2 * n\ncheck(twice)",
         "assert deep() == [1]",
+        "assert place(2).x == 2 and next(squares(3)) == 0",
         "s = Stack()\ns.items = [9]\nassert s[0] == 9",
     ]
     assert run(program, suite(tests), Limits()) == ("",) * len(tests)
@@ -243,6 +259,26 @@ def test_what_is_printed_for_an_input_is_compared():
     assert run(loop, suite([["", "x"]]), short) == ("out of time",)
     assert run("print(open(0).read())", suite([["a\nb", "a\nb"]]), short) == ("",)
     assert feedback(["p"], ["print(3)"], tests=[[["2", "4"]]]) == ["Input '2': gives another output."]
+
+
+@contained
+def test_a_loop_costs_its_time_once(monkeypatch):
+    ran = []
+    monkeypatch.setattr(code, "_printed", lambda source, test, limits: ran.append(test) or "out of time")
+    assert run("while True: pass", suite([["1", "1"]] * 9), Limits()) == ("out of time",) * 9
+    assert len(ran) == 1
+
+
+@contained
+def test_rows_whose_own_solution_fails_are_found():
+    tests = ["assert f(2) == 4"]
+    columns = {
+        "tests": [tests, tests, None, ["assert f(int) == 4"], ["assert f("]],
+        "solution": [SQUARE, "def f(x): return x", SQUARE, SQUARE, SQUARE],
+    }
+    found = code.failing_solutions(columns)
+    assert found.keys() == {1, 3, 4} and found[1] == "assert f(2) == 4 fails."
+    assert "gives the program a type, which is no plain data" in found[3] and "was never closed" in found[4]
 
 
 @contained
