@@ -32,7 +32,7 @@ from memalpha.qa.reward import MemoryReward
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.collect import Collector
-from memalpha.train.collector import RolloutCollector
+from memalpha.train.collector import RolloutCollector, rewarded
 from memalpha.train.rundir import trainable_policy
 from memalpha.train.samples import TrainingSample
 
@@ -115,6 +115,7 @@ class MultiContextGRPOTrainer(RowTrainer):
         try:
             sampled = self.collector.sampled(tasks, step, self.accelerator.process_index * len(tasks))
             groups, _ = self.collector.scored(sampled)
+            groups = rewarded(groups)
         finally:
             self.model.train()
         samples = self.algorithm.annotate(groups, None)  # type: ignore[arg-type]  # asked for a KL's sake only

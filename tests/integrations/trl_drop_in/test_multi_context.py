@@ -15,7 +15,9 @@ from tiny import VOCABULARY
 from trl import GRPOConfig
 from trl_toy import COMMON
 
-from memalpha.config import TrainConfig, build_config
+from memalpha.config import TextConfig, TrainConfig, build_config
+from memalpha.environments.builtin import TextGeneration
+from memalpha.environments.rollouts import Player
 from memalpha.errors import ConfigError, TrainingError
 from memalpha.integrations.trl import MultiContextGRPOTrainer, memory_collector
 from memalpha.policy.transformers_ import TransformersPolicy
@@ -24,7 +26,8 @@ from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.engine import Engine
 from memalpha.train.lora import add_lora
 from memalpha.train.losses import LossSettings
-from memalpha.types import Chunk, Completion, Reward, Task, Trajectory, TrajectoryGroup, Turn
+from memalpha.train.text_collect import TextCollector
+from memalpha.types import Chunk, Completion, Reward, Task, TextTask, Trajectory, TrajectoryGroup, Turn
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
@@ -147,6 +150,22 @@ def test_a_memory_is_learnt(policy, tmp_path):
     with pytest.raises(TrainingError, match=r"memalpha\.evaluate"):
         trainer.model.eval()
         trainer._generate_and_score_completions([{"prompt": "0"}] * 4)
+
+
+@pytest.mark.slow
+def test_replies_to_prompts_are_rollouts_too(policy, tmp_path):
+    """Of a text run's collector; one whose reward does not apply is no row."""
+    config = TextConfig(out=str(tmp_path / "run"), group_size=4, rewards=[], max_new_tokens=8)
+
+    def odd(prompts, completions, **columns):
+        return [None if place == 1 else float(len(one) % 2) for place, one in enumerate(completions)]
+
+    player = Player(TransformersPolicy.from_pretrained(policy), TextGeneration([odd]), max_new_tokens=8)
+    args = GRPOConfig(str(tmp_path / "trl"), **{**SETTINGS, "max_steps": 2})
+    tasks = [TextTask(id=str(number), prompt=f"Say {number}") for number in range(4)]
+    trainer = MultiContextGRPOTrainer(TextCollector(player, config), tasks, args)
+    trainer.train()
+    assert [line["rows"] for line in trainer.state.log_history[:2]] == [7, 7]
 
 
 @pytest.mark.parametrize(
