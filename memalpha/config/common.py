@@ -126,10 +126,20 @@ class JudgeConfig(Config):
         return self
 
 
+class LearntReward(Config):
+    """A reward model (`memalpha train reward`) as a part of a reward."""
+
+    path: str = Field(min_length=1, description="a run directory, a checkpoint, any directory of one, or a hub id")
+    weight: float = Field(default=1.0, description="what its score counts")
+    device: str = Field(default="cpu", description="torch device on which it scores")
+
+
 class RewardConfig(Config):
     """Weights of r_t = r1 + r2_t + beta r3 + gamma r4_t and the preset that says how each is judged."""
 
     preset: Literal["default", "published"] = "default"
+    accuracy: float = Field(default=1.0, ge=0.0, description="weight of r1; 0: accuracy is measured, not rewarded")
+    calls: float = Field(default=1.0, ge=0.0, description="weight of r2")
     beta: float = Field(default=0.05, ge=0.0)
     gamma: float = Field(default=0.1, ge=0.0)
     metric: Literal["exact", "f1", "contains", "question", "cited", "judge"] = Field(
@@ -142,6 +152,9 @@ class RewardConfig(Config):
         description="what says whether a write is valid, for r4: the task's gold operations, or the judge",
     )
     judge: JudgeConfig | None = Field(default=None, description="for metric=judge and content=judge")
+    model: LearntReward | None = Field(
+        default=None, description="a reward model that scores the final memory beside the conversation, a component too"
+    )
 
     @model_validator(mode="after")
     def _a_judge(self) -> RewardConfig:

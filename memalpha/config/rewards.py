@@ -123,7 +123,15 @@ class PythonPart(_Part):
         return function
 
 
+class ModelPart(_Part):
+    """The score of a reward model (`memalpha train reward`)."""
+
+    kind: Literal["model"]
+    path: str = Field(min_length=1, description="a run directory, a checkpoint, any directory of one, or a hub id")
+    device: str = Field(default="cpu", description="torch device on which it scores")
+
+
 RewardPart = Annotated[
-    MathPart | CodePart | FormatPart | SchemaPart | JudgePart | PythonPart, Field(discriminator="kind")
+    MathPart | CodePart | FormatPart | SchemaPart | JudgePart | PythonPart | ModelPart, Field(discriminator="kind")
 ]
 """One of the kinds; `kind` says which."""

@@ -1,23 +1,23 @@
 """Reward models: the trunk of a causal language model and a linear head that says what a reply to a prompt is worth.
 
-A row is the ids of a prompt, of a reply and of the token that ends the reply's turn. One vector of it goes into the
-head, which has an output for each named objective; a score is their weighted sum. The vector is, by `pooling`,
+A row is a prompt and a reply as TRL's RewardTrainer makes one: a chat is rendered whole by the chat template, with all
+that it writes after the reply; texts are joined, the end token is put after them, and both are encoded as one. The
+reply begins with the first id that is not the prompt's alone. One vector of a row goes into the head, which has an
+output for each named objective; a score is their weighted sum. The vector is, by `pooling`,
 
     last       the hidden state of the last token that is not padding: what transformers' models for sequence
                classification take, so that the files of such a model are theirs (and TRL's), both ways
-    mean       the mean of the hidden states of the reply's tokens, that of its end included
+    mean       the mean of the hidden states of the reply's tokens, those after it included
     attention  their mean weighted by softmax(q h), with a vector q that is learnt and 0 at first: then it is `mean`
 
 The prompt's tokens are left out of the two means: their hidden states are the same for every reply. Rows are padded to
 the right, where no token of a causal model sees what comes after it: a score depends on its own row alone.
 
 Files: a transformers directory, `ForSequenceClassification`, and `reward_model.json` (pooling, objectives with their
-weights, the id that ends a turn). Another pooling than `last` has its name in that of the weights' file, which
+weights). Another pooling than `last` has its name in that of the weights' file, which
 transformers would otherwise load and score with the last token; q lies in `pool.safetensors`. Or a LoRA adapter of
 which the head is a part (`modules_to_save`), whose configuration names the base. Without `reward_model.json` a
 directory is what transformers or TRL's RewardTrainer wrote: `last`, one output.
-
-Where TRL encodes prompt and reply as one text, here each is encoded by itself and the ids are joined.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jinja2.exceptions import TemplateError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -41,8 +42,6 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from memalpha.errors import PolicyError
 from memalpha.policy.transformers_ import (
     TransformersPolicy,
-    end_of_turn,
-    eos_ids_of,
     from_files,
     load_adapter,
     scores,
@@ -60,16 +59,14 @@ Prompt = str | Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a score is made of: `pooling`, the objectives' names with their weights, in the order of the head's outputs,
-    and `end`, the id of the token that ends a reply (None: what the tokenizer's chat template writes)."""
+    """What a score is made of: `pooling`, and the objectives' names with their weights, in the order of the outputs."""
 
     pooling: str
     objectives: Mapping[str, float]
-    end: int | None = None
 
     def write(self, folder: Path) -> None:
         """Write `reward_model.json`."""
-        value = {"pooling": self.pooling, "objectives": dict(self.objectives), "end_token_id": self.end}
+        value = {"pooling": self.pooling, "objectives": dict(self.objectives)}
         (folder / HEAD_FILE).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
     @property
@@ -85,13 +82,13 @@ def read_head(folder: Path) -> Head | None:
         return None
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        pooling, objectives, end = value["pooling"], value["objectives"], value["end_token_id"]
+        pooling, objectives = value["pooling"], value["objectives"]
         named = {str(name): float(weight) for name, weight in objectives.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PolicyError(f"{path} is not what a reward model writes ({error!r}): put it back") from error
-    if pooling not in POOLINGS or not named or not (end is None or isinstance(end, int)):
+    if pooling not in POOLINGS or not named:
         raise PolicyError(f"{path}: pooling {pooling!r} is none of {', '.join(POOLINGS)}, or there is no objective")
-    return Head(pooling, named, end)
+    return Head(pooling, named)
 
 
 class Attention(nn.Module):
@@ -178,7 +175,33 @@ class RewardScorer(nn.Module):
 
 Ids = Sequence[int]
 Row = tuple[Ids, Ids]
-"""A prompt's ids and a reply's, that of the end of its turn included."""
+"""A prompt's ids and a reply's, with what stands after it."""
+
+
+def encode_row(
+    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, reply: str, tools: Sequence[Mapping[str, Any]] = ()
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A row's ids; the prompt is a text or chat messages. The template's own errors are raised as they are."""
+    if isinstance(prompt, str):
+        begun, whole = _ids(tokenizer, prompt), _ids(tokenizer, f"{prompt}{reply}{tokenizer.eos_token or ''}")
+    else:
+        chat, given = [dict(message) for message in prompt], [dict(tool) for tool in tools]
+        more: Any = given or None
+        said = [*chat, {"role": "assistant", "content": reply}]
+        # Not `add_generation_prompt` for the whole: the reply stands as the template has it, with what comes after.
+        texts: list[Any] = [
+            tokenizer.apply_chat_template(messages, tools=more, add_generation_prompt=opened, tokenize=False)
+            for messages, opened in ((chat, True), (said, False))
+        ]
+        begun, whole = (_ids(tokenizer, str(text), special=False) for text in texts)
+    same = next((at for at, pair in enumerate(zip(begun, whole, strict=False)) if pair[0] != pair[1]), len(begun))
+    cut = min(same, len(whole) - 1)
+    return tuple(whole[:cut]), tuple(whole[cut:])
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool = True) -> list[int]:
+    ids: Any = tokenizer(text, add_special_tokens=special)["input_ids"]
+    return ids
 
 
 def pack_rows(
@@ -219,7 +242,6 @@ class RewardModel:
         text = model.config.get_text_config()
         self.pad = text.pad_token_id
         self.positions = getattr(text, "max_position_embeddings", None)
-        self.end = end_of_turn(tokenizer, eos_ids_of(model, tokenizer, name)) if head.end is None else head.end
         self._scorer = RewardScorer(model, head.pooling)
         self._weights = np.array(list(head.objectives.values()))
 
@@ -242,38 +264,33 @@ class RewardModel:
 
     def score_ids(self, rows: Sequence[Row]) -> np.ndarray:
         """(rows, objectives) scores, float64 as an array, of rows of ids."""
-        found = np.zeros((len(rows), len(self.objectives)))
-        order = sorted(range(len(rows)), key=lambda i: -len(rows[i][0]) - len(rows[i][1]))
+        places = {row: place for place, row in enumerate(dict.fromkeys((tuple(one), tuple(two)) for one, two in rows))}
+        distinct = list(places)  # rollouts of a sharp policy often agree
+        found = np.zeros((len(distinct), len(self.objectives)))
+        order = sorted(range(len(distinct)), key=lambda i: -len(distinct[i][0]) - len(distinct[i][1]))
         while order:
-            width = len(rows[order[0]][0]) + len(rows[order[0]][1])
+            width = len(distinct[order[0]][0]) + len(distinct[order[0]][1])
             count = max(1, self.batch_tokens // width)
             part, order = order[:count], order[count:]
-            packed = pack_rows([rows[i] for i in part], self.head.pooling, self.pad, self.model.device)
+            packed = pack_rows([distinct[i] for i in part], self.head.pooling, self.pad, self.model.device)
             with torch.inference_mode():
                 found[part] = self._scorer(*packed).double().cpu().numpy()
-        return found
+        return found[[places[tuple(one), tuple(two)] for one, two in rows]]
 
     def encode(self, prompt: Prompt, completion: Prompt) -> Row:
-        """A row's ids."""
-        if isinstance(prompt, str):
-            ids = self._ids(prompt)
-        elif self.tokenizer.chat_template:
-            text = self.tokenizer.apply_chat_template(
-                [dict(message) for message in prompt], add_generation_prompt=True, tokenize=False
-            )
-            assert isinstance(text, str)
-            ids = self._ids(text)
-        else:
+        """A row's ids. Raises `PolicyError` as `score` does."""
+        if not isinstance(prompt, str) and not self.tokenizer.chat_template:
             raise PolicyError(f"reward model {self.name!r}: its tokenizer has no chat template: give prompts as texts")
-        row = ids, (*self._ids(_text_of(completion, self.name)), self.end)
+        try:
+            row = encode_row(self.tokenizer, prompt, _text_of(completion, self.name))
+        except TemplateError as error:
+            raise PolicyError(f"reward model {self.name!r}: its chat template refuses a prompt: {error}") from error
         length = len(row[0]) + len(row[1])
         if self.positions is not None and length > self.positions:
             raise PolicyError(
                 f"reward model {self.name!r} takes {self.positions} tokens, a prompt and its reply have {length}: "
                 "shorten them, or train one on a model with more room"
             )
-        if not row[0] and self.head.pooling == "last" and len(row[1]) == 1:
-            raise PolicyError(f"reward model {self.name!r}: neither prompt nor completion holds anything")
         return row
 
     def save(self, folder: str | Path) -> None:
@@ -285,9 +302,6 @@ class RewardModel:
 
     def _scores(self, prompts: Sequence[Prompt], completions: Sequence[Prompt]) -> np.ndarray:
         return self.score_ids([self.encode(*pair) for pair in zip(prompts, completions, strict=True)])
-
-    def _ids(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])  # type: ignore[arg-type]
 
 
 def _text_of(completion: Prompt, name: str) -> str:

@@ -68,7 +68,7 @@ class TransformersPolicy:
         self.batch_rows = batch_rows
         self.positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._twin: Any = None
-        self.eos_ids = eos_ids_of(model, tokenizer, name)
+        self.eos_ids = _eos_ids(model, tokenizer, name)
         self.count_tokens = lru_cache(maxsize=1 << 16)(self._count_tokens)
 
     @classmethod
@@ -468,7 +468,7 @@ def _prompt_style(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, na
     return style
 
 
-def eos_ids_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> frozenset[int]:
+def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> frozenset[int]:
     """All ids that end a completion: the tokenizer's and the generation configuration's."""
     found: set[int] = set()
     generation = getattr(model, "generation_config", None)
@@ -478,16 +478,3 @@ def eos_ids_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name:
     if not found:
         raise PolicyError(f"policy {name!r} has no end-of-sequence token; set eos_token in its tokenizer")
     return frozenset(found)
-
-
-def end_of_turn(tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int]) -> int:
-    """The end token that the chat template writes after an assistant's turn; the tokenizer's where it writes none."""
-    written: list[int] = []
-    if tokenizer.chat_template:
-        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-        text = tokenizer.apply_chat_template(turns, tokenize=False)
-        assert isinstance(text, str)
-        ids: Any = tokenizer(text, add_special_tokens=False)["input_ids"]
-        written = [id for id in ids if id in eos_ids]
-    own: Any = tokenizer.eos_token_id
-    return written[-1] if written else own if own in eos_ids else min(eos_ids)

@@ -148,14 +148,14 @@ def score_groups(
     contents: dict[int, tuple[Content, ...]] = {}
     if rewards.judge is not None:
         asked, contents = judge_step(rewards.config, rewards.judge, groups, asked)
+    modelled = rewards.modelled(groups)
+
+    def with_reward(trajectory: Trajectory, records: Sequence[Record]) -> Trajectory:
+        own = id(trajectory)
+        return replace(trajectory, reward=rewards.reward(trajectory, records, contents.get(own), modelled.get(own)))
+
     scored = [
-        TrajectoryGroup(
-            group.task,
-            tuple(
-                replace(trajectory, reward=rewards.reward(trajectory, records, contents.get(id(trajectory))))
-                for trajectory, records in zip(group.trajectories, of_group, strict=True)
-            ),
-        )
+        TrajectoryGroup(group.task, tuple(map(with_reward, group.trajectories, of_group)))
         for group, of_group in zip(groups, asked, strict=True)
     ]
     return scored, [record for of_group in asked for records in of_group for record in records]

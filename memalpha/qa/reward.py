@@ -3,7 +3,8 @@
 r1 is the mean score over the task's questions and r3 = 1 - memory tokens / conversation tokens, shared by all turns;
 r2_t is the share of a turn's calls that executed, r4_t the share of its operations whose content is valid by the task's
 gold operations, or by a judge that sees the chunk (`content=judge`; r1 too is a judge's with `metric=judge`). With
-neither, r4 is off, its weight 0: it is never assumed.
+neither, r4 is off, its weight 0: it is never assumed. Weights of r1 and r2 other than 1 are `reward.accuracy` and
+`reward.calls`; `reward.model` adds what a reward model gives the final memory (`model`, shared by all turns).
 
 `published` is Mem-alpha (arXiv 2509.25911) as its code has it: a duplicate is a failed call, deleting an unknown id a
 success, no call is worth 0 in r2 and r4, a delete is never valid, r3 is not clamped. `default` repairs these: only
@@ -18,10 +19,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from memalpha.config import RewardConfig
+from memalpha.policy.base import load_reward_model
 from memalpha.qa.gold import Gold, valid
 from memalpha.qa.judge import load_judge
+from memalpha.qa.memory_pairs import conversation_messages, state_text
 from memalpha.store.state import MemoryState
-from memalpha.types import Reward, Task, ToolResult, Trajectory, Turn
+from memalpha.types import Reward, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
 
 if TYPE_CHECKING:
     from memalpha.qa.evaluator import Record
@@ -44,20 +47,38 @@ def conversation_tokens(task: Task, count_tokens: Callable[[str], int]) -> int:
 class MemoryReward:
     """Rewards by one preset; `count_tokens` measures memory and conversation alike.
 
-    `judge` is the configuration's, if it has one. Raises `PolicyError` for a judge that is not there.
+    `judge` and `model` (a reward model) are the configuration's, if it has them. Raises `PolicyError` where one is not
+    there.
     """
 
     def __init__(self, config: RewardConfig, count_tokens: Callable[[str], int]) -> None:
         self.config = config
         self.count_tokens = count_tokens
         self.judge = load_judge(config.judge) if config.judge is not None else None
+        model = config.model
+        self.model = load_reward_model(model.path, device=model.device) if model is not None else None
+
+    def modelled(self, groups: Sequence[TrajectoryGroup]) -> dict[int, float]:
+        """What the reward model gives the final memories, by `id` of their trajectories, in one batch; nothing without
+        one. Raises `PolicyError` for a conversation that is longer than it takes."""
+        if self.model is None:
+            return {}
+        found = [trajectory for group in groups for trajectory in group.trajectories]
+        prompts = [conversation_messages(trajectory.task) for trajectory in found]
+        scores = self.model.score(prompts, [state_text(trajectory.states[-1]) for trajectory in found])
+        return {id(trajectory): score for trajectory, score in zip(found, scores, strict=True)}
 
     def reward(
-        self, trajectory: Trajectory, records: Sequence[Record], contents: Sequence[Content] | None = None
+        self,
+        trajectory: Trajectory,
+        records: Sequence[Record],
+        contents: Sequence[Content] | None = None,
+        modelled: float | None = None,
     ) -> Reward:
         """Components and totals per turn; `records` are this trajectory's questions (none: r1 is 0).
 
-        `contents`: what the judge says of each turn's writes (`content=judge`), in the place of gold operations.
+        `contents`: what the judge says of each turn's writes (`content=judge`), in the place of gold operations;
+        `modelled`: what the reward model gives the final memory, where there is one.
         """
         task, turns, published = trajectory.task, trajectory.turns, self.config.preset == "published"
         r1 = sum(record.score for record in records) / len(records) if records else 0.0
@@ -71,12 +92,16 @@ class MemoryReward:
             gold, judge = Gold(task), _content_published if published else _content
             r4 = [judge(turn, gold, task, trajectory.states[place]) for place, turn in enumerate(turns)]
         weights = {
-            "r1": 1.0,
-            "r2": 1.0,
+            "r1": self.config.accuracy,
+            "r2": self.config.calls,
             "r3": self.config.beta,
             "r4": self.config.gamma if contents is not None or task.gold_operations else 0.0,
         }
         components = {"r1": (r1,) * len(turns), "r2": tuple(r2), "r3": (r3,) * len(turns), "r4": tuple(r4)}
+        if self.config.model is not None:
+            if modelled is None:
+                raise ValueError("reward.model: this trajectory was not scored by it")
+            weights["model"], components["model"] = self.config.model.weight, (modelled,) * len(turns)
         totals = tuple(
             sum(weights[name] * values[place] for name, values in components.items()) for place in range(len(turns))
         )

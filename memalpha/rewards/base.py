@@ -26,7 +26,16 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.agent.parsing import after_thinking
-from memalpha.config.rewards import CodePart, FormatPart, JudgePart, MathPart, PythonPart, RewardPart, SchemaPart
+from memalpha.config.rewards import (
+    CodePart,
+    FormatPart,
+    JudgePart,
+    MathPart,
+    ModelPart,
+    PythonPart,
+    RewardPart,
+    SchemaPart,
+)
 from memalpha.errors import ConfigError, MemalphaError, RewardError
 from memalpha.types import Reward
 
@@ -207,6 +216,10 @@ def _load(part: Any, place: str) -> RewardFunction:
                 return named(JudgeReward(part.judge, part.template, part.scale), part.name, part.weight)
             case PythonPart():
                 return named(_own(part), part.name, part.weight)
+            case ModelPart():
+                from memalpha.rewards.model import ModelReward
+
+                return named(ModelReward(part.path, part.device), part.name, part.weight)
             case _:
                 return named(part)
     except ConfigError as error:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from memalpha.errors import TrainingError
 from memalpha.types import Reward, Trajectory, TrajectoryGroup
 
-SHARED = frozenset({"r1", "r3"})
+SHARED = frozenset({"r1", "r3", "model"})
 """Components that belong to the whole trajectory, in a `Reward` that does not say; all others belong to a turn."""
 
 

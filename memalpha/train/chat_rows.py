@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from memalpha.agent.parsing import format_call, from_openai, parse_calls
 from memalpha.errors import DataError
-from memalpha.policy.transformers_ import TransformersPolicy, end_of_turn
+from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.types import ToolCall
 
 
@@ -90,11 +90,17 @@ def prompt_ids(
     prompt: Any, tools: Sequence[Mapping[str, Any]], policy: TransformersPolicy, where: str
 ) -> Sequence[int]:
     """Ids of the field `prompt` of a line: a text as it is, or messages through the chat template."""
-    if isinstance(prompt, str):
-        if tools:
-            raise DataError(f"{where}: tools: they go with messages; a prompt that is a text is taken as it is")
-        return encode(policy, prompt)
-    return render(policy, messages_of(prompt, f"{where}: prompt"), tools, f"{where}: prompt")
+    checked = prompt_of(prompt, tools, where)
+    return encode(policy, checked) if isinstance(checked, str) else render(policy, checked, tools, f"{where}: prompt")
+
+
+def prompt_of(prompt: Any, tools: Sequence[Mapping[str, Any]], where: str) -> str | list[dict[str, Any]]:
+    """The field `prompt` of a line: a text, or messages. Raises `DataError`."""
+    if not isinstance(prompt, str):
+        return messages_of(prompt, f"{where}: prompt")
+    if tools:
+        raise DataError(f"{where}: tools: they go with messages; a prompt that is a text is taken as it is")
+    return prompt
 
 
 def render(
@@ -143,7 +149,17 @@ def encode_reply(policy: TransformersPolicy, text: str, where: str) -> tuple[int
             f"{where}: the tokenizer of policy {policy.name!r} does not give the completion's tool calls back: it "
             "loses characters of them"
         )
-    return (*ids, end_of_turn(policy.tokenizer, policy.eos_ids))
+    return (*ids, end_of_turn(policy))
+
+
+def end_of_turn(policy: TransformersPolicy) -> int:
+    """The end token that the chat template writes after an assistant's turn; the tokenizer's where it writes none."""
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    text = policy.tokenizer.apply_chat_template(turns, tokenize=False)
+    assert isinstance(text, str)
+    written = [id for id in encode(policy, text) if id in policy.eos_ids]
+    own = policy.tokenizer.eos_token_id
+    return written[-1] if written else own if own in policy.eos_ids else min(policy.eos_ids)
 
 
 def check_room(policy: TransformersPolicy, length: int, where: str) -> None:

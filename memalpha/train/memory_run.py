@@ -12,7 +12,6 @@ from memalpha.agent.builder import Builder
 from memalpha.config import TrainConfig
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluator import Record, Report, summarize
-from memalpha.qa.reward import MemoryReward
 from memalpha.qa.walk import choose_example, walk, write_example
 from memalpha.train.checkpoint import read_json, write_json
 from memalpha.train.collect import Collector, TaskSource
@@ -37,7 +36,6 @@ class MemoryRun(ReinforcementRun[TrainConfig], TaskRun[TrainConfig]):
         super().__init__(config, world)
         config = self.config
         self.reader, self.training_reader = self._readers(config.reader, config.training_reader or config.reader)
-        self.rewards = MemoryReward(config.reward.kept_in(self.out), self.policy.count_tokens)
         self.builder = Builder(self.policy, config.agent, self.embedder)
         self.collector = Collector(self.builder, self.training_reader, self.rewards, config, world)
         self.algorithm = self._new_algorithm()

@@ -20,10 +20,11 @@ from memalpha.errors import CheckpointError, DataError
 from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.train.chat_rows import (
     check_room,
+    encode,
     encode_reply,
     messages_of,
     objects_of,
-    prompt_ids,
+    prompt_of,
     render,
     reply_text,
     said_by,
@@ -55,10 +56,14 @@ def read_pairs(path: Path, policy: TransformersPolicy) -> list[Pair]:
     two replies that are the same, and for a row longer than the model takes."""
     found = []
     for where, value in objects_of(path, _KEYS):
-        prompt, *replies = parts(value, policy, where)
+        said = said_of(value, where)
+        if isinstance(said.prompt, str):
+            prompt = encode(policy, said.prompt)
+        else:
+            prompt = render(policy, said.prompt, said.tools, f"{where}: {said.field}")
         if not prompt:
             raise DataError(f"{where}: prompt: is empty")
-        named = zip(("chosen", "rejected"), replies, strict=True)
+        named = zip(("chosen", "rejected"), (said.chosen, said.rejected), strict=True)
         chosen, rejected = (encode_reply(policy, reply, f"{where}: {field}") for field, reply in named)
         if chosen == rejected:
             raise DataError(
@@ -109,16 +114,26 @@ def pairs_fingerprint(pairs: Sequence[Pair]) -> str:
     return found.hexdigest()[:16]
 
 
-def parts(value: Mapping[str, Any], policy: TransformersPolicy, where: str) -> tuple[Sequence[int], str, str]:
-    """(prompt ids, chosen reply, rejected reply) of one line. Raises `DataError` for what is none."""
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What one line says: a prompt (a text, or messages from the field `field`), tools, two replies."""
+
+    prompt: str | list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    chosen: str
+    rejected: str
+    field: str = "prompt"
+
+
+def said_of(value: Mapping[str, Any], where: str) -> Said:
+    """The parts of one line, checked. Raises `DataError`."""
     for key in ("chosen", "rejected"):
         if key not in value:
             raise DataError(f"{where}: {key}: missing")
     tools = tools_of(value, where)
     if "prompt" in value:
-        ids = prompt_ids(value["prompt"], tools, policy, where)
-        chosen, rejected = (reply_text(value[key], f"{where}: {key}") for key in ("chosen", "rejected"))
-        return ids, chosen, rejected
+        prompt = prompt_of(value["prompt"], tools, where)
+        return Said(prompt, tools, *(reply_text(value[key], f"{where}: {key}") for key in ("chosen", "rejected")))
     if isinstance(value["chosen"], str) or isinstance(value["rejected"], str):
         raise DataError(f"{where}: prompt: missing (only chats may hold it themselves)")
     chats = {key: messages_of(value[key], f"{where}: {key}") for key in ("chosen", "rejected")}
@@ -128,4 +143,4 @@ def parts(value: Mapping[str, Any], policy: TransformersPolicy, where: str) -> t
     if chats["chosen"][:-1] != chats["rejected"][:-1]:
         raise DataError(f"{where}: rejected: what stands before its last message is not what chosen has there")
     chosen, rejected = (said_by(chat[-1], f"{where}: {key}[{len(chat) - 1}]") for key, chat in chats.items())
-    return render(policy, chats["chosen"][:-1], tools, f"{where}: chosen"), chosen, rejected
+    return Said(chats["chosen"][:-1], tools, chosen, rejected, "chosen")

@@ -16,16 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jinja2.exceptions import TemplateError
+
 from memalpha.errors import DataError
+from memalpha.policy.reward_model_ import encode_row
 from memalpha.policy.transformers_ import TransformersPolicy
-from memalpha.train.chat_rows import check_room, encode_reply, objects_of, prompt_ids, reply_text, tools_of
-from memalpha.train.preference_data import parts
+from memalpha.train.chat_rows import check_room, objects_of, prompt_of, reply_text, tools_of
+from memalpha.train.preference_data import said_of
 
 KEYS = ("prompt", "chosen", "rejected", "margin", "objective", "completion", "score", "scores", "tools")
 _PAIR, _RATING = {"chosen", "rejected", "margin", "objective"}, {"completion", "score", "scores"}
 
 Row = tuple[tuple[int, ...], tuple[int, ...]]
-"""A prompt's ids and a reply's, that of the end of its turn included."""
+"""A prompt's ids and a reply's (`reward_model_.encode_row`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +78,18 @@ def fingerprint_of(judged: Sequence[Judged]) -> str:
 
 
 def _compared(value: Mapping[str, Any], policy: TransformersPolicy, objectives: Sequence[str], where: str) -> Compared:
-    ids, *replies = parts(value, policy, where)
-    if not ids:
-        raise DataError(f"{where}: prompt: is empty")
-    named = zip(("chosen", "rejected"), replies, strict=True)
-    chosen, rejected = (encode_reply(policy, reply, f"{where}: {field}") for field, reply in named)
-    if chosen == rejected:
+    said = said_of(value, where)
+    if said.chosen == said.rejected:
         raise DataError(f"{where}: rejected: is the same reply as chosen, which prefers nothing: leave the line out")
+    chosen, rejected = (
+        _row(policy, said.prompt, reply, said.tools, where, said.field) for reply in (said.chosen, said.rejected)
+    )
     margin = 0.0 if value.get("margin") is None else _number(value["margin"], f"{where}: margin")
     objective = value.get("objective")
     if objective is not None and objective not in objectives:
         raise DataError(f"{where}: objective: {objective!r} is none of {', '.join(objectives)} (objectives=)")
-    prompt = tuple(ids)
     place = None if objective is None else list(objectives).index(objective)
-    return Compared(where, ((prompt, chosen), (prompt, rejected)), margin, place)
+    return Compared(where, (chosen, rejected), margin, place)
 
 
 def _rated(value: Mapping[str, Any], policy: TransformersPolicy, objectives: Sequence[str], where: str) -> Rated:
@@ -97,10 +98,9 @@ def _rated(value: Mapping[str, Any], policy: TransformersPolicy, objectives: Seq
             raise DataError(f"{where}: {key}: missing")
     if ("score" in value) == ("scores" in value):
         raise DataError(f"{where}: scores: give either score, a number, or scores by objective")
-    ids = prompt_ids(value["prompt"], tools_of(value, where), policy, where)
-    if not ids:
-        raise DataError(f"{where}: prompt: is empty")
-    reply = encode_reply(policy, reply_text(value["completion"], f"{where}: completion"), f"{where}: completion")
+    tools = tools_of(value, where)
+    reply = reply_text(value["completion"], f"{where}: completion")
+    row = _row(policy, prompt_of(value["prompt"], tools, where), reply, tools, where)
     if "score" in value:
         if len(objectives) > 1:
             raise DataError(f"{where}: score: there are {len(objectives)} objectives: give scores by name")
@@ -113,7 +113,23 @@ def _rated(value: Mapping[str, Any], policy: TransformersPolicy, objectives: Seq
         if name not in objectives:
             raise DataError(f"{where}: scores: {name!r} is none of {', '.join(objectives)} (objectives=)")
     numbers = {name: _number(number, f"{where}: scores.{name}") for name, number in given.items()}
-    return Rated(where, ((tuple(ids), reply),), tuple(numbers.get(name, math.nan) for name in objectives))
+    return Rated(where, (row,), tuple(numbers.get(name, math.nan) for name in objectives))
+
+
+def _row(
+    policy: TransformersPolicy,
+    prompt: Any,
+    reply: str,
+    tools: Sequence[Mapping[str, Any]],
+    where: str,
+    field: str = "prompt",
+) -> Row:
+    if not prompt:
+        raise DataError(f"{where}: {field}: is empty")
+    try:
+        return encode_row(policy.tokenizer, prompt, reply, tools)
+    except TemplateError as error:
+        raise DataError(f"{where}: {field}: the chat template of policy {policy.name!r} refuses it: {error}") from error
 
 
 def _number(value: Any, where: str) -> float:

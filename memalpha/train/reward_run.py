@@ -22,7 +22,6 @@ from memalpha.config import RewardModelConfig, build_config
 from memalpha.errors import CheckpointError, DataError
 from memalpha.policy.base import lasting_name
 from memalpha.policy.reward_model_ import Head, with_head
-from memalpha.policy.transformers_ import end_of_turn
 from memalpha.train.checkpoint import check_out, saved_steps
 from memalpha.train.distributed import World
 from memalpha.train.engine import learning_rate
@@ -73,7 +72,7 @@ class RewardModelRun(Run[RewardModelConfig]):
         super().__init__(config, world)
         self.schedule = config
         policy = self.policy
-        head = Head(config.pooling, config.objectives, end_of_turn(policy.tokenizer, policy.eos_ids))
+        head = Head(config.pooling, config.objectives)
         model = with_head(policy.model, head, policy.tokenizer, config.policy)
         if config.lora is not None:
             whole = ["score", *(["pool"] if head.pooling == "attention" else [])]

@@ -30,7 +30,6 @@ from memalpha.agent.builder import Builder
 from memalpha.config import SFTConfig
 from memalpha.errors import CheckpointError, ConfigError, DataError, TrainingError
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.reward import MemoryReward
 from memalpha.train.checkpoint import append_lines, read_json, saved_steps
 from memalpha.train.collect import Collector, TaskSource
 from memalpha.train.demonstrations import Demonstrator, best_of, from_file, imitable, logged
@@ -64,7 +63,6 @@ class SFTRun(TaskRun[SFTConfig]):
         self.builder = Builder(self.policy, config.agent, self.embedder)
         if self.source is not None:
             self.source.check(self.policy, config.agent, self.builder.schema)
-        self.rewards = MemoryReward(config.reward.kept_in(self.out), self.policy.count_tokens)
         self.engine = self._new_engine(LossSettings(normalizer="token"))
         self.rows: list[TrainingSample] = []
         self.rows_from = BEFORE

@@ -29,6 +29,7 @@ class TaskRun(Run[T]):
         self._others: dict[str, Policy] = {}
         self.config = self._in_own_styles()
         self.embedder = load_embedder(config.agent.embedder)
+        self.rewards = MemoryReward(self.config.reward.kept_in(self.out), self.policy.count_tokens)
 
     def _readers(self, *settings: ReaderConfig) -> list[Reader]:
         """Readers that refuse conflicts unless told otherwise; the frozen start reads where none is named."""
@@ -62,8 +63,7 @@ class TaskRun(Run[T]):
 
     def _report(self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader, progress: Any = None) -> Report:
         builder = Builder(policy, self.config.agent, self.embedder)
-        rewards = MemoryReward(self.config.reward.kept_in(self.out), self.policy.count_tokens)
-        return examine(name, builder, tasks, reader, rewards, self.world, progress)
+        return examine(name, builder, tasks, reader, self.rewards, self.world, progress)
 
     def _evaluate(self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader) -> Report:
         """Greedy; saved as `eval/<name>.json` and `.jsonl`."""

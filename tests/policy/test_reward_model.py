@@ -38,6 +38,7 @@ def test_a_score_does_not_depend_on_the_batch(pooling):
     model.batch_tokens = 300
     assert model.score(PROMPTS[::-1], REPLIES[::-1]) == pytest.approx(alone[::-1], abs=1e-6)
     assert model.score([], []) == []
+    assert model.score(PROMPTS[:1] * 3, REPLIES[:1] * 3) == pytest.approx(alone[:1] * 3, abs=1e-6)
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "attention"])
@@ -60,9 +61,9 @@ def test_messages_go_through_the_chat_template():
     model = made()
     chat = [[{"role": "user", "content": "Hi"}]]
     said = [{"role": "assistant", "content": "Hello."}]
-    expected = model.score(["<|user|>Hi<|assistant|>"], ["Hello."])
-    assert model.score(chat, [said]) == expected == model.score(chat, ["Hello."])
-    assert model.encode(chat[0], said)[1][-1] == model.end == 0
+    expected = model.score(["<|user|>Hi<|assistant|>"], ["Hello."])  # the end token after a text is padding here
+    assert model.score(chat, [said]) == model.score(chat, ["Hello."]) == pytest.approx(expected, abs=1e-6)
+    assert model.encode("a", "b")[1][-1] == 0 and 0 not in model.encode(chat[0], said)[1]
     for wrong in ([*said, *said], [{"role": "user", "content": "x"}], [{"role": "assistant", "content": None}], []):
         with pytest.raises(PolicyError, match="a completion is a text or one message of the assistant"):
             model.score(chat, [wrong])

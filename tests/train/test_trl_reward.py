@@ -1,5 +1,5 @@
-"""The same pairs through trl's RewardTrainer and through our engine: the same loss, the same gradient; and each loads
-what the other wrote, to the same scores."""
+"""The same pairs through trl's RewardTrainer and through our engine: the same rows, the same loss, the same gradient;
+and each loads what the other wrote, to the same scores."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import torch
 from datasets import Dataset
 from test_trl_parity import relative
 from tiny import VOCABULARY, tiny_model, tiny_tokenizer
+from tokenizers import processors
 from transformers import AutoModelForSequenceClassification
 from trl import RewardConfig, RewardTrainer
 
 from memalpha import load_reward_model
 from memalpha.config import RewardModelConfig, build_config
-from memalpha.policy.reward_model_ import Head, with_head
+from memalpha.policy.reward_model_ import Head, RewardModel, with_head
+from memalpha.policy.transformers_ import TransformersPolicy
 from memalpha.train.loop import train
-from memalpha.train.reward_data import Compared
+from memalpha.train.reward_data import Compared, read_judged
 from memalpha.train.reward_engine import RewardEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -40,7 +42,7 @@ def rows():
     ]
 
 
-def trainer(model, tmp_path, lora=None, **settings):
+def trainer(model, tmp_path, lora=None, data=None, tokenizer=None, **settings):
     return RewardTrainer(
         model,
         args=RewardConfig(
@@ -53,9 +55,13 @@ def trainer(model, tmp_path, lora=None, **settings):
             **settings,
         ),
         train_dataset=Dataset.from_list(
-            [{"chosen_ids": [*p, *c], "rejected_ids": [*p, *r], "margin": n / 10} for n, (p, c, r) in enumerate(rows())]
+            data
+            or [
+                {"chosen_ids": [*p, *c], "rejected_ids": [*p, *r], "margin": n / 10}
+                for n, (p, c, r) in enumerate(rows())
+            ]
         ),
-        processing_class=tiny_tokenizer(),
+        processing_class=tokenizer or tiny_tokenizer(),
         peft_config=lora,
     )
 
@@ -126,3 +132,36 @@ def test_we_load_what_trl_trained(policy_path, tmp_path, lora):
         with torch.no_grad():
             expected.append(float(model(input_ids=torch.tensor([[*prompt, *reply]])).logits))
     assert ours.score_ids([(prompt, reply) for prompt, reply, _ in rows()])[:, 0] == pytest.approx(expected, abs=1e-5)
+
+
+CHATML = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("begins", [False, True], ids=["", "with a token that begins texts"])
+@pytest.mark.parametrize("template", [None, CHATML], ids=["no end in the template", "a line's end after the end"])
+def test_rows_are_those_of_trl(policy_path, tmp_path, template, begins):
+    """Also of templates that go on after the end token, and of tokenizers that begin every text with one."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template or tokenizer.chat_template
+    if begins:
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="<|user|> $A", special_tokens=[("<|user|>", 1)]
+        )
+    user, said = [{"role": "user", "content": "Hi there"}], [{"role": "assistant", "content": "no"}]
+    lines = [{"prompt": "What? ", "chosen": "yes", "rejected": "no, not"}]
+    chats = [{"prompt": user, "chosen": [{"role": "assistant", "content": "Hello."}], "rejected": said}]
+    policy = TransformersPolicy(tiny_model(), tokenizer)
+    for rows in (lines, chats):
+        theirs = trainer(str(policy_path), tmp_path, data=rows, tokenizer=tokenizer).train_dataset[0]
+        path = tmp_path / "rows.jsonl"
+        path.write_text(json.dumps(rows[0]) + "\n")
+        [ours] = read_judged(path, policy, ["reward"])
+        assert [[*prompt, *reply] for prompt, reply in ours.rows] == [theirs["chosen_ids"], theirs["rejected_ids"]]
+        head = Head("last", {"reward": 1.0})
+        model = RewardModel(with_head(tiny_model(), head, tokenizer, "x"), tokenizer, head)
+        assert model.encode(rows[0]["prompt"], rows[0]["chosen"]) == ours.rows[0]
+        text = tokenizer.decode(ours.rows[1][1])
+        assert text.startswith("no")

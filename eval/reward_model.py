@@ -1,0 +1,160 @@
+"""How often a reward model puts the better of two memories first: `python eval/reward_model.py`.
+
+Trains one on pairs of memories made from training conversations of the demo's world (`memalpha.qa.memory_pairs`), on
+the trunk of the shipped tiny policy, and asks it about pairs of held-out conversations, whose values never occur in
+training. Beside it what needs no model. Intervals are 95 % ones of the mean over seeds (Student's t). Runs that are
+complete are not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import re
+import statistics
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from scipy.stats import t
+
+import memalpha
+from memalpha.config import RewardModelConfig, WorldConfig, build_config
+from memalpha.qa.memory_pairs import FAULTS, MemoryPair, memory_pairs, write_memory_pairs
+from memalpha.tasks import synthetic
+
+PACKAGES = ("torch", "transformers", "numpy", "memalpha")
+TEST = 100
+"""Held-out conversations; six pairs of each."""
+
+
+def words(text: str) -> Counter[str]:
+    """How often each word stands in a text."""
+    return Counter(re.findall(r"\w+", text.lower()))
+
+
+def overlap(conversation: str, memory: str) -> float:
+    """F1 of the words that both have."""
+    one, two = words(conversation), words(memory)
+    both = (one & two).total()
+    return 2 * both / (one.total() + two.total())
+
+
+RANDOM = Random(0)
+BASELINES: dict[str, Callable[[str, str], float]] = {
+    "shorter is better": lambda conversation, memory: -len(memory),
+    "longer is better": lambda conversation, memory: len(memory),
+    "word overlap": overlap,
+    "random": lambda conversation, memory: RANDOM.random(),
+}
+
+
+def train(out: Path, seed: int, tasks: int, each: int, pooling: str) -> dict[str, Any]:
+    """One reward model: its run's summary with CPU-minutes and what the pairs were."""
+    data, run, took = out / "train.jsonl", out / "run", out / "cpu-minutes.json"
+    held_out = out / "test.jsonl"
+    if not data.exists():
+        world = WorldConfig(pseudo_values=0.6)  # as configs/demo.yaml
+        write_memory_pairs(data, memory_pairs(synthetic.tasks(world, seed, 0, tasks), each, seed=seed))
+        write_memory_pairs(held_out, memory_pairs(synthetic.tasks(WorldConfig(), -1, 0, 40), 3, seed=seed))
+    settings = {
+        "policy": "tiny",
+        "data": data,
+        "eval_data": held_out,
+        "out": run,
+        "seed": seed,
+        "pooling": pooling,
+        "learning_rate": 1e-3,
+        "warmup_steps": 10,
+        "validate_every": 50,
+        "save_every": 50,
+    }
+    begun = time.process_time()
+    summary = memalpha.train(build_config(RewardModelConfig, settings, "reward_model"))
+    if not took.exists():
+        took.write_text(json.dumps((time.process_time() - begun) / 60), encoding="utf-8")
+    return {**summary, "cpu_minutes": json.loads(took.read_text(encoding="utf-8"))}
+
+
+def shares(pairs: Sequence[MemoryPair], chosen: Sequence[float], rejected: Sequence[float]) -> dict[str, float]:
+    """Share of pairs in the right order (a tie is half a right one): of all, by kind of fault, by their number."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for pair, one, two in zip(pairs, chosen, rejected, strict=True):
+        right = 1.0 if one > two else 0.5 if one == two else 0.0
+        for name in ("all", pair.fault, f"{pair.grade} fault{'s' * (pair.grade > 1)}"):
+            found[name].append(right)
+    return {name: statistics.mean(values) for name, values in found.items()}
+
+
+def interval(values: list[float]) -> str:
+    """Mean and half-width of its 95 % interval."""
+    mean = statistics.mean(values)
+    if len(values) < 2:
+        return f"{mean:.3f}"
+    return f"{mean:.3f} ± {float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5:.3f}"
+
+
+def main() -> None:
+    """Train, ask, record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/reward-model"))
+    parser.add_argument("--results", type=Path, default=Path("eval/results"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--tasks", type=int, default=600, help="training conversations")
+    parser.add_argument("--each", type=int, default=6, help="pairs of each")
+    parser.add_argument("--pooling", default="attention")
+    args = parser.parse_args()
+    runs = {s: train(args.out / f"seed-{s}", s, args.tasks, args.each, args.pooling) for s in args.seeds}
+    pairs = memory_pairs(synthetic.tasks(WorldConfig(split="test"), -1, 0, TEST), 6)
+    prompts, better, worse = ([getattr(p, name) for p in pairs] for name in ("prompt", "chosen", "rejected"))
+    models: dict[int, dict[str, float]] = {}
+    for seed in args.seeds:
+        model = memalpha.load_reward_model(args.out / f"seed-{seed}" / "run")
+        models[seed] = shares(pairs, model.score(prompts, better), model.score(prompts, worse))
+    texts = [prompt[0]["content"] for prompt in prompts]
+    plain = {
+        name: shares(
+            pairs,
+            [rule(text, memory) for text, memory in zip(texts, better, strict=True)],
+            [rule(text, memory) for text, memory in zip(texts, worse, strict=True)],
+        )
+        for name, rule in BASELINES.items()
+    }
+    names = ["all", *FAULTS, "1 fault", "2 faults", "3 faults"]
+    first = runs[args.seeds[0]]
+    minutes = ", ".join(f"{run['cpu_minutes']:.1f}" for run in runs.values())
+    lines = [
+        "# Reward models on memories of different quality",
+        "",
+        "```",
+        "python " + " ".join(sys.argv),
+        "```",
+        "",
+        f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
+        f"Trunk: the shipped tiny policy ({first['policy_parameters']:,} parameters), pooling {args.pooling}; "
+        f"{first['pairs']:,} pairs of {args.tasks} training conversations, {first['steps']} steps; "
+        f"CPU-minutes by seed: {minutes}.",
+        f"Share of {len(pairs)} pairs of {TEST} held-out conversations (values that never occur in training) in the "
+        f"right order; seeds {args.seeds}, mean ± half of the 95 % interval over seeds.",
+        "",
+        "| | " + " | ".join(names) + " |",
+        "|---|" + "---|" * len(names),
+        "| **reward model** | " + " | ".join(interval([m[name] for m in models.values()]) for name in names) + " |",
+    ]
+    lines += [f"| {rule} | " + " | ".join(f"{of[name]:.3f}" for name in names) + " |" for rule, of in plain.items()]
+    lines += ["", "Every seed (all pairs): " + ", ".join(f"{s}: {m['all']:.3f}" for s, m in models.items()) + "."]
+    args.results.mkdir(parents=True, exist_ok=True)
+    (args.results / "reward-model.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    value = {"command": sys.argv, "runs": runs, "models": models, "baselines": plain, "pairs": len(pairs)}
+    (args.results / "reward-model.json").write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

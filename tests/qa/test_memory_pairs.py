@@ -1,0 +1,114 @@
+"""Pairs of memories: the better is the better, every kind of fault is what it says, texts are what a judge sees."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from memalpha.agent.builder import Builder
+from memalpha.config import AgentConfig, WorldConfig
+from memalpha.errors import DataError
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.qa.gold import Gold
+from memalpha.qa.memory_pairs import (
+    FAULTS,
+    conversation_messages,
+    memory_pairs,
+    memory_text,
+    state_text,
+    write_memory_pairs,
+)
+from memalpha.store.embedding import HashEmbedder
+from memalpha.tasks import synthetic
+from memalpha.types import GoldOperation
+
+TASKS = synthetic.tasks(WorldConfig(split="test"), 0, 0, 25)
+
+
+def facts(text):
+    """What a text lists: (category, content)."""
+    found, category = Counter(), ""
+    for line in text.splitlines()[1:]:
+        if line.startswith("- "):
+            found[category, line[2:]] += 1
+        else:
+            category = line
+    return found
+
+
+def truth(task, text):
+    """(facts that hold and are there, all that is there)."""
+    gold, there = Gold(task), facts(text)
+    right = {fact for fact in there if gold.holds(*fact, len(task.chunks) - 1)}
+    return right, there
+
+
+def test_the_best_memory_is_the_oracles():
+    made = Builder(ScriptedPolicy("oracle"), AgentConfig(embedder="hash"), HashEmbedder(16)).build(TASKS)
+    best = {group.task.id: state_text(group.trajectories[0].states[-1]) for group in made}
+    flawless = 0
+    for pair in memory_pairs(TASKS, 4):
+        flawless += pair.chosen == best[pair.task]
+        assert pair.rejected != pair.chosen
+    assert 30 < flawless < 70
+
+
+def test_the_worse_memory_has_the_faults_that_it_is_said_to_have():
+    of = {task.id: task for task in TASKS}
+    found = memory_pairs(TASKS, 12, seed=1)
+    counts = Counter(pair.fault for pair in found)
+    assert counts.keys() == set(FAULTS) and min(counts.values()) >= 40
+    assert {pair.grade for pair in found} == {1, 2, 3}
+    for pair in found:
+        good, better = truth(of[pair.task], pair.chosen)
+        left, worse = truth(of[pair.task], pair.rejected)
+        gained, lost = worse - better, better - worse
+        assert left <= good or pair.fault == "duplicate", "a fault makes nothing right"
+        if pair.fault == "missing":
+            assert not gained and lost.total() == pair.grade and len(good) - len(left) <= pair.grade
+        elif pair.fault in ("duplicate", "chitchat"):
+            assert not lost and gained.total() == pair.grade
+        elif pair.fault == "wrong":
+            assert lost.total() == gained.total() == pair.grade
+        elif pair.fault == "category":
+            assert {content for _, content in lost} == {content for _, content in gained}
+        else:
+            gold = Gold(of[pair.task])
+            assert all(gold.ended(*fact, len(of[pair.task].chunks) - 1) for fact in gained)
+
+
+def test_equal_arguments_give_equal_pairs_and_a_file_that_is_read(tmp_path):
+    pairs = memory_pairs(TASKS[:3], 6)
+    assert pairs == memory_pairs(TASKS[:3], 6) != memory_pairs(TASKS[:3], 6, seed=1)
+    write_memory_pairs(tmp_path / "more" / "pairs.jsonl", pairs)
+    lines = [json.loads(line) for line in (tmp_path / "more" / "pairs.jsonl").read_text().splitlines()]
+    assert [line["chosen"] for line in lines] == [pair.chosen for pair in pairs]
+    assert lines[0]["prompt"] == list(conversation_messages(TASKS[0]))
+    assert all(chunk.render() in lines[0]["prompt"][0]["content"] for chunk in TASKS[0].chunks)
+
+
+def test_a_memory_as_text():
+    assert memory_text([]) == "memory"
+    assert memory_text([("b", "x\ny"), ("a", "z"), ("b", "w")], "I am\nAna") == (
+        "memory\ncore: I am Ana\na\n- z\nb\n- x y\n- w"
+    )
+
+
+def test_other_tasks_than_synthetic_ones_and_refusals():
+    task = TASKS[0].model_copy(
+        update={
+            "gold_operations": (
+                GoldOperation(kind="core_update", chunk=0, category="", content="Ana, 30"),
+                GoldOperation(kind="insert", chunk=0, category="semantic", content="lives in Rome"),
+            )
+        }
+    )
+    for pair in memory_pairs([task], 6):
+        assert pair.chosen.startswith("memory\ncore: Ana, 30\n") and pair.fault in ("missing", "duplicate", "chitchat")
+    with pytest.raises(DataError, match="has no gold operations: what a good memory would be is not known"):
+        memory_pairs([TASKS[0].model_copy(update={"gold_operations": ()})], 1)
+    bare = task.model_copy(update={"gold_operations": task.gold_operations[:1]})
+    with pytest.raises(DataError, match="leave nothing that could be remembered wrongly"):
+        memory_pairs([bare], 1)
