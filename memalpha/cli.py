@@ -105,6 +105,7 @@ def train(
 ) -> None:
     """Train a memory writer: by reinforcement (demo, dpo, ...), by imitation (sft), on plain pairs (preferences).
 
+    Or replies to prompts (task: text; arithmetic, programs, gsm8k), or a reward model (reward).
     A run directory that holds a checkpoint is resumed. Ctrl-C leaves one.
 
     Example: memalpha train demo seed=7 reward.beta=0.1 out=runs/seed-7

@@ -57,7 +57,8 @@ def evaluate_run(
     """Greedy replies of `config.policy` to the held-out tasks; saved under `out`. Raises as a run of it would."""
     if out is not None:
         result_folder(out)
-    source, environment = TextSource(config), environment_of(config)
+    source = TextSource(config)
+    environment = environment_of(config.model_copy(update={"out": out}))  # where paid answers are kept
     check_tasks(source.held_out, environment)
     policy = load_policy(config.policy, dtype=config.dtype, device=config.device)
     player = Player(

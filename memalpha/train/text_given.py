@@ -69,9 +69,10 @@ def environment_of(config: TextConfig, given: Given | None = None) -> Any:
         parts = TypeAdapter(RewardPart)
         rewards = given.rewards if isinstance(given.rewards, Sequence) else [given.rewards]
         try:
-            return TextGeneration([parts.validate_python(one) if isinstance(one, Mapping) else one for one in rewards])
+            found = [parts.validate_python(one) if isinstance(one, Mapping) else one for one in rewards]
         except ValidationError as error:
             raise ConfigError("rewards: " + "; ".join(item["msg"] for item in error.errors())) from error
+        return TextGeneration([one.kept_in(config.out) if hasattr(one, "kept_in") else one for one in found])
     if not config.rewards:
         raise ConfigError(
             "rewards: nothing says what a reply is worth: name a part (rewards: [{kind: math}]), an environment, or "

@@ -117,6 +117,7 @@ def test_every_algorithm_raises_the_reward(text, algorithm):
     config = text(
         algorithm=algorithm,
         schedule_steps=18,
+        save_every=100,
         decay_fraction=0.0,
         max_new_tokens=1,
         validation_tasks=0,
@@ -171,7 +172,14 @@ class Twice:
 
 
 def test_an_environment_of_several_turns_is_learnt(text):
-    changes = {"schedule_steps": 15, "max_new_tokens": 1, "validation_tasks": 0, "group_size": 8, "keep_tokens": True}
+    changes = {
+        "schedule_steps": 15,
+        "save_every": 100,
+        "max_new_tokens": 1,
+        "validation_tasks": 0,
+        "group_size": 8,
+        "keep_tokens": True,
+    }
     run(text(**changes), rewards=None, environment=Twice)
     metrics = lines(text().out / "metrics.jsonl")
     assert metrics[0]["turns"] == 2 and metrics[-1]["reward"] > 0.8 > metrics[0]["reward"]
