@@ -25,7 +25,6 @@ from memalpha.train.reward_engine import RewardEngine, split_items
 
 PROMPTS = [f"<|user|>{number}<|assistant|>" for number in range(10)]
 YES, NO = [f"yes {number}" for number in range(10)], [f"no, not {number} at all" for number in range(10)]
-POOLINGS = ("last", "mean", "attention")
 
 
 def written(path, rows):
@@ -54,8 +53,7 @@ def judges(policy_path, tmp_path):
     return lambda **changes: build_config(RewardModelConfig, merge(base, changes), "test")
 
 
-@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
-@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize(("pooling", "lora"), [("last", None), ("mean", {"r": 4}), ("attention", {"r": 4})])
 def test_chosen_comes_out_above_rejected(judges, pooling, lora):
     settings = judges(pooling=pooling, lora=lora)
     summary = train(settings)

@@ -140,8 +140,7 @@ CHATML = (
 )
 
 
-@pytest.mark.parametrize("begins", [False, True], ids=["", "with a token that begins texts"])
-@pytest.mark.parametrize("template", [None, CHATML], ids=["no end in the template", "a line's end after the end"])
+@pytest.mark.parametrize(("template", "begins"), [(None, False), (CHATML, True)], ids=["plain", "begun and ended"])
 def test_rows_are_those_of_trl(policy_path, tmp_path, template, begins):
     """Also of templates that go on after the end token, and of tokenizers that begin every text with one."""
     tokenizer = tiny_tokenizer()

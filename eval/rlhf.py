@@ -1,0 +1,171 @@
+"""Reinforcement against a reward model alone: `python eval/rlhf.py --judge runs/reward-model/seed-0/run`.
+
+The demo's writer learns from the score that a reward model of `eval/reward_model.py` gives its final memory, and from
+nothing else: the weights of r1 to r4 are 0. The true reward, accuracy of answers from the memory (r1), is measured on
+the very same rollouts, so the curve shows where it stops following. The KL to the start is in the loss with weight
+1e-6: it is there to be measured. Held out: weights that validated best by the true reward, so stopped in time by
+somebody who can measure it; `last` is validation accuracy of the last weights. Runs that are complete are not run
+again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from memalpha.report.charts import Series, line_chart
+
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "grpo": ("schedule_steps=30", "validate_every=10"),
+    "ppo": ("algorithm=ppo", "group_size=1", "tasks_per_step=64", "schedule_steps=15", "validate_every=5"),
+}
+"""Settings over those below."""
+ALONE = ("reward.accuracy=0", "reward.calls=0", "reward.beta=0", "reward.gamma=0", "beta=0.000001")
+SMALL = ("sample_dtype=null", "eval_tasks=60", "validation_tasks=24", "reader.policy=tiny")
+PACKAGES = ("torch", "transformers", "numpy", "memalpha")
+COLOURS = {"before": "#8a8a8a", "after": "#1f77b4"}
+"""Of the chart's lines: the model's reward, the true one."""
+
+
+def run(out: Path, judge: Path, variant: str, seed: int) -> dict[str, Any]:
+    """One run in a process of its own: its summary, its metrics, and what a rollout of its last step wrote."""
+    words = ["train", "demo", f"reward.model.path={judge}", *ALONE, *SMALL, *VARIANTS[variant]]
+    if not (out / "summary.json").exists():
+        command = [sys.executable, "-m", "memalpha", *words, f"seed={seed}", f"out={out}"]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    read = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rollout = json.loads((out / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    return {
+        "variant": variant,
+        "seed": seed,
+        "summary": json.loads((out / "summary.json").read_text(encoding="utf-8")),
+        "metrics": [json.loads(line) for line in read],
+        "wrote": {"score": rollout["components"]["model"][0], "memory": rollout["memory"]},
+    }
+
+
+def curve(runs: list[dict[str, Any]], width: int = 3) -> list[dict[str, float]]:
+    """Means over runs and `width` steps: step, KL to the start, the model's reward, the true one and its standard error
+    over runs, calls, and the share of writes that repeat an entry."""
+    rows = []
+    for first in range(0, min(len(one["metrics"]) for one in runs), width):
+        parts = [one["metrics"][first : first + width] for one in runs]
+
+        def mean(name: str, parts: list[list[dict[str, float]]] = parts) -> list[float]:
+            return [statistics.mean(line[name] for line in part) for part in parts]
+
+        true = mean("accuracy")
+        row = {
+            name: statistics.mean(mean(name)) for name in ("reference_kl", "model", "calls", "duplicates", "r2", "r4")
+        }
+        spread = statistics.stdev(true) / len(true) ** 0.5 if len(true) > 1 else 0.0
+        rows.append({"step": first + width // 2, "accuracy": statistics.mean(true), "se": spread, **row})
+    return rows
+
+
+def chart(rows: list[dict[str, float]]) -> str:
+    """Both rewards over steps, each from its own least to its own largest value."""
+    series = []
+    for kind, name, label in (("before", "model", "model's reward"), ("after", "accuracy", "true reward")):
+        values = [row[name] for row in rows]
+        low, high = min(values), max(values)
+        points = tuple((row["step"], (row[name] - low) / ((high - low) or 1.0)) for row in rows)
+        series.append(Series(kind, f"{label} ({low:.2f} to {high:.2f})", points))
+    style = "text{font:11px sans-serif;fill:#555}.grid{stroke:#ddd}.line{fill:none;stroke-width:2}"
+    style += "".join(f".k-{kind}{{stroke:{colour}}}" for kind, colour in COLOURS.items())
+    drawn = line_chart(series, low=0.0, high=1.0)
+    opening, rest = drawn.split(">", 1)
+    opening += "" if "xmlns" in opening else ' xmlns="http://www.w3.org/2000/svg"'
+    legend = "".join(
+        f'<text x="52" y="{24 + 14 * n}" style="fill:{COLOURS[line.kind]}">{line.label}</text>'
+        for n, line in enumerate(series)
+    )
+    return f"{opening}><style>{style}</style>{legend}{rest}\n"
+
+
+def told(runs: list[dict[str, Any]], name: str) -> str:
+    """Mean over runs ± standard error, before → after."""
+    found = []
+    for when in ("before", "after"):
+        values = [one["summary"][when][name] for one in runs]
+        error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
+        found.append(f"{statistics.mean(values):.3f}{error}")
+    return " → ".join(found)
+
+
+def main() -> None:
+    """Run, record, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--judge", type=Path, required=True, help="a reward model's run directory")
+    parser.add_argument("--out", type=Path, default=Path("runs/rlhf"))
+    parser.add_argument("--results", type=Path, default=Path("eval/results"))
+    parser.add_argument("--runs", nargs="+", default=["grpo:0", "grpo:1", "grpo:2", "ppo:0"], help="VARIANT:SEED ...")
+    parser.add_argument("--jobs", type=int, default=2)
+    args = parser.parse_args()
+    wanted = [(name, int(seed)) for name, _, seed in (word.partition(":") for word in args.runs)]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        done = list(pool.map(lambda one: run(args.out / f"{one[0]}-{one[1]}", args.judge, *one), wanted))
+    by_name = {name: [one for one in done if one["variant"] == name] for name in VARIANTS}
+    first = done[0]["summary"]
+    lines = [
+        "# Reinforcement against a reward model alone",
+        "",
+        "```",
+        "python " + " ".join(sys.argv),
+        "```",
+        "",
+        f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
+        f"The demo's world, {first['tasks']} held-out conversations, {first['questions']} questions. One reward model; "
+        "seeds are of the writer's runs; ± is the standard error over them.",
+        "",
+        "| | held-out accuracy | best step | last (validation) | runs |",
+        "|---|---|---|---|---|",
+    ]
+    for name, runs in by_name.items():
+        if runs:
+            last = statistics.mean(
+                next(line["validation_accuracy"] for line in reversed(one["metrics"]) if "validation_accuracy" in line)
+                for one in runs
+            )
+            steps = ", ".join(str(one["summary"]["best_step"]) for one in runs)
+            seeds = ", ".join(str(one["seed"]) for one in runs)
+            lines.append(f"| {name} | {told(runs, 'accuracy')} | {steps} | {last:.3f} | seeds {seeds} |")
+    for name in ("append_only", "oracle"):
+        if name in first["baselines"]:
+            lines.append(f"| {name.replace('_', ' ')} | {first['baselines'][name]['accuracy']:.3f} | | | |")
+    curves = {name: curve(runs) for name, runs in by_name.items() if runs}
+    for name, rows in curves.items():
+        lines += ["", f"## {name}: both rewards of the sampled rollouts, means over three steps", ""]
+        lines += [
+            "| step | KL to the start | model's reward | true accuracy | calls | repeated writes | valid calls (r2) | "
+            "true content (r4) |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {row['step']} | {row['reference_kl']:.3f} | {row['model']:.2f} "
+            f"| {row['accuracy']:.3f} ± {row['se']:.3f} "
+            + "".join(f"| {row[name]:.2f} " for name in ("calls", "duplicates", "r2", "r4"))
+            + "|"
+            for row in rows
+        ]
+    args.results.mkdir(parents=True, exist_ok=True)
+    for name, rows in curves.items():
+        file = "rlhf.svg" if name == "grpo" else f"rlhf-{name}.svg"
+        (args.results / file).write_text(chart(rows), encoding="utf-8")
+    (args.results / "rlhf.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    kept = {"command": sys.argv, "curves": curves, "runs": [{**one, "metrics": None} for one in done]}
+    (args.results / "rlhf.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
