@@ -227,7 +227,9 @@ def test_objectives_learn_from_pairs_of_their_own_and_from_ratings(judges, tmp_p
         data=str(data),
         eval_data=str(data),
         objectives={"kind": 1.0, "long": 0.25, "worth": 0.0},
-        epochs=6,
+        epochs=5,
+        validate_every=100,
+        save_every=100,
         pooling="mean",
     )
     summary = train(settings)
