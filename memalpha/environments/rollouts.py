@@ -42,7 +42,9 @@ class Player:
     `environment`: one with a single turn that is scored in batches (`TextGeneration` and its kin), which is shared, or
     a class or another callable that makes one for each rollout. `system_prompt` comes first where a task has none of
     its own. `retry_prompt`: how advice stands in a prompt (`environments.prompts`). `states` of a trajectory are its
-    turns' prompts without advice. Raises `ConfigError` for an environment that several rollouts would share.
+    turns' prompts without advice. An episode whose next prompt has no room beside a full reply ends there, as one does
+    after `max_turns`; `outgrown` counts them. Raises `ConfigError` for one that
+    several rollouts would share.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Player:
         self.max_new_tokens = max_new_tokens
         self.max_turns = max_turns
         self.retry_prompt = retry_prompt
+        self.outgrown = 0
         self._maximum: float | None = None
 
     def build(
@@ -109,6 +112,7 @@ class Player:
         everything = [self._begin(start) for start in starts]
         for turn in range(self.max_turns):
             live = [episode for episode in everything if not episode.done]
+            live = self._with_room(live) if turn else live
             if not live:
                 break
             requests = [
@@ -181,6 +185,16 @@ class Player:
             messages = ({"role": "system", "content": self.system_prompt}, *messages)
         return _Episode(start, environment, messages, with_advice(messages, start.advice, self.retry_prompt))
 
+    def _with_room(self, live: Sequence[_Episode]) -> list[_Episode]:
+        """Those of several turns whose conversation still fits into the policy's context; the others end here."""
+        positions, render = getattr(self.policy, "positions", None), getattr(self.policy, "render", None)
+        if positions is None or render is None:
+            return list(live)
+        for episode in live:
+            episode.done = len(render(episode.advised)) + self.max_new_tokens > positions
+        self.outgrown += sum(episode.done for episode in live)
+        return [episode for episode in live if not episode.done]
+
     def _advance(self, live: Sequence[_Episode]) -> None:
         """What the last replies came to; those that go on have their next prompt."""
         if is_scored(self.environment):
@@ -197,6 +211,9 @@ class Player:
             for episode, reply in zip(live, replies, strict=True):
                 with _Naming(episode.where):
                     steps.append(episode.environment.step(reply))
+        if len(steps) != len(live):
+            name = type(live[0].environment).__name__
+            raise RewardError(f"environment {name}: step_together gave {len(steps)} steps for {len(live)} episodes")
         for episode, reply, given in zip(live, replies, steps, strict=True):
             with _Naming(episode.where):
                 step = Step(*given)

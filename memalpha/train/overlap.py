@@ -7,7 +7,8 @@
 Each part is some of the step's tasks. All are sampled before the first update, so the step is on-policy as ever. A part
 is learnt from in its turn, as soon as its rewards are there: with `minibatches` 1 its gradient is added to the others',
 with as many minibatches as parts it is an optimizer step. Divisors of the one optimizer step follow from what was
-sampled (`normalize.count`), so no part waits for another's rewards. Passes that need no reward (the reference, the
+sampled (`normalize.count`), so no part waits for another's rewards; a rollout that then has no reward counts in them,
+as one of advantage 0 would, and is learnt from no more. Passes that need no reward (the reference, the
 learner's own old log-probs) are made while the first part is being asked about.
 
 What is learnt depends on no timing: parts are learnt from in order, and what is searched in a memory was embedded when

@@ -21,13 +21,14 @@ INTERNALIZED = "internalization"
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """A second attempt: what came before it, its advice, what it came to, and what of it is to be internalized."""
+    """A second attempt: what came before it, its advice, what it came to (None: nobody can say),
+    and what of it is to be internalized."""
 
     tried: Tried
     advice: str
     reflection: Trajectory[Any] | None
     retry: Trajectory[Any]
-    accuracy: float
+    accuracy: float | None
     succeeded: bool
     internalized: Trajectory[Any] | None
 
@@ -80,10 +81,11 @@ def _second(
     retry: Trajectory[Any],
     records: Sequence[Record],
 ) -> Second:
-    attempt, reached = tried.attempt, collector.accuracy(retry, records) or 0.0
+    attempt, reached = tried.attempt, collector.accuracy(retry, records)
     retry = replace(retry, parent=attempt.rollout)
-    succeeded, margin = reached >= settings.reward_threshold, settings.internalization_margin
-    better = margin is not None and reached >= tried.accuracy + margin
+    margin = settings.internalization_margin
+    succeeded = reached is not None and reached >= settings.reward_threshold
+    better = margin is not None and reached is not None and reached >= tried.accuracy + margin
     reflection = own = None
     if reply is not None and retry.reward is not None:
         value = retry.reward.total
@@ -128,15 +130,16 @@ def figures(groups: Sequence[TrajectoryGroup[Any]], seconds: Sequence[Second]) -
     `gated`: the share of attempts that were looked at again; `retry_gain`: over those same attempts.
     """
     count = len(seconds)
+    reached = [(one.accuracy, one.tried.accuracy) for one in seconds if one.accuracy is not None]
 
-    def mean(values: Iterator[float]) -> float | None:
-        return sum(values) / count if count else None
+    def mean(values: Iterator[float], of: int) -> float | None:
+        return sum(values) / of if of else None
 
     return {
         "gated": count / sum(len(group.trajectories) for group in groups),
-        "retry_accuracy": mean(second.accuracy for second in seconds),
-        "retry_gain": mean(second.accuracy - second.tried.accuracy for second in seconds),
-        "retry_success": mean(float(second.succeeded) for second in seconds),
+        "retry_accuracy": mean((after for after, _ in reached), len(reached)),
+        "retry_gain": mean((after - before for after, before in reached), len(reached)),
+        "retry_success": mean((float(one.succeeded) for one in seconds if one.accuracy is not None), len(reached)),
         "empty_advice": sum(not second.advice for second in seconds),
         "internalized_rows": sum(len(one.internalized.turns) for one in seconds if one.internalized is not None),
     }

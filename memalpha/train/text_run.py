@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memalpha.config import TextConfig
+from memalpha.environments.base import is_scored
 from memalpha.environments.evaluate import check_rewards, make_text_report, text_records, text_summary
 from memalpha.environments.rollouts import Player
 from memalpha.errors import ConfigError, DataError
@@ -129,6 +130,10 @@ class TextRun(ReinforcementRun[TextConfig]):
 
     # ------------------------------------------------------------------------------------------------------ one step
 
+    def _prepare(self) -> Collected | list[Part]:
+        self.player.outgrown = 0
+        return super()._prepare()
+
     def _tasks(self) -> list[TextTask]:
         count = self.config.tasks_per_step
         if self.curriculum is not None:
@@ -138,6 +143,8 @@ class TextRun(ReinforcementRun[TextConfig]):
     def _learn(self, prepared: Collected | list[Part]) -> dict[str, Any]:
         step_of = self._tasks() if self.curriculum is not None else []
         line = super()._learn(prepared)
+        if not is_scored(self.player.environment):
+            line["outgrown"] = sum(self.world.gather([self.player.outgrown]))
         if self.curriculum is not None:
             line |= self.curriculum.learnt(step_of, self._attempts)
         return line

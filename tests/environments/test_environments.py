@@ -110,6 +110,9 @@ def test_steps_may_be_taken_together():
     calls: list[int] = []
     Player(Says(lambda text: "2"), Together).build(TASKS)
     assert calls == [4, 3, 3]
+    Together.step_together = staticmethod(lambda environments, replies: [])
+    with pytest.raises(RewardError, match="environment Together: step_together gave 0 steps for 4 episodes"):
+        Player(Says(lambda text: "2"), Together).build(TASKS)
 
 
 def test_an_episode_without_an_end_ends():
@@ -123,6 +126,20 @@ def test_an_episode_without_an_end_ends():
     [group] = Player(Says(str.upper), Endless, max_turns=3).build(TASKS[:1])
     assert len(group.trajectories[0].turns) == 3 and group.trajectories[0].reward.total == 0.75
     assert group.trajectories[0].states[2] == ({"role": "user", "content": "on its own"},)
+
+
+def test_an_episode_that_outgrows_the_policy_ends():
+    class Long:
+        def reset(self, task):
+            return task.prompt
+
+        def step(self, reply):
+            return 0.5, False, "x" * 3000
+
+    player = Player(tiny_policy(), Long, max_new_tokens=4)
+    [group] = player.build(TASKS[:1])
+    assert len(group.trajectories[0].turns) == 2 and player.outgrown == 1
+    assert group.trajectories[0].reward.total == 1.0
 
 
 def test_noise_depends_on_the_key_alone():
