@@ -1,0 +1,198 @@
+"""`ERLTrainer` beside TRL's `GRPOTrainer` on word problems, on equal sampled tokens.
+
+    python eval/trl_erl.py     # three seeds of both, 7 CPU-minutes: eval/results/trl-erl.json, a table on the screen
+
+Both start from the shipped `tiny-text`, with the same settings and a constant learning rate, and sample until the
+budget is used up: completion tokens of all roles. ERL's feedback names the first wrong line of a reply, not what is
+right (`memalpha.tasks.arithmetic.feedback`). Accuracy is that of greedy first attempts at held-out problems.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from memalpha import load_policy
+from memalpha.config.rewards import MathPart
+from memalpha.integrations.trl import ERLConfig, ERLTrainer
+from memalpha.policy.transformers_ import TransformersPolicy
+from memalpha.rewards.base import load_rewards, reply_text
+from memalpha.tasks import arithmetic
+from memalpha.types import SampleRequest, TextTask
+
+ROOT = Path(__file__).parent
+HELD_OUT = 300
+SETTINGS: dict[str, Any] = {
+    "per_device_train_batch_size": 32,
+    "gradient_accumulation_steps": 2,
+    "num_generations": 8,
+    "max_completion_length": 40,
+    "learning_rate": 3e-4,
+    "lr_scheduler_type": "constant",
+    "loss_type": "dapo",
+    "max_steps": 10_000,
+    "logging_steps": 1,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "use_cpu": True,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+
+
+def rows(tasks: list[TextTask]) -> Dataset:
+    return Dataset.from_list([{"prompt": messages(one), **one.columns} for one in tasks])
+
+
+def messages(task: TextTask) -> list[dict[str, str]]:
+    if isinstance(task.prompt, str):
+        return [{"role": "user", "content": task.prompt}]
+    return [dict(message) for message in task.prompt]
+
+
+def feedback(completions: list[Any], **columns: Any) -> list[str]:
+    """The first wrong line of each reply."""
+    return arithmetic.feedback(completions=[reply_text(one) for one in completions], **columns)
+
+
+class Counted:
+    """Counts what is sampled, evaluates every so many tokens and stops at the budget."""
+
+    budget = 0
+    every = 0
+
+    def _generate(self, prompts: Any) -> Any:
+        found = super()._generate(prompts)  # type: ignore[misc]
+        if self.rollout_func is None:  # type: ignore[attr-defined]
+            self.sampled = getattr(self, "sampled", 0) + sum(map(len, found[1]))
+        return found
+
+
+class GRPO(Counted, GRPOTrainer):
+    pass
+
+
+class ERL(Counted, ERLTrainer):
+    pass
+
+
+class Watch(TrainerCallback):
+    def __init__(self, policy: TransformersPolicy, tasks: list[TextTask], budget: int, every: int) -> None:
+        self.policy, self.tasks, self.budget, self.every = policy, tasks, budget, every
+        self.trainer: Any = None
+        self.curve: list[dict[str, float]] = []
+
+    def look(self) -> None:
+        self.policy.model.eval()
+        [math] = load_rewards([MathPart(kind="math")])
+        requests = [SampleRequest(tuple(messages(one)), max_new_tokens=40) for one in self.tasks]
+        replies = [one.text for one in self.policy.sample(requests)]
+        scores = math(
+            [messages(one) for one in self.tasks], replies, answer=[one.columns["answer"] for one in self.tasks]
+        )
+        point = {"sampled": getattr(self.trainer, "sampled", 0), "steps": self.trainer.state.global_step}
+        self.curve.append({**point, "accuracy": sum(s or 0.0 for s in scores) / len(scores)})
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        sampled = self.trainer.sampled
+        if sampled >= self.budget or sampled >= self.every * len(self.curve):
+            self.look()
+            self.policy.model.train()
+        control.should_training_stop = sampled >= self.budget
+        return control
+
+
+def run(name: str, seed: int, budget: int, every: int, **changes: Any) -> dict[str, Any]:
+    policy = load_policy("tiny-text")
+    assert isinstance(policy, TransformersPolicy)
+    watch = Watch(policy, arithmetic.tasks("test", 0, 0, HELD_OUT), budget, every)
+    kind, config = (GRPO, GRPOConfig) if name == "grpo" else (ERL, ERLConfig)
+    named = {"feedback_func": feedback} if kind is ERL else {}
+    with tempfile.TemporaryDirectory() as folder:
+        begun = time.process_time()
+        trainer = kind(
+            policy.model,
+            load_rewards([MathPart(kind="math")]),
+            config(folder, seed=seed, **{**SETTINGS, **changes}),
+            train_dataset=rows(arithmetic.tasks("train", seed, 0, 2000)),
+            processing_class=policy.tokenizer,
+            callbacks=[watch],
+            **named,
+        )
+        watch.trainer = trainer
+        watch.look()
+        trainer.train()
+    lines = [line for line in trainer.state.log_history if "reward" in line]
+    figures = (
+        "erl/gated",
+        "erl/retry_reward",
+        "erl/retry_gain",
+        "erl/memory",
+        "erl/internalized",
+        "erl/empty_reflections",
+    )
+    return {
+        "name": name,
+        "seed": seed,
+        "cpu_seconds": round(time.process_time() - begun, 1),
+        "curve": watch.curve,
+        "last_fifth": {
+            key: statistics.mean(values)
+            for key in ("reward", *figures)
+            if (values := [line[key] for line in lines[-len(lines) // 5 :] if line.get(key) is not None])
+        },
+        "first": {key: lines[0].get(key) for key in ("reward", *figures)},
+    }
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """Mean ± half of a 95 % interval over seeds (Student's t), by share of the budget."""
+
+    def spread(values: list[float]) -> str:
+        half = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}[len(values)] * statistics.stdev(values) / len(values) ** 0.5
+        return f"{statistics.mean(values):.3f} ± {half:.3f}"
+
+    lines = []
+    for name, told in (("grpo", "GRPOTrainer"), ("erl", "ERLTrainer")):
+        own = [run for run in runs if run["name"] == name]
+        cells = [spread([run["curve"][at]["accuracy"] for run in own]) for at in range(1, 5)]
+        steps = statistics.mean(run["curve"][-1]["steps"] for run in own)
+        cpu = statistics.mean(run["cpu_seconds"] for run in own) / 60
+        lines.append(f"| {told} | {' | '.join(cells)} | {steps:.0f} | {cpu:.1f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--budget", type=int, default=50_000)
+    parser.add_argument("--arms", default="grpo,erl")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "trl-erl")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    found = []
+    for seed in range(given.seeds):
+        for name in given.arms.split(","):
+            found.append(run(name, seed, given.budget, given.budget // 4))
+            print(json.dumps(found[-1]), flush=True)
+            given.out.with_suffix(".json").write_text(
+                json.dumps({"settings": SETTINGS, "runs": found}, indent=1) + "\n"
+            )
+
+
+if __name__ == "__main__":
+    main()
