@@ -233,10 +233,13 @@ class PostgresDatabase:
                 _Statements(connection), ChainMap(numbers, self._known), write, {*of}
             )
             try:
-                yield self._local.transaction.statements
-                self._commit(connection, write)
-                self._known.update(numbers)
-            finally:
+                try:
+                    yield self._local.transaction.statements
+                    self._commit(connection, write)
+                    self._known.update(numbers)
+                finally:
+                    self._local.transaction = None
+            finally:  # once more, where Ctrl-C came just before that: nobody may join what is over
                 self._local.transaction = None
                 self._give_back(connection)
         except psycopg.Error as error:
