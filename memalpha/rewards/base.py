@@ -44,6 +44,11 @@ _TRL = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environme
 """What TRL passes beside the columns."""
 
 
+UNSCORED: Any = object()
+"""What a function gives for a row that it should have scored and could not: the whole row then has no reward, since a
+sum without this part would be a low one. (None: it does not apply, and the others' sum is the reward.)"""
+
+
 @dataclass(frozen=True)
 class RewardFunction:
     """A reward function with its component's name, its weight in the sum and the columns that it cannot do without.
@@ -64,7 +69,8 @@ class RewardFunction:
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """A number or None for each row. Raises as `score_texts` does."""
-        return _values([self], prompts, completions, columns)[0]
+        values = _values([self], prompts, completions, columns)[0]
+        return [None if value is UNSCORED else value for value in values]
 
 
 def named(function: Any, name: str | None = None, weight: float | None = None) -> RewardFunction:
@@ -133,7 +139,7 @@ def score_texts(
     if len(found) < len(rewards):
         names = ", ".join(function.name for function in functions)
         raise RewardError(
-            f"row {rewards.index(None)}: no reward function applies (None from {names}); it needs one that does"
+            f"row {rewards.index(None)}: no reward function applies (None from {names}), or one could not score it"
         )
     return found
 
@@ -146,10 +152,10 @@ def scored_or_none(
 ) -> list[Reward | None]:
     """The reward of each completion: one turn, a component a function that applies to it, and their weighted sum.
 
-    Prompts are texts or lists of messages; the completion of the latter is a list of messages too, and made one where
-    it is given as a text. Async functions run together, in one event loop that is kept (in a thread of its own: the
-    caller may be in a loop himself), while the others run here in turn. Raises `RewardError`, or what of memalpha's
-    errors a function raised, with its name.
+    None where no function applies, or one gives `UNSCORED`. Prompts are texts or lists of messages; the completion of
+    the latter is a list of messages too, and made one where it is given as a text. Async functions run together, in one
+    event loop that is kept (in a thread of its own: the caller may be in a loop himself), while the others run here in
+    turn. Raises `RewardError`, or what of memalpha's errors a function raised, with its name.
     """
     values = _values(functions, prompts, completions, columns)
     rewards: list[Reward | None] = []
@@ -159,7 +165,7 @@ def scored_or_none(
             for function, column in zip(functions, values, strict=True)
             if (given := column[row]) is not None
         }
-        if not mine:
+        if not mine or UNSCORED in mine.values():
             rewards.append(None)
             continue
         weights = {function.name: function.weight for function in functions if function.name in mine}
@@ -378,8 +384,8 @@ def _checked(function: RewardFunction, values: Any, rows: int) -> list[float | N
 
 
 def _number(function: RewardFunction, row: int, value: Any) -> float | None:
-    if value is None:
-        return None
+    if value is None or value is UNSCORED:
+        return value
     number = math.nan
     if hasattr(value, "__float__"):
         with suppress(TypeError, ValueError, OverflowError):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from memalpha.config import JudgeConfig
 from memalpha.config.rewards import JudgePart, template_fields
 from memalpha.errors import PolicyError, RewardError
-from memalpha.rewards.base import check_columns, load_rewards, score_texts
+from memalpha.rewards.base import check_columns, load_rewards, named, score_texts, scored_or_none
 
 
 def graded(prompt, body):
@@ -49,10 +49,14 @@ def test_several_judges_vote_with_weights_and_the_unreadable_do_not():
         assert function.function.statistics()[own.name]["unreadable"] == 1
     with HostileServer(graded) as server:
         function = load_rewards([part(server, judge={"max_new_tokens": 77})])[0]
-        said = r"reward 'judge': row 1: no judge gave a readable grade .*max_new_tokens is 77"
-        with pytest.raises(PolicyError, match=said):
-            function(["p"] * 2, ["5", "who knows"])
-        assert len(server.seen) == 3, "the unreadable one was asked once more"
+        with pytest.warns(RuntimeWarning, match=r"row 1 is left out: no judge gave .*max_new_tokens is 77"):
+            assert (
+                scored_or_none([function, named(lambda completions: [1.0, 1.0], "one")], ["p"] * 2, ["5", "who"], {})[1]
+                is None
+            ), "and not the other part alone"
+        with pytest.warns(RuntimeWarning, match="left out"):
+            assert function(["p"], ["who"]) == [None]
+        assert len(server.seen) >= 3, "the unreadable one was asked once more"
 
 
 def test_what_a_judge_is_shown():
