@@ -59,6 +59,9 @@ class LearnerConfig(Config):
     save_every: int = Field(default=10, gt=0)
     validate_every: int = Field(default=10, gt=0)
     keep_checkpoints: int = Field(2, gt=0, description="newest checkpoints kept beside best (keep_tokens: all)")
+    report_to: tuple[Literal["tensorboard", "wandb"], ...] = Field(
+        default=(), description="where each step's figures go beside metrics.jsonl (train.tracking)"
+    )
     threads: int = Field(default=1, gt=0, description="torch threads")
     device: str = Field(default="cpu", description="torch device of the policy")
     sharding: Literal["ddp", "fsdp"] = Field(

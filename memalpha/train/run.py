@@ -53,6 +53,7 @@ from memalpha.train.rundir import (
     undivided,
     write_settings,
 )
+from memalpha.train.tracking import check_trackers, tracking
 
 C = TypeVar("C", bound=LearnerConfig)
 
@@ -62,6 +63,7 @@ def launch(kind: Callable[[C, World], Run[C]], config: C) -> dict[str, Any]:
     check_out(config.out)
     config = started(config).model_copy(update={"device": own_device(config.device)})
     check_device(config.device)
+    check_trackers(config.report_to)
     world = join(config.device)
     run = kind(config, world)
     if world.size > 1:
@@ -209,11 +211,13 @@ class Run(ABC, Generic[C]):
 
     def _steps(self, stop: int) -> None:
         first, started = self.step, time.monotonic()
-        with self.display.steps(self.step, stop) as show:
+        with tracking(self.config, self.step, self.world.main) as trackers, self.display.steps(self.step, stop) as show:
             while self.step < stop:
                 # A process alone may drop what a step learns from at any time; several have to stop together.
                 with undivided(self.display.say, self.world) if self.several else nullcontext():
                     line = self._one_step(stop, started)
+                if trackers is not None:
+                    trackers.log(line)
                 show(self.step, line, self.learning / (self.step - first) * (stop - self.step))
 
     def _one_step(self, stop: int, started: float) -> dict[str, Any]:

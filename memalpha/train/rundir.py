@@ -27,7 +27,7 @@ from memalpha.train.distributed import ONE, World
 
 L = TypeVar("L", bound=LearnerConfig)
 
-FREE = frozenset({"out", "max_steps", "save_every", "keep_checkpoints", "threads", "device", "sharding"})
+FREE = frozenset({"out", "max_steps", "save_every", "keep_checkpoints", "threads", "device", "sharding", "report_to"})
 """Settings that may change when a run is resumed; all others must be those it began with."""
 
 
