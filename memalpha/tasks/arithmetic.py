@@ -85,12 +85,13 @@ def worked(steps: Sequence[Step]) -> str:
     return "\n".join([*map(str, steps), f"#### {steps[-1].result}"])
 
 
-def feedback(prompts: Sequence[str], completions: Sequence[str], solution: Sequence[str], **columns: Any) -> list[str]:
+def feedback(prompts: Sequence[Any], completions: Sequence[Any], solution: Sequence[str], **columns: Any) -> list[str]:
     """What is wrong with each reply, for a learner that may try again: its first line that the worked solution has not.
 
-    The right line is not told. Empty for a reply that is the solution.
+    The right line is not told. Empty for a reply that is the solution. Replies are texts or messages, as TRL has them.
     """
-    return [_wrong(reply, worked) for reply, worked in zip(completions, solution, strict=True)]
+    texts = [reply if isinstance(reply, str) else str(reply[-1]["content"]) for reply in completions]
+    return [_wrong(reply, worked) for reply, worked in zip(texts, solution, strict=True)]
 
 
 def _wrong(reply: str, solution: str) -> str:

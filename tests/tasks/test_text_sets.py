@@ -72,6 +72,21 @@ def test_training_and_test_problems_are_others() -> None:
         assert not trained & {task.prompt for task in made.tasks("test", 0, 0, 300)}
 
 
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        ("19+17=36\n#### 36", ""),
+        ("19-17=2\n#### 2", "19-17=2 is wrong."),
+        ("19+17=36\n#### 35", "#### 35 is wrong."),
+        ("19+17=36", "Something is missing at the end."),
+        ("19+17=36\n#### 36\nand 1", "and 1 is too much."),
+    ],
+)
+def test_feedback_names_the_first_wrong_line_and_not_the_right_one(reply: str, told: str) -> None:
+    for form in (reply, [{"role": "assistant", "content": reply}]):
+        assert arithmetic.feedback(["?"], [form], solution=["19+17=36\n#### 36"], level=["easy"]) == [told]
+
+
 def test_a_level_of_ones_own_choice() -> None:
     assert {task.columns["level"] for task in arithmetic.tasks("train", 0, 0, 5, "hard")} == {"hard"}
 
