@@ -127,8 +127,8 @@ def main() -> None:
         f"The demo's world, {first['tasks']} held-out conversations, {first['questions']} questions. One reward model; "
         "seeds are of the writer's runs; ± is the standard error over them.",
         "",
-        "| | held-out accuracy | best step | last (validation) | runs |",
-        "|---|---|---|---|---|",
+        "| | held-out accuracy | model's reward | best step | last (validation) | runs |",
+        "|---|---|---|---|---|---|",
     ]
     for name, runs in by_name.items():
         if runs:
@@ -138,10 +138,13 @@ def main() -> None:
             )
             steps = ", ".join(str(one["summary"]["best_step"]) for one in runs)
             seeds = ", ".join(str(one["seed"]) for one in runs)
-            lines.append(f"| {name} | {told(runs, 'accuracy')} | {steps} | {last:.3f} | seeds {seeds} |")
+            lines.append(
+                f"| {name} | {told(runs, 'accuracy')} | {told(runs, 'reward')} | {steps} | {last:.3f} | seeds {seeds} |"
+            )
     for name in ("append_only", "oracle"):
         if name in first["baselines"]:
-            lines.append(f"| {name.replace('_', ' ')} | {first['baselines'][name]['accuracy']:.3f} | | | |")
+            of = first["baselines"][name]
+            lines.append(f"| {name.replace('_', ' ')} | {of['accuracy']:.3f} | {of['reward']:.3f} | | | |")
     curves = {name: curve(runs) for name, runs in by_name.items() if runs}
     for name, rows in curves.items():
         lines += ["", f"## {name}: both rewards of the sampled rollouts, means over three steps", ""]
