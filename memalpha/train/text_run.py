@@ -6,10 +6,12 @@ The weights evaluated "after" are those with the best accuracy on the validation
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 from memalpha.config import TextConfig
 from memalpha.environments.base import is_scored
+from memalpha.environments.builtin import TextGeneration
 from memalpha.environments.evaluate import check_rewards, make_text_report, text_records, text_summary
 from memalpha.environments.rollouts import Player
 from memalpha.errors import ConfigError, DataError
@@ -84,13 +86,16 @@ class TextRun(ReinforcementRun[TextConfig]):
         self._evaluate("before")
 
     def _score(self, line: dict[str, Any]) -> float | None:
-        """Accuracy on the validation tasks; among equals the mean reward does not count."""
+        """Accuracy on the validation tasks; their mean reward where no part of it has a maximum to reach."""
         if not self.source.validation:
             return None
         summary = self._report("validation", self.source.validation).summary
         line |= {"validation_accuracy": summary["accuracy"], "validation_se": summary["se"]}
         line["validation_reward"] = summary["reward"]
-        return summary["accuracy"]
+        environment = self.player.environment
+        parts = environment.rewards if isinstance(environment, TextGeneration) else []
+        without = bool(parts) and not any(isfinite(part.maximum) for part in parts)
+        return summary["reward"] if without else summary["accuracy"]
 
     def _end(self, chosen: int) -> dict[str, Any]:
         after = self._evaluate("after")
