@@ -65,7 +65,9 @@ def table(found: dict[str, dict[str, list[dict[str, Any]]]], jobs: int) -> str:
         f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
         "Accuracy on held-out problems (numbers that training never shows), greedy: the start, and after training the",
         "mean over seeds ± half of its 95 % interval, with every seed beside it. CPU-minutes of the whole run with its",
-        f"evaluations, {jobs} runs at a time.",
+        f"evaluations, {jobs} runs at a time. The start imitates a teacher of fixed bad habits",
+        "(`scripts/make_text_policy.py`): what is learnt is to drop them. Before them, on right solutions alone, it",
+        "reached .84 on word problems and 1.0 on programs.",
     ]
     for toy, runs in found.items():
         first = next(iter(runs.values()))[0]
