@@ -129,6 +129,11 @@ class ModelPart(_Part):
     kind: Literal["model"]
     path: str = Field(min_length=1, description="a run directory, a checkpoint, any directory of one, or a hub id")
     device: str = Field(default="cpu", description="torch device on which it scores")
+    chat: bool = Field(
+        default=True,
+        description="a prompt that is a text is one user message, as the policy gets it; false: the bare text, for a "
+        "model that was trained on such",
+    )
 
 
 RewardPart = Annotated[

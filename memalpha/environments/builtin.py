@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from memalpha.environments.base import Step
@@ -18,7 +19,8 @@ Rewards = Iterable[Any] | Callable[..., Any]
 class TextGeneration:
     """A prompt, a reply, a reward: the weighted sum of reward functions (`rewards.base`).
 
-    A reply is a success by the first function that applies to it. Raises `ConfigError` for what is no reward function.
+    A reply is a success by the first function that applies to it and has a maximum. Raises `ConfigError` for what is no
+    reward function.
     """
 
     def __init__(self, rewards: Rewards) -> None:
@@ -46,10 +48,16 @@ class TextGeneration:
         columns = columns_of(tasks, needed)
         return scored_or_none(self.rewards, [prompt_of(task) for task in tasks], replies, columns)
 
+    @property
+    def decides(self) -> bool:
+        """Whether a reply can be a success: some function has a maximum that can be reached."""
+        return any(isfinite(function.maximum) for function in self.rewards)
+
     def reached(self, reward: Reward) -> float:
-        """The first component that there is, as a share of its function's maximum."""
+        """The first component that there is, as a share of its function's maximum; one without a maximum, such as a
+        reward model's, says nothing here."""
         for function in self.rewards:
-            if function.name in reward.components:
+            if function.name in reward.components and isfinite(function.maximum):
                 value = sum(reward.components[function.name])
                 most = function.maximum
                 return min(1.0, max(0.0, value / most)) if most > 0 else float(value >= most)

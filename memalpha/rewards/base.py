@@ -225,7 +225,7 @@ def _load(part: Any, place: str) -> RewardFunction:
             case ModelPart():
                 from memalpha.rewards.model import ModelReward
 
-                return named(ModelReward(part.path, part.device), part.name, part.weight)
+                return named(ModelReward(part.path, part.device, part.chat), part.name, part.weight)
             case _:
                 return named(part)
     except ConfigError as error:

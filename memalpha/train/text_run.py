@@ -6,7 +6,6 @@ The weights evaluated "after" are those with the best accuracy on the validation
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
 from typing import Any
 
 from memalpha.config import TextConfig
@@ -43,6 +42,11 @@ class TextRun(ReinforcementRun[TextConfig]):
         feedback = check_feedback(given.feedback_func or named)
         if feedback is not None and config.algorithm != "erl":
             raise ConfigError(f"feedback_func: has no effect with algorithm={config.algorithm}; leave it out")
+        if config.algorithm == "erl" and not _decides(environment):
+            raise ConfigError(
+                "rewards: algorithm=erl looks again at replies that are no success, and none of these parts says what "
+                "is one (a reward model has no maximum): add a part that does, with weight 0 if it is not to count"
+            )
         super().__init__(config, world)
         for note in self.source.notes:
             self.display.say(note)
@@ -92,10 +96,7 @@ class TextRun(ReinforcementRun[TextConfig]):
         summary = self._report("validation", self.source.validation).summary
         line |= {"validation_accuracy": summary["accuracy"], "validation_se": summary["se"]}
         line["validation_reward"] = summary["reward"]
-        environment = self.player.environment
-        parts = environment.rewards if isinstance(environment, TextGeneration) else []
-        without = bool(parts) and not any(isfinite(part.maximum) for part in parts)
-        return summary["reward"] if without else summary["accuracy"]
+        return summary["accuracy"] if _decides(self.player.environment) else summary["reward"]
 
     def _end(self, chosen: int) -> dict[str, Any]:
         after = self._evaluate("after")
@@ -170,3 +171,8 @@ class TextRun(ReinforcementRun[TextConfig]):
 
     def _left(self, trajectory: Trajectory[TextTask]) -> dict[str, Any]:
         return {"prompt": trajectory.task.text}
+
+
+def _decides(environment: Any) -> bool:
+    """Whether a reply can be a success by it."""
+    return not isinstance(environment, TextGeneration) or environment.decides

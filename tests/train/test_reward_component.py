@@ -7,14 +7,16 @@ import torch
 from runs import lines
 from tiny import tiny_model, tiny_tokenizer
 
-from memalpha.config import RewardConfig
-from memalpha.config.rewards import ModelPart
-from memalpha.errors import PolicyError
+from memalpha.config import RewardConfig, TextConfig
+from memalpha.config.rewards import MathPart, ModelPart
+from memalpha.environments import TextGeneration
+from memalpha.errors import ConfigError, PolicyError
 from memalpha.policy.reward_model_ import Head, RewardModel, with_head
 from memalpha.qa.memory_pairs import conversation_messages, memory_text
 from memalpha.rewards.base import load_rewards, score_texts
 from memalpha.train.collect import TaskSource
 from memalpha.train.loop import train
+from memalpha.types import TextTask
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +58,25 @@ def test_a_model_that_is_not_there_is_refused_before_anything_is_sampled(small, 
 
 def test_a_text_task_is_scored_by_the_model(judge):
     path, model = judge
+    bare = load_rewards([ModelPart(kind="model", path=str(path), chat=False)])
+    assert [one.total for one in score_texts(bare, ["a"], ["x"], {})] == pytest.approx(model.score(["a"], ["x"]))
     functions = load_rewards([ModelPart(kind="model", path=str(path), weight=2.0)])
     rewards = score_texts(functions, ["a", "b"], ["x", "yes"], {})
-    expected = model.score(["a", "b"], ["x", "yes"])
+    shown = [[{"role": "user", "content": text}] for text in ("a", "b")]  # as the policy is shown a text
+    expected = model.score(shown, ["x", "yes"])
     assert [reward.components["model"][0] for reward in rewards] == pytest.approx(expected, abs=1e-6)
     assert [reward.total for reward in rewards] == pytest.approx([2 * value for value in expected], abs=1e-6)
     chat = [[{"role": "user", "content": "a"}]]
     [reward] = score_texts(functions, chat, ["x"], {})
     assert reward.total == pytest.approx(2 * model.score(chat, ["x"])[0], abs=1e-6)
     assert functions[0].maximum == float("inf")
+
+
+def test_erl_needs_a_part_that_says_what_a_success_is(judge, tmp_path):
+    path, _ = judge
+    settings = {"policy": "tiny-text", "out": tmp_path / "run", "data": "arithmetic", "algorithm": "erl"}
+    with pytest.raises(ConfigError, match="a reward model has no maximum"):
+        train(TextConfig(**settings, rewards=[{"kind": "model", "path": str(path)}]))
+    player = TextGeneration(load_rewards([ModelPart(kind="model", path=str(path)), MathPart(kind="math", weight=0.0)]))
+    task = TextTask(id="a", prompt="1+1?", columns={"answer": "2"})
+    assert [player.reached(reward) for reward in player.score([task, task], ["2", "3"])] == [1.0, 0.0]
