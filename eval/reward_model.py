@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/reward-model"))
     parser.add_argument("--results", type=Path, default=Path("eval/results"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--tasks", type=int, default=600, help="training conversations")
+    parser.add_argument("--tasks", type=int, default=1200, help="training conversations")
     parser.add_argument("--each", type=int, default=6, help="pairs of each")
     parser.add_argument("--pooling", default="attention")
     args = parser.parse_args()
