@@ -43,10 +43,9 @@ VALIDATED = "validation_accuracy"
 PACKAGES = ("torch", "transformers", "numpy", "memalpha")
 
 
-def run(out: Path, start: str, seed: int, extra: tuple[str, ...]) -> dict[str, Any]:
-    """One training run in a process of its own: its summary, what it sampled and trained on, its CPU-minutes."""
-    # START may have unlearnt to read: the reader is the shipped policy whatever trains.
-    words = ["train", "demo", f"policy={start}", "reader.policy=tiny", f"seed={seed}", f"out={out}", *extra]
+def once(words: list[str], out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """`memalpha WORDS` in a process of its own, unless `out` holds it whole: its summary with its CPU-minutes (those of
+    processes that it started too), and its metrics."""
     summary, took = out / "summary.json", out / "cpu-minutes.json"
     if not (summary.exists() and took.exists()):
         process = subprocess.Popen([sys.executable, "-m", "memalpha", *words], stdout=subprocess.DEVNULL)
@@ -57,10 +56,18 @@ def run(out: Path, start: str, seed: int, extra: tuple[str, ...]) -> dict[str, A
         print(f"{time.strftime('%H:%M')} finished {out}", file=sys.stderr, flush=True)
     found = json.loads(summary.read_text(encoding="utf-8"))
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    found["cpu_minutes"] = json.loads(took.read_text(encoding="utf-8"))
+    return found, lines
+
+
+def run(out: Path, start: str, seed: int, extra: tuple[str, ...]) -> dict[str, Any]:
+    """One training run in a process of its own: its summary, what it sampled and trained on, its CPU-minutes."""
+    # START may have unlearnt to read: the reader is the shipped policy whatever trains.
+    words = ["train", "demo", f"policy={start}", "reader.policy=tiny", f"seed={seed}", f"out={out}", *extra]
+    found, lines = once(words, out)
     found["sampled_tokens"] = sum(line["sampled_tokens"] for line in lines)
     found["trained_tokens"] = sum(line["tokens"] for line in lines)
     found["last_validation"] = next((line[VALIDATED] for line in reversed(lines) if VALIDATED in line), None)
-    found["cpu_minutes"] = json.loads(took.read_text(encoding="utf-8"))
     return found
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from scipy.stats import t
+from algorithms import interval
 
 import memalpha
 from memalpha.config import RewardModelConfig, WorldConfig, build_config
@@ -90,14 +90,6 @@ def shares(pairs: Sequence[MemoryPair], chosen: Sequence[float], rejected: Seque
         for name in ("all", pair.fault, f"{pair.grade} fault{'s' * (pair.grade > 1)}"):
             found[name].append(right)
     return {name: statistics.mean(values) for name, values in found.items()}
-
-
-def interval(values: list[float]) -> str:
-    """Mean and half-width of its 95 % interval."""
-    mean = statistics.mean(values)
-    if len(values) < 2:
-        return f"{mean:.3f}"
-    return f"{mean:.3f} ± {float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5:.3f}"
 
 
 def main() -> None:

@@ -13,15 +13,13 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from algorithms import interval
+from algorithms import interval, once
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "grpo": ("algorithm=grpo",),
@@ -43,18 +41,8 @@ def run(toy: str, name: str, seed: int, out: Path, extra: tuple[str, ...]) -> di
     """One run in a process of its own: its summary, what it sampled, its CPU-minutes (those of sandboxes too)."""
     words = ["train", toy, f"seed={seed}", f"out={out}", *VARIANTS[name], *SETTINGS[toy], *extra]
     words += [f"feedback_func={FEEDBACK[toy]}"] * (name == "erl")
-    summary, took = out / "summary.json", out / "cpu-minutes.json"
-    if not (summary.exists() and took.exists()):
-        process = subprocess.Popen([sys.executable, "-m", "memalpha", *words], stdout=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
-        if status:
-            raise SystemExit(f"memalpha {' '.join(words)} ended with {os.waitstatus_to_exitcode(status)}")
-        took.write_text(json.dumps((usage.ru_utime + usage.ru_stime) / 60), encoding="utf-8")
-        print(f"{time.strftime('%H:%M')} finished {out}", file=sys.stderr, flush=True)
-    found = json.loads(summary.read_text(encoding="utf-8"))
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    found, lines = once(words, out)
     found["sampled_tokens"] = sum(line["sampled_tokens"] for line in lines)
-    found["cpu_minutes"] = json.loads(took.read_text(encoding="utf-8"))
     return found
 
 

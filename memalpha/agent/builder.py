@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from memalpha.agent.agent import act, observe, request
 from memalpha.config import AgentConfig
 from memalpha.policy.base import Policy
-from memalpha.policy.noise import Start, noise_key
+from memalpha.policy.noise import Start, grouped, noise_key, starts_of
 from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.state import MemoryState
@@ -62,16 +62,8 @@ class Builder:
         processes changes what is sampled; `tasks` are numbered from `first`, their place among all that several
         processes build. `progress(done, total)` counts turns.
         """
-        starts = [
-            Start(task, number, rollout)
-            for number, task in enumerate(tasks, start=first)
-            for rollout in range(rollouts)
-        ]
-        made = self.run(starts, temperature, seed, step, progress=progress)
-        return [
-            TrajectoryGroup(task, tuple(made[number * rollouts : (number + 1) * rollouts]))
-            for number, task in enumerate(tasks)
-        ]
+        made = self.run(starts_of(tasks, rollouts, first), temperature, seed, step, progress=progress)
+        return grouped(tasks, made, rollouts)
 
     def run(
         self,

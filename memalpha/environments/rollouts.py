@@ -13,7 +13,7 @@ from memalpha.environments.base import Environment, Prompt, Step, is_scored, mad
 from memalpha.environments.prompts import Messages, with_advice
 from memalpha.errors import ConfigError, MemalphaError, RewardError
 from memalpha.policy.base import Policy
-from memalpha.policy.noise import Start, noise_key
+from memalpha.policy.noise import Start, grouped, noise_key, starts_of
 from memalpha.types import Reward, SampleRequest, TextTask, Trajectory, TrajectoryGroup, Turn
 
 MAX_TURNS = 16
@@ -88,16 +88,8 @@ class Player:
         Noise is keyed by (seed, step, number of the task, rollout, turn); `tasks` are numbered from `first`, their
         place among all that several processes play. `progress(done, total)` counts rollouts that have ended.
         """
-        starts = [
-            Start(task, number, rollout)
-            for number, task in enumerate(tasks, start=first)
-            for rollout in range(rollouts)
-        ]
-        played = self.run(starts, temperature, seed, step, progress=progress)
-        return [
-            TrajectoryGroup(task, tuple(played[number * rollouts : (number + 1) * rollouts]))
-            for number, task in enumerate(tasks)
-        ]
+        played = self.run(starts_of(tasks, rollouts, first), temperature, seed, step, progress=progress)
+        return grouped(tasks, played, rollouts)
 
     def run(
         self,
