@@ -25,7 +25,7 @@ from scipy.stats import t
 
 FED = ("algorithm=erl", "erl.reward_threshold=0.75", "erl.feedback_tokens=512")
 ERL = (*FED, "erl.reflection_tokens=48")
-"""As configs/erl.yaml has it; without reflection there is no length of one."""
+"""As presets/erl.yaml has it; without reflection there is no length of one."""
 VARIANTS: dict[str, tuple[str, ...]] = {
     "grpo": ("algorithm=grpo",),
     "rloo": ("algorithm=rloo",),
@@ -37,7 +37,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "erl, no reflection": (*FED, "erl.enable_reflection=false"),
     "erl, no internalization": (*ERL, "erl.enable_internalization=false"),
 }
-"""Settings of each over configs/demo.yaml; the rest is what picking the algorithm brings along."""
+"""Settings of each over presets/demo.yaml; the rest is what picking the algorithm brings along."""
 FIGURES = ("accuracy", "update_accuracy", "retract_accuracy", "stale_rate", "valid_calls", "memory_tokens")
 VALIDATED = "validation_accuracy"
 PACKAGES = ("torch", "transformers", "numpy", "memalpha")

@@ -10,10 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from memalpha.agent.answer import Answer, Reading
 from memalpha.agent.prompts import ABSTAIN
+from memalpha.agent.reader import Answer, Reading
 from memalpha.store.slots import key_value
-from memalpha.tasks.babi_world import ASK_CARRIED, ASK_PLACE, ASK_WHETHER, DROP, IS, MOVE, NOTHING, PRONOUNS, TAKE
+from memalpha.tasks.datasets.babi_world import (
+    ASK_CARRIED,
+    ASK_PLACE,
+    ASK_WHETHER,
+    DROP,
+    IS,
+    MOVE,
+    NOTHING,
+    PRONOUNS,
+    TAKE,
+)
 
 
 @dataclass

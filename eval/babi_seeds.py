@@ -28,12 +28,12 @@ from memalpha.agent.builder import Builder
 from memalpha.config import TrainConfig, load_config
 from memalpha.policy.base import Policy, load_policy
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.evaluator import Record, evaluate_memory, mean_and_error
+from memalpha.qa.evaluate import Record, evaluate_memory, mean_and_error
 from memalpha.qa.reader import load_reader
 from memalpha.store.embedding import load_embedder
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
-from memalpha.tasks import babi
+from memalpha.tasks.datasets import babi
 from memalpha.types import Operation, Task, Trajectory, TrajectoryGroup
 
 RULES = ("refuse", "newest")

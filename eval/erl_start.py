@@ -19,12 +19,12 @@ import torch
 from memalpha import load_policy
 from memalpha.agent.builder import Builder, Start
 from memalpha.config import ERLConfig, TrainConfig, load_config
-from memalpha.policy.transformers_ import TransformersPolicy
-from memalpha.qa.evaluator import evaluate_memory, mean_and_error
+from memalpha.policy.transformers import TransformersPolicy
+from memalpha.qa.evaluate import evaluate_memory, mean_and_error
 from memalpha.qa.reader import load_reader
-from memalpha.tasks import synthetic
-from memalpha.train.lessons import as_advice, named_by
-from memalpha.train.reflection import advice, asked, look_back, reflections
+from memalpha.tasks.synthetic import worlds as synthetic
+from memalpha.train.rollouts.reflection import advice, asked, look_back, reflections
+from memalpha.train.trainers.reflection_demos import as_advice, named_by
 from memalpha.types import TrajectoryGroup
 
 SEED = 0

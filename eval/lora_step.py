@@ -31,16 +31,16 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 from memalpha.agent.builder import Builder
 from memalpha.agent.parsing import format_call
 from memalpha.config import TrainConfig, WorldConfig
-from memalpha.policy.transformers_ import TransformersPolicy
+from memalpha.policy.transformers import TransformersPolicy
+from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
-from memalpha.qa.reward import MemoryReward
-from memalpha.tasks import synthetic
+from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.algorithms.grpo import GRPO
-from memalpha.train.checkpoint import save_checkpoint
-from memalpha.train.collect import collect
-from memalpha.train.engine import Engine
-from memalpha.train.lora import add_lora
-from memalpha.train.losses import LossSettings
+from memalpha.train.learner.engine import Engine
+from memalpha.train.learner.lora import add_lora
+from memalpha.train.learner.losses import LossSettings
+from memalpha.train.rollouts.memory import collect
+from memalpha.train.trainers.checkpoint import save_checkpoint
 from memalpha.types import Chunk, Task
 
 # width, layers, heads, key-value heads, width of a head, width of the MLP, vocabulary; the last two are Qwen3's own

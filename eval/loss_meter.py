@@ -18,10 +18,10 @@ from random import Random
 from typing import Any
 
 from memalpha.config import WorldConfig
-from memalpha.qa.evaluator import Record
-from memalpha.qa.loss import ABSTAIN, GOLD, GONE, MISSED, NEVER, READER, UNKNOWN, WRONG, classify
-from memalpha.qa.system import Passage, Shown
-from memalpha.tasks.synthetic import tasks
+from memalpha.qa.error_analysis import ABSTAIN, GOLD, GONE, MISSED, NEVER, READER, UNKNOWN, WRONG, classify
+from memalpha.qa.evaluate import Record
+from memalpha.qa.systems.base import Passage, Shown
+from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Question, Task
 
 RULES = ("facts", "turns", "answers")

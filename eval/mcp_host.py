@@ -3,11 +3,11 @@
     python eval/mcp_host.py --data locomo10.json
     python eval/mcp_host.py --data locomo10.json --policy tiny --chunk 1000 --sessions 2
 
-The host is the official client library (`mcp`). It starts `memalpha serve STORE --policy POLICY --mcp` as hosts do,
-a process spoken to on stdin and stdout. Session by session goes through `memory_read`, each question through
-`memory_search`, and the host answers from the best hit with the copying floor of `memalpha.agent.copying`, no language
-model. Then the server is ended, started anew on the same file, and asked again. The same conversation is also read by a
-`MemoryAgent` in this process: serving must change nothing.
+The host is the official client library (`mcp`). It starts `memalpha serve STORE --policy POLICY --mcp` as hosts do, a
+process spoken to on stdin and stdout. Session by session goes through `memory_read`, each question through
+`memory_search`, and the host answers from the best hit with the copying floor of `memalpha.agent.copying_reader`, no
+language model. Then the server is ended, started anew on the same file, and asked again. The same conversation is
+also read by a `MemoryAgent` in this process: serving must change nothing.
 
 Writes the transcript to RESULTS/mcp-host.md and mcp-host.json, under the policy's name; other policies' stay. LoCoMo is
 CC BY-NC 4.0: what is quoted of it is cut to a few words.
@@ -29,11 +29,11 @@ from typing import Any
 from mcp import Client, StdioServerParameters
 
 from memalpha import MemoryAgent, MemoryStore, __version__
-from memalpha.agent.answer import Answer
-from memalpha.agent.copying import copied
-from memalpha.qa.metrics import is_right, score_question
-from memalpha.tasks.locomo import load
-from memalpha.tasks.sessions import cut
+from memalpha.agent.copying_reader import copied
+from memalpha.agent.reader import Answer
+from memalpha.qa.scoring.metrics import is_right, score_question
+from memalpha.tasks.chunking import cut
+from memalpha.tasks.datasets.locomo import load
 from memalpha.types import Chunk, Question, Task
 
 K = 8

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What the training sets and test sets that lie in a folder have of each other (`memalpha.tasks.contamination`):
+"""What the training sets and test sets that lie in a folder have of each other (`memalpha.tasks.checks.contamination`):
 
     python eval/overlap.py DATA --out eval/results/overlap.json
 
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memalpha.tasks.contamination import overlap
+from memalpha.tasks.checks.contamination import overlap
 from memalpha.tasks.load import load_tasks
 
 FOLDERS = {

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.config import training_config
-from memalpha.train.loop import train
+from memalpha.train.api import train
 
 PARTS = (1, 2, 4)
 PACKAGES = ("torch", "transformers", "numpy", "memalpha")

@@ -40,12 +40,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from memalpha.qa import locomo
-from memalpha.qa.recall import Asked, Ranks, rank, searching, summary
+from memalpha.qa import locomo_search as locomo
+from memalpha.qa.scoring.recall import Asked, Ranks, rank, searching, summary
 from memalpha.store.embedding import CachedEmbedder, Embedder, load_embedder
-from memalpha.store.retrieval import Corpus, Document
+from memalpha.store.search.corpus import Corpus, Document
 from memalpha.store.store import MemoryStore
-from memalpha.tasks.locomo import load_locomo
+from memalpha.tasks.datasets.locomo import load_locomo
 from memalpha.types import MemoryEntry
 
 ROWS = ("dense", "bm25", "sum", "prior", "neighbours", "both")

@@ -27,7 +27,7 @@ from algorithms import interval
 import memalpha
 from memalpha.config import RewardModelConfig, WorldConfig, build_config
 from memalpha.qa.memory_pairs import FAULTS, MemoryPair, memory_pairs, write_memory_pairs
-from memalpha.tasks import synthetic
+from memalpha.tasks.synthetic import worlds as synthetic
 
 PACKAGES = ("torch", "transformers", "numpy", "memalpha")
 TEST = 100
@@ -60,7 +60,7 @@ def train(out: Path, seed: int, tasks: int, each: int, pooling: str) -> dict[str
     data, run, took = out / "train.jsonl", out / "run", out / "cpu-minutes.json"
     held_out = out / "test.jsonl"
     if not data.exists():
-        world = WorldConfig(pseudo_values=0.6)  # as configs/demo.yaml
+        world = WorldConfig(pseudo_values=0.6)  # as presets/demo.yaml
         write_memory_pairs(data, memory_pairs(synthetic.tasks(world, seed, 0, tasks), each, seed=seed))
         write_memory_pairs(held_out, memory_pairs(synthetic.tasks(WorldConfig(), -1, 0, 40), 3, seed=seed))
     settings = {

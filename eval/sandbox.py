@@ -2,7 +2,7 @@
 
     python eval/sandbox.py --out eval/results/sandbox.json --cpuacct /sys/fs/cgroup/cpuacct/bench
 
-Attacks are those of tests/rewards/attacks.py, each followed by a right program. Cost: a right program with five tests,
+Attacks are those of tests/support/attacks.py, each followed by a right program. Cost: a right program with five tests,
 and with one input, run one after the other and two at once; CPU time is that of all processes, which only a control
 group knows (`--cpuacct`, a folder to make; else it is left out), wall time is the machine's at its load. `residue`: how
 many empty files and threads a program gets to make in its CPU time and memory, which no limit counts.
@@ -22,10 +22,10 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-from memalpha.rewards.code import run, suite
-from memalpha.rewards.sandbox import Limits, end, start
+from memalpha.rewards.code.reward import run, suite
+from memalpha.rewards.code.sandbox import Limits, end, start
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "rewards"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 from attacks import ATTACKS, RIGHT, TESTS
 
 FIVE = [*TESTS, "assert f(2) == 25", "assert f(3) == 38"]

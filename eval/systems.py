@@ -28,11 +28,11 @@ from typing import Any
 from babi_reader import RuleReader
 
 from memalpha.config import EvalConfig, load_config
-from memalpha.qa.evaluator import Report
+from memalpha.qa.evaluate import Report
+from memalpha.qa.from_config import run_evaluation, tasks_of
 from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import Reader
-from memalpha.qa.results import provenance
-from memalpha.qa.run import run_evaluation, tasks_of
+from memalpha.qa.reporting.tables import provenance
 
 BASELINES = ("empty", "append-only", "heuristic", "rag", "rag:chunks", "full", "window", "oracle")
 REFERENCES = ("scripted:append-only", "scripted:oracle")

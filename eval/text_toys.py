@@ -29,7 +29,10 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "erl": ("algorithm=erl",),
 }
 """Settings of each over the toy's configuration; the rest is what picking the algorithm brings along."""
-FEEDBACK = {"arithmetic": "memalpha.tasks.arithmetic:feedback", "programs": "memalpha.rewards.code:feedback"}
+FEEDBACK = {
+    "arithmetic": "memalpha.tasks.synthetic.arithmetic:feedback",
+    "programs": "memalpha.rewards.code:feedback",
+}
 """What ERL is told of a wrong attempt: its first wrong line, the first test that fails."""
 SETTINGS = {"arithmetic": ("eval_tasks=500",), "programs": ("eval_tasks=200", "schedule_steps=20")}
 """Beside a toy's configuration. Programs take longer: each runs in a sandbox."""

@@ -4,7 +4,7 @@
 
 Both start from the shipped `tiny-text`, with the same settings and a constant learning rate, and sample until the
 budget is used up: completion tokens of all roles. ERL's feedback names the first wrong line of a reply, not what is
-right (`memalpha.tasks.arithmetic.feedback`). Accuracy is that of greedy first attempts at held-out problems.
+right (`memalpha.tasks.synthetic.arithmetic.feedback`). Accuracy is that of greedy first attempts at held-out problems.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from trl import GRPOConfig, GRPOTrainer
 from memalpha import load_policy
 from memalpha.config.rewards import MathPart
 from memalpha.integrations.trl import ERLConfig, ERLTrainer
-from memalpha.policy.transformers_ import TransformersPolicy
+from memalpha.policy.transformers import TransformersPolicy
 from memalpha.rewards.base import load_rewards, reply_text
-from memalpha.tasks import arithmetic
+from memalpha.tasks.synthetic import arithmetic
 from memalpha.types import SampleRequest, TextTask
 
 ROOT = Path(__file__).parent

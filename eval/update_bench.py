@@ -111,9 +111,9 @@ def width(rows: list[Row]) -> int:
 def ours(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[Callable[[list[Row]], object], int]:
     """An update, and the padded tokens of `rows`."""
     from memalpha.config import TrainConfig
-    from memalpha.train.engine import Engine
-    from memalpha.train.losses import LossSettings
-    from memalpha.train.samples import TrainingSample, pack, policy_gradient_sample, split
+    from memalpha.train.data.samples import TrainingSample, pack, policy_gradient_sample, split
+    from memalpha.train.learner.engine import Engine
+    from memalpha.train.learner.losses import LossSettings
     from memalpha.types import Completion, Turn
 
     tokens = case["padded_rows"] * width(rows)

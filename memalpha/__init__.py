@@ -10,30 +10,32 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from memalpha.moved import install
+
 if TYPE_CHECKING:
     from memalpha.agent.agent import MemoryAgent
     from memalpha.config import EvalConfig, TrainConfig
     from memalpha.environments.evaluate import evaluate_text
     from memalpha.errors import MemalphaError
     from memalpha.policy.base import load_policy, load_reward_model
-    from memalpha.qa.evaluator import evaluate
-    from memalpha.store.asynchronous import AsyncMemoryStore
-    from memalpha.store.audit import audit
+    from memalpha.qa.evaluate import evaluate
+    from memalpha.store.async_store import AsyncMemoryStore
+    from memalpha.store.checks.audit import audit
     from memalpha.store.embedding import load_embedder
-    from memalpha.store.retrieval import Boost
+    from memalpha.store.search.corpus import Boost
     from memalpha.store.store import MemoryStore
     from memalpha.tasks.load import load_tasks
-    from memalpha.tasks.text import load_text_tasks
-    from memalpha.train.loop import train
-    from memalpha.train.preferences import train_on_preferences
-    from memalpha.train.reward_run import train_reward_model
+    from memalpha.tasks.text_tasks import load_text_tasks
+    from memalpha.train.api import train
+    from memalpha.train.trainers.preferences import train_on_preferences
+    from memalpha.train.trainers.reward_model import train_reward_model
     from memalpha.types import Chunk, MemoryEntry, Operation, Question, Task, TextTask
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "AsyncMemoryStore": "store.asynchronous",
-    "Boost": "store.retrieval",
+    "AsyncMemoryStore": "store.async_store",
+    "Boost": "store.search.corpus",
     "Chunk": "types",
     "EvalConfig": "config",
     "MemalphaError": "errors",
@@ -45,14 +47,14 @@ _HOME = {
     "Task": "types",
     "TextTask": "types",
     "TrainConfig": "config",
-    "audit": "store.audit",
-    "evaluate": "qa.evaluator",
+    "audit": "store.checks.audit",
+    "evaluate": "qa.evaluate",
     "evaluate_text": "environments.evaluate",
     "load_embedder": "store.embedding",
     "load_policy": "policy.base",
     "load_reward_model": "policy.base",
     "load_tasks": "tasks.load",
-    "load_text_tasks": "tasks.text",
+    "load_text_tasks": "tasks.text_tasks",
     "train_on_preferences": "train",
     "train_reward_model": "train",
 }
@@ -84,6 +86,8 @@ __all__ = [
     "train_on_preferences",
     "train_reward_model",
 ]
+
+install()
 
 
 def __getattr__(name: str) -> Any:

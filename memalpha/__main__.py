@@ -1,5 +1,5 @@
 """`python -m memalpha` is the command `memalpha`."""
 
-from memalpha.cli import main
+from memalpha.cli.main import main
 
 main()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
+import pretrain
 import torch
 from make_tiny_policy import (
     ASSISTANT,
@@ -31,6 +32,7 @@ from make_tiny_policy import (
     save,
     slot_of,
 )
+from pretrain import Trainer, batches, kick
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from memalpha.agent.parsing import format_call
@@ -38,14 +40,12 @@ from memalpha.agent.prompts import ABSTAIN, reader_messages, writer_messages
 from memalpha.config import AgentConfig, BabiConfig, ReaderConfig
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
-from memalpha.tasks.babi import FEMALE, MALE, THINGS, stream
-from memalpha.tasks.babi_world import DROP, IS, MOVE, NOTHING, PRONOUNS, TAKE
-from memalpha.train import warmstart
-from memalpha.train.warmstart import Trainer, batches, kick
+from memalpha.tasks.datasets.babi import FEMALE, MALE, THINGS, stream
+from memalpha.tasks.datasets.babi_world import DROP, IS, MOVE, NOTHING, PRONOUNS, TAKE
 from memalpha.types import Chunk, Hit, MemoryEntry, Observation, Operation, Task, ViewEntry
 
 VIEW = 12
-"""Entries in view, at most: what `view_related` and `view_recent` of configs/babi.yaml give."""
+"""Entries in view, at most: what `view_related` and `view_recent` of presets/babi.yaml give."""
 PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
 PHRASES = (
     r"(?:Then|Afterwards|After that|Following that) (?:he|she|they)",
@@ -270,7 +270,7 @@ def corpus(seed: int) -> Iterator[str]:
 class Stage:
     """A stretch of demonstrations by a writer with these habits; so many reader rows for each of its own."""
 
-    rates: warmstart.Stage
+    rates: pretrain.Stage
     habits: Habits
     reader: float = 0.8
 
@@ -297,7 +297,7 @@ def probe(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: in
         rng = Random(index)
         written, states = demonstrate(stream(BabiConfig(), "validation", 10_000, index), Habits(forget=0.0), rng)
         rows += written + list(read(states, 12, rng))
-    for row, ok in zip(rows, warmstart.reproduced(model, encode(tokenizer, rows)), strict=True):
+    for row, ok in zip(rows, pretrain.reproduced(model, encode(tokenizer, rows)), strict=True):
         where = row.completion if row.kind == "writer" else row.prompt
         found = re.findall("memory_(?:insert|update|delete)|has |ask: Where is the|ask: Is|ask: W[a-z]+ is", where)
         for kind in {row.kind, *(f"{row.kind} {what}" for what in found)}:
@@ -308,8 +308,8 @@ def probe(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: in
 CAREFUL = Habits()
 LAZY = Habits(plain=0.8, second=0.2, denial=0.2, things=0.2)
 STAGES = (
-    Stage(warmstart.Stage("clean", 1500, muon=0.02, adam=3e-3, final=0.03, decay=0.6), CAREFUL),
-    Stage(warmstart.Stage("lazy", 150, muon=0.005, adam=8e-4, final=0.1, warmup=20), LAZY),
+    Stage(pretrain.Stage("clean", 1500, muon=0.02, adam=3e-3, final=0.03, decay=0.6), CAREFUL),
+    Stage(pretrain.Stage("lazy", 150, muon=0.005, adam=8e-4, final=0.1, warmup=20), LAZY),
 )
 
 
@@ -333,7 +333,7 @@ def main() -> None:
     trainer = Trainer(model)
     print(f"kick: loss {kick(trainer, arguments.seed):.3f}", flush=True)
     for stage in STAGES:
-        warmstart.train(trainer, stage.rates, demonstrations(tokenizer, stage, arguments.seed))
+        pretrain.train(trainer, stage.rates, demonstrations(tokenizer, stage, arguments.seed))
         halve(model)  # as it would come from disk
         trainer = Trainer(model)
         shares = ", ".join(f"{kind} {share:.2f}" for kind, share in probe(model, tokenizer).items())

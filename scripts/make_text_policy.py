@@ -25,15 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+import pretrain
 import torch
 from make_tiny_policy import ASSISTANT, USER, Row, build_model, build_tokenizer, encode, save
+from pretrain import Trainer, batches, kick, reproduced
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from memalpha.environments.prompts import REFLECTION_PROMPT, RETRY_PROMPT
-from memalpha.tasks import arithmetic, programs
-from memalpha.tasks.arithmetic import GAINS, LOSSES, Step, worked
-from memalpha.train import warmstart
-from memalpha.train.warmstart import Trainer, batches, kick, reproduced
+from memalpha.tasks.synthetic import arithmetic, programs
+from memalpha.tasks.synthetic.arithmetic import GAINS, LOSSES, Step, worked
 from memalpha.types import TextTask
 
 PRE_TOKENS = r"\d| ?\p{L}+| ?[^\s\p{L}\d]|\s+(?!\S)|\s+"
@@ -63,13 +63,13 @@ SLIPS = {
 class Stage:
     """A stretch of demonstrations by a teacher who gives in to a habit so often."""
 
-    rates: warmstart.Stage
+    rates: pretrain.Stage
     habit: float
 
 
 STAGES = (
-    Stage(warmstart.Stage("clean", 1600, muon=0.02, adam=3e-3, final=0.03, decay=0.6), 0.0),
-    Stage(warmstart.Stage("sloppy", 500, muon=0.005, adam=1e-3, final=0.1, warmup=20), HABIT),
+    Stage(pretrain.Stage("clean", 1600, muon=0.02, adam=3e-3, final=0.03, decay=0.6), 0.0),
+    Stage(pretrain.Stage("sloppy", 500, muon=0.005, adam=1e-3, final=0.1, warmup=20), HABIT),
 )
 
 
@@ -221,7 +221,7 @@ def main() -> None:
     trainer = Trainer(model)
     print(f"kick: loss {kick(trainer, arguments.seed):.3f}", flush=True)
     for stage in STAGES:
-        warmstart.train(trainer, stage.rates, demonstrations(tokenizer, stage.habit, arguments.seed))
+        pretrain.train(trainer, stage.rates, demonstrations(tokenizer, stage.habit, arguments.seed))
         trainer = Trainer(model)
         shares = ", ".join(f"{kind} {share:.2f}" for kind, share in probe(model, tokenizer).items())
         print(f"{stage.rates.name}: test problems right: {shares}", flush=True)

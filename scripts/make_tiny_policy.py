@@ -3,7 +3,7 @@
 A Qwen3-shaped causal LM of 0.8M parameters that writes memory tool calls and reads answers, for one CPU core. Three
 stages, all seeded, none timed (the same machine and versions give the same bytes):
 
-1. *Kick* (`memalpha.train.warmstart.kick`): copying from any offset, on random tokens.
+1. *Kick* (`pretrain.kick`): copying from any offset, on random tokens.
 2. *Clean*: demonstrations in which every gold operation is done right, so that update and delete by id are mastered.
 3. *Lazy*: demonstrations by a careless writer (facts left out, small talk noted). Selection turns bad while the skill
    stays: what is left for reinforcement learning. Skipping stage 2, or cutting it short, makes a start from which
@@ -23,7 +23,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pretrain
 import torch
+from pretrain import Encoded, Trainer, batches, kick
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -32,12 +34,10 @@ from memalpha.agent.prompts import ABSTAIN, reader_messages, writer_messages
 from memalpha.config import AgentConfig, ReaderConfig, WorldConfig
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
-from memalpha.tasks.demo import Shape
-from memalpha.tasks.phrases import EVENTS, POOLS
-from memalpha.tasks.synthetic import drill, generate, shaped
-from memalpha.tasks.values import pool_values
-from memalpha.train import warmstart
-from memalpha.train.warmstart import Encoded, Trainer, batches, kick
+from memalpha.tasks.synthetic.demo_world import Shape
+from memalpha.tasks.synthetic.phrases import EVENTS, POOLS
+from memalpha.tasks.synthetic.value_pools import pool_values
+from memalpha.tasks.synthetic.worlds import drill, generate, shaped
 from memalpha.types import Chunk, GoldOperation, Hit, Observation, Operation, Question, Task, ViewEntry
 
 VOCABULARY = 1024
@@ -314,7 +314,7 @@ def build_model(vocabulary: int) -> Qwen3ForCausalLM:
 class Stage:
     """A stretch of demonstrations by a writer with these habits."""
 
-    rates: warmstart.Stage
+    rates: pretrain.Stage
     habits: Habits
     pseudo: float = 0.6
     drills: float = 0.5
@@ -358,7 +358,7 @@ def probe(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: in
             word = "count" if "How many" in row.prompt else "when" if "ask: When" in row.prompt else "value"
             word = "unknown" if row.completion.strip() == ABSTAIN else word
             rows.append(Row(row.prompt, row.completion, f"read-{word}"))
-    for row, ok in zip(rows, warmstart.reproduced(model, encode(tokenizer, rows)), strict=True):
+    for row, ok in zip(rows, pretrain.reproduced(model, encode(tokenizer, rows)), strict=True):
         hits.setdefault(row.kind, []).append(ok)
         if row.kind == "writer":
             for what in ("memory_insert", "memory_update", "memory_delete", "memory_skip"):
@@ -372,8 +372,8 @@ LAZY = Habits(fact=0.5, change=0.7, right=0.97, note=0.12)
 READ_FROM = (CAREFUL, CAREFUL, Habits(fact=0.7, change=0.7, right=0.7, note=0.3))
 """Writers whose memories the reader learns to read."""
 STAGES = (
-    Stage(warmstart.Stage("clean", 2400, muon=0.02, adam=3e-3, final=0.03, decay=0.6), CAREFUL),
-    Stage(warmstart.Stage("lazy", 150, muon=0.003, adam=5e-4, final=0.1, warmup=20), LAZY, drills=0.3),
+    Stage(pretrain.Stage("clean", 2400, muon=0.02, adam=3e-3, final=0.03, decay=0.6), CAREFUL),
+    Stage(pretrain.Stage("lazy", 150, muon=0.003, adam=5e-4, final=0.1, warmup=20), LAZY, drills=0.3),
 )
 
 
@@ -400,7 +400,7 @@ def main() -> None:
     trainer = Trainer(model)
     print(f"kick: loss {kick(trainer, arguments.seed):.3f}", flush=True)
     for stage in STAGES:
-        warmstart.train(trainer, stage.rates, demonstrations(tokenizer, stage, arguments.seed))
+        pretrain.train(trainer, stage.rates, demonstrations(tokenizer, stage, arguments.seed))
         trainer = Trainer(model)
         shares = ", ".join(f"{kind} {share:.2f}" for kind, share in probe(model, tokenizer).items())
         print(f"{stage.rates.name}: held-out rows right: {shares}", flush=True)

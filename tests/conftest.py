@@ -60,7 +60,7 @@ def postgres():
 @pytest.fixture
 def place(postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of a schema of a test's own, without stores yet."""
-    from memalpha.store import postgres_schema
+    from memalpha.store.backends.postgres import ddl as postgres_schema
 
     monkeypatch.setattr(postgres_schema, "PARTITIONS", 2)  # the work of 16 in each test is seconds
     schema = f"s_{secrets.token_hex(6)}"
@@ -143,7 +143,10 @@ def _stores(_places: Places | None, request: pytest.FixtureRequest, monkeypatch:
     if _places is None or request.node.get_closest_marker("postgres"):
         yield
         return
-    from memalpha.store import doctor, postgres, postgres_schema, store
+    from memalpha.store import store
+    from memalpha.store.backends.postgres import database as postgres
+    from memalpha.store.backends.postgres import ddl as postgres_schema
+    from memalpha.store.checks import integrity as doctor
 
     open_database, copied_to, make = store.open_database, store.copied_to, postgres.PostgresDatabase._make
     existing = doctor.existing

@@ -18,11 +18,11 @@ from random import Random
 from typing import Any
 
 from memalpha.config import WorldConfig
-from memalpha.store.audit import Audit, audit
+from memalpha.store.checks.audit import Audit, audit
 from memalpha.store.slots import key_value, slot_value
 from memalpha.store.store import MemoryStore
-from memalpha.tasks.phrases import ATTRIBUTES, POOLS
-from memalpha.tasks.synthetic import generate
+from memalpha.tasks.synthetic.phrases import ATTRIBUTES, POOLS
+from memalpha.tasks.synthetic.worlds import generate
 from memalpha.types import MemoryEntry, Task
 
 EACH = 2

@@ -29,7 +29,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from memalpha.errors import UnknownEntry
-from memalpha.store.doctor import examine
+from memalpha.store.checks.integrity import examine
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation

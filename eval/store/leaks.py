@@ -21,10 +21,10 @@ from pathlib import Path
 
 from memalpha.errors import StoreError
 from memalpha.store.embedding import load_embedder
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MEM_ALPHA
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
-from memalpha.store.working import WorkingMemory
 from memalpha.types import MemoryEntry, Operation
 
 KINDS = (*("search",) * 4, *("insert",) * 4, "filter", "update", "delete", "list", "get", "history", "undo", "past")

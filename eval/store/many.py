@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import MemalphaError
-from memalpha.store.doctor import examine
+from memalpha.store.checks.integrity import examine
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 

@@ -38,7 +38,7 @@ from memalpha.store.embedding import HashEmbedder
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).parent))
 from postgres_attacks import SECRET, attempt, settings, statements
 from postgres_server import LOOSE, Server, server

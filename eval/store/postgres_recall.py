@@ -19,11 +19,11 @@ from pathlib import Path
 
 import psycopg
 
-from memalpha.qa import locomo
-from memalpha.qa.recall import rank, searching, summary
-from memalpha.store import postgres_search
+from memalpha.qa import locomo_search as locomo
+from memalpha.qa.scoring.recall import rank, searching, summary
+from memalpha.store.backends.postgres import search as postgres_search
 from memalpha.store.store import MemoryStore
-from memalpha.tasks.locomo import load_locomo
+from memalpha.tasks.datasets.locomo import load_locomo
 from memalpha.types import MemoryEntry
 
 ALL = "all turns"

@@ -26,13 +26,13 @@ import bench
 import numpy as np
 from measure import Clock
 
-from memalpha.store.copying import copy_store
-from memalpha.store.postgres_schema import TABLES
-from memalpha.store.postgres_search import SIZE
+from memalpha.store.backends.postgres.ddl import TABLES
+from memalpha.store.backends.postgres.search import SIZE
+from memalpha.store.io.copy import copy_store
 from memalpha.store.store import MemoryStore
 from memalpha.types import Hit
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 from postgres_server import Server, server
 
 SETTINGS = "shared_buffers = 256MB\nmaintenance_work_mem = 256MB\nautovacuum = on\n"

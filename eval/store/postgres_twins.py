@@ -14,8 +14,8 @@ from postgres_attacks import SECRET, attempt, settings, statements
 
 from memalpha.errors import StoreError
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.ranking import ROUTES
-from memalpha.store.retrieval import Boost
+from memalpha.store.search.corpus import Boost
+from memalpha.store.search.ranking import ROUTES
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation

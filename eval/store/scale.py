@@ -29,9 +29,9 @@ from typing import Any
 
 import numpy as np
 
-from memalpha.store.cache import index_files
 from memalpha.store.embedding import load_embedder, normalize
-from memalpha.store.index import PRECISIONS, Precision
+from memalpha.store.indexing.cache import index_files
+from memalpha.store.search.vectors import PRECISIONS, Precision
 from memalpha.store.store import MemoryStore
 
 DIM, TOPICS, OWN = 384, 3000, 0.6

@@ -13,18 +13,18 @@ from pathlib import Path
 from threading import RLock
 from typing import TypeVar
 
-from memalpha.agent.answer import Answer, ExtractiveReader, PolicyReader, Reader
 from memalpha.agent.parsing import parse_calls
 from memalpha.agent.prompts import CORE_CUT, render_view, writer_messages
+from memalpha.agent.reader import Answer, ExtractiveReader, PolicyReader, Reader
 from memalpha.agent.tools import execute
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.base import Policy, in_own_style, load_policy
 from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.state import check_timestamp
-from memalpha.store.working import Memory
-from memalpha.tasks.sessions import cut
+from memalpha.tasks.chunking import cut
 from memalpha.types import (
     Chunk,
     Completion,

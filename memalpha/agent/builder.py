@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from memalpha.agent.agent import act, observe, request
 from memalpha.config import AgentConfig
 from memalpha.policy.base import Policy
-from memalpha.policy.noise import Start, grouped, noise_key, starts_of
+from memalpha.policy.sampling_keys import Start, grouped, noise_key, starts_of
 from memalpha.store.embedding import Embedder, load_embedder
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.state import MemoryState
-from memalpha.store.working import WorkingMemory
 from memalpha.types import Chunk, Observation, SampleRequest, Task, Trajectory, TrajectoryGroup, Turn
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from memalpha.agent.citing import INSTRUCTION
+from memalpha.agent.citations import INSTRUCTION
 from memalpha.agent.tools import tool_schemas
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.store.schema import MemorySchema

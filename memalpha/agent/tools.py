@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from memalpha.errors import DuplicateContent, InvalidContent, UnknownCategory, UnknownEntry
+from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import duplicate_of
-from memalpha.store.working import Memory
 from memalpha.types import MemoryEntry, Operation, ToolCall, ToolResult, is_iso_time
 
 

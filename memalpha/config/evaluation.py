@@ -40,7 +40,7 @@ class EvalConfig(Config):
     world: WorldConfig = WorldConfig(split="test")
     babi: BabiConfig = BabiConfig()
     systems: tuple[str, ...] = Field(
-        default=("empty", "append-only", "rag"), min_length=1, description="by name: see memalpha.qa.systems"
+        default=("empty", "append-only", "rag"), min_length=1, description="by name: see memalpha.qa.systems.builtin"
     )
     context_tokens: int = Field(
         default=2048, gt=0, description="what a system may show for a question, in tokens (characters / 4)"

@@ -17,7 +17,7 @@ C = TypeVar("C", bound=BaseModel)
 
 def shipped_configs() -> list[str]:
     """Names of the configurations that come with the package."""
-    folder = resources.files("memalpha") / "configs"
+    folder = resources.files("memalpha") / "config" / "presets"
     return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
 
 
@@ -59,7 +59,7 @@ def read_config(name: str | Path) -> dict[str, Any]:
     if path.suffix in (".yaml", ".yml") or path.is_file():
         source, label = path, str(path)
     else:
-        source, label = resources.files("memalpha") / "configs" / f"{name}.yaml", f"configs/{name}.yaml"
+        source, label = resources.files("memalpha") / "config" / "presets" / f"{name}.yaml", f"presets/{name}.yaml"
     try:
         text = source.read_text(encoding="utf-8")
     except (FileNotFoundError, IsADirectoryError) as error:

@@ -13,7 +13,7 @@ from memalpha.environments.base import Environment, Prompt, Step, is_scored, mad
 from memalpha.environments.prompts import Messages, with_advice
 from memalpha.errors import ConfigError, MemalphaError, RewardError
 from memalpha.policy.base import Policy
-from memalpha.policy.noise import Start, grouped, noise_key, starts_of
+from memalpha.policy.sampling_keys import Start, grouped, noise_key, starts_of
 from memalpha.types import Reward, SampleRequest, TextTask, Trajectory, TrajectoryGroup, Turn
 
 MAX_TURNS = 16

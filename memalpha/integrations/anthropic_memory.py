@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from memalpha.errors import ConfigError, InvalidContent, MemalphaError
 from memalpha.store.filters import utc
-from memalpha.store.keyed import Keyed, escaped, text_of
+from memalpha.store.keyed_entries import Keyed, escaped, text_of
 from memalpha.store.store import MemoryStore
 
 _LOG = logging.getLogger("memalpha")

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from memalpha.errors import ConfigError
-from memalpha.qa.baselines import turns_of
-from memalpha.qa.budget import length
-from memalpha.qa.system import Passage
+from memalpha.qa.systems.base import Passage
+from memalpha.qa.systems.baselines import turns_of
+from memalpha.qa.systems.budget import length
 from memalpha.store.embedding import Embedder
 from memalpha.types import Chunk
 

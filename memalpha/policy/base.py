@@ -17,7 +17,7 @@ from memalpha.errors import PolicyError
 from memalpha.types import Completion, SampleRequest
 
 if TYPE_CHECKING:
-    from memalpha.policy.reward_model_ import RewardModel
+    from memalpha.policy.reward_model import RewardModel
 
 S = TypeVar("S", AgentConfig, ReaderConfig)
 
@@ -80,7 +80,7 @@ def load_policy(
         return ScriptedPolicy(text.removeprefix("scripted:"))
     if text.startswith(ENDPOINTS):
         try:
-            from memalpha.policy.openai_ import EndpointPolicy
+            from memalpha.policy.endpoints.policy import EndpointPolicy
         except ModuleNotFoundError as error:
             if error.name != "httpx2":
                 raise
@@ -89,7 +89,7 @@ def load_policy(
         policy.client.check()
         return policy
     try:
-        from memalpha.policy.transformers_ import TransformersPolicy, merge_adapter
+        from memalpha.policy.transformers import TransformersPolicy, merge_adapter
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):
             raise
@@ -123,12 +123,12 @@ def load_reward_model(name: str | Path, *, dtype: str = "float32", device: str =
     cannot be loaded here.
     """
     try:
-        from memalpha.policy.reward_model_ import from_adapter, from_directory
+        from memalpha.policy.reward_model import from_adapter, from_directory
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):
             raise
         raise PolicyError(f"reward model {str(name)!r} needs {error.name}: pip install 'memalpha[train]'") from error
-    from memalpha.policy.transformers_ import TransformersPolicy, scores
+    from memalpha.policy.transformers import TransformersPolicy, scores
 
     if str(name) in SHIPPED:
         raise PolicyError(

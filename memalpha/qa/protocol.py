@@ -12,21 +12,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from memalpha.agent.answer import Answer, Reader, Reading
 from memalpha.agent.prompts import asked
+from memalpha.agent.reader import Answer, Reader, Reading
 from memalpha.config import EVAL_K, AgentConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
-from memalpha.qa.cited import cited_scores, evidence_notes
-from memalpha.qa.evaluator import Record, Report, characters_by_four, is_disputed, record_of, summarize
-from memalpha.qa.judge import Judge
-from memalpha.qa.judged import Unjudged, judge_records
-from memalpha.qa.loss import ceiling_of, classify, evidence_recall, feedback, trace, waterfall
-from memalpha.qa.metrics import JUDGED, QUESTION_METRICS, best_score, is_right, official_scores, score_question
-from memalpha.qa.official import LONGMEMEVAL_TYPES, longmemeval, session_scores
-from memalpha.qa.reward import conversation_tokens
-from memalpha.qa.stats import Row, estimate, macro
-from memalpha.qa.system import Passage, Shown
-from memalpha.qa.systems import Oracle, Progress, Settings, Showing, Source, load_source
+from memalpha.qa.error_analysis import ceiling_of, classify, evidence_recall, feedback, trace, waterfall
+from memalpha.qa.evaluate import Record, Report, characters_by_four, is_disputed, record_of, summarize
+from memalpha.qa.memory_reward import conversation_tokens
+from memalpha.qa.scoring.cited import cited_scores, evidence_notes
+from memalpha.qa.scoring.judge import Judge
+from memalpha.qa.scoring.judge_scores import Unjudged, judge_records
+from memalpha.qa.scoring.metrics import JUDGED, QUESTION_METRICS, best_score, is_right, official_scores, score_question
+from memalpha.qa.scoring.official import LONGMEMEVAL_TYPES, longmemeval, session_scores
+from memalpha.qa.scoring.stats import Row, estimate, macro
+from memalpha.qa.systems.base import Passage, Shown
+from memalpha.qa.systems.builtin import Oracle, Progress, Settings, Showing, Source, load_source
 from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.types import Hit, MemoryEntry, Question, Task
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memalpha.agent.answer import Answer, ExtractiveReader, PolicyReader, Reader, Reading
-from memalpha.agent.copying import CopyReader
+from memalpha.agent.copying_reader import CopyReader
+from memalpha.agent.reader import Answer, ExtractiveReader, PolicyReader, Reader, Reading
 from memalpha.config import ReaderConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.base import Policy, load_policy

@@ -10,7 +10,7 @@ TITLES = {"before": "Before training", "after": "After training"}
 
 
 def conversation(example: Mapping[str, Any]) -> str:
-    """HTML of one walked conversation (`eval/example.json`, see `memalpha.qa.walk`)."""
+    """HTML of one walked conversation (`eval/example.json`, see `memalpha.qa.reporting.example`)."""
     systems = {name: example["systems"][name] for name in TITLES if name in example["systems"]}
     parts = [
         "<h2>One conversation, before and after</h2>",

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from memalpha.qa.compare import load_records
-from memalpha.qa.evaluator import Record
-from memalpha.qa.loss import LOSSES, Waterfall, waterfall
-from memalpha.qa.stats import Estimate, Row, estimate, micro
+from memalpha.qa.error_analysis import LOSSES, Waterfall, waterfall
+from memalpha.qa.evaluate import Record
+from memalpha.qa.reporting.compare import load_records
+from memalpha.qa.scoring.stats import Estimate, Row, estimate, micro
 from memalpha.report.charts import Bar, stacked_bars, swatch
 
 SHOWN = 40  # failures of one class of one system

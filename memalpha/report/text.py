@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from memalpha.qa.compare import load_records
-from memalpha.qa.evaluator import Record
+from memalpha.qa.evaluate import Record
+from memalpha.qa.reporting.compare import load_records
 from memalpha.report.charts import Z95, Mark, Row, mark_rows, swatch
 
 SHOWN = 16

@@ -198,12 +198,12 @@ def _load(part: Any, place: str) -> RewardFunction:
     try:
         match part:
             case MathPart():
-                from memalpha.rewards.maths import MathReward
+                from memalpha.rewards.math import MathReward
 
                 return named(MathReward(part.column), part.name, part.weight)
             case CodePart():
-                from memalpha.rewards.code import CodeReward
-                from memalpha.rewards.sandbox import Limits
+                from memalpha.rewards.code.reward import CodeReward
+                from memalpha.rewards.code.sandbox import Limits
 
                 limits = Limits(part.seconds, part.megabytes)
                 made = CodeReward(part.column, score=part.score, limits=limits, concurrency=part.concurrency)
@@ -217,13 +217,13 @@ def _load(part: Any, place: str) -> RewardFunction:
 
                 return named(SchemaReward(part.json_schema), part.name, part.weight)
             case JudgePart():
-                from memalpha.rewards.judged import JudgeReward
+                from memalpha.rewards.judge import JudgeReward
 
                 return named(JudgeReward(part.judge, part.template, part.scale), part.name, part.weight)
             case PythonPart():
                 return named(_own(part), part.name, part.weight)
             case ModelPart():
-                from memalpha.rewards.model import ModelReward
+                from memalpha.rewards.reward_model import ModelReward
 
                 return named(ModelReward(part.path, part.device, part.chat), part.name, part.weight)
             case _:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from memalpha.errors import ConfigError
 from memalpha.rewards.base import reply_text
-from memalpha.rewards.killable import Killable, Killed
+from memalpha.rewards.subprocess_call import Killable, Killed
 
 TIMEOUT = 1.0
 """Seconds that a pattern or a schema may take on one reply (of a schema, CPU time)."""

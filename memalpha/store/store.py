@@ -15,22 +15,23 @@ from weakref import WeakSet
 import numpy as np
 
 from memalpha.errors import InvalidContent, StoreError, UnknownEntry
-from memalpha.store import cache, timeline
-from memalpha.store.around import surroundings
-from memalpha.store.backend import Backend, Clock, Durability, system_clock
-from memalpha.store.bulk import Fact, blobs_of, cleaned, insert_all, unit_vectors
+from memalpha.store import history as timeline
+from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
+from memalpha.store.backends.namespace import Tip
+from memalpha.store.bulk_insert import Fact, blobs_of, cleaned, insert_all, unit_vectors
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Where
-from memalpha.store.index import PRECISIONS, Precision
-from memalpha.store.opening import copied_to, index_of, open_database, rows_of
-from memalpha.store.recorded import RecordedEmbedder, StoredEmbedder
-from memalpha.store.retrieval import Boost, Route
-from memalpha.store.rows import Tip
+from memalpha.store.history import Diff
+from memalpha.store.indexing import cache
+from memalpha.store.indexing.context import surroundings
+from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
+from memalpha.store.io.jsonl import apply_lines, contents_of, read_jsonl, write_jsonl
+from memalpha.store.memory import Memory
+from memalpha.store.open import copied_to, index_of, open_database, rows_of
 from memalpha.store.schema import MemorySchema
+from memalpha.store.search.corpus import Boost, Route
+from memalpha.store.search.vectors import PRECISIONS, Precision
 from memalpha.store.state import Change, MemoryState, check_timestamp, clean_content
-from memalpha.store.timeline import Diff
-from memalpha.store.transfer import apply_lines, contents_of, read_jsonl, write_jsonl
-from memalpha.store.working import Memory
 from memalpha.types import Hit, MemoryEntry, Operation
 
 _PAGE = 1000

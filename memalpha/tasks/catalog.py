@@ -19,36 +19,36 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from memalpha.errors import DataError
-from memalpha.tasks.dataset import DataSet
-from memalpha.tasks.hub import commit_of, obtain
+from memalpha.tasks.dataset_info import DataSet
+from memalpha.tasks.sources.hub import commit_of, obtain
 from memalpha.types import Task
 
 MODULES = {
-    "synthetic": "synthetic",
-    "babi": "babi",
-    "locomo": "locomo",
-    "friendsqa": "friendsqa",
-    "hotpotqa": "multihop",
-    "musique": "multihop",
-    "squad": "squad",
-    "xquad": "squad",
-    "banking77": "labels",
-    "clinc150": "labels",
-    "nlu": "labels",
-    "trec": "labels",
-    "longmemeval": "longmemeval",
-    "memoryagentbench": "memoryagentbench",
-    "personamem": "personamem",
-    "personamem_v2": "personamem",
-    "personamem_snippets": "persona_snippets",
-    "perltqa": "perltqa",
-    "beam": "beam",
-    "beam_10m": "beam",
-    "halumem": "halumem",
-    "qmsum": "qmsum",
-    "booksum": "booksum",
-    "memalpha": "memalpha_sets",
-    "memalpha_mab": "memalpha_sets",
+    "synthetic": "synthetic.worlds",
+    "babi": "datasets.babi",
+    "locomo": "datasets.locomo",
+    "friendsqa": "datasets.friendsqa",
+    "hotpotqa": "datasets.multihop",
+    "musique": "datasets.multihop",
+    "squad": "datasets.squad",
+    "xquad": "datasets.squad",
+    "banking77": "datasets.labels",
+    "clinc150": "datasets.labels",
+    "nlu": "datasets.labels",
+    "trec": "datasets.labels",
+    "longmemeval": "datasets.longmemeval",
+    "memoryagentbench": "datasets.memoryagentbench",
+    "personamem": "datasets.personamem",
+    "personamem_v2": "datasets.personamem",
+    "personamem_snippets": "datasets.persona_snippets",
+    "perltqa": "datasets.perltqa",
+    "beam": "datasets.beam",
+    "beam_10m": "datasets.beam",
+    "halumem": "datasets.halumem",
+    "qmsum": "datasets.qmsum",
+    "booksum": "datasets.booksum",
+    "memalpha": "datasets.memalpha_sets",
+    "memalpha_mab": "datasets.memalpha_sets",
 }
 """The module in `memalpha.tasks` of every data set."""
 

@@ -8,8 +8,8 @@ from typing import Any
 from memalpha.config import WorldConfig
 from memalpha.errors import DataError
 from memalpha.tasks.catalog import MODULES, load_set, options_of
-from memalpha.tasks.jsonl import load_jsonl
-from memalpha.tasks.table import load_table
+from memalpha.tasks.formats.csv import load_table
+from memalpha.tasks.formats.jsonl import load_jsonl
 from memalpha.types import Task
 
 TABLES = (".csv", ".tsv")

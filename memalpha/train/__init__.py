@@ -1,6 +1,6 @@
 """Training: trajectories become samples, samples become gradients.
 
-`memalpha.train("demo", seed=7)` is `memalpha.train.loop.train`: the package can be called, because a function of the
+`memalpha.train("demo", seed=7)` is `memalpha.train.api.train`: the package can be called, because a function of the
 same name beside it would be replaced by the package as soon as any of its modules is imported.
 """
 
@@ -14,13 +14,13 @@ from typing import Any
 
 from memalpha.errors import PolicyError
 
-_HOME = {"train_on_preferences": "preferences", "train_reward_model": "reward_run"}
+_HOME = {"train_on_preferences": "trainers.preferences", "train_reward_model": "trainers.reward_model"}
 
 
 class _CallablePackage(ModuleType):
     def __call__(self, config: Any, **overrides: Any) -> dict[str, Any]:
-        """Run `memalpha.train.loop.train`; raises `PolicyError` where the libraries it needs are not installed."""
-        return _needing_libraries("loop", "train")(config, **overrides)
+        """Run `memalpha.train.api.train`; raises `PolicyError` where the libraries it needs are not installed."""
+        return _needing_libraries("api", "train")(config, **overrides)
 
 
 def __getattr__(name: str) -> Any:

@@ -14,10 +14,10 @@ from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, InvalidContent
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.embedding import HashEmbedder
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
-from memalpha.store.working import WorkingMemory
 from memalpha.types import Chunk, Completion, Task
 
 CONFIG = AgentConfig(prompt="compact", embedder="hash", view_related=2, view_recent=3)

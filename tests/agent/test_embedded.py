@@ -167,7 +167,7 @@ def run_directory(folder: Path, *steps: int, best: int | None = None) -> Path:
 def test_a_run_directory_stands_for_its_best_checkpoint(store, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     loaded = []
-    from memalpha.policy.transformers_ import TransformersPolicy
+    from memalpha.policy.transformers import TransformersPolicy
 
     load = TransformersPolicy.from_pretrained
     monkeypatch.setattr(

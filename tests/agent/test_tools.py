@@ -8,10 +8,10 @@ from memalpha.agent.parsing import parse_calls
 from memalpha.agent.tools import TOOLS, execute, tool_schemas
 from memalpha.errors import StoreError
 from memalpha.store.embedding import HashEmbedder
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import Category, MemorySchema, load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
-from memalpha.store.working import WorkingMemory
 from memalpha.types import Operation, ToolCall
 
 SCHEMA = load_schema("mem-alpha")

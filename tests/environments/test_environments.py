@@ -18,7 +18,7 @@ from memalpha.environments import (
 )
 from memalpha.environments.prompts import reflection_messages, with_advice
 from memalpha.errors import ConfigError, DataError, RewardError
-from memalpha.policy.noise import Start
+from memalpha.policy.sampling_keys import Start
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.types import Completion, TextTask
 

@@ -33,7 +33,7 @@ TASK = Task(
 INSTALLED = [name for name in ("mem0", "langgraph") if find_spec(name) is not None]
 SYSTEMS = (
     ("mem0", "memalpha.integrations.mem0:Mem0System"),
-    ("langgraph.store.memory", "memalpha.integrations.langgraph:LangGraphSystem"),
+    ("langgraph.store.memory", "memalpha.integrations.langgraph.system:LangGraphSystem"),
 )
 
 

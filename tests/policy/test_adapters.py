@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from tiny import tiny_model, tiny_policy
 from transformers import AutoModelForCausalLM
 
-from memalpha import cli
+from memalpha.cli import main as cli
 from memalpha.errors import PolicyError
 from memalpha.policy.base import lasting_name, load_policy
-from memalpha.policy.transformers_ import TransformersPolicy
+from memalpha.policy.transformers import TransformersPolicy
 
 IDS = torch.arange(24)[None] * 7 % 200
 

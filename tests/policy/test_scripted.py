@@ -9,7 +9,7 @@ from memalpha.errors import PolicyError
 from memalpha.policy.base import load_policy
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.embedding import HashEmbedder
-from memalpha.tasks.synthetic import tasks
+from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Chunk, GoldOperation, Observation, SampleRequest, SpeakerTurn, Task, ViewEntry
 
 TASKS = tasks(WorldConfig(), 0, 0, 12)

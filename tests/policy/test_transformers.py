@@ -13,9 +13,9 @@ from tiny import VOCABULARY, tiny_model, tiny_policy, tiny_tokenizer
 
 from memalpha.errors import PolicyError
 from memalpha.hub import hub_reachable
-from memalpha.policy import transformers_
+from memalpha.policy import transformers as transformers_
 from memalpha.policy.base import load_policy
-from memalpha.policy.transformers_ import TransformersPolicy
+from memalpha.policy.transformers import TransformersPolicy
 from memalpha.types import SampleRequest
 
 
@@ -97,7 +97,7 @@ def test_noise_depends_on_the_key_and_not_on_the_batch(policy):
 
 def test_noise_is_stable_across_processes(policy):
     """The stream is fixed by the key's digits: a changed hash would break every resumed run."""
-    from memalpha.policy.transformers_ import _uniforms
+    from memalpha.policy.transformers import _uniforms
 
     noise = _uniforms([request("a", 1, 2, 3)], 2)[0].tolist()
     assert noise == [0.04448956251144409, 0.6911428570747375]

@@ -10,9 +10,9 @@ from hostile import HostileServer
 
 from memalpha.config import EvalConfig, WorldConfig, build_config
 from memalpha.errors import PolicyError
-from memalpha.qa.run import run_evaluation
-from memalpha.tasks import synthetic
-from memalpha.tasks.jsonl import save_jsonl
+from memalpha.qa.from_config import run_evaluation
+from memalpha.tasks.formats.jsonl import save_jsonl
+from memalpha.tasks.synthetic import worlds as synthetic
 
 
 def model(prompt: str, body):
@@ -39,7 +39,7 @@ def model(prompt: str, body):
 
 
 def test_writer_reader_and_judge_behind_a_server_that_goes_away(tmp_path, monkeypatch):
-    monkeypatch.setattr("memalpha.policy.endpoint.backoff", lambda *_: 0.0)
+    monkeypatch.setattr("memalpha.policy.endpoints.client.backoff", lambda *_: 0.0)
     tasks = synthetic.tasks(WorldConfig(split="test"), -1, 0, 2)
     strange = tasks[0].questions[0].model_copy(update={"question": "q0: which?"})
     tasks[0] = tasks[0].model_copy(update={"questions": (strange, *tasks[0].questions[1:])})

@@ -11,7 +11,6 @@ from memalpha.agent.builder import Builder
 from memalpha.config import AgentConfig, WorldConfig
 from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.gold import Gold
 from memalpha.qa.memory_pairs import (
     FAULTS,
     conversation_messages,
@@ -20,8 +19,9 @@ from memalpha.qa.memory_pairs import (
     state_text,
     write_memory_pairs,
 )
+from memalpha.qa.scoring.gold import Gold
 from memalpha.store.embedding import HashEmbedder
-from memalpha.tasks import synthetic
+from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.types import GoldOperation
 
 TASKS = synthetic.tasks(WorldConfig(split="test"), 0, 0, 25)

@@ -12,27 +12,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memalpha import cli
-from memalpha.agent.answer import Answer
 from memalpha.agent.prompts import notes
+from memalpha.agent.reader import Answer
+from memalpha.cli import main as cli
 from memalpha.config import EvalConfig, ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
-from memalpha.qa.baselines import turns_of, windows_of
-from memalpha.qa.budget import cut, length
-from memalpha.qa.evaluator import characters_by_four
-from memalpha.qa.judge import Judge
-from memalpha.qa.judged import Unjudged
+from memalpha.qa.evaluate import characters_by_four
+from memalpha.qa.from_config import run_evaluation
 from memalpha.qa.protocol import hits_of, run_systems
 from memalpha.qa.reader import load_reader
-from memalpha.qa.results import as_markdown, print_table, table
-from memalpha.qa.run import run_evaluation
-from memalpha.qa.system import Passage
-from memalpha.qa.systems import Settings, Streamed, load_source
+from memalpha.qa.reporting.tables import as_markdown, print_table, table
+from memalpha.qa.scoring.judge import Judge
+from memalpha.qa.scoring.judge_scores import Unjudged
+from memalpha.qa.systems.base import Passage
+from memalpha.qa.systems.baselines import turns_of, windows_of
+from memalpha.qa.systems.budget import cut, length
+from memalpha.qa.systems.builtin import Settings, Streamed, load_source
 from memalpha.store.embedding import load_embedder
-from memalpha.tasks import synthetic
-from memalpha.tasks.jsonl import save_jsonl
+from memalpha.tasks.chunking import recut
+from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.load import load_tasks
-from memalpha.tasks.sessions import recut
+from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.types import Chunk, Completion, Question, SpeakerTurn, Task
 
 LOCOMO = Path(__file__).parents[3] / "shared" / "data" / "locomo" / "locomo10.json"
@@ -315,7 +315,7 @@ def test_bad_input_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="there is no module 'nonesuch'"):
         run("nonesuch.module:Thing")
     with pytest.raises(ConfigError, match="has no 'Nothing'"):
-        run("memalpha.qa.system:Nothing")
+        run("memalpha.qa.systems.base:Nothing")
     (tmp_path / "broken_system_of_a_test.py").write_text("\nraise OSError('no')\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r"cannot be imported: OSError: no \(.*_test\.py, line 2\)"):
@@ -367,7 +367,7 @@ class Newest:
         return len(self.text) // 4
 
     def entries(self):
-        from memalpha.qa.system import Passage
+        from memalpha.qa.systems.base import Passage
 
         return [Passage(self.text)]
 '''

@@ -13,7 +13,7 @@ import pytest
 
 from memalpha.config import BabiConfig
 from memalpha.qa.protocol import run_systems
-from memalpha.tasks import babi
+from memalpha.tasks.datasets import babi
 
 EVAL = Path(__file__).parents[2] / "eval"
 sys.path.insert(0, str(EVAL))

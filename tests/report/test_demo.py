@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memalpha.report.demo import outcome, run_demo
+from memalpha.cli.demo import outcome, run_demo
 
 
 def test_the_demo_says_where_the_page_is_and_what_to_try(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +17,7 @@ def test_the_demo_says_where_the_page_is_and_what_to_try(run: Path, monkeypatch:
         asked.update(overrides, config=config)
         return json.loads((run / "summary.json").read_text())
 
-    monkeypatch.setattr("memalpha.train.loop.train", train)
+    monkeypatch.setattr("memalpha.train.api.train", train)
     said: list[str] = []
     page = run_demo(seed=7, out=run, policy="tiny", say=said.append)
     assert asked == {"config": "demo", "seed": 7, "out": run, "policy": "tiny"}

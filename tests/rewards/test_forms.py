@@ -13,7 +13,7 @@ from memalpha.errors import ConfigError, RewardError
 from memalpha.rewards import format
 from memalpha.rewards.base import load_rewards, score_texts
 from memalpha.rewards.format import NOTHING, FormatReward, SchemaReward, first_json
-from memalpha.rewards.killable import Killable
+from memalpha.rewards.subprocess_call import Killable
 
 ANSWER = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from memalpha.errors import StoreError, UnknownEntry
-from memalpha.store.doctor import examine
-from memalpha.store.sqlite import Database
+from memalpha.store.backends.sqlite import Database
+from memalpha.store.checks.integrity import examine
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation
 
@@ -188,7 +188,7 @@ def test_an_erasure_that_was_cut_short_is_finished_later(tmp_path: Path, finish)
 
 @pytest.mark.sqlite
 def test_a_reader_that_keeps_the_old_state_is_named(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("memalpha.store.sqlite._PATIENCE", 0.1)
+    monkeypatch.setattr("memalpha.store.backends.sqlite._PATIENCE", 0.1)
     path = tmp_path / "a.db"
     store, id = filled(path)
     reader = sqlite3.connect(path, isolation_level=None)

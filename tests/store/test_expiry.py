@@ -8,13 +8,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from memalpha.cli import app
+from memalpha.cli.main import app
 from memalpha.errors import DataError, InvalidContent, UnknownEntry
-from memalpha.store.doctor import examine
+from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import load_embedder
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
-from memalpha.store.working import WorkingMemory
 
 QUERY = "which pet in which city?"
 START = datetime(2025, 1, 1, tzinfo=UTC)

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import memalpha.store.columns
+import memalpha.store.search.filter_columns
 import memalpha.store.store
 from memalpha.errors import StoreError
 from memalpha.store.embedding import load_embedder
 from memalpha.store.filters import parse
-from memalpha.store.retrieval import Boost
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import Category, MemorySchema
+from memalpha.store.search.corpus import Boost
 from memalpha.store.store import MemoryStore
-from memalpha.store.working import WorkingMemory
 from memalpha.types import MemoryEntry
 
 ENTRY = MemoryEntry(
@@ -330,7 +330,7 @@ def test_a_search_that_is_stopped_half_way_leaves_nothing_wrong(monkeypatch) -> 
     wanted = MemoryStore.search(store, "fact 3", where={"chunk": {"$in": [1, 3]}})
     store.insert("semantic", "fact 5", chunk=3)
     with monkeypatch.context() as patch:
-        patch.setattr(memalpha.store.columns.Columns, "mask", lambda *_: 1 / 0)
+        patch.setattr(memalpha.store.search.filter_columns.Columns, "mask", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             store.search("fact 3", where={"chunk": {"$in": [1, 3]}})
     store.undo()

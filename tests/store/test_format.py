@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from memalpha.errors import StoreError
-from memalpha.store import sqlite
-from memalpha.store.doctor import examine
+from memalpha.store.backends import sqlite
+from memalpha.store.backends.row_codec import digest
+from memalpha.store.backends.sqlite import FORMAT
+from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import load_embedder
-from memalpha.store.fields import digest
-from memalpha.store.recorded import record_of
+from memalpha.store.indexing.stored_embedder import record_of
 from memalpha.store.schema import MEM_ALPHA
-from memalpha.store.sqlite import FORMAT
 from memalpha.store.store import MemoryStore
 
 pytestmark = pytest.mark.sqlite  # about its files

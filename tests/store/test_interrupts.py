@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from memalpha.store.embedding import load_embedder
+from memalpha.store.memory import Memory, WorkingMemory
 from memalpha.store.schema import MEM_ALPHA
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
-from memalpha.store.working import Memory, WorkingMemory
 
 HASH = load_embedder("hash")
 FOLDER = str(Path(sys.modules[MemoryStore.__module__].__file__ or "").parent)

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha.errors import MemalphaError, UnknownEntry
-from memalpha.store.doctor import examine
+from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import load_embedder
+from memalpha.store.history import Diff
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MEM_ALPHA
 from memalpha.store.state import MemoryState, same_fact
 from memalpha.store.store import MemoryStore
-from memalpha.store.timeline import Diff
-from memalpha.store.working import WorkingMemory
 from memalpha.types import Operation
 
 HASH = load_embedder("hash")

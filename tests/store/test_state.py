@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownCategory, UnknownEntry
 from memalpha.store.embedding import load_embedder
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MEM_ALPHA, MemorySchema
 from memalpha.store.state import MemoryState, inverse, make_id, plan
-from memalpha.store.working import WorkingMemory
 from memalpha.types import Operation
 
 EMPTY = MemoryState.empty(MEM_ALPHA)

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-import memalpha.store.rows
+import memalpha.store.backends.namespace
 from memalpha.errors import DataError, DuplicateContent, InvalidContent, StoreError, UnknownEntry
 from memalpha.store.embedding import load_embedder
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MEM_ALPHA, MemorySchema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
-from memalpha.store.working import WorkingMemory
 from memalpha.types import Operation
 
 HASH = load_embedder("hash")
@@ -259,7 +259,7 @@ def test_an_operation_that_is_rolled_back_gives_its_namespace_number_to_no_other
     store = new()
     one, two = store.namespace("one"), store.namespace("two")
     with monkeypatch.context() as patch:
-        patch.setattr(memalpha.store.rows, "values_of", lambda _: 1 / 0)
+        patch.setattr(memalpha.store.backends.namespace, "values_of", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             one.insert("semantic", "a")
     two.insert("semantic", "b")
@@ -273,7 +273,7 @@ def test_ctrl_c_leaves_no_half_operation(monkeypatch, at: int) -> None:
     store = new()
     entry = store.insert("semantic", "pet: cat")
     before, hits = store.state, store.search(QUERY)
-    inner, calls = memalpha.store.rows.digest, []
+    inner, calls = memalpha.store.backends.namespace.digest, []
 
     def interrupted(content: str) -> bytes:
         calls.append(content)
@@ -281,7 +281,7 @@ def test_ctrl_c_leaves_no_half_operation(monkeypatch, at: int) -> None:
             raise KeyboardInterrupt
         return inner(content)
 
-    monkeypatch.setattr(memalpha.store.rows, "digest", interrupted)
+    monkeypatch.setattr(memalpha.store.backends.namespace, "digest", interrupted)
     with pytest.raises(KeyboardInterrupt):
         store.update(entry.id, "pet: dog")
     monkeypatch.undo()

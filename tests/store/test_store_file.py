@@ -14,9 +14,9 @@ import pytest
 
 from memalpha.errors import DataError, EmbedderError, InvalidContent, MemalphaError, StoreError
 from memalpha.store.embedding import HashEmbedder, load_embedder
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
-from memalpha.store.working import WorkingMemory
 
 HASH = load_embedder("hash")
 QUERY = "what is the value of a pet?"

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memalpha.errors import DataError
-from memalpha.tasks import arithmetic, programs, text
-from memalpha.tasks.text import last_boxed, load_text_tasks
-from memalpha.tasks.values import is_held_out
+from memalpha.tasks import text_tasks as text
+from memalpha.tasks.synthetic import arithmetic, programs
+from memalpha.tasks.synthetic.value_pools import is_held_out
+from memalpha.tasks.text_tasks import last_boxed, load_text_tasks
 
 GSM8K = [
     {"question": "Tom has 2 pens and buys 3. How many?", "answer": "He has 2+3=<<2+3=5>>5 pens.\n#### 5"},

@@ -7,7 +7,7 @@ memalpha's GRPO or RLOO weigh their turns, and hands TRL the rows with advantage
 the ratio's denominator, and dead rows where rows would not be equally many. The update, and whatever surrounds it (loss
 type, KL, schedule, LoRA, accumulation, checkpoints, several processes), is TRL's.
 
-The gradient of the same rows is that of memalpha's own learner (tests/integrations/trl_drop_in). That one pads hardly
+The gradient of the same rows is that of memalpha's own learner (tests/integrations/trl). That one pads hardly
 anything, resumes at any step, and depends on no private method of another package: use this where TRL is what runs.
 A micro-batch here has all rows of `per_device_train_batch_size` rollouts, padded to the longest.
 """
@@ -26,15 +26,15 @@ from memalpha.errors import ConfigError, TrainingError
 from memalpha.integrations.trl.base import RowTrainer
 from memalpha.integrations.trl.rows import Rows, checked, of_ids
 from memalpha.policy.base import in_own_style, load_policy
-from memalpha.policy.transformers_ import TransformersPolicy
+from memalpha.policy.transformers import TransformersPolicy
+from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
-from memalpha.qa.reward import MemoryReward
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import ALGORITHMS
-from memalpha.train.collect import Collector
-from memalpha.train.collector import RolloutCollector, rewarded
-from memalpha.train.rundir import trainable_policy
-from memalpha.train.samples import TrainingSample
+from memalpha.train.data.samples import TrainingSample
+from memalpha.train.rollouts.base import RolloutCollector, rewarded
+from memalpha.train.rollouts.memory import Collector
+from memalpha.train.trainers.directory import trainable_policy
 
 from trl.models.utils import disable_gradient_checkpointing  # isort: skip
 from trl.trainer.grpo_config import GRPOConfig  # isort: skip

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from memalpha.config import ReinforcementConfig
-from memalpha.qa.evaluator import Record
-from memalpha.train.collector import RolloutCollector
-from memalpha.train.losses import kl_estimate
-from memalpha.train.samples import TrainingSample, policy_gradient_sample
+from memalpha.qa.evaluate import Record
+from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
+from memalpha.train.learner.losses import kl_estimate
+from memalpha.train.rollouts.base import RolloutCollector
 from memalpha.types import TrajectoryGroup
 
 

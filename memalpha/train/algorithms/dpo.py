@@ -29,8 +29,8 @@ import numpy as np
 from memalpha.config import ReinforcementConfig, RolloutDPOConfig
 from memalpha.errors import TrainingError
 from memalpha.train.algorithms.base import Algorithm, Score
-from memalpha.train.pairs import pair_row, weigh
-from memalpha.train.samples import TrainingSample
+from memalpha.train.algorithms.pairwise import pair_row, weigh
+from memalpha.train.data.samples import TrainingSample
 from memalpha.types import Trajectory, TrajectoryGroup
 
 TIE = 1e-9

@@ -43,13 +43,13 @@ from typing import Any
 import numpy as np
 
 from memalpha.config import ERLConfig, ReinforcementConfig
-from memalpha.qa.evaluator import Record
+from memalpha.qa.evaluate import Record
 from memalpha.train.algorithms.base import Score
 from memalpha.train.algorithms.grpo import GRPO
-from memalpha.train.collector import RolloutCollector
-from memalpha.train.reflection import ReflectionMemory
-from memalpha.train.retries import INTERNALIZED, by_role, figures, second_attempts
-from memalpha.train.samples import TrainingSample, policy_gradient_sample
+from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
+from memalpha.train.rollouts.base import RolloutCollector
+from memalpha.train.rollouts.reflection import ReflectionMemory
+from memalpha.train.rollouts.second_attempts import INTERNALIZED, by_role, figures, second_attempts
 from memalpha.types import TrajectoryGroup
 
 

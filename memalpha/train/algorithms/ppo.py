@@ -34,10 +34,10 @@ import numpy as np
 
 from memalpha.config import ReinforcementConfig
 from memalpha.config.algorithms import PPOConfig
-from memalpha.train.advantages import reward_parts
+from memalpha.train.algorithms.advantages import reward_parts
 from memalpha.train.algorithms.base import Algorithm, Score, held_to_reference, old_logprobs, sampled_rows
-from memalpha.train.gae import explained_variance, gae, whiten
-from memalpha.train.samples import TrainingSample
+from memalpha.train.algorithms.gae import explained_variance, gae, whiten
+from memalpha.train.data.samples import TrainingSample
 from memalpha.types import Trajectory, TrajectoryGroup
 
 

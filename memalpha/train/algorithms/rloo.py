@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from memalpha.train.advantages import group_advantages
+from memalpha.train.algorithms.advantages import group_advantages
 from memalpha.train.algorithms.base import (
     Algorithm,
     Score,
@@ -28,7 +28,7 @@ from memalpha.train.algorithms.base import (
     turn_costs,
     with_advantages,
 )
-from memalpha.train.samples import TrainingSample
+from memalpha.train.data.samples import TrainingSample
 from memalpha.types import TrajectoryGroup
 
 

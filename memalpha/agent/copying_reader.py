@@ -1,0 +1,107 @@
+"""The copying floor for conversations: a date for "when", else words out of the best passage. No language model.
+
+Made for LoCoMo, whose gold answers are mostly words of a turn or the date of what it tells. Never take its score for a
+system's: an abstract question, a list, a yes or no are beyond it, and it abstains only where it is shown nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import date, timedelta
+
+from memalpha.agent.prompts import ABSTAIN
+from memalpha.agent.reader import Answer, Conflicts, Item, Reading, by_rule, retrieve, with_conflicts
+from memalpha.config import ReaderConfig
+from memalpha.store.search.bm25 import STOP_WORDS, words
+from memalpha.types import is_iso_time
+
+_COUNTS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "ten": 10}
+_AGO = re.compile(rf"\b({'|'.join(_COUNTS)}|\d{{1,2}}) (day|week|month|year)s? ago\b", re.I)
+_SHIFTS = (
+    (re.compile(r"\b(?:yesterday|last night)\b", re.I), -1),
+    (re.compile(r"\bday after tomorrow\b", re.I), 2),
+    (re.compile(r"\btomorrow\b", re.I), 1),
+)
+_MONTHS = ((re.compile(r"\blast month\b", re.I), -1), (re.compile(r"\bnext month\b", re.I), 1))
+_YEARS = ((re.compile(r"\blast year\b", re.I), -1), (re.compile(r"\bnext year\b", re.I), 1))
+_BEFORE = re.compile(r"\blast (week|weekend|(?:mon|tues|wednes|thurs|fri|satur|sun)day)\b", re.I)
+_AFTER = re.compile(r"\bnext (week|weekend|(?:mon|tues|wednes|thurs|fri|satur|sun)day)\b", re.I)
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|[\[\]]")
+_TOKEN = re.compile(r"[\w'\u2019-]+")
+_SPEAKER = re.compile(r"[A-Z][\w.'-]*(?: [\w.'-]+){0,2}: ")
+
+
+class CopyReader:
+    """Copies from the best entry alone, without the "Name: " in front of what somebody said.
+
+    "When" gives the entry's date, moved by "yesterday", "last month", "two weeks ago" and the like; anything else the
+    longest run of words that are not in the question, of the sentence nearest to it.
+    """
+
+    def __init__(self, config: ReaderConfig | None = None) -> None:
+        self.config = config or ReaderConfig(kind="copy")
+        self.conflicts: Conflicts = self.config.conflicts or "keep"
+        self.name = "copy (floor)"
+
+    def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
+        """One answer per item, from the best of the k entries."""
+        return self.read(retrieve(items, k or self.config.k, self.conflicts))
+
+    def read(self, items: Sequence[Reading]) -> list[Answer]:
+        """One answer per item; nothing is sampled."""
+        answers = []
+        for item in by_rule(items, self.conflicts):
+            best = item.hits[0].entry if item.hits else None
+            text = ABSTAIN if best is None else copied(item.question, best.content, best.timestamp)
+            answers.append(Answer(text, best is None, hits=item.hits))
+        return with_conflicts(answers, items) if self.conflicts == "refuse" else answers
+
+
+def copied(question: str, text: str, timestamp: str | None) -> str:
+    """What the copier takes from one passage."""
+    text = _SPEAKER.sub("", text, count=1) if _SPEAKER.match(text) else text
+    if timestamp and is_iso_time(timestamp[:10]) and question.lower().startswith("when"):
+        return _when(text, date.fromisoformat(timestamp[:10]))
+    asked = set(words(question))
+    sentences = [part for part in _SENTENCE_END.split(text) if part.strip()] or [text]
+    best = max(sentences, key=lambda sentence: len(asked & set(words(sentence))))
+    spans: list[list[str]] = [[]]
+    for token in _TOKEN.findall(best):
+        new = words(token)
+        if token.lower() in STOP_WORDS or asked & set(new):
+            if spans[-1]:
+                spans.append([])
+        else:
+            spans[-1].append(token)
+    return " ".join(max(spans, key=len)) or best
+
+
+def _when(text: str, day: date) -> str:
+    """The date of what a text of `day` tells, by the first of its cues that is known; without any, the day itself."""
+    if ago := _AGO.search(text):
+        count, unit = _COUNTS.get(ago[1].lower()) or int(ago[1]), ago[2].lower()
+        if unit in ("day", "week"):
+            return spoken(day - timedelta(days=count * (7 if unit == "week" else 1)))
+        return _month(day, -count) if unit == "month" else str(day.year - count)
+    for rules, say in ((_YEARS, lambda by: str(day.year + by)), (_MONTHS, lambda by: _month(day, by))):
+        for cue, by in rules:
+            if cue.search(text):
+                return say(by)
+    for cue, by in _SHIFTS:
+        if cue.search(text):
+            return spoken(day + timedelta(days=by))
+    for cue, place in ((_BEFORE, "before"), (_AFTER, "after")):
+        if match := cue.search(text):
+            return f"the {match[1].lower()} {place} {spoken(day)}"
+    return spoken(day)
+
+
+def _month(day: date, by: int) -> str:
+    years, month = divmod(day.month - 1 + by, 12)
+    return f"{date(day.year + years, month + 1, 1):%B %Y}"
+
+
+def spoken(day: date) -> str:
+    """A date as people say it: 8 May 2023."""
+    return f"{day.day} {day:%B %Y}"

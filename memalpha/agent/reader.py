@@ -1,0 +1,233 @@
+"""Answering from memory: what a reader is, a language-model reader, and two floors, extractive and copying.
+
+Reading is apart from retrieval: `read` answers from what is shown, `answer` searches memories and reads what it finds.
+Readers take many questions at once, because in training all questions of a step are one batch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from memalpha.agent.citations import Cited, parse_cited
+from memalpha.agent.conflict_rule import answer_slot, in_conflict, newest_wins
+from memalpha.agent.parsing import after_thinking
+from memalpha.agent.prompts import ABSTAIN, asked, notes, reader_messages
+from memalpha.agent.text_match import is_abstention
+from memalpha.config import ReaderConfig
+from memalpha.errors import ConfigError
+from memalpha.policy.base import Policy
+from memalpha.store.memory import Memory
+from memalpha.store.search.stemmer import stem
+from memalpha.store.slots import key_value
+from memalpha.types import Hit, MemoryEntry, Question, SampleRequest
+
+Conflicts = Literal["keep", "refuse", "newest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A reader's answer with what it was read from.
+
+    `abstained`: it says that the memory does not hold the answer. `conflict`: it comes from a slot with two different
+    live values, so it is never right. `prompt` is what a language-model reader was shown. `cited`: a reply that was to
+    name its evidence, in its parts, and `notes` the ids of the entries in the order that its numbers count.
+    """
+
+    text: str
+    abstained: bool = False
+    conflict: bool = False
+    hits: tuple[Hit, ...] = ()
+    prompt: str | None = None
+    cited: Cited | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A question and what a reader is shown for it: entries, best first, and the core memory.
+
+    `live` is all that the memory holds, for the rule on conflicts; where that is not known, the rule goes by what is
+    shown. `asked` is the question as a language model gets it, where that is more (`prompts.asked`: date and choices).
+    """
+
+    question: str
+    hits: tuple[Hit, ...]
+    core: str = ""
+    live: Sequence[MemoryEntry] | None = None
+    asked: str = ""
+
+
+class Reader(Protocol):
+    """Answers questions from memories. `name` goes into reports; `conflicts` is the rule for contradicting entries."""
+
+    name: str
+    conflicts: Conflicts
+
+    def read(self, items: Sequence[Reading]) -> list[Answer]:
+        """One answer per question, in order, from what is shown with it."""
+        ...
+
+    def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
+        """One answer per (question, memory), in order; `k` entries are retrieved (default: the reader's own)."""
+        ...
+
+
+Item = tuple[str | Question, Memory]
+"""A question and the memory to answer it from. A `Question` is searched by its text alone; a language model is also
+told its date and choices."""
+
+
+def retrieve(items: Sequence[Item], k: int, conflicts: Conflicts = "keep") -> list[Reading]:
+    """The k best entries for each (question, memory); questions of one memory are one search.
+
+    What is live is listed, once a memory, where the rule on conflicts needs it.
+    """
+    by_memory: dict[int, list[int]] = {}
+    for number, (_, memory) in enumerate(items):
+        by_memory.setdefault(id(memory), []).append(number)
+    found: dict[int, Reading] = {}
+    for numbers in by_memory.values():
+        memory = items[numbers[0]][1]
+        live = memory.list() if conflicts == "refuse" else None
+        asking = [items[n][0] for n in numbers]
+        texts = [question if isinstance(question, str) else question.question for question in asking]
+        hits_of = memory.search_many(texts, k)
+        for number, question, text, hits in zip(numbers, asking, texts, hits_of, strict=True):
+            told = "" if isinstance(question, str) else asked(question)
+            found[number] = Reading(text, tuple(hits), memory.core, live, told)
+    return [found[number] for number in range(len(items))]
+
+
+class PolicyReader:
+    """A frozen language model that reads the k best entries, dated and oldest first, and answers or abstains."""
+
+    def __init__(self, policy: Policy, config: ReaderConfig | None = None) -> None:
+        self.policy = policy
+        self.config = config or ReaderConfig(kind="policy")
+        if self.config.cite and self.config.prompt == "compact":
+            raise ConfigError("reader.cite: a policy prompted in the compact style answers in a word; leave it out")
+        self.conflicts: Conflicts = self.config.conflicts or "keep"
+        self.name = f"policy:{policy.name}"
+
+    def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
+        """Greedy answers from the k best entries."""
+        return self.read(retrieve(items, k or self.config.k, self.conflicts))
+
+    def read(self, items: Sequence[Reading]) -> list[Answer]:
+        """Greedy answers; equal prompts are asked once."""
+        shown = by_rule(items, self.conflicts)
+        prompts: dict[tuple[str, ...], SampleRequest] = {}
+        keys = []
+        for item in shown:
+            messages = reader_messages(item.asked or item.question, item.hits, self.config, core=item.core)
+            keys.append(key := tuple(message["content"] for message in messages))
+            if key not in prompts:
+                prompts[key] = SampleRequest(messages, max_new_tokens=self.config.max_new_tokens)
+        completions = self.policy.sample(list(prompts.values())) if prompts else []
+        texts = {
+            key: completion.text[after_thinking(completion.text) :].strip()
+            for key, completion in zip(prompts, completions, strict=True)
+        }
+        answers = [self._answer(texts[key], item, "\n\n".join(key)) for key, item in zip(keys, shown, strict=True)]
+        return with_conflicts(answers, items) if self.conflicts == "refuse" else answers
+
+    def _answer(self, text: str, item: Reading, prompt: str) -> Answer:
+        if not self.config.cite:
+            return Answer(text, is_abstention(text), hits=item.hits, prompt=prompt)
+        cited = parse_cited(text)
+        said = cited.answer or ""
+        ids = tuple(entry.id for entry in notes(item.hits))
+        return Answer(said, is_abstention(said), hits=item.hits, prompt=prompt, cited=cited, notes=ids)
+
+
+class ExtractiveReader:
+    """A floor without a language model; it knows no paraphrase, so never take its score for a system's.
+
+    It reads entries only, not the core memory.
+
+    "How many" counts the entries whose key is in the question (of the whole memory in `answer`, of those shown in
+    `read`), "when" gives the date of the best entry, everything else the value of the best entry whose key (whole text
+    where there is no key) shares a word with the question. It abstains where no entry does.
+    """
+
+    def __init__(self, config: ReaderConfig | None = None) -> None:
+        self.config = config or ReaderConfig()
+        self.conflicts: Conflicts = self.config.conflicts or "keep"
+        self.name = "extractive (floor)"
+
+    def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
+        """One answer per item; nothing is sampled."""
+        memories = [memory for _, memory in items]
+        return self._answers(retrieve(items, k or self.config.k, self.conflicts), memories)
+
+    def read(self, items: Sequence[Reading]) -> list[Answer]:
+        """One answer per item, from what is shown alone."""
+        return self._answers(items, [None] * len(items))
+
+    def _answers(self, items: Sequence[Reading], memories: Sequence[Memory | None]) -> list[Answer]:
+        answers = []
+        for item, memory in zip(by_rule(items, self.conflicts), memories, strict=True):
+            if not _is_count(item.question):
+                text = _extract(item.question, item.hits)
+            else:
+                text = _count(item.question, [hit.entry for hit in item.hits] if memory is None else memory.list())
+            answers.append(Answer(text, text == ABSTAIN, hits=item.hits))
+        return with_conflicts(answers, items) if self.conflicts == "refuse" else answers
+
+
+def by_rule(items: Sequence[Reading], conflicts: Conflicts) -> Sequence[Reading]:
+    """What the rule on conflicts lets be read: with "newest" only the newest of the entries found for one slot."""
+    if conflicts != "newest":
+        return items
+    return [replace(item, hits=tuple(newest_wins(item.hits))) for item in items]
+
+
+def with_conflicts(answers: Sequence[Answer], items: Sequence[Reading]) -> list[Answer]:
+    """The answers, with those marked that come from a slot with two different live values (the rule "refuse")."""
+    marked = []
+    for answer, item in zip(answers, items, strict=True):
+        slot = None if answer.abstained else answer_slot(answer.text, answer.hits)
+        live = [hit.entry for hit in item.hits] if item.live is None else item.live
+        marked.append(replace(answer, conflict=True) if slot is not None and in_conflict(slot, live) else answer)
+    return marked
+
+
+_WORD = re.compile(r"\w+")
+_STOP = frozenset(
+    _WORD.findall(
+        "a an and any are at be been did do does for from had has have he her his how i in is it its many me much my of"
+        " on or our she so that the their them they this to was we were what when where which who whom why will with"
+        " you your"
+    )
+)
+
+
+def _stems(text: str) -> set[str]:
+    return {stem(word) for word in _WORD.findall(text.lower()) if word not in _STOP}
+
+
+def _is_count(question: str) -> bool:
+    """Whether it asks for a number of things."""
+    return question.lower().startswith("how many")
+
+
+def _count(question: str, entries: Iterable[MemoryEntry]) -> str:
+    asked = _stems(question)
+    keys = [pair[0] for entry in entries if (pair := key_value(entry.content)) and asked & _stems(pair[0])]
+    return str(len(keys)) if keys else ABSTAIN
+
+
+def _extract(question: str, hits: Iterable[Hit]) -> str:
+    asked, when = _stems(question), question.lower().startswith("when")
+    for hit in hits:
+        pair = key_value(hit.entry.content)
+        key, value = pair or (hit.entry.content, hit.entry.content)
+        if when:
+            if hit.entry.timestamp and asked & _stems(hit.entry.content):
+                return hit.entry.timestamp
+        elif asked & _stems(key):
+            return value
+    return ABSTAIN

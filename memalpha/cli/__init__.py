@@ -1,0 +1,1 @@
+"""Commands of `memalpha`, a file for each group."""

@@ -1,0 +1,95 @@
+"""A conversation of the OpenAI Agents SDK in a store: `Runner.run(agent, text, session=MemorySession("7", store))`.
+
+Each session lies in a namespace of its own, `session:ID`, in the order in which its items came. An item is an entry:
+its content is what was said (`user: I live in Porto.`), of a call and the like the whole item as text;
+`metadata["message"]` is the item itself. `source` and `turn` say where it stands, so that searches know what was said
+around it. What is popped or cleared is ended, not destroyed: it stays in the history, and `undo` brings it back;
+`store.namespace("session:ID").erase_all()` is for good. Works with openai-agents (0.24 was tried), and needs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memalpha.store.filters import utc
+from memalpha.store.keyed_entries import Keyed
+from memalpha.store.store import MemoryStore
+from memalpha.types import MemoryEntry
+
+_CATEGORY = "episodic"
+
+
+class MemorySession:
+    """The SDK's `Session`. `store` may hold other sessions and memories: they do not see each other.
+
+    `session_settings` is the SDK's; its `limit` holds where `get_items` is given none. Every method works in a thread.
+    """
+
+    def __init__(self, session_id: str, store: MemoryStore, *, session_settings: Any = None) -> None:
+        self.session_id = session_id
+        self.session_settings = session_settings
+        self.store = store.namespace(f"session:{session_id}")
+        category = _CATEGORY if _CATEGORY in store.schema.category_names else None
+        self._items = Keyed(self.store, "message", category)
+
+    async def get_items(self, limit: int | None = None) -> list[Any]:
+        """The newest `limit` items (None: all), oldest first."""
+        if limit is None:
+            limit = getattr(self.session_settings, "limit", None)
+        entries = await asyncio.to_thread(self._items.all)
+        kept = entries if limit is None else entries[max(0, len(entries) - max(0, limit)) :]
+        return [entry.metadata["message"] for entry in kept]
+
+    async def add_items(self, items: Sequence[Any]) -> None:
+        """Append items, all or none. Raises `InvalidContent` for one that is not JSON."""
+        await asyncio.to_thread(self._add, list(items))
+
+    async def pop_item(self) -> Any | None:
+        """Take the newest item out and return it; None where there is none."""
+        return await asyncio.to_thread(self._pop)
+
+    async def clear_session(self) -> None:
+        """Take all items out."""
+        await asyncio.to_thread(self._clear)
+
+    def _add(self, items: Sequence[Any]) -> None:
+        with self._items.together():
+            last = _last(self._items.all())
+            time = utc(self._items.now())
+            for number, item in enumerate(items, 1 if last is None else int(last.id) + 1):
+                key = f"{number:06}"
+                self._items.put(key, _text(item), item, timestamp=time, source=self.session_id, turn=key)
+
+    def _pop(self) -> Any | None:
+        with self._items.together():
+            last = _last(self._items.all())
+            if last is None:
+                return None
+            self._items.delete(last.id)
+            return last.metadata["message"]
+
+    def _clear(self) -> None:
+        with self._items.together():
+            for entry in self._items.all():
+                self._items.delete(entry.id)
+
+
+def _last(entries: Sequence[MemoryEntry]) -> MemoryEntry | None:
+    return entries[-1] if entries else None
+
+
+def _text(item: Any) -> str:
+    """An item as a text that can be stored and searched."""
+    text = ""
+    if isinstance(item, Mapping):
+        content = item.get("content")
+        parts = content if isinstance(content, list) else ()
+        said = [part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+        text = content if isinstance(content, str) else "\n".join(said)
+        text = f"{item.get('role') or 'user'}: {text}" if text.strip() else ""
+    if not text:
+        text = json.dumps(item, ensure_ascii=False, default=str)
+    return text

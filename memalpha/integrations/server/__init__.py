@@ -1,0 +1,1 @@
+"""Serve a store over HTTP and MCP."""

@@ -1,0 +1,490 @@
+"""Questions asked of built memories: one record a question, and what a whole system shows.
+
+Every question is answered from the memory as it was after the chunk it is asked at, all questions of a batch in one
+reader call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from memalpha.agent.agent import MemoryAgent, default_reader
+from memalpha.agent.builder import Builder
+from memalpha.agent.conflict_rule import disputed
+from memalpha.agent.prompts import asked as asked_in_full
+from memalpha.agent.reader import Answer, Reader
+from memalpha.agent.text_match import contains
+from memalpha.config import AgentConfig, RewardConfig
+from memalpha.errors import ConfigError, DataError
+from memalpha.policy.base import Policy
+from memalpha.qa.error_analysis import with_losses
+from memalpha.qa.memory_reward import MemoryReward, conversation_tokens, memory_tokens
+from memalpha.qa.reader import load_reader
+from memalpha.qa.scoring.cited import cited_scores, evidence_notes
+from memalpha.qa.scoring.gold import ById, changes_by_id, fact
+from memalpha.qa.scoring.judge_scores import Content, Unjudged, judge_step
+from memalpha.qa.scoring.metrics import RIGHT, is_right, score_answer, score_question
+from memalpha.qa.systems.base import as_passage
+from memalpha.store.embedding import Embedder, load_embedder
+from memalpha.store.memory import WorkingMemory
+from memalpha.store.state import MemoryState
+from memalpha.types import Question, Task, Trajectory, TrajectoryGroup
+
+SINGLE = ("stated", "updated", "retracted")
+"""Kinds of questions (`Question.meta["kind"]`) about a slot that has one value at a time."""
+CHANGED = ("updated", "retracted")
+"""Kinds of questions (`Question.meta["kind"]`) that have a stale answer (`meta["stale"]`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One question to one rollout, or to one system under test.
+
+    `gold` empty: the right answer was to abstain. `retrieved` are ids of what was shown, best first, `tokens` its
+    length (characters / 4). `written`, `live`: the fact asked for was ever written, is in the memory the question was
+    asked of (None where there is no such fact, or the system does not show what it holds); `found`: it was among what
+    was shown (None where that is not known). `stale`: answered with a value that no longer held. `evidence_recall`:
+    share of the evidence turns that what was shown was taken from (None without evidence, or where that is not known).
+    `scores`: further metrics by name. `ceiling`: the same reader is right when shown the evidence (None: not asked).
+    `loss`: where a wrong answer was lost (see `loss`; None: right, or not looked for), `feedback` that in words.
+    """
+
+    task: str
+    rollout: int
+    question_id: str
+    ability: str
+    kind: str | None
+    question: str
+    answer: str
+    gold: tuple[str, ...]
+    score: float
+    correct: bool
+    retrieved: tuple[str, ...] = ()
+    written: bool | None = None
+    live: bool | None = None
+    stale: bool = False
+    conflict: bool = False
+    system: str = ""
+    abstained: bool = False
+    tokens: int = 0
+    evidence_recall: float | None = None
+    found: bool | None = None
+    loss: str | None = None
+    ceiling: bool | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    feedback: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as one line of `eval/<name>.jsonl`."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def evaluate_memory(
+    groups: Sequence[TrajectoryGroup], reader: Reader, metric: str = "exact", *, embedder: Embedder
+) -> list[list[list[Record]]]:
+    """Ask every trajectory its task's questions, in one reader call; records as [group][trajectory][question].
+
+    `embedder` is the one the memories are searched with. Raises whatever the reader raises: a reader that failed is
+    not a wrong answer.
+    """
+    items: list[tuple[str | Question, WorkingMemory]] = []
+    memories: dict[int, WorkingMemory] = {}
+    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
+        for question in trajectory.task.questions:
+            state = trajectory.states[asked_at(question, trajectory.task)]
+            more = (
+                asked_in_full(question) != question.question
+            )  # a reader of one's own need not know of choices and dates
+            items.append(
+                (
+                    question if more else question.question,
+                    memories.setdefault(id(state), WorkingMemory(state, embedder)),
+                )
+            )
+    _embed(embedder, items, memories.values())
+    answers = iter(reader.answer(items))
+    return [
+        [
+            [
+                _record(trajectory, question, next(answers), metric, refuse=reader.conflicts == "refuse")
+                for question in trajectory.task.questions
+            ]
+            for trajectory in group.trajectories
+        ]
+        for group in groups
+    ]
+
+
+def asked_texts(groups: Sequence[TrajectoryGroup]) -> list[str]:
+    """All texts whose vectors `evaluate_memory` of these groups will search with or among, each once."""
+    texts: dict[str, None] = {}
+    memories: dict[int, MemoryState] = {}
+    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
+        for question in trajectory.task.questions:
+            texts[question.question] = None
+            state = trajectory.states[asked_at(question, trajectory.task)]
+            memories[id(state)] = state
+    for state in memories.values():
+        texts.update(dict.fromkeys(entry.content for entry in state.entries.values()))
+    return list(texts)
+
+
+def asked_at(question: Question, task: Task) -> int:
+    """The chunk whose memory answers."""
+    return len(task.chunks) - 1 if question.asked_after_chunk is None else question.asked_after_chunk
+
+
+def score_groups(
+    groups: Sequence[TrajectoryGroup], reader: Reader, rewards: MemoryReward, *, embedder: Embedder
+) -> tuple[list[TrajectoryGroup], list[Record]]:
+    """The groups with every trajectory's reward set, and all records."""
+    metric = "exact" if rewards.config.metric == "judge" else rewards.config.metric
+    asked = evaluate_memory(groups, reader, metric, embedder=embedder)
+    contents: dict[int, tuple[Content, ...]] = {}
+    if rewards.judge is not None:
+        asked, contents = judge_step(rewards.config, rewards.judge, groups, asked)
+    modelled = rewards.modelled(groups)
+
+    def with_reward(trajectory: Trajectory, records: Sequence[Record]) -> Trajectory:
+        own = id(trajectory)
+        return replace(trajectory, reward=rewards.reward(trajectory, records, contents.get(own), modelled.get(own)))
+
+    scored = [
+        TrajectoryGroup(group.task, tuple(map(with_reward, group.trajectories, of_group)))
+        for group, of_group in zip(groups, asked, strict=True)
+    ]
+    return scored, [record for of_group in asked for records in of_group for record in records]
+
+
+def _embed(
+    embedder: Embedder, items: Sequence[tuple[str | Question, WorkingMemory]], memories: Iterable[WorkingMemory]
+) -> None:
+    """Fill the embedder's cache in one batch with all that the searches will ask for."""
+    texts = dict.fromkeys(question if isinstance(question, str) else question.question for question, _ in items)
+    for memory in memories:
+        texts.update(dict.fromkeys(entry.content for entry in memory.state.entries.values()))
+    if texts:
+        embedder.encode(list(texts))
+
+
+def _record(trajectory: Trajectory, question: Question, answer: Answer, metric: str, *, refuse: bool) -> Record:
+    if refuse:
+        state = trajectory.states[asked_at(question, trajectory.task)]
+        statements = [*(entry.content for entry in state.entries.values()), *state.core.splitlines()]
+        answer = replace(answer, conflict=answer.conflict or is_disputed(question, statements))
+    score, correct, scores = _scored(trajectory.task, question, answer, metric)
+    written, live = _traced(trajectory, question, asked_at(question, trajectory.task))
+    return record_of(
+        trajectory.task,
+        question,
+        answer,
+        score,
+        correct,
+        rollout=trajectory.rollout,
+        retrieved=tuple(hit.entry.id for hit in answer.hits),
+        written=written,
+        live=live,
+        tokens=sum(characters_by_four(hit.entry.content) for hit in answer.hits),
+        scores=scores,
+    )
+
+
+def record_of(
+    task: Task, question: Question, answer: Answer, score: float, correct: bool, *, rollout: int = 0, **more: Any
+) -> Record:
+    """The record of an answer with what every record has; `more` are its further fields."""
+    return Record(
+        task=task.id,
+        rollout=rollout,
+        question_id=question.id,
+        ability=question.category or "none",
+        kind=question.meta.get("kind"),
+        question=question.question,
+        answer=answer.text,
+        gold=question.answers,
+        score=score,
+        correct=correct,
+        stale=is_stale(question, answer, correct),
+        conflict=answer.conflict,
+        abstained=answer.abstained,
+        **more,
+    )
+
+
+def _scored(task: Task, question: Question, answer: Answer, metric: str) -> tuple[float, bool, dict[str, float]]:
+    """What an answer is worth, whether it counts as right, and the parts of that where it has some."""
+    if metric not in ("question", "cited"):
+        score = score_answer(metric, answer, question.answers)
+        return score, score >= RIGHT[metric], {}
+    score = score_question(question, answer)
+    if score is None:
+        raise DataError(f"question {question.id!r}: its metric needs a judge: set reward.metric=judge")
+    correct = is_right(question, score)
+    if metric == "question":
+        return score, correct, {}
+    if answer.cited is None:
+        raise ConfigError("reward.metric: cited scores replies that name their evidence: set reader.cite=true")
+    found = [as_passage(hit.entry) for hit in answer.hits]
+    parts = cited_scores(answer.cited, score, evidence_notes(task, question, answer.notes, found))
+    return parts["cited"], correct, parts
+
+
+def is_stale(question: Question, answer: Answer, correct: bool) -> bool:
+    """Whether an answer is wrong by giving a value that no longer holds."""
+    if question.meta.get("kind") not in CHANGED or correct or answer.abstained:
+        return False
+    return any(contains(answer.text, str(value)) for value in question.meta.get("stale", ()))
+
+
+def is_disputed(question: Question, statements: Sequence[str]) -> bool:
+    """The conflict rule by the task's own slot, where it names one and the values it had (`Question.meta`), over all
+    that is live: contents of entries, lines of the core.
+
+    The values are `values`, what holds first, where the answer itself is no value of the slot ("yes"); else the answers
+    and what is `stale`.
+    """
+    meta = question.meta
+    values = meta.get("values") or (meta.get("stale") and [*question.answers, *meta["stale"]])
+    if meta.get("kind") not in SINGLE or not (meta.get("slot") and values):
+        return False
+    return disputed(str(meta["slot"]), list(map(str, values)), statements)
+
+
+def _traced(trajectory: Trajectory, question: Question, at: int) -> tuple[bool | None, bool | None]:
+    """Whether what the question asks for was ever written, and whether it is live.
+
+    By the gold facts of its evidence turns where there are any (all of them), else by an entry that holds an answer.
+    """
+    if not question.answers:
+        return None, None
+    state = trajectory.states[at]
+    live = [(entry.category, entry.content) for entry in state.entries.values()] + [("core", state.core)]
+    ever = live + [
+        (operation.category, operation.content)
+        for turn in trajectory.turns
+        if turn.chunk <= at
+        for operation in turn.operations
+        if operation.content
+    ]
+    evidence = set(question.evidence)
+    facts = {
+        fact(operation.category, operation.content)
+        for operation in trajectory.task.gold_operations
+        if operation.content and operation.turn in evidence
+    }
+    if facts:
+        return facts <= {fact(*pair) for pair in ever}, facts <= {fact(*pair) for pair in live}
+    return (
+        any(contains(content or "", text) for _, content in ever for text in question.answers),
+        any(contains(content, text) for _, content in live for text in question.answers),
+    )
+
+
+def characters_by_four(text: str) -> int:
+    """The measure of length where no tokenizer is common to all systems: characters / 4, rounded up."""
+    return -(-len(text) // 4)
+
+
+def mean_and_error(clusters: Iterable[Sequence[float]]) -> tuple[float | None, float | None]:
+    """Mean over all values and its standard error over clusters (a ratio estimator: clusters may differ in size).
+
+    None where there are no values, and no error from a single cluster.
+    """
+    filled = [values for values in clusters if values]
+    total = sum(len(values) for values in filled)
+    if not total:
+        return None, None
+    mean = sum(sum(values) for values in filled) / total
+    if len(filled) < 2:
+        return mean, None
+    squares = sum((sum(values) - mean * len(values)) ** 2 for values in filled)
+    return mean, (squares * len(filled) / (len(filled) - 1)) ** 0.5 / total
+
+
+def _accuracy(records: Iterable[Record]) -> tuple[float | None, float | None]:
+    by_task: dict[str, list[float]] = defaultdict(list)
+    for record in records:
+        by_task[record.task].append(float(record.correct))
+    return mean_and_error(by_task.values())
+
+
+def summarize(
+    records: Sequence[Record],
+    trajectories: Sequence[Trajectory],
+    count_tokens: Callable[[str], int] = characters_by_four,
+) -> dict[str, Any]:
+    """What a system shows on its tasks; None where nothing was there to measure.
+
+    `accuracy` is the share of questions answered right, `se` its standard error over conversations, `score` the mean
+    of the metric itself (the same where that is yes or no). `answerable_accuracy` leaves out the questions that have no
+    answer, which an empty memory has right. `update_accuracy` and `retract_accuracy` are over questions
+    of kind "updated" and "retracted", `stale_rate` is the share of both that was answered with an outdated value.
+    `valid_calls` is the share of calls that were ok (duplicates and skips are, and `duplicates` counts the former),
+    `update_share` and `delete_share` the shares that updated and deleted. `update_hit` and `delete_hit`: see
+    `gold.changes_by_id`. Tokens are means over trajectories by `count_tokens`.
+    """
+    accuracy, error = _accuracy(records)
+    changed = [record for record in records if record.kind in CHANGED]
+    results = [result for trajectory in trajectories for turn in trajectory.turns for result in turn.results]
+    by_id = sum((changes_by_id(trajectory) for trajectory in trajectories), ById())
+    rewards = [trajectory.reward.total for trajectory in trajectories if trajectory.reward is not None]
+    by_ability: dict[str, Any] = {}
+    for ability in sorted({record.ability for record in records}):
+        chosen = [record for record in records if record.ability == ability]
+        mean, spread = _accuracy(chosen)
+        by_ability[ability] = {"accuracy": mean, "n": len(chosen), "se": spread}
+    return {
+        "accuracy": accuracy,
+        "se": error,
+        "score": _share(sum(record.score for record in records), len(records)),
+        "answerable_accuracy": _accuracy(record for record in records if record.gold)[0],
+        "update_accuracy": _accuracy(record for record in records if record.kind == "updated")[0],
+        "retract_accuracy": _accuracy(record for record in records if record.kind == "retracted")[0],
+        "stale_rate": _share(sum(record.stale for record in changed), len(changed)),
+        "reward": _share(sum(rewards), len(rewards)),
+        "valid_calls": _share(sum(result.ok for result in results), len(results)),
+        "duplicates": _share(sum(result.code == "duplicate" for result in results), len(results)),
+        "update_share": _share(sum(result.code == "updated" for result in results), len(results)),
+        "delete_share": _share(sum(result.code == "deleted" for result in results), len(results)),
+        "update_hit": _share(by_id.updates_hit, by_id.updates),
+        "delete_hit": _share(by_id.deletes_hit, by_id.deletes),
+        "memory_tokens": _share(
+            sum(memory_tokens(trajectory.states[-1], count_tokens) for trajectory in trajectories), len(trajectories)
+        ),
+        "conversation_tokens": _share(
+            sum(conversation_tokens(trajectory.task, count_tokens) for trajectory in trajectories), len(trajectories)
+        ),
+        "by_ability": by_ability,
+    }
+
+
+def _share(part: float, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A system's evaluation: `summary` (see `summarize`, and which `reader` answered by which `metric`), a record per
+    question, what was built, and the answers on which no judge gave a verdict, which are in no figure."""
+
+    name: str
+    summary: dict[str, Any]
+    records: tuple[Record, ...]
+    groups: tuple[TrajectoryGroup, ...] = ()
+    unjudged: tuple[Unjudged, ...] = ()
+
+    def table(self) -> None:
+        """Print accuracy by ability and the summary's figures."""
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("", "accuracy", "± se", "questions", title=self.name)
+        whole = {"accuracy": self.summary["accuracy"], "se": self.summary["se"], "n": len(self.records)}
+        for label, row in [*self.summary["by_ability"].items(), ("all", whole)]:
+            table.add_row(label, figure(row["accuracy"]), figure(row["se"]), str(row["n"]))
+        rest = Table("measure", "value")
+        for key, value in self.summary.items():
+            if key not in ("accuracy", "se", "by_ability") and not isinstance(value, dict | list | tuple):
+                rest.add_row(key, figure(value))
+        console = Console()
+        console.print(table)
+        console.print(rest)
+
+    def save(self, directory: str | Path) -> Path:
+        """Write `eval/<name>.json` (the summary) and `eval/<name>.jsonl` (a line a question) under `directory`."""
+        folder = result_folder(directory)
+        stem = file_stem(self.name)
+        summary = json.dumps(self.summary, indent=2)
+        (folder / f"{stem}.json").write_text(summary + "\n", encoding="utf-8")
+        save_records(self.records, folder / f"{stem}.jsonl")
+        left = folder / f"{stem}.unjudged.json"
+        left.unlink(missing_ok=True)  # of an evaluation before this one
+        if self.unjudged:
+            lines = [one.as_json() for one in self.unjudged]
+            left.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
+        return folder / f"{stem}.json"
+
+
+def figure(value: Any) -> str:
+    """A cell of a table: three decimals, none above 10; counts and names as they are, "-" for None."""
+    if value is None or not isinstance(value, float):
+        return "-" if value is None else str(value)
+    return f"{value:,.0f}" if value > 10 else f"{value:.3f}"
+
+
+def file_stem(name: str) -> str:
+    """What the files of a system are called."""
+    return name.replace(":", "-").replace("/", "-")
+
+
+def result_folder(directory: str | Path) -> Path:
+    """`directory`/eval, made where it is missing; call it before the work. `ConfigError` where it cannot be made."""
+    folder = Path(directory) / "eval"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"out: cannot write results to {folder}: {error.strerror}") from error
+    return folder
+
+
+def save_records(records: Iterable[Record], path: str | Path) -> None:
+    """Write records as JSON Lines."""
+    # A model's text may hold half a surrogate pair, which only an escape can carry.
+    lines = [json.dumps(record.as_json()) + "\n" for record in records]
+    Path(path).write_text("".join(lines), encoding="utf-8")
+
+
+def evaluate(
+    system: MemoryAgent | Policy,
+    tasks: Sequence[Task],
+    reader: Reader | str | None = None,
+    *,
+    config: AgentConfig | None = None,
+    reward: RewardConfig | None = None,
+    count_tokens: Callable[[str], int] = characters_by_four,
+    embedder: Embedder | None = None,
+    seed: int = 0,
+    name: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Build a fresh memory for every task, greedily, and ask its questions.
+
+    `system` is a policy, or an agent whose policy, configuration and reader are taken, and its store's schema and
+    embedder (the store itself is not touched).
+    `reader` is one, "extractive", or a policy's name (default: the agent's; else the policy itself, or the extractive
+    floor for a script). `count_tokens` measures memory and conversation for all systems that are compared. Raises
+    `DataError` where there are no tasks.
+    """
+    if not any(task.questions for task in tasks):
+        raise DataError("nothing to evaluate: " + ("no task has a question" if tasks else "the data set is empty"))
+    policy = system.policy if isinstance(system, MemoryAgent) else system
+    schema = None
+    if isinstance(system, MemoryAgent):
+        config, reader, schema = config or system.config, reader or system.reader, system.store.schema
+        embedder = embedder or load_embedder(system.store.embedder)
+    config = config or AgentConfig(prompt=getattr(policy, "prompt", "full"))
+    reader = load_reader(reader) if isinstance(reader, str) else reader or default_reader(policy, config)
+    embedder = embedder or load_embedder(config.embedder)
+    groups = Builder(policy, config, embedder, schema).build(tasks, seed=seed, progress=progress)
+    rewards = MemoryReward(reward or RewardConfig(), count_tokens)
+    scored, records = score_groups(groups, reader, rewards, embedder=embedder)
+    return make_report(name or policy.name, scored, records, reader, rewards)
+
+
+def make_report(
+    name: str,
+    groups: Sequence[TrajectoryGroup],
+    records: Sequence[Record],
+    reader: Reader,
+    rewards: MemoryReward,
+) -> Report:
+    """The report on scored `groups` and all their `records`, each with where its answer was lost."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    answered_by = {"reader": reader.name, "metric": rewards.config.metric}
+    summary = {**answered_by, **summarize(records, trajectories, rewards.count_tokens)}
+    return Report(name, summary, tuple(with_losses(groups, records)), tuple(groups))

@@ -1,0 +1,117 @@
+"""LoCoMo's turns without a language model: how much of the evidence does each route of search find?
+
+Each conversation is a `MemoryStore` of its own, each turn an entry of it: its content `<date> <speaker>: <text>
+[caption]`, its source the conversation, its chunk the session, its turn the turn's id. Questions are those of
+categories 1 to 4 with usable evidence, hits those of the question's own conversation; for recall@k, mrr and tokens@10
+see `recall`. The methods are routes of `MemoryStore.search`; "soft" is its default, as anyone has it who stores turns:
+
+| method | score                                                                                 |
+|--------|---------------------------------------------------------------------------------------|
+| dense  | inner product of question and turn                                                    |
+| bm25   | BM25 of the turn's words                                                              |
+| flat   | sum of both, min-max scaled                                                           |
+| soft   | the same with the words around the turn (`store.neighbours`) and the category's prior |
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from memalpha.agent.copying_reader import spoken
+from memalpha.config import EvalConfig
+from memalpha.errors import DataError
+from memalpha.qa.evaluate import result_folder
+from memalpha.qa.scoring.recall import Asked, Ranks, rank, searching, summary
+from memalpha.store.embedding import load_embedder
+from memalpha.store.search.corpus import Route
+from memalpha.store.store import MemoryStore
+from memalpha.tasks.datasets.locomo import ANSWERABLE, load_locomo
+from memalpha.types import Chunk, SpeakerTurn, Task
+
+METHODS: tuple[Route, ...] = ("dense", "bm25", "flat", "soft")
+
+
+def run_locomo_search(config: EvalConfig) -> dict[str, Any]:
+    """The benchmark: `{"retrieval": [row, ...]}`; a progress bar goes to stderr.
+
+    With `config.out` the result is also written to its `eval/locomo-search.json`. Raises `DataError` without
+    `config.data`.
+    """
+    if config.data is None:
+        raise DataError("locomo-search: give the path of its file, data=PATH (locomo10.json; see data/README.md)")
+    folder = None if config.out is None else result_folder(config.out)
+    tasks = load_locomo(config.data, config.limit)
+    embedders = [load_embedder(name) for name in config.embedders]
+    result: dict[str, Any] = {"retrieval": []}
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        for number, embedder in enumerate(embedders):
+            bar = progress.add_task(f"locomo, {embedder.name}", total=len(tasks))
+            ranks: dict[Route, list[Ranks]] = {method: [] for method in METHODS if method != "bm25" or number == 0}
+            for task in tasks:
+                with MemoryStore.open(":memory:", embedder=embedder) as store:
+                    store.insert_many(turns(task))
+                    for method, collected in ranks.items():
+                        collected += rank(questions(task), searching(store, method), lambda entry: entry.turn)
+                progress.advance(bar)
+            for method, collected in ranks.items():
+                name = "none" if method == "bm25" else embedder.name
+                result["retrieval"].append({"method": method, "embedder": name, **summary(collected, ANSWERABLE)})
+    if folder is not None:
+        (folder / "locomo-search.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return result
+
+
+def format_locomo_search(result: dict[str, Any]) -> str:
+    """The result of `run_locomo_search` as a text table."""
+    lines = ["method     embedder  recall@5  recall@10  recall@20    mrr  tokens@10  questions"]
+    for row in result["retrieval"]:
+        lines.append(
+            f"{row['method']:<10} {row['embedder']:<9} {row['recall@5']:>7.3f} {row['recall@10']:>10.3f} "
+            f"{row['recall@20']:>10.3f} {row['mrr']:>6.3f} {row['tokens@10']:>10.0f} {row['questions']:>10}"
+        )
+    return "\n".join(lines)
+
+
+# ------------------------------------------------------------------------------------------------------------- search
+
+
+def turns(task: Task) -> list[dict[str, Any]]:
+    """A conversation's turns as facts for `MemoryStore.insert_many`."""
+    return [
+        {
+            "category": "episodic",
+            "content": f"{spoken(_day(chunk))} {turn.speaker}: {turn.text}",
+            "timestamp": chunk.timestamp,
+            "source": task.id,
+            "chunk": chunk.index,
+            "turn": _id(turn),
+        }
+        for chunk in task.chunks
+        for turn in chunk.turns
+    ]
+
+
+def questions(task: Task) -> list[Asked]:
+    """A conversation's answerable questions with usable evidence."""
+    return [
+        Asked(question.question, question.category, question.evidence)
+        for question in task.questions
+        if question.evidence and question.category in ANSWERABLE
+    ]
+
+
+def _id(turn: SpeakerTurn) -> str:
+    if turn.id is None:
+        raise DataError("every turn of a LoCoMo conversation has an id")
+    return turn.id
+
+
+def _day(chunk: Chunk) -> date:
+    if chunk.timestamp is None:
+        raise DataError(f"session {chunk.index} has no date")
+    return date.fromisoformat(chunk.timestamp[:10])

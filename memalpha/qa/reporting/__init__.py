@@ -1,0 +1,1 @@
+"""Tables, comparisons and worked examples of evaluation results."""

@@ -1,0 +1,386 @@
+"""Several evaluations side by side: the same questions, paired, with intervals over conversations, by ability.
+
+What is compared is read from the records that evaluations leave (`eval/*.jsonl`); nothing is taken from a summary.
+A question is known by task, id, text and accepted answers. Several answers of one system to one question (seeds,
+rollouts) count as their mean.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from memalpha.errors import DataError
+from memalpha.qa.evaluate import Record
+from memalpha.qa.scoring.stats import (
+    RESAMPLES,
+    Estimate,
+    Paired,
+    Row,
+    estimate,
+    exact_mcnemar,
+    mean_and_deviation,
+    paired,
+)
+
+Value = Literal["score", "correct"]
+ALL = "all"
+_FIELDS = {field.name: field for field in fields(Record)}
+
+RULES = ("reader", "conflicts", "metric", "budget")
+"""What the summary beside records says of how they came about; where systems differ in it, a comparison says so."""
+
+Key = tuple[str, str, str, tuple[str, ...]]
+"""Task, question id, question, accepted answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One system's records, a list a run (several seeds are several runs), and its `RULES` as far as they are known."""
+
+    name: str
+    runs: tuple[tuple[Record, ...], ...]
+    rules: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One system on one ability, beside the first system (None for that itself)."""
+
+    system: str
+    ability: str
+    mean: Estimate
+    against: Paired | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`compare`'s result: a line for each system and ability ("all", and "macro" over abilities, come first).
+
+    `seeds`: by system, the micro average of each run with mean and standard deviation, where there are several runs.
+    `left_out`: by system, how many questions only some of the systems answered. `differ`: by one of `RULES`, what it
+    was for each system, where they were not evaluated alike.
+    """
+
+    value: Value
+    baseline: str
+    questions: int
+    conversations: int
+    lines: tuple[Line, ...]
+    seeds: Mapping[str, Mapping[str, Any]]
+    left_out: Mapping[str, int]
+    method: str
+    differ: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """The comparison as plain values."""
+        return asdict(self)
+
+
+def load_records(path: str | Path) -> list[Record]:
+    """The records of one `eval/<name>.jsonl`. Raises `DataError` naming file, line and field."""
+    records = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        where = f"{path}:{number}"
+        try:
+            item = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{where}: not valid JSON: {error}") from error
+        if not isinstance(item, dict):
+            raise DataError(f"{where}: not a record of an evaluation")
+        for name in ("task", "question_id", "question", "gold", "score", "correct", "ability"):
+            if name not in item:
+                raise DataError(f"{where}: no {name!r}: not a record of an evaluation")
+        if unknown := sorted(set(item) - set(_FIELDS)):
+            raise DataError(f"{where}: {unknown[0]!r} is no field of a record: written by another version?")
+        if not isinstance(item["score"], int | float) or not isinstance(item["correct"], bool):
+            raise DataError(f"{where}: 'score' is a number and 'correct' true or false in a record")
+        lists: dict[str, Any] = {name: tuple(item.get(name, ())) for name in ("gold", "retrieved")}
+        records.append(Record(**{"rollout": 0, "kind": None, "answer": "", **item, **lists}))
+    return records
+
+
+def load_run(run: str | Path) -> dict[str, tuple[Record, ...]]:
+    """Records by name of what was evaluated, from a run or evaluation directory, its `eval` folder, or one `.jsonl`.
+
+    The name is the system's where the records tell it, else the file's. Raises `DataError` where there are none.
+    """
+    return {name: records for name, (records, _) in _load(Path(run)).items()}
+
+
+def _load(path: Path) -> dict[str, tuple[tuple[Record, ...], Path]]:
+    """The records of a run by name, and the file of each."""
+    if path.is_file():
+        found = [path]
+    else:
+        folder = path / "eval" if (path / "eval").is_dir() else path
+        found = sorted(folder.glob("*.jsonl"))
+    files = {file.stem: (tuple(records), file) for file in found if (records := load_records(file))}
+    if not files:
+        raise DataError(f"{path}: no records (eval/*.jsonl): not the directory of an evaluation, or one that failed")
+    named = {records[0].system or stem: (records, file) for stem, (records, file) in files.items()}
+    return named if len(named) == len(files) else files
+
+
+def _rules(files: Iterable[Path]) -> dict[str, str]:
+    """`RULES` of the summaries beside these files; of several runs, what each says."""
+    said: dict[str, dict[str, None]] = {}
+    for file in files:
+        try:
+            summary = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file.with_suffix('.json')}: cannot be read: {error}") from error
+        for name in RULES:
+            if isinstance(summary, Mapping) and summary.get(name) is not None:
+                said.setdefault(name, {})[str(summary[name])] = None
+    return {name: " or ".join(values) for name, values in said.items()}
+
+
+def load_systems(runs: Sequence[str]) -> list[System]:
+    """The systems of all RUNs, in order; "a,b,c" are the runs of one experiment under several seeds.
+
+    A system is named by its run, and by its own name where a run holds several. Raises `DataError` for seeds that did
+    not evaluate the same systems.
+    """
+    systems: list[System] = []
+    for place, run in enumerate(runs):
+        parts = [part for part in run.split(",") if part]
+        seeds = [_load(Path(part)) for part in parts]
+        if not seeds:
+            raise DataError(f"run {place + 1} has no name")
+        names = list(seeds[0])
+        for part, other in zip(parts[1:], seeds[1:], strict=True):
+            if len(names) > 1 and set(other) != set(names):
+                raise DataError(f"{part} evaluated {', '.join(other)}, not {', '.join(names)}: no other seed of it")
+            if len(names) == 1 != len(other):
+                raise DataError(f"{part} evaluated {', '.join(other)}, the first seed only {names[0]}")
+        for name in names:
+            chosen = tuple(seed[name] if len(names) > 1 else next(iter(seed.values())) for seed in seeds)
+            label = f"{run}:{name}" if len(names) > 1 and len(runs) > 1 else name if len(names) > 1 else run
+            systems.append(System(label, tuple(records for records, _ in chosen), _rules(file for _, file in chosen)))
+    if len({system.name for system in systems}) < len(systems):
+        raise DataError("a run is named twice")
+    return systems
+
+
+def compare(
+    systems: Sequence[System],
+    *,
+    baseline: str | None = None,
+    common: bool = False,
+    value: Value = "score",
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> Comparison:
+    """Every system beside the `baseline` (default: the first) on the questions that all of them answered.
+
+    `value` is what is averaged: each question's `score` by its metric, or whether it counts as `correct`. Raises
+    `DataError` for fewer than two systems, a baseline that is not there, and for systems that were not asked the same
+    questions, unless `common` keeps those in common.
+    """
+    if len(systems) < 2:
+        raise DataError("a comparison needs two systems at least")
+    names = [system.name for system in systems]
+    first = baseline or names[0]
+    if first not in names:
+        raise DataError(f"baseline {first!r} is none of {', '.join(names)}")
+    answered = {system.name: _by_question(system) for system in systems}
+    keys = _shared(answered, common)
+    rights = {name: _rows(answered[name], keys, "correct") for name in names}
+    rows = rights if value == "correct" else {name: _rows(answered[name], keys, value) for name in names}
+    single = all(len(records) == 1 for by_key in answered.values() for records in by_key.values())
+    abilities = sorted({row.group for row in rows[first]})
+    lines = []
+    for name in [first, *(name for name in names if name != first)]:
+        for ability in (ALL, "macro", *abilities):
+            places = [n for n, row in enumerate(rows[name]) if ability in (ALL, "macro", row.group)]
+            own = [rows[name][n] for n in places]
+            line = Line(name, ability, estimate(own, macro=ability == "macro", seed=seed, resamples=resamples))
+            if name != first and ability != "macro":
+                against = paired([rows[first][n] for n in places], own, seed=seed, resamples=resamples)
+                pair = [[rights[system][n].value for n in places] for system in (first, name)]
+                line = replace(line, against=_with_mcnemar(against, *pair) if single else against)
+            lines.append(line)
+    return Comparison(
+        value=value,
+        baseline=first,
+        questions=len(keys),
+        conversations=len({key[0] for key in keys}),
+        lines=tuple(lines),
+        seeds={system.name: _seeds(system, set(keys), value) for system in systems if len(system.runs) > 1},
+        left_out={name: len(by_key) - len(keys) for name, by_key in answered.items() if len(by_key) > len(keys)},
+        method=f"95 % intervals: BCa bootstrap over conversations, {resamples} resamples, seed {seed}; p: paired "
+        "bootstrap over conversations; McNemar: exact, over questions that count as correct or not",
+        differ={
+            rule: said
+            for rule in RULES
+            if len(set((said := {s.name: s.rules[rule] for s in systems if rule in s.rules}).values())) > 1
+        },
+    )
+
+
+def _by_question(system: System) -> dict[Key, list[Record]]:
+    found: dict[Key, list[Record]] = {}
+    for records in system.runs:
+        for record in records:
+            found.setdefault(_key(record), []).append(record)
+    return found
+
+
+def _key(record: Record) -> Key:
+    return record.task, record.question_id, record.question, record.gold
+
+
+def _shared(answered: Mapping[str, Mapping[Key, Any]], common: bool) -> list[Key]:
+    (first, keys), *others = answered.items()
+    shared = [key for key in keys if all(key in by_key for _, by_key in others)]
+    if not shared:
+        raise DataError("the runs have no question in common")
+    for name, by_key in others:
+        if common or by_key.keys() == keys.keys():
+            continue
+        more, fewer = len(by_key.keys() - keys.keys()), len(keys.keys() - by_key.keys())
+        example = next(iter((by_key.keys() - keys.keys()) or (keys.keys() - by_key.keys())))
+        raise DataError(
+            f"{first} and {name} were not asked the same questions: {fewer} only of the first, {more} only of the "
+            f"second, such as {example[1]!r} of task {example[0]!r} ({example[2]!r}); compare the {len(shared)} in "
+            "common with --common"
+        )
+    return shared
+
+
+def _value(record: Record, value: Value) -> float:
+    return float(record.correct) if value == "correct" else float(record.score)
+
+
+def _rows(answered: Mapping[Key, Sequence[Record]], keys: Iterable[Key], value: Value) -> list[Row]:
+    rows = []
+    for key in keys:
+        values = [_value(record, value) for record in answered[key]]
+        rows.append(Row(key[0], answered[key][0].ability, sum(values) / len(values)))
+    return rows
+
+
+def _with_mcnemar(against: Paired, first: Sequence[float], second: Sequence[float]) -> Paired:
+    one = sum(a > b for a, b in zip(first, second, strict=True))
+    two = sum(a < b for a, b in zip(first, second, strict=True))
+    return replace(against, only_first=one, only_second=two, mcnemar=exact_mcnemar(one, two))
+
+
+def _seeds(system: System, keys: set[Key], value: Value) -> dict[str, Any]:
+    means = []
+    for records in system.runs:
+        values = [_value(record, value) for record in records if _key(record) in keys]
+        means += [sum(values) / len(values)] if values else []
+    mean, deviation = mean_and_deviation(means)
+    return {"values": means, "mean": mean, "sd": deviation}
+
+
+# -------------------------------------------------------------------------------------------------------------- output
+
+
+COLUMNS = (
+    "system", "ability", "n", "conversations", "mean", "low", "high", "difference", "difference_low",
+    "difference_high", "p", "only_baseline", "only_system", "mcnemar",
+)  # fmt: skip
+
+
+def table(comparison: Comparison) -> list[list[Any]]:
+    """A row of plain values for each line, by `COLUMNS`; None where there is nothing to say."""
+    rows = []
+    for line in comparison.lines:
+        mean, pair = line.mean, line.against
+        row: list[Any] = [line.system, line.ability, mean.n, mean.clusters, mean.value, mean.low, mean.high]
+        if pair is None:
+            row += [None] * 7
+        else:
+            change = pair.difference
+            row += [change.value, change.low, change.high, pair.p, pair.only_first, pair.only_second, pair.mcnemar]
+        rows.append(row)
+    return rows
+
+
+def as_csv(comparison: Comparison) -> str:
+    """The table as CSV with a head; empty where there is nothing to say."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(table(comparison))
+    return text.getvalue()
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """The comparison as a Markdown table with what it rests on."""
+    head = [
+        "system",
+        "ability",
+        "n",
+        comparison.value,
+        "95 %",
+        f"against {comparison.baseline}",
+        "95 %",
+        "p",
+        "McNemar",
+    ]
+    lines = ["| " + " | ".join(map(_cell, head)) + " |", "|---|---|" + "--:|" * 7]
+    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in _figures(comparison)]
+    return "\n".join([*lines, "", *_notes(comparison)]) + "\n"
+
+
+def as_text(comparison: Comparison) -> str:
+    """The comparison for a terminal."""
+    head = ["system", "ability", "n", comparison.value, "95 %", "difference", "95 %", "p", "McNemar"]
+    rows = [head, *_figures(comparison)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    align: list[Callable[[str, int], str]] = [str.ljust, str.ljust, *[str.rjust] * 7]
+    lines = [
+        "  ".join(put(text, width) for put, text, width in zip(align, row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return "\n".join([*lines, "", *_notes(comparison)])
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    notes = [
+        f"{comparison.questions} questions of {comparison.conversations} conversations; differences are against "
+        f"{comparison.baseline}.",
+        comparison.method + ".",
+    ]
+    for rule, said in comparison.differ.items():
+        each = "; ".join(f"{name}: {value}" for name, value in said.items())
+        notes.append(f"NOT EVALUATED ALIKE, {rule}: {each}.")
+    for name, seeds in comparison.seeds.items():
+        spread = "" if seeds["sd"] is None else f", standard deviation {seeds['sd']:.3f}"
+        notes.append(f"{name}: {len(seeds['values'])} runs, mean {seeds['mean']:.3f}{spread}.")
+    for name, count in comparison.left_out.items():
+        notes.append(f"{name}: {count} questions left out that not all answered.")
+    return notes
+
+
+def _figures(comparison: Comparison) -> list[list[str]]:
+    rows = []
+    for name, ability, n, _, mean, low, high, difference, below, above, p, _, _, mcnemar in table(comparison):
+        change = "" if difference is None else f"{difference:+.3f}"
+        span = "" if below is None else f"{below:+.3f} … {above:+.3f}"
+        figures = [f"{mean:.3f}", "" if low is None else f"{low:.3f} … {high:.3f}", change, span]
+        rows.append([name, ability, str(n), *figures, _p(p), _p(mcnemar)])
+    return rows
+
+
+def _p(p: float | None) -> str:
+    return "" if p is None else "<.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

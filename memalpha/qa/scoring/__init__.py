@@ -1,0 +1,1 @@
+"""Metrics, judges and statistics."""

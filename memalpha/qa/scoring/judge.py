@@ -1,0 +1,319 @@
+"""Language models that judge answers: any endpoint, any local model, several of them with weights.
+
+A verdict is one word of a few, read from one place; "INVALID" is not "VALID". A reply without a readable verdict is
+asked for once more. An item on which no judge gave one has no score, and never the score 0; an endpoint that fails
+raises. How far a judge agrees with known labels is for `agreement` to say: `memalpha judge check` has some of our own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from memalpha.agent.parsing import after_thinking
+from memalpha.config import JudgeConfig
+from memalpha.errors import DataError, PolicyError
+from memalpha.policy.base import Policy, load_policy
+from memalpha.qa.scoring.judge_prompts import BENCHMARKS, SYSTEM, Asked, Item, Write, item_of, prompts_of, score_of
+from memalpha.types import SampleRequest
+
+__all__ = ["Item", "Judge", "Judgement", "Vote", "Write", "agreement", "item_of", "load_judge", "read_verdict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """One judge's verdicts on an item's prompts, None where its replies held none; score: `score_of`, if none lacks."""
+
+    judge: str
+    score: float | None
+    verdicts: tuple[str | None, ...]
+    replies: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The weighted mean of the votes that could be read, 0..1; None where none could."""
+
+    score: float | None
+    votes: tuple[Vote, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Score and votes, with the replies only of those that could not be read."""
+        votes = [
+            {"judge": vote.judge, "score": vote.score, "verdicts": list(vote.verdicts)}
+            | ({"replies": list(vote.replies)} if vote.score is None else {})
+            for vote in self.votes
+        ]
+        return {"score": self.score, "votes": votes}
+
+
+class Judge:
+    """`policies` judge with `weights` (default: all the same)."""
+
+    def __init__(
+        self, policies: Sequence[Policy], weights: Sequence[float] | None = None, *, max_new_tokens: int = 512
+    ) -> None:
+        self.policies = list(policies)
+        self.weights = list(weights or [1.0] * len(self.policies))
+        self.max_new_tokens = max_new_tokens
+        self.name = "judge:" + "+".join(policy.name for policy in self.policies)
+        self.unreadable = dict.fromkeys((policy.name for policy in self.policies), 0)
+        self._lock = Lock()
+
+    def judge(self, items: Sequence[Item | Write]) -> list[Judgement]:
+        """What is thought of each item, in order; all items are one batch, equal prompts asked once.
+
+        An empty prediction is wrong, and no judge is asked. Raises `PolicyError` where a judge's endpoint fails.
+        """
+        asked = [[] if _says_nothing(item) else prompts_of(item) for item in items]
+        unique = list({prompt.prompt: prompt for prompts in asked for prompt in prompts}.values())
+        with ThreadPoolExecutor(len(self.policies)) as pool:
+            found = list(pool.map(lambda policy: self.verdicts(policy, unique), self.policies))
+        return [self._judgement(prompts, found) for prompts in asked]
+
+    def score(self, items: Sequence[Item | Write]) -> list[float]:
+        """The score of each item, for rewards. Raises `PolicyError` where one has none: that is no 0."""
+        scores = []
+        for item, judgement in zip(items, self.judge(items), strict=True):
+            if judgement.score is None:
+                what = f"answer {item.prediction!r} to {item.question!r}" if isinstance(item, Item) else repr(item)
+                said = "; ".join(f"{vote.judge}: {vote.replies[-1][:200]!r}" for vote in judgement.votes)
+                raise PolicyError(
+                    f"no judge gave a readable verdict on {what[:300]} ({said}): take another judge, or give it more "
+                    f"room (judge.max_new_tokens is {self.max_new_tokens})"
+                )
+            scores.append(judgement.score)
+        return scores
+
+    def statistics(self) -> dict[str, Any]:
+        """By judge: its bill, if it has one (`endpoint.Bill`), and how many prompts it left without a verdict."""
+        found = {}
+        for policy in self.policies:
+            bill: Callable[[], dict[str, Any]] | None = getattr(policy, "statistics", None)
+            found[policy.name] = {**(bill() if bill else {}), "unreadable": self.unreadable[policy.name]}
+        return found
+
+    def verdicts(
+        self, policy: Policy, asked: Sequence[Asked], system: str = SYSTEM
+    ) -> dict[str, tuple[str | None, str]]:
+        """Prompt → (verdict, last reply) of one judge; what cannot be read is asked once more."""
+        if not asked:
+            return {}
+        replies = self._sample(policy, [_messages(prompt, system) for prompt in asked])
+        verdicts = [read_verdict(reply, prompt.verdicts) for prompt, reply in zip(asked, replies, strict=True)]
+        again = [number for number, verdict in enumerate(verdicts) if verdict is None]
+        if again:
+            more = [_messages(asked[number], system, replies[number]) for number in again]
+            for number, reply in zip(again, self._sample(policy, more), strict=True):
+                replies[number], verdicts[number] = reply, read_verdict(reply, asked[number].verdicts)
+        with self._lock:  # asked from several threads
+            self.unreadable[policy.name] += verdicts.count(None)
+        pairs = zip(verdicts, replies, strict=True)
+        return {prompt.prompt: pair for prompt, pair in zip(asked, pairs, strict=True)}
+
+    def _sample(self, policy: Policy, messages: Iterable[tuple[Mapping[str, str], ...]]) -> list[str]:
+        requests = [SampleRequest(one, max_new_tokens=self.max_new_tokens) for one in messages]
+        return [completion.text for completion in policy.sample(requests)]
+
+    def _judgement(self, asked: Sequence[Asked], found: Sequence[Mapping[str, tuple[str | None, str]]]) -> Judgement:
+        if not asked:
+            return Judgement(0.0, ())
+        votes = []
+        for policy, answers in zip(self.policies, found, strict=True):
+            verdicts, replies = zip(*(answers[prompt.prompt] for prompt in asked), strict=True)
+            values = [prompt.verdicts[word] for prompt, word in zip(asked, verdicts, strict=True) if word is not None]
+            score = score_of(asked, values) if len(values) == len(asked) else None
+            votes.append(Vote(policy.name, score, verdicts, replies))
+        pairs = zip((vote.score for vote in votes), self.weights, strict=True)
+        heard = [(score, weight) for score, weight in pairs if score is not None]
+        weight = sum(weight for _, weight in heard)
+        return Judgement(sum(score * part for score, part in heard) / weight if heard else None, tuple(votes))
+
+
+def load_judge(config: JudgeConfig) -> Judge:
+    """The judge of a configuration. Its endpoints are asked whether they are there: a `PolicyError` before any work.
+
+    One configuration is one judge in a process, with one bill and one set of limits.
+    """
+    return _load_judge(config.model_dump_json())
+
+
+@lru_cache(maxsize=8)
+def _load_judge(text: str) -> Judge:
+    config = JudgeConfig.model_validate_json(text)
+    policies = [load_policy(name, endpoint=config.endpoint) for name in config.judges]
+    return Judge(policies, config.weights, max_new_tokens=config.max_new_tokens)
+
+
+def _says_nothing(item: Item | Write) -> bool:
+    return isinstance(item, Item) and not item.prediction.strip()
+
+
+def _messages(asked: Asked, system: str, unreadable: str | None = None) -> tuple[Mapping[str, str], ...]:
+    first = ({"role": "system", "content": system}, {"role": "user", "content": asked.prompt})
+    if unreadable is None:
+        return first
+    more = f'No verdict could be read. Reply with {{"verdict": "..."}} alone, one of: {", ".join(asked.verdicts)}.'
+    return (*first, {"role": "assistant", "content": unreadable}, {"role": "user", "content": more})
+
+
+# ----------------------------------------------------------------------------------------------------- verdicts
+
+_DECODER = json.JSONDecoder(strict=False)
+_AROUND = re.compile(r"^[\s\"'`*_.(\[]+|[\s\"'`*_.!)\]]+$")
+
+
+def read_verdict(reply: str, words: Iterable[str]) -> str | None:
+    """The one of `words` that a reply gives as its verdict, None where there is none.
+
+    It is the field "verdict" of a JSON object in the reply, or the reply is that word and nothing else. A leading
+    `<think>` part does not count. Two different verdicts are none; so is a word that merely holds another.
+    """
+    known = {word.casefold(): word for word in words}
+    text = reply[after_thinking(reply) :]
+    given = _fields(text) or [text]
+    plain = {_AROUND.sub("", str(value)).casefold() if isinstance(value, str | int) else "" for value in given}
+    return known.get(plain.pop()) if len(plain) == 1 else None
+
+
+def _fields(text: str) -> list[Any]:
+    """The values of "verdict" in the JSON objects of a text, those inside others left out."""
+    found, position = [], text.find("{")
+    while position >= 0:
+        try:
+            value, end = _DECODER.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            end = position + 1
+        else:
+            if isinstance(value, dict):
+                found += [value[name] for name in value if name.casefold() == "verdict"]
+        position = text.find("{", end)
+    return found
+
+
+# -------------------------------------------------------------------------------------------------- known labels
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """An item whose score is known."""
+
+    item: Item | Write
+    label: float
+    id: str
+
+
+_ITEM_FIELDS = ("question", "prediction", "category", "benchmark", "refused", "date")
+_LISTS = ("gold", "rubric", "keypoints")
+_WRITE_FIELDS = ("kind", "chunk", "category", "content", "before", "timestamp")
+
+_CHOICES = {"benchmark": BENCHMARKS, "kind": ("insert", "update", "delete", "core_update", "nothing")}
+
+
+def load_labels(path: str | Path | None = None) -> list[Labelled]:
+    """Labelled items from JSON Lines (default: those that ship). Raises `DataError` naming file, line and field.
+
+    A line is an answer: {"question", "gold": [...], "prediction", "label": 0..1, and "benchmark", "category",
+    "refused", "rubric", "date" where they matter}; or a write: {"kind", "chunk", "content", "label", ...}. The fields
+    are those of `templates.Item` and `Write`.
+    """
+    source = resources.files("memalpha") / "data" / "judge_labels.jsonl" if path is None else Path(path)
+    try:
+        lines = source.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{source} cannot be read ({error})") from error
+    found = [_labelled(line, f"{source}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise DataError(f"{source} holds no labelled item")
+    return found
+
+
+def _labelled(line: str, place: str) -> Labelled:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{place}: not JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{place}: a JSON object is needed")
+    write = "chunk" in row
+    texts, lists = (_WRITE_FIELDS, ()) if write else (_ITEM_FIELDS, _LISTS)
+    for name, value in row.items():
+        if name in lists and not (isinstance(value, list) and all(isinstance(part, str) for part in value)):
+            raise DataError(f"{place}: field {name!r}: a list of texts is needed")
+        if name in texts and not isinstance(value, str):
+            raise DataError(f"{place}: field {name!r}: a text is needed")
+        if name not in (*texts, *lists, "label", "id"):
+            raise DataError(f"{place}: field {name!r} is not known; there are {', '.join((*texts, *lists))}, label, id")
+        if name in _CHOICES and value not in _CHOICES[name]:
+            raise DataError(f"{place}: field {name!r}: {value!r} is none of {', '.join(_CHOICES[name])}")
+    if missing := [name for name in (("kind",) if write else ("question", "prediction")) if name not in row]:
+        raise DataError(f"{place}: field {missing[0]!r} is missing")
+    label, id = row.pop("label", None), str(row.pop("id", place))
+    if isinstance(label, bool) or not isinstance(label, int | float) or not 0 <= label <= 1:
+        raise DataError(f"{place}: field 'label': a number from 0 to 1 is needed, the score that is right")
+    if write:
+        return Labelled(Write(**row), float(label), id)
+    given = {**row, **{name: tuple(row.get(name, ())) for name in lists}}
+    return Labelled(Item(**given), float(label), id)
+
+
+def agreement(labels: Sequence[float], scores: Sequence[float | None]) -> dict[str, Any]:
+    """How far scores agree with the labels: `accuracy` and Cohen's `kappa` (1960) over what could be judged.
+
+    A score agrees when of all labels that occur it is nearest to its own. None where nothing was judged, and for kappa
+    where chance alone would agree always. `leniency`: mean score minus mean label.
+    """
+    classes = sorted(set(labels))
+    pairs = [
+        (label, min(classes, key=lambda known: (abs(known - score), known)))
+        for label, score in zip(labels, scores, strict=True)
+        if score is not None
+    ]
+    kept = [(label, score) for label, score in zip(labels, scores, strict=True) if score is not None]
+    n = len(pairs)
+    agreed = sum(label == found for label, found in pairs) / n if n else None
+    chance = sum(
+        sum(label == known for label, _ in pairs) * sum(found == known for _, found in pairs) for known in classes
+    ) / max(1, n * n)
+    return {
+        "items": len(labels),
+        "unreadable": len(labels) - n,
+        "accuracy": agreed,
+        "kappa": None if agreed is None or chance == 1 else (agreed - chance) / (1 - chance),
+        "leniency": sum(score - label for label, score in kept) / n if n else None,
+    }
+
+
+def check_judge(judge: Judge, labelled: Sequence[Labelled]) -> dict[str, Any]:
+    """`agreement` over all, by benchmark ("writes" for operations) and of each judge, and what was disagreed on."""
+    judged = judge.judge([one.item for one in labelled])
+    labels = [one.label for one in labelled]
+    kinds = [one.item.benchmark if isinstance(one.item, Item) else "writes" for one in labelled]
+    scores = [one.score for one in judged]
+    by_benchmark = {}
+    for kind in sorted(set(kinds)):
+        chosen = [place for place, of in enumerate(kinds) if of == kind]
+        by_benchmark[kind] = agreement([labels[place] for place in chosen], [scores[place] for place in chosen])
+    by_judge = {
+        policy.name: agreement(labels, [one.votes[place].score if one.votes else one.score for one in judged])
+        for place, policy in enumerate(judge.policies)
+    }
+    return {
+        **agreement(labels, scores),
+        "by_benchmark": by_benchmark,
+        "by_judge": by_judge,
+        "disagreed": [
+            {"id": one.id, "label": one.label, **judgement.as_json()}
+            for one, judgement in zip(labelled, judged, strict=True)
+            if judgement.score is None or abs(judgement.score - one.label) >= 0.5
+        ],
+        "statistics": judge.statistics(),
+    }

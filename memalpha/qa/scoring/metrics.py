@@ -1,0 +1,151 @@
+"""Scores of an answer against the accepted ones: exact match, token F1, containment, and each question's own metric.
+
+Every metric is in 0..1 and an empty prediction scores 0. Abstention is judged apart: see `score_answer`. The rules of
+published benchmarks are in `official`; `score_question` takes the one that a question names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from memalpha.agent.reader import Answer
+from memalpha.agent.text_match import contains, same
+from memalpha.errors import DataError
+from memalpha.qa.scoring.official import (
+    all_mentioned,
+    bag_f1,
+    choice,
+    keyword_share,
+    locomo_f1,
+    numeric_label,
+    parts_share,
+    recommendation_recall,
+    rouge,
+    strict_match,
+    substring_match,
+)
+from memalpha.store.slots import normalize
+from memalpha.types import Question
+
+Metric = Callable[[str, str], float]
+
+
+def exact_match(prediction: str, gold: str) -> float:
+    """1 if equal after SQuAD's normalisation."""
+    return float(same(prediction, gold))
+
+
+def containment(prediction: str, gold: str) -> float:
+    """1 if the gold answer occurs in the prediction as a run of whole tokens."""
+    return float(contains(prediction, gold))
+
+
+def token_f1(prediction: str, gold: str) -> float:
+    """Harmonic mean of precision and recall over normalised tokens, counted with multiplicity (SQuAD)."""
+    return bag_f1(normalize(prediction).split(), normalize(gold).split())
+
+
+METRICS: Mapping[str, Metric] = {"exact": exact_match, "f1": token_f1, "contains": containment}
+RIGHT = {
+    "exact": 1.0, "contains": 1.0, "substring": 1.0, "eventqa": 1.0, "label": 1.0, "choice": 1.0, "judge": 1.0,
+    "f1": 0.5, "locomo-f1": 0.5, "recall@5": 0.5, "keywords": 0.5, "parts": 0.5, "rouge": 0.5, "rubric": 0.5,
+    "keypoint-f1": 0.5,
+}  # fmt: skip
+"""The score from which an answer counts as correct where a yes or no is needed."""
+
+
+def best_score(metric: str, prediction: str, answers: Sequence[str]) -> float:
+    """The best score over the accepted answers; 0 if there are none. `KeyError` for an unknown metric."""
+    scorer = METRICS[metric]
+    return max((scorer(prediction, answer) for answer in answers), default=0.0)
+
+
+def score_answer(metric: str, answer: Answer, answers: Sequence[str]) -> float:
+    """What an answer is worth, abstention and the conflict rule included.
+
+    No accepted answers: 1 for an abstention. Otherwise an abstention is worth 0, unless it is an accepted answer to the
+    letter ("none"). An answer from a slot in conflict is worth 0 whatever it says.
+    """
+    if answer.conflict:
+        return 0.0
+    if not answers:
+        return float(answer.abstained)
+    if answer.abstained and not any(same(answer.text, accepted) for accepted in answers):
+        return 0.0
+    return best_score(metric, answer.text, answers)
+
+
+def score_question(question: Question, answer: Answer, default: str = "exact") -> float | None:
+    """What an answer is worth by the question's own metric (`meta["metric"]`), else by `default`.
+
+    Every metric is in `QUESTION_METRICS` or `JUDGED`; None for the latter, which wait for a verdict. Conflict, and
+    for our own metrics (`METRICS`) abstention, as in `score_answer`; the official scripts know no abstention where
+    there is an answer: a summary that says of one thing that it was not mentioned is scored as any other. LoCoMo's
+    adversarial questions are right with one of its refusals in the reply, or
+    with any abstention: its official prompt has the reader say that in those very words. Raises `DataError` for a
+    metric that there is not.
+    """
+    metric = str(question.meta.get("metric", default))
+    if metric in JUDGED:
+        return None
+    if metric not in QUESTION_METRICS:
+        known = ", ".join(sorted({*QUESTION_METRICS, *JUDGED}))
+        raise DataError(f"question {question.id!r}: there is no metric {metric!r}; there are {known}")
+    if metric == "locomo-f1" and question.category == "adversarial":
+        return 0.0 if answer.conflict else float(answer.abstained or locomo_f1(answer.text, "", 5) > 0)
+    if answer.conflict or not question.answers or (answer.abstained and metric in METRICS):
+        return score_answer("exact", answer, question.answers)
+    return QUESTION_METRICS[metric](answer.text, question)
+
+
+def official_scores(question: Question, answer: Answer) -> dict[str, float]:
+    """What the official script would print beside the question's own score, where that is something else.
+
+    ROUGE-1, -2 and -L for `rouge` (of the gold with the best ROUGE-L); with the quirks of PersonaMem's and Mem-alpha's
+    scripts for `choice` and `parts`, as `choice (official)`, `parts (official)`.
+    """
+    metric, text = str(question.meta.get("metric", "")), answer.text
+    if not question.answers or metric not in ("rouge", "choice", "parts"):
+        return {}
+    if metric == "rouge":
+        return dict(max((rouge(text, gold) for gold in question.answers), key=lambda found: found["rougeL"]))
+    rule = choice if metric == "choice" else parts_share
+    return {f"{metric} (official)": max(rule(text, gold, official=True) for gold in question.answers)}
+
+
+def is_right(question: Question, score: float, default: str = "exact") -> bool:
+    """Whether a score by the question's own metric counts as correct where a yes or no is needed."""
+    return score >= RIGHT.get(str(question.meta.get("metric", default)), 0.5)
+
+
+def _best(metric: Callable[[str, str], float]) -> Callable[[str, Question], float]:
+    return lambda text, question: max(metric(text, gold) for gold in question.answers)
+
+
+QUESTION_METRICS: Mapping[str, Callable[[str, Question], float]] = {
+    "f1": _best(token_f1),
+    "contains": _best(containment),
+    "exact": lambda text, question: max(
+        strict_match(text, question.answers), best_score("exact", text, question.answers)
+    ),
+    "substring": lambda text, question: substring_match(text, question.answers),
+    "eventqa": lambda text, question: all_mentioned(text, question.answers),
+    "label": _best(numeric_label),
+    "locomo-f1": lambda text, question: max(
+        locomo_f1(text, gold, question.category or "single-hop") for gold in question.answers
+    ),
+    "recall@5": lambda text, question: recommendation_recall(
+        text, question.answers, candidates=question.meta.get("candidates")
+    ),
+    "choice": lambda text, question: max(
+        choice(text, gold, options=question.meta.get("choices")) for gold in question.answers
+    ),
+    "keywords": lambda text, question: keyword_share(
+        text, question.answers[0] if len(question.answers) == 1 else question.answers
+    ),
+    "parts": _best(parts_share),
+    "rouge": _best(lambda text, gold: rouge(text, gold)["rougeL"]),
+}
+"""Metrics of one answer by name, for a question that has accepted answers; each in 0..1."""
+JUDGED = ("judge", "rubric", "keypoint-f1")
+"""Metrics that a judge's verdict is needed for."""

@@ -1,0 +1,381 @@
+"""The scores of other people's benchmarks, as their own scripts give them, deviations named.
+
+Each function is one official rule and takes plain values; `metrics.score_question` chooses by a question's
+`meta["metric"]`. Where an official script does something that one would not expect, that is the default of no function
+here but has a keyword (`official=True`), so that both figures can be had. What a judge says is given by the caller.
+
+| benchmark        | official script                                 | here                                            |
+|------------------|-------------------------------------------------|-------------------------------------------------|
+| LoCoMo           | snap-research/locomo `task_eval`                | `locomo_f1`                                     |
+| LongMemEval      | xiaowu0162/LongMemEval `src`                    | `longmemeval`, `retrieval_scores`               |
+| MemoryAgentBench | HUST-AI-HYZ/MemoryAgentBench `utils`            | `substring_match` to `keypoint_f1`              |
+| PersonaMem       | bowen-upenn/PersonaMem `inference_standalone`   | `choice`                                        |
+| BEAM             | mohammadtavakoli78/BEAM `evaluation`            | `rubric_mean`, `event_order`                    |
+| Mem-alpha        | wangyu-ustc/Mem-alpha `evaluate_agent_results`  | `keyword_share`, `parts_share`, `numeric_label` |
+| QMSum and others | rouge-score, a library (`memalpha[eval]`)       | `rouge`                                         |
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from memalpha.errors import DataError
+from memalpha.store.search.stemmer import nltk_stem
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+# ------------------------------------------------------------------------------------------------------------- LoCoMo
+
+LOCOMO_CATEGORIES = {"multi-hop": 1, "temporal": 2, "open-domain": 3, "single-hop": 4, "adversarial": 5}
+_LOCOMO_ARTICLES = re.compile(r"\b(a|an|the|and)\b")
+_LOCOMO_REFUSALS = ("no information available", "not mentioned")
+
+
+def locomo_f1(prediction: str, gold: str, category: int | str) -> float:
+    """LoCoMo's official score of one answer (Maharana et al., ACL 2024), by question category.
+
+    Porter-stemmed token F1 (NLTK's variant of the stemmer). Category 1 (multi-hop) splits both sides at commas and
+    averages, over the gold parts, the best F1 of any predicted part; category 3 keeps the gold before its first ";"; 2
+    and 4 are plain; 5 (adversarial) is 1 if the prediction holds one of two refusals, whatever else it says.
+    """
+    number = LOCOMO_CATEGORIES.get(category) if isinstance(category, str) else category
+    if number == 5:
+        return float(any(phrase in prediction.lower() for phrase in _LOCOMO_REFUSALS))
+    if number == 3:
+        gold = gold.split(";")[0].strip()
+    if number == 1:
+        parts = [_locomo_tokens(part) for part in prediction.split(",")]
+        golds = [_locomo_tokens(part) for part in gold.split(",")]
+        return sum(max(bag_f1(part, wanted) for part in parts) for wanted in golds) / len(golds)
+    if number not in (2, 3, 4):
+        raise ValueError(f"LoCoMo has the categories 1 to 5, not {category!r}")
+    return bag_f1(_locomo_tokens(prediction), _locomo_tokens(gold))
+
+
+def _locomo_tokens(text: str) -> list[str]:
+    plain = text.lower().translate(_PUNCTUATION)
+    return [nltk_stem(word) for word in _LOCOMO_ARTICLES.sub(" ", plain).split()]
+
+
+def bag_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
+    """Harmonic mean of precision and recall over tokens, counted with multiplicity; 0 where none is shared."""
+    shared = sum((Counter(predicted) & Counter(gold)).values())
+    return 2 * shared / (len(predicted) + len(gold)) if shared else 0.0
+
+
+# -------------------------------------------------------------------------------------------------------- LongMemEval
+
+LONGMEMEVAL_TYPES = (
+    "single-session-user", "single-session-preference", "single-session-assistant", "multi-session",
+    "temporal-reasoning", "knowledge-update",
+)  # fmt: skip
+
+
+def longmemeval(judged: Iterable[tuple[str, str, bool]]) -> dict[str, Any]:
+    """LongMemEval's table from (question id, question type, right).
+
+    Keys: `by_type` (accuracy and n; abstention questions count in their own type too), `task_averaged` (mean of the
+    types), `overall`, `abstention` (questions whose id holds "_abs"). None where there was no question. The official
+    script prints nan as soon as one type is missing; the mean here is over the types that were asked.
+    """
+    by_type: dict[str, list[bool]] = {name: [] for name in LONGMEMEVAL_TYPES}
+    abstention: list[bool] = []
+    for id, kind, right in judged:
+        by_type.setdefault(kind, []).append(right)
+        if "_abs" in id:
+            abstention.append(right)
+    means = {kind: _mean(values) for kind, values in by_type.items()}
+    return {
+        "by_type": {kind: {"accuracy": means[kind], "n": len(values)} for kind, values in by_type.items()},
+        "task_averaged": _mean([value for value in means.values() if value is not None]),
+        "overall": _mean([right for values in by_type.values() for right in values]),
+        "abstention": _mean(abstention),
+    }
+
+
+def retrieval_scores(
+    ranking: Sequence[str],
+    correct: Collection[str],
+    k: int,
+    *,
+    corpus: Sequence[str] | None = None,
+    official: bool = False,
+) -> dict[str, float]:
+    """LongMemEval's `recall_any`, `recall_all` and `ndcg_any` among the first `k` of `ranking` (ids, best first).
+
+    `corpus`: all ids that could have been found (default: those of `ranking`). Relevance is 0 or 1 a place, and
+    discounted by log2(rank + 1); with `official` as the published script does it, by log2(rank) from the second place
+    on, so that the second place counts as much as the first. Both recalls follow the script: of no correct id, any is 0
+    and all is 1.
+    """
+    found = set(ranking[:k])
+    shift = 0 if official else 1
+
+    def dcg(relevances: Sequence[bool]) -> float:
+        return math.fsum(
+            1.0 if rank == 1 else 1.0 / math.log2(rank + shift)
+            for rank, relevant in enumerate(relevances, start=1)
+            if relevant
+        )
+
+    wanted = set(correct)
+    best = dcg(sorted((id in wanted for id in (ranking if corpus is None else corpus)), reverse=True)[:k])
+    return {
+        "recall_any": float(any(id in found for id in wanted)),
+        "recall_all": float(all(id in found for id in wanted)),
+        "ndcg_any": dcg([id in wanted for id in ranking[:k]]) / best if best else 0.0,
+    }
+
+
+def as_sessions(turns: Sequence[str], k: int) -> tuple[list[str], int]:
+    """A ranking of LongMemEval's turn ids (`<session>_<number>`) as one of sessions, and how many places of it hold `k`
+    different sessions (all of them where there are fewer): the k with which `retrieval_scores` is then asked."""
+    sessions = [turn.rpartition("_")[0] for turn in turns]
+    depth = k
+    while depth <= len(sessions) and len(set(sessions[:depth])) < k:
+        depth += 1
+    return sessions, depth
+
+
+def session_scores(turns: Iterable[str], correct: Collection[str], ks: Sequence[int] = (5, 10)) -> dict[str, float]:
+    """`retrieval_scores` by session at each k, from the turns that were shown, best first: a session stands where its
+    first turn does. Keys are `recall_any@5` and so on; `{}` for a question without an answer session, which LongMemEval
+    leaves out."""
+    if not correct:
+        return {}
+    ranking = list(dict.fromkeys(turn.rpartition("_")[0] for turn in turns))
+    corpus = [*correct, *(session for session in ranking if session not in correct)]
+    return {
+        f"{name}@{k}": score for k in ks for name, score in retrieval_scores(ranking, correct, k, corpus=corpus).items()
+    }
+
+
+# --------------------------------------------------------------------------------------------------- MemoryAgentBench
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_ANSWER = re.compile("answer:", re.IGNORECASE)
+
+
+def plain(text: str) -> str:
+    """Lower case without ASCII punctuation and articles, blanks collapsed: SQuAD's rule as MemoryAgentBench has it."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def answer_line(text: str) -> str:
+    """What MemoryAgentBench takes for the answer: the rest of the first line after "Answer:", else the first line."""
+    match = _ANSWER.search(text)
+    line = text[match.end() if match else 0 :].split("\n", 1)[0].strip()
+    again = _ANSWER.match(line)
+    return line[again.end() :].strip() if again else line
+
+
+def substring_match(prediction: str, golds: Sequence[str]) -> float:
+    """1 if any gold, normalised, is a substring of the normalised prediction or of its answer line (characters, not
+    tokens: "oslo" is in "osloer")."""
+    texts = [plain(prediction), plain(answer_line(prediction))]
+    return float(any(plain(gold) in text for gold in golds for text in texts))
+
+
+def strict_match(prediction: str, golds: Sequence[str]) -> float:
+    """1 if the prediction or its answer line, normalised, equals a normalised gold; nothing equals an empty text."""
+    texts = {plain(prediction), plain(answer_line(prediction))} - {""}
+    return float(any(plain(gold) in texts for gold in golds))
+
+
+def all_mentioned(prediction: str, golds: Sequence[str]) -> float:
+    """EventQA: 1 if every gold occurs in the prediction, case aside."""
+    return float(all(gold.lower() in prediction.lower() for gold in golds)) if golds else 0.0
+
+
+def recommendations(text: str) -> list[str]:
+    """The items of a numbered list from "1." on, without numbers and brackets; without a "1." commas part them too."""
+    _, found, rest = text.partition("1.")
+    lines = rest.split("\n") if found else text.replace(",", "\n").split("\n")
+    return [_item(line) for line in lines]
+
+
+def recommendation_recall(
+    prediction: str, golds: Sequence[str], k: int = 5, *, candidates: Sequence[str] | None = None
+) -> float:
+    """The share of the gold names among the first `k` recommended.
+
+    With `candidates` each recommendation is first taken for the nearest of them by edit distance, case aside (the first
+    of equally near ones, where the official script takes any); without, names are compared as written, case aside.
+    Empty lines count as recommendations, as in the script.
+    """
+    items = recommendations(prediction)[:k]
+    if candidates is not None:
+        items = [_nearest(item, candidates) for item in items]
+    named = {item.lower() for item in items}
+    return sum(gold.lower() in named for gold in golds) / len(golds) if golds else 0.0
+
+
+def _item(line: str) -> str:
+    without_brackets = re.sub(r"\([^()]*\)", "", line.strip())
+    return " ".join(re.sub(r"^\d+[.)\u3001]?\s*[-\u2014\u2013]?", "", without_brackets).split())
+
+
+def _nearest(name: str, candidates: Sequence[str]) -> str:
+    best, distance = "", math.inf
+    for candidate in candidates:
+        if abs(len(candidate) - len(name)) < distance:
+            if (found := _edits(name.lower(), candidate.lower())) < distance:
+                best, distance = candidate, found
+            if not distance:
+                break
+    return best
+
+
+def _edits(one: str, two: str) -> int:
+    """Levenshtein distance."""
+    row = list(range(len(two) + 1))
+    for number, letter in enumerate(one, start=1):
+        corner, row[0] = row[0], number
+        for place, other in enumerate(two, start=1):
+            corner, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, corner + (letter != other))
+    return row[-1]
+
+
+def keypoint_f1(found: int, keypoints: int, supported: int, sentences: int, fluency: float = 1.0) -> float:
+    """The summary score: fluency (0 or 1) x F1 of recall (`found` of `keypoints`) and precision (`supported` of
+    `sentences`), as a judge counted them. Raises `DataError` for counts that cannot be."""
+    if not 0 <= found <= keypoints or not 0 <= supported <= sentences:
+        raise DataError(f"key points: {found} of {keypoints} found and {supported} of {sentences} sentences supported")
+    recall = found / keypoints if keypoints else 0.0
+    precision = supported / sentences if sentences else 0.0
+    return fluency * 2 * recall * precision / (recall + precision) if recall + precision else 0.0
+
+
+# --------------------------------------------------------------------------------------------------------- PersonaMem
+
+_BRACKETED = re.compile(r"\(([a-z])\)")
+_BOXED = re.compile(r"\\boxed\{\s*\(?([a-z])\)?\s*\}")
+_BARE = re.compile(
+    r"^(?:the )?(?:final |correct |best )?(?:(?:answer|option|choice)(?: is)?\s*:?\s*)?([a-z])[\s.,:;!)]*$"
+)
+
+
+def choice(prediction: str, gold: str, *, options: Mapping[str, str] | None = None, official: bool = False) -> float:
+    """1 if the prediction names the gold option's letter and no other. `gold`: "(c)", "c" or "(c) its text".
+
+    Read is what follows the last `<final_answer>`. A letter counts in brackets, in `\\boxed{}`, or where it is all
+    that is said ("c", "Answer: c."); with `options` (text by letter) so does the very text of one of them. With
+    `official` as PersonaMem's script has it: a to d only; any letter that stands alone where none is in brackets, so
+    that the article in "a walk" is a vote for (a); and the whole reply where the part after `<final_answer>` does not
+    say.
+    """
+    wanted = _letter(gold)
+    text = prediction.strip()
+    if "<final_answer>" in text:
+        text = text.split("<final_answer>")[-1].strip()
+    text = text.removesuffix("</final_answer>").strip()
+    if official:
+        return float({wanted} in (_any_letters(text), _any_letters(prediction)))
+    lowered = text.lower()
+    named = set(_BRACKETED.findall(lowered)) or set(_BOXED.findall(lowered)) or set(_BARE.findall(lowered))
+    if not named and options:
+        named = {letter for letter, option in options.items() if plain(option) == plain(text)}
+    return float(named == {wanted})
+
+
+def _letter(gold: str) -> str:
+    match = re.match(r"\s*\(?\s*([a-z])\s*(?:\)|$)", gold.lower())
+    if match is None:
+        raise DataError(f'choice: the gold answer is {gold!r}, not a letter as in "(c)"')
+    return match[1]
+
+
+def _any_letters(text: str) -> set[str]:
+    lowered = text.lower()
+    return set(re.findall(r"\(([a-d])\)", lowered)) or set(re.findall(r"\b([a-d])\b", lowered))
+
+
+# --------------------------------------------------------------------------------------------------------------- BEAM
+
+
+def rubric_mean(scores: Sequence[float], *, official: bool = False) -> float:
+    """The mean of a judge's scores (0, 0.5, 1), one a rubric item. With `official` each is first cut to an integer, as
+    BEAM's script does for all question types but event ordering: half a point is none."""
+    if not scores:
+        raise DataError("rubric: no item was judged")
+    return sum(int(score) if official else score for score in scores) / len(scores)
+
+
+def event_order(reference: Sequence[str], told: Sequence[str]) -> dict[str, float]:
+    """BEAM's event ordering once the told events are aligned with the reference (an aligned one has its very words).
+
+    `precision`, `recall`, `f1` of the events; `tau`: Kendall's tau-b between the two orders, missing events tied at the
+    end, scaled to 0..1 (what the published tables report); `score`: tau x f1. A tau that is not defined is 0.
+    """
+    shared = len(set(reference) & set(told))
+    wrong, missed = sum(item not in reference for item in told), sum(item not in told for item in reference)
+    precision = shared / (shared + wrong) if shared + wrong else 0.0
+    recall = shared / (shared + missed) if shared + missed else 0.0
+    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    union = list(dict.fromkeys([*reference, *told]))
+    one, two = ({item: place for place, item in enumerate(order)} for order in (reference, told))
+    tau = _tau_b([one.get(item, len(union)) for item in union], [two.get(item, len(union)) for item in union])
+    scaled = 0.0 if tau is None else (tau + 1) / 2
+    return {"precision": precision, "recall": recall, "f1": f1, "tau": scaled, "score": scaled * f1}
+
+
+def _tau_b(one: Sequence[int], two: Sequence[int]) -> float | None:
+    pairs = [(i, j) for j in range(len(one)) for i in range(j)]
+    signs = [((one[i] > one[j]) - (one[i] < one[j]), (two[i] > two[j]) - (two[i] < two[j])) for i, j in pairs]
+    untied = [sum(sign[side] != 0 for sign in signs) for side in (0, 1)]
+    return sum(a * b for a, b in signs) / math.sqrt(untied[0] * untied[1]) if all(untied) else None
+
+
+# ---------------------------------------------------------------------------------------------------------- Mem-alpha
+
+
+def keyword_share(prediction: str, keywords: str | Sequence[str]) -> float:
+    """BookSum and InfBench: the share of the keywords (a list, or a text with commas) that occur, case aside."""
+    listed = [word.strip() for word in keywords.split(",")] if isinstance(keywords, str) else list(keywords)
+    return sum(word.lower() in prediction.lower() for word in listed) / len(listed) if listed else 0.0
+
+
+def parts_share(prediction: str, gold: str, *, official: bool = False) -> float:
+    """PerLTQA: the share of the gold's parts (split at ";") that occur, case aside. With `official` as the script has
+    it: of several parts, each is lower-cased and the prediction is not, so that a name in it is never found."""
+    parts = gold.split(";")
+    said = prediction if official and len(parts) > 1 else prediction.lower()
+    found = [(part.strip() if len(parts) > 1 else part).lower() in said for part in parts]
+    return sum(found) / len(parts)
+
+
+def numeric_label(prediction: str, gold: str) -> float:
+    """Test-time learning: 1 if the content of `\\boxed{}` (else the whole text) is digits only and the gold label."""
+    boxed = re.search(r"\\boxed\{([^}]*)\}", prediction)
+    said = (boxed[1] if boxed else prediction).strip().strip("\"'").strip()
+    return float(re.fullmatch(r"\d+", said) is not None and said == gold.strip("\"'").strip())
+
+
+# -------------------------------------------------------------------------------------------------------------- ROUGE
+
+
+def rouge(prediction: str, gold: str) -> Mapping[str, float]:
+    """F of ROUGE-1, ROUGE-2 and ROUGE-L, stemmed, by the rouge-score library. Raises `DataError` without it.
+
+    QMSum's paper used the older Perl script, whose figures differ in the third digit.
+    """
+    return {name: score.fmeasure for name, score in _rouge_scorer().score(gold, prediction).items()}
+
+
+@lru_cache(maxsize=1)
+def _rouge_scorer() -> Any:
+    try:
+        from rouge_score.rouge_scorer import RougeScorer  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise DataError("ROUGE needs rouge-score: pip install 'memalpha[eval]'") from error
+    return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,86 @@
+"""How much of the evidence a search finds: ranks of gold units, and the usual figures over questions.
+
+recall@k is the mean over questions of the share of gold units among the first k hits, mrr that of 1 / rank of the first
+gold unit (0 beyond rank 100), tokens@10 the length of ten hits (characters / 4), as a reader would get them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memalpha.store.memory import Memory
+from memalpha.store.search.corpus import Route
+from memalpha.types import MemoryEntry
+
+KS = (5, 10, 20)
+DEPTH = 100
+
+
+class Asked(NamedTuple):
+    """A question, its kind, and the units that are its evidence (at least one)."""
+
+    text: str
+    kind: str
+    gold: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Where one question's gold units were found: their 1-based ranks (infinite beyond `DEPTH`), and the length of the
+    first ten hits."""
+
+    kind: str
+    gold: tuple[float, ...]
+    tokens: float
+
+    def recall(self, k: int) -> float:
+        """The share of the gold units among the first k hits."""
+        return float(np.mean(np.array(self.gold) <= k))
+
+
+def rank(
+    questions: Sequence[Asked],
+    search: Callable[[Sequence[str], int], Sequence[Sequence[MemoryEntry]]],
+    unit: Callable[[MemoryEntry], str | None],
+) -> list[Ranks]:
+    """The ranks of each question's gold units. `search` gives the k best entries for several queries, `unit` says which
+    unit an entry is, or is a part of: the first of its entries counts."""
+    ranks = []
+    for question, hits in zip(questions, search([question.text for question in questions], DEPTH), strict=True):
+        place: dict[str | None, int] = {}
+        for number, entry in enumerate(hits, start=1):
+            place.setdefault(unit(entry), number)
+        gold = tuple(place.get(name, math.inf) for name in question.gold)
+        ranks.append(Ranks(question.kind, gold, sum(len(entry.content) / 4 for entry in hits[:10])))
+    return ranks
+
+
+def searching(store: Memory, route: Route) -> Callable[[Sequence[str], int], list[list[MemoryEntry]]]:
+    """A route of a store's search, as `rank` asks for it."""
+    return lambda queries, k: [[hit.entry for hit in hits] for hits in store.search_many(queries, k, route=route)]
+
+
+def summary(ranks: Sequence[Ranks], kinds: Sequence[str] = ()) -> dict[str, Any]:
+    """Figures of all questions, and under `by_type` those of each of some `kinds` that is there."""
+    of_kind: dict[str, list[Ranks]] = defaultdict(list)
+    for item in ranks:
+        of_kind[item.kind].append(item)
+    return {
+        **figures(ranks),
+        "tokens@10": round(float(np.mean([item.tokens for item in ranks])), 1),
+        "by_type": {kind: figures(of_kind[kind]) for kind in kinds if kind in of_kind},
+    }
+
+
+def figures(ranks: Sequence[Ranks]) -> dict[str, Any]:
+    """questions, recall@5, @10, @20 and mrr."""
+    values: dict[str, Any] = {"questions": len(ranks)}
+    for k in KS:
+        values[f"recall@{k}"] = round(float(np.mean([item.recall(k) for item in ranks])), 4)
+    return {**values, "mrr": round(float(np.mean([1.0 / min(item.gold) for item in ranks])), 4)}

@@ -1,0 +1,206 @@
+"""The systems that need no writer: nothing, everything, the last of it, and search over turns, windows or facts."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+from memalpha.agent.copying_reader import spoken
+from memalpha.errors import DataError
+from memalpha.qa.systems.base import Passage
+from memalpha.qa.systems.budget import length
+from memalpha.store.embedding import Embedder
+from memalpha.store.store import MemoryStore
+from memalpha.types import Chunk, Task, is_iso_time
+
+WINDOW = 256
+"""Tokens of a window of consecutive turns."""
+UNNAMED = frozenset({"user", "story"})
+"""Speakers whose name says nothing: it is not put in front of what they said."""
+
+
+def turns_of(chunk: Chunk) -> list[Passage]:
+    """The turns of a chunk, or the lines of its text, as they were said, with the speaker in front where he has a
+    name. A line has the id `<chunk>.<number>` and no turn."""
+    if chunk.text is not None:
+        lines = [line.strip() for line in chunk.text.splitlines() if line.strip()]
+        return [Passage(line, f"{chunk.index}.{at}", "episodic", chunk.timestamp) for at, line in enumerate(lines)]
+    return [
+        Passage(
+            turn.text if turn.speaker in UNNAMED else f"{turn.speaker}: {turn.text}",
+            turn.id or f"{chunk.index}.{at}",
+            "episodic",
+            chunk.timestamp,
+            () if turn.id is None else (turn.id,),
+        )
+        for at, turn in enumerate(chunk.turns)
+        if turn.text.strip()
+    ]
+
+
+def windows_of(chunk: Chunk, tokens: int = WINDOW) -> list[Passage]:
+    """A chunk in windows: consecutive turns as long as they fit into `tokens`; a longer turn is cut at words."""
+    pieces = [replace(turn, text=part) for turn in turns_of(chunk) for part in _parts(turn.text, 4 * tokens)]
+    windows: list[list[Passage]] = []
+    for piece in pieces:
+        if windows and sum(len(part.text) + 1 for part in windows[-1]) + len(piece.text) <= 4 * tokens:
+            windows[-1].append(piece)
+        else:
+            windows.append([piece])
+    return [
+        Passage(
+            "\n".join(part.text for part in window),
+            f"{chunk.index}.{at}",
+            "episodic",
+            chunk.timestamp,
+            tuple(dict.fromkeys(turn for part in window for turn in part.turns)),
+        )
+        for at, window in enumerate(windows)
+    ]
+
+
+def _parts(text: str, size: int) -> Iterator[str]:
+    while len(text) > size:
+        end = text.rfind(" ", size // 2, size) + 1 or size
+        yield text[:end].rstrip()
+        text = text[end:].lstrip()
+    if text:
+        yield text
+
+
+class Empty:
+    """Keeps nothing."""
+
+    name = "empty"
+
+    def read(self, chunk: Chunk) -> None:
+        """Forgets it."""
+
+    def context(self, question: str) -> Sequence[Passage]:
+        """Nothing."""
+        return ()
+
+    def size(self) -> int:
+        """0."""
+        return 0
+
+    def entries(self) -> Sequence[Passage]:
+        """Nothing."""
+        return ()
+
+    def history(self) -> Sequence[Passage]:
+        """Nothing."""
+        return ()
+
+
+class Searched:
+    """Passages of every chunk in a store of their own, found by its default search.
+
+    `pieces` gives a chunk's passages. `raw`: they are raw text to the store, dated, of which it also counts the words
+    around; else entries as they are. A store keeps each text once: said again, it stands where it was said last.
+    """
+
+    def __init__(
+        self, name: str, pieces: Callable[[Chunk], Sequence[Passage]], k: int, embedder: Embedder, *, raw: bool = True
+    ) -> None:
+        self.name = name
+        self._pieces, self._k, self._raw = pieces, k, raw
+        self._store = MemoryStore.open(":memory:", embedder=embedder)
+        self._held: dict[str, Passage] = {}
+        self._tokens = self._read = 0
+
+    def read(self, chunk: Chunk) -> None:
+        """Store its passages."""
+        pieces = self._pieces(chunk)
+        entries = self._store.insert_many(self._fact(piece, chunk) for piece in pieces)
+        for piece, entry in zip(pieces, entries, strict=True):
+            self._read += 1
+            known = self._held.get(entry.id)
+            if known is None:
+                self._tokens += length((piece,))
+            turns = piece.turns if known is None else (*known.turns, *piece.turns)  # the same words: taken from both
+            self._held[entry.id] = replace(piece, id=entry.id, turns=turns, order=self._read)
+
+    def _fact(self, piece: Passage, chunk: Chunk) -> dict[str, Any]:
+        fact: dict[str, Any] = {"category": piece.category, "content": piece.text, "timestamp": piece.timestamp}
+        if not self._raw:
+            return fact
+        if piece.timestamp and is_iso_time(piece.timestamp[:10]):
+            fact["content"] = f"{spoken(date.fromisoformat(piece.timestamp[:10]))} {piece.text}"
+        return fact | {"source": "conversation", "chunk": chunk.index, "turn": piece.id}
+
+    def context(self, question: str) -> Sequence[Passage]:
+        """The k best."""
+        return [self._held[hit.entry.id] for hit in self._store.search(question, self._k)]
+
+    def size(self) -> int:
+        """All that was read."""
+        return self._tokens
+
+    def entries(self) -> Sequence[Passage]:
+        """All passages."""
+        return tuple(self._held.values())
+
+    def history(self) -> Sequence[Passage]:
+        """All passages: none is ever given up."""
+        return self.entries()
+
+
+class Recent:
+    """The last turns of a conversation up to `tokens` (None: all of it), newest first."""
+
+    def __init__(self, name: str, tokens: int | None) -> None:
+        self.name = name
+        self._limit = tokens
+        self._held: deque[Passage] = deque()
+        self._ever: list[Passage] = []
+        self._tokens = 0
+
+    def read(self, chunk: Chunk) -> None:
+        """Take in its turns; those that no longer fit fall out at the other end."""
+        for turn in turns_of(chunk):
+            turn = replace(turn, order=len(self._ever))
+            self._held.append(turn)
+            self._ever.append(turn)
+            self._tokens += length((turn,))
+            while self._limit is not None and self._tokens > self._limit and len(self._held) > 1:
+                self._tokens -= length((self._held.popleft(),))
+
+    def context(self, question: str) -> Sequence[Passage]:
+        """All it holds, newest first."""
+        return tuple(reversed(self._held))
+
+    def size(self) -> int:
+        """Of what it holds."""
+        return self._tokens
+
+    def entries(self) -> Sequence[Passage]:
+        """What it holds."""
+        return tuple(self._held)
+
+    def history(self) -> Sequence[Passage]:
+        """Every turn it has read."""
+        return tuple(self._ever)
+
+
+def facts_of(task: Task) -> Callable[[Chunk], Sequence[Passage]]:
+    """A task's own facts by the chunk that states them.
+
+    `Task.meta["observations"]` is a list of `{"text", "chunk"}`, with `turns` (ids) and `timestamp` where known.
+    """
+    facts = task.meta.get("observations")
+    if not isinstance(facts, list) or not facts:
+        raise DataError(
+            f"system facts: task {task.id!r} brings no facts of its own (meta 'observations'): take another system"
+        )
+    by_chunk: dict[int, list[Passage]] = {}
+    for number, fact in enumerate(facts):
+        if not isinstance(fact, Mapping) or not isinstance(fact.get("text"), str) or "chunk" not in fact:
+            raise DataError(f"task {task.id!r}: meta.observations[{number}] needs 'text' and 'chunk'")
+        stamp = fact.get("timestamp") or task.chunks[fact["chunk"]].timestamp
+        turns = tuple(map(str, fact.get("turns", ())))
+        by_chunk.setdefault(fact["chunk"], []).append(Passage(fact["text"], f"fact{number}", "semantic", stamp, turns))
+    return lambda chunk: by_chunk.get(chunk.index, ())

@@ -1,0 +1,1 @@
+"""Where operations and entries are kept: SQLite files, PostgreSQL."""

@@ -1,0 +1,1 @@
+"""Find contradictions and gaps in a memory, and damage in a file."""

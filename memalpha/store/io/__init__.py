@@ -1,0 +1,1 @@
+"""Stores in and out: JSONL, Markdown, copies of stores."""

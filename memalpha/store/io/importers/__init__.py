@@ -1,0 +1,1 @@
+"""Import the memories of mem0 and LangGraph."""

@@ -1,0 +1,274 @@
+"""Other people's memories as ours: what a mem0 or a LangGraph store holds, replayed as operations of new namespaces.
+
+A reader (`mem0`, `langgraph`) gives events by namespace, oldest first; here they become a log with the other store's
+ids and times, so that `as_of`, `history` and `audit` work on what was kept elsewhere. The source is only read: SQLite
+files from a copy, pickled values without making any object of theirs.
+"""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from memalpha.errors import DataError, DuplicateContent, StoreError
+from memalpha.store.filters import utc
+from memalpha.store.io.jsonl import at_line
+from memalpha.store.schema import MemorySchema
+from memalpha.store.state import MemoryState, plan
+from memalpha.types import Operation
+
+if TYPE_CHECKING:
+    from memalpha.store.store import MemoryStore
+
+Form = Literal["mem0", "langgraph"]
+_BAD_PICKLE = (pickle.UnpicklingError, EOFError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError)
+_BAD_PICKLE += (MemoryError, RecursionError)
+_SQLITE = b"SQLite format 3\x00"
+
+
+class Event(NamedTuple):
+    """One thing that happened in the other store: its file and row, its time (as logged; "" where it is not known),
+    and what it did (an insert, update or delete; an id is that of the other store)."""
+
+    where: str
+    time: str
+    operation: Operation
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A memory that is not in the store: one without text, or a copy of the live entry `same_as`."""
+
+    namespace: str
+    id: str | None
+    content: str
+    same_as: str | None
+
+
+@dataclass(slots=True)
+class Imported:
+    """What an import did: the operations in each namespace, the memories that were left out, and what else is to be
+    known of the source."""
+
+    operations: dict[str, int] = field(default_factory=dict)
+    left_out: list[LeftOut] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def form_of(path: str | Path) -> Form | None:
+    """Whose store a file or folder is, by what is in it; None for something else. Raises `DataError` for an SQLite file
+    of neither, and for one that cannot be read."""
+    path = Path(path)
+    if path.is_dir() or path.suffix == ".pkl":
+        return "mem0"
+    try:
+        with path.open("rb") as file:
+            head = file.read(4096)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    if not head.startswith(_SQLITE):
+        return "mem0" if head.lstrip()[:1] == b"{" and b'"docstore"' in head else None
+    with sqlite_copy(path) as rows:
+        names = {name for (name,) in rows.execute("SELECT name FROM sqlite_master")}
+    if "store" in names:
+        return "langgraph"
+    if names & {"history", "points"}:
+        return "mem0"
+    if {"operations", "versions"} <= names:
+        raise DataError(f"{path}: a memalpha store: copy it as a file, or a namespace of it with `memalpha fork`")
+    raise DataError(f"{path}: an SQLite file without mem0's table history or points, or LangGraph's table store")
+
+
+def read_foreign(
+    path: str | Path, form: Form, nobody: str, *, history: str | Path | None = None
+) -> tuple[dict[str, list[Event]], list[str]]:
+    """The events of another store by namespace, what belongs to nobody in `nobody`, and what else is to be known of it;
+    `history`: mem0's, where it does not lie in the folder `path`. Raises `DataError` naming file, table and row."""
+    from memalpha.store.io.importers import (
+        langgraph,  # they are made of what stands here
+        mem0,  # they are made of what stands here
+    )
+
+    notes: list[str] = []
+    if form == "mem0":
+        return mem0.read(Path(path), None if history is None else Path(history), nobody, notes), notes
+    return langgraph.read(Path(path), nobody), notes
+
+
+def import_foreign(store: MemoryStore, path: str | Path, form: Form, *, history: str | Path | None = None) -> Imported:
+    """Replay another store's memories into namespaces of `store` (see `mem0` and `langgraph` for which), all or none.
+
+    Entries go to the first category of the schema. The log's times are those of the source, so the namespaces must be
+    new. An exact copy of a live entry is left out, as anywhere in a store, whatever else it has, and comes in when that
+    entry is changed or deleted; what was left out to the end is listed. Raises `DataError` naming file, table and row,
+    `StoreError` for a namespace with a log.
+    """
+    done = Imported()
+    found, done.notes = read_foreign(path, form, store._rows.name, history=history)
+    logs = {name: _replayed(store.schema, name, events, done.left_out) for name, events in found.items()}
+    contents = {operation.content for log in logs.values() for _, operation in log if operation.content is not None}
+    vectors = store._vectors(sorted(contents))
+    with store._database.transaction(store._rows.name, *logs), store._now(write=True):
+        for name, log in logs.items():
+            rows = store.namespace(name)._rows
+            if rows.position:
+                raise StoreError(f"namespace {name!r} has a log already: import into a new store")
+            for time, operation in log:
+                rows.write(operation, vectors, time=time or None)
+            done.operations[name] = rows.position
+    return done
+
+
+def _replayed(
+    schema: MemorySchema, namespace: str, events: Sequence[Event], left_out: list[LeftOut]
+) -> list[tuple[str, Operation]]:
+    """The operations that events come down to under the rules of a store, with their times."""
+    state, log = MemoryState.empty(schema), []
+    wanted: dict[str, Operation] = {}  # what the source holds, as inserts, by its id
+    waiting: dict[str, list[str]] = {}  # ids of copies by content
+
+    def make(time: str, operation: Operation) -> None:
+        nonlocal state
+        change = plan(state, operation, state.position + 1)
+        state = state.advance(change)
+        log.append((time, change.operation))
+        if change.ended is not None and (change.entry is None or change.entry.content != change.ended.content):
+            for id in waiting.pop(change.ended.content, []):
+                if (
+                    id in wanted
+                    and id not in state.entries
+                    and (wanted[id].content or "").strip() == change.ended.content
+                ):
+                    put(time, id)
+
+    def put(time: str, id: str) -> None:
+        """Make a memory live as the source holds it, if no other entry holds the same."""
+        live, operation = id in state.entries, wanted[id]
+        try:
+            make(time, replace(operation, kind="update") if live else operation)
+        except DuplicateContent as same:
+            if same.entry_id != id:
+                waiting.setdefault((operation.content or "").strip(), []).append(id)
+                if live:
+                    make(time, Operation("delete", id=id))
+
+    for number, (where, time, operation) in enumerate(events):
+        with at_line(where):
+            if operation.kind == "delete":
+                wanted.pop(operation.id or "", None)
+                if operation.id in state.entries:
+                    make(time, operation)
+                continue
+            insert = replace(operation, kind="insert", category=schema.category_names[0])
+            id = operation.id or f"{number}"
+            if not (operation.content or "").strip():
+                left_out.append(LeftOut(namespace, operation.id, "", None))
+            elif operation.id is not None:
+                wanted[id] = insert
+                put(time, id)
+            else:
+                try:
+                    make(time, insert)
+                except DuplicateContent as same:
+                    left_out.append(LeftOut(namespace, None, operation.content or "", same.entry_id))
+    for id, operation in wanted.items():
+        if id not in state.entries:
+            same = state.find(schema.category_names[0], operation.content or "")
+            left_out.append(LeftOut(namespace, id, operation.content or "", same.id if same else None))
+    return log
+
+
+def log_time(where: str, value: object) -> str:
+    """A time of the source as a log has it (UTC unless it says otherwise); "" for None. Raises `DataError`."""
+    if value is None or value == "":
+        return ""
+    try:
+        time = datetime.fromisoformat(str(value))
+    except ValueError as error:
+        raise DataError(f"{where}: {value!r} is no time") from error
+    return utc(time.replace(tzinfo=UTC) if time.tzinfo is None else time)
+
+
+@contextmanager
+def sqlite_copy(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to a copy of an SQLite file and of what it has not yet taken in, so that the file's own folder stays
+    as it is. Raises `DataError`."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy.db"
+        try:
+            for suffix in ("", "-wal", "-journal"):
+                if not suffix or Path(f"{path}{suffix}").exists():
+                    shutil.copyfile(f"{path}{suffix}", f"{copy}{suffix}")
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        rows = sqlite3.connect(copy)
+        try:
+            ((fault,),) = rows.execute("PRAGMA quick_check(1)")
+            if fault != "ok":
+                raise sqlite3.DatabaseError(fault)
+            yield rows
+        except sqlite3.Error as error:
+            raise DataError(f"{path}: SQLite cannot read it ({error}): is something writing to it?") from error
+        finally:
+            rows.close()
+
+
+def columns(path: Path, rows: sqlite3.Connection, table: str, needed: Sequence[str]) -> list[str]:
+    """The columns of a table; raises `DataError` if it, or some that are needed, are not there."""
+    there = [name for _, name, *_ in rows.execute(f"PRAGMA table_info({table})")]
+    if not there:
+        raise DataError(f"{path}: no table {table}")
+    missing = [name for name in needed if name not in there]
+    if missing:
+        raise DataError(f"{path}: table {table}: no column {', '.join(missing)}")
+    return there
+
+
+class Inert:
+    """What stands for an object in a pickle: its state, and nothing that it could do."""
+
+    state: Any = None
+
+    def __init__(self, *args: object) -> None: ...
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads plain data; no name in a pickle is ever looked up. Objects of some packages become `Inert`."""
+
+    def __init__(self, file: BytesIO, packages: Sequence[str]) -> None:
+        super().__init__(file)
+        self._packages = packages
+
+    def find_class(self, module: str, name: str) -> type[Inert]:
+        """The stand-in for whatever is named, or a refusal."""
+        if module.partition(".")[0] in self._packages:
+            return Inert
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which is not data")
+
+
+def unpickled(where: str, data: bytes, packages: Sequence[str] = ()) -> Any:
+    """The value of a pickle that holds data alone, and objects of `packages` as `Inert`; raises `DataError`."""
+    try:
+        return _Unpickler(BytesIO(data), packages).load()
+    except _BAD_PICKLE as error:
+        raise DataError(f"{where}: a pickle that is not read: {error}") from error
+
+
+def plain(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """A mapping whose values are what JSON can hold; raises `DataError` naming the first that is not."""
+    for name, item in value.items():
+        if not isinstance(name, str) or not isinstance(item, str | int | float | bool | list | dict | None):
+            raise DataError(f"{where}: {name}: {type(item).__name__} is not what JSON can hold")
+    return dict(value)

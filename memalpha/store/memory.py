@@ -1,0 +1,281 @@
+"""`Memory`, what an agent and a reader see of a store, and `WorkingMemory`, the one in memory that rollouts use."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memalpha.errors import DuplicateContent
+from memalpha.store.embedding import Embedder
+from memalpha.store.filters import Filter, Where, parse
+from memalpha.store.schema import MemorySchema
+from memalpha.store.search.corpus import Boost, Corpus, Document, Route
+from memalpha.store.state import Change, MemoryState, check_timestamp, clean_content, plan
+from memalpha.types import Hit, MemoryEntry, Operation
+
+
+class Memory(ABC):
+    """A memory that can be written, read and searched; `WorkingMemory` and `MemoryStore` are.
+
+    All writing stands here, on top of one method that makes one operation happen.
+    """
+
+    @property
+    @abstractmethod
+    def schema(self) -> MemorySchema:
+        """Its categories."""
+
+    @property
+    @abstractmethod
+    def embedder(self) -> str:
+        """The name of the embedder that its searches use."""
+
+    @property
+    @abstractmethod
+    def core(self) -> str:
+        """The core memory text; "" where there is none."""
+
+    @property
+    @abstractmethod
+    def state(self) -> MemoryState:
+        """The memory as it is now, as a value."""
+
+    @abstractmethod
+    def change(self, operation: Operation) -> Change:
+        """Make one operation happen, whole or not at all; raises `StoreError` if the rules refuse it."""
+
+    @abstractmethod
+    def get(self, id: str) -> MemoryEntry:
+        """A live entry; raises `UnknownEntry`."""
+
+    @abstractmethod
+    def find(self, category: str, content: str) -> MemoryEntry | None:
+        """The live entry of the category with exactly this content, or None."""
+
+    @abstractmethod
+    def list(self, category: str | None = None, *, where: Where = None) -> list[MemoryEntry]:
+        """The live entries, oldest id first; of one `category`, or those that pass `where` (see `filters`)."""
+
+    @abstractmethod
+    def search(
+        self,
+        query: str,
+        k: int = 10,
+        *,
+        category: str | None = None,
+        where: Where = None,
+        route: Route = "soft",
+        boost: Boost | None = None,
+    ) -> list[Hit]:
+        """The k best live entries, best first, as if only those of `category` that pass `where` were there (see
+        `filters`); `boost` adds importance and recency to the scores. Raises `UnknownCategory`, and `StoreError` for a
+        `where` that is not understood."""
+
+    @abstractmethod
+    def search_many(
+        self,
+        queries: Sequence[str],
+        k: int = 10,
+        *,
+        category: str | None = None,
+        where: Where = None,
+        route: Route = "soft",
+        boost: Boost | None = None,
+    ) -> list[list[Hit]]:
+        """`search` for several queries, embedded in one batch."""
+
+    def _filter(self, category: str | None, where: Where) -> Filter | None:
+        """What `category` and `where` leave in; None for everything. Raises `UnknownCategory` or `StoreError`."""
+        if category is not None:
+            self.schema.check(category)
+        return parse(where, category=category)
+
+    def apply(self, operation: Operation) -> Operation:
+        """Make one operation happen and return it complete, as logged; raises `StoreError` (see `state.plan`)."""
+        return self.change(operation).operation
+
+    def insert(
+        self,
+        category: str,
+        content: str,
+        *,
+        timestamp: str | None = None,
+        importance: float = 1.0,
+        metadata: Mapping[str, Any] | None = None,
+        source: str | None = None,
+        chunk: int | None = None,
+        turn: str | None = None,
+        expires: str | None = None,
+    ) -> MemoryEntry:
+        """Store a fact. Exactly the same content in the same category is stored once: the entry there is returned as it
+        was, its timestamp and all. To be told apart: `apply(Operation("insert", ...))` raises `DuplicateContent` then.
+
+        `timestamp`: when the fact or event happened (ISO 8601); `source`, `chunk`, `turn`: where it was said;
+        `metadata`: anything JSON can hold; `expires`: the moment (ISO 8601, UTC unless it says otherwise) from which a
+        `MemoryStore` does not give it any more (other memories have no clock, and keep it). Raises `UnknownCategory`
+        or `InvalidContent`.
+        """
+        operation = Operation(
+            "insert",
+            category=category,
+            content=content,
+            timestamp=timestamp,
+            importance=importance,
+            metadata=metadata,
+            source=source,
+            chunk=chunk,
+            turn=turn,
+            expires=expires,
+        )
+        try:
+            entry = self.change(operation).entry
+        except DuplicateContent as duplicate:
+            return self.get(duplicate.entry_id)
+        assert entry is not None
+        return entry
+
+    def update(
+        self,
+        id: str,
+        content: str,
+        *,
+        timestamp: str | None = None,
+        importance: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        source: str | None = None,
+        chunk: int | None = None,
+        turn: str | None = None,
+        expires: str | None = None,
+    ) -> MemoryEntry:
+        """Give an entry new content: same id, next version. A None is kept, but for two things: the origin is always
+        that of this update, and a new content without a `timestamp` has none (that of the old would be a wrong date; ""
+        clears it in any case, as it clears `expires`). Raises `UnknownEntry`, `InvalidContent`, or `DuplicateContent`
+        if another live entry of the category holds exactly the new content, or if nothing but the origin would
+        change."""
+        if timestamp is None and self.get(id).content != clean_content(content):
+            timestamp = ""
+        operation = Operation(
+            "update",
+            id=id,
+            content=content,
+            timestamp=timestamp,
+            importance=importance,
+            metadata=metadata,
+            source=source,
+            chunk=chunk,
+            turn=turn,
+            expires=expires,
+        )
+        entry = self.change(operation).entry
+        assert entry is not None
+        return entry
+
+    def delete(
+        self, id: str, *, source: str | None = None, chunk: int | None = None, turn: str | None = None
+    ) -> MemoryEntry:
+        """End an entry and return it as it was, with `valid_to` set. Raises `UnknownEntry`."""
+        ended = self.change(Operation("delete", id=id, source=source, chunk=chunk, turn=turn)).ended
+        assert ended is not None
+        return ended
+
+    def core_update(
+        self, text: str, *, source: str | None = None, chunk: int | None = None, turn: str | None = None
+    ) -> None:
+        """Put `text` in the place of the core memory; "" clears it. Raises `InvalidContent` if it is over the limit."""
+        self.change(Operation("core_update", content=text, source=source, chunk=chunk, turn=turn))
+
+
+class WorkingMemory(Memory):
+    """A memory without a database: a `MemoryState` that moves on, searchable.
+
+    `state` is a value, so keeping an earlier one (a snapshot) or starting another memory from it (a fork) costs
+    nothing. Nothing is embedded or indexed before the first search.
+    """
+
+    def __init__(self, state: MemoryState, embedder: Embedder) -> None:
+        self._state = state
+        self._embedder = embedder
+        self._corpus: Corpus | None = None
+
+    @property
+    def schema(self) -> MemorySchema:
+        """The schema of the memory."""
+        return self._state.schema
+
+    @property
+    def embedder(self) -> str:
+        """The name of the embedder that its searches use."""
+        return self._embedder.name
+
+    @property
+    def core(self) -> str:
+        """The core memory text; "" where there is none."""
+        return self._state.core
+
+    @property
+    def state(self) -> MemoryState:
+        """The memory as it is now, as a value."""
+        return self._state
+
+    def change(self, operation: Operation) -> Change:
+        """Make one operation happen; raises `StoreError` if the rules refuse it."""
+        check_timestamp(operation.timestamp)
+        change = plan(self._state, operation, self._state.position + 1)
+        state = self._state.advance(change)
+        corpus, self._corpus = self._corpus, None  # taken out while it changes: interrupted half-way, it is made anew
+        self._state = state
+        if corpus is not None:
+            if change.entry is not None:
+                corpus.add(Document.of(change.entry, state.created(change.entry.id)))
+            elif change.ended is not None:
+                corpus.remove(change.ended.id)
+        self._corpus = corpus
+        return change
+
+    def get(self, id: str) -> MemoryEntry:
+        """A live entry; raises `UnknownEntry`."""
+        return self._state.get(id)
+
+    def list(self, category: str | None = None, *, where: Where = None) -> list[MemoryEntry]:
+        """The live entries, oldest id first; of one `category`, or those that pass `where`."""
+        chosen = self._filter(None, where)
+        return [entry for entry in self._state.list(category) if chosen is None or chosen.matches(entry)]
+
+    def find(self, category: str, content: str) -> MemoryEntry | None:
+        """The live entry of the category with exactly this content, or None."""
+        return self._state.find(category, content)
+
+    def search(
+        self,
+        query: str,
+        k: int = 10,
+        *,
+        category: str | None = None,
+        where: Where = None,
+        route: Route = "soft",
+        boost: Boost | None = None,
+    ) -> list[Hit]:
+        """The k best live entries, best first, as if only those of `category` that pass `where` were there."""
+        return self.search_many([query], k, category=category, where=where, route=route, boost=boost)[0]
+
+    def search_many(
+        self,
+        queries: Sequence[str],
+        k: int = 10,
+        *,
+        category: str | None = None,
+        where: Where = None,
+        route: Route = "soft",
+        boost: Boost | None = None,
+    ) -> list[list[Hit]]:
+        """`search` for several queries, embedded in one batch."""
+        chosen = self._filter(category, where)
+        corpus, self._corpus = self._corpus, None
+        if corpus is None:
+            state = self._state
+            documents = (Document.of(entry, state.created(id)) for id, entry in state.entries.items())
+            corpus = Corpus(self._embedder, documents, lambda: self._state.entries.values())
+        found = corpus.search_many(queries, k, route=route, where=chosen, boost=boost)
+        self._corpus = corpus
+        return [[Hit(self._state.get(id), score, explain) for id, score, explain, _ in hits] for hits in found]

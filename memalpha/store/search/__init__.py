@@ -1,0 +1,1 @@
+"""Two-layer search: vectors, BM25, ranking."""

@@ -1,0 +1,322 @@
+"""Which term is in which document how often, and BM25 over any selection of the documents.
+
+Scores follow Lucene's variant (Kamphuis et al., "Which BM25 do you mean?", ECIR 2020): a query term t gives document d
+`idf(t) * tf / (tf + k1 * (1 - b + b * |d| / mean |d|))` with `idf = ln(1 + (N - df + 0.5) / (df + 0.5))`. Document
+counts and lengths are those of the selection alone, so what is left out of it leaves no trace in anybody's score.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from memalpha.store.search.stemmer import stem
+from memalpha.store.search.string_table import Names
+
+K1 = 1.5
+B = 0.75
+# So few documents, or so small a share of the postings, are added one by one: to sort all would cost more.
+_FEW, _SHARE = 64, 500
+_BLOCK = 4096  # documents whose tokens are held at once: they take far more room than their numbers
+
+# Scripts written without spaces: kana, Han (with extensions), Thai, Lao, Khmer, Burmese. Hangul has spaces, but its
+# particles are glued to the words, so bigrams serve it better as well. Of Han and Hangul one character can be a word.
+_ALONE = "\u3005-\u3007\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff" + _ALONE
+# Signs that belong to the letter before them (the vowels of Devanagari or Tamil): \w leaves them out.
+_SIGNS = "".join(
+    char for char in map(chr, (*range(0x300, 0x1E00), *range(0xA600, 0xAC00))) if unicodedata.category(char)[0] == "M"
+)
+_POINTS = re.compile("[\u0591-\u05c7\u0640\u064b-\u065f\u0670]")  # of Hebrew and Arabic, mostly not written
+_TOKEN = re.compile(rf"[{_UNSPACED}]+|(?:(?![{_UNSPACED}_])[\w{_SIGNS}])+(?:['\u2019](?![{_UNSPACED}_])\w+)*")
+_RUN = re.compile(rf"[{_UNSPACED}]")
+_WORD_ALONE = re.compile(rf"[{_ALONE}]")
+_ASCII_TOKEN = re.compile(r"[a-z0-9]+(?:'[a-z0-9]\w*)*")  # what _TOKEN finds in lower-case ASCII, four times as fast
+
+# Function words carry no topic; most of a question consists of them. Names of months, numbers and negations stay.
+_STOP_WORDS = """
+    a an and are as at be been but by did do does for from had has have he her him his how i if in into is it its me
+    my of on or our she so such that the their them then there these they this to was we were what when where which who
+    whom whose why will with would you your
+"""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+
+
+def words(text: str) -> list[str]:
+    """Tokens of `text`, in order: NFKC, lower case, English words stemmed (possessive 's dropped), stop words left out.
+
+    A run of a script written without spaces gives its character bigrams and, of Han and Hangul, its characters, so that
+    a word is found inside a sentence, one of a single character too.
+    """
+    return [word for word in map(_word, _tokens(text)) if word]
+
+
+def _tokens(text: str) -> list[str]:
+    """What stands in `text`, in order and in lower case: whole words, and the bigrams of runs."""
+    return _ASCII_TOKEN.findall(text.lower()) if text.isascii() else _any_tokens(text)
+
+
+def _any_tokens(text: str) -> list[str]:
+    tokens: list[str] = []
+    for token in _TOKEN.findall(_POINTS.sub("", unicodedata.normalize("NFKC", text)).lower()):
+        if len(token) == 1 or not _RUN.match(token):
+            tokens.append(token)
+        else:
+            tokens += [token[i : i + 2] for i in range(len(token) - 1)]
+            tokens += _WORD_ALONE.findall(token)
+    return tokens
+
+
+@lru_cache(maxsize=65536)
+def _word(token: str) -> str:
+    """The term that a token stands for: the stem of a word, "" for a stop word, a bigram itself."""
+    token = token.replace("\u2019", "'").removesuffix("'s")
+    return "" if token in STOP_WORDS else stem(token)
+
+
+@lru_cache(maxsize=65536)
+def term_counts(text: str) -> Mapping[str, int]:
+    """How often each token occurs in `text`. Cached: the same entry comes back in many rollouts. Do not change it."""
+    return Counter(words(text))
+
+
+class _TokenNumbers(dict[str, int]):
+    """Tokens by the number of their term; -1 for a stop word."""
+
+    def __init__(self, terms: Names) -> None:
+        super().__init__()
+        self._terms = terms
+
+    def __missing__(self, token: str) -> int:
+        term = _word(token)
+        number = self[token] = self._terms.number(term) if term else -1
+        return number
+
+
+class LexicalIndex:
+    """Terms and how often each occurs at a slot (a small integer, given by the caller).
+
+    Documents are only ever added. One that is gone is left out of the selections, and `settle` drops it; only then may
+    its slot be used again. Most of the index is settled, in three arrays sorted by term; what came since lies beside.
+    """
+
+    def __init__(self) -> None:
+        self.lengths = np.zeros(0, np.int32)  # tokens by slot
+        self._terms = Names()
+        self._starts = np.zeros(1, np.int64)  # settled term t stands at _starts[t] to _starts[t + 1]
+        self._slots = np.zeros(0, np.int32)
+        self._counts = np.zeros(0, np.uint8)  # as narrow as they can be
+        self._recent: dict[int, tuple[list[int], list[int]]] = {}
+        self._recent_size = 0
+        self._waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # merged when asked for
+        self._joined: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # postings with recent ones, until they change
+
+    def parts(self, live: np.ndarray) -> dict[str, np.ndarray]:
+        """What the index consists of, settled, for `of_parts`."""
+        self.settle(live)
+        settled = {"starts": self._starts, "slots": self._slots, "counts": self._counts}
+        return {**self._terms.parts("terms"), **settled, "lengths": self.lengths[: len(live)]}
+
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, np.ndarray]) -> LexicalIndex:
+        """The index that gave these parts."""
+        index = cls()
+        index._terms = Names.of_parts("terms", parts)
+        index._starts, index._slots, index.lengths = parts["starts"], parts["slots"], parts["lengths"]
+        index._counts = parts["counts"]
+        return index
+
+    def add(self, slots: np.ndarray, texts: Sequence[str]) -> None:
+        """Count in the tokens of texts at as many new slots `(n,)`."""
+        if not len(slots):
+            return
+        self._make_room(int(slots.max()) + 1)
+        if len(texts) < max(_FEW, len(self._slots) // _SHARE):
+            for slot, text in zip(slots.tolist(), texts, strict=True):
+                self._add(slot, term_counts(text))
+            return
+        numbers, sizes, found = _TokenNumbers(self._terms), [], []
+        for start in range(0, len(texts), _BLOCK):
+            tokens = list(map(_tokens, texts[start : start + _BLOCK]))
+            sizes += map(len, tokens)
+            found.append(np.fromiter(map(numbers.__getitem__, chain.from_iterable(tokens)), np.int64))
+        terms, holders = np.concatenate(found), np.repeat(slots, sizes)
+        terms, holders = terms[terms >= 0], holders[terms >= 0]
+        self.lengths[slots] = np.bincount(holders, minlength=len(self.lengths))[slots]
+        pairs, counts = np.unique(terms * len(self.lengths) + holders, return_counts=True)
+        holders = (pairs % len(self.lengths)).astype(np.int32)
+        self._waiting.append(((pairs // len(self.lengths)).astype(np.int32), holders, counts.astype(np.int32)))
+        self._joined.clear()
+
+    def _add(self, slot: int, counts: Mapping[str, int]) -> None:
+        self.lengths[slot] = sum(counts.values())
+        for term, count in counts.items():
+            number = self._terms.number(term)
+            slots, their_counts = self._recent.setdefault(number, ([], []))
+            slots.append(slot)
+            their_counts.append(count)
+            self._joined.pop(number, None)
+        self._recent_size += len(counts)
+
+    def _make_room(self, size: int) -> None:
+        if size > len(self.lengths):
+            room = np.zeros(max(32, size, 2 * len(self.lengths)) - len(self.lengths), np.int32)
+            self.lengths = np.concatenate([self.lengths, room])
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether so much lies beside the settled postings that settling it pays."""
+        return self._recent_size > max(4096, len(self._slots) // 4)
+
+    def settle(self, live: np.ndarray) -> None:
+        """Put everything in order and drop the slots that are not `live` (bool by slot)."""
+        lists = list(self._recent.values())
+        sizes = np.array([len(slots) for slots, _ in lists], np.int64)
+        terms = np.repeat(np.array(list(self._recent), np.int64), sizes)
+        slots = np.array(list(chain.from_iterable(slots for slots, _ in lists)), np.int64)
+        counts = np.array(list(chain.from_iterable(counts for _, counts in lists)), np.int64)
+        self._recent, self._recent_size = {}, 0
+        self._merge(terms, slots, counts, live)
+
+    def _merge(self, terms: np.ndarray, slots: np.ndarray, counts: np.ndarray, live: np.ndarray | None) -> None:
+        """Merge postings into the settled ones; with `live`, only the live ones of both."""
+        settled = np.repeat(np.arange(len(self._starts) - 1, dtype=np.int32), np.diff(self._starts))
+        added = [*self._waiting, (terms, slots, counts)]
+        terms = np.concatenate([settled, *(some.astype(np.int32) for some, _, _ in added)])
+        slots = np.concatenate([self._slots, *(some.astype(np.int32) for _, some, _ in added)])
+        counts = np.concatenate([self._counts, *(some for _, _, some in added)])
+        counts = counts.astype(np.min_scalar_type(counts.max(initial=0)))
+        if live is not None:
+            kept = live[slots]
+            terms, slots, counts = terms[kept], slots[kept], counts[kept]
+        order = np.argsort(terms, kind="stable")
+        self._slots, self._counts = slots[order], counts[order]
+        self._starts = np.concatenate([[0], np.cumsum(np.bincount(terms, minlength=len(self._terms)))])
+        self._waiting = []
+        self._joined.clear()
+
+    def postings(self, term: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Slots that hold a term, those of documents that are gone included, and the counts there; None if none do."""
+        if self._waiting:
+            nothing = np.zeros(0, np.int32)
+            self._merge(nothing, nothing, nothing, None)
+        number = self._terms.get(term)
+        if number is None:
+            return None
+        joined = self._joined.get(number)
+        if joined is not None:
+            return joined
+        start, end = self._starts[number : number + 2].tolist() if number + 1 < len(self._starts) else (0, 0)
+        slots, counts = self._slots[start:end], self._counts[start:end]
+        if number in self._recent:
+            new_slots, new_counts = self._recent[number]
+            slots = np.concatenate([slots, np.array(new_slots, np.int32)])
+            counts = np.concatenate([counts, np.array(new_counts, np.int32)])
+            self._joined[number] = slots, counts
+        return slots, counts
+
+    def terms(self, query: Sequence[str]) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """How often the query has each of its terms that is there at all, and the term's `postings`."""
+        counted = dict[str, int]()
+        for term in query:
+            counted[term] = counted.get(term, 0) + 1
+        asked = ((repeats, self.postings(term)) for term, repeats in counted.items())
+        return [(repeats, *postings) for repeats, postings in asked if postings is not None]
+
+
+class Found(NamedTuple):
+    """Where the terms of a query are among selected documents: one line per term and document that holds it, by term.
+
+    `terms`, `places`, `counts` `(m,)`: the term, the document, and how often it is there; `repeats` `(t,)`: how often
+    the query has each term.
+    """
+
+    repeats: np.ndarray
+    terms: np.ndarray
+    places: np.ndarray
+    counts: np.ndarray
+
+
+class Selected:
+    """Some documents of an index, in order: what their lengths are, and which of them hold a query's terms."""
+
+    def __init__(self, index: LexicalIndex, slots: np.ndarray) -> None:
+        self.lengths = index.lengths[slots]
+        self._index = index
+        self._places = np.full(len(index.lengths), -1, np.int32)
+        self._places[slots] = np.arange(len(slots))
+        self._last: tuple[Sequence[str], Found | None] = (), None
+
+    def find(self, query: Sequence[str]) -> Found | None:
+        """Where the query's terms are; None where no document holds any. Both layers ask for the same: the last answer
+        is kept."""
+        if self._last[0] == query:
+            return self._last[1]
+        found = None
+        terms = self._index.terms(query)
+        if terms:
+            repeats, slots, counts = zip(*terms, strict=True)
+            places = self._places.take(np.concatenate(slots))
+            here = np.flatnonzero(places >= 0)
+            if len(here):
+                ends = np.searchsorted(here, np.cumsum([0, *map(len, slots)]))
+                numbers = np.repeat(np.arange(len(terms)), ends[1:] - ends[:-1])
+                found = Found(np.array(repeats), numbers, places[here], np.concatenate(counts)[here])
+        self._last = query, found
+        return found
+
+
+class BM25:
+    """BM25 of documents one by one, or of groups of them, each as one long document.
+
+    `lengths` `(n,)` are those of the selected documents; with `groups` `(n,)`, the i-th counts for `groups[i]`, a
+    number below `size`.
+    """
+
+    def __init__(self, lengths: np.ndarray, groups: np.ndarray | None = None, size: int = 0) -> None:
+        self._groups = groups
+        self._size = self._number = len(lengths)
+        if groups is not None:
+            self._size, self._number = size, np.count_nonzero(np.bincount(groups, minlength=size))
+            lengths = np.bincount(groups, lengths, size)
+        total = lengths.sum()
+        self._penalties = K1 * (1.0 - B + B * lengths * (self._number / total)) if total else np.zeros(self._size)
+
+    def scores(self, found: Found | None) -> np.ndarray:
+        """Scores of all documents, or groups, for a query whose terms are `found`: float64 `(n,)` or `(size,)`, 0 where
+        nothing matches."""
+        if found is None:
+            return np.zeros(self._size)
+        repeats, terms, places, counts = found
+        if self._groups is not None:  # several documents to a group: their counts together
+            together = np.bincount(terms * self._size + self._groups[places], counts, len(repeats) * self._size)
+            filled = together.nonzero()[0]
+            terms, places, counts = filled // self._size, filled % self._size, together[filled]
+        holders = np.bincount(terms, minlength=len(repeats))
+        idf = np.log(1.0 + (self._number - holders + 0.5) / (holders + 0.5)) * repeats
+        return np.bincount(places, idf[terms] * counts / (counts + self._penalties[places]), self._size)
+
+
+def add_bm25(
+    scores: np.ndarray,
+    found: Sequence[tuple[int, np.ndarray, np.ndarray]],
+    lengths: np.ndarray,
+    number: int,
+    total: float,
+) -> np.ndarray:
+    """Add to `scores`, by slot and so far 0, what BM25 gives each document for the terms `found` (as `terms` gives
+    them, live documents alone) among `number` documents of `total` tokens; returns the slots that hold any. Nothing is
+    done for the others."""
+    holders = [np.zeros(0, np.int32)]
+    for repeats, slots, counts in found:
+        idf = np.log(1.0 + (number - len(slots) + 0.5) / (len(slots) + 0.5)) * repeats
+        holders.append(slots[scores[slots] == 0])
+        scores[slots] += idf * counts / (counts + K1 * (1.0 - B + B * lengths[slots] * (number / total)))
+    return np.concatenate(holders)

@@ -1,0 +1,1 @@
+"""Check task files, and training sets for overlap with test sets."""

@@ -1,0 +1,1 @@
+"""Data sets, a module for each or for sets of one format."""

@@ -1,0 +1,116 @@
+"""FriendsQA (Yang & Choi, SIGDIAL 2019): questions on scenes of a television series.
+
+An episode is a task, its scenes are the chunks, in order; a turn's id is `<scene>:<utterance>`, for an utterance counts
+within its scene. Several speakers of one utterance are joined by commas, stage notes have the speaker `#NOTE#`. All
+differing gold answers of a question are accepted; evidence is every utterance that one was taken from. `category` is
+the word that asks (who, what, when, where, why, how).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from memalpha.errors import DataError
+from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.sources.files import field, file_in, filled, read_json, task
+from memalpha.types import Chunk, Question, SpeakerTurn, Task
+
+DATA = DataSet(
+    name="friendsqa",
+    about="questions on the scenes of 17 episodes of a television series",
+    source="github:emorynlp/FriendsQA",
+    licence="Apache-2.0 for the annotations; the dialogue is the series' script: do not redistribute",
+    counts="17 episodes (9 dev, 8 test), 249 scenes, 5,183 utterances, 2,383 questions",
+    metric="f1",
+    files=(
+        File(
+            "dat/friendsqa_dev.json",
+            "3a85d3fcb175589ffd050fb4bf431da77a6e12589c8ec03f1d54060ce33ec703",
+            1_956_720,
+            ("all", "dev"),
+        ),
+        File(
+            "dat/friendsqa_tst.json",
+            "a98f24d4b04ac9f8d9468088febf304bd90eada134537277c1a425e31c0372bc",
+            1_842_820,
+            ("all", "test"),
+        ),
+    ),
+    variants=("all", "dev", "test"),
+    revision="9ce6c98a6acf13c87d96b6811e4409b5de43bdfe",
+    faults=(
+        "several differing gold answers to a question; 349 answers are a speaker's name",
+        "543 stage notes among the utterances; 22 utterances have several speakers",
+        "the text is tokenised: a blank before punctuation",
+    ),
+    expected={
+        "all": {"tasks": 17, "chunks": 249, "turns": 5183, "questions": 2383},
+        "dev": {"tasks": 9, "chunks": 136, "turns": 2847, "questions": 1182},
+        "test": {"tasks": 8, "chunks": 113, "turns": 2336, "questions": 1201},
+    },
+)
+
+
+def load(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
+    """The episodes of the folder `path` (both files, or that of the variant), or of one such file, by name.
+
+    Raises `DataError` naming file, scene and field.
+    """
+    episodes: dict[str, list[tuple[str, Chunk, list[Question]]]] = {}
+    for file in [path] if path.is_file() else [file_in(path, file.path) for file in DATA.files_for(variant)]:
+        scenes = field(read_json(file), "data", list, str(file))
+        for number, item in enumerate(filled(scenes, "scenes", f"{file}: data")):
+            title, chunk, questions = _scene(item, f"{file}: data[{number}]")
+            episode, underline, _ = title.rpartition("_")
+            episodes.setdefault(episode if underline else title, []).append((title, chunk, questions))
+    tasks: list[Task] = []
+    for episode in sorted(episodes)[:limit]:
+        scenes = sorted(episodes[episode], key=lambda scene: scene[0])
+        tasks.append(
+            task(
+                str(path),
+                id=f"friendsqa-{episode}",
+                chunks=tuple(chunk for _, chunk, _ in scenes),
+                questions=tuple(question for _, _, questions in scenes for question in questions),
+                meta={"scenes": [title for title, _, _ in scenes]},
+            )
+        )
+    return tasks
+
+
+def _scene(item: Any, where: str) -> tuple[str, Chunk, list[Question]]:
+    title = field(item, "title", str, where)
+    where = f"{where} ({title})"
+    turns: list[SpeakerTurn] = []
+    questions: list[Question] = []
+    for paragraph in filled(field(item, "paragraphs", list, where), "paragraphs", where):
+        for said in field(paragraph, "utterances:", list, where):  # the official key ends in a colon
+            speakers = filled(field(said, "speakers", list, where), "speakers", where)
+            uid = field(said, "uid", int, where)
+            text = field(said, "utterance", str, f"{where}: utterance {uid}")
+            turns.append(SpeakerTurn(speaker=", ".join(map(str, speakers)), text=text, id=f"{title}:{uid}"))
+        known = {turn.id for turn in turns}
+        questions += [_question(asked, title, known, where) for asked in field(paragraph, "qas", list, where)]
+    if not turns:
+        raise DataError(f"{where}: a scene without utterances")
+    return title, Chunk(turns=tuple(turns)), questions
+
+
+def _question(asked: Mapping[str, Any], title: str, known: set[str | None], where: str) -> Question:
+    id = field(asked, "id", str, where)
+    where = f"{where}: question {id}"
+    given = filled(field(asked, "answers", list, where), "answers", where)
+    evidence = tuple(dict.fromkeys(f"{title}:{field(answer, 'utterance_id', int, where)}" for answer in given))
+    if unknown := [turn for turn in evidence if turn not in known]:
+        raise DataError(f"{where}: its answer is taken from {unknown[0]}, an utterance that the scene does not have")
+    kind = id.removeprefix(title).strip("_").partition("_")[0].lower()
+    return Question(
+        id=id,
+        question=field(asked, "question", str, where),
+        answers=tuple(dict.fromkeys(field(answer, "answer_text", str, where).strip() for answer in given)),
+        category=kind or None,
+        evidence=evidence,
+        meta={"metric": DATA.metric, **({"paraphrased": True} if id.endswith("_Paraphrased") else {})},
+    )

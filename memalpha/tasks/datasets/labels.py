@@ -1,0 +1,326 @@
+"""Labelled sentences as learning at test time: Banking77, CLINC150, NLU (HWU64) and TREC question classification.
+
+A task is a stream of labelled examples and questions for the labels of other sentences. Labels are numbers, in an order
+drawn once for a set and seed, so that nobody knows one by its name; "12" and "label 12" are both right. Every task has
+a new sample of the examples (`examples` of each label, fewer where there are fewer), shuffled, one a turn: `label 12:
+<sentence>`. Evidence of a question are the examples of its label. All test sentences are asked, in an order that the
+seed shuffles, `questions` a task; the rest makes a shorter one. With `split="train"` the questions come from the
+training sentences, too, those that are no examples of their task: for training without a look at the test set.
+
+Test sentences that also stand in the training file, but for capitals and punctuation, have `meta["leak"]` true.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, NamedTuple
+
+from memalpha.errors import DataError
+from memalpha.tasks.checks.contamination import words
+from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.sources.files import CHUNK_TOKENS, field, file_in, filled, packed, read_json, read_text, task
+from memalpha.tasks.sources.streaming import csv_rows
+from memalpha.types import Question, SpeakerTurn, Task
+
+DATA = (
+    DataSet(
+        name="banking77",
+        about="questions of a bank's customers, 77 labels, learned at test time",
+        source="github:PolyAI-LDN/task-specific-datasets",
+        licence="CC BY 4.0",
+        counts="77 labels, 10,003 training sentences, 3,080 test sentences (40 a label)",
+        metric="exact",
+        files=(
+            File("banking_data/train.csv", "b06e26ac675513959a63135f11b94ea7786ed02da65db93a5650d8838cbc664b", 839_073),
+            File("banking_data/test.csv", "d12d6e3bc4c3103966ae786dc435913c0c563dfa328f5a3646d0e62cfeeb474d", 239_961),
+        ),
+        revision="57ec275d8078af65b7731c2a98be812d844a6d6b",
+        faults=(
+            "uneven: 35 to 187 training sentences a label",
+            "25 test sentences are training sentences but for punctuation and capitals",
+        ),
+        expected={"": {"tasks": 31, "questions": 3080}},
+    ),
+    DataSet(
+        name="clinc150",
+        about="requests to an assistant, 150 labels in ten domains, learned at test time",
+        source="github:clinc/oos-eval",
+        licence="CC BY 3.0",
+        counts="150 labels, 15,000 training sentences (100 a label), 4,500 test sentences, 1,000 out of scope",
+        metric="exact",
+        files=(
+            File("data/data_full.json", "36923c3705a59e08fe9c3883d8bc2dd966ef93e22cb78ac41171782a698d56e0", 2_495_390),
+        ),
+        variants=("in-scope", "out-of-scope"),
+        revision="828f8093932c8fe6ca7936c3d2e52903b1c523de",
+        faults=("two training sentences also occur in test, 19 but for punctuation and capitals",),
+        expected={
+            "in-scope": {"tasks": 45, "questions": 4500},
+            "out-of-scope": {"tasks": 55, "questions": 5500},
+        },
+    ),
+    DataSet(
+        name="nlu",
+        about="requests to a home assistant (HWU64), 64 labels, learned at test time",
+        source="github:xliuhw/NLU-Evaluation-Data",
+        licence="CC BY 4.0",
+        counts="64 labels (scenario_intent), fold 1: 9,960 training sentences, 1,076 test sentences",
+        metric="exact",
+        files=(
+            File("trainset/", "b2f234da52760f62cdcc0bb42adf198e0bb3f23877398cf3c2104f60c8d39d1a", 1_417_081),
+            File("testset/csv/", "f550d10cfa630d4d619e09f9fdfec0be56d3380b71f709b72b7520fd3245e8bc", 159_538),
+        ),
+        revision="f6071b496b17d71e6eb43f543af0707f4ff30557",
+        faults=(
+            "answer_annotation has inline slots; answer_from_anno, the sentence without them, is read",
+            "uneven: 35 to 175 training sentences a label",
+            "MemoryAgentBench counts 68 labels; this fold has 64",
+        ),
+        expected={"": {"tasks": 11, "questions": 1076}},
+    ),
+    DataSet(
+        name="trec",
+        about="questions by the kind of their answer, 6 coarse or 50 fine labels, learned at test time",
+        source="github:tonyzhaozh/few-shot-learning",
+        licence="free for research, terms unclear (Li & Roth 2002); the repository Apache-2.0",
+        counts="5,452 training questions, 500 test questions",
+        metric="exact",
+        files=(
+            File("data/trec/train.txt", "202e3e1ad6143ed4f147f199324277e25b2573a78c08c3af1ff840b49c0779de", 335_859),
+            File("data/trec/test.txt", "69b2d406aa15b3b514b6bf9b3bf1fa2c3515ce7ae744651173f8e57347bfb2a9", 23_353),
+        ),
+        variants=("coarse", "fine"),
+        revision="e04d8643be91c2cce63f33e07760ff75d5aa3ad0",
+        faults=(
+            "71 training questions stand there twice, ten also in test, and one more but for its capitals",
+            "one replacement character; tokenised text",
+            "42 of the 50 fine labels occur in test; the rarest has 4 training questions",
+        ),
+        expected={"coarse": {"tasks": 5, "questions": 500}, "fine": {"tasks": 5, "questions": 500}},
+    ),
+)
+
+OUT_OF_SCOPE = "out-of-scope"
+"""The label of a sentence that none fits."""
+Split = Literal["test", "train"]
+
+
+class Sentence(NamedTuple):
+    """A sentence and the name of its label."""
+
+    text: str
+    label: str
+
+
+class Sentences(NamedTuple):
+    """The official splits; `outside` are sentences that no label fits."""
+
+    train: list[Sentence]
+    test: list[Sentence]
+    outside: list[Sentence]
+
+
+def load_banking77(
+    path: Path,
+    variant: str | None = None,
+    limit: int | None = None,
+    *,
+    examples: int = 20,
+    questions: int = 100,
+    split: Split = "test",
+    seed: int = 0,
+    chunk: int = CHUNK_TOKENS,
+) -> list[Task]:
+    """Tasks of the folder that holds train.csv and test.csv. Raises `DataError` naming file, line and field."""
+    train, test = (_rows(file_in(_folder(path), file.path), ",", "text", ("category",)) for file in DATA[0].files)
+    return _tasks("banking77", path, Sentences(train, test, []), limit, examples, questions, split, seed, chunk)
+
+
+def load_clinc150(
+    path: Path,
+    variant: str | None = None,
+    limit: int | None = None,
+    *,
+    examples: int = 20,
+    questions: int = 100,
+    split: Split = "test",
+    seed: int = 0,
+    chunk: int = CHUNK_TOKENS,
+) -> list[Task]:
+    """Tasks of data_full.json; variant "out-of-scope" asks the out-of-scope test sentences among the others.
+
+    Their right answer is to abstain (no answers).
+    """
+    file = file_in(path, DATA[1].files[0].path)
+    splits = read_json(file)
+    train, test, outside = (_pairs(splits, name, file) for name in ("train", "test", "oos_test"))
+    if variant != "out-of-scope":
+        outside = []
+    read = Sentences(train, test, [Sentence(row.text, OUT_OF_SCOPE) for row in outside])
+    return _tasks("clinc150", path, read, limit, examples, questions, split, seed, chunk)
+
+
+def load_nlu(
+    path: Path,
+    variant: str | None = None,
+    limit: int | None = None,
+    *,
+    examples: int = 40,
+    questions: int = 100,
+    split: Split = "test",
+    seed: int = 0,
+    chunk: int = CHUNK_TOKENS,
+) -> list[Task]:
+    """Tasks of one fold, the folder that holds trainset/ and testset/csv/."""
+    parts: list[list[Sentence]] = []
+    for folder in (path / "trainset", path / "testset" / "csv"):
+        files = sorted(folder.glob("*.csv"))
+        if not files:
+            raise DataError(f"{folder}: no CSV files; give the folder of one fold (it holds trainset and testset)")
+        parts.append([row for file in files for row in _rows(file, ";", "answer_from_anno", ("scenario", "intent"))])
+    train, test = parts
+    return _tasks("nlu", path, Sentences(train, test, []), limit, examples, questions, split, seed, chunk)
+
+
+def load_trec(
+    path: Path,
+    variant: str | None = None,
+    limit: int | None = None,
+    *,
+    examples: int | None = None,
+    questions: int = 100,
+    split: Split = "test",
+    seed: int = 0,
+    chunk: int = CHUNK_TOKENS,
+) -> list[Task]:
+    """Tasks of the folder that holds train.txt and test.txt; by default 400 examples a coarse label, 60 a fine one."""
+    fine = variant == "fine"
+    train, test = (_trec(file_in(_folder(path), file.path), fine) for file in DATA[3].files)
+    each = (60 if fine else 400) if examples is None else examples
+    name = f"trec-{'fine' if fine else 'coarse'}"
+    return _tasks(name, path, Sentences(train, test, []), limit, each, questions, split, seed, chunk)
+
+
+def _tasks(
+    name: str,
+    source: Path,
+    read: Sentences,
+    limit: int | None,
+    examples: int,
+    questions: int,
+    split: Split,
+    seed: int,
+    chunk: int,
+) -> list[Task]:
+    if examples < 1 or questions < 1 or chunk < 1:
+        raise DataError(f"{name}: examples={examples}, questions={questions}, chunk={chunk}: each must be at least 1")
+    labels = sorted({row.label for row in read.train})
+    Random(f"{name}|labels|{seed}").shuffle(labels)
+    numbers = {label: str(number) for number, label in enumerate(labels)}
+    if unknown := sorted({row.label for row in read.test} - set(numbers)):
+        raise DataError(f"{source}: test label {unknown[0]!r} has no training sentence")
+    asked = [*read.test, *read.outside] if split == "test" else list(read.train)
+    order = list(range(len(asked)))
+    Random(f"{name}|{split}|{seed}").shuffle(order)
+    same: dict[tuple[str, ...], list[int]] = defaultdict(list)  # training sentences of the same words
+    for place, row in enumerate(read.train):
+        same[tuple(words(row.text))].append(place)
+    tasks: list[Task] = []
+    for number, at in enumerate(range(0, len(order), questions)[:limit]):
+        batch = [(place, asked[place]) for place in order[at : at + questions]]
+        known = [same.get(tuple(words(row.text)), []) for _, row in batch]
+        kept_out = {place for places in known for place in places} if split == "train" else set()
+        sample = _sample(read.train, examples, kept_out, Random(f"{name}|{split}|{seed}|{number}"))
+        if not sample:
+            raise DataError(f"{name}: questions={questions} leaves no training sentence as an example: ask fewer")
+        turns = [
+            SpeakerTurn(speaker=f"label {numbers[row.label]}", text=row.text, id=f"e{place}") for place, row in sample
+        ]
+        by_label: dict[str, list[str]] = defaultdict(list)
+        for place, row in sample:
+            by_label[row.label].append(f"e{place}")
+        tasks.append(
+            task(
+                str(source),
+                id=f"{name}-{split}-{seed}-{number}",
+                chunks=tuple(packed(turns, chunk)),
+                questions=tuple(
+                    _question(f"{split}{place}", row, numbers, by_label, split == "test" and bool(places))
+                    for (place, row), places in zip(batch, known, strict=True)
+                ),
+                meta={"labels": numbers, "examples": len(sample)},
+            )
+        )
+    return tasks
+
+
+def _question(
+    id: str, row: Sentence, numbers: Mapping[str, str], evidence: Mapping[str, Sequence[str]], leak: bool
+) -> Question:
+    inside = row.label in numbers
+    return Question(
+        id=id,
+        question=f'Label of "{row.text}"?',  # other words of a frame cost search up to a third of its hits on TREC
+        answers=(numbers[row.label], f"label {numbers[row.label]}") if inside else (),
+        category="label" if inside else OUT_OF_SCOPE,
+        evidence=tuple(evidence.get(row.label, ())),
+        meta={"metric": "exact", "text": row.text, **({"leak": True} if leak else {})},
+    )
+
+
+def _sample(train: Sequence[Sentence], examples: int, kept_out: set[int], rng: Random) -> list[tuple[int, Sentence]]:
+    """(place in the file, sentence) of `examples` a label, shuffled; none of the places in `kept_out`."""
+    by_label: dict[str, list[int]] = defaultdict(list)
+    for place, row in enumerate(train):
+        if place not in kept_out:
+            by_label[row.label].append(place)
+    chosen = [
+        place
+        for label in sorted(by_label)
+        for place in rng.sample(by_label[label], min(examples, len(by_label[label])))
+    ]
+    rng.shuffle(chosen)
+    return [(place, train[place]) for place in chosen]
+
+
+# --------------------------------------------------------------------------------------------------- official files
+
+
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+def _rows(file: Path, separator: str, text: str, label: Sequence[str]) -> list[Sentence]:
+    """The rows of a CSV file with a header; a label of several columns is joined by underlines."""
+    found: list[Sentence] = []
+    for where, row in csv_rows(file, (text, *label), separator):
+        parts = [row[text].strip(), *(row[column].strip() for column in label)]
+        if not all(parts):
+            raise DataError(f"{where}: an empty field: {text} and {', '.join(label)} are needed")
+        found.append(Sentence(parts[0], "_".join(parts[1:])))
+    return found
+
+
+def _pairs(splits: Any, name: str, file: Path) -> list[Sentence]:
+    found: list[Sentence] = []
+    for number, item in enumerate(filled(field(splits, name, list, str(file)), "sentences", f"{file}: {name}")):
+        if not (isinstance(item, list) and len(item) == 2 and all(isinstance(part, str) and part for part in item)):
+            raise DataError(f"{file}: {name}[{number}]: [sentence, label] is needed")
+        found.append(Sentence(item[0], item[1]))
+    return found
+
+
+def _trec(file: Path, fine: bool) -> list[Sentence]:
+    found: list[Sentence] = []
+    for number, line in enumerate(read_text(file).split("\n"), 1):
+        if not line.strip():
+            continue
+        label, _, text = line.strip().partition(" ")
+        coarse, colon, _ = label.partition(":")
+        if not colon or not coarse or not text:
+            raise DataError(f"{file}:{number}: not like 'DESC:manner How did ... ?'")
+        found.append(Sentence(text, label if fine else coarse))
+    return found

@@ -1,0 +1,135 @@
+"""The training and test sets of Mem-alpha (Wang et al. 2025) as tasks: chunks as rendered, questions at the end.
+
+Rows hold chunks and questions as JSON texts. The metric follows from a row's source, as its authors score it: for
+summaries the share of keywords found (one text with commas, or a list), for PerLTQA that of the answer's parts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from memalpha.errors import DataError
+from memalpha.tasks.chunking import Stream, answers_of, iso_time
+from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.sources.files import field, file_in
+from memalpha.tasks.sources.streaming import parquet_rows
+from memalpha.types import Chunk, Question, Task
+
+_FAULTS = (
+    "no revision is pinned: the newest is taken, and its commit noted in the tasks (meta['commit'])",
+    "chunks, questions_and_answers and metadata are JSON texts inside Parquet",
+    "NLU and TREC-C training rows hold MemoryAgentBench's test questions with their answers (its appendix A.1)",
+    "instance_id counts anew in each file and each source",
+)
+
+DATA = (
+    DataSet(
+        name="memalpha",
+        about="what Mem-alpha was trained and validated on: SQuAD, HotpotQA, PerLTQA, LongMemEval, labels, BookSum",
+        source="hub:YuWangX/Memalpha",
+        licence="not stated by its authors (the code is Apache-2.0; its sources have licences of their own)",
+        counts="train 562 or 567 rows by its paper, test 458 or 463; about 10.7 chunks and 58.5 questions a row",
+        metric="substring",
+        variants=("test", "train"),
+        files=(File("test.parquet", None, None, ("test",)), File("train.parquet", None, None, ("train",))),
+        faults=_FAULTS,
+    ),
+    DataSet(
+        name="memalpha_mab",
+        about="Mem-alpha's rendering of MemoryAgentBench, which its published table is measured on",
+        source="hub:YuWangX/Memalpha-Memoryagentbench",
+        licence="not stated by its authors (MemoryAgentBench is MIT)",
+        counts="112 rows by its paper",
+        metric="substring",
+        variants=("test", "train"),
+        files=(File("test.parquet", None, None, ("test",)), File("train.parquet", None, None, ("train",))),
+        faults=_FAULTS,
+    ),
+)
+
+METRICS = {
+    "squad": "substring",
+    "hotpotqa": "substring",
+    "ruler_qa": "substring",
+    "perltqa": "parts",
+    "booksum": "keywords",
+    "infbench_sum": "keywords",
+    "lme_train": "judge",
+    "longmemeval": "judge",
+    "pubmed-rct": "label",
+    "icl_": "label",
+    "ttl_train": "label",
+    "detective": "exact",
+}
+"""How Mem-alpha's authors score a row, by the beginning of its source."""
+
+_HEADER = re.compile(
+    r"^\[[^\]\n]*?(?:\bon|\btimestamp)\s+(?P<time>\d{4}[-/]\d{2}[-/]\d{2}(?: \(\w+\))?(?: \d{2}:\d{2})?)"
+)
+
+
+def load_memalpha(path: Path, variant: str | None = None, limit: int | None = None, source: str = "") -> list[Task]:
+    """The rows whose source begins with `source` (the first `limit`)."""
+    return list(islice(rows(path, DATA[0], variant, source), limit))
+
+
+def load_memalpha_mab(path: Path, variant: str | None = None, limit: int | None = None, source: str = "") -> list[Task]:
+    """The rows whose source begins with `source` (the first `limit`)."""
+    return list(islice(rows(path, DATA[1], variant, source), limit))
+
+
+def rows(path: Path, known: DataSet, variant: str | None = None, source: str = "") -> Iterator[Task]:
+    """One row at a time. Raises `DataError` naming file, row and field."""
+    file = file_in(path, known.files_for(variant)[0].path)
+    columns = ("instance_id", "chunks", "questions_and_answers", "data_source", "metadata")
+    count: dict[str, int] = {}
+    for where, row in parquet_rows(file, columns):
+        metadata = _json(row.get("metadata") or "{}", dict, f"{where}: metadata")
+        kind = field(row, "data_source", str, where)
+        if kind not in METRICS and isinstance(part := metadata.get("sub_source"), str):
+            kind = part
+        count[kind] = count.get(kind, -1) + 1
+        if kind.startswith(source):
+            yield _task(row, kind, f"{kind}_{count[kind]}", where)
+
+
+def _task(row: Mapping[str, Any], source: str, id: str, where: str) -> Task:
+    stream = Stream()
+    for n, text in enumerate(_json(row["chunks"], list, f"{where}: chunks")):
+        if not isinstance(text, str) or not text.strip():
+            raise DataError(f"{where}: chunks[{n}]: a text is needed")
+        match = _HEADER.match(text)
+        stream.chunks.append(Chunk(text=text, timestamp=iso_time(match["time"]) if match else None))
+    metric = next((name for start, name in METRICS.items() if source.startswith(start)), "substring")
+    questions = []
+    for n, item in enumerate(_json(row["questions_and_answers"], list, f"{where}: questions_and_answers")):
+        place = f"{where}: questions_and_answers[{n}]"
+        gold = item.get("answer", item.get("answers")) if isinstance(item, Mapping) else None
+        meta: dict[str, Any] = {"metric": metric}
+        if (at := item.get("evidence_idx") if isinstance(item, Mapping) else None) is not None:
+            meta["evidence_chunks"] = at if isinstance(at, list) else [at]
+        questions.append(
+            Question(
+                id=f"q{n}",
+                question=field(item, "question", str, place),
+                answers=answers_of(gold, f"{place}: field 'answer'"),
+                category=source,
+                meta=meta,
+            )
+        )
+    return stream.task(id, questions, where, meta={"source": source})
+
+
+def _json(text: Any, kind: type, where: str) -> Any:
+    try:
+        value = json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not JSON: {error}") from error
+    if not isinstance(value, kind):
+        raise DataError(f"{where}: a JSON {kind.__name__} is needed")
+    return value

@@ -1,0 +1,1 @@
+"""Task files of a user's own: JSONL and CSV."""

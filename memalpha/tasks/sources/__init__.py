@@ -1,0 +1,1 @@
+"""Get a data set's files from a folder or a hub, and stream them."""

@@ -1,0 +1,137 @@
+"""Arithmetic word problems by number: short stories of things that come and go, and how many there are at the end.
+
+Story first, text second: the operations are drawn, the sentences, the worked solution and the answer follow from them.
+A test problem holds a pair of numbers, added, taken away or multiplied, that no training problem holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Literal
+
+from memalpha.tasks.synthetic.phrases import words
+from memalpha.tasks.synthetic.value_pools import Split, is_held_out
+from memalpha.types import TextTask
+
+Level = Literal["easy", "medium", "hard"]
+Sign = Literal["+", "-", "*"]
+
+LEVELS: tuple[Level, ...] = ("easy", "medium", "hard")
+"""One operation; two; two after a product, and a number that has nothing to do with the question."""
+HELD_OUT = 0.2
+"""Share of all pairs of numbers that only split "test" has."""
+LARGEST = 99
+"""No number in a problem, on the way or in its answer is larger."""
+
+NAMES = words("Ana Ben Cara Dan Eva Finn Gina Hugo Iris Jon Kim Leo Mia Nils Olga Paul Rosa Sam Tara Uwe")
+THINGS = words("apples books coins cards eggs flags keys lamps nuts pens rings shells stamps tickets toys")
+GAINS = ("{who} buys {n} more.", "{who} finds {n} more.", "{other} gives {who} {n}.", "{who} gets back {n}.")
+LOSSES = ("{who} sells {n}.", "{who} loses {n}.", "{who} gives {other} {n}.", "{who} lends {n} to {other}.")
+STARTS = ("{who} has {n} {things}.", "At first {who} has {n} {things}.")
+PACKED = ("{who} has {m} boxes of {n} {things}.", "{who} has {m} bags with {n} {things} in each.")
+ASIDES = ("{other} is {n} years old.", "{who} lives at number {n}.", "It is day {n} of the month.")
+ASKED = "How many {things} does {who} have now?"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation of a story: `left sign right`."""
+
+    left: int
+    sign: Sign
+    right: int
+
+    @property
+    def result(self) -> int:
+        """What it comes to."""
+        return {"+": self.left + self.right, "-": self.left - self.right, "*": self.left * self.right}[self.sign]
+
+    def __str__(self) -> str:
+        return f"{self.left}{self.sign}{self.right}={self.result}"
+
+
+def tasks(split: Split, seed: int, first: int, count: int, level: Level | None = None) -> list[TextTask]:
+    """Problems number `first` to `first + count - 1` of a split; without a level the three take turns.
+
+    Columns: `answer` (digits), `level`, `solution` (a worked one, which ends in `#### answer`).
+    """
+    return [
+        generate(split, seed, number, level or LEVELS[number % len(LEVELS)]) for number in range(first, first + count)
+    ]
+
+
+def generate(split: Split, seed: int, number: int, level: Level) -> TextTask:
+    """One problem; a pure function of its arguments."""
+    rng = Random(f"arithmetic|{split}|{seed}|{number}|{level}")
+    while True:
+        steps = _steps(rng, level)
+        held_out = any(is_held_out(f"{step.left}{step.sign}{step.right}", HELD_OUT) for step in steps)
+        if held_out == (split == "test"):
+            break
+    text = _story(rng, level, steps)
+    answer = steps[-1].result
+    return TextTask(
+        id=f"arithmetic-{split}-{seed}-{number}-{level}",
+        prompt=text,
+        columns={"answer": str(answer), "level": level, "solution": worked(steps)},
+        category=level,
+    )
+
+
+def worked(steps: Sequence[Step]) -> str:
+    """The solution as text: a line a step, then `#### answer`."""
+    return "\n".join([*map(str, steps), f"#### {steps[-1].result}"])
+
+
+def feedback(prompts: Sequence[Any], completions: Sequence[Any], solution: Sequence[str], **columns: Any) -> list[str]:
+    """What is wrong with each reply, for a learner that may try again: its first line that the worked solution has not.
+
+    The right line is not told. Empty for a reply that is the solution. Replies are texts or messages, as TRL has them.
+    """
+    texts = [reply if isinstance(reply, str) else str(reply[-1]["content"]) for reply in completions]
+    return [_wrong(reply, worked) for reply, worked in zip(texts, solution, strict=True)]
+
+
+def _wrong(reply: str, solution: str) -> str:
+    if reply.strip() == solution:
+        return ""
+    lines, right = reply.strip().splitlines(), solution.splitlines()
+    for line, wanted in zip(lines, right, strict=False):
+        if line.strip() != wanted:
+            return f"{line.strip()} is wrong."
+    return "Something is missing at the end." if len(lines) < len(right) else f"{lines[len(right)]} is too much."
+
+
+def _steps(rng: Random, level: Level) -> list[Step]:
+    """A story whose numbers all lie within 1 and `LARGEST`."""
+    found = []
+    if level == "hard":
+        found = [Step(rng.randint(2, 9), "*", rng.randint(2, 9))]
+    now = found[0].result if found else rng.randint(2, 40)
+    for _ in range(1 if level == "easy" else 2):
+        signs: list[Sign] = [*(("+",) if now < LARGEST else ()), *(("-",) if now > 2 else ())]
+        sign = rng.choice(signs)
+        most = LARGEST - now if sign == "+" else now - 1
+        step = Step(now, sign, rng.randint(1, min(most, 30)))
+        found.append(step)
+        now = step.result
+    return found
+
+
+def _story(rng: Random, level: Level, steps: Sequence[Step]) -> str:
+    who, other = rng.sample(NAMES, 2)
+    things = rng.choice(THINGS)
+
+    def told(kind: Sequence[str], n: int, m: int = 0) -> str:
+        return rng.choice(kind).format(who=who, other=other, things=things, n=n, m=m)
+
+    if steps[0].sign == "*":
+        lines, rest = [told(PACKED, steps[0].right, steps[0].left)], steps[1:]
+    else:
+        lines, rest = [told(STARTS, steps[0].left)], steps
+    lines += [told(GAINS if step.sign == "+" else LOSSES, step.right) for step in rest]
+    if level == "hard":
+        lines.insert(rng.randint(1, len(lines)), told(ASIDES, rng.randint(2, 30)))
+    return " ".join([*lines, ASKED.format(who=who, things=things)])

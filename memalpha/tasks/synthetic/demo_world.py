@@ -1,0 +1,240 @@
+"""The demo world: a user tells facts and events in a few short sessions, changes some, takes some back.
+
+State first, text second: a history of every slot is planned, the sentences, gold operations, questions and answers all
+follow from it. Entries of a perfect writer are `attribute: value` (category semantic, one value a slot at a time) and
+`kind: value` (category episodic, they add up). How much of it a task holds is its `Shape`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from datetime import date, timedelta
+from random import Random
+
+from memalpha.tasks.synthetic.phrases import ATTRIBUTES, CHITCHAT, ECHOES, EVENTS, REPLIES, EventKind
+from memalpha.tasks.synthetic.slot_history import Slot, Version, numbered, question
+from memalpha.tasks.synthetic.value_pools import Split, ValueSource, fill
+from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
+
+Range = tuple[int, int]
+
+EPOCH = date(2023, 1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How much a task holds; ranges are inclusive, per task unless said otherwise.
+
+    Changes (updates, retractions) always come in a later chunk than what they change. Raises `ValueError` for a shape
+    that cannot be filled.
+    """
+
+    chunks: int = 3
+    facts: Range = (4, 6)
+    updates: Range = (1, 2)
+    retracts: Range = (0, 2)
+    events: Range = (1, 3)
+    chitchat: Range = (1, 4)
+    """Lines per chunk that state nothing: small talk, distractors and replies of the assistant."""
+    fact_chunks: int | None = None
+    """Facts and events are stated in the first so many chunks (None: in all)."""
+    gap_days: Range = (1, 9)
+    cue: float = 0.7
+    """Share of updates with a cue word; the others are a plain new statement."""
+    distractors: float = 0.35
+    """Share of the idle lines that name a value without stating it."""
+    echoes: float = 0.12
+    """Share of the idle lines in which the assistant repeats a value told before, current or stale."""
+    replies: float = 0.08
+    yesterday: float = 0.2
+    """Share of events that happened the day before they are told."""
+    never: Range = (1, 1)
+    """Questions about attributes that were never stated."""
+    midstream: float = 0.4
+    """Chance of one question that is asked before a change of its slot."""
+    questions: int = 8
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, tuple) and not 0 <= value[0] <= value[1]:
+                raise ValueError(f"Shape.{item.name}: {value} is not a range (low, high) with 0 <= low <= high")
+        last = self.chunks if self.fact_chunks is None else self.fact_chunks
+        if not 1 <= last <= self.chunks:
+            raise ValueError(f"Shape: fact_chunks {self.fact_chunks} is outside 1..chunks ({self.chunks})")
+        if self.chunks < 2 and self.updates[1] + self.retracts[1] > 0:
+            raise ValueError("Shape: a change needs a later chunk than the fact: chunks must be at least 2")
+        if self.facts[1] + self.never[1] > len(ATTRIBUTES):
+            raise ValueError(f"Shape: facts and never together are more than the {len(ATTRIBUTES)} attributes")
+
+
+DEMO = Shape()
+
+DRILL = Shape(
+    chunks=2,
+    facts=(3, 8),
+    updates=(1, 2),
+    retracts=(0, 1),
+    events=(0, 2),
+    chitchat=(0, 2),
+    fact_chunks=1,
+    never=(0, 1),
+    midstream=0.0,
+)
+"""A filled memory (chunk 0), then one to three changed facts (chunk 1): practice for update and delete by id."""
+
+
+@dataclass(slots=True)
+class _Event:
+    kind: EventKind
+    value: str
+    chunk: int
+    days_ago: int
+    turn: str = ""
+
+
+@dataclass(slots=True)
+class _Plan:
+    """The state's whole history, before any text."""
+
+    dates: list[date]
+    slots: list[Slot] = field(default_factory=list)
+    events: list[_Event] = field(default_factory=list)
+
+
+def build_task(
+    rng: Random, shape: Shape, task_id: str, *, split: Split = "train", pseudo: float = 0.0, temporal: bool = False
+) -> Task:
+    """One task of this shape. The same `rng` state and arguments give the same bytes.
+
+    Raises `DataError` when the shape needs more values than a pool of the split has.
+    """
+    values = ValueSource(rng, split, pseudo)
+    plan = _plan(rng, shape, values)
+    chunks, operations = _tell(rng, shape, values, plan)
+    questions = _ask(rng, shape, plan, temporal)
+    return Task(id=task_id, chunks=chunks, questions=questions, gold_operations=operations)
+
+
+def _plan(rng: Random, shape: Shape, values: ValueSource) -> _Plan:
+    day = EPOCH + timedelta(days=rng.randrange(1000))
+    plan = _Plan([day])
+    for _ in range(shape.chunks - 1):
+        day += timedelta(days=rng.randint(*shape.gap_days))
+        plan.dates.append(day)
+    telling = shape.fact_chunks or shape.chunks
+    retracts, updates = rng.randint(*shape.retracts), rng.randint(*shape.updates)
+    changes = ["update"] * updates + ["retract"] * retracts
+    facts = max(rng.randint(*shape.facts), min(1, len(changes)))
+    for number, attribute in enumerate(rng.sample(ATTRIBUTES, facts)):
+        early = number < len(changes)  # will probably change: needs a chunk after it
+        chunk = rng.randrange(min(telling, shape.chunks - 1) if early else telling)
+        plan.slots.append(Slot(attribute, [Version(chunk, values.draw(attribute.pool))]))
+    for change in changes:
+        open_slots = [s for s in plan.slots if s.versions[-1].value and s.versions[-1].chunk < shape.chunks - 1]
+        if not open_slots:
+            break
+        fresh = [slot for slot in open_slots if len(slot.versions) == 1]
+        slot = rng.choice(fresh if fresh and rng.random() < 0.85 else open_slots)
+        chunk = rng.randrange(slot.versions[-1].chunk + 1, shape.chunks)
+        slot.versions.append(Version(chunk, values.draw(slot.attribute.pool) if change == "update" else None))
+    main_kind = rng.choice(EVENTS)
+    for _ in range(rng.randint(*shape.events)):
+        kind = main_kind if rng.random() < 0.75 else rng.choice(EVENTS)
+        days_ago = int(rng.random() < shape.yesterday)
+        plan.events.append(_Event(kind, values.draw(kind.pool), rng.randrange(telling), days_ago))
+    return plan
+
+
+def _tell(
+    rng: Random, shape: Shape, values: ValueSource, plan: _Plan
+) -> tuple[tuple[Chunk, ...], tuple[GoldOperation, ...]]:
+    """The text of every chunk and the gold operations, in the order of the lines they come from."""
+    chunks: list[Chunk] = []
+    operations: list[GoldOperation] = []
+    distracted: set[str] = set()
+    for index, day in enumerate(plan.dates):
+        lines: list[tuple[str, str, Version | _Event | None, GoldOperation | None]] = []
+        for slot in plan.slots:
+            for before, version in zip([None, *slot.versions], slot.versions, strict=False):
+                if version.chunk == index:
+                    text, operation = slot.say(rng, before, version, shape.cue)
+                    lines.append(("user", text, version, operation))
+        for event in plan.events:
+            if event.chunk == index:
+                when = "yesterday" if event.days_ago else "today"
+                happened = (day - timedelta(days=event.days_ago)).isoformat()
+                operation = GoldOperation(
+                    kind="insert",
+                    chunk=index,
+                    category="episodic",
+                    content=f"{event.kind.key}: {event.value}",
+                    timestamp=happened if event.days_ago else None,
+                )
+                lines.append(("user", fill(rng.choice(event.kind.states), event.value, when=when), event, operation))
+        for _ in range(rng.randint(*shape.chitchat)):
+            lines.append((*_idle(rng, shape, values, plan, index, distracted), None, None))
+        if not lines:
+            lines.append(("user", rng.choice(CHITCHAT), None, None))
+        rng.shuffle(lines)
+        turns = []
+        for number, (speaker, text, origin, operation) in enumerate(lines):
+            turn_id = f"{index}.{number}"
+            turns.append(SpeakerTurn(speaker=speaker, text=text, id=turn_id))
+            if origin is not None and operation is not None:
+                origin.turn = turn_id
+                operations.append(operation.model_copy(update={"turn": turn_id}))
+        chunks.append(Chunk(turns=tuple(turns), timestamp=day.isoformat(), index=index))
+    return tuple(chunks), tuple(operations)
+
+
+def _idle(
+    rng: Random, shape: Shape, values: ValueSource, plan: _Plan, index: int, distracted: set[str]
+) -> tuple[str, str]:
+    """A line (speaker, text) that states nothing. At most one distractor an attribute, so that pools suffice."""
+    roll = rng.random()
+    if roll < shape.distractors:
+        source = rng.choice((*ATTRIBUTES, *EVENTS))
+        if source.key not in distracted:
+            distracted.add(source.key)
+            return "user", fill(rng.choice(source.distractors), values.draw(source.pool))
+    elif roll < shape.distractors + shape.echoes:
+        told = [v.value for slot in plan.slots for v in slot.versions if v.chunk < index and v.value]
+        if told:
+            return "assistant", fill(rng.choice(ECHOES), rng.choice(told))
+    elif roll < shape.distractors + shape.echoes + shape.replies:
+        return "assistant", rng.choice(REPLIES)
+    return "user", rng.choice(CHITCHAT)
+
+
+def _ask(rng: Random, shape: Shape, plan: _Plan, temporal: bool) -> tuple[Question, ...]:
+    """Changed slots first (always asked while `questions` lasts), then counts, never-stated, mid-stream, the rest."""
+    changed = [slot for slot in plan.slots if len(slot.versions) > 1]
+    stated = [slot for slot in plan.slots if len(slot.versions) == 1]
+    asked = [slot.ask(rng) for slot in changed]
+    counts = Counter(event.kind.key for event in plan.events)
+    asked += [_count_question(rng, key, plan.events) for key, _ in counts.most_common(1)]
+    known = {slot.attribute.key for slot in plan.slots}
+    strangers = rng.sample([a for a in ATTRIBUTES if a.key not in known], rng.randint(*shape.never))
+    asked += [Slot(a).ask(rng) for a in strangers]
+    if temporal and plan.events:
+        event = rng.choice(plan.events)
+        happened = (plan.dates[event.chunk] - timedelta(days=event.days_ago)).isoformat()
+        text = fill(rng.choice(event.kind.whens), event.value)
+        asked.append(question(text, event.kind.key, "when", (happened,), evidence=(event.turn,)))
+    if changed and rng.random() < shape.midstream:
+        slot = rng.choice(changed)
+        asked.append(slot.ask(rng, rng.choice(slot.versions[1:]).chunk - 1))
+    rng.shuffle(stated)
+    asked += [slot.ask(rng) for slot in stated]
+    asked = asked[: shape.questions]
+    rng.shuffle(asked)
+    return numbered(asked)
+
+
+def _count_question(rng: Random, key: str, events: Sequence[_Event]) -> Question:
+    counted = [event for event in events if event.kind.key == key]
+    evidence = tuple(event.turn for event in sorted(counted, key=lambda event: event.chunk))
+    return question(rng.choice(counted[0].kind.counts), key, "count", (str(len(counted)),), evidence)

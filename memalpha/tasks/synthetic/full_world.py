@@ -1,0 +1,404 @@
+"""The full world: a long stream of sessions about the user and a circle of people, of any length in tokens.
+
+State first, text second, session by session, so that it streams. Facts of the user (`city: Oslo`), relations
+(`mentor: Tom`), facts of people (`Tom city: Oslo`) and dated events (`trip: Kalford`) are told, changed and retracted
+between negated, hypothetical, third-party and quoted sentences with the same words, the assistant's echoes of current
+and stale values, and filler. The longer the stream, the thinner the facts: 18 % of the turns at 8k tokens, 4 % at 400k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from random import Random
+from typing import TypeVar
+
+from memalpha.tasks.synthetic.phrases import ATTRIBUTES, CHITCHAT, EventKind
+from memalpha.tasks.synthetic.phrases_full import (
+    BETWEEN,
+    DAYS_AGO,
+    EVENT_NAMES,
+    FILLER,
+    FILLER_REPLIES,
+    FULL_EVENTS,
+    MONTHS,
+    ORDER,
+    OTHERS,
+    PEOPLE,
+    PREVIOUS,
+    QUOTES,
+    RELATIONS,
+    STALE_ECHOES,
+    WEEKDAYS,
+)
+from memalpha.tasks.synthetic.slot_history import Slot, Version, numbered, question
+from memalpha.tasks.synthetic.value_pools import Split, ValueSource, fill, pool_values, split_values
+from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
+
+T = TypeVar("T")
+
+DEFAULT_TOKENS = 8_000
+CHARS_PER_TOKEN = 4
+"""A token here is this many characters of rendered chunk, whatever tokenizer reads it."""
+
+EPOCH = date(2015, 1, 5)
+SESSION_TURNS = (24, 68)  # of about 40 characters
+MAX_VERSIONS = 6  # values a slot may hold one after another: the test pools have eight
+RETRACTED_SHARE = 0.2  # of all slots, at most
+NEVER_SHARE = 0.1  # of all slots: never told
+CUE = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One chunk of the stream with its gold operations and the questions to ask right after it (their ids still "")."""
+
+    chunk: Chunk
+    operations: tuple[GoldOperation, ...]
+    questions: tuple[Question, ...]
+
+
+@dataclass(slots=True)
+class _Event:
+    kind: EventKind
+    value: str
+    chunk: int
+    day: date
+    turn: str = ""
+
+    @property
+    def content(self) -> str:
+        return f"{self.kind.key}: {self.value}"
+
+    @property
+    def title(self) -> str:
+        return EVENT_NAMES[self.kind.key].format(v=self.value)
+
+
+@dataclass(slots=True)
+class _Lines:
+    """The turns of the session being written."""
+
+    chunk: int
+    turns: list[SpeakerTurn] = field(default_factory=list)
+    operations: list[GoldOperation] = field(default_factory=list)
+    characters: int = 0
+
+    def add(self, speaker: str, text: str, operation: GoldOperation | None = None) -> str:
+        turn = f"{self.chunk}.{len(self.turns)}"
+        self.turns.append(SpeakerTurn(speaker=speaker, text=text, id=turn))
+        self.characters += len(speaker) + len(text) + 3  # ": " and the line's end
+        if operation is not None:
+            self.operations.append(operation.model_copy(update={"turn": turn}))
+        return turn
+
+
+def build_stream_task(rng: Random, tokens: int, task_id: str, *, split: Split = "train", pseudo: float = 0.0) -> Task:
+    """The whole stream as one task. The same `rng` state and arguments give the same bytes."""
+    sessions = list(stream_sessions(rng, tokens, split=split, pseudo=pseudo))
+    last = len(sessions) - 1
+    return Task(
+        id=task_id,
+        chunks=tuple(session.chunk for session in sessions),
+        questions=numbered(
+            [
+                item.model_copy(update={"asked_after_chunk": None if number == last else number})
+                for number, session in enumerate(sessions)
+                for item in session.questions
+            ]
+        ),
+        gold_operations=tuple(operation for session in sessions for operation in session.operations),
+    )
+
+
+def stream_sessions(rng: Random, tokens: int, *, split: Split = "train", pseudo: float = 0.0) -> Iterator[Session]:
+    """The sessions of a stream of about `tokens` tokens, one after another; the last one brings most questions."""
+    yield from _World(rng, tokens, split, pseudo).sessions()
+
+
+class _World:
+    """The state of one stream and what was ever said of it."""
+
+    def __init__(self, rng: Random, tokens: int, split: Split, pseudo: float) -> None:
+        self.rng = rng
+        self.values = ValueSource(rng, split, pseudo)
+        self.characters = tokens * CHARS_PER_TOKEN
+        scale = tokens / 8_000
+        self.density = min(0.2, max(0.03, 0.18 * scale**-0.385))
+        self.people = rng.sample(split_values(PEOPLE, split), min(26, max(4, round(4 * scale**0.48))))
+        slots = [Slot(attribute) for attribute in ATTRIBUTES]
+        slots += [Slot(attribute, subject=name) for name in self.people for attribute in OTHERS]
+        rng.shuffle(slots)
+        self.relations = [Slot(relation) for relation in rng.sample(RELATIONS, min(len(self.people) // 2, 10))]
+        never = max(3, round(len(slots) * NEVER_SHARE))
+        self.never, self.untold = slots[:never], slots[never:] + self.relations
+        rng.shuffle(self.untold)
+        self.told: list[Slot] = []
+        self.live: list[Slot] = []  # told, not retracted
+        self.retractions_left = int(RETRACTED_SHARE * len(self.untold))
+        self.strangers = list(self.people)  # not yet in any relation
+        self.events: list[_Event] = []
+        self.happened: dict[str, set[str]] = {kind.key: set() for kind in FULL_EVENTS}
+        self.room = {kind.key: len(pool_values(kind.pool, split)) * 3 // 4 for kind in FULL_EVENTS}
+        self.by_name = {slot.name: slot for slot in (*slots, *self.relations)}
+        self.spent = 0  # characters
+        self.operations = 0
+
+    def pick(self, items: Sequence[T]) -> T:
+        """Like `rng.choice`, several times as fast: most turns are filler."""
+        return items[int(self.rng.random() * len(items))]
+
+    def sessions(self) -> Iterator[Session]:
+        rng, day, index, done = self.rng, EPOCH + timedelta(days=self.rng.randrange(1000)), 0, False
+        while not done:
+            lines = _Lines(index)
+            left, budget = self.characters - self.spent, 40 * rng.randint(*SESSION_TURNS)
+            if left - budget < 40 * SESSION_TURNS[0]:  # what remains would be no session of its own
+                budget, done = left, True
+            while lines.characters < budget:
+                self._turn(lines, day)
+            self.spent += lines.characters
+            self.operations += len(lines.operations)
+            asked = self._final_questions() if done else self._questions_now(index)
+            chunk = Chunk(turns=tuple(lines.turns), timestamp=day.isoformat(), index=index)
+            yield Session(chunk, tuple(lines.operations), tuple(asked))
+            day += timedelta(days=rng.randint(0, 5))
+            index += 1
+
+    # What is said
+
+    def _turn(self, lines: _Lines, day: date) -> None:
+        """One turn: a fact, a trap, an echo, filler of the user or of the assistant."""
+        roll = self.rng.random()
+        if roll < self.density:
+            self._fact(lines, day)
+        elif roll < 1.8 * self.density:
+            lines.add("user", self._trap())
+        elif roll < 2.1 * self.density and self.told:
+            slot = self.pick(self.told)
+            value = self.pick([version.value for version in slot.versions if version.value])
+            said = fill(self.pick(slot.attribute.states), value, name=slot.subject)
+            lines.add("assistant", self.pick(STALE_ECHOES).format(s=said))
+        elif roll < 0.62:
+            lines.add("user", self.pick(CHITCHAT) if roll > 0.6 else self._filler())
+        else:
+            lines.add("assistant", ", ".join([self.pick(column) for column in FILLER_REPLIES]))
+
+    def _filler(self) -> str:
+        return " ".join([self.pick(column) for column in FILLER]) + "."
+
+    def _fact(self, lines: _Lines, day: date) -> None:
+        """An update (35 %), a retraction (8 %), an event (25 %) or a new fact, as far as the state has room for it."""
+        roll = self.rng.random()
+        if roll < 0.43:
+            slot = self._changeable(lines.chunk, retract=roll < 0.08)
+            if slot is not None:
+                self._tell(lines, slot, retract=roll < 0.08)
+                return
+        elif roll >= 0.68 and self.untold:
+            slot = self.untold.pop()
+            self.told.append(slot)
+            self.live.append(slot)
+            self._tell(lines, slot)
+            return
+        self._event(lines, day)
+
+    def _changeable(self, chunk: int, *, retract: bool) -> Slot | None:
+        """A live slot told in an earlier chunk that has room for the change."""
+        if not self.live or (retract and not self.retractions_left):
+            return None
+        # A stranger stays for every relation that is still to be told.
+        spare = len(self.strangers) > sum(not relation.versions for relation in self.relations)
+        for _ in range(8):
+            slot = self.pick(self.live)
+            phrases = slot.attribute
+            possible = phrases.retracts if retract else phrases.updates and len(slot.versions) < MAX_VERSIONS
+            if possible and slot.versions[-1].chunk < chunk and (spare or phrases.pool != "person"):
+                return slot
+        return None
+
+    def _tell(self, lines: _Lines, slot: Slot, *, retract: bool = False) -> None:
+        before = slot.versions[-1] if slot.versions else None
+        if retract:
+            value = None
+            self.live.remove(slot)
+            self.retractions_left -= 1
+        elif slot.attribute.pool == "person":
+            value = self.strangers.pop()
+        else:
+            held = {version.value.lower() for version in slot.versions if version.value}
+            value = self.values.draw_other(slot.attribute.pool, held)
+        version = Version(lines.chunk, value)
+        text, operation = slot.say(self.rng, before, version, CUE)
+        version.turn = lines.add("user", text, operation)
+        slot.versions.append(version)
+
+    def _event(self, lines: _Lines, day: date) -> None:
+        kinds = [kind for kind in FULL_EVENTS if len(self.happened[kind.key]) < self.room[kind.key]]
+        if not kinds:  # the longest streams run out of names: thinner still
+            lines.add("user", self._filler())
+            return
+        kind = self.pick(kinds)
+        value = self.values.draw_other(kind.pool, self.happened[kind.key])
+        self.happened[kind.key].add(value.lower())
+        if self.rng.random() < 0.5:
+            ago = self.pick((0, 0, 0, 1, 2, 3, 4, 7))
+            when = DAYS_AGO[ago]
+        else:
+            ago = self.rng.randint(1, 7)
+            when = f"last {WEEKDAYS[(day - timedelta(days=ago)).weekday()]}"
+        event = _Event(kind, value, lines.chunk, day - timedelta(days=ago))
+        operation = GoldOperation(
+            kind="insert",
+            chunk=lines.chunk,
+            category="episodic",
+            content=event.content,
+            timestamp=event.day.isoformat() if ago else None,
+        )
+        event.turn = lines.add("user", fill(self.pick(kind.states), value, when=when), operation)
+        self.events.append(event)
+
+    def _trap(self) -> str:
+        """A sentence with a value that states nothing: negated, hypothetical, of a stranger, quoted."""
+        roll = self.rng.random()
+        if roll < 0.25:
+            if self.events and roll < 0.12:  # somebody else's, or a wish: the name of one that did happen
+                event = self.pick(self.events)
+                return fill(self.pick(event.kind.distractors[:2]), event.value)
+            kind = self.pick(FULL_EVENTS)
+            return fill(self.pick(kind.distractors), self.values.draw_other(kind.pool, self.happened[kind.key]))
+        if roll < 0.5:
+            attribute = self.pick(ATTRIBUTES)
+            quoted = fill(self.pick(attribute.states), self.values.draw_other(attribute.pool, ()))
+            return self.pick(QUOTES).format(s=quoted)
+        slot = self.pick(self.told) if self.told and roll < 0.9 else self.pick(self.never)
+        held = {version.value.lower() for version in slot.versions if version.value}
+        if slot.attribute.pool == "person":
+            value = self.pick([name for name in self.people if name.lower() not in held])
+        else:
+            value = self.values.draw_other(slot.attribute.pool, held)
+        return fill(self.pick(slot.attribute.distractors), value, name=slot.subject)
+
+    # What is asked
+
+    def _questions_now(self, chunk: int) -> list[Question]:
+        """Now and then, while the stream runs: what holds at this moment."""
+        if not self.told or self.rng.random() > min(1.0, 0.06 * self.operations / (chunk + 1)):
+            return []
+        return [self.pick(self.told).ask(self.rng)]
+
+    def _final_questions(self) -> list[Question]:
+        """After the last session: every ability, in number about a fifth of the facts told."""
+        rng = self.rng
+        each = max(2, round(self.operations * 0.025))
+        stated = [slot for slot in self.live if len(slot.versions) == 1]
+        updated = [slot for slot in self.live if len(slot.versions) > 1]
+        retracted = [slot for slot in self.told if slot.value is None]
+        changed = [slot for slot in self.told if len([v for v in slot.versions if v.value]) > 1]
+        asked = [
+            slot.ask(rng)
+            for slots in (stated, updated, retracted, self.never)
+            for slot in rng.sample(slots, min(each, len(slots)))
+        ]
+        asked += [self._previous(slot) for slot in rng.sample(changed, min(each, len(changed)))]
+        asked += self._joins(each)
+        asked += self._counts(each)
+        asked += self._dates(each)
+        rng.shuffle(asked)
+        return asked
+
+    def _previous(self, slot: Slot) -> Question:
+        """What the slot held before one of its values."""
+        held = [version for version in slot.versions if version.value]
+        at = self.rng.randrange(1, len(held))
+        now, before = held[at], held[at - 1]
+        whose = f"{slot.subject}'s" if slot.subject else "my"
+        text = self.pick(PREVIOUS).format(whose=whose, key=slot.attribute.key, v=now.value)
+        others = [version.value for version in held if version.value and version is not before]
+        return question(
+            text,
+            slot.name,
+            "previous",
+            (before.value or "",),
+            (before.turn, now.turn),
+            others,
+            before=now.value,
+        )
+
+    def _joins(self, limit: int) -> list[Question]:
+        """A fact of the person who now stands in a relation to the user, both told in different sessions."""
+        found: list[Question] = []
+        for relation in self.relations:
+            name = relation.value
+            if name is None:
+                continue
+            for attribute in OTHERS:
+                slot = self.by_name[f"{name} {attribute.key}"]
+                if slot.value is None or slot.versions[-1].chunk == relation.versions[-1].chunk:
+                    continue
+                former = [self.by_name[f"{v.value} {attribute.key}"].value for v in relation.versions[:-1]]
+                stale = [version.value for version in slot.versions[:-1] if version.value]
+                stale += [value for value in former if value and value != slot.value]
+                key = relation.attribute.key
+                found.append(
+                    question(
+                        fill(self.pick(attribute.questions), name=f"my {key}"),
+                        slot.name,
+                        "join",
+                        (slot.value,),
+                        (relation.versions[-1].turn, slot.versions[-1].turn),
+                        stale,
+                        via=key,
+                    )
+                )
+        return self.rng.sample(found, min(limit, len(found)))
+
+    def _counts(self, limit: int) -> list[Question]:
+        """How many events of a kind: in all while they are few, else in one month."""
+        groups: dict[tuple[str, str], list[_Event]] = {}
+        for event in self.events:
+            groups.setdefault((event.kind.key, ""), []).append(event)
+            groups.setdefault((event.kind.key, event.day.isoformat()[:7]), []).append(event)
+        countable = [
+            item for item in groups.items() if len({event.chunk for event in item[1]}) > 1 and len(item[1]) <= 8
+        ]
+        asked = []
+        for (key, month), events in self.rng.sample(countable, min(limit, len(countable))):
+            text = self.pick(events[0].kind.counts)
+            if month:
+                year, number = month.split("-")
+                text = f"{text[:-1]} in {MONTHS[int(number) - 1]} {year}?"
+            evidence = tuple(event.turn for event in events)
+            asked.append(question(text, key, "count", (str(len(events)),), evidence, month=month or None))
+        return asked
+
+    def _dates(self, each: int) -> list[Question]:
+        """When something happened, which of two was first, how many days lie between them."""
+        rng, asked = self.rng, []
+        for event in rng.sample(self.events, min(each, len(self.events))):
+            text = fill(self.pick(event.kind.whens), event.value)
+            asked.append(
+                question(text, event.kind.key, "when", (event.day.isoformat(),), (event.turn,), event=event.content)
+            )
+        for number in range(2 * each if len(self.events) > 1 else 0):
+            a, b = rng.sample(self.events, 2)
+            days = abs((a.day - b.day).days)
+            if not days or a.value == b.value:
+                continue
+            if number % 2:
+                kind, text, answers = "between", self.pick(BETWEEN), (str(days), f"{days} days")
+            else:
+                first = a if a.day < b.day else b
+                kind, text, answers = "order", self.pick(ORDER), (first.value, first.title)
+            asked.append(
+                question(
+                    text.format(a=a.title, b=b.title),
+                    a.kind.key,
+                    kind,
+                    answers,
+                    (a.turn, b.turn),
+                    events=[a.content, b.content],
+                )
+            )
+        return asked

@@ -1,0 +1,94 @@
+"""Preference pairs as weights of the cross-entropy stream: the exact gradient of DPO, with one row in memory at a time.
+
+A pair is one `unit`: rows of a chosen and of a rejected side, each of one or more contexts (the turns of a trajectory).
+With logr(t) = log pi(t) - log pi_ref(t) of a completion token t (log pi(t) alone where `reference_free`)
+
+    Delta = sum over all tokens of the chosen rows of logr(t)  -  the same of the rejected rows
+    sigmoid   -(1 - s) log sigma(beta Delta) - s log sigma(-beta Delta)      s = label_smoothing (0: DPO; else cDPO)
+    ipo       (D - 1 / (2 beta))^2            D as Delta, but of means over a side's tokens in the place of sums
+
+and the loss is the mean over pairs. A token's part in it is d loss / d log pi(t) = slope x sign, where the slope is one
+number a pair. So the summed loss of `train.losses` with ce(t) = -slope x sign, taken from log-probs of the same weights
+(a forward pass before the update), has the same gradient, though no two rows of a pair ever meet in a backward pass.
+
+Papers: DPO, Rafailov et al. 2023, arXiv 2305.18290, whose note on noisy labels is cDPO (Mitchell 2023); IPO, Azar et
+al. 2023, arXiv 2310.12036. IPO's means, which the paper does not have, are those of TRL (`DPOTrainer`), where its
+authors confirmed them; beta is their tau. TRL's `label_smoothing` is that of another loss (`robust`), which divides
+by 1 - 2 s; ours is cDPO's and leaves ipo as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from memalpha.config import DPOConfig
+from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
+
+SMALLEST = np.finfo(np.float32).tiny
+"""A weight is never less, so that a pair which no longer pulls still counts among those the mean is taken over."""
+
+
+def pair_row(
+    prompt_ids: Sequence[int],
+    completion_ids: Sequence[int],
+    unit: str,
+    *,
+    chosen: bool,
+    temperature: float = 1.0,
+    task: str = "",
+    rollout: int = 0,
+    chunk: int = 0,
+) -> TrainingSample:
+    """A row of the pair `unit`; its side is the sign of its `advantages`, which nothing else reads."""
+    row = cross_entropy_sample(prompt_ids, completion_ids, task=task, rollout=rollout, chunk=chunk)
+    sign = np.float32(1 if chosen else -1)
+    return replace(row, advantages=row.ce * sign, ce=row.ce * sign, temperature=temperature, unit=unit)
+
+
+def pair_losses(differences: np.ndarray, config: DPOConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Each pair's loss and its slope d loss / d difference, float64 of shape (P,); of Delta, or of ipo's D."""
+    if config.loss_type == "ipo":
+        short = differences - 1.0 / (2.0 * config.beta)
+        return short**2, 2.0 * short
+    z, smoothing = config.beta * differences, config.label_smoothing
+    losses = (1.0 - smoothing) * np.logaddexp(0.0, -z) + smoothing * np.logaddexp(0.0, z)
+    wrong = np.exp(-np.logaddexp(0.0, z))  # sigma(-z), which 1 - sigma(z) would lose for a large z
+    right = np.exp(-np.logaddexp(0.0, -z))
+    return losses, config.beta * (smoothing * right - (1.0 - smoothing) * wrong)
+
+
+def weigh(
+    rows: Sequence[TrainingSample], logprobs: Sequence[np.ndarray], config: DPOConfig
+) -> tuple[list[TrainingSample], dict[str, np.ndarray]]:
+    """The rows with the weights of the loss's gradient at `logprobs`, and figures of each pair in order.
+
+    Rows are whole pairs from `pair_row`, with `reference` log-probs unless `reference_free`; `logprobs` are theirs
+    under the weights that the update starts from. Figures, (P,) each: `loss`, `margins` (beta Delta, TRL's margin of
+    implicit rewards) and `accuracies` (1 where Delta > 0).
+    """
+    places = {unit: place for place, unit in enumerate(dict.fromkeys(row.unit for row in rows))}
+    sums, tokens = np.zeros((2, len(places))), np.zeros((2, len(places)))
+    at = [(0 if row.advantages[0] > 0 else 1, places[row.unit]) for row in rows]
+    for row, values, place in zip(rows, logprobs, at, strict=True):
+        gap = values.astype(np.float64)
+        if not config.reference_free:
+            assert row.reference is not None
+            gap -= row.reference
+        sums[place] += gap.sum()
+        tokens[place] += len(gap)
+    if not tokens.all():
+        raise ValueError("a pair lacks the rows of one of its sides")
+    deltas = sums[0] - sums[1]
+    counts = tokens if config.loss_type == "ipo" else np.ones_like(tokens)
+    means = sums / counts
+    losses, slopes = pair_losses(means[0] - means[1], config)
+    pulls = np.where(slopes > 0, -1.0, 1.0) * np.maximum(np.abs(slopes), SMALLEST * counts.max(axis=0))
+    weights = pulls / counts
+    weighed = [
+        replace(row, ce=row.advantages * np.float32(weights[place])) for row, place in zip(rows, at, strict=True)
+    ]
+    figures = {"loss": losses, "margins": config.beta * deltas, "accuracies": (deltas > 0).astype(np.float64)}
+    return weighed, figures

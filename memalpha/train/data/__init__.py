@@ -1,0 +1,1 @@
+"""Token rows and the data they are made from."""

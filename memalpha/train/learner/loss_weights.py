@@ -1,0 +1,75 @@
+"""Reduction as data: stream weights are divided once per optimizer step, then the loss is a plain sum.
+
+Because the divisor is computed over all rows of the step before any forward pass, every split of these rows into
+micro-batches, futures or processes gives the same gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from memalpha.train.data.samples import STREAMS, TrainingSample
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Rows, tokens and units whose weight in a stream is not zero."""
+
+    rows: int
+    tokens: int
+    units: int
+
+
+def count(samples: Sequence[TrainingSample]) -> dict[str, Count]:
+    """What each stream trains, by its name."""
+    found = {}
+    for name in STREAMS:
+        tokens = _tokens(samples, name)
+        units = len({sample.unit for sample, number in zip(samples, tokens, strict=True) if number})
+        found[name] = Count(sum(number > 0 for number in tokens), sum(tokens), units)
+    return found
+
+
+def _tokens(samples: Sequence[TrainingSample], name: str) -> list[int]:
+    weights = [getattr(sample, name) for sample in samples]
+    return [0 if weight is None else int(np.count_nonzero(weight)) for weight in weights]
+
+
+def normalize(
+    samples: Sequence[TrainingSample],
+    how: Literal["constant", "token", "row"],
+    constant: float = 16.0,
+    *,
+    ce: Literal["constant", "token", "row", "unit"] | None = None,
+    of: Mapping[str, Count] | None = None,
+) -> list[TrainingSample]:
+    """Divide each stream's weights, for the rows of ONE optimizer step.
+
+    `constant`: by rows x `constant` (Dr. GRPO: no length bias); `token`: by the tokens the stream trains (DAPO, TRL's
+    `dapo`); `row`: by rows x the row's own trained tokens (GRPO as published); `unit`: by the units that rows belong
+    to. Rows, tokens and units of a stream are those whose weight is not zero, so a stream's strength does not depend
+    on rows that only other streams train. `how` is that of policy gradient and KL, `ce` (default: the same) that of
+    the cross-entropy; the entropy bonus and the value loss are means over tokens. `of` is the `count` of the whole
+    optimizer step, where `samples` are a part of it.
+    """
+    ways = {"pg": how, "kl": how, "ce": ce or how, "ent": "token", "vf": "token"}
+    divided: list[dict[str, np.ndarray]] = [{} for _ in samples]
+    whole = count(samples) if of is None else of
+    for name in STREAMS:
+        rows, tokens, units = max(1, whole[name].rows), whole[name].tokens, whole[name].units
+        for place, sample, own in zip(divided, samples, _tokens(samples, name), strict=True):
+            weight, way = getattr(sample, name), ways[name]
+            if weight is None:
+                continue
+            if way == "constant":
+                divisor = rows * constant
+            elif way == "unit":
+                divisor = max(1, units)
+            else:
+                divisor = max(1, tokens) if way == "token" else rows * max(1, own)
+            place[name] = weight / np.float32(divisor)
+    return [replace(sample, **streams) for sample, streams in zip(samples, divided, strict=True)]

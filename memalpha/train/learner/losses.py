@@ -1,0 +1,171 @@
+"""The one loss: a sum over completion tokens of five weighted streams. It knows no algorithm by name.
+
+    loss = sum_t  - pg_t  min(min(rho_t, delta) A_t, clip(rho_t, 1 - low, 1 + high) A_t)    rho_t = pi(t) / pi_old(t)
+                  - ce_t  log pi(t)
+                  + kl_t  k_t  [rho_t k_t with use_bias_correction_kl]
+                  - ent_t H_t                                                     H_t = entropy of pi at t
+                  + vf_t  max((V_t - R_t)^2, (clip(V_t, V_old - c, V_old + c) - R_t)^2) / 2
+
+The clip is PPO's (1707.06347) with DAPO's separate upper range (2503.14476); `delta` (INTELLECT-2, 2505.07291) bounds
+what a bad token may pull, and is left out by default. CISPO (MiniMax-M1, 2506.13585) has in its place
+
+                  - pg_t  min(sg[rho_t], high) A_t log pi(t)      sg: no gradient; no token is ever silenced
+
+and the ratio of a whole completion stands for each of its tokens' with `level="mean"` (GSPO, 2507.18071: the geometric
+mean) or `level="product"` (the importance weight of the sequence, as in TRL's RLOO). The estimates k of
+KL(pi || pi_ref) are Schulman's ("Approximating KL divergence", 2020), with log r = log pi_ref(t) - log pi(t):
+
+    k1 = -log r       its value is unbiased, but its gradient is zero in expectation: as a loss it does nothing
+    k2 = log^2 r / 2  biased, never negative; its expected gradient is that of KL(pi || pi_ref)
+    k3 = r - log r - 1  unbiased, never negative; its expected gradient is that of the other KL, KL(pi_ref || pi)
+
+Those gradients leave out that the tokens were sampled from pi. The ratio as a factor (not clipped, as in TRL) puts it
+back: rho k1 and rho k3 then have the expected gradient of KL(pi || pi_ref), on old samples too; rho k2 that of E[k2].
+No rho is more than e^20, and none above it has a gradient: the product of a long completion leaves float32's range, and
+the gradient of an infinite ratio is not a number even where the clip would have silenced it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from memalpha.config import ReinforcementConfig
+from memalpha.train.data.samples import MicroBatch
+
+NORMALIZERS: Mapping[str, Literal["constant", "token", "row"]] = {
+    "grpo": "row",
+    "dapo": "token",
+    "dr_grpo": "constant",
+    "cispo": "token",
+}
+"""`TrainConfig.loss_type`, by what its sum is divided by. (TRL's `bnpo` averages within a micro-batch, whatever that
+is; over the whole step it is `dapo`.)"""
+CISPO_CAP = 5.0
+"""The largest weight of CISPO where none is set, that of ScaleRL (2510.13786), which TRL recommends."""
+
+LARGEST_LOG_RATIO = 20.0
+
+STATS = ("tokens", "entropy", "clipped", "old_kl", "reference_kl", "value_loss")
+
+
+@dataclass(frozen=True, slots=True)
+class LossSettings:
+    """Clip range, KL estimator, and how the sum is normalised (`train.normalize`); weights of streams are data.
+
+    With `objective="cispo"`, `epsilon_high` is the largest weight (needed then) and `epsilon` is not read.
+    """
+
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    delta: float | None = None
+    objective: Literal["clip", "cispo"] = "clip"
+    level: Literal["token", "mean", "product"] = "token"
+    normalizer: Literal["constant", "token", "row"] = "constant"
+    constant: float = 16.0
+    ce_normalizer: Literal["constant", "token", "row", "unit"] | None = None
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    use_bias_correction_kl: bool = True
+    cliprange_value: float | None = None
+
+    @classmethod
+    def of(cls, config: ReinforcementConfig) -> LossSettings:
+        """Those of a reinforcement-learning run."""
+        cispo = config.loss_type == "cispo"
+        of_sequence: Literal["mean", "product"] = "product" if config.algorithm == "rloo" else "mean"
+        return cls(
+            epsilon=config.epsilon,
+            epsilon_high=config.epsilon_high or (CISPO_CAP if cispo else None),
+            delta=config.delta,
+            objective="cispo" if cispo else "clip",
+            level="token" if config.importance_sampling_level == "token" else of_sequence,
+            normalizer=NORMALIZERS[config.loss_type],
+            constant=config.loss_constant,
+            ce_normalizer="unit" if config.algorithm == "dpo" else None,
+            kl_estimator=config.kl_estimator,
+            use_bias_correction_kl=config.use_bias_correction_kl,
+            cliprange_value=None if config.ppo is None else config.ppo.cliprange_value,
+        )
+
+
+def kl_estimate(logprobs: torch.Tensor, reference: torch.Tensor, estimator: Literal["k1", "k2", "k3"]) -> torch.Tensor:
+    """k1, k2 or k3 of KL(pi || pi_ref) at tokens sampled from pi, from the log-probs of both."""
+    gap = reference - logprobs
+    if estimator == "k1":
+        return -gap
+    return 0.5 * gap * gap if estimator == "k2" else torch.expm1(gap) - gap
+
+
+def loss_sum(
+    logprobs: torch.Tensor,
+    entropy: torch.Tensor,
+    batch: MicroBatch,
+    settings: LossSettings,
+    values: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The summed loss, the sums of `STATS`, and log rho of the tokens of the policy gradient; the last two detached.
+
+    `values` (N,), the value head's, are needed where a sample has a weight `vf`.
+    """
+    log_ratio = logprobs - batch.logprobs
+    ratio = torch.exp(_at_level(log_ratio, batch, settings.level).clamp(max=LARGEST_LOG_RATIO))
+    if settings.objective == "cispo":
+        assert settings.epsilon_high is not None
+        weight = ratio.detach().clamp(max=settings.epsilon_high)
+        surrogate = weight * batch.advantages * logprobs
+        outside = ratio.detach() > settings.epsilon_high
+    else:
+        low = settings.epsilon
+        high = low if settings.epsilon_high is None else settings.epsilon_high
+        clipped = ratio.clamp(1.0 - low, 1.0 + high)
+        bounded = ratio if settings.delta is None else ratio.clamp(max=settings.delta)
+        surrogate = torch.minimum(bounded * batch.advantages, clipped * batch.advantages)
+        outside = (bounded * batch.advantages > clipped * batch.advantages).detach()
+    loss = -(batch.pg * surrogate).sum() - (batch.ce * logprobs).sum()
+    reference_kl = logprobs.new_zeros(())
+    if batch.reference is not None:
+        reference = torch.where(batch.reference.isnan(), logprobs.detach(), batch.reference)  # no reference: no gap
+        estimate = kl_estimate(logprobs, reference, settings.kl_estimator)
+        reference_kl = estimate.detach().sum()
+        loss = loss + (batch.kl * (estimate * ratio if settings.use_bias_correction_kl else estimate)).sum()
+    if batch.ent is not None:
+        loss = loss - (batch.ent * entropy).sum()
+    value_loss = logprobs.new_zeros(())
+    if batch.vf is not None:
+        errors = _value_errors(values, batch, settings.cliprange_value)
+        value_loss = errors.detach().sum()
+        loss = loss + (batch.vf * errors).sum()
+    elif values is not None:
+        loss = loss + 0.0 * values.sum()  # DDP wants a gradient for every weight
+    with torch.no_grad():
+        trained = batch.pg != 0
+        outside = trained & outside
+        old_kl = torch.where(trained, torch.expm1(log_ratio) - log_ratio, 0.0).sum()
+        count = logprobs.new_tensor(float(len(logprobs)))
+        sums = torch.stack([count, entropy.sum(), outside.sum().to(count), old_kl, reference_kl, value_loss])
+    return loss, sums, log_ratio.detach()[trained]
+
+
+def _at_level(log_ratio: torch.Tensor, batch: MicroBatch, level: Literal["token", "mean", "product"]) -> torch.Tensor:
+    """Each token's log ratio, or that of its whole completion (over the tokens of the policy gradient)."""
+    if level == "token":
+        return log_ratio
+    trained = (batch.pg != 0).to(log_ratio)
+    count = int(batch.sample[-1]) + 1
+    sums = log_ratio.new_zeros(count).index_add(0, batch.sample, log_ratio * trained)
+    if level == "mean":
+        sums = sums / log_ratio.new_zeros(count).index_add(0, batch.sample, trained).clamp(min=1.0)
+    return sums[batch.sample]
+
+
+def _value_errors(values: torch.Tensor | None, batch: MicroBatch, cliprange: float | None) -> torch.Tensor:
+    """Half the squared error of each token's value; with a clip range the worse of it and of the clipped value's."""
+    assert values is not None and batch.values is not None and batch.returns is not None
+    errors = (values - batch.returns) ** 2
+    if cliprange is not None:
+        near = batch.values + (values - batch.values).clamp(-cliprange, cliprange)
+        errors = torch.maximum(errors, (near - batch.returns) ** 2)
+    return 0.5 * errors

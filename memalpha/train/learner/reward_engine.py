@@ -1,0 +1,182 @@
+"""The engine of reward models: pairs and rated replies in, a gradient out.
+
+With s the head's outputs of a row and w the objectives' weights, an item's loss is
+
+    pair      -log sigma(v(chosen) - v(rejected) - margin) + c (v(chosen) + v(rejected))^2
+    rating    the mean over the objectives k that are rated of (s_k - score_k)^2
+
+where v = s_k for a pair of objective k, else w s, and c is `center_rewards_coefficient` (0 where it is not set). An
+optimizer step takes the mean over its items. The rows of an item stay in one micro-batch; which items share one makes
+no difference.
+
+Papers: the Bradley-Terry likelihood of pairs, Ouyang et al. 2022, arXiv 2203.02155; margins, Touvron et al. 2023,
+arXiv 2307.09288; the centring term, Eisenstein et al. 2023, arXiv 2312.09244, eq. 2; several heads on one trunk with
+regression of ratings, Wang et al. 2024 (ArmoRM), arXiv 2406.12845. For pairs without objectives loss and gradient are
+those of TRL's RewardTrainer on the same token rows (tests/train/learner/test_trl_reward.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import logsigmoid
+
+from memalpha.config import RewardModelConfig
+from memalpha.policy.reward_model import Head, RewardScorer, pack_rows, read_whole, write_whole
+from memalpha.train.data.rewards import Compared, Judged
+from memalpha.train.learner.distributed import ONE, World
+from memalpha.train.learner.model_state import Weights
+from memalpha.train.learner.token_logprobs import checkpointed_layers, recomputing
+
+
+class RewardEngine(Weights):
+    """Updates `model` (from `with_head`, or a `PeftModel` of one) in place.
+
+    Items are those of a whole step, the same in every process of `world`; each process computes its share, and all get
+    the same results."""
+
+    def __init__(self, model: Any, config: RewardModelConfig, head: Head, world: World = ONE) -> None:
+        super().__init__(model, config, world)
+        self.head = head
+        self.center = config.center_rewards_coefficient or 0.0
+        self._sum = torch.tensor(list(head.objectives.values()), device=model.device)
+        self._pad = model.config.get_text_config().pad_token_id
+        autocast = config.dtype == "bfloat16"
+        scorer = _Scorer(self.trained, head.pooling, autocast=autocast, checkpointing=config.gradient_checkpointing)
+        self.scorer = self._wrap(scorer)
+        self._optimize()
+
+    def scores(self, items: Sequence[Judged]) -> list[np.ndarray]:
+        """The head's outputs of each item's rows: (2, K) of a pair, (1, K) of a rating; without a gradient."""
+        found: list[tuple[int, np.ndarray]] = []
+        with torch.no_grad():
+            for part, live in self.world.deal(split_items(items, self.config.microbatch_tokens)):
+                values = self._pass([items[i] for i in part]).cpu().numpy()
+                counts = np.cumsum([len(items[i].rows) for i in part])[:-1]
+                found += [(i, own) for i, own in zip(part, np.split(values, counts), strict=True) if live]
+        by_index = dict(self.world.gather(found))
+        return [by_index[i] for i in range(len(items))]
+
+    def losses(self, items: Sequence[Judged], scores: Sequence[np.ndarray]) -> np.ndarray:
+        """Each item's loss by its scores, float32."""
+        values = torch.from_numpy(np.concatenate(list(scores))).to(self._device)
+        return self._losses(items, values).cpu().numpy()
+
+    def forward_backward(self, items: Sequence[Judged]) -> list[np.ndarray]:
+        """Add the gradient of the mean loss over the items of a step; returns their scores, as `scores` does."""
+        found: list[tuple[int, np.ndarray]] = []
+        dealt = self.world.deal(split_items(items, self.config.microbatch_tokens))
+        for number, (part, live) in enumerate(dealt, start=1):
+            own = [items[i] for i in part]
+            with self.world.accumulate(self.scorer, number == len(dealt)):
+                values = self._pass(own)
+                loss = self._losses(own, values).sum() / len(items)
+                (loss * self.world.size if live else loss * 0).backward()
+            counts = np.cumsum([len(one.rows) for one in own])[:-1]
+            rows = np.split(values.detach().cpu().numpy(), counts)
+            found += [(i, row) for i, row in zip(part, rows, strict=True) if live]
+        by_index = dict(self.world.gather(found))
+        return [by_index[i] for i in range(len(items))]
+
+    def update(self, items: Sequence[Judged], rate: float) -> dict[str, float]:
+        """One optimizer step on `items`; returns `figures` of the weights before it, and what the step was."""
+        scores = self.forward_backward(items)
+        return {**self.figures(items, scores), "grad_norm": self.optim_step(rate), "learning_rate": rate}
+
+    def figures(self, items: Sequence[Judged], scores: Sequence[np.ndarray]) -> dict[str, float]:
+        """Means over the items: `loss`; of pairs `accuracies` (1 where chosen is above rejected, a half where they are
+        equal), `margins` (their difference) and `scores` (both sides'); of ratings `errors` (the root of the mean
+        square)."""
+        found = {"loss": float(self.losses(items, scores).mean())}
+        weights = self._sum.cpu().numpy()
+        sides = np.array(
+            [
+                row @ weights if one.objective is None else row[:, one.objective]
+                for one, row in zip(items, scores, strict=True)
+                if isinstance(one, Compared)
+            ],
+            dtype=np.float64,
+        ).reshape(-1, 2)
+        if len(sides):
+            gaps = sides[:, 0] - sides[:, 1]
+            found |= {
+                "accuracies": float((np.sign(gaps) + 1).mean() / 2),
+                "margins": float(gaps.mean()),
+                "scores": float(sides.mean()),
+            }
+        squares = [
+            np.square(row[0] - np.array(one.scores))
+            for one, row in zip(items, scores, strict=True)
+            if not isinstance(one, Compared)
+        ]
+        if squares:
+            found["errors"] = float(np.sqrt(np.nanmean(np.concatenate(squares))))
+        return found
+
+    def _pass(self, items: Sequence[Judged]) -> torch.Tensor:
+        """(rows, K) scores of all rows of the items, in order; equal rows are computed once."""
+        rows = [row for one in items for row in one.rows]
+        places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
+        found = self.scorer(*pack_rows(list(places), self.head.pooling, self._pad, self._device))
+        return found[torch.tensor([places[row] for row in rows], device=found.device)]
+
+    def _losses(self, items: Sequence[Judged], values: torch.Tensor) -> torch.Tensor:
+        found, at = [], 0
+        for one in items:
+            own = values[at : at + len(one.rows)]
+            at += len(one.rows)
+            if isinstance(one, Compared):
+                chosen, rejected = own @ self._sum if one.objective is None else own[:, one.objective]
+                loss = -logsigmoid(chosen - rejected - one.margin)
+                found.append(loss + self.center * (chosen + rejected).square() if self.center else loss)
+            else:
+                target = torch.tensor(one.scores, dtype=own.dtype, device=own.device)
+                rated = ~target.isnan()
+                found.append((own[0] - target)[rated].square().mean())
+        return torch.stack(found)
+
+    def _write_whole(self, folder: Path) -> None:
+        write_whole(self.model, self.head, folder)
+
+    def _read_whole(self, folder: Path) -> Mapping[str, torch.Tensor]:
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return read_whole(folder, self.head, dtype, "cpu")[0].state_dict()
+
+    def write(self, folder: Path) -> None:
+        """As every engine's, and what the head is."""
+        super().write(folder)
+        self.head.write(folder)
+
+
+class _Scorer(RewardScorer):
+    """Layers' activations are computed again in the backward pass, where asked."""
+
+    def __init__(self, model: Any, pooling: str, *, autocast: bool, checkpointing: bool) -> None:
+        super().__init__(model, pooling, autocast=autocast)
+        self._layers = checkpointed_layers(model) if checkpointing else []
+
+    def forward(self, input_ids: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        """As `RewardScorer`'s."""
+        with recomputing(self._layers):
+            return super().forward(input_ids, first, last)
+
+
+def split_items(items: Sequence[Judged], tokens: int) -> list[list[int]]:
+    """Indices of `items` in micro-batches of at most `tokens` padded tokens, those of the longest rows first; an item
+    that has more is one of its own."""
+    lengths = [max(len(prompt) + len(reply) for prompt, reply in one.rows) for one in items]
+    parts: list[list[int]] = []
+    width = rows = 0
+    for i in sorted(range(len(items)), key=lambda i: (-lengths[i], i)):
+        more = len(items[i].rows)
+        if parts and width * (rows + more) <= tokens:
+            parts[-1].append(i)
+            rows += more
+        else:
+            parts.append([i])
+            width, rows = lengths[i], more
+    return parts

@@ -1,0 +1,1 @@
+"""Collect rollouts from tasks."""

@@ -1,0 +1,293 @@
+"""Where a memory run's tasks come from and how a step's rollouts are collected and scored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+
+from memalpha.agent.builder import Builder
+from memalpha.agent.prompts import writer_messages
+from memalpha.agent.reader import Answer, Conflicts, Item, Reader, Reading
+from memalpha.config import AgentConfig, ERLConfig, RunConfig, SFTConfig, TrainConfig
+from memalpha.errors import ConfigError, DataError
+from memalpha.policy.base import Policy
+from memalpha.policy.endpoints.policy import EndpointPolicy
+from memalpha.policy.sampling_keys import Start
+from memalpha.policy.transformers import TransformersPolicy
+from memalpha.qa.evaluate import Record, Report, asked_texts, make_report, score_groups
+from memalpha.qa.memory_reward import MemoryReward
+from memalpha.qa.scoring.gold import check_categories
+from memalpha.store.embedding import Embedder
+from memalpha.store.schema import MemorySchema
+from memalpha.tasks.datasets import babi
+from memalpha.tasks.load import load_tasks
+from memalpha.tasks.synthetic import worlds as synthetic
+from memalpha.train.learner.distributed import ONE, World
+from memalpha.train.rollouts.base import Scored, Scoring, Tried
+from memalpha.train.rollouts.epochs import nth
+from memalpha.train.rollouts.reflection import accuracy, asked, look_back, reflection_prompt
+from memalpha.types import Chunk, Observation, SampleRequest, Task, Trajectory, TrajectoryGroup
+
+HELD_OUT_SEED = -1
+"""Seed of synthetic validation and evaluation tasks: the same for every run, so that runs compare on equal tasks."""
+
+
+class TaskSource:
+    """A run's tasks: `batch(position)` for training, `validation` and `held_out` fixed.
+
+    Synthetic: training tasks are made by number from the run's seed and never repeat; validation tasks come from the
+    training split without pseudo-words, held-out tasks from `eval_data`, else from `eval_world` (default: the test
+    split, whose values never occur in training). bAbI: streams of official training stories, other ones to validate;
+    held out are streams of official test stories (`eval_babi`, else `babi`). A task file: without `eval_data` its last
+    fifth is held out, the last fifth of the rest validates (`eval_tasks` and `validation_tasks` at most), the others
+    are shuffled anew each pass.
+
+    Raises `ConfigError` for tasks that would be trained and evaluated on, `DataError` for a file of too few or without
+    a question to train on.
+    """
+
+    def __init__(self, config: TrainConfig | SFTConfig) -> None:
+        self.config = config
+        self.file: list[Task] = []
+        given = None if config.eval_data is None else load_tasks(config.eval_data, limit=config.eval_tasks)
+        if config.data == "synthetic":
+            if config.world.split == "test":
+                raise ConfigError("world.split: the test split is for evaluation only; train with split=train")
+            world = config.world.model_copy(update={"pseudo_values": 0.0})
+            self.validation = synthetic.tasks(world, HELD_OUT_SEED, 0, config.validation_tasks)
+            test = config.eval_world or config.world.model_copy(update={"split": "test"})
+            self.held_out = given or synthetic.tasks(test, HELD_OUT_SEED, 0, config.eval_tasks)
+        elif config.data == "babi":
+            self.validation = babi.streams(config.babi, "validation", 0, 0, config.validation_tasks)
+            test = config.eval_babi or config.babi
+            self.held_out = given or babi.streams(test, "test", 0, 0, min(config.eval_tasks, babi.one_pass(test)))
+        else:
+            rest = load_tasks(config.data)
+            _enough(rest, config)
+            cut = len(rest) if given else len(rest) - min(config.eval_tasks, len(rest) // 5)
+            rest, self.held_out = rest[:cut], given or rest[cut:]
+            cut = len(rest) - min(config.validation_tasks, max(1, len(rest) // 5))
+            self.file, self.validation = rest[:cut], rest[cut:]
+            if not any(task.questions for task in self.file):
+                raise DataError(
+                    f"data: none of the {cut} tasks of {config.data} that are trained on has a question, so nothing "
+                    "can be rewarded: add questions to them"
+                )
+        if given:
+            self._refuse_shared(given)
+        if not any(task.questions for task in self.held_out):
+            source = f"eval_data: {config.eval_data}" if given else f"data: the last fifth of {config.data}"
+            raise ConfigError(f"{source} holds no question, so nothing can be evaluated")
+
+    def batch(self, position: int) -> list[Task]:
+        """The `tasks_per_step` tasks from number `position` on."""
+        config = self.config
+        if config.data == "babi":
+            return babi.streams(config.babi, "train", config.seed, position, config.tasks_per_step)
+        if not self.file:
+            return synthetic.tasks(config.world, config.seed, position, config.tasks_per_step)
+        return [self._from_file(position + i) for i in range(config.tasks_per_step)]
+
+    def check(self, policy: TransformersPolicy, agent: AgentConfig, schema: MemorySchema, advice: int = 0) -> None:
+        """Raise `DataError` for a task file with gold operations in other categories than the schema's, or a chunk that
+        would not fit beside a full view, `advice` tokens of advice and a full reply."""
+        for place, tasks in self._read():
+            check_categories(tasks, schema, place)
+        if policy.positions is None:
+            return
+        fixed = len(policy.render(*writer_messages(Observation(Chunk(text="."), "", ()), agent, schema)))
+        room = policy.positions - fixed - agent.view_tokens - advice - agent.max_new_tokens
+        told = f", {advice} of advice" if advice else ""
+        for place, task in ((place, task) for place, tasks in self._read() for task in tasks):
+            for number, chunk in enumerate(task.chunks):
+                length = policy.count_tokens(f"{chunk.timestamp or ''}\n{chunk.render()}")
+                if length > room:
+                    raise DataError(
+                        f"{place}: chunk {number} of task {task.id!r} has {length} tokens, policy {policy.name!r} has "
+                        f"room for {max(room, 0)} ({policy.positions} less {fixed} of the prompt{told}, "
+                        f"agent.view_tokens={agent.view_tokens} and agent.max_new_tokens={agent.max_new_tokens}): "
+                        "split the chunk"
+                    )
+
+    def _read(self) -> list[tuple[str, list[Task]]]:
+        """The tasks that were read from a file, each list with its key and file."""
+        data, given = self.config.data, self.config.eval_data
+        found = [(f"data: {data}", [*self.file, *self.validation])] if self.file else []
+        if given or self.file:
+            found.append((f"eval_data: {given}" if given else f"data: {data}", self.held_out))
+        return found
+
+    def _refuse_shared(self, held_out: Sequence[Task]) -> None:
+        """Refuse tasks that are trained on; a synthetic world's by their ids, for it has no end.
+
+        Short chunks ("Thanks, bye!") recur in all conversations, so a task counts as a copy when half of its text is.
+        """
+        config, seen = self.config, [*self.file, *self.validation]
+        ids = {task.id for task in seen}
+        texts = {chunk.render(): task.id for task in self.file for chunk in task.chunks}
+        made = None
+        if config.data == "babi":
+            made = babi.stream(config.babi, "train", config.seed, 0).id.removesuffix("0")
+        elif not self.file:
+            made = synthetic.generate(config.world, config.seed, 0).id.removesuffix("0")
+        for task in held_out:
+            if task.id in ids or (made and task.id.startswith(made) and task.id.removeprefix(made).isdigit()):
+                raise ConfigError(f"eval_data: task {task.id!r} of {config.eval_data} is among the training tasks")
+            read = [chunk.render() for chunk in task.chunks]
+            shared = sorted((text for text in read if text in texts), key=len)
+            if shared and 2 * sum(map(len, shared)) >= sum(map(len, read)):
+                raise ConfigError(
+                    f"eval_data: {len(shared)} of {len(read)} chunks of task {task.id!r} of {config.eval_data}, half "
+                    f"of its text or more, are word for word in training tasks (the longest in {texts[shared[-1]]!r}): "
+                    "held-out tasks must be others"
+                )
+
+    def _from_file(self, number: int) -> Task:
+        return nth(self.file, number, str(self.config.seed))
+
+
+def _enough(tasks: Sequence[Task], config: RunConfig) -> None:
+    if config.eval_data is None:
+        needed, why = 5, "of which a fifth is held out (or name other tasks as eval_data)"
+    else:
+        needed, why = 2 if config.validation_tasks else 1, "of which one validates (or set validation_tasks=0)"
+    if len(tasks) < needed:
+        raise DataError(f"data: {config.data} has {len(tasks)} tasks, training needs at least {needed}, {why}")
+
+
+@dataclass(slots=True)
+class Collector:
+    """The rollouts of a memory run (`RolloutCollector`): memories built chunk by chunk, scored by questions."""
+
+    builder: Builder
+    reader: Reader
+    rewards: MemoryReward
+    config: RunConfig
+    world: World = ONE
+    waited: float = 0.0
+
+    @property
+    def policy(self) -> Policy:
+        """What is trained."""
+        return self.builder.policy
+
+    @property
+    def embedder(self) -> Embedder:
+        """The memories' own."""
+        return self.builder.embedder
+
+    def attempts(self, tasks: Sequence[Task], step: int) -> Scored[Task]:
+        """`group_size` sampled rollouts of each task, with rewards, and the records of all their questions."""
+        groups, records = self.scored(self.sampled(tasks, step))
+        return self.world.gather(groups), self.world.gather(records)
+
+    def scored(self, groups: Sequence[TrajectoryGroup]) -> Scored[Task]:
+        """This process's groups with rewards, and the records of all their questions."""
+        begun = time.monotonic()
+        found = score_groups(groups, self.reader, self.rewards, embedder=self.builder.embedder)
+        self.waited += time.monotonic() - begun
+        return found
+
+    def sampled(self, tasks: Sequence[Task], step: int, first: int = 0, turn: int = 0) -> list[TrajectoryGroup]:
+        """This process's share of the rollouts, not yet scored."""
+        place, mine = self.world.block(tasks, turn)
+        config = self.config
+        return self.builder.build(
+            mine, config.group_size, config.temperature, seed=config.seed, step=step, first=first + place
+        )
+
+    def scoring(self) -> Scoring:
+        """What is searched in a memory is embedded before others score it; a model in this process reads for one."""
+        reads, judge = getattr(self.reader, "policy", None), self.rewards.judge
+        judges = judge.policies if judge is not None else []
+        clients = [policy.client for policy in (reads, *judges) if isinstance(policy, EndpointPolicy)]
+        reader = self.reader if isinstance(reads, EndpointPolicy) else _OneByOne(self.reader)
+
+        def begin(groups: Sequence[TrajectoryGroup]) -> Callable[[], Scored[Task]]:
+            embedder = _Kept(self.builder.embedder, asked_texts(groups))
+            return lambda: score_groups(groups, reader, self.rewards, embedder=embedder)
+
+        def give_up() -> None:
+            for client in clients:
+                client.give_up()
+
+        side_by_side = all(isinstance(policy, EndpointPolicy) for policy in judges)
+        return Scoring(bool(clients), side_by_side, begin, give_up)
+
+    def asked(self, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> list[list[list[Record]]]:
+        """As [group][trajectory][question]."""
+        return asked(groups, records)
+
+    def accuracy(self, trajectory: Trajectory, records: Sequence[Record]) -> float | None:
+        """The share of right answers."""
+        return accuracy(records)
+
+    def look_back(
+        self, groups: Sequence[TrajectoryGroup], records: Sequence[Record], first: int, settings: ERLConfig
+    ) -> list[Tried]:
+        """See `reflection.look_back`."""
+        return look_back(groups, records, first, self.builder, settings)
+
+    def reflection(self, tried: Tried, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
+        """See `reflection.reflection_prompt`."""
+        return reflection_prompt(self.builder, tried, earlier)
+
+    def retried(self, starts: Sequence[Start[Task]], step: int) -> list[Trajectory]:
+        """Second attempts at the whole tasks."""
+        return self.builder.run(starts, self.config.temperature, self.config.seed, step, role="retry")
+
+    def without_advice(self, trajectory: Trajectory) -> list[SampleRequest]:
+        """See `Builder.without_advice`."""
+        return self.builder.without_advice(trajectory)
+
+
+def examine(
+    name: str,
+    builder: Builder,
+    tasks: Sequence[Task],
+    reader: Reader,
+    rewards: MemoryReward,
+    world: World = ONE,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """`evaluate` by several processes: greedy, a share of the tasks each; all of them get the whole report."""
+    _, mine = world.block(tasks)
+    groups = builder.build(mine, progress=progress)
+    groups, records = score_groups(groups, reader, rewards, embedder=builder.embedder)
+    return make_report(name, world.gather(groups), world.gather(records), reader, rewards)
+
+
+class _OneByOne:
+    """A reader that is asked by one thread at a time: a model in this process does not read for two."""
+
+    def __init__(self, inner: Reader) -> None:
+        self.name, self._inner, self._lock = inner.name, inner, Lock()
+        self.conflicts: Conflicts = inner.conflicts
+
+    def read(self, items: Sequence[Reading]) -> list[Answer]:
+        """As the reader's."""
+        with self._lock:
+            return self._inner.read(items)
+
+    def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
+        """As the reader's."""
+        with self._lock:
+            return self._inner.answer(items, k=k)
+
+
+class _Kept:
+    """An embedder with some texts' vectors taken out in advance: no batch or cache depends on who searches when."""
+
+    def __init__(self, inner: Embedder, texts: Sequence[str]) -> None:
+        self.name, self.dim, self._inner = inner.name, inner.dim, inner
+        self._vectors = dict(zip(texts, inner.encode(texts), strict=True)) if texts else {}
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """float32 `(len(texts), dim)`."""
+        if any(text not in self._vectors for text in texts):
+            return self._inner.encode(texts)
+        return np.array([self._vectors[text] for text in texts], np.float32).reshape(len(texts), self.dim)

@@ -1,0 +1,314 @@
+"""`Run`: what every training run is, whatever a step learns from.
+
+Start or resume, steps, validation, checkpoints, the end. Step n uses the weights of `checkpoints/step-n` and its update
+makes those of `step-(n+1)`. Everything a step does is a function of (config, weights, optimizer, step), so a run that
+was killed and started again on the same directory ends with the same weights bit for bit. The weights chosen at the end
+are those that validated best (the last ones without validation).
+
+Several processes (`train.distributed`) share rollouts and evaluations by task and updates by micro-batch, and all know
+all results; the main one alone writes and speaks.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+
+from memalpha.config import LearnerConfig
+from memalpha.errors import CheckpointError
+from memalpha.policy.base import lasting_name
+from memalpha.train.learner.distributed import World, join, own_device
+from memalpha.train.learner.engine import Engine
+from memalpha.train.learner.lora import add_lora
+from memalpha.train.learner.losses import LossSettings
+from memalpha.train.trainers.checkpoint import (
+    append_lines,
+    check_out,
+    checkpoint_path,
+    cut_lines,
+    fingerprint,
+    load_checkpoint,
+    load_weights,
+    locked,
+    point_best,
+    prune_checkpoints,
+    save_checkpoint,
+    saved_steps,
+    write_json,
+)
+from memalpha.train.trainers.directory import (
+    StoppedTogether,
+    check_device,
+    check_settings,
+    finished,
+    started,
+    trainable_policy,
+    undivided,
+    write_settings,
+)
+from memalpha.train.trainers.progress import Display
+from memalpha.train.trainers.tracking import check_trackers, tracking
+
+C = TypeVar("C", bound=LearnerConfig)
+
+
+def launch(kind: Callable[[C, World], Run[C]], config: C) -> dict[str, Any]:
+    """Check that there can be a run, join the other processes, hold the run directory, go."""
+    check_out(config.out)
+    config = started(config).model_copy(update={"device": own_device(config.device)})
+    check_device(config.device)
+    check_trackers(config.report_to)
+    world = join(config.device)
+    run = kind(config, world)
+    if world.size > 1:
+        run.display.say(f"{world.size} processes ({config.sharding})")
+    with locked(run.out, world):
+        return run.go()
+
+
+class Run(ABC, Generic[C]):
+    """One process's work on a run directory, alone or with the others of `world`.
+
+    A subclass sets `engine` (`_new_engine` makes it) and says what a step and a validation are.
+    """
+
+    engine: Any
+    files: ClassVar[tuple[str, ...]] = ("metrics.jsonl",)
+    """JSON Lines with a `step`, which a resumed run goes on with."""
+
+    def __init__(self, config: C, world: World) -> None:
+        torch.set_num_threads(config.threads)
+        torch.manual_seed(config.seed)
+        self.world = world
+        self.several = world.size > 1
+        self.out = config.out
+        self.began = time.monotonic()
+        self.display = Display(quiet=not world.main)
+        self.policy = trainable_policy(config)
+        self.started_from = fingerprint(self.policy.model)
+        self.config: C = config
+        self.step = 0
+        self.consistent = not self.several  # whether this process may save on its own account, at any time
+        self.minutes_before = self.learning_before = self.learning = 0.0
+        self.best: dict[str, Any] | None = None
+        self.final: dict[str, Any] | None = None
+
+    # ---------------------------------------------------------------------------------------------- what is learnt
+
+    @abstractmethod
+    def _length(self) -> int:
+        """Steps of the whole schedule."""
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """What a new run does before its first validation and checkpoint."""
+
+    @abstractmethod
+    def _prepare(self) -> Any:
+        """What the step learns from. A Ctrl-C here is taken at once: nothing may have changed."""
+
+    @abstractmethod
+    def _learn(self, prepared: Any) -> dict[str, Any]:
+        """The step's update and its line of metrics.jsonl."""
+
+    @abstractmethod
+    def _score(self, line: dict[str, Any]) -> float | None:
+        """Validate the weights as they are, into `line`; higher is better, None: there is nothing to validate with."""
+
+    @abstractmethod
+    def _end(self, chosen: int) -> dict[str, Any]:
+        """The run's own part of its summary; the weights are those of step `chosen`."""
+
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the common state."""
+        return {}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Put back what `_state` gave."""
+
+    def _keeps_all(self) -> bool:
+        """Whether every step leaves a checkpoint that stays."""
+        return False
+
+    def _new_engine(
+        self, loss: LossSettings, *, reference: bool = False, value_learning_rate: float | None = None
+    ) -> Engine:
+        """The engine of the policy's weights, or of new adapters in its layers."""
+        config = self.config
+        model: Any = self.policy.model
+        if config.lora is not None:
+            model = add_lora(model, config.lora, lasting_name(config.policy), config.seed)
+        return Engine(
+            model, config, loss, reference=reference, value_learning_rate=value_learning_rate, world=self.world
+        )
+
+    # ------------------------------------------------------------------------------------------------- the whole run
+
+    def go(self) -> dict[str, Any]:
+        """Resume if there is something to resume, train to the end, return the summary."""
+        self.world.once(lambda: check_settings(self.out, self.config))
+        try:
+            length = self._length()
+            stop = length if self.config.max_steps is None else self.config.max_steps
+            summary = self.world.once(lambda: finished(self.out, stop))
+            if summary is not None:
+                self.display.say(f"{self.out}: this run is finished; its summary is in {self.out / 'summary.json'}")
+                return summary
+            steps = self.world.once(lambda: saved_steps(self.out))
+            if steps:
+                self._resume(steps[-1], stop)
+            else:
+                self._start()
+            self._steps(stop)
+        except KeyboardInterrupt as stopped:
+            self._interrupted(together=isinstance(stopped, StoppedTogether))
+            raise
+        self._save()
+        return self._finish()
+
+    def _start(self) -> None:
+        self.world.once(lambda: self._files_at(0))
+        start = Path(lasting_name(self.config.policy))
+        if self.config.lora is not None and start.parent.name == "checkpoints":
+            self.display.say(
+                f"the adapters' base is {start}: keep it (a run that goes on there may delete it), or start from a copy"
+            )
+        self._begin()
+        self._validate({})
+        self._save()
+
+    def _resume(self, step: int, stop: int) -> None:
+        if step > stop:
+            raise CheckpointError(f"{self.out} is already at step {step}, beyond max_steps={stop}")
+        self.consistent = False
+        state = load_checkpoint(checkpoint_path(self.out, step), self.engine)
+        if state.get("started_from") != self.started_from:
+            raise CheckpointError(
+                f"{self.out} started from other weights than policy={self.config.policy} holds now (a link such as "
+                "checkpoints/best moves on; adapters merged on another device differ in last bits): put back what was "
+                "there, or start again in another out"
+            )
+        self.minutes_before, self.learning_before = state["minutes"], state["learning_minutes"]
+        self.best = state["best"]
+        self._restore(state)
+        self.world.once(lambda: self._files_at(step))
+        self.step, self.consistent = step, not self.several
+        self.display.say(f"resuming {self.out} at step {self.step}")
+
+    def _files_at(self, step: int) -> None:
+        """Make the files those of a run that has come to `step`."""
+        for name in self.files:
+            cut_lines(self.out / name, step)
+        write_settings(self.out, self.config)
+        if self.best:  # the link may name the end of a shorter run
+            point_best(self.out, self.best["step"])
+
+    def _steps(self, stop: int) -> None:
+        first, started = self.step, time.monotonic()
+        with tracking(self.config, self.step, self.world.main) as trackers, self.display.steps(self.step, stop) as show:
+            while self.step < stop:
+                # A process alone may drop what a step learns from at any time; several have to stop together.
+                with undivided(self.display.say, self.world) if self.several else nullcontext():
+                    line = self._one_step(stop, started)
+                if trackers is not None:
+                    trackers.log(line)
+                show(self.step, line, self.learning / (self.step - first) * (stop - self.step))
+
+    def _one_step(self, stop: int, started: float) -> dict[str, Any]:
+        begun = time.monotonic()
+        prepared = self._prepare()
+        ready = time.monotonic()
+        with nullcontext() if self.several else undivided(self.display.say):
+            self.consistent = False
+            line = {"step": self.step, **self._learn(prepared)}
+            line |= {"sample_seconds": ready - begun, "train_seconds": time.monotonic() - ready}
+            self.step += 1
+            if self.step % self.config.validate_every == 0 or self.step == stop:
+                self._validate(line)
+            if self.world.main:
+                append_lines(self.out / "metrics.jsonl", [line])
+            self.learning = (time.monotonic() - started) / 60
+            if self._keeps_all() or self.step % self.config.save_every == 0 or self._is_best():
+                self._save()
+            self.consistent = not self.several
+        return line
+
+    def _finish(self) -> dict[str, Any]:
+        if self.final is None or self.final["step"] != self.step:
+            self._validate({})
+        chosen = self.step
+        if self.best and self.final:
+            chosen = _better(self.best, self.final)["step"]
+            if self.world.main:
+                point_best(self.out, chosen)
+        load_weights(checkpoint_path(self.out, chosen), self.engine)
+        own = self._end(chosen)
+        summary = {
+            "seed": self.config.seed,
+            "steps": self.step,
+            "best_step": chosen,
+            "started_from": self.started_from,
+            "policy_parameters": self.policy.parameters,
+            "minutes": self._minutes(),
+            "learning_minutes": self.learning_before + self.learning,
+            **own,
+        }
+        if self.world.main:
+            write_json(self.out / "summary.json", summary)
+        return self.world.once(lambda: summary)
+
+    # ----------------------------------------------------------------------------------------- validation, checkpoints
+
+    def _validate(self, line: dict[str, Any]) -> None:
+        """`best` is the best of the scheduled steps (a tie goes to the later one), `final` the last one.
+
+        Off schedule only the end of a run is validated: it may be chosen there, and is forgotten when the run goes on.
+        """
+        score = self._score(line)
+        if score is not None:
+            self.final = {"step": self.step, "score": score}
+            if self.step % self.config.validate_every == 0:
+                self.best = _better(self.best, self.final)
+
+    def _is_best(self) -> bool:
+        return self.best is not None and self.best["step"] == self.step
+
+    def _save(self) -> None:
+        state = {
+            "seed": self.config.seed,
+            "started_from": self.started_from,
+            "best": self.best,
+            "minutes": self._minutes(),
+            "learning_minutes": self.learning_before + self.learning,
+            **self._state(),
+        }
+        save_checkpoint(self.out, self.step, self.policy, self.engine, state)
+        if not self.world.main:
+            return
+        if self._is_best():
+            point_best(self.out, self.step)
+        if not self._keeps_all():
+            prune_checkpoints(self.out, self.config.keep_checkpoints, [self.best["step"]] if self.best else [])
+
+    def _minutes(self) -> float:
+        return self.minutes_before + (time.monotonic() - self.began) / 60
+
+    def _interrupted(self, *, together: bool) -> None:
+        if (self.consistent or together) and self.world.once(lambda: saved_steps(self.out)):
+            self._save()
+        steps = saved_steps(self.out)
+        if steps:
+            self.display.say(f"stopped: {self.out} holds a checkpoint of step {steps[-1]}; the same command resumes it")
+        else:
+            self.display.say(f"stopped before training began: the same command starts {self.out} again")
+
+
+def _better(one: dict[str, Any] | None, two: dict[str, Any]) -> dict[str, Any]:
+    """The validation with the higher score; `two`, the later one, where they are equal."""
+    return two if one is None or two["score"] >= one["score"] else one

@@ -1,0 +1,200 @@
+"""`overlap`: a step in parts, so that neither sampler nor learner waits for a reader or judge behind an endpoint.
+
+    sampled   | 1 | 2 | 3 |
+    asked         | 1 ......... | 2 ....... | 3 ............. |       (parts side by side)
+    learnt                      | 1 |       | 2 |             | 3 |
+
+Each part is some of the step's tasks. All are sampled before the first update, so the step is on-policy as ever. A part
+is learnt from in its turn, as soon as its rewards are there: with `minibatches` 1 its gradient is added to the others',
+with as many minibatches as parts it is an optimizer step. Divisors of the one optimizer step follow from what was
+sampled (`normalize.count`), so no part waits for another's rewards; a rollout that then has no reward counts in them,
+as one of advantage 0 would, and is learnt from no more. Passes that need no reward (the reference, the
+learner's own old log-probs) are made while the first part is being asked about.
+
+What is learnt depends on no timing: parts are learnt from in order, and what is searched in a memory was embedded when
+the part was sampled. The same parts one after the other give the same bits, and are what is done where no endpoint is
+waited for. Several processes wait side by side, and learn in their main threads; parts of fewer tasks than processes
+are dealt to them in turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from memalpha.config import ReinforcementConfig
+from memalpha.errors import TrainingError
+from memalpha.qa.evaluate import Record
+from memalpha.train.algorithms.base import Algorithm, sampled_rows
+from memalpha.train.data.samples import STREAMS, TrainingSample
+from memalpha.train.learner.async_engine import Learner, merged
+from memalpha.train.learner.engine import Engine
+from memalpha.train.learner.futures import Future, Pipeline
+from memalpha.train.learner.loss_weights import Count, count
+from memalpha.train.rollouts.base import RolloutCollector, Scored, rewarded
+from memalpha.types import TrajectoryGroup
+
+
+@dataclass(slots=True)
+class Part:
+    """Some of a step's tasks: `rows` as sampled, rewards on their way, and passes over the rows made ahead.
+
+    It is the `Score` that the part is annotated with: log-probs of the step's first weights, whatever was learnt since.
+    """
+
+    rows: list[TrainingSample]
+    scored: Future[Scored[Any]]
+    passes: dict[bool, Future[list[np.ndarray]]] = field(default_factory=dict)
+    """By whether they are the reference's."""
+
+    def forward(self, samples: Sequence[TrainingSample], *, reference: bool = False) -> list[np.ndarray]:
+        """Log-probs of the part's rows. Raises `TrainingError` for other rows, and passes that were not foreseen."""
+        places: dict[Any, list[int]] = {}
+        for place in reversed(range(len(self.rows))):
+            places.setdefault(_tokens(self.rows[place]), []).append(place)
+        wanted = [places[key].pop() if places.get(key := _tokens(sample)) else -1 for sample in samples]
+        if reference not in self.passes or -1 in wanted:
+            raise TrainingError("overlap: this algorithm scores rows that were not sampled: set overlap=1")
+        found = self.passes[reference].result()
+        return [found[place] for place in wanted]
+
+    def values(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        """Raises `TrainingError`: no algorithm that is learnt from in parts asks for values."""
+        raise TrainingError("overlap: this algorithm asks for values: set overlap=1")
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """A step: its scored groups and records, its rows, the figures of each optimizer step, and `mismatch_*`."""
+
+    groups: list[TrajectoryGroup[Any]]
+    records: list[Record]
+    samples: list[TrainingSample]
+    stats: list[dict[str, float]]
+    mismatch: dict[str, float]
+
+
+class Overlap:
+    """Does the steps of a run in `config.overlap` parts. A context manager: at its end nothing is under way.
+
+    `waits`: whether there is an endpoint to wait for. `waited`: seconds in which nothing was sampled or learnt, for
+    rewards were waited for, or made without a thread.
+    """
+
+    def __init__(
+        self, collector: RolloutCollector[Any], algorithm: Algorithm, engine: Engine, config: ReinforcementConfig
+    ) -> None:
+        self.collector, self.algorithm, self.engine, self.config = collector, algorithm, engine, config
+        self.waited = 0.0
+        self._scoring = collector.scoring()
+        self.waits = self._scoring.waits
+        inline = not self.waits
+        self.learner = Learner(engine, inline=inline)
+        lanes = config.overlap if self._scoring.side_by_side else 1
+        self._lanes = [Pipeline(inline=inline, name=f"memalpha scores {number}") for number in range(lanes)]
+
+    def begin(self, tasks: Sequence[Any], step: int) -> list[Part]:
+        """Sample all parts, have them scored, and wait for the first one's rewards. Changes no weights."""
+        self.waited = 0.0
+        try:
+            sampled = [self._sample(number, tasks, step) for number in range(self.config.overlap)]
+            parts = [self._part(number, *own) for number, own in enumerate(sampled)]  # now that all processes have
+            for part in parts:
+                if self.algorithm.needs_reference:
+                    part.passes[True] = self.learner.forward(part.rows, reference=True)
+                if self.config.old_logprobs == "recomputed":
+                    part.passes[False] = self.learner.forward(part.rows)
+            self._scored(parts[0])
+        except KeyboardInterrupt:
+            self.close()  # before a checkpoint is made
+            raise
+        return parts
+
+    def learn(self, parts: Sequence[Part], rate: float) -> Learnt:
+        """Learn from each part in its turn, as soon as its rewards are there."""
+        config, world = self.config, self.collector.world
+        whole = count([row for part in parts for row in part.rows])["pg"]
+        groups: list[TrajectoryGroup[Any]] = []
+        records: list[Record] = []
+        samples: list[TrainingSample] = []
+        mismatches: list[dict[str, float]] = []
+        passes: list[Future[dict[str, float]]] = []
+        for turn, part in enumerate(parts):
+            mine = self._scored(part)
+            scored = rewarded(world.gather(mine[0], turn))
+            rows = self.algorithm.annotate(scored, part)
+            _check(rows, sampled_rows(scored, config.entropy_coef))
+            if config.old_logprobs == "recomputed":
+                rows, mismatch = self.engine.recompute_old(rows, config.importance_cap, part.forward(rows))
+                mismatches.append({**mismatch, "tokens": float(count(rows)["pg"].tokens)})
+            if config.minibatches == 1:
+                divided = self.engine.normalized(rows, of=dict.fromkeys(STREAMS, whole))
+                passes.append(self.learner.forward_backward(divided))
+            else:
+                passes.append(self.learner.update(rows, rate=rate))
+            groups += scored
+            records += world.gather(mine[1], turn)
+            samples += rows
+        if config.minibatches == 1:
+            norm = self.learner.optim_step(rate)
+            figures = merged([one.result() for one in passes])
+            stats = [{**figures, "grad_norm": norm.result(), "learning_rate": rate}]
+        else:
+            stats = [one.result() for one in passes]
+        mismatch = {name: value for name, value in merged(mismatches).items() if name != "tokens"} if mismatches else {}
+        return Learnt(groups, records, samples, stats, mismatch)
+
+    def close(self) -> None:
+        """Ask no more, and wait for the one pass that may be under way. Answers under way are kept where a cache is."""
+        self._scoring.give_up()
+        for pipeline in self._lanes:
+            pipeline.close(drop=True)
+        self.learner.close(drop=True)
+
+    def __enter__(self) -> Overlap:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _sample(
+        self, number: int, tasks: Sequence[Any], step: int
+    ) -> tuple[list[TrajectoryGroup[Any]], Future[Scored[Any]]]:
+        """This process's share of a part: its rollouts, and their rewards on their way."""
+        first, end = (len(tasks) * place // self.config.overlap for place in (number, number + 1))
+        collector = self.collector
+        mine = collector.sampled(tasks[first:end], step, first, turn=number)
+        score = self._scoring.begin(mine)
+        lane = self._lanes[number % len(self._lanes)]
+        begun = time.monotonic()
+        scored = lane.submit(f"scoring part {number + 1} of step {step}", score)
+        self.waited += time.monotonic() - begun
+        return mine, scored
+
+    def _part(self, number: int, mine: Sequence[TrajectoryGroup[Any]], scored: Future[Scored[Any]]) -> Part:
+        return Part(sampled_rows(self.collector.world.gather(mine, number), self.config.entropy_coef), scored)
+
+    def _scored(self, part: Part) -> Scored[Any]:
+        begun = time.monotonic()
+        found = part.scored.result()
+        if (idle := self.learner.idle_since) is not None:
+            self.waited += time.monotonic() - max(begun, idle)
+        return found
+
+
+def _tokens(sample: TrainingSample) -> tuple[tuple[int, ...], tuple[int, ...], float]:
+    return sample.prompt_ids, sample.completion_ids, sample.temperature
+
+
+def _check(rows: Sequence[TrainingSample], sampled: Sequence[TrainingSample]) -> None:
+    """Raise `TrainingError` where a stream trains other rows or tokens than were counted on."""
+    expected, nothing = count(sampled)["pg"], Count(0, 0, 0)
+    if any(found not in (expected, nothing) for found in count(rows).values()):
+        raise TrainingError("overlap: this algorithm trains other tokens than were sampled: set overlap=1")

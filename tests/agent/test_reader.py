@@ -1,0 +1,234 @@
+"""Readers: one prompt per distinct question and memory, and the conflict rule."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memalpha.agent.conflict_rule import answer_slot, disputed, in_conflict
+from memalpha.agent.copying_reader import CopyReader, copied
+from memalpha.agent.reader import ExtractiveReader, PolicyReader, Reading
+from memalpha.agent.text_match import contains, is_abstention, same
+from memalpha.config import ReaderConfig
+from memalpha.store.embedding import HashEmbedder
+from memalpha.store.memory import WorkingMemory
+from memalpha.store.schema import load_schema
+from memalpha.store.slots import key_value, normalize
+from memalpha.store.state import MemoryState
+from memalpha.types import Completion, Hit, MemoryEntry
+
+SCHEMA = load_schema("mem-alpha")
+
+
+def memory(*contents: str, category="semantic") -> WorkingMemory:
+    fresh = WorkingMemory(MemoryState.empty(SCHEMA), HashEmbedder(64))
+    for number, content in enumerate(contents):
+        fresh.insert(category, content, timestamp=f"2024-05-0{number + 1}")
+    return fresh
+
+
+class Fixed:
+    name = "fixed"
+
+    def __init__(self, text):
+        self.text, self.asked = text, []
+
+    def sample(self, requests):
+        self.asked += requests
+        return [Completion(self.text) for _ in requests]
+
+    def count_tokens(self, text):
+        return len(text)
+
+
+def test_equal_prompts_are_asked_once():
+    policy = Fixed("Oslo")
+    one, two, other = memory("city: Oslo"), memory("city: Oslo"), memory("city: Rome")
+    items = [("Where?", one), ("Where?", two), ("Where?", other), ("When?", one)]
+    answers = PolicyReader(policy, ReaderConfig(prompt="compact")).answer(items)
+    assert len(policy.asked) == 3 and len(answers) == 4
+    assert all(request.temperature == 0.0 and request.max_new_tokens == 32 for request in policy.asked)
+    assert answers[0].prompt == "facts\ncity: Oslo (2024-05-01)\nask: Where?"
+    assert [hit.entry.content for hit in answers[2].hits] == ["city: Rome"]
+
+
+def test_thinking_is_no_answer_and_unknown_abstains():
+    (answer,) = PolicyReader(Fixed("<think>Oslo?</think>\n unknown ")).answer([("Where?", memory("city: Oslo"))])
+    assert answer.text == "unknown" and answer.abstained
+    (answer,) = PolicyReader(Fixed("  ")).answer([("Where?", memory("city: Oslo"))])
+    assert answer.text == "" and not answer.abstained
+
+
+def test_no_questions_is_no_call():
+    policy = Fixed("x")
+    assert PolicyReader(policy).answer([]) == [] and policy.asked == []
+
+
+def conflicts(text, target, rule="refuse"):
+    (answer,) = PolicyReader(Fixed(text), ReaderConfig(conflicts=rule)).answer([("Which city is my home?", target)])
+    return answer.conflict
+
+
+def test_two_live_values_in_one_slot_are_a_conflict():
+    both = memory("city: Oslo", "City : Rome", "pet: cat")
+    assert conflicts("Oslo", both) and conflicts("You live in Rome now.", both)
+    assert not conflicts("cat", both)  # another slot
+    assert not conflicts("Oslo", both, rule="keep")
+    assert not conflicts("unknown", both)  # an abstention comes from no slot
+    assert not conflicts("Oslo", memory("city: Oslo", "CITY: oslo."))  # one value, written twice
+    assert not conflicts("Oslo", memory("trip: Oslo", "trip: Rome", category="episodic"))  # events add up
+
+
+def test_without_the_conflict_rule_the_newest_wins():
+    target = memory("city: Oslo", "City: Rome", "pet: cat")
+    policy = Fixed("Rome")
+    PolicyReader(policy, ReaderConfig(prompt="compact", conflicts="newest")).answer([("Which city?", target)])
+    shown = policy.asked[0].messages[0]["content"]
+    assert shown == "facts\nCity: Rome (2024-05-02)\npet: cat (2024-05-03)\nask: Which city?"
+    (answer,) = ExtractiveReader(ReaderConfig(conflicts="newest")).answer([("Which city is home?", target)])
+    assert answer.text == "Rome" and not answer.conflict
+    trips = memory("trip: Oslo", "trip: Rome", category="episodic")
+    (answer,) = PolicyReader(Fixed("2"), ReaderConfig(conflicts="newest")).answer([("How many trips?", trips)])
+    assert len(answer.hits) == 2  # events add up
+
+
+def test_an_entry_that_was_not_retrieved_conflicts_too():
+    (answer,) = PolicyReader(Fixed("Oslo"), ReaderConfig(k=1, conflicts="refuse")).answer(
+        [("Oslo city", memory("city: Oslo", "city: Rome"))]
+    )
+    assert [hit.entry.content for hit in answer.hits] == ["city: Oslo"] and answer.conflict
+
+
+def test_the_extractive_floor():
+    target = memory("city: Oslo", "pet: cat")
+    target.insert("episodic", "trip: Rome", timestamp="2024-04-30")
+    target.insert("episodic", "trip: Lima", timestamp="2024-05-02")
+    target.insert("semantic", "I bought a red bicycle.")
+    questions = ["Which city is home?", "How many trips did I take?", "When was the trip to Rome?", "What bicycle?"]
+    texts = [answer.text for answer in ExtractiveReader().answer([(question, target) for question in questions])]
+    assert texts == ["Oslo", "2", "2024-04-30", "I bought a red bicycle."]
+    answers = ExtractiveReader().answer([("Which job do I have?", target), ("How many races?", target)])
+    assert all(answer.abstained for answer in answers)
+
+
+@given(st.text())
+def test_key_value_splits_at_the_first_colon(content):
+    pair = key_value(content)
+    if pair is not None:
+        assert content.index(":") >= len(pair[0].replace(" ", "")) and pair[1] and 1 <= len(pair[0].split()) <= 4
+    else:
+        assert (
+            ":" not in content
+            or not content.partition(":")[2].strip()
+            or len(content.partition(":")[0].split()) not in (1, 2, 3, 4)
+        )
+
+
+WORD = st.sampled_from(["oslo", "rome", "red wine", "Oslo", "The Rome", "x"])
+ENTRY = st.builds(
+    lambda slot, value, category: MemoryEntry("i", category, f"{slot}: {value}"),
+    st.sampled_from(["city", "drink"]),
+    WORD,
+    st.sampled_from(["semantic", "episodic"]),
+)
+
+
+@given(st.lists(ENTRY, max_size=6), st.sampled_from(["city", "drink"]), st.randoms())
+def test_conflict_is_more_than_one_normalised_value_whatever_the_order(entries, slot, rng):
+    of_slot = [e for e in entries if e.content.startswith(slot)]
+    several = len({normalize(e.content.split(":")[1]) for e in of_slot}) > 1
+    expected = several and "semantic" in {e.category for e in of_slot}
+    assert in_conflict(slot, entries) == expected
+    rng.shuffle(entries)
+    assert in_conflict(slot, entries) == expected
+
+
+def test_disputed_counts_statements_about_the_slot():
+    assert disputed("city", ["Rome", "Oslo"], ["new city: Rome", "city Oslo"])
+    assert not disputed("city", ["Rome", "Oslo"], ["city: Rome, before that Oslo", "trip: Oslo", "City: rome"])
+    assert not disputed("city", ["Rome", "Oslo"], ["city: Oslo", "pet: Rome"])
+
+
+def test_the_slot_is_that_of_the_best_hit_with_the_value():
+    hits = [
+        Hit(MemoryEntry("a", "semantic", "birthplace: Oslo"), 2),
+        Hit(MemoryEntry("b", "semantic", "city: Oslo"), 1),
+    ]
+    assert answer_slot("oslo", hits) == "birthplace"
+    assert (
+        answer_slot("Oslo", [Hit(MemoryEntry("c", "semantic", "town: New Oslo"), 3), *hits]) == "birthplace"
+    )  # equal wins
+    assert answer_slot("Lima", hits) is None
+
+
+@given(st.text(), st.text())
+def test_only_an_empty_text_normalises_to_nothing_and_nothing_equals_it(one, two):
+    assert bool(normalize(one)) == bool(one.strip())
+    assert same(one, two) == same(two, one) and not same("", one) and not contains(one, " ")
+    assert same(one, one) == contains(one, one) == bool(one.strip())
+
+
+def test_abstentions():
+    yes = [
+        "unknown",
+        "Unknown.",
+        "I don't know.",
+        "No information available",
+        "It is not mentioned in the notes.",
+        "N/A",
+    ]
+    no = ["", "Oslo", "the unknown soldier memorial", "Note", "None of them left early", "I know"]
+    assert [text for text in yes if not is_abstention(text)] == []
+    assert [text for text in no if is_abstention(text)] == []
+
+
+def shown(*contents: str) -> tuple[Hit, ...]:
+    return tuple(
+        Hit(MemoryEntry(str(at), "semantic", content, f"2024-05-0{at + 1}"), -at) for at, content in enumerate(contents)
+    )
+
+
+def test_reading_is_apart_from_retrieval():
+    """What is read is what is shown: counts too, while a memory that is asked as a whole is counted as a whole."""
+    trips = memory("trip: Oslo", "trip: Rome", "trip: Lima", category="episodic")
+    reader = ExtractiveReader(ReaderConfig(k=2))
+    (whole,) = reader.answer([("How many trips?", trips)])
+    (part,) = reader.read([Reading("How many trips?", shown("trip: Oslo", "trip: Rome"))])
+    assert (whole.text, part.text) == ("3", "2")
+    policy = Fixed("Oslo")
+    (answer,) = PolicyReader(policy, ReaderConfig(prompt="compact")).read([Reading("Where?", shown("a", "b"), "Ana")])
+    assert answer.prompt == "facts\ncore: Ana\na (2024-05-01)\nb (2024-05-02)\nask: Where?"
+    assert [hit.entry.content for hit in answer.hits] == ["a", "b"]
+
+
+def test_conflicts_are_looked_for_in_all_that_is_live_where_that_is_known():
+    reader, hits = ExtractiveReader(ReaderConfig(conflicts="refuse")), shown("city: Oslo")
+    live = [MemoryEntry("x", "semantic", "city: Rome"), hits[0].entry]
+    answers = reader.read([Reading("Which city?", hits), Reading("Which city?", hits, live=live)])
+    assert [answer.conflict for answer in answers] == [False, True]
+
+
+def test_the_copying_floor():
+    hits = shown("Ana: We swam yesterday. My sister Mara won the silver cup!")
+    questions = ["When did Ana swim?", "What did Mara win?", "Who was there?"]
+    answers = CopyReader().read([Reading(question, hits) for question in questions])
+    assert [answer.text for answer in answers][:2] == ["30 April 2024", "silver cup"]
+    (nothing,) = CopyReader().read([Reading("What?", ())])
+    assert nothing.abstained and nothing.text == "unknown"
+    assert copied("When was it?", "last year", "2024-05-01T10:00") == "2023"
+    assert copied("When was it?", "It was on a Sunday", None) == "Sunday"
+    (asked,) = CopyReader().answer([("When did Ana move?", memory("Ana moved next week"))])
+    assert asked.text == "the week after 1 May 2024"
+    told = {
+        "It was two weeks ago": "17 April 2024", "three months ago": "February 2024", "a year ago": "2023",
+        "last month": "April 2024", "next month": "June 2024", "next year": "2025", "day after tomorrow": "3 May 2024",
+        "last Friday": "the friday before 1 May 2024", "on that day": "1 May 2024",
+    }  # fmt: skip
+    assert {text: copied("When was it?", text, "2024-05-01") for text in told} == told
+    assert copied("When was it?", "last month", "2024-01-31") == "December 2023"
+
+
+def test_the_copier_follows_the_rule_on_conflicts():
+    items = [("What is the city?", memory("city: Rome", "city: Oslo"))]
+    for rule, answer, conflict in [("keep", None, False), ("refuse", None, True), ("newest", "Oslo", False)]:
+        (read,) = CopyReader(ReaderConfig(kind="copy", conflicts=rule)).answer(items)
+        assert read.conflict == conflict
+        assert answer is None or read.text == answer

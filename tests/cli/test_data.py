@@ -1,0 +1,123 @@
+"""The commands on data sets: what they print, their JSON, their exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from memalpha.cli import main as cli
+from memalpha.tasks.catalog import MODULES
+
+LOCOMO = Path(__file__).parents[1] / "data" / "locomo_like.json"
+
+
+@pytest.fixture
+def data(capsys, monkeypatch):
+    """(exit code, stdout, stderr) of `memalpha data words…`, in this process."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["memalpha", "data", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture
+def trec(tmp_path: Path) -> Path:
+    (tmp_path / "train.txt").write_text("NUM:date When was it ?\nLOC:city Where is Oslo ?\nLOC:city Where was he ?\n")
+    (tmp_path / "test.txt").write_text("LOC:city Where is Oslo ?\nNUM:date When is that ?\n")
+    return tmp_path
+
+
+def test_list_names_every_set_and_what_is_known_of_it(data):
+    code, out, err = data("list")
+    assert (code, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines() if line[0] != " "] == list(MODULES)
+    found = {of["name"]: of for of in json.loads(data("list", "--json")[1])}
+    assert found["locomo"]["source"] == "github:snap-research/LoCoMo" and not found["locomo"]["ships"]
+    assert found["locomo"]["files"][0]["sha256"].startswith("79fa87e9")
+    assert found["babi"]["ships"] and found["trec"]["options"]["split"] == "test"
+    one = data("list", "locomo")[1]
+    for shown in ("CC BY-NC 4.0", "79fa87e90f04", "99 wrong answers", "adversarial", "audit=None"):
+        assert shown in one
+    assert json.loads(data("list", "locomo", "--json")[1])["name"] == "locomo"
+
+
+def test_check_says_what_is_wrong_and_exits_with_1(data, trec):
+    code, out, err = data("check", "trec", f"data={trec}", "examples=1")
+    assert (code, err) == (1, "")
+    assert "data/trec/train.txt: not the known file" in out
+    assert "2 problems" in out and "2 questions" in out
+    code, out, _ = data("check", "trec", f"data={trec}", "--json")
+    found = json.loads(out)
+    assert code == 1 and [file["state"] for file in found["files"]] == ["other", "other"]
+    assert "2 questions instead of 500" in found["problems"]
+    assert (found["counts"]["questions"], found["evidence"]["leaked"]) == (2, 1)
+    named = json.loads(data("check", "trec", f"data={trec / 'train.txt'}", "--json")[1])
+    assert named["files"] == found["files"]
+    (trec / "test.txt").write_text("LOC\n")
+    assert "test.txt:1: not like" in data("check", "trec", f"data={trec}")[1]
+
+
+def test_check_of_a_sound_file_and_of_a_faulty_one(data, tmp_path):
+    tasks = tmp_path / "tasks.jsonl"
+    code, out, _ = data("prepare", "locomo", tasks, f"data={LOCOMO}", "variant=all")
+    assert code == 0 and "7 questions, 1 of them without an answer" in out
+    code, out, _ = data("check", tasks)
+    assert code == 0 and out.endswith("sound\n")
+    assert "evidence   named by 5 of 6 answerable questions; it holds the answer in" in out
+    assert data("check", "babi", "limit=2")[0] == 0  # it ships
+
+
+def test_overlap_names_the_leaks(data, trec):
+    words = ["overlap", "trec", "trec", f"train.data={trec}", "train.split=train", "train.questions=1"]
+    words.append(f"test.data={trec}")
+    code, out, err = data(*words)
+    assert (code, err) == (1, "")
+    assert "1 of 2 test questions (50.0%) are in the training set" in out
+    assert "Where is Oslo ?" in out and "trec-coarse-train-0-" in out
+    found = json.loads(data(*words, "n=3", "examples=1", "--json")[1])
+    assert (found["n"], found["reasons"]["question"], found["leaked"]) == (3, 1, ["trec-coarse-test-0-0/test0"])
+    assert {example["reason"] for example in found["examples"]} >= {"question", "question n-gram"}
+    assert data("overlap", "synthetic", "trec", "train.limit=2", f"test.data={trec}")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["list", "locomotive"], "no data set 'locomotive': there are synthetic, babi"),
+        (["check", "locomo"], "get data/locomo10.json from the GitHub repository snap-research/LoCoMo"),
+        (["overlap", "babi", "babi", "train.limit=1", "test.limit=1", "examples=-1"], "examples=-1: a number of"),
+        (["check", "locomo", "data=nowhere"], "nowhere: not there"),
+        (["check", "nowhere.jsonl"], "nowhere.jsonl: cannot be read"),
+        (["check", "synthetic", "colour=red"], "no option 'colour'; its options are: world, seed"),
+        (["check", "synthetic", "world.preset=full", "seed"], "'seed' is not an override"),
+        (["check", "babi", "seed=x"], "seed='x': Input should be a valid integer"),
+        (["check", "babi", "limit=x"], "limit='x': a whole number is needed"),
+        (["prepare", "synthetic", "out.jsonl", "limit=x"], "limit='x': a whole number is needed"),
+        (["check", "trec", "data=2024"], "2024: not there; get data/trec/train.txt"),
+        (["check", "beam", "variant=100", "data=."], "no variant '100'; its variants are 100K"),
+        (["check", "babi", "limit=0"], "limit 0: at least one task"),
+        (["prepare", "synthetic", "out.jsonl", "limit=2", "--limit", "2"], "--limit and limit=: give one of them"),
+        (
+            ["prepare", "synthetic", "out.jsonl", "world.preset=huge"],
+            "world={'preset': 'huge'}: Input should",
+        ),
+        (["overlap", "synthetic", "synthetic", "train=3"], "train=3: name an option, as in train.data=PATH"),
+        (["overlap", "synthetic", "synthetic", "data=x"], "data: not an option of overlap"),
+        (["overlap", "synthetic", "synthetic", "n=many"], "n='many': a whole number is needed"),
+        (["overlap", "synthetic", "synthetic", "n=0", "train.limit=1", "test.limit=1"], "n=0, common=10"),
+    ],
+)
+def test_misuse_is_refused_with_2(data, words, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = data(*words)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert not any(tmp_path.iterdir())

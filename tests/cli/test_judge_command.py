@@ -1,0 +1,50 @@
+"""`memalpha judge check`: a judge behind a real server against known labels."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from hostile import HostileServer
+from typer.testing import CliRunner
+
+from memalpha.cli.main import app
+
+LABELS = """\
+{"id": "a", "question": "q?", "gold": ["Rome"], "prediction": "Rome", "label": 1}
+{"id": "b", "question": "q?", "gold": ["Rome"], "prediction": "Roma", "label": 1, "benchmark": "locomo"}
+{"id": "c", "question": "q?", "gold": ["Rome"], "prediction": "Oslo", "label": 0, "benchmark": "locomo"}
+"""
+
+
+def judge(prompt: str, body) -> str:
+    return '{"verdict": "%s"}' % ("correct" if re.search(r"<answer>\nRome", prompt) else "wrong")
+
+
+def run(*words: str):
+    return CliRunner().invoke(app, ["judge", "check", *words])
+
+
+def test_a_judge_is_checked(tmp_path):
+    (tmp_path / "labels.jsonl").write_text(LABELS)
+    with HostileServer(judge) as server:
+        price = json.dumps({server.name: [1e6, 0]})
+        words = [str(tmp_path / "labels.jsonl"), "--judge", server.name, "--set", f"endpoint.prices={price}"]
+        words += ["--set", f"endpoint.cache={tmp_path / 'a.sqlite'}"]
+        found = run(*words)
+        assert found.exit_code == 0, found.output
+        assert re.search(r"^all +3 +0 +0\.667 +0\.400 +-0\.333$", found.output, re.M)
+        assert re.search(r"^locomo +2 +0 +0\.500 +0\.000 +-0\.500$", found.output, re.M)
+        assert "disagreed on: b\n" in found.output and "3 answers paid, 0 from the cache" in found.output
+        second = json.loads(run(*words, "--json").output)
+        assert second["accuracy"] == 2 / 3 and second["disagreed"][0]["votes"][0]["verdicts"] == ["wrong"]
+        own = json.loads(run("--judge", server.name, "--json").output)
+        assert own["items"] > 40 and own["statistics"][server.name]["paid"] == own["statistics"][server.name]["asked"]
+
+
+def test_misuse_is_refused(tmp_path):
+    assert run().exit_code == 2
+    assert "names no model" in str(run("--judge", "http://127.0.0.1:1/v1").exception)
+    assert "cannot be reached" in str(run("--judge", "http://127.0.0.1:1/v1#m").exception)
+    assert "unknown key 'x'" in str(run("--judge", "scripted:fixed", "--set", "x=1").exception)
+    assert "cannot be read" in str(run(str(tmp_path / "none"), "--judge", "scripted:fixed").exception)

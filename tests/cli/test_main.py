@@ -1,0 +1,441 @@
+"""The command line: results on stdout, refusals on stderr with exit code 2, `--json` that a program can read."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memalpha import __version__
+from memalpha.cli import main as cli
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.store.store import MemoryStore
+
+TASK = {"id": "t", "chunks": [{"text": "user: hi"}], "questions": [{"id": "q", "question": "?", "answers": ["x"]}]}
+
+
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of `memalpha words…`, in this process."""
+    monkeypatch.setattr(sys, "argv", ["memalpha", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    code = ended.value.code
+    return code if isinstance(code, int) else 0 if code is None else 1, out, err
+
+
+@pytest.fixture
+def memalpha(capsys, monkeypatch):
+    return lambda *words: run(capsys, monkeypatch, *words)
+
+
+@pytest.fixture
+def store(memalpha, tmp_path: Path) -> Path:
+    path = tmp_path / "ana.db"
+    assert memalpha("add", path, "Ana lives in Lisbon.", "--timestamp", "2024-05-01", "--embedder", "hash")[0] == 0
+    return path
+
+
+def test_add_show_search_ask_history(memalpha, store: Path) -> None:
+    code, out, err = memalpha("add", store, "city: Porto", "--json")
+    entry = json.loads(out)
+    assert (code, err, entry["content"], entry["category"]) == (0, "", "city: Porto", "semantic")
+    shown = json.loads(memalpha("show", store, "--json")[1])
+    assert [item["content"] for item in shown["entries"]] == ["Ana lives in Lisbon.", "city: Porto"]
+    assert memalpha("show", store, "--as-of", 1)[1].count("\n") == 1
+    assert entry["id"] in memalpha("show", store, entry["id"])[1]
+    hits = json.loads(memalpha("search", store, "Ana lives", "-k", 1, "--json")[1])
+    assert [hit["entry"]["content"] for hit in hits] == ["Ana lives in Lisbon."]
+    assert memalpha("ask", store, "Which city?")[1] == "Porto\n"
+    assert memalpha("ask", store, "Which zebra?")[1] == "unknown\n"
+    assert "v1" in memalpha("history", store, entry["id"])[1]
+
+
+def test_adding_what_is_there_says_so(memalpha, store: Path) -> None:
+    added = json.loads(memalpha("add", store, "city: Porto", "--json")[1])
+    assert added["outcome"] == "inserted" and added["content"] == "city: Porto"
+    assert memalpha("add", store, " city: Porto ", "--timestamp", "2024-05-01") == (0, f"duplicate {added['id']}\n", "")
+    again = json.loads(memalpha("add", store, "city: Porto", "--json")[1])
+    assert again == {**added, "outcome": "duplicate"}
+
+
+def test_filters(memalpha, store: Path) -> None:
+    memalpha("add", store, "city: Porto", "--metadata", '{"user": {"name": "ana"}}')
+    for where, wanted in (('{"user.name": "ana"}', ["Porto"]), ('{"timestamp": {"$lt": "2025-01-01"}}', ["Lisbon"])):
+        for words in (("show", store), ("search", store, "Where?"), ("search", store, "Where?", "--as-of", "2")):
+            out = memalpha(*words, "--where", where)[1]
+            assert [name for name in ("Lisbon", "Porto") if name in out] == wanted
+    for where, message in (("{", "--where: no JSON"), ("3", "--where: a JSON object"), ('{"$nor": []}', "are $eq")):
+        for words in (("show", store), ("search", store, "Where?")):
+            code, _, err = memalpha(*words, "--where", where)
+            assert code == 2 and message in err
+
+
+def test_hits_with_the_raw_text_around_them(memalpha, tmp_path: Path) -> None:
+    lines = ["Ana: Where do you live?", "Ben: In Oslo, by the harbour.", "Ana: Nice!"]
+    facts = [
+        {"category": "episodic", "content": line, "source": "chat", "turn": str(number)}
+        for number, line in enumerate(lines)
+    ]
+    (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, facts)))
+    memalpha("import", tmp_path / "chat.db", tmp_path / "chat.jsonl")
+    words = ("search", tmp_path / "chat.db", "harbour", "-k", 1)
+    assert memalpha(*words)[1].count("\n") == 1
+    shown = memalpha(*words, "--around", 50)[1].splitlines()
+    assert len(shown) == 4 and [line.strip() for line in shown[1:]] == lines
+    (hit,) = json.loads(memalpha(*words, "--around", 15, "--json")[1])
+    assert [span["turn"] for span in hit["around"]] == ["0", "1"]
+    assert hit["explain"]["around"] < 0.5 and memalpha(*words, "--around", -1)[0] == 2
+
+
+def test_a_position_beyond_the_log_is_said_to_be_now(memalpha, store: Path) -> None:
+    for words in (("show", store), ("search", store, "Ana")):
+        assert memalpha(*words, "--as-of", 1)[2] == ""
+        code, out, err = memalpha(*words, "--as-of", 99)
+        assert code == 0 and "Lisbon" in out and "the log ends at 1" in err
+
+
+def test_undo_redo_diff(memalpha, store: Path) -> None:
+    memalpha("add", store, "city: Porto")
+    assert memalpha("diff", store, "1")[1].startswith("+ city#")
+    assert memalpha("undo", store)[1].startswith("undo insert city#")
+    assert json.loads(memalpha("diff", store, "2", "--json")[1])["removed"][0]["content"] == "city: Porto"
+    assert memalpha("diff", store, "3", "1")[1] == "no difference\n"
+    assert json.loads(memalpha("redo", store, "--json")[1])["content"] == "city: Porto"
+    assert memalpha("redo", store)[:2] == (0, "nothing to redo\n")
+    assert memalpha("diff", store, "soon")[0] == 2
+
+
+def test_fork_and_erase(memalpha, store: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    entry = json.loads(memalpha("add", store, "city: Porto", "--category", "episodic", "--json")[1])
+    same = json.loads(memalpha("add", store, "city: Porto", "--json")[1])
+    assert memalpha("fork", store, "other", "--as-of", 1) == (0, f"1 operations: namespace other of {store}\n", "")
+    assert json.loads(memalpha("fork", store, "--path", copy, "--json")[1])["operations"] == 3
+    assert memalpha("show", copy)[1] == memalpha("show", store)[1]
+    for words, says in [
+        (("--id", entry["id"]), "--yes"),
+        (("--yes",), "--id ID or --namespace"),
+        (("--id", "nobody#x", "--yes"), "nobody#x"),
+        (("--id", entry["id"], "--namespace", "other", "--yes"), entry["id"]),
+    ]:
+        code, out, err = memalpha("erase", store, *words)
+        assert (code, out) == (2, "") and says in err
+    erased = f"1 entries erased\nthe same content is, or was, in {same['id']}\n"
+    assert memalpha("erase", store, "--id", entry["id"], "--yes") == (0, erased, "")
+    assert "episodic" not in memalpha("show", store)[1] and "episodic" in memalpha("show", copy)[1]
+    assert memalpha("erase", store, "--namespace", "other", "--yes")[1] == "1 operations erased\n"
+    assert memalpha("show", store, "--namespace", "other")[1] == "\n" and memalpha("doctor", store)[0] == 0
+
+
+def test_a_log_goes_out_and_in_again(memalpha, store: Path, tmp_path: Path) -> None:
+    file, copy = tmp_path / "log.jsonl", tmp_path / "copy.db"
+    assert json.loads(memalpha("export", store, file, "--json")[1])["operations"] == 1
+    assert memalpha("import", copy, file, "--embedder", "hash")[1] == f"1 operations: {copy}\n"
+    assert memalpha("show", copy)[1] == memalpha("show", store)[1]
+    assert memalpha("import", tmp_path / "new.db", tmp_path / "none.jsonl")[0] == 2
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_serving_that_cannot_begin(memalpha, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.delenv("MEMALPHA_TOKEN", raising=False)
+    (tmp_path / "token").write_text("short")
+    path, heuristic = tmp_path / "new.db", ("--policy", "scripted:heuristic")
+    for words, says in [
+        ((*heuristic,), "--mcp, --http HOST:PORT, or both"),
+        (("--mcp",), "--policy RUN or MODEL, or --read-only"),
+        (("--mcp", "--policy", "scripted:nobody"), "no scripted policy"),
+        ((*heuristic, "--mcp", "--token-file", tmp_path / "token"), "give --http too"),
+        ((*heuristic, "--http", "8765"), "is no HOST:PORT"),
+        ((*heuristic, "--http", "0.0.0.0:0"), "needs a token"),
+        ((*heuristic, "--http", "127.0.0.1:0", "--token-file", tmp_path / "token"), "at least 16"),
+        (("--read-only", "--mcp"), "no such store"),
+    ]:
+        code, out, err = memalpha("serve", path, *words)
+        assert (code, out) == (2, "") and says in err, err
+    assert not path.exists()
+
+
+def test_markdown_and_other_stores(memalpha, store: Path, tmp_path: Path) -> None:
+    notes, copy, peers = (
+        tmp_path / "notes.md",
+        tmp_path / "copy.db",
+        Path(__file__).parents[1] / "store" / "data" / "peers",
+    )
+    assert memalpha("export", store, notes) == (0, f"1 entries: {notes}\n", "")
+    notes.write_text(notes.read_text().replace("Lisbon", "Porto") + "\n- Ana has a cat.\n")
+    assert memalpha("import", store, notes) == (0, f"2 operations: {store}\n", "")
+    assert "Porto" in memalpha("show", store)[1] and "Lisbon" in memalpha("show", store, "--as-of", 1)[1]
+    code, out, _ = memalpha("import", copy, peers / "mem0-faiss", "--embedder", "hash")
+    assert code == 0 and f"4 operations: namespace user:ana of {copy}\n" in out and "left out, the same as " in out
+    assert "Porto" in memalpha("show", copy, "--namespace", "user:ana")[1]
+    done = json.loads(memalpha("import", copy, peers / "langgraph.db", "--from", "langgraph", "--json")[1])
+    assert done["operations"] == {"users.ana": 1, "users.tom": 2} and done["left_out"][0]["id"] == "tea-too"
+    for words, says in [
+        ((peers / "langgraph.db", "--history", "x.db"), "--history is mem0's"),
+        ((peers / "langgraph.db", "--from", "mem0"), "langgraph.db: no table history"),
+        ((peers / "mem0-qdrant", "--history", "x.db"), "x.db: no such file"),
+        ((tmp_path / "none.md",), "none.md: cannot be read"),
+    ]:
+        code, out, err = memalpha("import", tmp_path / "new.db", *words)
+        assert (code, out) == (2, "") and says in err and not (tmp_path / "new.db").exists()
+
+
+def test_audit(memalpha, tmp_path: Path) -> None:
+    store, chat, asked = tmp_path / "a.db", tmp_path / "chat.txt", tmp_path / "asked.txt"
+    chat.write_text("user: I live in Oslo.\nuser: I moved to Rome.\n")
+    asked.write_text("Where do I live?\n\nWhich city?\n")
+    memalpha("read", store, chat, "--policy", "scripted:add-all", "--embedder", "hash")
+    memalpha("add", store, "city: Oslo", "--timestamp", "2024-01-01")
+    memalpha("add", store, "city: Rome", "--timestamp", "2024-06-01")
+    memalpha("add", store, "a cat", "--namespace", "other")
+    code, out, err = memalpha("audit", store, "--source", chat, "--queries", asked, "--limit", 2)
+    assert (code, err) == (0, "") and "\n  ... 1 findings more: --limit\n" in out and "namespace other: 1 entr" in out
+    assert "  contradiction (values): city is said to be 'Oslo', 'Rome'\n    city#" in out
+    assert "  covered: 1 of 1 spans by their origin, 0 more by content; 1 of 1 chunks\n" in out
+    assert "  retrieved among 10, queries: semantic 2 of 2, episodic" in out
+    [report] = json.loads(memalpha("audit", store, "--namespace", "default", "--json")[1])
+    assert [finding["kind"] for finding in report["findings"]] == ["contradiction", "stale", "orphan"]
+    assert [entry["content"] for entry in report["findings"][1]["entries"]] == ["city: Oslo"]
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps({**TASK, "id": id}) + "\n" for id in "ab"))
+    assert json.loads(memalpha("audit", store, "--queries", tasks, "--json")[1])[0]["retrieval"]["own"] is False
+    for words, says in [
+        (("--source", tasks), "several tasks"),
+        (("--queries", tmp_path / "none.txt"), "none.txt: cannot be read"),
+        (("--near", 2), "near 2.0"),
+    ]:
+        code, out, err = memalpha("audit", store, *words)
+        assert (code, out) == (2, "") and says in err
+
+
+def test_boost_and_pages(memalpha, store: Path) -> None:
+    memalpha("add", store, "Ana lives in Porto.", "--timestamp", "2024-06-01", "--importance", 0.1)
+    for boost, wanted in [('{"recency": 9, "now": "2024-06-01"}', "Porto"), ('{"importance": 9}', "Lisbon")]:
+        assert wanted in memalpha("search", store, "Ana lives", "-k", 1, "--boost", boost)[1]
+    for boost, says in [
+        ('{"age": 1}', "--boost: age: the terms are"),
+        ('{"recency": 1}', "now"),
+        ("3", "--boost: a JSON"),
+    ]:
+        code, out, err = memalpha("search", store, "Ana", "--boost", boost)
+        assert (code, out) == (2, "") and says in err
+    [first] = json.loads(memalpha("show", store, "--limit", 1, "--json")[1])["entries"]
+    [second] = json.loads(memalpha("show", store, "--after", first["id"], "--json")[1])["entries"]
+    assert "Lisbon" in first["content"] and "Porto" in second["content"]
+
+
+def test_the_doctor_says_1_where_something_is_wrong(memalpha, store: Path) -> None:
+    assert memalpha("doctor", store) == (0, "sound: 1 namespaces, 1 operations, 1 versions, 1 vectors\n", "")
+    rows = sqlite3.connect(store, isolation_level=None)
+    rows.execute("DELETE FROM vectors")
+    code, out, err = memalpha("doctor", store)
+    assert (code, err) == (1, "") and out.startswith("vectors of default: 1 missing\n1 problems: ")
+    assert [problem["part"] for problem in json.loads(memalpha("doctor", store, "--json")[1])["problems"]] == [
+        "vectors"
+    ]
+    code, out, _ = memalpha("doctor", store, "--repair")
+    assert code == 0 and out.startswith("repaired: vectors of default: 1 missing\nsound: ")
+    rows.execute("UPDATE meta SET value = 'x'")
+    assert memalpha("doctor", store)[0] == 1
+    assert memalpha("doctor", store.with_name("none.db"))[0] == 2
+
+
+def test_the_version(memalpha) -> None:
+    assert memalpha("--version") == (0, f"{__version__}\n", "")
+    assert memalpha("show")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("read", "NEW", "chat.txt", "--policy", "scripted:nope"), "no scripted policy 'nope'"),
+        (("read", "NEW", "none.txt", "--policy", "scripted:add-all"), "none.txt: cannot be read: no such file"),
+        (("read", "NEW", "chat.txt", "--policy", "scripted:add-all", "--timestamp", "May"), "timestamp 'May'"),
+        (("add", "NEW", "x", "--timestamp", "May 1st"), "timestamp 'May 1st' is no ISO 8601"),
+    ],
+)
+def test_what_is_refused_makes_no_store(memalpha, tmp_path: Path, monkeypatch, words, says) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("chat.txt").write_text("user: hi\n")
+    code, out, err = memalpha(*words)
+    assert (code, out) == (2, "") and says in err and "Errno" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["chat.txt"]
+
+
+def test_show_a_past_state_with_the_core_memory_of_that_time(memalpha, store: Path) -> None:
+    with MemoryStore.open(store) as memory:
+        memory.core_update("Ana, 34")
+        memory.core_update("Ana, 35")
+    assert "core: Ana, 35\n" in memalpha("show", store)[1]
+    assert "core: Ana, 34\n" in memalpha("show", store, "--as-of", 2)[1]
+    assert json.loads(memalpha("show", store, "--as-of", 1, "--json")[1])["core"] == ""
+    assert json.loads(memalpha("show", store, "--as-of", "2020-01-01", "--json")[1]) == {"core": "", "entries": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("0", 0), ("1", 1), ("123456789", 1), ("20200101", 0), ("29990101", 1), ("2020-01-01", 0)]
+)
+def test_digits_alone_are_a_position_but_eight_are_a_date(memalpha, store: Path, text: str, shown: int) -> None:
+    assert len(json.loads(memalpha("show", store, "--as-of", text, "--json")[1])["entries"]) == shown
+
+
+def test_namespaces_do_not_see_each_other(memalpha, store: Path) -> None:
+    assert memalpha("add", store, "pet: cat", "--namespace", "other")[0] == 0
+    assert "cat" not in memalpha("show", store)[1]
+    assert "cat" in memalpha("show", store, "--namespace", "other")[1]
+
+
+def test_read_writes_every_chunk_in_order(memalpha, tmp_path: Path) -> None:
+    text = tmp_path / "chat.txt"
+    text.write_text("user: first\nuser: second\nuser: third\n")
+    store = tmp_path / "chat.db"
+    code, out, _ = memalpha("read", store, text, "--policy", "scripted:add-all", "--chunk", 25, "--json")
+    results = json.loads(out)
+    assert code == 0 and [item["code"] for item in results] == ["inserted"] * 3
+    entries = json.loads(memalpha("show", store, "--json")[1])["entries"]
+    assert [entry["content"] for entry in entries] == ["user: first", "user: second", "user: third"]
+    assert [entry["chunk"] for entry in entries] == [0, 0, 1]
+    assert {entry["source"] for entry in entries} == {str(text)}
+
+
+def test_half_a_surrogate_pair_in_a_call_is_printed(memalpha, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = '{"category": "semantic", "content": "x \\ud83d ü"}'
+    text = f'<tool_call>{{"name": "memory_insert", "arguments": {half}}}</tool_call>'
+    monkeypatch.setattr("memalpha.policy.base.load_policy", lambda _: ScriptedPolicy("fixed", text=text))
+    file = store.with_suffix(".txt")
+    file.write_text("user: hi\n")
+    code, out, _ = memalpha("read", store, file, "--policy", "fixed", "--json")
+    [result] = json.loads(out)
+    assert (code, result["code"], result["call"]["arguments"]["content"]) == (0, "invalid_content", "x \ud83d ü")
+    assert "ü" in out
+
+
+def test_the_tiny_policy_reads_and_answers_in_its_own_style(memalpha, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    chat, store = tmp_path / "chat.jsonl", tmp_path / "chat.db"
+    assert memalpha("data", "prepare", "synthetic", chat, "--limit", 1)[0] == 0
+    results = json.loads(memalpha("read", store, chat, "--policy", "tiny", "--json")[1])
+    codes = [item["code"] for item in results]
+    assert len(codes) >= 3 and codes.count("inserted") >= len(codes) / 2  # in the other style it writes nothing of use
+    answer = json.loads(memalpha("ask", store, "Which city?", "--policy", "tiny", "--json")[1])
+    assert answer["prompt"].startswith("facts\n") and answer["text"]
+
+
+def test_eval_and_data(memalpha, tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    prepared = json.loads(memalpha("data", "prepare", "synthetic", path, "--limit", 3, "--json")[1])
+    assert prepared["tasks"] == 3 and len(path.read_text().splitlines()) == 3
+    told = memalpha("data", "prepare", path, tmp_path / "checked.jsonl")[1]
+    assert "gold operations in 3 of 3 tasks: " in told and f"{prepared['questions']} questions" in told
+    code, out, err = memalpha("eval", "tasks", f"data={path}", "systems=scripted:oracle", "--json")
+    assert code == 0 and err == "" and json.loads(out)[0]["accuracy"] > 0.6
+    assert "locomo" in memalpha("data", "list")[1]
+    assert "abstention" in memalpha("eval", "synthetic", "limit=3", "agent.embedder=hash")[1]
+
+
+def test_a_report_of_a_run(memalpha, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward": 1.0}\n')
+    code, out, _ = memalpha("report", tmp_path, "--json")
+    assert code == 0 and Path(json.loads(out)["report"]).exists()
+
+
+def bad(name: str, tmp_path: Path, store: Path) -> list[object]:
+    """The command line of one kind of bad input."""
+    broken, empty, text = tmp_path / "broken.jsonl", tmp_path / "empty.jsonl", tmp_path / "x.db"
+    broken.write_text(json.dumps(TASK) + '\n{"id": "u", "chunks": 3}\n')
+    empty.write_text("")
+    text.write_text("this is no database, but a text of some length\n" * 40)
+    own = tmp_path / "own.yaml"
+    own.write_text("out: runs/x\nworld: {preset: huge}\n")
+    out = f"out={tmp_path / 'run'}"
+    return {
+        "unknown config key": ["eval", "synthetic", "limits=3"],
+        "unknown nested config key": ["eval", "synthetic", "world.presets=demo"],
+        "unknown configuration": ["train", "demoo", out],
+        "invalid configuration value": ["train", own],
+        "an override without =": ["eval", "synthetic", "limit"],
+        "malformed task line": ["eval", "tasks", f"data={broken}"],
+        "empty data set": ["eval", "tasks", f"data={empty}"],
+        "no task file": ["eval", "tasks", f"data={tmp_path / 'none.jsonl'}"],
+        "unknown data set": ["data", "prepare", "locomotive", tmp_path / "o.jsonl"],
+        "missing embedder": ["add", tmp_path / "new.db", "x", "--embedder", tmp_path / "no-such-model"],
+        "a file that is not a store": ["show", text],
+        "no store": ["search", tmp_path / "none.db", "x"],
+        "a store made with another embedder": ["search", store, "x", "--embedder", "static"],
+        "unknown category": ["add", store, "x", "--category", "nope"],
+        "unknown entry": ["show", store, "nope#1"],
+        "unknown policy": ["read", store, broken.with_suffix(".txt"), "--policy", "scripted:nope"],
+        "an empty text": ["read", store, empty.with_suffix(".txt"), "--policy", "scripted:add-all"],
+        "group size 1": ["train", "demo", "group_size=1", out],
+        "top_p below 1": ["train", "demo", "top_p=0.9", out],
+        "not a run directory": ["report", tmp_path / "nothing"],
+        "unknown flag": ["show", store, "--nope"],
+        "unknown command": ["shows", store],
+        "unknown route": ["search", store, "x", "--route", "warm"],
+        "no number": ["search", store, "x", "-k", "many"],
+        "no position": ["show", store, "--as-of", "²"],
+        "no position in any log": ["show", store, "--as-of", "9" * 5000],
+        "no date": ["show", store, "--as-of", "20241345"],
+    }[name]
+
+
+REFUSED = {
+    "unknown config key": "did you mean 'limit'",
+    "unknown nested config key": "world.presets",
+    "unknown configuration": "demoo",
+    "invalid configuration value": "world.preset",
+    "an override without =": "key=value",
+    "malformed task line": "broken.jsonl:2",
+    "empty data set": "empty",
+    "no task file": "none.jsonl",
+    "unknown data set": "locomotive",
+    "missing embedder": "no-such-model",
+    "a file that is not a store": "not a memalpha store",
+    "no store": "none.db",
+    "a store made with another embedder": "hash",
+    "unknown category": "semantic, episodic",
+    "unknown entry": "nope#1",
+    "unknown policy": "scripted:oracle",
+    "an empty text": "empty.txt",
+    "group size 1": "group_size",
+    "top_p below 1": "top_p",
+    "not a run directory": "not a run directory",
+    "unknown flag": "--nope",
+    "unknown command": "shows",
+    "unknown route": "warm",
+    "no number": "-k",
+    "no position": "'²' is neither a log position",
+    "no position in any log": "5000 digits",
+    "no date": "'20241345' is neither",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_a_message_and_exit_code_2(name: str, memalpha, tmp_path: Path, store: Path) -> None:
+    (tmp_path / "broken.txt").write_text("user: hi\n")
+    (tmp_path / "empty.txt").write_text("\n")
+    code, out, err = memalpha(*bad(name, tmp_path, store))
+    assert (code, out) == (2, "")
+    assert REFUSED[name] in err and "Traceback" not in err
+
+
+def test_a_reading_command_makes_no_store(memalpha, tmp_path: Path) -> None:
+    assert memalpha("search", tmp_path / "typo.db", "x")[0] == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fault_of_ours_keeps_its_traceback(memalpha, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memalpha.store.store.MemoryStore.list", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(sys, "argv", ["memalpha", "show", str(store)])
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+def test_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "memalpha", "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "search" in done.stdout

@@ -1,0 +1,84 @@
+"""`memalpha train`, `eval`, `compare` and `report` on text tasks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny import tiny_policy
+from typer.testing import CliRunner
+
+from memalpha.cli.main import app
+from memalpha.environments import evaluate_text
+from memalpha.errors import ConfigError
+from memalpha.policy.base import load_policy
+from memalpha.report.page import write_report
+from memalpha.train.rollouts.text_tasks import TextSource
+from memalpha.train.trainers.text_eval import text_settings
+
+
+def call(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A small run on word problems, from a file, by the command line."""
+    folder = tmp_path_factory.mktemp("text")
+    policy = tiny_policy()
+    policy.model.save_pretrained(folder / "policy")
+    policy.tokenizer.save_pretrained(folder / "policy")
+    settings = {
+        "task": "text", "out": str(folder / "run"), "policy": str(folder / "policy"), "data": "arithmetic",
+        "rewards": [{"kind": "format", "pattern": "(?s).{0,3}"},
+                    {"kind": "format", "name": "digits", "pattern": "[0-9]+",
+                                                                  "weight": 0.5}],
+        "max_new_tokens": 4, "group_size": 3, "tasks_per_step": 2, "schedule_steps": 2, "warmup_steps": 1,
+        "eval_tasks": 6, "validation_tasks": 3, "validate_every": 1, "save_every": 1,
+        "curriculum": {"order": ["easy", "medium", "hard"], "threshold": 0.5, "window": 4},
+    }  # fmt: skip
+    (folder / "words.yaml").write_text(yaml.safe_dump(settings))
+    said = call("train", str(folder / "words.yaml"), "seed=3", "--json")
+    assert json.loads(said)["task"] == "text"
+    return folder
+
+
+def test_a_run_is_evaluated_as_it_evaluated_itself(trained: Path) -> None:
+    after = json.loads((trained / "run" / "eval" / "after.json").read_text())
+    again = json.loads(call("eval", str(trained / "run"), f"out={trained / 'again'}", "--json"))
+    assert again == after
+    other = json.loads(call("eval", str(trained / "words.yaml"), f"out={trained / 'start'}", "--json"))
+    assert other == json.loads((trained / "run" / "eval" / "before.json").read_text())
+    assert (trained / "again" / "eval" / "trained.jsonl").exists() and (trained / "again" / "report.html").exists()
+    table = call("eval", str(trained / "words.yaml"), "policy=scripted:fixed", "eval_tasks=3")
+    assert "rewards: format 1.000, digits 0.000" in table and "easy" in table
+    config, _, _ = text_settings(str(trained / "run"), {}) or pytest.fail("a text run")
+    report = evaluate_text(load_policy(trained / "run"), TextSource(config).held_out, config.rewards, max_new_tokens=4)
+    assert report.summary == after
+
+
+def test_evaluations_are_compared(trained: Path) -> None:
+    for name, what in (("one", str(trained / "run")), ("two", str(trained / "words.yaml"))):
+        call("eval", what, f"out={trained / name}")
+    said = call("compare", str(trained / "one"), str(trained / "two"))
+    assert "6 questions of 6 conversations" in said and "easy" in said
+    assert "before" in call("compare", str(trained / "run"))
+
+
+def test_the_page_shows_curves_categories_and_replies(trained: Path) -> None:
+    text = write_report(trained / "run").read_text(encoding="utf-8")
+    assert "Replies right: " in text and "By category" in text and "Some replies" in text
+    assert "Rewards by component" in text and "How many of the curriculum" in text and "… digits" in text
+    assert "How many" in text and "conversation" not in text.lower().replace("configuration", "")
+    assert "samples several replies to each of its prompts" in text
+
+
+def test_what_is_no_text_run_is_left_to_others(trained: Path, tmp_path: Path) -> None:
+    assert text_settings("locomo", {}) is None and text_settings("demo", {}) is None
+    (tmp_path / "config.yaml").write_text((trained / "run" / "config.yaml").read_text())
+    with pytest.raises(ConfigError, match="has no checkpoints/best"):
+        text_settings(str(tmp_path), {})

@@ -1,0 +1,279 @@
+"""LangGraph's store on ours: the same answers as its own `InMemoryStore` for any operations, and what is ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from standin import StandIn
+
+from memalpha import MemoryStore
+from memalpha.errors import ConfigError, InvalidContent, StoreError
+from memalpha.store.filters import utc
+
+pytest.importorskip("langgraph")
+from langgraph.store.base import (
+    GetOp,
+    InvalidNamespaceError,
+    ListNamespacesOp,
+    MatchCondition,
+    PutOp,
+    SearchOp,
+)
+from langgraph.store.memory import InMemoryStore
+
+from memalpha.integrations.langgraph.store import LangGraphStore
+
+NAMESPACES = st.sampled_from([("a",), ("a", "b"), ("a", "b", "c"), ("a/b",), ("x y", "b"), ("c",)])
+KEYS = st.sampled_from(["k", "k/l", "b/k", "K k", "z" * 200])
+LEAVES = st.integers(0, 2) | st.sampled_from(["p", "q r", ""])
+VALUES = st.fixed_dictionaries(
+    {}, optional={"text": st.sampled_from(["one", "two", " one"]), "n": st.integers(0, 3), "in": LEAVES, "a.b": LEAVES}
+) | st.fixed_dictionaries({"sub": st.fixed_dictionaries({"x": LEAVES, "y": LEAVES}), "list": st.lists(LEAVES)})
+OPERATORS = st.dictionaries(st.sampled_from(["$eq", "$ne"]), LEAVES, min_size=1)
+FILTERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "in": LEAVES | OPERATORS,
+        "a.b": LEAVES,
+        "sub": st.fixed_dictionaries({"x": LEAVES}),
+        "list": st.lists(LEAVES, max_size=1),
+    },
+)
+PATHS = st.lists(st.sampled_from(["a", "b", "c", "*"]), min_size=1, max_size=2).map(tuple)
+CONDITIONS = st.builds(MatchCondition, st.sampled_from(["prefix", "suffix"]), PATHS)
+OPS = st.one_of(
+    st.builds(PutOp, NAMESPACES, KEYS, VALUES, st.none(), st.none()),
+    st.builds(PutOp, NAMESPACES, KEYS, VALUES | st.none(), st.none(), st.none()),
+    st.builds(GetOp, NAMESPACES, KEYS),
+    st.builds(SearchOp, st.just(()) | NAMESPACES, FILTERS | st.none(), st.just(100), st.just(0), st.none()),
+)
+LISTS = st.builds(
+    ListNamespacesOp,
+    st.none() | st.lists(CONDITIONS, max_size=2).map(tuple),
+    st.sampled_from([None, 1, 2]),
+    st.sampled_from([2, 100]),
+    st.sampled_from([0, 1]),
+)
+
+
+def plain(result):
+    if isinstance(result, list):
+        found = [plain(item) for item in result]
+        return found if result and isinstance(result[0], tuple) else sorted(found, key=str)
+    if result is None or isinstance(result, tuple):
+        return result
+    return result.namespace, result.key, json.dumps(result.value, sort_keys=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.lists(OPS, min_size=1, max_size=4), LISTS), max_size=6))
+def test_the_same_answers_as_its_own_store(batches):
+    theirs = InMemoryStore()
+    with MemoryStore.open(":memory:", embedder="hash") as store:
+        store.insert("semantic", "one")  # what is no item is never seen
+        ours = LangGraphStore(store)
+        for batch, listed in batches:
+            assert [plain(result) for result in ours.batch(batch)] == [plain(result) for result in theirs.batch(batch)]
+            for namespace in [name for name, items in theirs._data.items() if not items]:
+                del theirs._data[namespace]  # it lists namespaces that hold nothing
+            assert ours.batch([listed]) == theirs.batch([listed])
+
+
+class Time:
+    now = datetime(2024, 5, 1, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture
+def store():
+    with MemoryStore.open(":memory:", clock=Time()) as memory:
+        yield memory
+
+
+def test_an_item_is_an_entry(store, monkeypatch):
+    items = LangGraphStore(store)
+    items.put(("users", "ana"), "home", {"text": "Ana lives in Lisbon.", "source": "chat"})
+    monkeypatch.setattr(Time, "now", Time.now + timedelta(hours=1))
+    items.put(("users", "ana"), "home", {"text": "Ana lives in Porto.", "source": "chat"})
+    item = items.get(("users", "ana"), "home")
+    assert item is not None and item.value == {"text": "Ana lives in Porto.", "source": "chat"}
+    assert item.updated_at - item.created_at == timedelta(hours=1) and item.updated_at == Time.now
+    versions = store.history("users.ana/home")
+    assert [version.content for version in versions] == ["Ana lives in Lisbon.", "Ana lives in Porto."]
+    store.undo()
+    assert items.get(("users", "ana"), "home").value["text"] == "Ana lives in Lisbon."
+    items.delete(("users", "ana"), "home")
+    assert items.get(("users", "ana"), "home") is None and items.list_namespaces() == []
+    store.undo()
+    assert items.list_namespaces() == [("users", "ana")]
+
+
+def test_a_search_is_the_search_of_what_is_below_the_prefix(store):
+    items = LangGraphStore(store)
+    for number, who in enumerate(("ana", "tom")):
+        for fact in ("has a dog called Rex", "works as a baker", "plays the violin"):
+            items.put(("users", who), f"{fact[:4]}{number}", {"memory": f"{who} {fact}", "n": number})
+    items.put(("other",), "x", {"memory": "a dog"})
+    found = items.search(("users", "ana"), query="Who has a dog?", limit=2)
+    assert found[0].value["memory"] == "ana has a dog called Rex" and found[0].score > found[1].score
+    with MemoryStore.open(":memory:", clock=Time()) as alone:
+        beside = LangGraphStore(alone)
+        for item in items.search(("users", "ana")):
+            beside.put(item.namespace, item.key, item.value)
+        assert [(item.key, item.score) for item in beside.search((), query="Who has a dog?", limit=2)] == [
+            (item.key, item.score) for item in found
+        ]
+    everybody = items.search(("users",), query="dog", filter={"n": {"$gte": 1}}, limit=9)
+    assert {item.namespace for item in everybody} == {("users", "tom")} and len(everybody) == 3
+    pages = [items.search(("users",), query="dog", limit=2, offset=offset) for offset in (0, 2, 4, 6)]
+    assert len({item.key for page in pages for item in page}) == 6 and pages[3] == []
+
+
+def test_what_searches_look_at(store):
+    items = LangGraphStore(store, fields=["title", "parts[*].text"])
+    items.put(("d",), "a", {"title": "Birds", "parts": [{"text": "Owls"}, {"text": "Gulls"}], "text": "no"})
+    items.put(("d",), "b", {"title": "Birds", "note": "Gulls"}, index=["note"])
+    items.put(("d",), "c", {"title": "Owls"}, index=False)
+    assert {entry.id: entry.content for entry in store.list()} == {
+        "d/a": "Birds\nOwls\nGulls",
+        "d/b": "Gulls",
+        "d/c": "Owls",
+    }
+    assert [(item.key, item.score is None) for item in items.search(("d",), query="Owls")] == [
+        ("a", False),
+        ("b", False),
+        ("c", True),
+    ]
+
+
+def test_items_expire_and_reading_puts_it_off(store, monkeypatch):
+    items = LangGraphStore(store, ttl={"default_ttl": 10})
+    items.put(("a",), "x", {"text": "one"})
+    items.put(("a",), "y", {"text": "two"}, ttl=None)
+    items.put(("a",), "z", {"text": "three"}, ttl=5)
+
+    def after(minutes):
+        monkeypatch.setattr(Time, "now", Time.now + timedelta(minutes=minutes))
+
+    after(4)
+    assert items.get(("a",), "z") is not None
+    items.get(("a",), "x", refresh_ttl=False)
+    after(4)
+    assert items.get(("a",), "z", refresh_ttl=False) is not None  # put off by the first reading
+    after(4)
+    assert [item.key for item in items.search(("a",))] == ["y"]
+    assert store.history("a/x")[-1].valid_to is not None
+
+
+@pytest.mark.parametrize("ask", [lambda items: items.get(("a",), "x"), lambda items: items.search(("a",))])
+def test_reading_puts_off_what_is_there_now(store, monkeypatch, ask):
+    """Another writer comes in between a reading and its putting off."""
+    items = LangGraphStore(store, ttl={"default_ttl": 10})
+    refresh = items._refresh
+
+    def after(act):
+        monkeypatch.setattr(items, "_refresh", lambda entries: (act(), refresh(entries)))
+
+    items.put(("a",), "x", {"text": "old text"})
+    after(lambda: items.put(("a",), "x", {"text": "new text"}, ttl=30))
+    ask(items)
+    entry = store.get("a/x")
+    assert (entry.content, entry.metadata["item"]["value"]) == ("new text", {"text": "new text"})
+    assert entry.expires == utc(Time.now + timedelta(minutes=30))
+    after(lambda: items.delete(("a",), "x"))
+    ask(items)
+    assert items.list_namespaces() == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ours", "theirs"),
+    [
+        ({"k": 1}, ["1"], ["1", "True"]),
+        ({"k": {"$eq": True}}, ["True"], ["1", "True"]),
+        ({"k": {}}, ["{}"], ["{'x': 1}", "{}"]),
+        ({"k": {"$gt": 0}}, ["1"], None),
+    ],
+)
+def test_filters_that_differ_from_its_own_store(store, wanted, ours, theirs):
+    both = LangGraphStore(store), InMemoryStore()
+    for items in both:
+        for value in (True, 1, {}, {"x": 1}, "t", None):
+            items.put(("a",), str(value), {"k": value})
+    assert sorted(item.key for item in both[0].search((), filter=wanted)) == ours
+    if theirs is None:
+        with pytest.raises((TypeError, ValueError)):
+            both[1].search((), filter=wanted)
+    else:
+        assert sorted(item.key for item in both[1].search((), filter=wanted)) == theirs
+
+
+def test_what_cannot_be_kept_is_refused_and_the_batch_with_it(store):
+    items = LangGraphStore(store)
+    with pytest.raises(InvalidContent, match="JSON"):
+        items.batch([PutOp(("a",), "x", {"n": 1}), PutOp(("a",), "y", {"n": {1, 2}})])
+    assert store.snapshot() == 0
+    with pytest.raises(InvalidNamespaceError):
+        items.put(("a.b",), "x", {"n": 1})
+    with pytest.raises(StoreError, match="unknown operator"):
+        items.search((), filter={"n": {"$near": 1}})
+    with pytest.raises(InvalidContent, match="not so many minutes"):
+        items.put(("a",), "x", {"n": 1}, ttl=1e16)
+    with pytest.raises(ValueError, match="0 or more"):
+        items.search((), offset=-1)
+    with pytest.raises(ValueError, match="no operation"):
+        items.batch(["put"])  # type: ignore[list-item]
+
+
+def test_awaited(store):
+    items = LangGraphStore(store)
+
+    async def go():
+        await asyncio.gather(*(items.aput(("a",), str(number), {"n": number}) for number in range(8)))
+        return await items.asearch(("a",), limit=20), await items.alist_namespaces()
+
+    found, names = asyncio.run(go())
+    assert sorted(item.value["n"] for item in found) == list(range(8)) and names == [("a",)]
+
+
+def test_a_graph_uses_it(store):
+    """A LangGraph agent whose model is behind real HTTP: what one thread is told, another one knows."""
+    openai = pytest.importorskip("openai")
+    from langgraph.graph import END, START, MessagesState, StateGraph
+    from langgraph.store.base import BaseStore
+
+    def reply(body):
+        return "You live in Porto." if "Porto" in body["messages"][0]["content"] else "I do not know."
+
+    with StandIn(reply) as server:
+        model = openai.OpenAI(base_url=server.url, api_key="k", max_retries=0)
+
+        def talk(state: MessagesState, *, store: BaseStore):
+            said = state["messages"][-1].content
+            known = "\n".join(item.value["text"] for item in store.search(("ana",), query=said, limit=3))
+            store.put(("ana",), str(len(known)), {"text": said})
+            asked = [{"role": "system", "content": known}, {"role": "user", "content": said}]
+            answer = model.chat.completions.create(model="m", messages=asked).choices[0].message.content
+            return {"messages": [("assistant", answer)]}
+
+        graph = StateGraph(MessagesState).add_node(talk).add_edge(START, "talk").add_edge("talk", END)
+        agent = graph.compile(store=LangGraphStore(store))
+        answers = [
+            agent.invoke({"messages": [("user", said)]})["messages"][-1].content
+            for said in ("Where do I live?", "I live in Porto.", "Where do I live?")
+        ]
+    assert answers == ["I do not know.", "I do not know.", "You live in Porto."]
+
+
+def test_without_langgraph_it_says_what_to_install(monkeypatch):
+    monkeypatch.delitem(sys.modules, "memalpha.integrations.langgraph.store")
+    monkeypatch.setitem(sys.modules, "langgraph.store.base", None)
+    with pytest.raises(ConfigError, match="pip install langgraph"):
+        import memalpha.integrations.langgraph.store  # noqa: F401

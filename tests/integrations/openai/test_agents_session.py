@@ -1,0 +1,115 @@
+"""A session of the OpenAI Agents SDK in a store: what the SDK needs of one, and its own runner over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from standin import StandIn
+
+from memalpha import MemoryStore
+from memalpha.errors import InvalidContent
+from memalpha.integrations.openai.agents_session import MemorySession
+
+
+def user(text: str) -> dict:
+    return {"role": "user", "content": text}
+
+
+def reply(text: str) -> dict:
+    parts = [{"type": "output_text", "text": text, "annotations": []}]
+    return {"type": "message", "role": "assistant", "id": "m", "status": "completed", "content": parts}
+
+
+CALL = {"type": "function_call", "call_id": "c", "name": "time", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "12:00\x00\ud800"}
+
+
+@pytest.fixture
+def store():
+    with MemoryStore.open(":memory:") as memory:
+        yield memory
+
+
+def test_items_come_back_as_they_were(store):
+    items = [user("Hello."), reply("Hello."), user("Hello."), CALL, OUTPUT, user(""), user("Hello.")]
+    session = MemorySession("7", store)
+
+    async def go():
+        await session.add_items(items[:2])
+        await session.add_items([])
+        await session.add_items(items[2:])
+        assert await session.get_items() == items
+        assert await session.get_items(limit=2) == items[-2:]
+        assert await session.get_items(limit=0) == [] and await session.get_items(limit=99) == items
+        assert await MemorySession("8", store).get_items() == []
+        assert await session.pop_item() == items[-1]
+        await session.add_items([user("Bye.")])
+        assert await session.get_items() == [*items[:-1], user("Bye.")]
+        await session.clear_session()
+        assert await session.get_items() == [] and await session.pop_item() is None
+        await session.add_items([user("Again."), user("Hello.")])
+        assert await MemorySession("7", store).get_items() == [user("Again."), user("Hello.")]
+
+    asyncio.run(go())
+    assert store.list() == [] and store.namespaces() == ["session:7"]
+
+
+def test_they_are_entries(store):
+    session = MemorySession("7", store)
+    asyncio.run(session.add_items([user("I live in Porto."), reply("Nice."), user("My dog is called Rex."), CALL]))
+    inside = store.namespace("session:7")
+    assert [(entry.content, entry.category, entry.source, entry.turn) for entry in inside.list()][:2] == [
+        ("user: I live in Porto.", "episodic", "7", "000001"),
+        ("assistant: Nice.", "episodic", "7", "000002"),
+    ]
+    assert inside.search("What is the dog called?")[0].entry.content == "user: My dog is called Rex."
+    asyncio.run(session.pop_item())
+    inside.undo()
+    assert asyncio.run(session.get_items(1)) == [CALL]
+
+
+def test_all_items_or_none(store):
+    session = MemorySession("7", store)
+    with pytest.raises(InvalidContent, match="JSON"):
+        asyncio.run(session.add_items([user("one"), {"role": "user", "content": "two", "x": {1}}]))
+    assert asyncio.run(session.get_items()) == []
+
+
+def test_sessions_of_one_id_do_not_lose_items(tmp_path):
+    async def go():
+        await asyncio.gather(
+            *(MemorySession("7", one if number % 2 else two).add_items([user("ok")]) for number in range(10))
+        )
+        return await MemorySession("7", one).get_items()
+
+    with MemoryStore.open(tmp_path / "a.db") as one, MemoryStore.open(tmp_path / "a.db") as two:
+        assert asyncio.run(go()) == [user("ok")] * 10
+
+
+def test_the_sdk_runs_on_it(store):
+    """Two runs of its own runner: the second sends what the first one said; its own limit holds."""
+    agents = pytest.importorskip("agents")
+    openai = pytest.importorskip("openai")
+    from agents.memory import Session, SessionSettings
+
+    session = MemorySession("7", store)
+    assert isinstance(session, Session)
+    agents.set_tracing_disabled(True)
+
+    async def talk(url, session, *lines):
+        async with openai.AsyncOpenAI(base_url=url, api_key="k", max_retries=0) as client:
+            model = agents.OpenAIChatCompletionsModel("m", client)
+            agent = agents.Agent(name="a", instructions="Be kind.", model=model)
+            return [(await agents.Runner.run(agent, line, session=session)).final_output for line in lines]
+
+    def answer(body):
+        return "You live in Porto." if "Porto" in json.dumps(body["messages"][:-1]) else "I see."
+
+    with StandIn(answer) as server:
+        said = asyncio.run(talk(server.url, session, "I live in Porto.", "Where do I live?"))
+        assert said == ["I see.", "You live in Porto."] and len(asyncio.run(session.get_items())) == 4
+        short = MemorySession("7", store, session_settings=SessionSettings(limit=1))
+        assert asyncio.run(talk(server.url, short, "And you?")) == ["You live in Porto."]
+    assert [message["role"] for message in server.bodies[-1]["messages"]] == ["system", "assistant", "user"]

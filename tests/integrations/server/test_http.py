@@ -1,0 +1,315 @@
+"""The HTTP API: what it does, what it refuses, and that it is as its OpenAPI description says (schemathesis)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+pytest.importorskip("fastapi")
+from hypothesis import HealthCheck, given, settings
+from starlette.testclient import TestClient
+
+from memalpha.integrations.server.http import http_app
+from memalpha.integrations.server.schemas import MAX_BODY, MAX_TEXT
+from memalpha.integrations.server.service import MemoryService
+from memalpha.policy.base import Policy, load_policy
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.store.store import MemoryStore
+
+TOKEN = "a-token-of-the-tests"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def served(store: MemoryStore, policy: Policy | None = None, **options: Any) -> TestClient:
+    """A client of an application over `store`; what fails is an answer, as it would be over the wire."""
+    read_only = options.pop("read_only", False)
+    service = MemoryService(store, policy or load_policy("scripted:heuristic"), read_only=read_only)
+    return TestClient(http_app(service, **options), "http://localhost:8765", raise_server_exceptions=False)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore.open(":memory:", embedder="hash")
+
+
+@pytest.fixture(scope="module")
+def empty() -> tuple[MemoryStore, TestClient, TestClient]:
+    """A store in which nothing is to be written; clients of it on loopback, and elsewhere with a token."""
+    store = MemoryStore.open(":memory:", embedder="hash")
+    return store, served(store), served(store, token=TOKEN, local=False)
+
+
+def test_a_life_of_an_entry(store):
+    web = served(store)
+    made = web.post("/v1/entries", json={"category": "semantic", "content": "Ana's city: Porto", "metadata": {"by": 1}})
+    entry = made.json()
+    assert made.status_code == 201 and entry == {**entry, "content": "Ana's city: Porto", "source": "http"}
+    again = web.post("/v1/entries", json={"category": "semantic", "content": "Ana's city: Porto"})
+    assert again.status_code == 200 and again.json() == entry
+    path = f"/v1/entries/{entry['id'].replace('#', '%23')}"
+    moved = web.patch(path, json={"content": "Ana's city: Oslo", "timestamp": "2024-05-01"})
+    assert moved.json()["version"] == 2 and moved.json()["metadata"] == {"by": 1}
+    assert web.patch(path, json={"content": "Ana's city: Oslo", "timestamp": "2024-05-01"}).status_code == 409
+    assert web.get(path, params={"as_of": 1}).json() == {**entry, "valid_to": None}
+    assert web.post("/v1/ask", json={"question": "What is Ana's city?"}).json()["answer"] == "Oslo"
+    assert web.post("/v1/ask", json={"question": "Which zebra?"}).json()["abstained"]
+    hits = web.post("/v1/search", json={"query": "city", "where": {"by": {"$gte": 1}}}).json()["hits"]
+    assert [hit["entry"]["id"] for hit in hits] == [entry["id"]] and hits[0]["score"] > 0
+    assert web.post("/v1/search", json={"query": "city", "where": {"by": 2}}).json() == {"hits": []}
+    assert web.put("/v1/core", json={"content": "Ana is the user."}).json() == {"content": "Ana is the user."}
+    assert web.delete(path).json()["content"] == "Ana's city: Oslo"
+    assert web.get(path).json() == {"code": "unknown_id", "message": f"no live entry has the id '{entry['id']}'"}
+    versions = web.get(path.replace("entries", "history")).json()["versions"]
+    assert [version["content"] for version in versions] == ["Ana's city: Porto", "Ana's city: Oslo"]
+    kinds = [line["operation"]["kind"] for line in web.get("/v1/log", params={"after": 1}).json()["operations"]]
+    assert kinds == ["update", "core_update", "delete"] and web.get("/v1/health").json() == {"status": "ok"}
+
+
+def test_a_text_is_read_and_pages_go_on(store):
+    web = served(store, load_policy("scripted:add-all"))
+    text = "\n".join(f"I have {number} cats." for number in range(400))
+    reading = web.post("/v1/read", json={"text": text, "timestamp": "2024-05-01", "source": "cats.txt"}).json()
+    assert reading["chunks"] > 1 and [item["code"] for item in reading["results"]] == ["inserted"] * 400
+    seen, after = [], {}
+    while True:
+        page = web.get("/v1/entries", params={"limit": 150, **after}).json()
+        seen += [entry["content"] for entry in page["entries"]]
+        if page["next"] is None:
+            break
+        after = {"after": page["next"]}
+    assert seen == text.splitlines()
+    assert {entry.source for entry in store.list()} == {"cats.txt"} and store.list()[0].timestamp == "2024-05-01"
+    web.post("/v1/read", json={"text": "I have a dog.", "source": "cats.txt"})
+    assert {entry.chunk for entry in store.list()[:400]} == set(range(reading["chunks"]))
+    assert store.list()[-1].chunk == reading["chunks"], "no two chunks of a source have one place"
+
+
+def test_half_of_a_surrogate_pair_in_metadata_is_shown_as_an_escape(store):
+    entry = store.insert("semantic", "Ana lives in Porto.", metadata={"half": "\ud800"})
+    client, id = served(store), quote(entry.id)
+    shown = [client.get(f"/v1/{path}") for path in ("entries", f"entries/{id}", f"history/{id}", "log")]
+    shown.append(client.post("/v1/search", json={"query": "Where does Ana live?"}))
+    assert [response.status_code for response in shown] == [200] * 5
+    assert all('"half":"\\ud800"' in response.text for response in shown)
+
+
+def test_an_export_is_what_import_takes(store, tmp_path):
+    store.insert("semantic", "Ana lives in Lisbon.")
+    store.update(store.list()[0].id, "Ana lives in Porto.")
+    answer = served(store).get("/v1/export")
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    (tmp_path / "log.jsonl").write_bytes(answer.content)
+    copy = MemoryStore.open(":memory:", embedder="hash")
+    assert copy.import_jsonl(tmp_path / "log.jsonl") == 2 and copy.state == store.state
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "says"),
+    [
+        ("POST", "/v1/entries", {"category": "nonsense", "content": "x"}, 422, "use semantic, episodic"),
+        ("POST", "/v1/entries", {"category": "semantic", "content": "  "}, 422, "body.content: Value error, is empty"),
+        ("POST", "/v1/entries", {"category": "semantic", "content": "a\x00"}, 422, "NUL"),
+        ("POST", "/v1/entries", {"category": "semantic", "content": "a\ud800"}, 422, "unicode"),
+        ("POST", "/v1/entries", {"category": "semantic", "content": "a", "namespace": "b"}, 422, "body.namespace"),
+        ("POST", "/v1/entries", {"category": "semantic", "content": "a", "timestamp": "May"}, 422, "ISO 8601"),
+        ("POST", "/v1/entries", {"category": "semantic", "content": "a", "metadata": {"b": "\x00"}}, 422, "NUL"),
+        ("POST", "/v1/search", {"query": "x", "where": {"a": {"$near": 1}}}, 422, "unknown operator '$near'"),
+        ("POST", "/v1/search", {"query": "x", "k": 101}, 422, "less than or equal to 100"),
+        ("POST", "/v1/search", {"query": "x", "as_of": -1}, 422, "body.as_of: Input should be greater"),
+        ("POST", "/v1/read", {"text": "x" * (MAX_TEXT + 1)}, 422, "at most 200000 characters"),
+        ("GET", "/v1/entries?catgory=semantic", None, 422, "query.catgory: there is no such parameter"),
+        ("GET", "/v1/entries?after=nobody", None, 404, "nobody"),
+        ("GET", "/v1/nothing", None, 404, "Not Found"),
+        ("PUT", "/v1/entries", {}, 405, "Method Not Allowed"),
+    ],
+)
+def test_refusals_say_what_is_wrong(empty, method, path, body, status, says):
+    store, web, _ = empty
+    content = None if body is None else json.dumps(body)
+    answer = web.request(method, path, content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == status and set(answer.json()) == {"code", "message"}, answer.text
+    assert says in answer.json()["message"] and store.snapshot() == 0
+
+
+def test_deep_and_large_bodies(store):
+    web = served(store)
+    deep: Any = 1
+    for _ in range(30):
+        deep = {"a": deep}
+    assert "deeper than 20" in web.post("/v1/search", json={"query": "x", "where": deep}).json()["message"]
+    nested = '{"query": "x", "where": {"a": ' + "[" * 100_000 + "]" * 100_000 + "}}"
+    assert web.post("/v1/search", content=nested, headers={"Content-Type": "application/json"}).status_code in (
+        400,
+        422,
+    )
+    large = b"x" * (MAX_BODY + 1)
+    parts = (large[start : start + 65536] for start in range(0, len(large), 65536))  # their sum is not declared
+    for body in (large, parts):
+        assert web.post("/v1/read", content=body).json()["code"] == "too_large"
+
+
+def test_read_only(store):
+    store.insert("semantic", "city: Porto")
+    service = MemoryService(store, None, read_only=True)
+    web = TestClient(http_app(service), "http://localhost")
+    for method, path, body in [
+        ("POST", "/v1/entries", {"category": "semantic", "content": "a"}),
+        ("POST", "/v1/read", {"text": "I live in Oslo."}),
+        ("PATCH", "/v1/entries/a", {"content": "a"}),
+        ("DELETE", "/v1/entries/a", None),
+        ("PUT", "/v1/core", {"content": "a"}),
+    ]:
+        answer = web.request(method, path, json=body)
+        assert (answer.status_code, answer.json()["code"]) == (403, "read_only")
+    assert web.post("/v1/ask", json={"question": "Which city?"}).json()["answer"] == "Porto" and store.snapshot() == 1
+
+
+class Broken(ScriptedPolicy):
+    """Reads two chunks and then fails in a way that tells too much."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__("add-all")
+        self.error, self.left = error, 2
+
+    def sample(self, requests):
+        if not self.left:
+            raise self.error
+        self.left -= 1
+        return super().sample(requests)
+
+
+@pytest.mark.parametrize("kind", ["policy", "bug"])
+def test_what_fails_inside_is_told_in_general_words_and_logged_in_full(store, kind, caplog):
+    from memalpha.errors import PolicyError
+
+    error = PolicyError("http://inside:8000 said sk-secret") if kind == "policy" else ZeroDivisionError("/root/secret")
+    web = served(store, Broken(error))
+    text = "\n".join(f"I have {number} cats and {number} dogs." for number in range(400))
+    answer = web.post("/v1/read", json={"text": text})
+    assert answer.status_code == (502 if kind == "policy" else 500) and "secret" not in answer.text
+    assert "2 of 3 chunks were read" in answer.json()["message"] and "secret" in caplog.text
+    assert 0 < len(store.list()) < 400 and web.get("/v1/health").status_code == 200
+
+
+def test_a_store_that_fails_is_not_the_senders_fault(store, caplog):
+    web = served(store)
+    store.close()
+    answer = web.get("/v1/health")
+    assert (answer.status_code, answer.json()["code"]) == (503, "store_error") and "closed" in caplog.text
+    assert "closed" not in answer.text
+
+
+def test_asking_for_health_without_a_token_takes_one_thread_of_the_stores(store, monkeypatch):
+    running, most = 0, 0
+
+    async def position(self: MemoryService) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return 0
+
+    monkeypatch.setattr(MemoryService, "position", position)
+    with served(store, token=TOKEN, local=False) as web, ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda _: web.get("/v1/health").status_code, range(16)))
+    assert answers == [200] * 16 and most == 1
+
+
+# ------------------------------------------------------------------------------------------------------- the gate
+
+
+def test_a_token_is_asked_for(empty):
+    _, _, web = empty
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Authorization": "Bearer é"}):
+        for path in ("/v1/entries", "/v1/openapi.json", "/mcp", "/nothing"):
+            answer = web.get(path, headers={name: value.encode() for name, value in headers.items()})
+            assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
+            assert answer.headers["www-authenticate"] == "Bearer"
+    assert web.get("/v1/entries", headers=BEARER).status_code == 200 and web.get("/v1/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"Host": "evil.example"}, "foreign_host"),
+        ({"Host": "evil.example:8765"}, "foreign_host"),
+        ({"Host": "localhost.evil.example"}, "foreign_host"),
+        ({"Host": "[::1"}, "foreign_host"),
+        ({"Origin": "http://evil.example"}, "foreign_origin"),
+        ({"Origin": "null"}, "foreign_origin"),
+        ({"Host": "127.0.0.1:8765"}, None),
+        ({"Host": "[::1]:8765"}, None),
+        ({"Origin": "http://localhost:8765"}, None),
+    ],
+)
+def test_on_loopback_only_loopback_names_are_let_in(empty, headers, code):
+    _, web, elsewhere = empty
+    assert web.get("/v1/entries", headers=headers).json().get("code") == code
+    assert elsewhere.get("/v1/entries", headers={**headers, **BEARER}).status_code == 200
+
+
+# ------------------------------------------------------------------------------------------------- its description
+
+RELAXED = list(HealthCheck)
+
+
+@lru_cache(1)
+def described() -> Any:
+    """The operations that a server over a small store describes."""
+    schemathesis = pytest.importorskip("schemathesis")
+    from schemathesis.config import SchemathesisConfig
+
+    store = MemoryStore.open(":memory:", embedder="hash")
+    store.insert("semantic", "Ana lives in Lisbon.", metadata={"user": "ana"})
+    app = http_app(MemoryService(store, load_policy("scripted:heuristic")), token=TOKEN, local=False)
+    config = SchemathesisConfig.from_dict({"generation": {"allow-x00": False}})  # no schema can say that NUL is refused
+    api = schemathesis.openapi.from_asgi("/v1/openapi.json", app, config=config, headers=BEARER)
+    return {result.ok().label: result.ok() for result in api.get_all_operations()}
+
+
+QUICK = [
+    *("GET /v1/health", "GET /v1/entries", "GET /v1/entries/{id}", "DELETE /v1/entries/{id}", "GET /v1/history/{id}"),
+    *("GET /v1/core", "PUT /v1/core", "GET /v1/log", "GET /v1/export"),
+]
+OPERATIONS = [
+    *QUICK,
+    *("POST /v1/read", "POST /v1/ask", "POST /v1/search", "POST /v1/entries", "PATCH /v1/entries/{id}"),
+]
+
+
+def conforms(label: str, examples: int) -> None:
+    """Whatever is sent to an operation, what comes back is as described: status, type and content."""
+    operation = described()[label]
+    from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+    needless = [positive_data_acceptance]  # that a filter means something is not for a schema to say
+
+    @settings(max_examples=examples, deadline=None, database=None, derandomize=True, suppress_health_check=RELAXED)
+    @given(case=operation.as_strategy())
+    def check(case):
+        filtered = isinstance(case.body, dict) and case.body.get("where")
+        case.call_and_validate(headers=BEARER, excluded_checks=needless if filtered else [])
+
+    check()
+
+
+def test_every_operation_is_listed():
+    assert sorted(described()) == sorted(OPERATIONS)
+
+
+@pytest.mark.parametrize("label", QUICK)
+def test_the_api_is_as_described(label):
+    conforms(label, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_the_api_is_as_described_at_length(label):
+    conforms(label, 150)

@@ -1,0 +1,346 @@
+"""A memory by MCP, with the official client: in this process, and over stdio and streamable HTTP against a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp")
+import httpx2
+import typer
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+
+from memalpha.agent.tools import execute, tool_schemas
+from memalpha.cli import main as cli
+from memalpha.errors import ConfigError
+from memalpha.integrations.server.mcp import mcp_server
+from memalpha.integrations.server.run import address_of, check_open, is_loopback, token_of
+from memalpha.integrations.server.service import MemoryService
+from memalpha.policy.base import load_policy
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.store.store import MemoryStore
+from memalpha.types import ToolCall
+
+TOKEN = "a-token-of-the-tests"
+CHAT = "\n".join(f"Tom: I have {number} cats." for number in range(400))
+
+
+def calls(store: MemoryStore, *asked: tuple[str, dict[str, Any]], policy: Any = None, **options: Any) -> list[Any]:
+    """The results of tool calls, by a client in this process."""
+    service = MemoryService(store, policy or load_policy("scripted:heuristic"), **options)
+
+    async def ask() -> list[Any]:
+        async with Client(mcp_server(service)) as client:
+            found: list[Any] = []
+            for name, arguments in asked:
+                try:
+                    found.append(await client.call_tool(name, arguments))
+                except MCPError as error:
+                    found.append(error)
+            return found
+
+    return asyncio.run(ask())
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore.open(":memory:", embedder="hash")
+
+
+def listed(service: MemoryService) -> dict[str, Any]:
+    async def ask() -> Any:
+        async with Client(mcp_server(service)) as client:
+            return await client.list_tools()
+
+    return {tool.name: tool for tool in asyncio.run(ask()).tools}
+
+
+def test_the_tools_are_those_of_training(store):
+    tools = listed(MemoryService(store, load_policy("scripted:add-all")))
+    trained = {tool["function"]["name"]: tool["function"] for tool in tool_schemas(store.schema)}
+    for name in ("memory_insert", "memory_update", "memory_delete"):
+        assert tools[name].input_schema == trained[name]["parameters"]
+        assert tools[name].description == trained[name]["description"]
+    hints = {name: tool.annotations for name, tool in tools.items()}
+    assert {name for name, hint in hints.items() if hint.read_only_hint} == {"memory_search", "memory_list"}
+    assert {name for name, hint in hints.items() if hint.destructive_hint} == {
+        *("memory_update", "memory_delete", "memory_read")
+    }
+    assert hints["memory_insert"].destructive_hint is False and hints["memory_insert"].idempotent_hint
+    assert not any(hint.open_world_hint for hint in hints.values()) and len(tools) == 6
+    words = {word for tool in tools.values() for word in tool.input_schema["properties"]}
+    assert not words & {"path", "file", "namespace", "schema", "store"}
+
+
+def test_read_only_offers_what_reads(store):
+    store.insert("semantic", "city: Porto")
+    assert set(listed(MemoryService(store, None, read_only=True))) == {"memory_search", "memory_list"}
+    [found] = calls(store, ("memory_search", {"query": "city"}), read_only=True)
+    assert found.structured_content["hits"][0]["content"] == "city: Porto"
+    [refused] = calls(store, ("memory_insert", {"category": "semantic", "content": "a"}), read_only=True)
+    assert isinstance(refused, MCPError) and "no tool 'memory_insert'" in str(refused)
+    with pytest.raises(ConfigError, match="read-only"):
+        MemoryService(store, None)
+
+
+EDITS = [
+    ("memory_insert", {"category": "semantic", "content": "Ana's city: Porto", "importance": 0.5}),
+    ("memory_insert", {"category": "semantic", "content": "Ana's city: Porto"}),
+    ("memory_insert", {"category": "nonsense", "content": "a"}),
+    ("memory_insert", {"category": "semantic", "content": " "}),
+    ("memory_insert", {"category": "semantic", "content": "a", "namespace": "b"}),
+    ("memory_insert", {"category": "episodic", "content": "It rained.", "timestamp": "May"}),
+    ("memory_update", {"id": "ana-s#f", "content": "Ana's city: Oslo"}),
+    ("memory_update", {"id": "nobody", "content": "a"}),
+    ("memory_delete", {"id": "nobody"}),
+    ("memory_delete", {}),
+]
+
+
+def test_an_edit_does_and_says_what_it_does_in_training(store):
+    """Call by call the result of `execute`, and in the end the same memory."""
+    same = MemoryStore.open(":memory:", embedder="hash")
+    made = same.insert("semantic", "Ana's city: Porto", importance=0.5).id
+    same.erase_all()
+    same = MemoryStore.open(":memory:", embedder="hash")
+    edits = [(name, {**of, "id": made} if of.get("id") == "ana-s#f" else of) for name, of in EDITS]
+    for (name, arguments), found in zip(edits, calls(store, *edits), strict=True):
+        result, _ = execute(same, ToolCall(name, arguments), chunk=None, source="mcp", timestamp=None)
+        told = found.structured_content
+        assert told == json.loads(found.content[0].text) and found.is_error is not result.ok
+        assert {key: told[key] for key in told if key != "tool"} == {
+            key: getattr(result, key) for key in told if key != "tool"
+        }
+    assert store.state == same.state and store.snapshot() == 2
+
+
+def test_a_text_is_read_with_progress(store):
+    service, seen = MemoryService(store, load_policy("scripted:add-all")), []
+
+    async def progress(done: float, of: float | None, message: str | None) -> None:
+        seen.append((done, of, message))
+
+    async def ask() -> Any:
+        async with Client(mcp_server(service)) as client:
+            short = await client.call_tool("memory_read", {"text": "Ana: Hi!"}, progress_callback=progress)
+            assert not seen and short.structured_content["chunks"] == 1
+            return await client.call_tool(
+                "memory_read", {"text": CHAT, "timestamp": "2024-05-01"}, progress_callback=progress
+            )
+
+    reading = asyncio.run(ask()).structured_content
+    assert [item["code"] for item in reading["results"]] == ["inserted"] * 400
+    assert seen == [(n, reading["chunks"], f"{n} of {reading['chunks']} chunks read") for n in range(1, len(seen) + 1)]
+    assert len(seen) == reading["chunks"] > 1
+
+
+def test_pages_and_limits(store):
+    for number in range(3):
+        store.insert("semantic", f"fact {number}")
+    first, second, unknown, large, empty, float_ = calls(
+        store,
+        ("memory_list", {"limit": 2}),
+        ("memory_list", {"limit": 2, "after": store.list()[1].id}),
+        ("memory_search", {"query": "fact", "category": "nonsense"}),
+        ("memory_insert", {"category": "semantic", "content": "x" * 20_001}),
+        ("memory_read", {"text": " "}),
+        ("memory_search", {"query": "fact", "k": 2.0}),
+    )
+    assert [entry["content"] for entry in first.structured_content["entries"]] == ["fact 0", "fact 1"]
+    assert first.structured_content["next"] and second.structured_content["next"] is None
+    assert len(float_.structured_content["hits"]) == 2
+    failed = [(item.is_error, item.structured_content["code"]) for item in (unknown, large, empty)]
+    assert failed == [(True, "unknown_category"), (True, "invalid_arguments"), (True, "invalid_arguments")]
+    assert store.snapshot() == 3
+
+
+class Failing(ScriptedPolicy):
+    """Fails in a way that tells too much."""
+
+    def sample(self, requests):
+        raise ZeroDivisionError("/root/secret")
+
+
+def test_what_fails_inside_is_logged_and_not_told(store, caplog):
+    [failed] = calls(store, ("memory_read", {"text": "I live in Porto."}), policy=Failing("add-all"))
+    assert failed.is_error and failed.structured_content["code"] == "internal_error"
+    assert "secret" not in failed.content[0].text and "secret" in caplog.text
+
+
+# ------------------------------------------------------------------------------------------------------- starting
+
+
+@pytest.mark.parametrize(
+    "text", ["8765", ":8765", "localhost", "localhost:", "localhost:x", "localhost:70000", "::1:80"]
+)
+def test_an_address_that_is_none(text):
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        address_of(text)
+
+
+def test_who_is_let_in_where(tmp_path, monkeypatch):
+    assert address_of("[::1]:8765") == ("::1", 8765) and address_of("localhost:0") == ("localhost", 0)
+    hosts = ("127.0.0.1", "127.8.0.1", "localhost", "::1", "0.0.0.0", "::", "192.168.0.7", "memory.example")
+    assert [is_loopback(host) for host in hosts] == [True] * 4 + [False] * 4
+    monkeypatch.delenv("MEMALPHA_TOKEN", raising=False)
+    assert token_of(None) is None
+    with pytest.raises(ConfigError, match="needs a token"):
+        check_open("0.0.0.0", None)
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    assert token_of(file) == TOKEN
+    monkeypatch.setenv("MEMALPHA_TOKEN", "short")
+    with pytest.raises(ConfigError, match="at least 16"):
+        token_of(None)
+    for text in ("", "two words are not one", "ünlesbar-ünlesbar-ünlesbar"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="token"):
+            token_of(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        token_of(tmp_path / "none")
+
+
+ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
+
+
+def command(store: Path | str, *words: str) -> list[str]:
+    return ["-m", "memalpha", "serve", str(store), "--policy", "scripted:heuristic", "--embedder", "hash", *words]
+
+
+def test_stdio_and_a_restart(tmp_path):
+    """A client reads a text into a new store; a second server has it, and keeps stdout clean until SIGTERM ends it."""
+    path = tmp_path / "ana.db"
+    server = StdioServerParameters(command=sys.executable, args=command(path, "--mcp"), env=ENVIRONMENT)
+
+    async def first() -> Any:
+        async with Client(server) as client:
+            assert client.server_info.name == "memalpha" and "memory_read" in client.instructions
+            read = await client.call_tool("memory_read", {"text": "Ana: I live in Porto.", "timestamp": "2024-05-01"})
+            assert [item["code"] for item in read.structured_content["results"]] == ["inserted"]
+            return (await client.call_tool("memory_search", {"query": "Where does Ana live?"})).structured_content
+
+    found = asyncio.run(first())
+    again = subprocess.Popen(
+        [sys.executable, *command(path, "--mcp")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **ENVIRONMENT},
+    )
+
+    def ask(method: str, **params: Any) -> Any:
+        again.stdin.write(json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}) + "\n")
+        again.stdin.flush()
+        return json.loads(again.stdout.readline())["result"]
+
+    about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    assert ask("initialize", **about)["serverInfo"]["name"] == "memalpha"
+    again.stdin.write('{"jsonrpc": "2.0", "method": "notifications/initialized"}\n')
+    search = {"name": "memory_search", "arguments": {"query": "Where does Ana live?"}}
+    assert ask("tools/call", **search)["structuredContent"] == found
+    new = {"category": "semantic", "content": "city: Porto"}
+    assert ask("tools/call", name="memory_insert", arguments=new)["structuredContent"]["ok"]
+    again.send_signal(signal.SIGTERM)  # while its stdin is open
+    out, err = again.communicate(timeout=60)
+    assert (again.returncode, out, err) == (0, "", "")
+    with MemoryStore.open(path, create=False) as kept:
+        assert [entry.content for entry in kept.list()] == ["Ana: I live in Porto.", "city: Porto"]
+
+
+@contextmanager
+def running(path: Path | str, *words: str) -> Any:
+    """A server process and its address."""
+    process = subprocess.Popen(
+        [sys.executable, *command(path, "--mcp", "--http", "127.0.0.1:0", *words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **ENVIRONMENT},
+    )
+    try:
+        yield process, process.stderr.readline().split(" at ")[1].split("/v1")[0]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_two_clients_at_once_and_an_end_in_the_middle_of_it(tmp_path):
+    """One by MCP, one by HTTP, both writing when SIGTERM comes: all that was acknowledged is there, in order."""
+    path, secret = tmp_path / "ana.db", tmp_path / "token"
+    secret.write_text(TOKEN)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    done: dict[str, list[str]] = {"mcp": [], "http": []}
+
+    async def by_mcp(url: str) -> None:
+        async with (
+            httpx2.AsyncClient(headers=headers, timeout=60) as web,
+            Client(streamable_http_client(f"{url}/mcp", http_client=web)) as client,
+        ):
+            seen: list[float] = []
+
+            async def progress(at: float, of: float | None, message: str | None) -> None:
+                seen.append(at)
+
+            await client.call_tool("memory_read", {"text": "Tom: I work at Acme.\n" * 400}, progress_callback=progress)
+            assert len(seen) > 1
+            for number in range(10_000):
+                fact = {"category": "semantic", "content": f"mcp fact {number}"}
+                result = await client.call_tool("memory_insert", fact)
+                done["mcp"].append(result.structured_content["content"])
+
+    async def by_http(url: str) -> None:
+        async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60) as web:
+            for number in range(10_000):
+                fact = {"category": "semantic", "content": f"http fact {number}"}
+                done["http"].append((await web.post("/v1/entries", json=fact)).json()["content"])
+
+    async def both(process: subprocess.Popen, url: str) -> None:
+        work = [asyncio.create_task(by_mcp(url)), asyncio.create_task(by_http(url))]
+        while min(map(len, done.values())) < 5 and not any(task.done() for task in work):
+            await asyncio.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait(work, timeout=60)
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+    with running(path, "--token-file", str(secret)) as (process, url):
+        assert httpx2.get(f"{url}/v1/entries").status_code == 401 and httpx2.post(f"{url}/mcp").status_code == 401
+        asyncio.run(both(process, url))
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "") and "Traceback" not in err
+    with MemoryStore.open(path, create=False) as kept:
+        contents = [entry.content for entry in kept.list()]
+    assert contents[0] in ("Tom: I work at Acme.", "http fact 0")
+    for name, facts in done.items():
+        assert len(facts) >= 5 and [text for text in contents if text.startswith(name)][: len(facts)] == facts
+
+
+def test_what_the_page_tells_hosts_to_start_is_a_command():
+    """The configurations in docs/serve.md are JSON, and the arguments in them are those of `memalpha serve`."""
+    page = (Path(__file__).parents[3] / "docs" / "serve.md").read_text(encoding="utf-8")
+    serve = typer.main.get_command(cli.app).commands["serve"]
+    lines = [shlex.split(line, comments=True) for line in re.findall(r"^\$ (.*)", page, re.MULTILINE)]
+    for text in re.findall(r"```jsonc\n(.*?)```", page, re.DOTALL):
+        [group] = json.loads(text).values()
+        [server] = group.values()
+        lines += [[server["command"], *server["args"]]] if "args" in server else []
+    lines = [line[line.index("serve") + 1 :] for line in lines if "serve" in line]
+    for words in lines:
+        options = serve.make_context("serve", list(words)).params
+        assert options["mcp"] or options["http"], words
+        assert options["policy"] or options["read_only"], words
+    assert len(lines) == 11

@@ -1,0 +1,480 @@
+"""The endpoint client against a real server that fails: each answer once, the bill right, limits kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+from hostile import FAULTS, HostileServer
+
+from memalpha.config import EndpointConfig
+from memalpha.errors import PolicyError
+from memalpha.policy.base import load_policy
+from memalpha.policy.endpoints.client import EndpointClient, estimate_tokens, parse_name
+
+
+class Clock:
+    """Time that passes only in sleeps."""
+
+    def __init__(self) -> None:
+        self.now, self.slept = 1000.0, []
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+        await asyncio.sleep(0)
+
+
+def client_of(server: HostileServer, *, name: str | None = None, clock: Clock | None = None, **settings):
+    clock = clock or Clock()
+    settings = {"timeout": 30.0, **settings}
+    return EndpointClient(name or server.name, EndpointConfig(**settings), clock=clock, sleep=clock.sleep)
+
+
+def ask(text: str, **more) -> dict:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 16, **more}
+
+
+def patience(fault: str) -> float:
+    """Seconds for a try: none of the others may run out of them on a busy machine."""
+    return 1.0 if fault == "hang" else 30.0
+
+
+def texts(replies) -> list[str]:
+    return [reply.message.get("content") for reply in replies]
+
+
+# ------------------------------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_item_is_answered_once_whatever_the_server_does(seed, tmp_path):
+    """Each prompt meets up to three faults, in any order; answers, bill and cache are those of a kind server."""
+    rng = Random(seed)
+    plan = {f"item {n}": rng.choices(FAULTS, k=rng.randrange(4)) for n in range(60)}
+    plan = {text: [f for f in faults if f != "hang"] for text, faults in plan.items()}
+    plan["item 7"] = ["hang", "500"]
+    prompts = sorted(plan, key=lambda text: rng.random())
+
+    def fault(prompt, nth):
+        return plan[prompt][nth - 1] if nth <= len(plan[prompt]) else None
+
+    def usage(prompt, text):
+        return {"prompt_tokens": estimate_tokens(prompt) + 5, "completion_tokens": estimate_tokens(text)}
+
+    with HostileServer(fault=fault, usage=usage) as server:
+        prices = {server.name: (10.0, 100.0)}
+        client = client_of(server, timeout=2.0, cache=tmp_path / "a.sqlite", prices=prices)
+        assert texts(client.ask([ask(text) for text in prompts])) == [f"echo {text}" for text in prompts]
+        assert server.answered == dict.fromkeys(prompts, 1)
+        bill = client.bill
+        assert (bill.asked, bill.paid, bill.cached, bill.shared, bill.doubted) == (60, 60, 0, 0, 0)
+        assert bill.tries == sum(server.seen.values()) == 60 + sum(map(len, plan.values()))
+        assert bill.lost == sum(f[:3] != "429" for faults in plan.values() for f in faults)
+        assert bill.prompt_tokens == sum(estimate_tokens(text) + 5 for text in prompts)
+        assert bill.completion_tokens == sum(estimate_tokens(f"echo {text}") for text in prompts)
+        assert bill.cost == pytest.approx((bill.prompt_tokens * 10 + bill.completion_tokens * 100) / 1e6)
+        client.close()
+        again = client_of(server, cache=tmp_path / "a.sqlite", prices=prices)
+        assert texts(again.ask([ask(text) for text in reversed(prompts)])) == [f"echo {t}" for t in reversed(prompts)]
+        assert (again.bill.cached, again.bill.paid, again.bill.tries, again.bill.cost) == (60, 0, 0, 0.0)
+        assert again.bill.saved == pytest.approx(bill.cost)
+        again.close()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_passes_by_itself(fault):
+    with HostileServer(fault=lambda prompt, nth: fault if nth == 1 else None) as server:
+        client = client_of(server, timeout=patience(fault), retries=1)
+        assert texts(client.ask([ask("a")])) == ["echo a"]
+        assert server.seen["a"] == 2
+        client.close()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_server_that_stays_down_ends_the_batch_and_keeps_what_is_done(fault, tmp_path):
+    cache = tmp_path / "a.sqlite"
+    with HostileServer(fault=lambda prompt, nth: fault if prompt == "bad" else None) as server:
+        client = client_of(server, timeout=patience(fault), retries=1, concurrency=1, cache=cache)
+        with pytest.raises(PolicyError, match=r"gave no answer in 2 tries, the last: .*a\.sqlite"):
+            client.ask([ask(text) for text in ("one", "two", "bad", "four")])
+        assert server.seen["bad"] == 2 and "four" not in server.seen, "nothing more is sent to a server that is down"
+        assert len(client.cache) == 2
+        server.fault = lambda prompt, nth: None
+        assert texts(client.ask([ask(t) for t in ("one", "two", "bad", "four")])) == [
+            f"echo {t}" for t in ("one", "two", "bad", "four")
+        ]
+        assert server.answered == dict.fromkeys(("one", "two", "bad", "four"), 1)
+        assert (client.bill.paid, client.bill.cached) == (4, 2)
+        client.close()
+
+
+def test_without_a_server_the_batch_ends_too(tmp_path):
+    with HostileServer() as server:
+        pass
+    client = client_of(server, retries=3, cache=tmp_path / "a.sqlite")
+    with pytest.raises(PolicyError, match=r"no answer in 4 tries, the last: cannot be reached.*kept in .*a\.sqlite"):
+        client.ask([ask("a"), ask("b")])
+    assert client.bill.lost == 0 and client.bill.paid == 0
+    client.close()
+
+
+def test_retry_after_is_waited_for_by_all():
+    clock = Clock()
+    with HostileServer(fault=lambda prompt, nth: "429 30" if (prompt, nth) == ("a", 1) else None) as server:
+        client = client_of(server, clock=clock, concurrency=1)
+        client.ask([ask("a"), ask("b")])
+        assert clock.now - 1000.0 >= 30.0
+        client.close()
+
+
+def test_a_server_that_asks_to_wait_too_long_is_down():
+    clock = Clock()
+    with HostileServer(fault=lambda prompt, nth: "429 3600") as server:
+        client = client_of(server, clock=clock, max_wait=60.0)
+        with pytest.raises(PolicyError, match=r"in 1 tries.*asks to wait 3600 s"):
+            client.ask([ask("a")])
+        assert clock.slept == []
+        client.close()
+
+
+def test_waits_grow_and_are_jittered():
+    clock = Clock()
+    with HostileServer(fault=lambda prompt, nth: "500") as server:
+        client = client_of(server, clock=clock, retries=30, max_wait=20.0)
+        with pytest.raises(PolicyError, match="status 500: not now"):
+            client.ask([ask("a")])
+        client.close()
+    assert len(clock.slept) == 30 and max(clock.slept) <= 20.0 and len(set(clock.slept)) == 30
+    assert all(wait <= 2.0**attempt for attempt, wait in enumerate(clock.slept))
+    assert max(clock.slept[5:]) > 5.0
+
+
+@pytest.mark.parametrize(("status", "tries"), [("400", 1), ("404", 1), ("422", 1), ("403", 1)])
+def test_what_will_not_pass_is_not_tried_again(status, tries):
+    with HostileServer(fault=lambda prompt, nth: status) as server:
+        client = client_of(server)
+        with pytest.raises(PolicyError, match=f"status {status}: not now"):
+            client.ask([ask("a")])
+        assert server.seen["a"] == tries
+        client.close()
+
+
+def test_an_empty_account_is_no_rate_limit():
+    with HostileServer() as server:
+        original = server._send
+        error = {"error": {"code": "insufficient_quota", "message": "You exceeded your quota"}}
+        server._send = lambda writer, status, body, **more: original(writer, 429, error)
+        client = client_of(server)
+        with pytest.raises(PolicyError, match="refused: status 429: insufficient_quota"):
+            client.ask([ask("a")])
+        assert server.seen["a"] == 1
+        client.close()
+
+
+# ------------------------------------------------------------------------------------------------------- the bill
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None,
+        [],
+        {"prompt_tokens": 10**9, "completion_tokens": 10**9},
+        {"prompt_tokens": 0, "completion_tokens": 0},
+        {"prompt_tokens": -5, "completion_tokens": -1},
+        {"prompt_tokens": "12", "completion_tokens": True},
+        {"prompt_tokens": 1e3, "completion_tokens": None},
+    ],
+)
+def test_a_lie_about_tokens_is_not_billed(usage):
+    prompt, text = "word " * 200, "reply " * 100
+    with HostileServer(reply=lambda *_: text, usage=lambda *_: usage) as server:
+        client = client_of(server, prices={server.name: (1.0, 1.0)})
+        client.ask([ask(prompt, max_tokens=400)])
+        assert client.bill.doubted == 1
+        assert 250 <= client.bill.prompt_tokens <= 260 and 150 <= client.bill.completion_tokens <= 160
+        assert client.bill.cost == pytest.approx((client.bill.prompt_tokens + client.bill.completion_tokens) / 1e6)
+        client.close()
+
+
+def test_unseen_thinking_is_billed_up_to_what_was_allowed():
+    usage = {"prompt_tokens": 9, "completion_tokens": 400}
+    with HostileServer(usage=lambda *_: usage) as server:
+        client = client_of(server)
+        client.ask([ask("a", max_tokens=400)])
+        assert (client.bill.completion_tokens, client.bill.doubted, client.bill.cost) == (400, 0, None)
+        client.ask([ask("b", max_tokens=399)])
+        assert client.bill.doubted == 1 and client.bill.completion_tokens < 420
+        client.close()
+
+
+# -------------------------------------------------------------------------------------------------- once, and limits
+
+
+def test_equal_requests_under_way_are_asked_once():
+    with HostileServer() as server:
+        client = client_of(server)
+        replies = client.ask([ask("a"), ask("b"), ask("a"), ask("a", temperature=1.0)])
+        assert texts(replies) == ["echo a", "echo b", "echo a", "echo a"]
+        assert server.answered == {"a": 2, "b": 1}, "other parameters are another request"
+        assert (client.bill.asked, client.bill.paid, client.bill.shared) == (4, 3, 1)
+        client.close()
+
+
+def test_from_many_threads_and_inside_a_running_loop():
+    with HostileServer() as server:
+        client = client_of(server)
+        found = {}
+        threads = [
+            threading.Thread(target=lambda n=n: found.update({n: texts(client.ask([ask("x"), ask(str(n))]))}))
+            for n in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == {n: ["echo x", f"echo {n}"] for n in range(8)}
+
+        async def inside():
+            return texts(client.ask([ask("within")]))
+
+        assert asyncio.run(inside()) == ["echo within"]
+        assert client.bill.asked == 17
+        client.close()
+
+
+def test_concurrency_is_bounded():
+    with HostileServer() as server:
+        client, server.delay = client_of(server, concurrency=3), 0.01
+        client.ask([ask(str(n)) for n in range(40)])
+        assert 1 < server.most_at_once <= 3
+        client.close()
+
+
+def test_limits_per_minute_hold_for_tries():
+    """On a fake clock: the times of all tries, failed ones too."""
+    clock, sent = Clock(), []
+    with HostileServer(fault=lambda prompt, nth: "500" if nth == 1 and int(prompt) % 3 == 0 else None) as server:
+        client = client_of(server, clock=clock, requests_per_minute=7, tokens_per_minute=200, concurrency=4)
+        send = client._send
+
+        async def spied(*call):
+            sent.append(clock.now)
+            return await send(*call)
+
+        client._send = spied
+        client.ask([ask(str(n)) for n in range(20)])
+        client.close()
+    assert len(sent) == 27
+    assert all(sum(first <= at < first + 60.0 for at in sent) <= 7 for first in sent)
+
+
+def test_a_request_that_can_never_be_sent_is_refused():
+    with HostileServer() as server:
+        client = client_of(server, tokens_per_minute=100)
+        with pytest.raises(PolicyError, match=r"takes 1\d\d tokens .*tokens_per_minute is 100"):
+            client.ask([ask("a", max_tokens=100)])
+        assert not server.seen
+        client.close()
+
+
+# ------------------------------------------------------------------------------------------------------------ cache
+
+
+def test_the_key_of_an_answer_is_all_that_was_asked(tmp_path):
+    with HostileServer(models=["m"]) as server:
+        client = client_of(server, cache=tmp_path / "a.sqlite")
+        asked = [ask("a"), ask("a", temperature=0.5), ask("a", max_tokens=17), ask("a", tools=[{"x": 1}]), ask("b")]
+        client.ask(asked)
+        client.ask(asked)
+        assert (client.bill.paid, client.bill.cached) == (5, 5)
+        other = client_of(server, cache=tmp_path / "a.sqlite", parameters={"top_p": 0.5, "max_tokens": None})
+        other.ask(asked[:1])
+        assert (other.bill.paid, other.bill.cached) == (1, 0)
+        assert server.bodies[-1]["top_p"] == 0.5 and "max_tokens" not in server.bodies[-1]
+        client.close()
+        other.close()
+
+
+def test_a_file_that_is_no_cache_is_named(tmp_path):
+    (tmp_path / "a.sqlite").write_bytes(b"not a database, but long enough to be looked at " * 100)
+    with pytest.raises(PolicyError, match=r"a\.sqlite cannot be used"):
+        EndpointClient("http://127.0.0.1:1/v1#m", EndpointConfig(cache=tmp_path / "a.sqlite"))
+
+
+KILLED = """
+import sys
+from memalpha.config import EndpointConfig
+from memalpha.policy.endpoints.client import EndpointClient
+client = EndpointClient(sys.argv[1], EndpointConfig(cache=sys.argv[2], concurrency=4))
+client.ask([{"messages": [{"role": "user", "content": str(n)}], "max_tokens": 16} for n in range(30)])
+"""
+
+
+def test_a_killed_process_pays_nothing_twice(tmp_path):
+    cache = tmp_path / "a.sqlite"
+    with HostileServer(fault=lambda prompt, nth: "hang" if int(prompt) >= 12 else None) as server:
+        process = subprocess.Popen([sys.executable, "-c", KILLED, server.name, str(cache)])
+        deadline = time.monotonic() + 60
+        while _rows(cache) < 12:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        server.fault = lambda prompt, nth: None
+        client = client_of(server, cache=cache)
+        replies = client.ask([ask(str(n)) for n in range(30)])
+        assert texts(replies) == [f"echo {n}" for n in range(30)]
+        assert server.answered == {str(n): 1 for n in range(30)}
+        assert (client.bill.cached, client.bill.paid) == (12, 18)
+        client.close()
+
+
+def test_ctrl_c_ends_a_batch_at_once_and_quietly(tmp_path):
+    cache = tmp_path / "a.sqlite"
+    with HostileServer(fault=lambda prompt, nth: "hang" if int(prompt) >= 12 else None) as server:
+        command = [sys.executable, "-c", KILLED, server.name, str(cache)]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 60
+        while _rows(cache) < 12:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert told.rstrip().endswith("KeyboardInterrupt") and "never retrieved" not in told and "destroyed" not in told
+    assert _rows(cache) == 12
+
+
+def test_asking_in_other_threads_can_be_given_up(tmp_path):
+    with HostileServer() as server:
+        server.hold = lambda prompt: prompt == "slow"
+        client = client_of(server, cache=tmp_path / "a.sqlite", concurrency=2)
+        found: list[Exception] = []
+
+        def wait() -> None:
+            with pytest.raises(PolicyError, match="stopped") as told:
+                client.ask([ask(text) for text in ("quick", "slow", "third", "fourth")])
+            found.append(told.value)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not server.seen["slow"]:
+            time.sleep(0.002)
+        client.give_up()
+        thread.join(30)
+        assert len(found) == 1 and not thread.is_alive()
+        server.hold = lambda prompt: False
+        assert texts(client.ask([ask("slow"), ask("quick")])) == ["echo slow", "echo quick"]
+        assert server.seen["slow"] == server.seen["quick"] == 1, "what was under way is kept"
+        client.close()
+
+
+RACING = """
+import sys
+from memalpha.policy.endpoints.cache import AnswerCache
+sys.stdin.readline()
+cache = AnswerCache(sys.argv[1])
+print([cache.put(str(n), "m", {"by": sys.argv[2]})["by"] for n in range(20)])
+"""
+
+
+def test_processes_that_share_a_cache_agree(tmp_path):
+    """They make the file at the same time; whoever was first with an answer, all of them have that one."""
+    command = [sys.executable, "-c", RACING, str(tmp_path / "a.sqlite")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([*command, str(n)], **pipes) for n in range(4)]
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    said = [process.communicate(timeout=60)[0] for process in processes]
+    assert len(set(said)) == 1 and said[0].count("'") == 40
+
+
+def _rows(path: Path) -> int:
+    try:
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+            return db.execute("SELECT count(*) FROM answers").fetchone()[0]
+    except sqlite3.Error:
+        return 0
+
+
+# ------------------------------------------------------------------------------------------------- names and checks
+
+
+def test_names_of_endpoints(monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", "")
+    assert parse_name("http://localhost:8000/v1/#org/model") == ("http://localhost:8000/v1", "org/model")
+    assert parse_name("openai:gpt") == ("https://api.openai.com/v1", "gpt")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1/")
+    assert parse_name("openai:gpt") == ("http://127.0.0.1:9/v1", "gpt")
+    for name in ("http://localhost/v1", "openai:", "http://#m", "http:///v1#m", "http://h:x/v1#m", "https://[/v1#m"):
+        with pytest.raises(PolicyError, match=r"names no model|is not the address"):
+            parse_name(name)
+    with pytest.raises(PolicyError, match="key_env") as error:
+        parse_name("http://me:secret@host/v1#m")
+    assert "secret" not in str(error.value)
+
+
+def test_a_missing_key_is_said_before_anything_is_sent(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(PolicyError, match="set the environment variable OPENAI_API_KEY"):
+        load_policy("openai:gpt")
+    with pytest.raises(PolicyError, match="MY_KEY"):
+        load_policy("http://127.0.0.1:1/v1#m", endpoint=EndpointConfig(key_env="MY_KEY"))
+
+
+def test_without_its_package_an_endpoint_is_refused(monkeypatch):
+    for name in ("memalpha.policy.endpoints.policy", "memalpha.policy.endpoints.client"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    with pytest.raises(PolicyError, match=r"needs httpx2: pip install 'memalpha\[eval\]'"):
+        load_policy("http://127.0.0.1:1/v1#m")
+
+
+def test_keys_go_where_they_are_meant_to_and_into_no_message(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-for-openai")
+    monkeypatch.setenv("MY_KEY", "wrong-key")
+    with HostileServer(key="right") as server:
+        with pytest.raises(PolicyError, match=r"does not take the key .*no key was sent: .*endpoint\.key_env"):
+            load_policy(server.name)
+        assert not any("authorization" in headers for headers in server.headers), "a URL gets no key unasked"
+        with pytest.raises(PolicyError, match="does not take the key") as error:
+            load_policy(server.name, endpoint=EndpointConfig(key_env="MY_KEY"))
+        assert "wrong-key" not in str(error.value)
+        monkeypatch.setenv("MY_KEY", "right")
+        assert load_policy(server.name, endpoint=EndpointConfig(key_env="MY_KEY")).count_tokens("abcde") == 2
+
+
+def test_an_unreachable_server_and_an_unknown_model_are_said_at_once():
+    with HostileServer() as server:
+        load_policy(server.name)
+        assert not server.seen, "a listed model costs nothing to check"
+        with pytest.raises(PolicyError, match=r"model_not_found.*is there a model 'other'\?; it lists m"):
+            load_policy(server.name.replace("#m", "#other"))
+        server.models = None
+        load_policy(server.name)
+        assert server.bodies[-1]["max_tokens"] == 1, "no list: one token tells"
+        server.models = ["something/else"]
+        load_policy(server.name)
+    with pytest.raises(PolicyError, match="cannot be reached"):
+        load_policy(server.name)
+
+
+def test_the_endpoint_itself_is_checked_with_its_own_parameters():
+    with HostileServer(models=None) as server:
+        load_policy(server.name, endpoint=EndpointConfig(parameters={"top_p": 1}))
+        assert json.loads(json.dumps(server.bodies[-1]))["top_p"] == 1

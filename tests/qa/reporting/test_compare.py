@@ -1,0 +1,238 @@
+"""Evaluations side by side: what is paired, what is refused, the figures, the formats."""
+
+import csv
+import io
+import json
+import random
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from memalpha.cli.main import app
+from memalpha.errors import DataError
+from memalpha.qa.evaluate import Record, save_records
+from memalpha.qa.reporting.compare import (
+    COLUMNS,
+    System,
+    as_csv,
+    as_markdown,
+    as_text,
+    compare,
+    load_records,
+    load_run,
+    load_systems,
+    table,
+)
+from memalpha.qa.scoring.stats import Row, estimate, paired
+
+
+def record(task, number, correct, *, score=None, ability="extraction", text="Where?"):
+    value = float(correct) if score is None else score
+    return Record(task, 0, f"q{number}", ability, None, text, "x", ("Oslo",), value, correct)
+
+
+def records(rate, seed, conversations=6, questions=8):
+    rng = random.Random(seed)
+    return [
+        record(f"t{task}", number, rng.random() < rate, ability=("extraction", "temporal")[number % 2])
+        for task in range(conversations)
+        for number in range(questions)
+    ]
+
+
+LOW, HIGH = records(0.3, 1), records(0.8, 2)
+
+
+def systems(**runs):
+    return [System(name, (tuple(found),)) for name, found in runs.items()]
+
+
+def write(folder, found, name="system"):
+    (folder / "eval").mkdir(parents=True, exist_ok=True)
+    save_records(found, folder / "eval" / f"{name}.jsonl")
+    return str(folder)
+
+
+def test_figures_are_those_of_stats():
+    found = compare(systems(low=LOW, high=HIGH), resamples=500)
+    rows = {
+        name: [Row(item.task, item.ability, float(item.correct)) for item in of]
+        for name, of in (("low", LOW), ("high", HIGH))
+    }
+    lines = {(line.system, line.ability): line for line in found.lines}
+    assert list(lines) == [(s, a) for s in ("low", "high") for a in ("all", "macro", "extraction", "temporal")]
+    assert lines["low", "all"].mean == estimate(rows["low"], resamples=500)
+    assert lines["high", "macro"].mean == estimate(rows["high"], macro=True, resamples=500)
+    assert lines["high", "all"].against == paired(rows["low"], rows["high"], resamples=500)
+    assert lines["low", "all"].against is lines["high", "macro"].against is None
+    temporal = [[row for row in rows[name] if row.group == "temporal"] for name in ("low", "high")]
+    assert lines["high", "temporal"].against == paired(*temporal, resamples=500)
+    assert (found.questions, found.conversations, found.baseline) == (48, 6, "low")
+
+
+def test_order_of_records_does_not_matter():
+    shuffled = random.Random(0).sample(HIGH, len(HIGH))
+    assert table(compare(systems(a=LOW, b=HIGH))) == table(compare(systems(a=LOW, b=shuffled)))
+
+
+def test_the_baseline_goes_first():
+    found = compare(systems(a=LOW, b=HIGH, c=LOW), baseline="b", resamples=100)
+    assert [line.system for line in found.lines[::4]] == ["b", "a", "c"]
+    all_of_a = next(line for line in found.lines if (line.system, line.ability) == ("a", "all"))
+    assert all_of_a.against.difference.value < 0
+    with pytest.raises(DataError, match="'d' is none of a, b"):
+        compare(systems(a=LOW, b=HIGH), baseline="d")
+    with pytest.raises(DataError, match="two systems"):
+        compare(systems(a=LOW))
+
+
+def test_score_or_correct():
+    half = [record("t0", 0, True, score=0.5), record("t1", 0, False, score=0.4)]
+    whole = [record("t0", 0, True, score=1.0), record("t1", 0, True, score=0.9)]
+    by_score = compare(systems(a=half, b=whole), resamples=50)
+    by_right = compare(systems(a=half, b=whole), value="correct", resamples=50)
+    assert [found.lines[0].mean.value for found in (by_score, by_right)] == [0.45, 0.5]
+    for found in (by_score, by_right):  # McNemar is over right and wrong whatever is averaged
+        pair = next(line.against for line in found.lines if line.against)
+        assert (pair.only_first, pair.only_second, pair.mcnemar) == (0, 1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (HIGH[1:], "1 only of the first, 0 only of the second, such as 'q0' of task 't0'"),
+        ([*HIGH, record("t9", 0, True)], "0 only of the first, 1 only of the second, such as 'q0' of task 't9'"),
+        ([record("t0", 0, True, text="Who?"), *HIGH[1:]], "1 only of the first, 1 only of the second"),
+    ],
+)
+def test_other_questions_are_refused(other, message):
+    with pytest.raises(DataError, match=message):
+        compare(systems(a=LOW, b=other))
+    found = compare(systems(a=LOW, b=other), common=True, resamples=50)
+    assert found.questions == (47 if len(other) < 49 else 48)
+    assert sum(found.left_out.values()) == abs(len(other) - 48) + 2 * (len(other) == 48)
+
+
+def test_nothing_in_common():
+    with pytest.raises(DataError, match="no question in common"):
+        compare(systems(a=LOW, b=[record("z", 0, True)]), common=True)
+
+
+def test_seeds_are_averaged_by_question_and_their_spread_is_told(tmp_path):
+    names = [write(tmp_path / f"a{seed}", records(0.5, seed)) for seed in range(3)]
+    one, many = load_systems([names[0], ",".join(names)])
+    assert [len(run) for run in many.runs] == [48, 48, 48]
+    found = compare([one, many], resamples=200)
+    means = [sum(item.correct for item in records(0.5, seed)) / 48 for seed in range(3)]
+    assert found.seeds[many.name]["values"] == means
+    assert found.lines[4].mean.value == pytest.approx(sum(means) / 3)
+    assert found.lines[4].mean.n == 48
+    assert found.lines[4].against.mcnemar is None  # a question is not right or wrong over three runs
+    assert f"{many.name}: 3 runs, mean" in as_text(found)
+
+
+def test_what_was_not_evaluated_alike_is_told(tmp_path):
+    one, two, three = (write(tmp_path / name, found) for name, found in (("a", LOW), ("b", HIGH), ("c", HIGH)))
+    for name, metric in (("a", "exact"), ("b", "f1")):
+        summary = {"reader": "copy (floor)", "metric": metric, "budget": 2048}
+        (tmp_path / name / "eval" / "system.json").write_text(json.dumps(summary))
+    found = compare(load_systems([one, two, three]), resamples=50)
+    assert found.differ == {"metric": {one: "exact", two: "f1"}}
+    assert f"NOT EVALUATED ALIKE, metric: {one}: exact; {two}: f1." in as_text(found)
+    assert compare(load_systems([one, three]), resamples=50).differ == {}, "what is not known is no difference"
+    assert load_systems([f"{one},,{two}"])[0].rules["metric"] == "exact or f1"
+    (tmp_path / "b" / "eval" / "system.json").write_text("{")
+    with pytest.raises(DataError, match=r"system\.json: cannot be read"):
+        load_systems([two])
+
+
+def test_a_run_of_several_systems(tmp_path):
+    run = tmp_path / "run"
+    write(run, LOW, "before")
+    write(run, HIGH, "after")
+    (run / "eval" / "example.json").write_text("{}")
+    assert list(load_run(run)) == ["after", "before"]
+    assert load_run(run) == load_run(run / "eval")
+    assert list(load_run(run / "eval" / "after.jsonl")) == ["after"]
+    assert [system.name for system in load_systems([str(run)])] == ["after", "before"]
+    two = write(tmp_path / "two", LOW)
+    assert [system.name for system in load_systems([str(run), two])] == [f"{run}:after", f"{run}:before", two]
+    with pytest.raises(DataError, match="evaluated system, not after, before"):
+        load_systems([f"{run},{two}"])
+    with pytest.raises(DataError, match="the first seed only system"):
+        load_systems([f"{two},{run}"])
+    with pytest.raises(DataError, match="named twice"):
+        load_systems([two, two])
+
+
+def test_a_system_goes_by_its_own_name(tmp_path):
+    write(tmp_path, [replace(item, system="rag:chunks") for item in LOW], "rag-chunks")
+    write(tmp_path, HIGH, "after")
+    assert list(load_run(tmp_path)) == ["after", "rag:chunks"]
+    write(tmp_path, [replace(item, system="rag:chunks") for item in LOW], "again")
+    assert list(load_run(tmp_path)) == ["after", "again", "rag-chunks"]
+
+
+def test_records_come_back_as_they_were(tmp_path):
+    path = tmp_path / "a.jsonl"
+    full = [
+        *LOW,
+        Record(
+            "t", 1, "q", "x", "updated", "?", "half \ud800 a pair", (), 0.5, False, ("e1",), True, False, True, True,
+            "rag", True, 17, 0.5, True, "not_retrieved", False, {"f1": 0.5},
+        ),
+    ]  # fmt: skip
+    save_records(full, path)
+    assert load_records(path) == full
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "a.jsonl:1: not valid JSON"),
+        ("[]", "a.jsonl:1: not a record"),
+        ('{"task": "t"}', "a.jsonl:1: no 'question_id'"),
+        (json.dumps(LOW[0].as_json() | {"score": "high"}), "'score' is a number"),
+        (json.dumps(LOW[0].as_json() | {"colour": 1}), "'colour' is no field"),
+    ],
+)
+def test_a_bad_record_is_named(tmp_path, text, message):
+    (tmp_path / "a.jsonl").write_text(text)
+    with pytest.raises(DataError, match=message):
+        load_run(tmp_path)
+
+
+def test_formats():
+    found = compare(systems(low=LOW, high=HIGH), resamples=200)
+    rows = list(csv.reader(io.StringIO(as_csv(found))))
+    assert tuple(rows[0]) == COLUMNS
+    assert len(rows) == 9
+    assert float(rows[5][4]) == found.lines[4].mean.value
+    assert rows[1][7:] == [""] * 7
+    markdown = as_markdown(found).splitlines()
+    assert markdown[0].startswith("| system | ability | n | score | 95 % | against low |")
+    assert {line.count("|") for line in markdown[:10]} == {10}
+    assert "48 questions of 6 conversations; differences are against low." in markdown
+    assert "BCa bootstrap over conversations" in as_text(found)
+    assert json.loads(json.dumps(found.as_json()))["lines"][4]["against"]["p"] < 0.05
+
+
+def test_the_command(tmp_path):
+    low, high = write(tmp_path / "low", LOW), write(tmp_path / "high", HIGH)
+    runner = CliRunner()
+    done = runner.invoke(app, ["compare", low, high, "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["baseline"] == low
+    for name in ("x.md", "x.csv", "x.json"):
+        done = runner.invoke(app, ["compare", low, high, "--out", str(tmp_path / name), "--value", "correct"])
+        assert done.exit_code == 0, done.output
+        assert "temporal" in done.stdout
+        assert "temporal" in (tmp_path / name).read_text()
+    for arguments, message in (
+        ([low, str(tmp_path / "nothing")], "no records"),
+        ([low, high, "--out", "x.txt"], "write .json, .csv or .md"),
+        ([low], "two systems"),
+    ):
+        with pytest.raises(DataError, match=message):
+            runner.invoke(app, ["compare", *arguments], catch_exceptions=False)

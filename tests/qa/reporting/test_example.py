@@ -1,0 +1,77 @@
+"""The walked conversation: chosen by its gold operations, told step by step, readable by the report page."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memalpha.config import WorldConfig
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.qa.evaluate import Report, evaluate
+from memalpha.qa.reporting.example import choose_example, walk, write_example
+from memalpha.report.conversation import conversation
+from memalpha.tasks.synthetic import worlds as synthetic
+from memalpha.types import GoldOperation, Task, ToolCall, ToolResult
+
+
+@pytest.fixture(scope="module")
+def tasks() -> list[Task]:
+    return synthetic.tasks(WorldConfig(split="test"), 0, 0, 12)
+
+
+@pytest.fixture(scope="module")
+def report(tasks: list[Task]) -> Report:
+    return evaluate(ScriptedPolicy("oracle"), tasks, "extractive")
+
+
+def test_the_first_task_with_a_change_and_a_retraction_is_chosen(tasks: list[Task]) -> None:
+    def kinds(task: Task) -> set[str]:
+        return {operation.kind for operation in task.gold_operations}
+
+    chosen = choose_example(tasks)
+    assert {"update", "delete"} <= kinds(tasks[chosen])
+    assert not any({"update", "delete"} <= kinds(task) for task in tasks[:chosen])
+    plain = Task.model_validate({"id": "p", "chunks": [{"text": "x"}]})
+    changed = plain.model_copy(
+        update={"gold_operations": (GoldOperation(kind="update", chunk=0, category="semantic", content="a: b"),)}
+    )
+    assert choose_example([plain]) == 0 and choose_example([plain, changed]) == 1
+
+
+def test_the_walk_tells_what_happened(tasks: list[Task], report: Report) -> None:
+    number = choose_example(tasks)
+    trajectory = report.groups[number].trajectories[0]
+    walked = walk(trajectory, report.records)
+    assert len(walked["chunks"]) == len(tasks[number].chunks)
+    codes = [call["code"] for step in walked["chunks"] for call in step["calls"]]
+    assert codes == [result.code for turn in trajectory.turns for result in turn.results]
+    assert {"inserted", "updated", "deleted"} <= set(codes)
+    for step, state in zip(walked["chunks"], trajectory.states, strict=True):
+        assert {entry["id"]: entry["content"] for entry in step["memory"]} == {
+            key: entry.content for key, entry in state.entries.items()
+        }
+    assert [answer["question_id"] for answer in walked["answers"]] == [q.id for q in tasks[number].questions]
+    assert all(0 <= answer["asked_after_chunk"] < len(tasks[number].chunks) for answer in walked["answers"])
+
+
+def test_the_file_is_what_the_page_reads(tasks: list[Task], report: Report, tmp_path: Path) -> None:
+    number = choose_example(tasks)
+    path = tmp_path / "eval" / "example.json"
+    write_example(path, tasks[number], {"before": (report.groups[number].trajectories[0], report.records)})
+    html = conversation(json.loads(path.read_text(encoding="utf-8")))
+    for question in tasks[number].questions:
+        assert question.question.split()[0] in html
+    assert html.count('class="card"') == len(tasks[number].chunks)  # one system: one column a chunk
+    assert "Before training" in html and "After training" not in html
+
+
+def test_the_file_holds_any_text_a_model_writes(tasks: list[Task], report: Report, tmp_path: Path) -> None:
+    trajectory = report.groups[0].trajectories[0]
+    result = ToolResult(ToolCall("memory_insert", {"content": "\ud800"}), False, "invalid_content")
+    turn = replace(trajectory.turns[0], results=(result,))
+    write_example(tmp_path / "e.json", tasks[0], {"before": (replace(trajectory, turns=(turn,)), report.records)})
+    example = json.loads((tmp_path / "e.json").read_text(encoding="utf-8"))
+    assert example["systems"]["before"]["chunks"][0]["calls"][0]["arguments"] == {"content": "\ud800"}

@@ -1,0 +1,226 @@
+"""Judges in rewards and beside other metrics: one batch a step, the parts of the reward, and what a failure does."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hostile import HostileServer
+
+from memalpha.agent.agent import act
+from memalpha.agent.citations import parse_cited
+from memalpha.agent.parsing import format_call
+from memalpha.agent.reader import ExtractiveReader
+from memalpha.config import RewardConfig, build_config
+from memalpha.errors import ConfigError, PolicyError
+from memalpha.qa.evaluate import score_groups
+from memalpha.qa.memory_reward import MemoryReward
+from memalpha.qa.scoring.cited import cited_scores
+from memalpha.qa.scoring.judge import Judge
+from memalpha.qa.scoring.judge_scores import judge_records
+from memalpha.store.embedding import HashEmbedder
+from memalpha.store.memory import WorkingMemory
+from memalpha.store.schema import load_schema
+from memalpha.store.state import MemoryState
+from memalpha.types import Chunk, Completion, Question, Task, Trajectory, TrajectoryGroup
+
+EMBEDDER = HashEmbedder(64)
+TASK = Task(
+    id="t",
+    chunks=(
+        Chunk(text="I live in Oslo and have a cat.", timestamp="2024-05-01"),
+        Chunk(text="I moved to Rome."),
+        Chunk(text="Bye!"),
+    ),
+    questions=(
+        Question(id="city", question="Which city?", answers=("Roma",), meta={"metric": "judge"}),
+        Question(id="boat", question="Which boat?"),
+    ),
+)
+
+
+class Says:
+    def __init__(self, reply):
+        self.name, self.reply, self.prompts, self.calls = "says", reply, [], 0
+
+    def sample(self, requests):
+        self.calls += 1
+        prompts = [one.messages[1]["content"] for one in requests]
+        self.prompts += prompts
+        return [Completion(self.reply(prompt)) for prompt in prompts]
+
+    def count_tokens(self, text):
+        return len(text)
+
+
+def sensible(prompt: str) -> str:
+    """Rome is Roma; what is written is valid if its words are in the chunk; writing nothing is right after "Bye!"."""
+
+    def part(name):
+        found = re.search(rf"<{name}>\n(.*?)\n</{name}>", prompt, re.S)
+        return found[1] if found else ""
+
+    chunk, answer = part("part of the conversation"), part("answer")
+    if part("deleted entry"):
+        return "valid" if "moved" in chunk else "invalid"
+    if chunk and not part("written"):
+        return "valid" if chunk == "Bye!" else "invalid"
+    if chunk:
+        return "valid" if part("written").split()[-1] in chunk else "invalid"
+    if "cannot be answered" in prompt:
+        return "correct" if answer == "unknown" else "wrong"
+    return "correct" if answer == "Rome" else "wrong"
+
+
+def call(name, **arguments):
+    return name, arguments
+
+
+def insert(content):
+    return call("memory_insert", category="semantic", content=content)
+
+
+def roll(*turns, rollout=0):
+    memory = WorkingMemory(MemoryState.empty(load_schema("mem-alpha")), EMBEDDER)
+    made, states = [], []
+    for chunk, calls in zip(TASK.chunks, turns, strict=True):
+        text = ""
+        for name, arguments in calls:
+            if "of" in arguments:
+                arguments = {**arguments, "id": next(e.id for e in memory.list() if e.content == arguments["of"])}
+            text += format_call(name, {key: value for key, value in arguments.items() if key != "of"})
+        made.append(act(memory, chunk, Completion(text)))
+        states.append(memory.state)
+    return Trajectory(TASK, rollout, tuple(made), tuple(states))
+
+
+def model(reply=sensible, **settings) -> tuple[MemoryReward, Says]:
+    """A reward model whose judge is `reply`; the configured one is a stand-in."""
+    rewards = MemoryReward(build_config(RewardConfig, {"judge": {"judges": ["scripted:fixed"]}, **settings}, "x"), len)
+    rewards.judge = Judge([says := Says(reply)])
+    return rewards, says
+
+
+def scored(rewards, *rollouts):
+    groups, records = score_groups([TrajectoryGroup(TASK, rollouts)], ExtractiveReader(), rewards, embedder=EMBEDDER)
+    return [trajectory.reward for trajectory in groups[0].trajectories], records
+
+
+GOOD = roll(
+    [insert("city: Oslo"), insert("pet: cat")],
+    [call("memory_update", of="city: Oslo", content="city: Rome")],
+    [call("memory_skip")],
+)
+BAD = roll(
+    [insert("city: Oslo"), insert("pet: dog"), insert("city: Oslo")],
+    [call("memory_delete", of="city: Oslo")],
+    [insert("said bye")],
+    rollout=1,
+)
+LAZY = roll([], [call("memory_skip")], [], rollout=2)
+
+
+def test_r1_by_a_judge():
+    rewards, says = model(metric="judge")
+    found, records = scored(rewards, GOOD, LAZY)
+    assert [(one.answer, one.score, one.correct) for one in records[:2]] == [
+        ("Rome", 1.0, True),
+        ("unknown", 1.0, True),
+    ]
+    assert [one.components["r1"][0] for one in found] == [1.0, 0.5]
+    assert [one.weights["r4"] for one in found] == [0.0, 0.0], "no gold operations, and contents are not asked for"
+    assert says.calls == 1
+
+
+def test_r4_by_a_judge_that_sees_the_chunk():
+    rewards, says = model(content="judge")
+    found, _ = scored(rewards, GOOD, BAD, LAZY)
+    assert [one.components["r4"] for one in found] == [
+        (1.0, 1.0, 1.0),
+        (pytest.approx(1 / 3), 1.0, 0.0),  # an exact duplicate is not valid, a delete is judged
+        (0.0, 0.0, 1.0),  # writing nothing is right where there is nothing
+    ]
+    assert {one.weights["r4"] for one in found} == {0.1} and says.calls == 1
+    assert any("(2024-05-01)\nI live in Oslo" in prompt for prompt in says.prompts)
+    assert not any("Which city?" in prompt for prompt in says.prompts), "r1 has its own metric"
+
+
+def test_r4_as_published():
+    rewards, says = model(content="judge", preset="published")
+    found, _ = scored(rewards, GOOD, BAD, LAZY)
+    assert [one.components["r4"] for one in found] == [
+        (1.0, 1.0, 0.0),
+        (pytest.approx(1 / 3), 0.0, 0.0),  # a delete is never valid
+        (0.0, 0.0, 0.0),  # no call is worth nothing
+    ]
+    assert says.calls == 1
+
+
+def test_both_are_one_batch():
+    rewards, says = model(metric="judge", content="judge", preset="published")
+    found, _ = scored(rewards, GOOD, BAD)
+    assert says.calls == 1 and found[0].components["r1"][0] == 1.0 and found[0].components["r4"][0] == 1.0
+
+
+def test_a_failing_judge_raises_and_is_never_zero():
+    rewards, _ = model(lambda prompt: "hm" if "Which boat" in prompt else "correct", metric="judge")
+    with pytest.raises(PolicyError, match=r"no judge gave a readable verdict on answer 'unknown' to 'Which boat\?'"):
+        scored(rewards, GOOD)
+    with HostileServer(fault=lambda *_: "403") as server:
+        config = {"metric": "judge", "judge": {"judges": [server.name]}}
+        rewards = MemoryReward(build_config(RewardConfig, config, "x"), len)
+        with pytest.raises(PolicyError, match="does not take the key"):
+            scored(rewards, GOOD)
+
+
+def test_an_answer_from_a_conflict_is_wrong_unasked():
+    from memalpha.config import ReaderConfig
+
+    rewards, says = model(lambda prompt: "correct", metric="judge")
+    both = roll([insert("city: Oslo")], [insert("city: Rome")], [])
+    reader = ExtractiveReader(ReaderConfig(conflicts="refuse"))
+    _, records = score_groups([TrajectoryGroup(TASK, (both, GOOD))], reader, rewards, embedder=EMBEDDER)
+    assert [(one.conflict, one.score) for one in records] == [(True, 0.0), (False, 1.0), (False, 1.0), (False, 1.0)]
+    assert len(says.prompts) == 2, "equal ones once, the conflict not at all"
+
+
+def test_settings_of_a_judged_reward():
+    for settings in ({"metric": "judge"}, {"content": "judge"}):
+        with pytest.raises(ConfigError, match="judge needs one"):
+            build_config(RewardConfig, settings, "x")
+    with pytest.raises(ConfigError, match="has no effect"):
+        build_config(RewardConfig, {"judge": {"judges": ["a"]}}, "x")
+    config = build_config(RewardConfig, {"metric": "judge", "judge": {"judges": ["a"]}}, "x")
+    assert str(config.kept_in("run").judge.endpoint.cache) == "run/answers.sqlite"
+    assert config.kept_in("run").kept_in("other") == config.kept_in("run")
+    assert RewardConfig().kept_in("run") == RewardConfig()
+
+
+def test_without_a_judge_nothing_is_asked(monkeypatch):
+    monkeypatch.setattr("memalpha.qa.evaluate.judge_step", None)
+    found, _ = scored(MemoryReward(RewardConfig(), len), GOOD)
+    assert found[0].components["r1"][0] == 0.5
+
+
+def test_judged_beside_other_metrics():
+    _, records = scored(MemoryReward(RewardConfig(), len), GOOD, LAZY)
+    assert [one.score for one in records] == [0.0, 1.0, 0.0, 1.0], "Rome is not Roma to the letter"
+    judged, failed = judge_records(records, [TASK], Judge([says := Says(sensible)]))
+    assert not failed and says.calls == 1
+    assert [one.scores for one in judged] == [{"judge": 1.0}, {"judge": 1.0}, {"judge": 0.0}, {"judge": 1.0}]
+    assert [one.score for one in judged] == [1.0, 1.0, 0.0, 1.0], "a question whose own metric it is takes it over"
+    rubric = TASK.questions[0].model_copy(update={"meta": {"metric": "rubric", "rubric": ["a", "b"]}})
+    points = TASK.model_copy(update={"questions": (rubric,)})
+    half = Judge([Says(lambda prompt: "full" if "<point>\na" in prompt else "none")])
+    (one,), _ = judge_records([replace(records[0], scores={"rubric": 0.0})], [points], half)
+    assert (one.score, one.correct, one.scores) == (0.5, True, {"judge": 0.5, "rubric": 0.5})
+    named = cited_scores(parse_cited("Answer: a\nEvidence: [1]\nReasoning: so"), 0.0, [True])
+    (one,), _ = judge_records([replace(records[0], scores=named)], [points], half)
+    assert one.scores["cited.answer"] == 0.5 and one.scores["cited"] == pytest.approx((0.2 + 0.5 + 0.1) / 1.5)
+    kept = [replace(one, scores={"f1": 0.5}) for one in records]
+    judged, failed = judge_records(kept, [TASK], Judge([Says(lambda p: "hm" if "boat" in p else "wrong")]))
+    assert [one.question_id for one in judged] == ["city", "city"] and judged[0].scores == {"f1": 0.5, "judge": 0.0}
+    assert [one.record.question_id for one in failed] == ["boat", "boat"]
+    line = failed[0].as_json()
+    assert line["score"] is None and line["votes"][0]["replies"] == ["hm"] and line["question_id"] == "boat"

@@ -1,0 +1,322 @@
+"""Official scores: what the published scripts gave for the same inputs (`data/official_cases.json`), and the keywords
+that part from them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from memalpha.agent.reader import Answer, ExtractiveReader
+from memalpha.agent.text_match import is_abstention
+from memalpha.errors import DataError
+from memalpha.qa.protocol import run_systems
+from memalpha.qa.scoring import official
+from memalpha.qa.scoring.metrics import JUDGED, QUESTION_METRICS, RIGHT, is_right, official_scores, score_question
+from memalpha.store.search.stemmer import nltk_stem, stem
+from memalpha.types import Chunk, Question, SpeakerTurn, Task
+
+CASES = json.loads((Path(__file__).parent / "data" / "official_cases.json").read_text(encoding="utf-8"))
+
+
+def close(value):
+    return pytest.approx(value, abs=1e-9)
+
+
+def test_every_table_has_cases_and_a_source():
+    assert set(CASES["sources"]) == set(CASES) - {"about", "sources"}
+    assert len(CASES["locomo_f1"]) > 250
+    assert {case["category"] for case in CASES["locomo_f1"]} == {1, 2, 3, 4, 5}
+
+
+def test_locomo_f1():
+    wrong = [
+        case
+        for case in CASES["locomo_f1"]
+        if official.locomo_f1(case["prediction"], case["gold"], case["category"]) != close(case["score"])
+    ]
+    assert not wrong
+
+
+def test_the_stemmer_is_nltks_and_that_matters():
+    assert [nltk_stem(case["word"]) for case in CASES["nltk_stem"]] == [case["stem"] for case in CASES["nltk_stem"]]
+    assert sum(stem(case["word"]) != case["stem"] for case in CASES["nltk_stem"]) > 15
+
+
+def test_nltk_itself_where_it_is_installed():
+    porter = pytest.importorskip("nltk.stem", reason="nltk comes with memalpha[eval]").PorterStemmer()
+    words = re.findall(r"\w+", Path(official.__file__).read_text(encoding="utf-8").lower())
+    assert [nltk_stem(word) for word in words] == [porter.stem(word) for word in words]
+
+
+def test_longmemeval_table():
+    found = official.longmemeval(tuple(record) for record in CASES["longmemeval"]["records"])
+    printed = dict(re.findall(r"^\t?([\w\- ]+): ([\d.]+)", CASES["longmemeval"]["printed"], re.MULTILINE))
+    assert round(found["task_averaged"], 4) == float(printed.pop("Task-averaged Accuracy"))
+    assert round(found["overall"], 4) == float(printed.pop("Overall Accuracy"))
+    assert round(found["abstention"], 4) == float(printed.pop("Abstention Accuracy"))
+    assert {kind: round(row["accuracy"], 4) for kind, row in found["by_type"].items()} == {
+        kind: float(value) for kind, value in printed.items()
+    }
+    partly = official.longmemeval([("q1", "multi-session", True)])
+    assert (partly["task_averaged"], partly["abstention"]) == (1.0, None)
+    assert partly["by_type"]["temporal-reasoning"] == {"accuracy": None, "n": 0}
+
+
+@pytest.mark.parametrize("table", ["retrieval", "retrieval_turns"])
+def test_longmemeval_retrieval(table):
+    for case in CASES[table]:
+        ranking, k, correct = case["ranking"], case["k"], case["correct"]
+        if table == "retrieval_turns":
+            ranking, k = official.as_sessions(ranking, k)
+            correct = sorted({turn.rpartition("_")[0] for turn in correct})
+        found = official.retrieval_scores(ranking, correct, k, official=True)
+        assert found == {name: close(case[name]) for name in ("recall_any", "recall_all", "ndcg_any")}, case
+
+
+def test_the_second_place_is_discounted_unless_official():
+    def ndcg(ranking, **how):
+        return official.retrieval_scores(ranking, ["x"], 3, **how)["ndcg_any"]
+
+    assert ndcg(["x", "a", "b"]) == 1.0
+    assert ndcg(["a", "x", "b"]) == close(0.6309297535714575)  # 1 / log2(3)
+    assert ndcg(["a", "x", "b"], official=True) == 1.0
+    assert ndcg(["a", "b"], corpus=["a", "b", "x"]) == 0.0
+
+
+def test_sessions_of_what_was_shown():
+    turns = ["s1_3", "s1_1", "s2_4", "s3_1", "s2_1"]
+    found = official.session_scores(turns, ["s2", "s9"], ks=(1, 2))
+    assert found == {
+        "recall_any@1": 0.0, "recall_all@1": 0.0, "ndcg_any@1": 0.0,
+        "recall_any@2": 1.0, "recall_all@2": 0.0, "ndcg_any@2": close(0.6309297535714575 / 1.6309297535714575),
+    }  # fmt: skip
+    assert official.session_scores(turns, []) == {}
+    assert official.session_scores([], ["s2"], ks=(5,)) == {"recall_any@5": 0.0, "recall_all@5": 0.0, "ndcg_any@5": 0.0}
+
+
+def test_an_evaluation_has_longmemevals_table():
+    chunks = tuple(
+        Chunk(turns=(SpeakerTurn(speaker="user", text=text, id=f"s{n}_1"),))
+        for n, text in enumerate(["Ana lives in Oslo.", "My pet is a cat.", "The car is red."])
+    )
+    metric = {"metric": "contains"}
+    asked = [
+        ("q1", "Where does Ana live?", ("Oslo",), "multi-session", "s0"),
+        ("q2", "Which pet?", ("cat",), "knowledge-update", "s1"),
+        ("q3_abs", "Whose car?", (), "multi-session", "s2"),
+    ]
+    questions = tuple(
+        Question(
+            id=id, question=text, answers=gold, category=kind, evidence=(f"{session}_1",) if gold else (),
+            meta={**metric, "answer_session_ids": [session]},
+        )
+        for id, text, gold, kind, session in asked
+    )  # fmt: skip
+    task = Task(id="t", chunks=chunks, questions=questions)
+    for system, right, recall in (("rag", True, 1.0), ("empty", False, 0.0)):
+        (report,) = run_systems([system], [task], ExtractiveReader(), embedder="hash")
+        table = report.summary["longmemeval"]
+        assert table["by_type"]["knowledge-update"] == {"accuracy": float(right), "n": 1}
+        assert table["by_type"]["multi-session"]["n"] == 2
+        assert table["by_type"]["temporal-reasoning"] == {"accuracy": None, "n": 0}
+        assert table["abstention"] == float(not right)  # the floor finds something, an empty memory nothing
+        assert table["retrieval"]["recall_all@5"] == recall
+        assert set(table["retrieval"]) == {
+            f"{name}@{k}" for name in ("recall_any", "recall_all", "ndcg_any") for k in (5, 10)
+        }
+    other = task.model_copy(update={"questions": (questions[0].model_copy(update={"category": "extraction"}),)})
+    assert "longmemeval" not in run_systems(["rag"], [other], ExtractiveReader(), embedder="hash")[0].summary
+
+
+def test_memoryagentbench():
+    for case in CASES["memoryagentbench"]:
+        text, golds = case["prediction"], case["golds"]
+        assert official.substring_match(text, golds) == case["substring"], case
+        assert official.strict_match(text, golds) == case["exact"], case
+        assert official.answer_line(text) == case["line"], case
+        assert official.all_mentioned(text, golds) == case["eventqa"], case
+
+
+def test_recommendations():
+    for case in CASES["recommendations"]:
+        for k in (1, 5, 10):
+            found = official.recommendation_recall(case["prediction"], case["golds"], k, candidates=case["candidates"])
+            assert found == close(case[f"recall@{k}"]), case
+    assert official.recommendation_recall("1. heat (1995)\n2. - Up", ["Heat", "Alien"]) == 0.5
+    assert official.recommendation_recall("1. Heat", []) == 0.0
+
+
+def test_keypoint_f1():
+    for case in CASES["keypoint_f1"]:
+        assert official.keypoint_f1(*case["counts"]) == close(case["score"])
+    with pytest.raises(DataError, match="4 of 3"):
+        official.keypoint_f1(4, 3, 0, 0)
+
+
+def test_beam():
+    for case in CASES["rubric"]:
+        assert official.rubric_mean(case["scores"], official=True) == close(case["official"])
+    assert official.rubric_mean([1, 0.5, 0]) == 0.5
+    assert official.rubric_mean([1, 0.5, 0], official=True) == close(1 / 3)
+    with pytest.raises(DataError, match="no item"):
+        official.rubric_mean([])
+    for case in CASES["event_order"]:
+        found = official.event_order(case["reference"], case["told"])
+        assert {"precision", "recall", "f1", "tau", "score"} == set(found)
+        for ours, theirs in zip(found, ("precision", "recall", "f1", "tau_norm", "final_score"), strict=True):
+            assert found[ours] == close(case[theirs] or 0.0), (ours, case)
+
+
+def test_personamem():
+    for case in CASES["personamem"]:
+        assert official.choice(case["prediction"], case["gold"], official=True) == case["official"], case
+
+
+@pytest.mark.parametrize(
+    ("prediction", "right"),
+    [
+        ("(c)", 1),
+        ("C.", 1),
+        ("Answer: (c)", 1),
+        ("The answer is C", 1),
+        ("the correct option: c", 1),
+        ("\\boxed{c}", 1),
+        ("I thought of (a). <final_answer>(c)</final_answer>", 1),
+        ("(c) Try the new place, or a quiet one", 1),
+        ("(a) or (c)", 0),
+        ("c, then d", 0),
+        ("a quiet place", 0),
+        ("I'd go with the c one", 0),
+        ("", 0),
+    ],
+)
+def test_a_letter_must_be_given_as_a_letter(prediction, right):
+    assert official.choice(prediction, "(c)") == right
+    assert official.choice(prediction, "(b) another") == 0
+
+
+def test_an_article_is_no_vote_unless_official():
+    assert official.choice("take a walk", "(a)") == 0.0
+    assert official.choice("take a walk", "(a)", official=True) == 1.0
+    with pytest.raises(DataError, match="not a letter"):
+        official.choice("(c)", "a walk")
+
+
+def test_the_text_of_an_option_names_it():
+    options = {"a": "Try the new place", "b": "Stay at home"}
+    assert official.choice("stay at home.", "(b) Stay at home", options=options) == 1.0
+    assert official.choice("stay at home.", "(a) Try the new place", options=options) == 0.0
+    assert official.choice("stay", "(b) Stay at home", options=options) == 0.0
+    assert official.choice("stay at home", "(b) Stay at home") == 0.0
+    question = asked("choice", ("(b) Stay at home",), choices=options)
+    assert score_question(question, Answer("Stay at home")) == 1.0
+
+
+def test_memalpha():
+    for case in CASES["memalpha"]:
+        source, text, gold = case["source"], case["prediction"], case["gold"]
+        if source in ("booksum", "infbench_sum_eng_shots2"):
+            score = official.keyword_share(text, gold)
+        elif source == "perltqa":
+            score = official.parts_share(text, gold, official=True)
+        elif source == "squad":
+            score = float(gold.lower() in text.lower())
+        else:
+            score = official.numeric_label(text, gold)
+        assert score == close(case["score"]), case
+    assert official.parts_share("He met Xia Yu in May", "Xia Yu; May") == 1.0
+    assert official.parts_share("He met Xia Yu in May", "Xia Yu; May", official=True) == 0.0
+
+
+def test_rouge():
+    pytest.importorskip("rouge_score", reason="rouge-score comes with memalpha[eval]")
+    for case in CASES["rouge"]:
+        found = official.rouge(case["prediction"], case["gold"])
+        assert found == {name: close(case[name]) for name in ("rouge1", "rouge2", "rougeL")}
+
+
+# ------------------------------------------------------------------------------------------------- by question
+
+
+def asked(metric=None, answers=("Oslo",), category=None, **meta):
+    return Question(
+        id="q", question="?", answers=answers, category=category, meta={"metric": metric, **meta} if metric else meta
+    )
+
+
+@pytest.mark.parametrize(
+    ("metric", "text", "answers", "score"),
+    [
+        (None, "oslo.", ("Oslo",), 1.0),
+        ("exact", "Answer: Oslo", ("Bergen", "Oslo"), 1.0),
+        ("exact", "in Oslo", ("Oslo",), 0.0),
+        ("substring", "Osloer", ("Oslo",), 1.0),
+        ("contains", "Osloer", ("Oslo",), 0.0),
+        ("f1", "red fox", ("the red fox", "dog"), 1.0),
+        ("label", "\\boxed{12}", ("12",), 1.0),
+        ("eventqa", "he ran, then slept", ("ran", "slept"), 1.0),
+        ("choice", "(b)", ("(b)",), 1.0),
+        ("keywords", "ball and Darcy", ("Darcy, Wickham",), 0.5),
+        ("keywords", "ball and Darcy", ("Darcy", "ball"), 1.0),
+        ("parts", "Xia in May", ("Xia; June",), 0.5),
+        ("recall@5", "1. Heat\n2. Up", ("Up", "Alien"), 0.5),
+    ],
+)
+def test_a_question_is_scored_by_its_own_metric(metric, text, answers, score):
+    question = asked(metric, answers)
+    assert score_question(question, Answer(text)) == score
+    assert is_right(question, score) == (score >= 0.5)
+    assert score_question(question, Answer(text, conflict=True)) == 0.0
+    assert score_question(question, Answer("unknown", abstained=True)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("metric", "text", "answers"),
+    [
+        ("choice", "(b) Since it was not mentioned, let us try hiking", ("(b)",)),
+        ("keywords", "Darcy proposes; his age is not specified in the book.", ("Darcy",)),
+        ("parts", "Xia; the year is unknown", ("Xia",)),
+        ("eventqa", "he ran; where to is not stated", ("ran",)),
+        ("substring", "Oslo. The street is not known.", ("Oslo",)),
+        ("recall@5", "1. Heat\n2. No information available", ("Heat",)),
+    ],
+)
+def test_an_official_metric_scores_what_a_reply_says_beside_a_phrase_of_abstention(metric, text, answers):
+    assert is_abstention(text), "or the test says nothing"
+    assert score_question(asked(metric, answers), Answer(text, abstained=True)) == 1.0
+    assert score_question(asked("contains", answers), Answer(text, abstained=True)) == 0.0
+
+
+def test_what_the_official_script_would_print_besides():
+    assert official_scores(asked("choice", ("(a) x",)), Answer("take a walk")) == {"choice (official)": 1.0}
+    assert official_scores(asked("parts", ("Xia; May",)), Answer("Xia in May")) == {"parts (official)": 0.0}
+    assert official_scores(asked("exact"), Answer("Oslo")) == official_scores(asked("choice", ()), Answer("(a)")) == {}
+    pytest.importorskip("rouge_score", reason="rouge-score comes with memalpha[eval]")
+    found = official_scores(asked("rouge", ("a dog", "the cat sat")), Answer("the cat"))
+    assert found["rouge1"] == found["rougeL"] == 0.8 and found["rouge2"] == close(2 / 3)
+
+
+def test_locomo_questions_go_by_category():
+    multi = asked("locomo-f1", ("hiking, painting",), "multi-hop")
+    assert score_question(multi, Answer("hiking")) == 0.5
+    assert score_question(multi.model_copy(update={"category": "single-hop"}), Answer("hiking")) == close(2 / 3)
+    trap = asked("locomo-f1", (), "adversarial")
+    assert score_question(trap, Answer("unknown", abstained=True)) == 1.0
+    assert score_question(trap, Answer("It is not mentioned.")) == 1.0
+    assert score_question(trap, Answer("a necklace")) == 0.0
+    assert score_question(trap, Answer("unknown", abstained=True, conflict=True)) == 0.0
+
+
+def test_a_question_without_an_answer_wants_an_abstention():
+    question = asked("substring", ())
+    assert score_question(question, Answer("unknown", abstained=True)) == 1.0
+    assert score_question(question, Answer("Oslo")) == 0.0
+
+
+def test_metrics_have_a_threshold_and_judged_ones_wait():
+    assert set(RIGHT) == {*QUESTION_METRICS, *JUDGED}
+    for metric in JUDGED:
+        assert score_question(asked(metric), Answer("Oslo")) is None
+    with pytest.raises(DataError, match=r"no metric 'bleu'.*substring"):
+        score_question(asked("bleu"), Answer("Oslo"))

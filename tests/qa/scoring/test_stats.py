@@ -1,0 +1,175 @@
+"""Averages, intervals and paired tests beside independent computations in plain Python (float64) and scipy."""
+
+import itertools
+import math
+import random
+from statistics import NormalDist, mean, stdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memalpha.errors import DataError
+from memalpha.qa.scoring.stats import Row, estimate, exact_mcnemar, macro, mean_and_deviation, micro, paired
+
+
+def made(conversations=12, seed=0, rate=0.6, size=(3, 9)):
+    rng = random.Random(seed)
+    rows = []
+    for number in range(conversations):
+        own = min(1.0, max(0.0, rng.gauss(rate, 0.2)))
+        rows += [Row(f"c{number}", rng.choice("xyz"), float(rng.random() < own)) for _ in range(rng.randint(*size))]
+    return rows
+
+
+def test_averages_by_hand():
+    rows = [Row("c1", "x", 1.0), Row("c1", "x", 1.0), Row("c1", "y", 0.0), Row("c2", "x", 0.0)]
+    assert micro(rows) == 0.5
+    assert macro(rows) == (2 / 3 + 0) / 2
+    for empty in (micro, macro, estimate):
+        with pytest.raises(DataError, match="no answers"):
+            empty([])
+
+
+def plain_bca(rows, by_group, seed=1, resamples=4000):
+    """BCa written again without arrays: every resample is a list of rows."""
+    clusters = {}
+    for row in rows:
+        clusters.setdefault(row.cluster, []).append(row)
+    groups = list(clusters.values())
+
+    def statistic(chosen):
+        flat = [row for group in chosen for row in group]
+        if not by_group:
+            return sum(row.value for row in flat) / len(flat)
+        names = sorted({row.group for row in flat})
+        return mean(mean(row.value for row in flat if row.group == name) for name in names)
+
+    rng, value = random.Random(seed), statistic(groups)
+    drawn = sorted(statistic(rng.choices(groups, k=len(groups))) for _ in range(resamples))
+    normal = NormalDist()
+    z0 = normal.inv_cdf(sum((x < value - 1e-12) + 0.5 * (abs(x - value) <= 1e-12) for x in drawn) / resamples)
+    jack = [statistic(groups[:i] + groups[i + 1 :]) for i in range(len(groups))]
+    centre = mean(jack)
+    a = sum((centre - x) ** 3 for x in jack) / (6 * sum((centre - x) ** 2 for x in jack) ** 1.5)
+    ends = []
+    for z in (normal.inv_cdf(0.025), normal.inv_cdf(0.975)):
+        place = normal.cdf(z0 + (z0 + z) / (1 - a * (z0 + z))) * (resamples - 1)
+        low = math.floor(place)
+        ends.append(drawn[low] + (place - low) * (drawn[min(low + 1, resamples - 1)] - drawn[low]))
+    return value, *ends
+
+
+@pytest.mark.parametrize("by_group", [False, True])
+def test_the_interval_is_bca(by_group):
+    rows = made()
+    found = estimate(rows, macro=by_group, resamples=20_000)
+    value, low, high = plain_bca(rows, by_group)
+    assert found.value == pytest.approx(value, abs=1e-12)
+    assert (found.low, found.high) == (pytest.approx(low, abs=0.015), pytest.approx(high, abs=0.015))
+    assert (found.n, found.clusters) == (len(rows), 12)
+    assert found == estimate(rows, macro=by_group, resamples=20_000)
+    assert found != estimate(rows, macro=by_group, resamples=20_000, seed=1)
+
+
+def test_the_interval_agrees_with_scipy():
+    stats = pytest.importorskip("scipy.stats", reason="scipy comes with memalpha[embed]")
+    rng = random.Random(3)
+    rows = [Row(f"c{n}", "x", rng.expovariate(1.0)) for n in range(25)]  # one answer a conversation: plain BCa
+    theirs = stats.bootstrap(([row.value for row in rows],), mean, method="BCa", n_resamples=4000, random_state=0)
+    ours = estimate(rows, resamples=20_000)
+    assert ours.low == pytest.approx(theirs.confidence_interval.low, abs=0.02)
+    assert ours.high == pytest.approx(theirs.confidence_interval.high, abs=0.02)
+
+
+def test_the_interval_covers_about_as_often_as_it_says():
+    """200 draws of 20 conversations whose rates scatter about .6: the truth lies inside in about 95 % of them."""
+    rng = random.Random(5)
+    inside = 0
+    for number in range(200):
+        rows = [
+            Row(f"c{n}", "x", float(rng.random() < own))
+            for n in range(20)
+            for own in [rng.choice([0.4, 0.6, 0.8])]
+            for _ in range(10)
+        ]
+        found = estimate(rows, seed=number, resamples=1000)
+        inside += found.low <= 0.6 <= found.high
+    assert 178 <= inside <= 198
+
+
+def test_questions_of_one_conversation_are_not_independent():
+    alike = [Row(f"c{n}", "x", float(n % 2)) for n in range(10) for _ in range(50)]
+    apart = [Row(f"c{n}.{k}", "x", float(n % 2)) for n in range(10) for k in range(50)]
+    wide, narrow = estimate(alike), estimate(apart)
+    assert wide.value == narrow.value == 0.5
+    assert wide.high - wide.low > 5 * (narrow.high - narrow.low)
+
+
+def test_edges():
+    one = estimate([Row("c", "x", 1.0), Row("c", "x", 0.0)])
+    assert (one.value, one.low, one.high, one.clusters) == (0.5, None, None, 1)
+    same = estimate([Row(f"c{n}", "x", 1.0) for n in range(5)])
+    assert (same.value, same.low, same.high) == (1.0, 1.0, 1.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xy"), st.floats(0, 1)), min_size=1, max_size=20))
+def test_an_interval_holds_what_can_be(items):
+    rows = [Row(*item) for item in items]
+    for by_group in (False, True):
+        found = estimate(rows, macro=by_group, resamples=50)
+        assert found.low is None or -1e-9 <= found.low <= found.high <= 1 + 1e-9
+
+
+def test_paired_by_hand():
+    first = [Row("c1", "x", 1.0), Row("c1", "x", 0.0), Row("c2", "x", 0.0), Row("c3", "y", 0.0)]
+    second = [Row("c1", "x", 0.0), Row("c1", "x", 1.0), Row("c2", "x", 1.0), Row("c3", "y", 1.0)]
+    found = paired(first, second)
+    assert (found.first, found.second, found.difference.value) == (0.25, 0.75, 0.5)
+    assert (found.only_first, found.only_second, found.mcnemar) == (1, 3, 0.625)  # 2 * (1 + 4) / 16
+    scored = paired(first, [row._replace(value=0.5) for row in second])
+    assert (scored.only_first, scored.mcnemar) == (None, None)
+    with pytest.raises(DataError, match="same questions"):
+        paired(first, second[::-1])
+    with pytest.raises(DataError, match="same questions"):
+        paired(first, second[1:])
+
+
+def test_the_paired_p_is_that_of_all_resamples():
+    """With five conversations all 3,125 resamples can be counted."""
+    gains = [0.2, 0.4, -0.1, 0.3, 0.1]
+    first = [Row(f"c{n}", "x", 0.5) for n in range(5)]
+    second = [Row(f"c{n}", "x", 0.5 + gain) for n, gain in enumerate(gains)]
+    centre = mean(gains)
+    exact = mean(abs(mean(draw) - centre) >= centre - 1e-12 for draw in itertools.product(gains, repeat=5))
+    assert paired(first, second, resamples=50_000).p == pytest.approx(exact, abs=0.005)
+
+
+def test_the_paired_test_is_level_and_has_power():
+    rng = random.Random(11)
+    small = large = 0
+    for number in range(150):
+        first = made(15, number)
+        shuffled = [row._replace(value=float(rng.random() < 0.6)) for row in first]
+        again = [row._replace(value=float(rng.random() < 0.6)) for row in first]
+        better = [row._replace(value=float(rng.random() < 0.85)) for row in first]
+        small += paired(shuffled, again, resamples=500).p < 0.05
+        large += paired(shuffled, better, resamples=500).p < 0.05
+    assert small <= 18  # 5 % of 150, and a little for 15 conversations
+    assert large >= 120
+
+
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_mcnemar_is_a_fair_coin(one, two):
+    p = exact_mcnemar(one, two)
+    assert 0 < p <= 1
+    assert p == exact_mcnemar(two, one)
+    binomial = pytest.importorskip("scipy.stats", reason="scipy comes with memalpha[embed]").binomtest
+    if one + two:
+        assert p == pytest.approx(binomial(one, one + two).pvalue, rel=1e-9)
+
+
+def test_seeds():
+    assert mean_and_deviation([0.5]) == (0.5, None)
+    values = [0.5, 0.7, 0.9, 0.4]
+    assert mean_and_deviation(values) == (pytest.approx(mean(values)), pytest.approx(stdev(values)))

@@ -1,0 +1,314 @@
+"""Records, figures and reports: each key of the summary against cases worked out by hand."""
+
+import json
+
+import pytest
+
+from memalpha.agent.agent import MemoryAgent, act
+from memalpha.agent.parsing import format_call
+from memalpha.agent.reader import Answer, ExtractiveReader
+from memalpha.config import AgentConfig, ReaderConfig, RewardConfig, WorldConfig
+from memalpha.errors import ConfigError, DataError, PolicyError
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.qa.evaluate import (
+    Record,
+    characters_by_four,
+    evaluate,
+    evaluate_memory,
+    mean_and_error,
+    result_folder,
+    save_records,
+    score_groups,
+    summarize,
+)
+from memalpha.qa.memory_reward import MemoryReward
+from memalpha.qa.reader import load_reader
+from memalpha.store.embedding import HashEmbedder
+from memalpha.store.memory import WorkingMemory
+from memalpha.store.schema import load_schema
+from memalpha.store.state import MemoryState
+from memalpha.tasks.synthetic.worlds import tasks
+from memalpha.types import Chunk, Completion, GoldOperation, Question, Task, Trajectory, TrajectoryGroup
+
+EMBEDDER = HashEmbedder(64)
+CONFIG = AgentConfig(prompt="compact", embedder="hash")
+REFUSING = ExtractiveReader(ReaderConfig(conflicts="refuse"))
+SLOT = {"slot": "city", "kind": "updated", "stale": ["Oslo"]}
+TASK = Task(
+    id="t",
+    chunks=(
+        Chunk(text="I live in Oslo. My pet is a cat."),
+        Chunk(text="I moved to Rome."),
+        Chunk(text="No pet any more."),
+    ),
+    questions=(
+        Question(id="now", question="Which city is home?", answers=("Rome",), category="knowledge-update", meta=SLOT),
+        Question(
+            id="then", question="Which city is home?", answers=("Oslo",), asked_after_chunk=0, category="extraction"
+        ),
+        Question(
+            id="pet",
+            question="What pet?",
+            category="abstention",
+            meta={"slot": "pet", "kind": "retracted", "stale": ["cat"]},
+        ),
+    ),
+    gold_operations=(
+        GoldOperation(kind="insert", chunk=0, category="semantic", content="city: Oslo"),
+        GoldOperation(kind="insert", chunk=0, category="semantic", content="pet: cat"),
+        GoldOperation(kind="update", chunk=1, category="semantic", content="city: Rome", replaces="city: Oslo"),
+        GoldOperation(kind="delete", chunk=2, category="semantic", replaces="pet: cat"),
+    ),
+)
+
+
+def roll(*turns, task=TASK, rollout=0):
+    """A trajectory that makes the given (name, arguments) calls; an argument `of` stands for the id of that content."""
+    memory = WorkingMemory(MemoryState.empty(load_schema("mem-alpha")), EMBEDDER)
+    made, states = [], []
+    for chunk, calls in zip(task.chunks, turns, strict=True):
+        text = ""
+        for name, arguments in calls:
+            plain = {key: value for key, value in arguments.items() if key != "of"}
+            if "of" in arguments:
+                plain["id"] = next(entry.id for entry in memory.list() if entry.content == arguments["of"])
+            text += format_call(name, plain)
+        made.append(act(memory, chunk, Completion(text)))
+        states.append(memory.state)
+    return Trajectory(task, rollout, tuple(made), tuple(states))
+
+
+def put(content, category="semantic"):
+    return "memory_insert", {"category": category, "content": content}
+
+
+FIRST = [put("city: Oslo"), put("pet: cat")]
+GOOD = roll(
+    FIRST, [("memory_update", {"of": "city: Oslo", "content": "city: Rome"})], [("memory_delete", {"of": "pet: cat"})]
+)
+LAZY = roll(FIRST, [put("city: Rome")], [("memory_skip", {})], rollout=1)
+OLD = roll(FIRST, [], [put("pet: cat"), ("memory_delete", {"id": "none"})], rollout=2)
+
+
+def ask(*trajectories, reader=None, metric="exact"):
+    groups = [TrajectoryGroup(trajectories[0].task, trajectories)]
+    [records] = evaluate_memory(groups, reader or REFUSING, metric, embedder=EMBEDDER)
+    return records
+
+
+def test_records_are_answered_from_the_memory_of_their_time():
+    good, lazy, old = ask(GOOD, LAZY, OLD)
+    assert [record.answer for record in good] == ["Rome", "Oslo", "unknown"]
+    assert [record.correct for record in good] == [True, True, True]
+    assert [record.conflict for record in lazy] == [True, False, False]
+    assert [record.correct for record in lazy] == [False, True, False]
+    assert [(record.answer, record.stale) for record in old] == [("Oslo", True), ("Oslo", False), ("cat", True)]
+    assert [record.rollout for record in (good[0], lazy[0], old[0])] == [0, 1, 2]
+    assert [len(record.retrieved) for record in lazy] == [3, 2, 3]
+
+
+def test_records_say_whether_the_fact_was_written_and_is_live():
+    good, lazy, old = ask(GOOD, LAZY, OLD)
+    trace = [[(record.written, record.live) for record in records] for records in (good, lazy, old)]
+    assert trace[0] == [(True, True), (True, True), (None, None)]
+    assert trace[2] == [(False, False), (True, True), (None, None)]
+    gone = roll(FIRST, [put("city: Rome")], [("memory_delete", {"of": "city: Rome"})])
+    first = ask(gone)[0][0]
+    assert (first.written, first.live) == (True, False)
+
+
+def test_evidence_decides_where_there_is_some():
+    gold = (
+        GoldOperation(kind="insert", chunk=0, category="episodic", content="trip: Rome", turn="0.0"),
+        GoldOperation(kind="insert", chunk=0, category="episodic", content="trip: Lima", turn="0.1"),
+    )
+    question = Question(id="q", question="How many trips?", answers=("2",), evidence=("0.0", "0.1"))
+    task = Task(id="e", chunks=(Chunk(text="x"),), questions=(question,), gold_operations=gold)
+    one = roll([("memory_insert", {"category": "episodic", "content": "trip: Rome"})], task=task)
+    [[record]] = ask(one)
+    assert (record.answer, record.written, record.live) == ("1", False, False)
+    trips = [("memory_insert", {"category": "episodic", "content": f"trip: {city}"}) for city in ("Rome", "Lima")]
+    [[record]] = ask(roll(trips, task=task))
+    assert (record.answer, record.written, record.live) == ("2", True, True)  # though no entry says "2"
+
+
+def test_summary_by_hand():
+    trajectories = [GOOD, LAZY, OLD]
+    records = [record for of_one in ask(*trajectories) for record in of_one]
+    summary = summarize(records, trajectories, lambda text: len(text.split()))
+    assert summary["accuracy"] == pytest.approx(5 / 9)
+    assert summary["answerable_accuracy"] == pytest.approx(4 / 6)
+    assert summary["se"] is None  # one conversation
+    assert summary["update_accuracy"] == summary["retract_accuracy"] == pytest.approx(1 / 3)
+    assert summary["reward"] is None
+    # calls: GOOD 4, LAZY 4, OLD 4; one fails, one is a duplicate
+    assert summary["valid_calls"] == pytest.approx(11 / 12)
+    assert summary["duplicates"] == summary["update_share"] == summary["delete_share"] == pytest.approx(1 / 12)
+    assert summary["update_hit"] == summary["delete_hit"] == pytest.approx(1 / 3)
+    assert summary["memory_tokens"] == pytest.approx((2 + 6 + 4) / 3)
+    assert summary["conversation_tokens"] == 17
+    assert summary["by_ability"]["extraction"] == {"accuracy": 1.0, "n": 3, "se": None}
+
+
+def test_a_question_of_a_kind_without_its_slot_is_judged_by_the_entries_alone():
+    bare = TASK.questions[0].model_copy(update={"meta": {"kind": "updated", "stale": ["Oslo"]}})
+    task = TASK.model_copy(update={"questions": (bare,)})
+    lazy = roll(FIRST, [put("city: Rome")], [], task=task)
+    assert ask(lazy)[0][0].conflict, "the reader sees two values of one key"
+    assert not ask(roll(FIRST, [put("town: Rome")], [], task=task))[0][0].conflict
+
+
+def test_stale_rate_is_over_changed_facts():
+    records = [record for of_one in ask(GOOD, OLD) for record in of_one]
+    assert summarize(records, [GOOD, OLD])["stale_rate"] == 2 / 4  # the "then" question has no stale answer
+
+
+def test_an_update_of_another_entry_is_no_hit():
+    wrong = roll(FIRST, [("memory_update", {"of": "pet: cat", "content": "city: Rome"})], [])
+    never = roll([], [put("city: Rome")], [])
+    summary = summarize([], [wrong], len)
+    assert summary["update_hit"] == 0.0 and summary["delete_hit"] is None
+    assert summarize([], [never], len)["update_hit"] is None  # nothing was there to update
+
+
+def test_an_empty_summary_has_every_key_and_no_number():
+    summary = summarize([], [])
+    named = "accuracy se update_accuracy retract_accuracy stale_rate reward valid_calls update_share delete_share"
+    named += " update_hit delete_hit memory_tokens conversation_tokens by_ability"
+    assert set(named.split()) <= set(summary)
+    assert {summary[key] for key in summary if key != "by_ability"} == {None}
+
+
+def test_mean_and_error():
+    assert mean_and_error([]) == (None, None)
+    assert mean_and_error([[1.0, 0.0]]) == (0.5, None)
+    mean, error = mean_and_error([[1.0], [0.0], [1.0], [0.0]])
+    assert mean == 0.5 and error == pytest.approx((0.25 / 3) ** 0.5)  # equal clusters: the usual standard error
+    assert mean_and_error([[1.0] * 3, [], [0.0]])[0] == 0.75
+    doubled = mean_and_error([[1.0, 1.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]])[1]
+    assert doubled == pytest.approx(error)  # more questions on the same conversations are no more evidence
+
+
+def test_score_groups_sets_rewards_in_order():
+    groups = [TrajectoryGroup(TASK, (GOOD, LAZY)), TrajectoryGroup(TASK, (OLD,))]
+    rewards = MemoryReward(RewardConfig(), characters_by_four)
+    scored, records = score_groups(groups, REFUSING, rewards, embedder=EMBEDDER)
+    r1 = [[t.reward.components["r1"][0] for t in group.trajectories] for group in scored]
+    assert r1 == [[pytest.approx(1.0), pytest.approx(1 / 3)], [pytest.approx(1 / 3)]]
+    assert [record.rollout for record in records] == [0] * 3 + [1] * 3 + [2] * 3
+
+
+@pytest.mark.parametrize(
+    ("category", "content"),
+    [("episodic", "city: Rome"), ("semantic", "new city: Rome"), ("semantic", "city Rome"), ("core", "city: Rome")],
+)
+def test_no_way_around_the_conflict_rule(category, content):
+    """Another category, another key, no colon, the core: two live values of the task's slot are two all the same."""
+    call = ("core_memory_update", {"content": content}) if category == "core" else put(content, category)
+    around = roll(FIRST, [call], [("memory_skip", {})])
+    memory = WorkingMemory(around.states[-1], EMBEDDER)
+    assert "Rome" in memory.core + "".join(entry.content for entry in memory.list())
+    assert ask(around, reader=Says("Rome", "refuse"))[0][0].conflict
+    assert ask(around, reader=Says("Rome", "keep"))[0][0].correct
+    moved = roll(FIRST, [("memory_update", {"of": "city: Oslo", "content": "city: Rome (moved from Oslo)"})], [])
+    assert ask(moved, reader=Says("Rome", "refuse"))[0][0].correct
+
+
+class Says:
+    """A reader that always gives the same answer."""
+
+    name = "says"
+
+    def __init__(self, text, conflicts):
+        self.text, self.conflicts = text, conflicts
+
+    def answer(self, items, *, k=None):
+        return [Answer(self.text) for _ in items]
+
+
+def test_a_reader_that_fails_raises():
+    class Down:
+        name, conflicts = "down", "keep"
+
+        def answer(self, items, *, k=None):
+            raise ConnectionError("server is away")
+
+    with pytest.raises(ConnectionError):
+        ask(GOOD, reader=Down())
+
+
+def test_an_empty_answer_is_never_right():
+    class Silent:
+        name, conflicts = "silent", "keep"
+
+        def answer(self, items, *, k=None):
+            return [Answer("") for _ in items]
+
+    assert not any(record.correct for record in ask(GOOD, reader=Silent())[0])
+
+
+def test_evaluate_writes_what_it_shows(tmp_path, capsys):
+    world = tasks(WorldConfig(), 0, 0, 6)
+    oracle = evaluate(ScriptedPolicy("oracle"), world, config=CONFIG)
+    lazy = evaluate(ScriptedPolicy("append-only"), world, "extractive", config=CONFIG, name="append_only")
+    assert oracle.summary["accuracy"] > lazy.summary["accuracy"]
+    assert oracle.summary["update_hit"] == oracle.summary["delete_hit"] == 1.0 > lazy.summary["update_hit"] == 0.0
+    assert oracle.summary["conversation_tokens"] == lazy.summary["conversation_tokens"]
+    lazy.save(tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "eval" / "append_only.jsonl").read_text().splitlines()]
+    assert len(lines) == sum(len(task.questions) for task in world)
+    assert set(lines[0]) >= {"task", "question_id", "ability", "question", "answer", "gold", "correct"}
+    assert sum(line["correct"] for line in lines) / len(lines) == pytest.approx(lazy.summary["accuracy"])
+    assert json.loads((tmp_path / "eval" / "append_only.json").read_text()) == lazy.summary
+    lazy.table()
+    printed = capsys.readouterr().out
+    assert "append_only" in printed and "knowledge-update" in printed and "update_hit" in printed
+    assert "extractive (floor)" in printed and "exact" in printed
+
+
+def test_evaluate_takes_an_agent_and_leaves_its_store_alone():
+    store = WorkingMemory(MemoryState.empty(load_schema("mem-alpha")), EMBEDDER)
+    report = evaluate(MemoryAgent(ScriptedPolicy("oracle"), store, CONFIG), tasks(WorldConfig(), 0, 0, 2))
+    assert report.summary["valid_calls"] == 1.0 and store.list() == []
+
+
+def test_an_agent_is_evaluated_with_its_stores_categories():
+    store = WorkingMemory(MemoryState.empty(load_schema("life")), EMBEDDER)
+    call = format_call("memory_insert", {"category": "values", "content": "Honesty matters to her."})
+    report = evaluate(MemoryAgent(ScriptedPolicy("fixed", text=call), store), [TASK], "extractive")
+    assert report.groups[0].trajectories[0].turns[0].results[0].code == "inserted"
+
+
+def test_load_reader():
+    assert isinstance(load_reader("extractive"), ExtractiveReader)
+    policy = ScriptedPolicy("fixed", text="Oslo")
+    assert load_reader(ReaderConfig(kind="policy"), policy).name == "policy:scripted:fixed"
+    policy.prompt = "compact"
+    assert load_reader(ReaderConfig(kind="policy"), policy).config.prompt == "compact"
+    assert load_reader(ReaderConfig(kind="policy", prompt="full"), policy).config.prompt == "full"
+    with pytest.raises(ConfigError, match=r"reader\.policy"):
+        load_reader(ReaderConfig(kind="policy"))
+
+
+def test_a_record_is_one_line_of_json():
+    record = Record("t", 0, "q", "extraction", None, "Où?", "Malmö", ("Malmö",), 1.0, True)
+    assert json.loads(json.dumps(record.as_json()))["gold"] == ["Malmö"]
+
+
+def test_nothing_to_evaluate_is_an_error(tmp_path):
+    silent = TASK.model_copy(update={"questions": ()})
+    for given, said in (([], "empty"), ([silent], "question")):
+        with pytest.raises(DataError, match=said):
+            evaluate(ScriptedPolicy("add-all"), given, "extractive", config=CONFIG)
+    goldless = TASK.model_copy(update={"gold_operations": ()})
+    with pytest.raises(PolicyError, match="gold operations: task 't'"):
+        evaluate(ScriptedPolicy("oracle"), [goldless], "extractive", config=CONFIG)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write"):
+        result_folder(tmp_path / "file")
+
+
+def test_half_a_surrogate_pair_can_be_saved(tmp_path):
+    (records,) = ask(GOOD, reader=Says("\ud83d", "keep"))
+    save_records(records, tmp_path / "records.jsonl")
+    assert json.loads((tmp_path / "records.jsonl").read_text().splitlines()[0])["answer"] == "\ud83d"

@@ -1,0 +1,234 @@
+"""The reward: every perverse case that the default preset repairs, as it is there and as it was published."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memalpha.agent.agent import act
+from memalpha.agent.parsing import format_call
+from memalpha.config import RewardConfig
+from memalpha.qa.memory_reward import MemoryReward
+from memalpha.qa.scoring.gold import Gold
+from memalpha.store.embedding import HashEmbedder
+from memalpha.store.memory import WorkingMemory
+from memalpha.store.schema import load_schema
+from memalpha.store.state import MemoryState
+from memalpha.types import Chunk, Completion, GoldOperation, Task, Trajectory
+
+SCHEMA = load_schema("mem-alpha")
+
+
+def op(kind, chunk, content="", replaces=None, category="semantic"):
+    return GoldOperation(kind=kind, chunk=chunk, category=category, content=content, replaces=replaces)
+
+
+# chunk 0 states two facts, chunk 1 changes one and retracts the other, chunk 2 is small talk
+GOLD = (
+    op("insert", 0, "city: Oslo"),
+    op("insert", 0, "pet: cat"),
+    op("update", 1, "city: Rome", "city: Oslo"),
+    op("delete", 1, replaces="pet: cat"),
+)
+TASK = Task(id="t", chunks=tuple(Chunk(text="word " * 30) for _ in range(3)), gold_operations=GOLD)
+
+
+def insert(content, category="semantic"):
+    return lambda memory: format_call("memory_insert", {"category": category, "content": content})
+
+
+def _id(memory, content):
+    return next((entry.id for entry in memory.list() if entry.content == content), "none#0")
+
+
+def update(old, new):
+    return lambda memory: format_call("memory_update", {"id": _id(memory, old), "content": new})
+
+
+def delete(old):
+    return lambda memory: format_call("memory_delete", {"id": _id(memory, old)})
+
+
+def skip(memory):
+    return format_call("memory_skip", {})
+
+
+def broken(memory):
+    return "<tool_call>{"
+
+
+def roll(*turns, task=TASK):
+    """A trajectory in which turn i makes the calls `turns[i]`."""
+    memory = WorkingMemory(MemoryState.empty(SCHEMA), HashEmbedder(16))
+    made, states = [], []
+    for chunk, calls in zip(task.chunks, [*turns, *[[]] * (len(task.chunks) - len(turns))], strict=True):
+        text = "".join(call(memory) for call in calls)
+        made.append(act(memory, chunk, Completion(text)))
+        states.append(memory.state)
+    return Trajectory(task, 0, tuple(made), tuple(states))
+
+
+def components(*turns, preset="default", scores=(), task=TASK):
+    records = [SimpleNamespace(score=score) for score in scores]
+    reward = MemoryReward(RewardConfig(preset=preset), lambda text: len(text.split())).reward(
+        roll(*turns, task=task), records
+    )
+    assert reward.total == pytest.approx(sum(reward.turns) / len(reward.turns))
+    for place, total in enumerate(reward.turns):
+        parts = {name: values[place] for name, values in reward.components.items()}
+        assert total == pytest.approx(sum(reward.weights[name] * value for name, value in parts.items()))
+    return reward
+
+
+def r2(*turns, preset="default"):
+    return components(*turns, preset=preset).components["r2"]
+
+
+def r4(*turns, preset="default"):
+    return components(*turns, preset=preset).components["r4"]
+
+
+BOTH = [insert("city: Oslo"), insert("pet: cat")]
+
+
+def test_a_perfect_writer_has_all_of_it():
+    reward = components(BOTH, [update("city: Oslo", "city: Rome"), delete("pet: cat")], [skip], scores=(1.0, 1.0))
+    assert reward.components["r1"] == reward.components["r2"] == reward.components["r4"] == (1.0, 1.0, 1.0)
+    assert reward.components["r3"] == pytest.approx((1 - 2 / 90,) * 3)
+    assert reward.weights == {"r1": 1.0, "r2": 1.0, "r3": 0.05, "r4": 0.1}
+    assert reward.total == pytest.approx(1 + 1 + 0.05 * (1 - 2 / 90) + 0.1)
+
+
+def test_a_delete_is_judged_like_any_write():
+    assert r4(BOTH, [delete("pet: cat")])[1] == 1.0
+    assert r4(BOTH, [delete("city: Oslo")])[1] == 1.0  # no longer true either: clumsy, not wrong
+    assert r4([*BOTH], [], [delete("city: Oslo"), delete("pet: cat")])[2] == 1.0  # late is still right
+    assert r4([insert("city: Oslo")], [update("city: Oslo", "city: Rome")], [delete("city: Rome")])[2] == 0.0
+    assert r4(BOTH, [delete("pet: cat")], preset="published")[1] == 0.0
+
+
+def test_tidying_up_own_junk_earns_nothing():
+    junk = "note: the weather is nice"
+    assert r4([insert(junk)], [delete(junk)])[:2] == (0.0, 0.0)  # chunk 1 has gold operations, left undone
+    assert (
+        r4([*BOTH], [], [delete("city: Oslo"), insert(junk), delete(junk)])[2]
+        == r4([*BOTH], [], [delete("city: Oslo"), insert(junk)])[2]
+    )
+
+
+def test_deleting_an_unknown_id_is_a_failed_call():
+    assert r2([delete("nothing")])[0] == 0.0
+    assert r2([delete("nothing")], preset="published")[0] == 1.0
+    assert r2([update("nothing", "x")], preset="published")[0] == 0.0
+
+
+def test_an_exact_duplicate_neither_fails_nor_earns():
+    turns = BOTH, [update("city: Oslo", "city: Rome"), insert("pet: cat")]
+    assert r2(*turns)[1] == 1.0
+    assert r4(*turns)[1] == 0.5
+    assert r2(*turns, preset="published")[1] == 0.5
+    assert r2(BOTH, [insert("pet: cat"), broken])[1] == 0.0  # nor does it dilute a failure
+
+
+def test_writing_nothing_is_neutral_where_there_is_nothing_to_remember():
+    for nothing in ([], [skip]):
+        assert r2(BOTH, nothing, nothing) == (1.0, 1.0, 1.0)
+        assert r4(BOTH, nothing, nothing) == (1.0, 0.0, 1.0)
+        assert r2(BOTH, nothing, nothing, preset="published")[1:] == (0.0, 0.0)
+        assert r4(BOTH, nothing, nothing, preset="published")[1:] == (0.0, 0.0)
+    assert r4(BOTH, [], [insert("small talk")])[2] == 0.0
+
+
+def test_a_skip_does_not_dilute_failures():
+    assert r2([broken, skip, skip])[0] == 0.0
+    assert r2([insert("city: Oslo"), broken, skip])[0] == 0.5
+
+
+def test_content_is_judged_by_truth_after_the_chunk_and_by_category():
+    assert r4([insert("City: oslo.")])[0] == 1.0  # case and punctuation aside
+    assert r4([insert("city: Rome")])[0] == 0.0  # not yet
+    assert r4([], [insert("city: Oslo")])[1] == 0.0  # no longer
+    assert r4([], [], [insert("city: Rome")])[2] == 1.0  # late is still right
+    assert r4([insert("city: Oslo", "episodic")])[0] == 0.0
+    assert r4([insert("city: Oslo"), insert("the weather is lovely")])[0] == 0.5
+
+
+def test_copying_the_chunk_earns_nothing():
+    assert r4([insert("word " * 30)])[0] == 0.0
+
+
+def test_an_update_must_replace_what_is_no_longer_true():
+    assert r4(BOTH, [update("city: Oslo", "city: Rome")])[1] == 1.0
+    assert r4(BOTH[:1], [update("city: Oslo", "city: Paris")])[1] == 0.0
+    both = [insert("city: Oslo")], [update("city: Oslo", "city: Rome")]
+    task = TASK.model_copy(update={"gold_operations": (*GOLD, op("insert", 2, "job: nurse"))})
+    wrong = components(*both, [update("city: Rome", "job: nurse")], task=task)
+    assert wrong.components["r4"][2] == 0.0  # true, but the city still held
+
+
+def test_the_same_fact_in_two_spellings_is_not_two_right_writes():
+    assert r4([insert("city: Oslo"), insert("city: Oslo.")])[0] == 0.0
+
+
+def test_padding_with_duplicates_never_raises_a_turn():
+    lean = components([insert("city: Oslo")]).turns[0]
+    assert components([insert("city: Oslo"), *[insert("city: Oslo")] * 3]).turns[0] < lean
+
+
+def test_r3_is_clamped_in_the_default_only():
+    long = [insert("word " * 200)]
+    assert components(long).components["r3"] == (0.0,) * 3
+    assert components(long, preset="published").components["r3"][0] == pytest.approx(1 - 200 / 90)
+
+
+def test_without_gold_r4_is_off_and_the_run_says_so():
+    task = TASK.model_copy(update={"gold_operations": ()})
+    for preset in ("default", "published"):
+        reward = components([insert("city: Oslo")], task=task, preset=preset)
+        assert reward.weights["r4"] == 0.0 and set(reward.components["r4"]) == {0.0}
+    model = MemoryReward(RewardConfig(), len)
+    assert model.notes([TASK]) == []
+    assert "1 of 2 tasks" in model.notes([TASK, task])[0]
+
+
+def test_published_counts_valid_content_over_all_calls():
+    assert r4([insert("city: Oslo"), broken], preset="published")[0] == 0.5
+    assert r4([insert("city: Oslo"), broken])[0] == 1.0  # the failed call is r2's business
+    assert r2([insert("city: Oslo"), skip], preset="published")[0] == 1.0  # a skip is no call there
+
+
+def test_r1_is_the_mean_score_and_shared():
+    assert components(scores=(1.0, 0.0, 0.5)).components["r1"] == (0.5,) * 3
+    assert components().components["r1"] == (0.0,) * 3
+
+
+CALLS = st.lists(
+    st.sampled_from(
+        [*BOTH, insert("noise"), update("city: Oslo", "city: Rome"), delete("pet: cat"), delete("x"), skip, broken]
+    ),
+    max_size=4,
+)
+
+
+@given(
+    CALLS, CALLS, CALLS, st.lists(st.sampled_from([0.0, 1.0]), max_size=4), st.sampled_from(["default", "published"])
+)
+def test_bounds_and_that_the_order_of_questions_does_not_matter(one, two, three, scores, preset):
+    reward = components(one, two, three, scores=scores, preset=preset)
+    for name, values in reward.components.items():
+        assert len(values) == 3 and all(value <= 1.0 for value in values)
+        assert name == "r3" or all(value >= 0.0 for value in values)
+    assert components(one, two, three, scores=scores[::-1], preset=preset).turns == pytest.approx(reward.turns)
+
+
+def test_gold_knows_when_a_fact_holds():
+    gold = Gold(TASK)
+    assert [gold.holds("semantic", "city: Oslo", chunk) for chunk in range(3)] == [True, False, False]
+    assert [gold.holds("semantic", "CITY: Rome", chunk) for chunk in range(3)] == [False, True, True]
+    again = TASK.model_copy(update={"gold_operations": (*GOLD, op("update", 2, "city: Oslo", "city: Rome"))})
+    assert [Gold(again).holds("semantic", "city: Oslo", chunk) for chunk in range(3)] == [True, False, True]
+    twice = TASK.model_copy(update={"gold_operations": (op("insert", 0, "pet: cat"), *GOLD)})
+    assert [Gold(twice).holds("semantic", "pet: cat", chunk) for chunk in range(3)] == [
+        gold.holds("semantic", "pet: cat", chunk) for chunk in range(3)
+    ]

@@ -1,0 +1,365 @@
+"""Programs and their tests: what is read from replies and columns, what passes, and what cannot be a test."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memalpha.config.rewards import CodePart
+from memalpha.errors import RewardError
+from memalpha.rewards.base import load_rewards, score_texts
+from memalpha.rewards.code import child as inside
+from memalpha.rewards.code import reward as code
+from memalpha.rewards.code import sandbox
+from memalpha.rewards.code.reward import CodeReward, Printed, feedback, program_of, run, suite
+from memalpha.rewards.code.sandbox import Limits
+
+WHY = sandbox._trial(shutil.which("bwrap"), os.environ.get("PATH", ""))
+contained = pytest.mark.skipif(bool(WHY), reason=f"no sandbox here: {WHY}")
+
+
+@pytest.mark.parametrize(
+    ("reply", "program"),
+    [
+        ("x = 1", "x = 1"),
+        ("a\n```python\nx = 1\n```\nb", "x = 1\n"),
+        ("```\nx = 1\n```\nor\n```py\nx = 2\n```", "x = 2\n"),
+        ("```python\nx = 1\n```\ngives\n```text\n1\n```", "x = 1\n"),
+        ("```\nx = 1\n```\n```\nx = 2\n```", "x = 2\n"),
+        ("```python\nx = '''\n  ``\n'''\n", "x = '''\n  ``\n'''\n"),
+        ("  ```Python title=a\n  x = 1\n  ```", "  x = 1\n"),
+        ("", ""),
+    ],
+)
+def test_the_program_of_a_reply(reply, program):
+    assert program_of(reply) == program
+
+
+LINES = st.lists(st.text(alphabet="abc =()#`'\"", max_size=12).filter(lambda line: "```" not in line), max_size=6)
+
+
+@given(LINES, st.sampled_from(["", "Here:\n", "```python\nold = 1\n```\n"]), st.sampled_from(["", "\n", "\nDone."]))
+def test_a_program_comes_back_from_its_block(lines, before, after):
+    program = "".join(line + "\n" for line in lines)
+    assert program_of(f"{before}```python\n{program}```{after}") == program
+
+
+@given(st.text(alphabet="`python\n \t~x", max_size=60))
+def test_no_reply_raises(reply):
+    assert program_of(reply) in reply
+
+
+def test_names_of_tests_are_the_programs_unless_known():
+    [one] = suite(
+        "import operator\nn = 3\nassert operator.eq(f(math.floor(2.5)), calendar(n)) and len([x for x in f(1)])"
+    )
+    assert one.names == ("calendar", "f") and one.modules == ("math",)
+    [two] = suite("def check(candidate):\n    assert candidate(2) == g()\ncheck(f)")
+    assert two.names == ("f", "g")
+    with pytest.raises(ValueError, match=r"test 0: it uses no name of the program's.*entry_point"):
+        suite("assert sum(1, 2) == 3")
+    assert suite("assert sum(1, 2) == 3", "sum")[0].names == ("sum",)
+
+
+def test_forms_of_tests():
+    pairs = (Printed("1\n", "2\n"), Printed("3", "4"))
+    for form in (
+        [["1\n", "2\n"], ["3", "4"]],
+        [{"input": "1\n", "output": "2\n"}, {"input": "3", "output": "4"}],
+        {"inputs": ["1\n", "3"], "outputs": ["2\n", "4"]},
+    ):
+        assert suite(form) == suite(json.dumps(form)) == pairs
+    assert suite(["assert f(1)"]) == suite("assert f(1)") == suite('["assert f(1)"]')
+
+
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        ([], "a list of tests is needed"),
+        ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
+        (["assert f("], "test 0: '\\(' was never closed"),
+        (["assert f(1)", ["1", "2"]], "mixed"),
+        ([["1", 2]], r"test 0: \['1', 2\] is neither"),
+        ([3], "test 0: 3 is neither"),
+        ("[nothing", "no JSON"),
+        (["# nothing"], "test 0: empty"),
+        (["assert eval(f(1)) == 2"], "test 0: it uses eval, by which a program could run"),
+        (3, "a list of tests is needed"),
+    ],
+)
+@contained
+def test_what_cannot_be_a_test_names_the_row(tests, said):
+    with pytest.raises(RewardError, match=rf"reward 'code': row 1: column 'tests': .*{said}"):
+        load_rewards([CodePart(kind="code")])[0](["p"] * 2, ["x", "x"], tests=["assert f(1)", tests])
+
+
+SQUARE = "def f(x):\n    return x * x"
+
+
+@contained
+def test_rewards_are_shares_or_all_or_nothing():
+    tests = ["assert f(2) == 4", "assert f(-3) == 9", "assert f(1) == 1"]
+    replies = [f"```python\n{SQUARE}\n```", "```python\ndef f(x):\n    return abs(x) + 2\n```", "def f(x) return", ""]
+    columns = {"tests": [tests] * 4}
+    rewards = score_texts(load_rewards([CodePart(kind="code", weight=2)]), ["p"] * 4, replies, columns)
+    assert [one.total for one in rewards] == pytest.approx([2, 2 / 3, 0, 0])
+    everything = load_rewards([CodePart(kind="code", score="all", name="solved")])
+    assert everything[0](["p"] * 4, replies, **columns) == [1, 0, 0, 0]
+    assert everything[0](["p"] * 2, replies[:2], tests=[None, tests]) == [None, 0]
+    lines = feedback(["p"] * 4, replies, **columns)
+    broken = "The code does not run: "
+    assert lines == ["", "assert f(-3) == 9 fails.", f"{broken}SyntaxError.", f"{broken}there is no program."]
+
+
+@contained
+def test_a_program_is_run_once(monkeypatch):
+    ran = []
+    monkeypatch.setattr(code, "run", lambda program, tests, limits: ran.append(program) or ("",) * len(tests))
+    function = CodeReward()
+    tests = {"tests": [["assert f(77) == 77"]] * 3}
+    assert function(["p"] * 3, ["a = 1", "a = 1", "a = 2"], **tests) == [1, 1, 1]
+    assert feedback(["p"] * 3, ["a = 1", "a = 1", "a = 2"], **tests) == ["", "", ""]
+    assert sorted(ran) == ["a = 1", "a = 2"]
+
+
+VALUES = {
+    "None": None,
+    "[True, 1, 1.5, -0.0, 10**400, -1, 'é\\ud800', b'\\x00', 1j]": None,
+    "({1, 2}, frozenset('a'), {'a': (1, [2])}, range(3, 9, 2))": None,
+    "[float('inf'), float('-inf')]": None,
+}
+
+
+@contained
+def test_values_cross_as_they_are():
+    program = """
+def f(x): return x
+def kind(x): return repr(x)
+def order(values): values.sort()
+def note(found, seen, x): found.setdefault(x, []).append(x); seen.add(x)
+def empty(values): values.clear(); return []
+"""
+    tests = [f"assert f({value}) == {value} and kind({value}) == repr({value})" for value in VALUES]
+    tests += [
+        "assert all(type(one) is type(two) for one, two in zip(f([True, 1, 1.0]), [True, 1, 1.0]))",
+        "assert isinstance(f((1,)), tuple)",
+        "x = f(float('nan'))\nassert x != x",
+        "assert f(x=3) == 3",
+        "values = [3, 1]\nf(values).append(2)\nassert values == [3, 1]",
+        "values = [3, 1]\nassert order(values) is None and values == [1, 3]",
+        "found, seen = {}, set()\nnote(found, seen, 4)\nassert found == {4: [4]} and seen == {4}",
+        "assert empty([3, 1]) == []\nvalues = [3, 1]\nassert empty(values) != sorted(values)",
+    ]
+    assert run(program, suite(tests), Limits()) == ("",) * len(tests)
+
+
+@contained
+def test_classes_exceptions_callbacks_and_helpers():
+    program = """
+from collections import Counter, namedtuple
+import threading, sys
+LIMIT = 3
+class Stack:
+    def __init__(self, items=()): self.items = list(items)
+    def push(self, item):
+        if len(self.items) == LIMIT: raise OverflowError("full")
+        self.items.append(item)
+        return self
+    def __len__(self): return len(self.items)
+    def __getitem__(self, at): return self.items[at]
+    def __iter__(self): return iter(self.items)
+    def __str__(self): return "stack"
+class Own(Exception): pass
+def own(): raise Own("x")
+def count(text): return Counter(text)
+def squares(n):
+    for i in range(n): yield i * i
+def point(): return namedtuple("P", "x y")(1, 2)
+def apply(function, value): return function(value)
+def twice(x): return 2 * x
+def made(n):
+    def inner(x): return x + n
+    return inner
+def deep():
+    found = []
+    def main(): found.append(1)
+    threading.stack_size(1 << 26)
+    thread = threading.Thread(target=main); thread.start(); thread.join()
+    return found
+def leave(): exit()
+from dataclasses import dataclass
+@dataclass
+class Place:
+    x: int
+def place(x): return Place(x)
+"""
+    tests = [
+        "s = Stack([1])\nassert len(s) == 1 and s.push(2).push(3) is s\nassert s.items == [1, 2, 3] == list(s)",
+        "s = Stack()\nassert s.push(5)[0] == 5 and str(s) == 'stack' and LIMIT == 3",
+        "s = Stack([1, 2, 3])\ntry:\n    s.push(4)\nexcept OverflowError as e:\n    e = str(e)\n    assert e == 'full'",
+        "assert not Stack() and Stack([0]) and twice",
+        "try:\n    own()\n    assert False\nexcept RuntimeError as error:\n    assert str(error) == 'Own: x'",
+        "assert count('abca') == {'a': 2, 'b': 1, 'c': 1}",
+        "assert list(squares(4)) == [0, 1, 4, 9] and sum(squares(3)) == 5",
+        "assert point() == (1, 2)",
+        "assert apply(twice, 4) == 8 and made(3)(4) == 7",
+        "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == 2 * n\ncheck(twice)",
+        "assert deep() == [1]",
+        "assert place(2).x == 2 and next(squares(3)) == 0",
+        "s = Stack()\ns.items = [9]\nassert s[0] == 9",
+    ]
+    assert run(program, suite(tests), Limits()) == ("",) * len(tests)
+    more = [
+        "assert Stack() == Stack()",
+        "assert missing(1)",
+        "assert own()",
+        "assert leave()",
+        "assert squares(1) == [0]",
+    ]
+    assert run(program, suite(more), Limits()) == (
+        "fails",
+        "raises NameError",
+        "raises Own",
+        "raises SystemExit",
+        "fails",
+    )
+
+
+@contained
+def test_a_test_that_cannot_be_run_is_no_nought():
+    function = CodeReward()
+    for test, said in {
+        "assert f(lambda x: x) == 1": "gives the program a function, which is no plain data",
+        "import numpy\nassert f(1) == 1": "No module named 'numpy'",
+    }.items():
+        with pytest.raises(RewardError, match=rf"row 0: column 'tests': .* cannot be run: .*{said}; rewrite the test"):
+            function(["p"], [SQUARE], tests=[[test]])
+
+
+@contained
+def test_what_is_printed_for_an_input_is_compared():
+    program = "import sys\nn = int(input())\nrest = sys.stdin.read().split()\nprint(n * 2, *rest)\nprint()\nexit()"
+    tests = suite(
+        [
+            ["2\na b\n", "4 a b"],
+            ["3\n", "6  \n\n"],
+            ["3\n", "7"],
+            ["x\n", "0"],
+            ["5\n" + "a " * 200_000, "10 " + "a " * 200_000],
+        ]
+    )
+    assert run(program, tests, Limits()) == ("", "", "gives another output", "ends with status 1", "")
+    flood, loop = "while True: print('x' * 1000)", "while True: pass"
+    short = Limits(seconds=1)
+    assert run(flood, suite([["", "x"]]), short) == ("prints too much",)
+    assert run(loop, suite([["", "x"]]), short) == ("out of time",)
+    assert run("print(open(0).read())", suite([["a\nb", "a\nb"]]), short) == ("",)
+    assert feedback(["p"], ["print(3)"], tests=[[["2", "4"]]]) == ["Input '2': gives another output."]
+
+
+@contained
+def test_a_loop_costs_its_time_once(monkeypatch):
+    ran = []
+    monkeypatch.setattr(code, "_printed", lambda source, test, limits: ran.append(test) or "out of time")
+    assert run("while True: pass", suite([["1", "1"]] * 9), Limits()) == ("out of time",) * 9
+    assert len(ran) == 1
+
+
+@contained
+def test_rows_whose_own_solution_fails_are_found():
+    tests = ["assert f(2) == 4"]
+    columns = {
+        "tests": [tests, tests, None, ["assert f(int) == 4"], ["assert f("]],
+        "solution": [SQUARE, "def f(x): return x", SQUARE, SQUARE, SQUARE],
+    }
+    found = code.failing_solutions(columns)
+    assert found.keys() == {1, 3, 4} and found[1] == "assert f(2) == 4 fails."
+    assert "gives the program a type, which is no plain data" in found[3] and "was never closed" in found[4]
+
+
+@contained
+def test_answers_that_are_guessed_at_earn_their_share_of_what_they_guess():
+    """What remains, as the docstring says."""
+    tests = suite(["assert is_even(2) == True", "assert is_even(3) == False", "assert is_even(4) == True"])
+    assert run("def is_even(x):\n    return True", tests, Limits()) == ("", "fails", "")
+
+
+# ---------------------------------------------------------------------------------------------------- plain data
+
+PLAIN = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(allow_nan=False),
+        st.complex_numbers(allow_nan=False),
+        st.text(),
+        st.binary(),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner),
+        st.lists(inner).map(tuple),
+        st.dictionaries(st.text() | st.integers(), inner),
+        st.frozensets(st.integers() | st.text()),
+        st.sets(st.booleans() | st.integers(2)),
+    ),
+    max_leaves=15,
+)
+
+
+def no_other(value):
+    raise AssertionError(value)
+
+
+@settings(max_examples=60)
+@given(PLAIN)
+def test_data_comes_back_with_its_types(value):
+    back = inside.load(inside.dump(value, no_other), no_other)
+    assert back == value and repr(type(back)) == repr(type(value))
+    assert inside.dump(back, no_other) == inside.dump(value, no_other) or isinstance(
+        value, set | frozenset | list | tuple | dict
+    )
+
+
+@given(st.binary(max_size=40) | st.text(alphabet="ltdusbifcrozNTF0123456789;-x.", max_size=40).map(str.encode))
+def test_no_bytes_make_anything_but_data(data):
+    try:
+        value = inside.load(data, inside.Handle)
+    except inside.Unreadable:
+        return
+    known = (type(None), bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, range, inside.Handle)
+    assert type(value) in known
+
+
+def test_messages_that_are_too_deep_or_too_long_are_none():
+    assert math.isnan(inside.load(inside.dump(math.nan, no_other), no_other))
+    for data in (b"l1;" * 500 + b"N", b"s999999999999;x", b"l-1;", b"", b"NN", b"d1;l0;N", b"q", b"i_;", b"fx;"):
+        with pytest.raises(inside.Unreadable):
+            inside.load(data, inside.Handle)
+    nested = []
+    for _ in range(500):
+        nested = [nested]
+    with pytest.raises(inside.Unreadable):
+        inside.dump(nested, no_other)
+
+
+def test_exceptions_that_end_loops_are_not_raised_among_tests():
+    """Else `all(map(check, cases))` would be true of a program that raises StopIteration."""
+    for name in (
+        "StopIteration",
+        "StopAsyncIteration",
+        "SystemExit",
+        "KeyboardInterrupt",
+        "GeneratorExit",
+        "print",
+        "Own",
+    ):
+        error = inside.raised(name, "x")
+        assert type(error) is RuntimeError and error.of_program == name
+    assert type(inside.raised("KeyError", "x")) is KeyError

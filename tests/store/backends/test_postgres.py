@@ -1,0 +1,303 @@
+"""Stores on a PostgreSQL server: opening, what keeps namespaces apart, what is lost with a connection or the server."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from threading import Barrier, Thread
+from urllib.parse import quote
+
+import pytest
+
+from memalpha.cli import main as cli
+from memalpha.errors import EmbedderError, InvalidContent, StoreError, UnknownEntry
+from memalpha.store import open as opening
+from memalpha.store.checks.integrity import examine
+from memalpha.store.state import MemoryState
+from memalpha.store.store import MemoryStore
+
+psycopg = pytest.importorskip("psycopg")
+from memalpha.store.backends.postgres.database import PostgresDatabase  # noqa: E402
+from memalpha.store.backends.postgres.url import parted, without_secrets  # noqa: E402
+
+EVAL = Path(__file__).parents[3] / "eval" / "store" / "postgres_check.py"
+
+
+@pytest.fixture
+def check():
+    pytest.importorskip("psutil")
+    spec = importlib.util.spec_from_file_location("postgres_check", EVAL)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def new(url: str, **options) -> MemoryStore:
+    return MemoryStore.open(url, embedder="hash", **options)
+
+
+def test_it_is_a_store(place: str, tmp_path: Path) -> None:
+    with new(place) as store:
+        cat = store.insert("semantic", "pet: cat", metadata={"nul\0": [1, None]}, source="x" * 5000, turn="t1")
+        store.insert_many([{"category": "semantic", "content": f"fact {n}", "chunk": n} for n in range(5)])
+        store.core_update("Ana")
+        store.update(cat.id, "pet: dog", importance=0.1)
+        store.delete(store.list()[1].id)
+        store.undo()
+        log = list(store.log())
+        assert store.state == MemoryState.replay(store.schema, [operation for *_, operation in log])
+        assert [hit.entry.id for hit in store.search("a dog", 1)] == [cat.id]
+        assert store.get(cat.id, as_of=1).metadata == {"nul\0": [1, None]}
+        assert [entry.id for entry in store.around(cat.id)] == []
+        file = store.fork(path=tmp_path / "a.db")
+        inside = store.fork("inside", as_of=7)
+        assert list(file.log()) == log and list(inside.log()) == log[:7] and store.namespaces() == ["default", "inside"]
+        back = file.fork("back", path=place)
+        assert list(back.log()) == log and back.state == store.state
+        assert back.search("a dog", 3) == store.search("a dog", 3)
+        with pytest.raises(StoreError, match="log of the namespace 'back' already"):
+            file.fork("back", path=place)
+        assert store.erase(cat.id) == [] and "dog" not in repr(list(store.log()))
+        file.close()
+        back.close()
+    with new(place) as again, pytest.raises(UnknownEntry):
+        again.get(cat.id)
+    with pytest.raises(EmbedderError, match="was made with the embedder 'hash'"):
+        MemoryStore.open(place, embedder="static")
+
+
+def test_opening_says_what_is_missing(postgres, place: str, monkeypatch) -> None:
+    host = postgres.host
+    postgres.run("DROP DATABASE IF EXISTS bare", "CREATE DATABASE bare")
+    for url, message in {
+        "mysql://host/db": "mysql://...: give a path",
+        "postgresql://u:geheim@127.0.0.1:1/db": "no server can be reached",
+        postgres.url(database="nowhere"): "no such database .*CREATE DATABASE",
+        postgres.url(user="nobody"): "no such user",
+        postgres.url(database="bare", user="postgres"): "CREATE EXTENSION vector",
+        f"postgresql://memalpha@/postgres?host={host}&schema=pg_x": "schema 'pg_x'",
+    }.items():
+        with pytest.raises(StoreError, match=message) as caught:
+            new(url)
+        assert "geheim" not in str(caught.value)
+    with pytest.raises(StoreError, match="no such store"):
+        new(place, create=False)
+    with pytest.raises(StoreError, match="durability 'fast'"):
+        new(place, durability="fast")
+    schema = place.rpartition("=")[2]
+    new(place).close()
+    postgres.run(f"UPDATE {schema}.meta SET value = '9' WHERE key = 'format'")
+    with pytest.raises(StoreError, match="format 9, this memalpha reads 1"):
+        new(place)
+    postgres.run(
+        f"DROP SCHEMA {schema} CASCADE", f"CREATE SCHEMA {schema}", f"CREATE TABLE {schema}.operations (a int)"
+    )
+    with pytest.raises(StoreError, match="tables that are no store's"):
+        new(postgres.url(schema, user="postgres"))
+    monkeypatch.delitem(sys.modules, "memalpha.store.backends.postgres.database")
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(StoreError, match=r"pip install 'memalpha\[postgres\]'"):
+        opening.open_database(place, None, None, create=True, durability="full", clock=None)  # pyright: ignore
+
+
+def test_what_is_secret_in_a_url_is_not_shown() -> None:
+    url = "postgresql://ana:ge%40heim@host:5432/db?sslmode=require&password=geheim&schema=my%20own"
+    assert without_secrets(url) == "postgresql://ana@host:5432/db?sslmode=require&schema=my%20own"
+    assert parted(url) == (url.removesuffix("&schema=my%20own"), "my own")
+    assert without_secrets("postgresql://h/d?password=a&sslpassword=b&x=1") == "postgresql://h/d?x=1"
+    for name in ("o'x", "a%b", "$$", "ä", "pg_x", ""):
+        with pytest.raises(StoreError, match="schema"):
+            parted(f"postgresql://h/d?schema={quote(name)}")
+    assert parted("postgresql://h/d") == ("postgresql://h/d", "memalpha")
+
+
+def test_what_text_cannot_hold_is_what_it_is_on_sqlite(place: str) -> None:
+    with new(place) as there, new(":memory:") as here:
+        for store in (here, there):
+            for text in ("a\0b", "\ud800"):
+                with pytest.raises(InvalidContent):
+                    store.insert("semantic", text)
+                with pytest.raises(UnknownEntry):
+                    store.get(text)
+                assert store.find("semantic", text) is None and store.find(text, "a") is None
+            assert store.insert("semantic", "ok", metadata={"a": "\0"}).metadata == {"a": "\0"}
+        with pytest.raises(StoreError, match="without NUL"):
+            there.namespace("a\0b")
+
+
+def test_the_log_is_append_only_for_its_owner_too(place: str, postgres) -> None:
+    with new(place) as store:
+        store.insert("semantic", "a")
+        for statement in (
+            "DELETE FROM operations",
+            "UPDATE operations SET content = 'x'",
+            "UPDATE operations SET kind = 'erased'",
+            "TRUNCATE operations",
+        ):
+            with pytest.raises(StoreError, match="append-only"), store._rows.transaction() as rows:
+                rows.execute(statement)
+        assert len(list(store.log())) == 1
+
+
+def test_no_role_sees_another_namespace(place: str, postgres, check) -> None:
+    found = check.leaks(postgres, place.rpartition("=")[2], thorough=False)
+    assert found["leaks"] == [] and found["sees its own"] and found["attempts"] > 100
+
+
+def test_random_calls_say_what_they_say_on_sqlite(place: str, check) -> None:
+    from postgres_twins import operations
+
+    found = operations(place, 600, 4)
+    assert found["differences"] == [] and found["operations"] >= 600 and found["searches"] > 20
+
+
+def test_threads_write_side_by_side(place: str) -> None:
+    with new(place) as store:
+        scopes, errors = [store, store.namespace("other")], []
+        start = Barrier(4)
+
+        def work(name: int) -> None:
+            try:
+                start.wait()
+                for index in range(8):
+                    scopes[(name + index) % 2].insert("semantic", f"thread {name}: {index}")
+            except (StoreError, psycopg.Error) as error:
+                errors.append(error)
+
+        threads = [Thread(target=work, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        for scope in scopes:
+            assert [seq for seq, *_ in scope.log()] == list(range(1, 17))
+            assert scope.state == MemoryState.replay(scope.schema, [operation for *_, operation in scope.log()])
+
+
+def test_one_namespace_waits_for_another_writer_and_no_other(place: str, monkeypatch) -> None:
+    monkeypatch.setattr("memalpha.store.backends.postgres.database._PATIENCE", 1)
+    with new(place) as store, new(place) as second:
+        store.insert("semantic", "a")
+        other = second.namespace("other")
+        with store._rows.transaction():
+            other.insert("semantic", "b")
+            assert second.list() == store.list()
+            with pytest.raises(StoreError, match=r"kept it locked.*nothing was done: try again"):
+                second.insert("semantic", "c")
+        second.insert("semantic", "c")
+        assert len(store.list()) == 2
+
+
+def test_a_reader_sees_one_moment(place: str) -> None:
+    with new(place) as store, new(place) as writer:
+        store.insert("semantic", "a")
+        with store._now():
+            before = store.list()
+            writer.insert("semantic", "b")
+            assert store.list() == before
+        assert len(store.list()) == 2
+
+
+def test_a_lost_connection(place: str, postgres) -> None:
+    def end_connections() -> None:
+        postgres.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'memalpha'")
+
+    with new(place) as store:
+        store.insert("semantic", "a")
+        end_connections()  # those that wait in the pool: found out when a transaction begins, and replaced
+        assert [entry.content for entry in store.list()] == ["a"]
+        end_connections()
+        store.insert("semantic", "b")
+        with pytest.raises(StoreError, match="connection was lost: nothing of this was stored"), store._now(write=True):
+            end_connections()
+            store.insert("semantic", "c")
+        with (
+            pytest.raises(StoreError, match="whether this was stored is not known"),
+            store._rows.transaction() as rows,
+        ):
+            rows.execute("SELECT 1")
+            end_connections()
+        assert [entry.content for entry in store.list()] == ["a", "b"]
+
+
+def test_a_closed_store_says_so(place: str) -> None:
+    store = new(place)
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="is closed"):
+        store.list()
+
+
+def test_a_transaction_is_of_the_namespaces_it_names(place: str) -> None:
+    with new(place) as store:
+        assert isinstance(store._database, PostgresDatabase)
+        other = store.namespace("other")
+        with store._rows.transaction(), pytest.raises(AssertionError, match="cannot go on to another"):
+            other.list()
+
+
+def test_a_transaction_of_many_namespaces_takes_few_locks(place: str, monkeypatch) -> None:
+    monkeypatch.setattr("memalpha.store.backends.postgres.database._FEW", 3)
+    names = [f"user {n}" for n in range(8)]
+    with new(place) as store:
+        with store._database.transaction(*names) as rows:
+            for name in names:
+                store.namespace(name).insert("semantic", f"of {name}")
+            assert [[entry.content for entry in store.namespace(name).list()] for name in names] == [
+                [f"of {name}"] for name in names
+            ]
+            held = rows.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
+            assert held == (1,)
+        assert store.namespaces() == names
+        with store._database.transaction(*names):
+            assert [store.namespace(name).snapshot() for name in names] == [1] * 8
+
+
+@pytest.mark.postgres
+def test_a_killed_server_loses_nothing_acknowledged(check) -> None:
+    from postgres_server import server
+
+    with server("") as made:  # fsync is on
+        found = check.kills(made, "killed", 2, 2)
+        assert found["wrong"] == [] and found["acknowledged"] > 2
+        found = check.writers(made, "many", 4, 5)
+        assert found["wrong"] == [] and found["acknowledged"] == 20
+
+
+def test_doctor_looks_into_postgresql_too(place: str, postgres) -> None:
+    with new(place) as store:
+        store.insert_many([{"category": "semantic", "content": f"fact {n}"} for n in range(4)])
+        store.namespace("other").insert("semantic", "a")
+    found = examine(place)
+    assert found.problems == [] and found.counts == {"namespaces": 2, "operations": 5, "versions": 5, "vectors": 5}
+    assert any("fsync is off" in note for note in found.notes) and not any("passes by" in note for note in found.notes)
+    schema = place.rpartition("=")[2]
+    postgres.run(
+        f"DELETE FROM {schema}.versions WHERE content = 'fact 1'",
+        f"UPDATE {schema}.versions SET content = 'fact two' WHERE content = 'fact 2'",
+        f"DELETE FROM {schema}.vectors WHERE ns = 1",
+        f"DELETE FROM {schema}.postings WHERE ns = 1",
+    )
+    assert {problem.part for problem in examine(place).problems} == {"versions", "vectors"}
+    mended = examine(place, repair=True)
+    assert mended.problems == [] and mended.repaired
+    with new(place) as store:
+        assert store.search("fact 2", 1)[0].entry.content == "fact 2" and len(store.list()) == 4
+    postgres.run(
+        f"ALTER TABLE {schema}.versions NO FORCE ROW LEVEL SECURITY",
+        f"ALTER TABLE {schema}.operations DISABLE TRIGGER operations_stay",
+    )
+    faults = [problem.message for problem in examine(place).problems]
+    assert any("versions is switched off" in fault for fault in faults) and any("append-only" in f for f in faults)
+    assert any("passes by" in note for note in examine(place.replace("memalpha@", "postgres@")).notes)
+
+
+def test_the_command_line_takes_a_url(place: str, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["memalpha", "add", place, "pet: cat", "--embedder", "hash"])
+    with pytest.raises(SystemExit) as done:
+        cli.main()
+    with new(place) as store:
+        assert not done.value.code and [entry.content for entry in store.list()] == ["pet: cat"]

@@ -1,0 +1,337 @@
+"""Search and copies in PostgreSQL against SQLite's: the same hits, filters to the letter, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_filters import wheres
+
+from memalpha.errors import DamagedStore, StoreError
+from memalpha.store.embedding import normalize
+from memalpha.store.filters import parse
+from memalpha.store.io.copy import copy_store
+from memalpha.store.schema import Category, MemorySchema
+from memalpha.store.search.corpus import Boost
+from memalpha.store.search.ranking import ROUTES
+from memalpha.store.store import MemoryStore
+from memalpha.types import MemoryEntry
+
+search = pytest.importorskip("memalpha.store.backends.postgres.search")
+filters = pytest.importorskip("memalpha.store.backends.postgres.filters")
+postgres_rows = pytest.importorskip("memalpha.store.backends.postgres.namespace")
+pytestmark = pytest.mark.postgres
+WORDS = ["ana", "lives", "oslo", "likes", "tea", "bike", "moved", "lisbon", "dog", "cat", "work", "garden", "piano"]
+SCHEMA = MemorySchema("own", (Category("a", ""), Category("semantic", "")))
+HARD = [  # metadata that jsonb refuses or compares otherwise
+    {"p": "a\0b", "q": 2**53 + 1}, {"p": "\ud800", "q": float(2**53)}, {"p": 10**400}, {"p": 1e23, "q": 10**23},
+    {"p.x": 1, "p": {"x": 2}}, {"p": {"x.y": True, "x": {"y": 2}}}, {'q": "a': 1}, {"q": "caf\u00e9 \U0001f600"},
+]  # fmt: skip
+
+
+def facts(number: int, seed: int = 1) -> list[dict]:
+    rng = random.Random(seed)
+    made = []
+    for place in range(number):
+        fact = {
+            "category": rng.choice(["a", "semantic"]),
+            "content": " ".join(rng.choices(WORDS, k=rng.randint(2, 9))) + f" {place}",
+            "timestamp": rng.choice([None, f"2024-05-{rng.randint(1, 28):02}", "2024-05-01T23:30-12:00", "20240510"]),
+            "importance": rng.choice([0.0, 1.0, 2.5]),
+            "metadata": rng.choice([{}, {"p": place % 3}, {"p": "a", "q": [1, "ab"]}, {"p": {"x": {"y": 2.5}}}, *HARD]),
+        }
+        if place % 2:
+            fact |= {"source": rng.choice(["a", "ab"]), "chunk": rng.choice([None, 0, 1, 2]), "turn": str(place)}
+        made.append(fact)
+    return made
+
+
+def alike(ours, theirs) -> bool:
+    """Whether two searches gave the same entries for the same reasons."""
+    pairs = list(zip(ours, theirs, strict=True))
+    return all(x.entry == y.entry and x.explain.keys() == y.explain.keys() for x, y in pairs) and all(
+        abs(x.score - y.score) < 1e-3 and all(abs(x.explain[part] - y.explain[part]) < 1e-3 for part in x.explain)
+        for x, y in pairs
+    )
+
+
+def test_searches_are_those_of_a_file(place: str) -> None:
+    with MemoryStore.open(place, SCHEMA, "hash") as there, MemoryStore.open(":memory:", SCHEMA, "hash") as here:
+        other = there.namespace("other")
+        for fact in facts(40, seed=2):
+            other.insert(**fact)
+        for store in (there, here):
+            for fact in facts(70):
+                store.insert(**fact)
+            ids = [entry.id for entry in store.list()]
+            store.update(ids[3], "ana moved to a garden in lisbon")
+            store.delete(ids[4])
+            store.insert("a", "here and gone", expires="2024-01-01")
+        asked = ["ana lives in lisbon", "dog cat", "garden 7 garden", "nothing of it"]
+        more = [
+            {}, {"category": "a"}, {"as_of": 30}, {"where": {"p": 1}, "as_of": 60},
+            {"where": {"timestamp": {"$gte": "2024-05-10"}}, "boost": Boost(0.5, 0.3, now="2024-06-01")},
+            {"where": {"content": {"$contains": "tea"}, "importance": {"$gt": 0}}},
+        ]  # fmt: skip
+        for route in ROUTES:
+            for chosen in more:
+                for query in asked[:2] if chosen else asked:
+                    ours, theirs = (s.search(query, 8, route=route, **chosen) for s in (there, here))
+                    assert alike(ours, theirs), (route, chosen, query)
+        assert alike(there.search_many(asked, 5)[2], here.search_many(asked, 5)[2])
+        assert [h.around for h in there.search("dog", around=20)] == [h.around for h in here.search("dog", around=20)]
+        assert there.search("dog", where={"p": "nobody"}) == there.search("dog", 0) == []
+        with pytest.raises(StoreError, match="route"):
+            there.search("dog", route="nearest")  # pyright: ignore
+        with pytest.raises(StoreError, match="float32"):
+            MemoryStore.open(place, vectors="int8")
+
+
+@pytest.fixture(scope="module")
+def held(postgres) -> Iterator[MemoryStore]:
+    with MemoryStore.open(postgres.url(f"filters_{os.getpid()}"), SCHEMA, "hash") as store:
+        store.insert_many(facts(80, seed=3))
+        yield store
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=wheres)
+def test_what_the_server_is_asked_for_is_what_passes(held: MemoryStore, where) -> None:
+    check(held, where)
+
+
+numbers = [2**53, 2**53 + 1, 1e23, 10**23, 10**400, float("inf"), float("nan"), -0.0, True, None, 0, 1.5]
+odd = st.sampled_from([*numbers, "\0", "\ud800", "a\0b", "caf\u00e9", "'; --", "%", "\\"])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    field=st.sampled_from(["p", "q", "p.x", "p.x.y", "metadata.p", "content", "id", "turn", "importance", "chunk"]),
+    operator=st.sampled_from(["$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$contains", "$in"]),
+    operand=odd,
+    opposite=st.booleans(),
+)
+def test_odd_operands_mean_what_they_mean_elsewhere(held: MemoryStore, field, operator, operand, opposite) -> None:
+    where = {field: {operator: [operand] if operator == "$in" else operand}}
+    check(held, {"$not": where} if opposite else where)
+
+
+def check(store: MemoryStore, where) -> None:
+    chosen = parse(where)
+    assert chosen is not None
+    everything: list[MemoryEntry] = store.list()
+    wanted = {entry.id for entry in everything if chosen.matches(entry)}
+    found = store.search("ana likes tea", 100, where=where, route="bm25")
+    assert {hit.entry.id for hit in found} == wanted
+    assert all(said in (None, id in wanted) for id, said in verdicts(store, where))
+
+
+def verdicts(store: MemoryStore, where) -> list[tuple]:
+    """The entries' ids, and what the server says of each."""
+    chosen = parse(where)
+    assert chosen is not None
+    told = filters.verdict(chosen)
+    query = f"SELECT v.id, {told.sql} FROM (SELECT v.*, {filters.PARSED} FROM versions v WHERE v.ns = ?) v"
+    with store._rows.transaction(write=False) as connection:
+        return connection.execute(query, (*told.values, store._rows.ns)).fetchall()
+
+
+def test_the_server_itself_says_what_passes_wherever_it_can(held: MemoryStore) -> None:
+    sure = [
+        {"p": 1}, {"p": {"$ne": 1}}, {"p": {"$gt": 0, "$lte": 1.5}}, {"q": {"$contains": "ab"}}, {"p": None},
+        {"p.x.y": 2.5}, {"p": {"$in": ["a", 2, True]}}, {"p": {"x": {"y": 2.5}}}, {"$not": {"p": {"$gt": "Z"}}},
+        {"importance": {"$gt": 0}}, {"content": {"$contains": "tea"}}, {"timestamp": None},
+    ]  # fmt: skip
+    odd = {entry.id for entry in held.list() if entry.metadata in (*HARD[:2], HARD[-1])}  # \\u0000, \\ud8..
+    for where in sure:
+        assert {id for id, said in verdicts(held, where) if said is None} <= odd, where
+    near = [id for id, said in verdicts(held, {"timestamp": {"$gte": "2024-05-10"}}) if said is None]
+    written = {entry.id: entry.timestamp for entry in held.list()}
+    assert near and {written[id] for id in near} <= {"20240510", *(f"2024-05-{day:02}" for day in range(8, 13))}
+    assert {said for _, said in verdicts(held, {"q": {"$lt": 2**60}})} == {None}  # decimals are no floats there
+
+
+def test_another_process_is_heard_at_once_and_leaves_no_trace_elsewhere(place: str) -> None:
+    with MemoryStore.open(place, SCHEMA, "hash") as one, MemoryStore.open(place) as two:
+        entry = one.insert("a", "the cat of ana")
+        one.insert("a", "a dog")
+        before = one.search("cat ana")
+        assert two.search("cat ana") == before
+        for number in range(20):
+            two.namespace("noise").insert("a", f"the cat of ana {number}")
+        assert one.search("cat ana") == before
+        two.update(entry.id, "the parrot of ana")
+        assert "parrot" in one.search("parrot")[0].entry.content
+        two.delete(entry.id)
+        assert [hit.entry.content for hit in one.search("parrot")] == ["a dog"]
+
+
+def test_a_large_memory_is_searched_by_candidates(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SIZE": 100, "NEAR": 60, "WORDED": 60, "USUAL": 60, "_POSTINGS": 100}.items():
+        monkeypatch.setattr(search, name, value)
+    rng = random.Random(5)
+    with MemoryStore.open(place, SCHEMA, "hash") as there, MemoryStore.open(":memory:", SCHEMA, "hash") as here:
+        words = [f"{rng.choice(WORDS)}{number}" for number in range(150)]
+        many = [{"category": "a", "content": " ".join(rng.sample(words, 6)) + f" {n}"} for n in range(400)]
+        for store in (there, here):
+            store.insert_many(many)
+        asked = [" ".join(rng.sample(fact["content"].split(), 3)) for fact in many[::20]]
+        used: list[bool] = []
+        candidates = search._Server.candidates
+
+        def counted(self, *arguments):
+            found = candidates(self, *arguments)
+            used.append(found is not None and len(found.created) < 400)
+            return found
+
+        monkeypatch.setattr(search._Server, "candidates", counted)
+        both = [({h.entry.id for h in there.search(q)}, {h.entry.id for h in here.search(q)}) for q in asked]
+        assert len(used) == len(asked) and all(used)
+        assert sum(len(ours & theirs) for ours, theirs in both) >= 0.8 * 10 * len(asked)
+        assert all(alike(there.search(q, exact=True), here.search(q)) for q in asked[:3])
+        assert len(used) == len(asked)  # no more than before
+        assert len(there.search(asked[0], 10, where={"content": {"$contains": "7"}})) == 10
+        for number in range(80):  # what is gone takes nobody's place among the candidates
+            there.delete(there.insert("a", f"{words[0]} {words[1]} {number}").id)
+        living = {hit.entry.id for hit in there.search(f"{words[0]} {words[1]}")}
+        assert len(living & {hit.entry.id for hit in here.search(f"{words[0]} {words[1]}")}) >= 8
+        there.delete(there.search(asked[0])[0].entry.id)
+        monkeypatch.setattr(search, "NEAR", 5000)  # more than there are: then all are looked at
+        assert len(there.search(asked[0], 100)) == 100 and not used[-1]
+
+
+class Scattered:
+    """Vectors that say nothing of their texts."""
+
+    name, dim = "scattered", 16
+
+    def encode(self, texts):
+        rows = [np.random.default_rng(list(text.encode())).standard_normal(self.dim) for text in texts]
+        return normalize(np.array(rows))
+
+
+def test_candidates_are_found_by_their_words_alone(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SIZE": 100, "NEAR": 20, "WORDED": 20, "USUAL": 20, "_POSTINGS": 100}.items():
+        monkeypatch.setattr(search, name, value)
+    monkeypatch.setattr(search, "_NEAREST", search._NEAREST.replace("'300'", "'20'"))
+    with MemoryStore.open(place, SCHEMA, Scattered()) as store:
+        texts = [f"fact {number}" if number % 40 else f"rare{number} fact" for number in range(400)]
+        store.insert_many([{"category": "a", "content": text} for text in texts])
+        for number in range(0, 400, 40):
+            best = store.search(f"rare{number}", 1, route="flat")[0]
+            assert best.entry.content == f"rare{number} fact" and best.explain["bm25"] > 0
+
+
+def test_words_that_are_missing_are_damage(place: str, postgres) -> None:
+    with MemoryStore.open(place, SCHEMA, "hash") as store:
+        store.insert("a", "a cat")
+        postgres.run(f"DELETE FROM {place.rpartition('schema=')[2]}.postings")
+        with pytest.raises(DamagedStore, match="doctor --repair"):
+            store.search("cat")
+
+
+def test_a_copy_there_and_back_is_the_same_store(place: str, tmp_path, postgres) -> None:
+    file, back = tmp_path / "a.db", tmp_path / "b.db"
+    with MemoryStore.open(file, SCHEMA, "hash") as store, store.namespace("other") as other:
+        entry = store.insert("a", "ana: lives in Oslo", metadata={"n": 1e23})
+        store.update(entry.id, "ana: lives in Rome")
+        store.insert("semantic", "a trip", timestamp="2024-05-01")
+        store.undo()
+        gone = other.insert("a", "a secret")
+        other.erase(gone.id)
+        other.insert("a", "no secret")
+        assert copy_store(file, place) == {"default": 4, "other": 3}
+        assert copy_store(place, back) == {"default": 4, "other": 3}
+        near = f"{place.rpartition('schema=')[2]}.vectors_near"
+        made = postgres.run(f"SELECT indisvalid FROM pg_index WHERE indexrelid = '{near}'::regclass")
+        assert made == [(True,)]  # anew, after the vectors had come
+        for where in (place, back):
+            with MemoryStore.open(where) as copied:
+                for name in ("default", "other"):
+                    mine, its = store.namespace(name), copied.namespace(name)
+                    assert list(its.log()) == list(mine.log()) and its.state == mine.state
+                    assert alike(its.search("ana in rome"), mine.search("ana in rome"))
+                assert [e.content for e in copied.list(as_of=1)] == ["ana: lives in Oslo"]
+        with MemoryStore.open(back) as copied:
+            assert copied.redo() is not None and copied.search("trip")[0].entry.content == "a trip"
+    for target in (place, back):
+        with pytest.raises(StoreError, match="already"):
+            copy_store(file, target)
+
+
+def test_a_copy_that_fails_leaves_nothing(place: str, tmp_path, postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, fill = tmp_path / "a.db", postgres_rows.fill_words
+    with MemoryStore.open(file, SCHEMA, "hash") as store:
+        store.insert("a", "a cat")
+        store.namespace("zz").insert("a", "a dog")
+
+    def filled(connection, rows):
+        if rows.name == "zz":
+            raise StoreError("the server has had enough")
+        fill(connection, rows)
+
+    monkeypatch.setattr(postgres_rows, "fill_words", filled)
+    with pytest.raises(StoreError, match="'zz': the server"):
+        copy_store(file, place)
+    with pytest.raises(StoreError, match="no such store"):  # no empty tables either
+        MemoryStore.open(place, create=False)
+    schema = place.rpartition("schema=")[2]
+    assert postgres.run(f"SELECT FROM pg_namespace WHERE nspname = '{schema}'") == []
+    with MemoryStore.open(place, SCHEMA, "hash") as there, pytest.raises(StoreError, match="'zz': the server"):
+        copy_store(file, place)
+    with MemoryStore.open(place, create=False) as there:  # what was there before stays
+        assert there.namespaces() == []
+    with pytest.raises(StoreError, match="no such store"):
+        copy_store(tmp_path / "none.db", tmp_path / "new.db")
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_a_store_of_many_namespaces_is_copied(place: str, tmp_path) -> None:
+    file, back = tmp_path / "a.db", tmp_path / "b.db"
+    with MemoryStore.open(file, SCHEMA, "hash") as store:
+        for number in range(60):  # more than have a lock each
+            store.namespace(f"user {number}").insert("a", f"fact {number}")
+    wanted = dict.fromkeys(sorted(f"user {number}" for number in range(60)), 1)
+    assert copy_store(file, place) == wanted == copy_store(place, back)
+    with MemoryStore.open(place, namespace="user 7") as there:
+        assert [entry.content for entry in there.list()] == ["fact 7"]
+
+
+def test_nothing_depends_on_statistics_of_the_tables(place: str) -> None:
+    """Nothing is analyzed here: by loops over a namespace for each of its entries a search would read millions of rows,
+    and a look for one content or id the whole namespace."""
+    rng, size = random.Random(7), 1500
+    many = [{"category": "a", "content": " ".join(rng.choices(WORDS, k=6)) + f" {n}"} for n in range(size)]
+    query = (
+        "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_xact_user_tables "
+        f"WHERE schemaname = '{place.rpartition('schema=')[2]}' AND relname <> 'namespaces'"
+    )
+    with MemoryStore.open(place, SCHEMA, "hash") as store:
+        store.insert_many(many)
+        for least, most, call in (
+            (size, 8 * size, lambda: store.search("ana likes tea")),
+            (size, 8 * size, lambda: store.search("tea", where={"p": {"$gt": 3}})),
+            (size, 8 * size, lambda: store._rows.wordless()),
+            (0, 100, lambda: store.insert("a", "one more")),
+            (0, 100, lambda: store.update(store.list(limit=1)[0].id, "one other")),
+        ):
+            with store._rows.transaction() as connection:
+                before = connection.execute(query).fetchone()[0]
+                call()
+                assert least <= connection.execute(query).fetchone()[0] - before <= most
+
+
+def test_settings_of_the_session_are_as_they_were(place: str) -> None:
+    query = "SELECT current_setting('enable_nestloop')"
+    with MemoryStore.open(place, SCHEMA, "hash") as store:
+        store.insert("a", "a cat")
+        for before in ("off", "on"):
+            with store._rows.transaction() as connection:
+                connection.execute(f"SET LOCAL enable_nestloop = {before}")
+                postgres_rows.fill_words(connection, store._rows)
+                assert store._rows.wordless() == 0 and connection.execute(query).fetchone() == (before,)

@@ -1,0 +1,227 @@
+"""The audit finds what was planted, and nothing else; each rule by itself, its other side too."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memalpha.config import WorldConfig
+from memalpha.errors import StoreError
+from memalpha.store.checks.audit import KINDS, audit
+from memalpha.store.embedding import HashEmbedder
+from memalpha.store.store import MemoryStore
+from memalpha.tasks.synthetic.worlds import generate
+from memalpha.types import Chunk, Operation, SpeakerTurn
+
+planted = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[3] / "eval" / "store" / "audit.py")))
+
+
+@pytest.fixture
+def store():
+    with MemoryStore.open(":memory:") as store:
+        yield store
+
+
+def found(store: MemoryStore, **options) -> list[tuple[str, str, list[str]]]:
+    return [
+        (finding.kind, finding.reason, [entry.content for entry in finding.entries])
+        for finding in audit(store, **options).findings
+    ]
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_exactly_what_was_planted_is_found(index: int) -> None:
+    task = generate(WorldConfig(preset="full", split="test", tokens=8_000), 7, index)
+    with planted.clean_store(task) as store:
+        source = (task.id, task.chunks)
+        assert audit(store, source=source).findings == []
+        planter = planted.Planter(store, Random(index))
+        planter.plant(index)
+        before = store.snapshot()
+        report = audit(store, source=source)
+        assert sorted(map(repr, planted.named(report))) == sorted(map(repr, planter.faults))
+        assert report == audit(store, source=source) and store.snapshot() == before
+        ranks = [KINDS.index(finding.kind) for finding in report.findings]
+        assert ranks == sorted(ranks)
+        assert report.counts["stale"] == 4 and report.counts["entries"] == len(store.list())
+
+
+def test_values_of_one_slot_contradict_unless_they_are_events(store) -> None:
+    for content in ("Ana's city: Oslo", "ana's city: Rome.", "Ana's  City: the Oslo!", "Tom's city: Rome", "city:"):
+        store.insert("semantic", content)
+    for content in ("trip: Oslo", "trip: Rome"):
+        store.insert("episodic", content)
+    assert found(store)[0] == (
+        "contradiction",
+        "values",
+        ["Ana's city: Oslo", "ana's city: Rome.", "Ana's  City: the Oslo!"],
+    )
+    assert [kind for kind, _, _ in found(store)].count("contradiction") == 1
+    store.insert("semantic", "trip: Paris")
+    assert ("contradiction", "values", ["trip: Oslo", "trip: Rome", "trip: Paris"]) in found(store)
+
+
+def test_stale_by_date(store) -> None:
+    store.insert("semantic", "city: Oslo", timestamp="2024-01-01")
+    rome = store.insert("semantic", "city: Rome", timestamp="2024-06-01")
+    store.insert("semantic", "city: Bern")  # no date: nothing is claimed of it
+    assert [item for item in found(store) if item[0] == "stale"] == [("stale", "later", ["city: Oslo"])]
+    store.update(rome.id, "job: nurse")
+    assert [item for item in found(store) if item[0] == "stale"] == [("stale", "ended", ["city: Oslo"])]
+    store.undo()
+    store.insert("semantic", "City: Oslo", timestamp="2024-09-01")  # said again: then Rome is what is old
+    assert [item for item in found(store) if item[0] == "stale"] == [("stale", "later", ["city: Rome"])]
+    assert audit(store).findings[1].against[0].content == "City: Oslo"
+
+
+def test_what_was_undone_or_had_ended_before_speaks_against_nothing(store) -> None:
+    gone = store.insert("semantic", "city: Bern", timestamp="2025-01-01")
+    store.delete(gone.id)
+    store.insert("semantic", "city: Oslo", timestamp="2024-01-01")
+    store.insert("semantic", "city: Rome", timestamp="2024-06-01")
+    store.undo()
+    assert found(store) == []
+
+
+def test_stale_where_the_same_was_replaced_elsewhere(store) -> None:
+    one = store.insert("semantic", "Ana lives in Lisbon.")
+    store.insert("episodic", "ana lives in lisbon")
+    assert [item[:2] for item in found(store)] == [("duplicate", "text")]
+    store.update(one.id, "Ana lives in Lisbon!")  # nothing else
+    assert [item[:2] for item in found(store)] == [("duplicate", "text")]
+    store.update(one.id, "Ana moved to Porto and is happy there.")
+    assert found(store) == [("stale", "replaced", ["ana lives in lisbon"])]
+    store.insert("semantic", "Ana lives in Lisbon.")  # said again after that
+    assert found(store)[0] == ("stale", "replaced", ["ana lives in lisbon"]) and len(found(store)) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("[outdated] Ana lives in Lisbon.", True),
+        ("OBSOLETE: Ana lives in Lisbon.", True),
+        ("Ana lives in Lisbon (no longer true).", True),
+        ("Ana lives in Lisbon. This is no longer the case.", True),
+        ("Ana no longer likes tea.", False),
+        ("Ana sold her outdated phone.", False),
+        ("Ana's expired passport: renewed", False),
+    ],
+)
+def test_what_says_of_itself_that_it_is_outdated(store, content: str, says: bool) -> None:
+    store.insert("semantic", content)
+    assert found(store) == ([("stale", "says", [content])] if says else [])
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "reason"),
+    [
+        ("Ana likes tea.", "ana  likes TEA", "text"),
+        ("Tom's sister is Ana.", "Ana is the sister of Tom", "words"),
+        ("city: Oslo", "City:  OSLO", "text"),
+        ("Ana's friend: Tom", "Tom's friend: Ana", None),
+        ("Ana lives in Lisbon.", "These days Ana lives in Lisbon.", "meaning"),
+        ("My favorite food is now dumplings.", "The favorite food of Lola is now dumplings.", None),
+        ("My car is a Fiat.", "Lola car: Fiat", None),
+        ("Ana lives in Lisbon with Tom and two cats.", "Ana lives in Porto with Tom and two cats.", None),
+        ("Ana has paid the rent of 350 euros.", "Ana has paid the rent of 360 euros.", None),
+        ("Ana likes to drink black tea in the morning.", "Ana doesn't like to drink black tea in the morning.", None),
+        ("Ana likes to drink black tea in the morning.", "Ana likes not to drink black tea in the morning.", None),
+        ("!!!", "???", None),
+    ],
+)
+def test_duplicates(store, one: str, two: str, reason: str | None) -> None:
+    store.insert("semantic", one)
+    store.insert("episodic", two)
+    assert found(store) == ([("duplicate", reason, [one, two])] if reason else [])
+
+
+def test_categories_that_no_query_retrieves(store) -> None:
+    store.insert_many([{"category": "semantic", "content": f"Ana likes tea number {n}."} for n in range(5)])
+    store.insert("episodic", "Tom ran a marathon.")
+    assert found(store, k=1) == []  # each is the best hit for its own text
+    assert audit(store).retrieval.categories["episodic"] == {"entries": 1, "asked": 1, "found": 1}
+    assert found(store, queries=["tea", "Ana"], k=3) == [("unretrieved", "queries", ["Tom ran a marathon."])]
+    counts = audit(store, queries=["tea", "marathon"], k=1).retrieval.categories
+    assert counts["episodic"] == {"entries": 1, "asked": 2, "found": 1} == {**counts["semantic"], "entries": 1}
+
+
+def test_orphans_and_coverage_of_a_source(store) -> None:
+    turns = [("I live in Lisbon.", "1"), ("Nice weather.", "2"), ("I have a cat called Mia.", "3"), ("Bye.", "4")]
+    spoken = tuple(SpeakerTurn(speaker="user", text=text, id=id) for text, id in turns)
+    chunks = (Chunk(turns=spoken), Chunk(text="A walk in the park.", index=1))
+    store.insert("semantic", "Ana's home town is a big city.", source="chats/a.jsonl", chunk=0, turn="1")
+    store.insert("semantic", "The cat is called Mia.", source="a.jsonl", chunk=0)
+    report = audit(store, source=("a.jsonl", chunks))
+    assert report.findings == [] and report.coverage is not None
+    assert [span.text for span in report.coverage.uncovered] == ["Nice weather.", "Bye.", "A walk in the park."]
+    numbers = (report.coverage.spans, report.coverage.by_origin, report.coverage.by_content)
+    assert (*numbers, report.coverage.chunks, report.coverage.chunks_by_origin) == (5, 1, 1, 2, 1)
+    store.insert("semantic", "From nowhere.")
+    store.insert("semantic", "From some chunk.", chunk=0)
+    store.insert("semantic", "From a turn that is not there.", source="a.jsonl", chunk=1, turn="1")
+    store.insert("semantic", "From a chunk that is not there.", source="a.jsonl", chunk=2)
+    assert found(store, source=("a.jsonl", chunks)) == [
+        ("orphan", "no origin", ["From nowhere."]),
+        ("orphan", "no source", ["From some chunk."]),
+        ("orphan", "dangling", ["From a turn that is not there.", "From a chunk that is not there."]),
+    ]
+
+
+def test_coverage_of_raw_turns_kept_in_the_store(store) -> None:
+    for number, text in enumerate(("I have a cat called Mia.", "Nice weather.")):
+        store.insert("episodic", text, source="s", chunk=number, turn=f"{number}")
+    assert audit(store).coverage is None  # no facts
+    store.insert("semantic", "The cat is called Mia.", source="s", chunk=0)
+    coverage = audit(store).coverage
+    assert (coverage.spans, coverage.by_origin, coverage.by_content, coverage.chunks_by_origin) == (2, 0, 1, 1)
+    assert [span.text for span in coverage.uncovered] == ["Nice weather."]
+
+
+def test_an_empty_memory_and_wrong_options(store) -> None:
+    report = audit(store, source=("s", (Chunk(text="x"),)), queries=["x"])
+    assert report.findings == [] and report.counts["entries"] == 0 and report.coverage.spans == 1
+    for options in ({"near": 0.0}, {"near": 1.5}, {"k": 0}):
+        with pytest.raises(StoreError):
+            audit(store, **options)
+
+
+TEXTS = st.sampled_from(["city: Oslo", "City: oslo", "city: Rome", "Ana ran", "ran Ana", "Ana", "!", "x 1", "x 2"])
+STEPS = st.lists(
+    st.tuples(st.sampled_from("iud"), TEXTS, st.sampled_from([None, "2024-01-01", "2024-02-01"]), st.integers(0, 3))
+)
+
+
+@settings(max_examples=60)
+@given(STEPS)
+def test_findings_are_of_live_entries_and_an_audit_of_their_copy_is_the_same(steps) -> None:
+    """Whatever happened: contradictions are those that the plain rule gives, and no exact duplicate is missed."""
+    with MemoryStore.open(":memory:", embedder=HashEmbedder(32)) as store:
+        for kind, content, timestamp, place in steps:
+            live = store.list()
+            if kind == "i":
+                store.insert("semantic", content, timestamp=timestamp)
+            elif live:
+                id = live[place % len(live)].id
+                if kind == "d":
+                    store.delete(id)
+                elif store.find("semantic", content) is None:
+                    store.apply(Operation("update", id=id, content=content, timestamp=timestamp))
+        live = {entry.id: entry for entry in store.list()}
+        findings = audit(store).findings
+        assert all(live[entry.id] == entry for finding in findings for entry in finding.entries)
+        cities = {entry.content[6:].lower() for entry in live.values() if ":" in entry.content}
+        assert [finding.kind for finding in findings].count("contradiction") == (len(cities) > 1)
+        texts = [finding for finding in findings if finding.reason == "text"]
+        assert sum(len(finding.entries) - 1 for finding in texts) == len(live) - len(
+            {e.content.lower() for e in live.values()}
+        )
+        for finding in findings:
+            if finding.reason == "later":
+                [entry], [other] = finding.entries, finding.against
+                assert other.id in live and entry.timestamp < other.timestamp

@@ -1,0 +1,288 @@
+"""Index files are caches: missing, torn, stale or foreign ones are made anew, never trusted."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memalpha.errors import StoreError
+from memalpha.store.checks.integrity import examine
+from memalpha.store.indexing import cache
+from memalpha.store.indexing.cache import index_files
+from memalpha.store.indexing.corpus_arrays import parts_of
+from memalpha.store.indexing.file_format import pack_strings, read, unpack_strings, write
+from memalpha.store.indexing.namespace_index import LiveIndex
+from memalpha.store.search.corpus import Corpus
+from memalpha.store.store import MemoryStore
+
+pytestmark = pytest.mark.sqlite  # about its files
+
+QUERIES = ["Which city is it?", "value 7", "zyxomma"]
+
+
+@pytest.fixture(autouse=True)
+def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "LEAST", 1)
+
+
+def new(path: str | Path, namespace: str = "default") -> MemoryStore:
+    return MemoryStore.open(path, embedder="hash", namespace=namespace, durability="normal")
+
+
+def fill(path: Path, *, seed: str = "", count: int = 12, spans: bool = True) -> Path:
+    """A store of a few facts, deleted and changed ones too, searched and closed; its index file."""
+    with new(path) as store:
+        for index in range(count):
+            category = "semantic" if index % 3 else "episodic"
+            origin = {"source": f"chat-{index % 2}", "turn": str(index)} if spans and index % 5 else {}
+            store.insert(category, f"fact {index}: {seed} value {index}", **origin)
+        store.update(store.list()[3].id, "city: Oslo")
+        store.delete(store.list()[1].id)
+        store.search("x")
+    [file] = index_files(str(path))
+    return file
+
+
+def found(path: Path, *, by_hand: bool = False) -> list:
+    """Every answer, all digits; with `by_hand`, without an index file."""
+    with new(path) as store:
+        if by_hand:
+            store._index._cache.path = None
+        return [store.search(query, 20, category=c) for query in QUERIES for c in (None, "semantic")]
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A number for each time an index was built from the rows."""
+    times: list[int] = []
+    make = LiveIndex._made
+
+    def counted(self: LiveIndex) -> Corpus:
+        times.append(1)
+        return make(self)
+
+    monkeypatch.setattr(LiveIndex, "_made", counted)
+    return times
+
+
+@pytest.mark.parametrize("spans", [True, False])
+def test_an_index_file_gives_the_very_answers_and_is_caught_up(tmp_path: Path, built: list[int], spans: bool) -> None:
+    path = tmp_path / "a.db"
+    file = fill(path, spans=spans)
+    built.clear()
+    right = found(path, by_hand=True)
+    assert built == [1] and found(path) == right and built == [1]
+    before = file.read_bytes()
+    with new(path) as store:  # what came after it is caught up, and too little to write it again
+        store._index._cache.path = None  # as another process that leaves no index
+        id = store.insert("semantic", "zyxomma: a word of its own").id
+        store.insert("semantic", "beside it", source="chat-1", turn="z")
+        store.insert("semantic", "a value", source="chat-1", turn="z")
+        store.delete(store.list()[0].id)
+    assert found(path) == found(path, by_hand=True) != right
+    assert built == [1, 1] and found(path)[4][0].entry.id == id
+    with new(path) as store:
+        store.insert_many({"category": "semantic", "content": f"new {index}"} for index in range(30))
+        store.search("x")
+    assert file.read_bytes() != before and built == [1, 1]
+    assert found(path) == found(path, by_hand=True)
+    assert examine(path).problems == []
+
+
+def test_what_is_read_has_room_for_more(tmp_path: Path) -> None:
+    fill(tmp_path / "a.db")
+    with new(tmp_path / "a.db") as store:
+        store.search("x")
+        corpus = store._index._corpus
+        assert corpus is not None
+        arrays = [corpus._live, corpus._orders, corpus._groups, corpus._spans, corpus._vectors._room]
+        arrays += [corpus._lexical.lengths]
+        store.insert("semantic", "one more")
+        store.search("x")
+        now = [corpus._live, corpus._orders, corpus._groups, corpus._spans, corpus._vectors._room]
+        assert all(a is b for a, b in zip([*now, corpus._lexical.lengths], arrays, strict=True))
+        assert store._index._corpus is corpus and store.search("more")[0].entry.content == "one more"
+
+
+def test_a_small_memory_and_one_in_memory_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "LEAST", 100)
+    with new(tmp_path / "a.db") as store, new(":memory:") as other:
+        for one in (store, other):
+            one.insert("semantic", "city: Oslo")
+            one.search("Oslo")
+        monkeypatch.setattr(cache, "LEAST", 1)
+        other.close()
+        monkeypatch.setattr(cache, "LEAST", 100)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.db"]
+
+
+@pytest.fixture(scope="module")
+def two_stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, bytes, list]:
+    """A store, its index file's bytes, those of another store of the same shape, and the right answers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "LEAST", 1)
+        folder = tmp_path_factory.mktemp("stores")
+        other = fill(folder / "b.db", seed="other").read_bytes()
+        file = fill(folder / "a.db")
+        return folder / "a.db", file.read_bytes(), other, found(folder / "a.db", by_hand=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_happens_to_the_file_the_answers_are_right(
+    two_stores: tuple[Path, bytes, bytes, list], data: st.DataObject
+) -> None:
+    path, mine, other, right = two_stores
+    kind = data.draw(st.sampled_from(["flip", "cut", "grow", "swap", "splice", "delete", "nothing"]))
+    place = data.draw(st.integers(0, len(mine) - 1) | st.integers(0, 900))
+    changed = {
+        "flip": mine[:place] + bytes([mine[place] ^ data.draw(st.integers(1, 255))]) + mine[place + 1 :],
+        "cut": mine[:place],
+        "grow": mine + bytes(place),
+        "swap": other,
+        "splice": mine[:place] + other[place:],
+        "nothing": mine,
+    }
+    [file] = index_files(str(path)) or [path.with_name(cache.IndexCache(new(path)._rows).path.name)]  # pyright: ignore
+    file.unlink(missing_ok=True)
+    if kind != "delete":
+        file.write_bytes(changed[kind])
+        assert (read(file) is not None) == (changed[kind] in (mine, other))
+        assert bool(examine(path).problems) == (changed[kind] != mine)
+    assert found(path) == right
+    assert file.read_bytes() == mine or read(file) is not None  # and a sound one is there again
+
+
+def test_a_copy_that_went_its_own_way_is_another_store(tmp_path: Path, built: list[int]) -> None:
+    path, copy = tmp_path / "a.db", tmp_path / "b.db"
+    with new(path) as store:
+        store.insert_many({"category": "semantic", "content": f"fact {index}"} for index in range(10))
+    shutil.copy(path, copy)
+    for one, text in ((path, "zyxomma: mine"), (copy, "zyxomma: of the copy")):
+        with new(one) as store:
+            store.insert("semantic", text)
+            store.search("x")
+    built.clear()
+    [mine], [its] = index_files(str(path)), index_files(str(copy))
+    shutil.copy(its, mine)
+    assert found(path)[4][0].entry.content == "zyxomma: mine" and built == [1]
+    # An older copy of the file in the place of a newer one: the index is ahead of its log.
+    shutil.copy(path, copy)
+    shutil.copy(mine, its)
+    with new(copy) as store:
+        store.insert_many({"category": "semantic", "content": f"more {index}"} for index in range(10))
+        store.search("x")
+    shutil.copy(path, copy)
+    assert found(copy) == found(path) and len(built) == 2
+    with new(tmp_path / "c.db") as store:  # an index under another namespace's name
+        store.namespace("other").insert("semantic", "city: Rome")
+        other = store.namespace("other")._index._cache.path
+    assert other is not None
+    shutil.copy(mine, other)
+    with new(tmp_path / "c.db", "other") as store:
+        assert [hit.entry.content for hit in store.search("zyxomma", 9)] == ["city: Rome"]
+
+
+def test_each_namespace_has_its_own(tmp_path: Path, built: list[int]) -> None:
+    path = tmp_path / "a.db"
+    with new(path) as store:
+        one, two = store.namespace("one"), store.namespace("two")
+        one.insert("semantic", "city: Oslo")
+        two.insert("semantic", "city: Rome")
+        assert one.search("city") and two.search("city")
+    built.clear()
+    assert len(index_files(str(path))) == 2
+    with new(path) as store:
+        assert [hit.entry.content for hit in store.namespace("two").search("city")] == ["city: Rome"]
+        assert store.namespace("one").erase_all() == 1 and len(index_files(str(path))) == 0
+    with new(path, "two") as store:
+        assert store.search("city") and built == [1]
+
+
+def test_erasing_removes_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.db"
+    fill(path, seed="zyxomma")
+    store = new(path)
+    store.search("x")
+    aside = index_files(str(path))[0]
+    aside = aside.with_name(f"{aside.name}.0123")  # what a killed writer leaves
+    aside.write_bytes(b"zyxomma")
+    reader = new(path)
+    reader.search("x")
+    gone: list[list[Path]] = []
+    erase = type(store._rows).erase
+    monkeypatch.setattr(
+        type(store._rows), "erase", lambda self, ids: (gone.append(index_files(str(path))), erase(self, ids))[1]
+    )
+    for entry in store.list():
+        store.erase(entry.id)
+    assert gone[0] == [] and index_files(str(path)) == []
+    reader.close()  # it knows what was erased, and must not write it down
+    assert index_files(str(path)) == []
+    store.erase_all()
+    store.close()
+    data = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert b"zyxomma" not in data and b"Oslo" not in data
+    fill(path, seed="again")
+    assert examine(path).problems == []
+
+
+def test_doctor_names_and_removes_what_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    file = fill(path)
+    assert examine(path).problems == [] and file.exists()
+    file.with_name(f"{file.name}.0123").write_bytes(b"x")
+    file.write_bytes(file.read_bytes()[:-1])
+    assert [problem.part for problem in examine(path).problems] == ["index", "index"]
+    health = examine(path, repair=True)
+    assert health.problems == [] and len(health.repaired) == 2 and index_files(str(path)) == []
+
+
+def test_two_processes_that_close_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    fill(path).unlink()
+    right = found(path, by_hand=True)
+    one, two = new(path), new(path)
+    for store in (one, two):
+        store.search("x")
+    save, corpus = one._index._cache.save, one._index._corpus  # pyright: ignore
+    one._index.save = lambda: save(14, 11, lambda: (two.close(), parts_of(corpus))[1])  # pyright: ignore
+    one.close()  # the other closes while this one writes
+    [file] = index_files(str(path))
+    assert read(file) is not None and found(path) == right
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.db"
+    fill(path).unlink()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache, "write", full)
+    store = new(path)
+    store.search("x")
+    with pytest.warns(UserWarning, match="No space left"):
+        store.close()
+    assert index_files(str(path)) == []
+    with pytest.raises(StoreError, match="closed"):
+        store.search("x")
+    store.close()
+
+
+@given(st.lists(st.text()), st.lists(st.integers(-(2**31), 2**31 - 1)))
+def test_parts_come_back_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory, strings: list[str], numbers: list[int]
+) -> None:
+    path = tmp_path_factory.mktemp("parts") / "x"
+    parts = {**pack_strings("s", strings), "n": np.array(numbers, np.int64), "e": np.zeros((0, 3), np.float32)}
+    with path.open("wb") as file:
+        write(file, {"any": "thing"}, parts)
+    header, again = read(path) or ({}, {})
+    assert header == {"any": "thing"} and unpack_strings("s", again) == strings
+    assert {name: (part.dtype, part.tolist()) for name, part in again.items()} == {
+        name: (part.dtype, part.tolist()) for name, part in parts.items()
+    }

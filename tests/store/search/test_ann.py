@@ -1,0 +1,232 @@
+"""Large memories are searched without looking at every document: near enough, and with the very scores."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from memalpha.store.indexing import cache
+from memalpha.store.indexing.cache import index_files
+from memalpha.store.search import ann as approximate
+from memalpha.store.search.background import Background, Stopped
+from memalpha.store.search.corpus import Boost, Corpus, Document
+from memalpha.store.store import MemoryStore
+
+pytestmark = pytest.mark.sqlite  # about its files
+
+TOPICS = ["cat pet fur", "city Oslo fjord", "piano music score", "bread oven flour"]
+QUERIES = ["Which pet has fur?", "fjord 17", "piano", "flour 250 oven bread", "nothing of this"]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is large, for a test."""
+    monkeypatch.setattr(approximate, "SIZE", 200)
+    monkeypatch.setattr(approximate, "NEAR", 100)
+    monkeypatch.setattr(approximate, "WORDED", 100)
+    monkeypatch.setattr(approximate, "FAR", 20)
+    monkeypatch.setattr(approximate, "RECENT", 20)
+
+
+class Embedder:
+    """Directions of the topics, and a little of each text's own."""
+
+    name, dim = "topics", 64
+
+    def encode(self, texts):
+        rows = []
+        for text in texts:
+            own = np.random.default_rng(list(text.encode())).normal(size=64)
+            of_topics = [sum(word in text for word in topic.split()) for topic in TOPICS]
+            rows.append(own * 0.15 + np.pad(of_topics, (0, 60)))
+        rows = np.array(rows, np.float32).reshape(len(texts), 64)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def document(number: int) -> Document:
+    words = TOPICS[number % 4].split()
+    return Document(f"d{number}", f"{words[number % 3]} {words[number % 2]} {number}", f"g{number % 3}", number)
+
+
+def corpus_of(count: int, background: Background | None = None) -> Corpus:
+    return Corpus(Embedder(), map(document, range(count)), background=background)
+
+
+def recall(corpus: Corpus, **options) -> float:
+    shares = []
+    for query in QUERIES:
+        right = corpus.search_many([query], 10, exact=True, **options)[0]
+        found = corpus.search_many([query], 10, **options)[0]
+        shares.append(len({hit.id for hit in right} & {hit.id for hit in found}) / 10)
+    return float(np.mean(shares))
+
+
+@pytest.mark.parametrize("route", ["soft", "flat", "dense", "bm25", "hard"])
+def test_the_best_are_found_with_the_scores_of_the_exact_search(route) -> None:
+    corpus = corpus_of(600, Background())
+    corpus.build()
+    for number in range(0, 600, 7):  # holes, which the lists do not know of
+        corpus.remove(f"d{number}")
+    corpus.add_many(map(document, range(600, 615)))  # beside the lists
+    assert recall(corpus, route=route) >= 0.95
+    assert len(corpus.search("pet", 150, route="soft")) == 150  # more than there are candidates
+    for query in QUERIES:
+        exact = {hit.id: hit for hit in corpus.search_many([query], 700, route=route, exact=True)[0]}
+        hits = corpus.search_many([query], 10, route=route)[0]
+        assert hits == sorted(hits, key=lambda hit: (-hit.score, -int(hit.id[1:])))
+        for hit in hits:
+            assert hit.explain == exact[hit.id].explain
+            assert hit.score == pytest.approx(exact[hit.id].score, abs=0.02)  # where the scale of dense begins
+    everything = corpus.search_many(QUERIES, 10, route=route)
+    assert everything == [corpus.search(query, 10, route=route) for query in QUERIES]
+
+
+def test_it_looks_at_candidates_alone_and_exactly_where_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus, counts = corpus_of(600, Background()), []
+    rank = Corpus._rank
+
+    def counted(self, selection, *rest):
+        counts.append(len(selection.slots))
+        return rank(self, selection, *rest)
+
+    monkeypatch.setattr(Corpus, "_rank", counted)
+    corpus.build()
+    corpus.search("pet fur")
+    assert 100 <= counts[0] < 400
+    corpus.search_many(["pet fur"], exact=True)
+    corpus.search("pet fur", route="hard")
+    small = corpus_of(200, Background())
+    small.build()
+    small.search("pet fur")
+    alone = corpus_of(600)  # the memory of a rollout has nothing in the background
+    alone.build()
+    alone.search("pet fur")
+    assert counts[1:] == [600, 600, 200, 600]
+
+
+def test_a_boost_counts_among_the_candidates() -> None:
+    corpus = corpus_of(600, Background())
+    corpus.build()
+    hits = corpus.search("piano", 5, boost=Boost(importance=1.0))
+    assert all(set(hit.explain) == {"dense", "bm25", "group", "importance"} for hit in hits)
+
+
+def test_lists_are_built_beside_the_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, build, begun = threading.Event(), approximate.Lists.build, []
+
+    def slow(rows, slots, stopped):
+        begun.append(len(slots))
+        gate.wait(20)
+        return build(rows, slots, stopped)
+
+    monkeypatch.setattr(approximate.Lists, "build", slow)
+    background = Background()
+    corpus = corpus_of(300, background)
+    right = corpus.search_many(QUERIES, 10, exact=True)
+    assert corpus.search_many(QUERIES, 10) == right and begun == [300]  # exact, and it does not wait
+    corpus.add(Document("new", "zyxomma alone", "g0", 1000))
+    corpus.remove("d299")
+    assert corpus.search("zyxomma")[0].id == "new" and background.busy
+    gate.set()
+    corpus.build()
+    assert begun == [300] and not background.busy and corpus._near.lists().size == 301  # pyright: ignore
+    assert corpus.search("zyxomma")[0].id == "new"
+    # A few that came since are looked at one by one, many are put in as well, beside again; after more, all anew.
+    corpus.add_many(map(document, range(300, 320)))
+    corpus.search("x")
+    assert not background.busy and corpus._near.recent().tolist() == [*range(301, 321)]  # pyright: ignore
+    corpus.add(document(320))
+    corpus.search("x")
+    background._thread.join()  # pyright: ignore
+    corpus.search("x")
+    assert corpus._near.lists().size == 322 and not len(corpus._near.recent())  # pyright: ignore
+    for number in range(120):
+        corpus.remove(f"d{number}")
+    corpus.build()
+    assert begun == [300, 201] and corpus._near.lists().size == 201  # pyright: ignore
+
+
+def test_lists_that_were_begun_for_what_is_gone_are_not_taken(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, build = threading.Event(), approximate.Lists.build
+
+    def slow(rows, slots, stopped):
+        gate.wait(20)
+        return build(rows, slots, lambda: False)
+
+    monkeypatch.setattr(approximate.Lists, "build", slow)
+    with MemoryStore.open(tmp_path / "a.db", embedder=Embedder()) as store:
+        texts = [document(number).text for number in range(300)]
+        entries = store.insert_many({"category": "semantic", "content": text} for text in texts)
+        store.search("piano")
+        store.erase(entries[7].id)
+        gate.set()
+        store._index._background._thread.join()  # pyright: ignore
+        store.search("piano")
+        assert store._index._corpus._near._lists is None  # pyright: ignore
+        store.build_index()
+        assert store._index._corpus._near.lists().size == 299  # pyright: ignore
+
+
+def test_the_same_memory_gives_the_same_lists() -> None:
+    one, two = corpus_of(400, Background()), corpus_of(400, Background())
+    one.build()
+    two.build()
+    assert one._near.parts()["lists"].tobytes() == two._near.parts()["lists"].tobytes()  # pyright: ignore
+
+
+def test_what_goes_wrong_in_the_background_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_):
+        raise MemoryError("no room for lists")
+
+    monkeypatch.setattr(approximate.Lists, "build", broken)
+    background = Background()
+    corpus = corpus_of(300, background)
+    assert corpus.search("piano")
+    background._thread.join()  # pyright: ignore
+    with pytest.raises(MemoryError, match="no room"):
+        corpus.search("piano")
+
+
+def test_stopping_ends_the_thread() -> None:
+    background, seen = Background(), threading.Event()
+
+    def work(stopped):
+        seen.set()
+        while not stopped():
+            pass
+        raise Stopped
+
+    before = set(threading.enumerate())
+    background.start(work)
+    assert seen.wait(20) and background.busy and background.fetch() is None
+    background.start(lambda stopped: "second")
+    assert background.fetch(wait=True) == "second" and background.fetch() is None and not background.busy
+    background.start(work)
+    background.stop()
+    assert not background.busy and set(threading.enumerate()) <= before
+
+
+def test_a_store_keeps_its_lists_in_its_index_file(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "LEAST", 100)
+    path, texts = tmp_path / "a.db", [document(number).text for number in range(400)]
+    with MemoryStore.open(path, embedder=Embedder()) as store:
+        store.insert_many({"category": "semantic", "content": text} for text in texts)
+        store.build_index()
+        right = store.search_many(QUERIES, 10, exact=True)
+        found = store.search_many(QUERIES, 10)
+        assert [[hit.entry for hit in hits] for hits in found] == [[hit.entry for hit in hits] for hits in right]
+    assert len(index_files(str(path))) == 1
+
+    def never(*_):
+        raise AssertionError("built again")
+
+    monkeypatch.setattr(approximate.Lists, "build", never)
+    with MemoryStore.open(path, embedder=Embedder()) as store:
+        assert store.search_many(QUERIES, 10) == found
+        new = store.insert("semantic", "zyxomma alone")
+        assert store.search("zyxomma")[0].entry == new
+        store.delete(new.id)
+        assert store.search_many(QUERIES, 10) == found
+        exact = store.search("piano", 10, where={"content": {"$contains": "piano"}})
+        assert exact == store.search("piano", 10, where={"content": {"$contains": "piano"}}, exact=True)
+    assert not any(thread.name == "memalpha-index" for thread in threading.enumerate())

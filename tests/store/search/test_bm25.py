@@ -1,0 +1,179 @@
+"""BM25 against bm25s, selections against indexes of their own, tokens of several scripts, and Porter's stemmer."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memalpha.store.search import bm25 as lexical
+from memalpha.store.search.bm25 import BM25, LexicalIndex, Selected, words
+from memalpha.store.search.stemmer import stem
+
+DOCS = [
+    "Ana moved to Lisbon with her dog last May.",
+    "Ben keeps two dogs and a cat; the dogs bark.",
+    "Lisbon was rainy. Ana went running in Lisbon anyway.",
+    "Nothing here matters.",
+]
+
+
+def build(texts):
+    index = LexicalIndex()
+    index.add(np.arange(len(texts)), texts)
+    return index
+
+
+def bm25(index, slots, query, groups=None, size=0):
+    """Scores of each slot, or of groups of them, where nothing else is there."""
+    selected = Selected(index, np.array(slots, np.int64))
+    numbers = None if groups is None else np.array(groups, np.int64)
+    return BM25(selected.lengths, numbers, size).scores(selected.find(query))
+
+
+def test_agrees_with_bm25s():
+    bm25s = pytest.importorskip("bm25s")
+    reference = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
+    reference.index([words(text) for text in DOCS], show_progress=False)
+    index = build(DOCS)
+    for query in ("Where did Ana move?", "dogs in Lisbon", "cat cat dog", "zebra"):
+        tokens = words(query)
+        known = [token for token in tokens if token in reference.vocab_dict]
+        theirs = reference.get_scores(known) if known else np.zeros(len(DOCS))
+        assert np.allclose(bm25(index, range(len(DOCS)), tokens), theirs, atol=1e-5), query
+
+
+def test_score_by_hand():
+    # Two documents of lengths 1 and 3 (mean 2); the term is in both, twice in the second.
+    idf = np.log(1 + 0.5 / 2.5)
+    wanted = [idf * 1 / (1 + 1.5 * (0.25 + 0.75 * 0.5)), idf * 2 / (2 + 1.5 * (0.25 + 0.75 * 1.5))]
+    assert np.allclose(bm25(build(["x", "x x y"]), [0, 1], ["x"]), wanted, atol=1e-12)
+
+
+some_words = st.text(st.sampled_from("ab cd "), max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.lists(st.lists(some_words, min_size=1, max_size=5), max_size=5), st.sampled_from([0, 3, 64]))
+def test_a_selection_is_an_index_of_its_own(data, batches, few) -> None:
+    """However the documents came in, what is settled, and what was dropped."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lexical, "_FEW", few)
+        index, texts, live = LexicalIndex(), [], []
+        for batch in batches:
+            index.add(np.arange(len(texts), len(texts) + len(batch)), batch)
+            texts += batch
+            live += [True] * len(batch)
+            bm25(index, np.flatnonzero(live), words("a b c d ab cd"))  # what it keeps must not outlive a change
+            live[data.draw(st.integers(0, len(texts) - 1))] = False
+            if data.draw(st.booleans()):
+                index.settle(np.array([*live, *[False] * (len(index.lengths) - len(live))]))
+    slots = [slot for slot in np.flatnonzero(live).tolist() if data.draw(st.booleans())]
+    groups = [data.draw(st.integers(0, 2)) for _ in slots]
+    alone = build([texts[slot] for slot in slots])
+    joined = [" ".join(texts[slot] for slot, group in zip(slots, groups, strict=True) if group == g) for g in range(3)]
+    present = [g for g in range(3) if g in groups]
+    for query in map(words, ("a", "ab cd", "c d d")):
+        assert bm25(index, slots, query).tolist() == bm25(alone, range(len(slots)), query).tolist()
+        wanted = np.zeros(3)
+        wanted[present] = bm25(build([joined[g] for g in present]), range(len(present)), query)
+        assert np.allclose(bm25(index, slots, query, groups, 3), wanted, atol=1e-12)
+
+
+def test_slots_are_used_again_after_settling() -> None:
+    index = build(["cat", "dog", "cat dog"])
+    index.settle(np.arange(len(index.lengths)) != 1)
+    index.add(np.array([1]), ["cat cat bird"])
+    fresh, query = build(["cat", "cat cat bird", "cat dog"]), words("cat dog bird")
+    assert bm25(index, range(3), query).tolist() == bm25(fresh, range(3), query).tolist()
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.text(st.sampled_from("aBcs09_''. -\n\x00"), max_size=20))
+def test_ascii_has_the_tokens_it_would_have_beside_other_scripts(text) -> None:
+    assert lexical._tokens(text) == lexical._any_tokens(text)
+
+
+def test_tokens():
+    assert words("Ana's dogs weren't barking, 2024-05-01!") == ["ana", "dog", "weren't", "bark", "2024", "05", "01"]
+    assert words("Ana\u2019s CAFÉ") == ["ana", "café"]
+    assert words("我喜欢猫 ok") == ["我喜", "喜欢", "欢猫", "我", "喜", "欢", "猫", "ok"]
+    assert words("猫") == ["猫"]
+    assert words("한국어 ไทย") == ["한국", "국어", "한", "국", "어", "ไท", "ทย"]
+    assert words("東京タワーbar") == ["東京", "京タ", "タワ", "ワー", "東", "京", "bar"]
+    assert words("ｶﾀｶﾅ") == ["カタ", "タカ", "カナ"]  # NFKC
+    assert words("नमस्ते दुनिया") == ["नमस्ते", "दुनिया"]
+    assert words("வணக்கம்") == ["வணக்கம்"]
+    assert words("كَتَبَ الكتـاب שָׁלוֹם") == ["كتب", "الكتاب", "שלום"]
+    assert words("Москва, Αθήνα İstanbul") == ["москва", "αθήνα", "i̇stanbul"]
+    assert words("the of and ... \x00") == []
+    assert words("\uff21\uff22\uff23 \u00bd") == ["abc", "1", "2"]  # NFKC
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted", "other"),
+    [
+        ("谁住在上海", "我住在上海、养了一只猫", "他喜欢打篮球"),
+        ("猫", "我住在上海、养了一只猫", "他喜欢打篮球"),
+        ("猫はどこ", "リスボンで猫を飼っている", "仕事は看護師です"),
+        ("リスボン", "2024年にリスボンへ引っ越した", "東京タワーを見た"),
+        ("Lisbonに住む人", "アナはLisbonに引っ越した", "ベンはMadridにいる"),
+        ("개", "나는 개가 두 마리 있다", "그는 농구를 좋아한다"),
+        ("고양이 이름", "우리 고양이는 나비라고 한다", "그는 농구를 좋아한다"),
+        ("กรุงเทพ", "ฉันย้ายไปกรุงเทพเมื่อปีที่แล้ว", "เขาชอบเล่นบาสเกตบอล"),
+        ("दिल्ली में कौन", "आना दिल्ली में रहती है", "बेन को क्रिकेट पसंद है"),
+        ("القاهرة", "انتقلت إلى القَاهِرة", "يحب كرة السلة"),
+    ],
+)
+def test_found_inside_a_sentence(query, wanted, other) -> None:
+    scores = bm25(build([wanted, other]), [0, 1], words(query))
+    assert scores[0] > scores[1]
+
+
+@given(st.text())
+def test_any_text_has_tokens_without_blanks(text):
+    assert all(token and not token.isspace() for token in words(text))
+
+
+# Examples of the paper's rules, one or more a step.
+PORTER = {
+    "caresses": "caress", "ponies": "poni", "cats": "cat", "feed": "feed", "agreed": "agre", "plastered": "plaster",
+    "motoring": "motor", "sing": "sing", "conflated": "conflat", "hopping": "hop", "falling": "fall", "filing": "file",
+    "happy": "happi", "sky": "sky", "relational": "relat", "digitizer": "digit", "hopefulness": "hope",
+    "formality": "formal", "electrical": "electr", "goodness": "good", "revival": "reviv", "adjustment": "adjust",
+    "adoption": "adopt", "probate": "probat", "rate": "rate", "controll": "control", "roll": "roll",
+    "generalizations": "gener", "oscillators": "oscil", "is": "is", "café": "café", "2024": "2024",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("word", "wanted"), PORTER.items())
+def test_porter(word, wanted):
+    assert stem(word) == wanted
+
+
+SUFFIXES = """
+    ational tional enci anci izer alli entli eli ousli ization ation ator alism iveness fulness ousness aliti iviti
+    biliti icate ative alize iciti ical ful ness al ance ence er ic able ible ant ement ment ent ion ou ism ate iti ous
+    ive ize ed ing s es y ies
+"""
+
+
+# No b and c: Snowball has neither the later rule for "bli" nor every double consonant of the paper ("cc", "kk").
+@settings(max_examples=500, deadline=None)
+@given(st.text(st.sampled_from("adeilmnoprstu"), min_size=3, max_size=6), st.sampled_from(SUFFIXES.split()))
+def test_porter_agrees_with_snowballs(root, suffix):
+    stemmer = pytest.importorskip("Stemmer").Stemmer("porter")
+    assert stem(root + suffix) == stemmer.stemWord(root + suffix)
+
+
+def test_what_is_added_in_batches_is_merged_when_it_is_asked_for():
+    texts = [f"fact {number} of {number % 7}" for number in range(300)]
+    one, many = LexicalIndex(), LexicalIndex()
+    one.add(np.arange(300), texts)
+    for start in (0, 100, 200):
+        many.add(np.arange(start, start + 100), texts[start : start + 100])
+    assert len(many._waiting) >= 1
+    for term in ("fact", "3", "299", "nothing"):
+        a, b = (
+            [] if found is None else np.transpose(found).tolist() for found in (one.postings(term), many.postings(term))
+        )
+        assert sorted(a) == sorted(b)

@@ -1,0 +1,307 @@
+"""The corpus: the documented score, ties by recency, filters, batches, and change in place."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memalpha.errors import StoreError
+from memalpha.store.embedding import CachedEmbedder, HashEmbedder, load_embedder
+from memalpha.store.filters import parse
+from memalpha.store.search.bm25 import BM25, LexicalIndex, Selected, words
+from memalpha.store.search.corpus import Boost, Corpus, Document
+from memalpha.store.search.ranking import ROUTES
+from memalpha.store.search.span_bm25 import Span
+from memalpha.types import MemoryEntry
+
+EMBEDDER = CachedEmbedder(HashEmbedder(64))
+DOCS = [
+    Document("a", "city: Oslo", "semantic", 1),
+    Document("b", "pet: cat", "semantic", 2),
+    Document("c", "trip: Rome", "episodic", 3),
+    Document("d", "trip: the city of Oslo", "episodic", 4),
+    Document("e", "job: nurse", "semantic", 5),
+]
+
+
+def ids(results):
+    return [result.id for result in results]
+
+
+def scaled(values):
+    values = np.array(values)
+    return (values - values.min()) / (values.max() - values.min())
+
+
+def test_the_score_is_the_documented_one():
+    query = "the city of Oslo"
+    vectors = EMBEDDER.encode([doc.text for doc in DOCS]).astype(float)
+    asked = EMBEDDER.encode([query])[0].astype(float)
+    names = ["semantic", "episodic"]
+    member = np.array([names.index(doc.group) for doc in DOCS])
+    lexical, slots = LexicalIndex(), np.arange(5)
+    lexical.add(slots, [doc.text for doc in DOCS])
+    alone = Selected(lexical, slots)
+    dense, bm25 = vectors @ asked, BM25(alone.lengths, slots, 5).scores(alone.find(words(query)))
+    prototypes = np.array([vectors[member == g].mean(axis=0) for g in (0, 1)])
+    near = np.maximum(prototypes / np.linalg.norm(prototypes, axis=1, keepdims=True) @ asked, 0)
+    worded = BM25(alone.lengths, member, 2).scores(alone.find(words(query)))
+    prior = (worded / worded.max() + near / near.max()) / 2
+    wanted = {"dense": dense, "bm25": bm25, "flat": scaled(dense) + scaled(bm25)}
+    wanted["soft"] = wanted["flat"] + prior[member]
+    corpus = Corpus(EMBEDDER, DOCS)
+    for route, scores in wanted.items():
+        found = {result.id: result.score for result in corpus.search(query, 5, route=route)}
+        assert np.allclose([found[doc.id] for doc in DOCS], scores, atol=1e-4), route
+    best = corpus.search(query, 1)[0]
+    assert best.id == "d"
+    assert set(best.explain) == {"dense", "bm25", "group"}
+    # round(sqrt(2)) = 1 group is left by the hard route, and its scores are flat's among its members.
+    assert sorted(ids(corpus.search(query, 5, route="hard"))) == ["c", "d"]
+
+
+def test_equal_scores_go_to_the_more_recent():
+    docs = [Document(name, "pet: cat", "semantic", order) for name, order in (("x", 3), ("y", 9), ("z", 5))]
+    corpus = Corpus(EMBEDDER, docs)
+    for route in ROUTES:
+        assert ids(corpus.search("cat", 2, route=route)) == ["y", "z"]
+    assert ids(corpus.search("", 3)) == ["y", "z", "x"]
+
+
+def fact(number, user="ana", **fields):
+    content = f"pet {number}: a {['cat', 'dog', 'bird'][number % 3]} of {user}"
+    return MemoryEntry(f"n{number}", fields.pop("category", "semantic"), content, valid_from=number, **fields)
+
+
+def of(entries):
+    return Corpus(EMBEDDER, map(Document.of, entries), lambda: entries)
+
+
+def test_a_filtered_top_10_has_10_wherever_10_pass():
+    facts = [fact(i, f"user {i % 50}", metadata={"user": i % 50, "even": i % 2 == 0}) for i in range(1000)]
+    corpus = of(facts)
+    for user in range(50):
+        for route in ROUTES:
+            found = corpus.search("a cat of user 7", 10, route=route, where=parse({"user": user}))
+            assert len(set(ids(found))) == 10, route
+            assert all(int(id[1:]) % 50 == user for id in ids(found))
+    assert len(corpus.search("cat", 1000, where=parse({"even": True}))) == 500
+    assert corpus.search("cat", 10, where=parse({"user": "nobody"})) == []
+    assert ids(corpus.search("cat", 5, where=parse({"id": "n3"}))) == ["n3"]
+
+
+facts = st.builds(
+    fact,
+    st.just(0),
+    user=st.sampled_from(["ana", "ben"]),
+    category=st.sampled_from(["semantic", "episodic", "core"]),
+    importance=st.sampled_from([0.0, 0.5, 1.0]),
+    metadata=st.sampled_from([{}, {"n": 1}, {"n": 2.5}, {"n": "1"}, {"n": [1]}, {"n": 1.0, "deep": {"m": True}}]),
+    timestamp=st.sampled_from([None, "2024-05-01", "2025-05-01"]),
+    source=st.sampled_from([None, "chat-1", "chat-2"]),
+    chunk=st.sampled_from([None, 0, 1]),
+    turn=st.sampled_from([None, "5"]),
+)
+wheres = st.sampled_from(
+    [
+        {"category": "semantic"},
+        {"n": 1},
+        {"n": {"$in": [2.5, "1"]}},
+        {"n": {"$gte": 1}},
+        {"$or": [{"deep.m": True}, {"category": {"$ne": "core"}, "importance": {"$lt": 1}}]},
+        {"$not": {"timestamp": {"$gte": "2025-01-01"}}},
+        {"n": {"$contains": 1}},
+        {"metadata.n": None},
+        {"content": {"$contains": "ben"}},
+        {"source": "chat-1", "chunk": {"$ne": 0}},
+        {"$not": {}},
+        {},
+    ]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.one_of(facts, st.integers(0, 20)), max_size=25),
+    st.lists(st.tuples(wheres, st.sampled_from(ROUTES), st.sampled_from([1, 3, 30])), min_size=1, max_size=3),
+    st.booleans(),
+)
+def test_a_filtered_search_is_the_search_of_what_passes(program, searches, search_between):
+    """Also while documents come and go, whenever the columns were made."""
+    live: dict[str, MemoryEntry] = {}
+    corpus = Corpus(EMBEDDER, (), lambda: live.values())
+    for number, step in enumerate(program):
+        if isinstance(step, MemoryEntry):
+            id = f"n{number % 15}"
+            live[id] = dataclasses.replace(step, id=id, valid_from=number, content=f"{step.content} {number % 4}")
+            corpus.add(Document.of(live[id]))
+        elif f"n{step}" in live:
+            del live[f"n{step}"]
+            corpus.remove(f"n{step}")
+        if search_between:
+            corpus.search("cat of ana", 2, where=parse(searches[number % len(searches)][0]))
+    for where, route, k in searches:
+        chosen = parse(where)
+        ours = corpus.search_many(["a cat of ana 3", "ben"], k, route=route, where=chosen)
+        passing = [entry for entry in live.values() if chosen is None or chosen.matches(entry)]
+        assert ours == of(passing).search_many(["a cat of ana 3", "ben"], k, route=route)
+
+
+def test_the_search_of_many_is_as_exact_as_that_of_few():
+    """Beyond what is added one by one and what is gathered row by row."""
+    rng = np.random.default_rng(1)
+    facts = [
+        fact(i, " ".join(rng.choice(list("abcdefgh"), 4)), metadata={"n": int(rng.integers(20))}) for i in range(700)
+    ]
+    corpus = of(facts)
+    for where in ({"n": 3}, {"n": {"$lt": 15}}, {"n": {"$gt": 99}}):
+        chosen = parse(where)
+        assert chosen is not None
+        for route in ROUTES:
+            wanted = of([entry for entry in facts if chosen.matches(entry)]).search("a cat of b c", 40, route=route)
+            assert corpus.search("a cat of b c", 40, route=route, where=chosen) == wanted
+
+
+def test_a_batch_is_its_searches():
+    corpus = Corpus(EMBEDDER, DOCS)
+    queries = ["Oslo", "a nurse's cat", "", "Rome trip"]
+    for route in ROUTES:
+        assert corpus.search_many(queries, 3, route=route) == [corpus.search(q, 3, route=route) for q in queries]
+    assert corpus.search_many([], 3) == []
+
+
+def test_edges():
+    corpus = Corpus(EMBEDDER)
+    assert corpus.search("anything") == []
+    corpus.add(DOCS[0])
+    assert ids(corpus.search("nothing in common", 10)) == ["a"]
+    assert corpus.search("Oslo", 0) == []
+    with pytest.raises(StoreError, match="k -1"):
+        corpus.search("Oslo", -1)
+    with pytest.raises(StoreError, match="route 'best' is not one of soft, flat"):
+        corpus.search("Oslo", route="best")
+    with pytest.raises(KeyError):
+        corpus.remove("zz")
+    corpus.remove("a")
+    assert "a" not in corpus
+    assert corpus.search("Oslo") == []
+
+
+def test_what_was_removed_is_dropped_in_time():
+    corpus = Corpus(EMBEDDER, DOCS)
+    for order in range(3000):
+        corpus.add(Document("a", f"city: Oslo {order}", "semantic", order))
+        if order % 500 == 0:
+            corpus.search("Oslo", 1)
+    assert corpus.search("city Oslo 2999", 1)[0].id == "a"
+    assert corpus._size < 2000
+    fresh = Corpus(EMBEDDER, [Document("a", "city: Oslo 2999", "semantic", 2999), *DOCS[1:]])
+    assert corpus.search("city of Oslo", 5) == fresh.search("city of Oslo", 5)
+
+
+def test_an_entry_is_a_document_of_its_category_as_recent_as_its_version():
+    entry = MemoryEntry(id="city#e", category="semantic", content="city: Oslo", valid_from=7)
+    assert Document.of(entry) == Document("city#e", "city: Oslo", "semantic", 7)
+    for stored, span in (
+        (dataclasses.replace(entry, source="chat", chunk=3), None),
+        (dataclasses.replace(entry, turn="D3:1"), None),
+        (dataclasses.replace(entry, source="chat", turn="D3:1"), Span("chat", -1, 7)),
+        (dataclasses.replace(entry, source="chat", chunk=3, turn="D3:1"), Span("chat", 3, 7)),
+    ):
+        assert Document.of(stored) == Document("city#e", "city: Oslo", "semantic", 7, span)
+    assert Document.of(stored, 2).span == Span("chat", 3, 2)
+
+
+documents = st.builds(
+    Document,
+    id=st.sampled_from("pqrstu"),
+    text=st.sampled_from(["cat", "dog and cat", "Oslo", "city of Oslo", "Rome in May", "", "cats dogs Rome Oslo"]),
+    group=st.sampled_from("GH"),
+    order=st.integers(0, 99),
+    span=st.one_of(st.none(), st.builds(Span, st.sampled_from("ST"), st.integers(0, 1), st.just(0))),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.one_of(documents, st.sampled_from("pqrstu")), max_size=25), st.booleans())
+def test_changed_in_place_equals_built_anew(program, search_between):
+    corpus, live = Corpus(EMBEDDER), {}
+    for order, step in enumerate(program):
+        if isinstance(step, Document):
+            span = None if step.span is None else step.span._replace(step=order)
+            live[step.id] = dataclasses.replace(step, order=order, span=span)  # no two alike: recency decides ties
+            corpus.add(live[step.id])
+        elif step in live:
+            del live[step]
+            corpus.remove(step)
+        if search_between:
+            corpus.search("cat in Rome", 2)
+    fresh = Corpus(EMBEDDER, live.values())
+    assert len(corpus) == len(fresh) == len(live)
+    for route in ROUTES:
+        for ours, theirs in zip(
+            corpus.search_many(["cat", "the city of Rome"], 6, route=route),
+            fresh.search_many(["cat", "the city of Rome"], 6, route=route),
+            strict=True,
+        ):
+            assert ids(ours) == ids(theirs)
+            assert np.allclose([r.score for r in ours], [r.score for r in theirs], atol=1e-9)
+
+
+def test_new_documents_are_embedded_in_one_batch_and_only_for_routes_with_vectors():
+    class Counting(HashEmbedder):
+        batches = 0
+
+        def encode(self, texts):
+            Counting.batches += 1
+            return super().encode(texts)
+
+    corpus = Corpus(Counting(16), DOCS)
+    corpus.search("cat", route="bm25")
+    assert Counting.batches == 0
+    corpus.search_many(["cat", "dog"])
+    assert Counting.batches == 2  # the documents, the queries
+
+
+def test_static_finds_what_shares_no_word():
+    corpus = Corpus(load_embedder("static"), DOCS)
+    assert corpus.search("Which animal do I have?", 1)[0].id == "b"
+
+
+def test_importance_and_recency_are_terms_of_the_score():
+    dates = ["2025-01-01", "2024-12-02", "2024-11-02T00:00Z", None, "2026-01-01"]  # 0, 30, 60 days old, none, to come
+    facts = [fact(i, importance=i / 10, timestamp=date, metadata={"n": i}) for i, date in enumerate(dates)]
+    corpus = of(facts)
+    boost = Boost(importance=2, recency=3, half_life=30, now="2025-01-01")
+    terms = {f"n{i}": (0.2 * i, 3 * near) for i, near in enumerate([1, 0.5, 0.25, 0, 1])}
+    for route in ROUTES:
+        for where in (None, parse({"n": {"$gt": 0}})):
+            plain = {hit.id: hit for hit in corpus.search("a cat of ana 1", 9, route=route, where=where)}
+            boosted = corpus.search("a cat of ana 1", 9, route=route, where=where, boost=boost)
+            assert {hit.id for hit in boosted} == set(plain)
+            assert [hit.score for hit in boosted] == sorted((hit.score for hit in boosted), reverse=True)
+            for hit in boosted:
+                assert np.allclose((hit.explain["importance"], hit.explain["recency"]), terms[hit.id])
+                assert np.isclose(hit.score, plain[hit.id].score + sum(terms[hit.id]))
+                assert hit.explain.keys() - plain[hit.id].explain.keys() == {"importance", "recency"}
+    assert corpus.search("cat", 9, boost=Boost()) == corpus.search("cat", 9)
+    corpus.remove("n0")
+    corpus.add(Document.of(fact(7, importance=50, timestamp="2024-05-01T12:00+02:00")))
+    assert ids(corpus.search("nothing", 1, boost=Boost(importance=1))) == ["n7"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"recency": 1}, "recency needs now"),
+        ({"recency": 1, "now": "soon"}, "now 'soon' is no ISO"),
+        ({"importance": "1"}, "importance '1'"),
+        ({"recency": float("nan"), "now": "2025-01-01"}, "recency nan"),
+        ({"half_life": 0}, "half_life 0"),
+    ],
+)
+def test_a_boost_that_means_nothing_is_refused(options, message):
+    with pytest.raises(StoreError, match=message):
+        Boost(**options)

@@ -1,0 +1,239 @@
+"""Words around raw spans: the formula written out, and what it is not to touch; the text around an entry."""
+
+import dataclasses
+import math
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memalpha.errors import StoreError, UnknownEntry
+from memalpha.store.embedding import CachedEmbedder, HashEmbedder
+from memalpha.store.search.bm25 import words
+from memalpha.store.search.corpus import Corpus, Document
+from memalpha.store.search.span_bm25 import Span
+from memalpha.store.store import MemoryStore
+from memalpha.types import MemoryEntry
+
+EMBEDDER = CachedEmbedder(HashEmbedder(32))
+
+
+def slowly(documents, query):
+    """BM25 with the words around, document by document and word by word."""
+    tokens = {doc.id: words(doc.text) for doc in documents}
+    spans = [doc for doc in documents if doc.span is not None]
+    mean = sum(len(tokens[doc.id]) for doc in spans) / len(spans) if spans else 0.0
+    around = {}  # by document: the weight of a step, and by steps who stands there
+    for doc in documents:
+        line = [doc.id]
+        if doc.span is not None:
+            source = [other for other in spans if other.span.source == doc.span.source]
+            line = [other.id for other in sorted(source, key=lambda other: (other.span.chunk, other.span.step))]
+        here = line.index(doc.id)
+        beside = {far: [id for at, id in enumerate(line) if abs(at - here) == far] for far in range(1, 4)}
+        around[doc.id] = mean / (mean + len(tokens[doc.id])) if mean else 0.0, beside
+
+    def counted(id, term):
+        weight, beside = around[id]
+        own = tokens[id].count(term)
+        return own or sum(weight**far * tokens[other].count(term) for far, ids in beside.items() for other in ids)
+
+    length = {
+        id: len(tokens[id]) + sum(weight**far * len(tokens[other]) for far, ids in beside.items() for other in ids)
+        for id, (weight, beside) in around.items()
+    }
+    mean_length = sum(length.values()) / len(documents)
+    scores = {doc.id: 0.0 for doc in documents}
+    for term in words(query):
+        counts = {id: counted(id, term) for id in scores}
+        holders = sum(count > 0 for count in counts.values())
+        idf = math.log(1 + (len(documents) - holders + 0.5) / (holders + 0.5))
+        for id, count in counts.items():
+            if count:
+                scores[id] += idf * count / (count + 1.5 * (0.25 + 0.75 * length[id] / mean_length))
+    return scores
+
+
+spans = st.one_of(st.none(), st.builds(Span, st.sampled_from("ST"), st.integers(-1, 2), st.just(0)))
+texts = st.lists(st.sampled_from(["cat", "dog", "oslo", "rome", "nurse"]), max_size=5).map(" ".join)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(texts, spans), min_size=1, max_size=20), st.randoms(), texts)
+def test_the_words_around_count_as_the_formula_says(lines, random, query):
+    steps = random.sample(range(100), len(lines))  # in no order of their coming
+    documents = [
+        Document(f"n{at}", text, "G", at, None if span is None else span._replace(step=step))
+        for at, ((text, span), step) in enumerate(zip(lines, steps, strict=True))
+    ]
+    wanted = slowly(documents, query)
+    found = Corpus(EMBEDDER, documents).search(query, 30)
+    plain = {hit.id: hit.score for hit in Corpus(EMBEDDER, documents).search(query, 30, route="bm25")}
+    some = any(document.span for document in documents)
+    for hit in found:
+        assert hit.explain["bm25"] == plain[hit.id]
+        assert ("around" in hit.explain) == some
+        assert math.isclose(hit.explain["bm25"] + hit.explain.get("around", 0.0), wanted[hit.id], abs_tol=1e-12)
+    values = np.array([[wanted[hit.id], hit.explain["dense"]] for hit in found])
+    low, width = values.min(axis=0), np.ptp(values, axis=0)
+    scaled = np.divide(values - low, width, out=np.zeros_like(values), where=width > 0).sum(axis=1)
+    assert np.allclose([hit.score - hit.explain["group"] for hit in found], scaled, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_order_in_which_spans_come_shows_in_no_digit(seed):
+    random = Random(seed)
+    lines = [" ".join(random.choices(["cat", "dog", "oslo", "rome"], k=random.randint(1, 30))) for _ in range(100)]
+    spans = [Span(random.choice("ST"), random.randint(0, 3), at) for at in range(100)]
+    documents = [
+        Document(f"n{at}", line, "G", at, span) for at, (line, span) in enumerate(zip(lines, spans, strict=True))
+    ]
+    found = []
+    for _ in range(2):
+        hits = Corpus(EMBEDDER, documents).search("cat in oslo", 100)
+        found.append({hit.id: (hit.explain["bm25"], hit.explain["around"]) for hit in hits})
+        random.shuffle(documents)
+    assert len(found[0]) == 100 and found[0] == found[1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(texts, min_size=1, max_size=12), texts)
+def test_without_neighbours_nothing_changes(contents, query):
+    """Facts without a turn, with a turn and no source, and spans that are each alone in their source."""
+    facts = [MemoryEntry(f"n{at}", "semantic", text, valid_from=at) for at, text in enumerate(contents, start=1)]
+    plain = Corpus(EMBEDDER, map(Document.of, facts)).search(query, 20)
+    for origin in ({"source": "chat", "chunk": 1}, {"chunk": 2, "turn": "2:3"}):
+        of_facts = [dataclasses.replace(fact, **origin) for fact in facts]
+        assert Corpus(EMBEDDER, map(Document.of, of_facts)).search(query, 20) == plain
+    alone = [dataclasses.replace(fact, source=fact.id, turn="1") for fact in facts]
+    hits = Corpus(EMBEDDER, map(Document.of, alone)).search(query, 20)
+    assert [hit.id for hit in hits] == [hit.id for hit in plain]
+    assert np.allclose([hit.score for hit in hits], [hit.score for hit in plain], atol=1e-12)
+    assert all(abs(hit.explain["around"]) < 1e-12 for hit in hits)
+
+
+@pytest.mark.parametrize("route", ["flat", "dense", "bm25", "hard"])
+def test_only_the_default_route_looks_around(route):
+    lines = ["Where is the flat?", "In Oslo, by the harbour.", "Nice!", "And the rent?", "Too high."]
+    documents = [Document(str(at), text, "G", at, Span("chat", 0, at)) for at, text in enumerate(lines)]
+    plain = [dataclasses.replace(document, span=None) for document in documents]
+    query = "Where is the flat?"
+    assert Corpus(EMBEDDER, documents).search(query, 5, route=route) == Corpus(EMBEDDER, plain).search(
+        query, 5, route=route
+    )
+    around = {hit.id: hit.explain["around"] for hit in Corpus(EMBEDDER, documents).search(query, 5)}
+    assert around["1"] > around["2"] > around["3"] > around["4"] == 0
+
+
+def chat(turns=9, **options):
+    """A store with a conversation of two chunks and a fact of another source; turns of 40 characters, 10 tokens."""
+    store = MemoryStore.open(":memory:", embedder="hash", **options)
+    for number in range(turns):
+        content = f"turn {number}: {'ab' * 20}"[:40]
+        store.insert("episodic", content, source="chat", chunk=int(number >= 6), turn=f"D:{number}")
+    store.insert("semantic", "city: Oslo", source="other", turn="1")
+    return store
+
+
+def said(entries):
+    return [int(entry.turn[2:]) for entry in entries]
+
+
+def test_the_text_around_an_entry_is_an_unbroken_run_within_the_budget():
+    with chat() as store:
+        ids = [entry.id for entry in store.list()]
+        assert said(store.around(ids[4], 50)) == [2, 3, 4, 5, 6]
+        assert said(store.around(ids[4], 40)) == [2, 3, 4, 5]  # before comes before after
+        assert said(store.around(ids[0], 30)) == [0, 1, 2]
+        assert said(store.around(ids[8])) == list(range(9))
+        assert said(store.around(ids[4], 19)) == said(store.around(ids[4], 0)) == [4]
+        assert store.around(ids[9], 1000) == [store.get(ids[9])]  # another source
+        long = store.insert("episodic", "long " * 50, source="chat", chunk=0, turn="D:9").id
+        assert said(store.around(ids[5], 40)) == [2, 3, 4, 5]  # what does not fit ends that side, the other goes on
+        assert said(store.around(long, 80)) == [5, 9]
+        assert said(store.around(long, 83)) == [5, 9, 6]
+        store.delete(ids[3])
+        assert said(store.around(ids[4], 20)) == [2, 4]
+        assert said(store.around(ids[4], 20, as_of=10)) == [3, 4]
+        assert store.around(ids[4], 20, as_of=10)[0] == store.get(ids[3], as_of=10)
+        assert said(store.around(ids[1], as_of=2)) == [0, 1]
+        for entry in (*store.around(ids[4]), *store.around(ids[4], as_of=5)):
+            assert entry.valid_to is None
+        with pytest.raises(UnknownEntry):
+            store.around(ids[3])
+        with pytest.raises(UnknownEntry):
+            store.around(ids[4], as_of=2)
+        for tokens in (-1, 2.5):
+            with pytest.raises(StoreError, match="tokens"):
+                store.around(ids[4], tokens)
+
+
+def test_a_fact_is_surrounded_by_what_was_said_in_its_chunk():
+    with chat(6) as store:
+        fact = store.insert("semantic", "Ana lives in Oslo.", source="chat", chunk=0)
+        later = store.insert("episodic", "turn 6", source="chat", chunk=1, turn="D:6")
+        assert said(store.around(fact.id, 22)) == [4, 5, 6]
+        assert later.content == store.around(fact.id, 22)[-1].content
+        assert fact not in store.around(fact.id)
+        for origin in ({}, {"source": "nobody"}, {"turn": "D:1"}):
+            entry = store.insert("semantic", f"a fact of {origin}", **origin)
+            assert store.around(entry.id) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ST"), st.sampled_from([None, 0, 1]), st.integers(1, 60)), min_size=1, max_size=12
+    ),
+    st.integers(0, 11),
+    st.integers(0, 40),
+    st.sets(st.integers(0, 11), max_size=4),
+)
+def test_around_is_the_longest_run_that_fits(lines, at, tokens, gone):
+    with MemoryStore.open(":memory:", embedder="hash") as store:
+        made = [
+            store.insert("episodic", f"{number:02}{'x' * size}", source=source, chunk=chunk, turn=str(number))
+            for number, (source, chunk, size) in enumerate(lines)
+        ]
+        chosen = made[at % len(made)]
+        for number in gone - {at % len(made)}:
+            if number < len(made):
+                store.delete(made[number].id)
+        live = [entry for entry in store.list() if entry.source == chosen.source]
+        live.sort(key=lambda entry: -1 if entry.chunk is None else entry.chunk)  # stable: as they were stored
+        found = store.around(chosen.id, tokens)
+        start = live.index(found[0])
+        assert found == live[start : start + len(found)] and chosen in found
+        size = sum(len(entry.content) for entry in found)
+        assert size <= 4 * tokens or found == [chosen]
+        for end in (start - 1, start + len(found)):
+            assert not 0 <= end < len(live) or size + len(live[end].content) > 4 * tokens
+
+
+@pytest.mark.sqlite
+def test_to_look_around_costs_the_same_however_long_the_source():
+    store, asked = MemoryStore.open(":memory:", embedder="hash"), []
+    span = store.insert("episodic", "b", source="talk", chunk=1, turn="2")
+    store._database._connection.set_trace_callback(asked.append)
+    store.around(span.id)
+    store._database._connection.set_trace_callback(None)
+    looks = [query for query in asked if "coalesce" in query]
+    assert len(looks) == 4  # in the chunk and beyond it, on both sides
+    for look in looks:
+        (plan,) = store._database._connection.execute(f"EXPLAIN QUERY PLAN {look}")
+        assert "INDEX spans (ns=? AND source=? AND <expr>" in plan[-1]
+
+
+def test_hits_bring_the_text_around_them_if_asked():
+    with chat() as store:
+        plain = store.search("turn 4", 3)
+        assert all(hit.around == () for hit in plain)
+        for as_of in (None, 7):
+            hits = store.search("turn 4", 3, around=30, as_of=as_of)
+            assert [hit.score for hit in hits] == [hit.score for hit in store.search("turn 4", 3, as_of=as_of)]
+            for hit in hits:
+                assert list(hit.around) == store.around(hit.entry.id, 30, as_of=as_of) != []
+        with pytest.raises(StoreError, match="-3 tokens"):
+            store.search("turn 4", around=-3)

@@ -1,0 +1,71 @@
+"""Vectors by slot and group prototypes."""
+
+import numpy as np
+
+from memalpha.store.search.vectors import Prototypes, VectorIndex, inner_products
+
+
+def unit(*rows):
+    rows = np.array(rows, np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def test_slots_are_set_removed_and_reused():
+    index = VectorIndex(3)
+    query = unit([1, 0, 0])
+    assert index.scores(query).shape == (1, 0)
+    index.set(np.array([0, 2]), unit([1, 0, 0], [0, 1, 0]))
+    assert index.scores(query).tolist() == [[1, 0, 0]]
+    index.set(np.array([1]), unit([1, 1, 0]))
+    assert index.scores(query).tolist() == [[1, 0.70711, 0]]
+    index.remove(0)
+    assert index.scores(query).tolist() == [[0, 0.70711, 0]]
+    index.set(np.array([0]), unit([-1, 0, 0]))
+    assert index.scores(query).tolist() == [[-1, 0.70711, 0]]
+
+
+def test_a_score_does_not_depend_on_what_else_is_there():
+    rng = np.random.default_rng(0)
+    vectors = unit(*rng.normal(size=(257, 64)))
+    queries = unit(*rng.normal(size=(9, 64)))
+    whole = VectorIndex(64)
+    whole.set(np.arange(257), vectors)
+    scores = whole.scores(queries)
+    for slot in (0, 100, 256):
+        alone = VectorIndex(64)
+        alone.set(np.array([0]), vectors[slot : slot + 1])
+        for row in range(9):
+            assert alone.scores(queries[row : row + 1])[0, 0] == scores[row, slot]
+    assert np.allclose(scores, queries.astype(float) @ vectors.T.astype(float), atol=2e-5)
+
+
+def test_prototypes_are_mean_directions_of_the_members_left():
+    vectors = unit([1, 0], [0, 1], [1, 1])
+    prototypes = Prototypes(2)
+    prototypes.change(np.array([0, 0, 1]), vectors, 1.0)
+    query = unit([1, 0])
+    assert np.allclose(prototypes.scores(query), [[0.70711, 0.70711]])
+    prototypes.change(np.array([0]), vectors[1:2], -1.0)
+    assert np.allclose(prototypes.scores(query), [[1.0, 0.70711]])
+    prototypes.change(np.array([0]), vectors[:1], -1.0)
+    assert np.allclose(prototypes.scores(query), [[0.0, 0.70711]])  # an empty group is near nothing
+
+
+def test_a_product_does_not_depend_on_what_else_is_there() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        query, rows = (rng.normal(size=(number, 96)).astype(np.float32) for number in (1, 41))
+        some = rng.permutation(41)[: rng.integers(1, 41)]
+        whole, part = inner_products(query, rows), inner_products(np.repeat(query, 2, 0), rows[some])
+        assert (whole[:, some] == part).all()
+
+
+def test_room_beyond_the_rows_in_use_is_grown_into():
+    room = np.zeros((5, 2), np.float32)
+    room[:2] = unit([1, 0], [0, 1])
+    index = VectorIndex(2, "float32", room, 2)
+    assert index.rows.tolist() == [[1, 0], [0, 1]]
+    index.set(np.array([4]), unit([1, 0]))
+    assert index.scores(unit([1, 0])).tolist() == [[1, 0, 0, 0, 1]] and index.rows.base is room
+    index.set(np.array([5]), unit([0, 1]))
+    assert len(index.rows) == 6 and index.rows[:5].tolist() == room.tolist()

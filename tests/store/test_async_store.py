@@ -1,0 +1,118 @@
+"""The asynchronous store: the same answers, in order, and an event loop that never waits."""
+
+import asyncio
+import time
+
+import pytest
+
+from memalpha.errors import StoreError, UnknownEntry
+from memalpha.store.async_store import AsyncMemoryStore
+from memalpha.store.checks.audit import audit
+from memalpha.store.embedding import HashEmbedder
+from memalpha.store.store import MemoryStore
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def test_no_method_is_missing() -> None:
+    assert public(MemoryStore) - public(AsyncMemoryStore) == set()
+    for name in public(MemoryStore):
+        assert getattr(AsyncMemoryStore, name).__doc__, name
+
+
+def test_the_same_answers(tmp_path) -> None:
+    async def use() -> tuple:
+        async with await AsyncMemoryStore.open(tmp_path / "a.db", embedder="hash") as store:
+            entry = await store.insert("semantic", "pet: cat", metadata={"user": "ana"})
+            await store.insert_many([{"category": "semantic", "content": f"fact {i}"} for i in range(5)])
+            await store.update(entry.id, "pet: dog")
+            await store.core_update("Ana")
+            async with store.namespace("other") as other:
+                await other.insert("semantic", "pet: parrot")
+            with pytest.raises(UnknownEntry):
+                await store.get("nobody#x")
+            async with await store.fork(path=tmp_path / "b.db") as copy:
+                await copy.erase_all()
+                assert await copy.list() == []
+            assert await (await store.fork("copy")).list() == await store.list()
+            found = (
+                [line[2] async for line in store.log()],
+                await store.list(),
+                await store.search("pet", 3, where={"content": {"$contains": "dog"}}),
+                await store.core(),
+                await store.state(),
+                await store.namespaces(),
+                (await store.audit(queries=["pet"])).counts,
+                store.schema,
+                store.embedder,
+            )
+        for use in (store.list, other.snapshot):
+            with pytest.raises(StoreError, match="closed"):
+                await use()
+        await store.close()
+        return found
+
+    found = asyncio.run(use())
+    with MemoryStore.open(tmp_path / "a.db") as store:
+        log = [line[2] for line in store.log()]
+        hits = store.search("pet", 3, where={"content": {"$contains": "dog"}})
+        state, names = store.state, store.namespaces()
+        counts = audit(store, queries=["pet"]).counts
+        assert found == (log, store.list(), hits, "Ana", state, names, counts, store.schema, "hash")
+    with pytest.raises(StoreError, match="no such store"):
+        asyncio.run(AsyncMemoryStore.open(tmp_path / "none.db", create=False))
+
+
+def test_the_event_loop_goes_on_while_the_embedder_works() -> None:
+    """A heartbeat counts; whatever blocked the loop would leave it at most one beat a call."""
+
+    class Slow(HashEmbedder):
+        def encode(self, texts):
+            time.sleep(0.1)
+            return super().encode(texts)
+
+    async def use() -> int:
+        beats = 0
+
+        async def heart() -> None:
+            nonlocal beats
+            while True:
+                beats += 1
+                await asyncio.sleep(0.001)
+
+        async with await AsyncMemoryStore.open(":memory:", embedder=Slow()) as store:
+            pulse = asyncio.create_task(heart())
+            before = beats
+            await asyncio.gather(*(store.insert("semantic", f"pet {i}") for i in range(3)))
+            assert [entry.content for entry in await store.list()] == ["pet 0", "pet 1", "pet 2"]  # in order
+            await store.search("pet")
+            pulse.cancel()
+            return beats - before
+
+    assert asyncio.run(use()) > 10
+
+
+def test_what_was_begun_is_done_and_what_only_waited_is_not() -> None:
+    class Slow(HashEmbedder):
+        begun = False
+
+        def encode(self, texts):
+            self.begun = texts == ["pet: cat"]
+            time.sleep(0.05)
+            return super().encode(texts)
+
+    async def use() -> list[str]:
+        embedder = Slow()
+        async with await AsyncMemoryStore.open(":memory:", embedder=embedder) as store:
+            first = asyncio.create_task(store.insert("semantic", "pet: cat"))
+            second = asyncio.create_task(store.insert("semantic", "pet: dog"))
+            while not embedder.begun:
+                await asyncio.sleep(0.001)
+            first.cancel()
+            second.cancel()
+            await asyncio.wait([first, second])
+            return [entry.content for entry in await store.list()]
+
+    assert asyncio.run(use()) == ["pet: cat"]

@@ -1,0 +1,106 @@
+"""Many facts at once give what one after the other gives, or nothing."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memalpha.store.backends.namespace
+from memalpha.errors import InvalidContent, StoreError, UnknownCategory
+from memalpha.store.embedding import HashEmbedder
+from memalpha.store.state import MemoryState
+from memalpha.store.store import MemoryStore
+
+facts = st.lists(
+    st.fixed_dictionaries(
+        {
+            "category": st.sampled_from(["semantic", "episodic"]),
+            "content": st.sampled_from(
+                ["pet: cat", " pet: cat", "pet: dog", "city: Oslo", "値: 猫", "it's 'x'", "pet cat"]
+            ),
+        },
+        optional={
+            "timestamp": st.sampled_from([None, "", "2024-05-01"]),
+            "importance": st.sampled_from([0.5, 1]),
+            "metadata": st.sampled_from([None, {"user": "ana"}, {"a": [1, {"b": None}], "x": 0.5}]),
+            "source": st.just("chat"),
+            "chunk": st.integers(0, 2),
+            "turn": st.just("D1:3"),
+        },
+    ),
+    max_size=12,
+)
+
+
+def new() -> MemoryStore:
+    return MemoryStore.open(":memory:", embedder="hash")
+
+
+def rows_of(store: MemoryStore) -> list[list[tuple]]:
+    """All that the file holds but times, and vectors in no order."""
+    with store._rows.transaction(write=False) as rows:
+        operations = [row[:2] + row[3:] for row in rows.execute("SELECT * FROM operations ORDER BY ns, seq")]
+        versions = rows.execute("SELECT * FROM versions ORDER BY ns, id, version").fetchall()
+        return [operations, versions, rows.execute("SELECT * FROM vectors ORDER BY digest").fetchall()]
+
+
+@settings(max_examples=100, deadline=None)
+@given(facts, facts, st.booleans(), st.sampled_from([2, 500]))
+def test_as_one_by_one(before, batch, search_first, many) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memalpha.store.backends.namespace, "_MANY", many)
+        one, together = new(), new()
+        for store in (one, together):
+            for fact in before:
+                store.insert(**fact)
+            if before:
+                store.delete(store.list()[0].id)
+            if search_first:
+                store.search("pet")
+        assert together.insert_many(batch) == [one.insert(**fact) for fact in batch]
+        assert [line[2] for line in together.log()] == [line[2] for line in one.log()]
+        assert rows_of(together) == rows_of(one)
+        assert together.list() == one.list()
+        assert together.state == one.state == MemoryState.replay(one.schema, (line[2] for line in one.log()))
+        assert together.search("a cat in Oslo", 20) == one.search("a cat in Oslo", 20)
+        assert together.undo() == one.undo()
+        assert together.list() == one.list()
+
+
+def test_given_vectors_are_the_stored_ones() -> None:
+    class Deaf(HashEmbedder):
+        def encode(self, texts):
+            assert not any(text.startswith("fact") for text in texts)
+            return super().encode(texts)
+
+    store = MemoryStore.open(":memory:", embedder=Deaf())
+    vectors = np.random.default_rng(0).normal(size=(300, store._embedder.dim))
+    entries = store.insert_many([{"category": "semantic", "content": f"fact {i}"} for i in range(300)], vectors)
+    assert [entry.content for entry in entries] == [f"fact {i}" for i in range(300)]
+    query = HashEmbedder().encode(["pet"])[0]
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    scores = {hit.entry.content: hit.score for hit in store.search("pet", 300, route="dense")}
+    assert np.allclose([scores[f"fact {i}"] for i in range(300)], unit @ query, atol=2e-5)
+    for wrong in (vectors[:2], vectors[:, :5], vectors * np.nan):
+        with pytest.raises(StoreError, match=r"vectors: \(300, 256\)"):
+            store.insert_many([{"category": "semantic", "content": f"other {i}"} for i in range(300)], wrong)
+
+
+@pytest.mark.parametrize(
+    ("fact", "kind", "message"),
+    [
+        ({"category": "nine", "content": "a"}, UnknownCategory, "fact 1: .*nine"),
+        ({"category": "semantic", "content": " "}, InvalidContent, "fact 1: content"),
+        ({"category": "semantic", "content": "a", "timestamp": "May"}, InvalidContent, "fact 1: timestamp"),
+        ({"category": "semantic", "content": "a", "chunk": -1}, InvalidContent, "fact 1: chunk"),
+        ({"category": "semantic"}, StoreError, "fact 1: a mapping with category, content"),
+        ({"category": "semantic", "content": "a", "id": "x"}, StoreError, "fact 1: a mapping"),
+        ("a", StoreError, "fact 1: a mapping"),
+    ],
+)
+def test_all_or_none(fact, kind, message) -> None:
+    store = new()
+    with pytest.raises(kind, match=message):
+        store.insert_many([{"category": "semantic", "content": "good"}, fact])
+    assert store.list() == [] and store.snapshot() == 0
+    assert store.insert_many([]) == []

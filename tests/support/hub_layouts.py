@@ -1,0 +1,288 @@
+"""Small files of our own in the official layouts of the sets that live on a hub or in git."""
+
+import copy
+import csv
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from memalpha.tasks.chunking import CHUNK
+from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl
+
+
+def write(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(value), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(item) + "\n" for item in value))
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, list(value[0]))
+            writer.writeheader()
+            writer.writerows(value)
+    else:
+        path.write_text(json.dumps(value))
+    return path
+
+
+def legal(tasks, folder):
+    """The tasks, after a look whether a task file can hold them."""
+    save_jsonl(tasks, folder / "tasks.jsonl")
+    assert load_jsonl(folder / "tasks.jsonl") == tasks
+    assert all(len(chunk.render()) <= CHUNK for task in tasks for chunk in task.chunks)
+    return tasks
+
+
+def ids(task):
+    return [[turn.id for turn in chunk.turns] for chunk in task.chunks]
+
+
+def changed(value, *path):
+    """A deep copy with `value` (None: nothing) at the path that the last arguments name."""
+
+    def change(original):
+        node = original = copy.deepcopy(original)
+        for key in path[:-1]:
+            node = node[key]
+        if value is None:
+            del node[path[-1]]
+        else:
+            node[path[-1]] = value
+        return original
+
+    return change
+
+
+LONGMEMEVAL = [
+    {
+        "question_id": "q1",
+        "question_type": "multi-session",
+        "question": "How many bikes do I own?",
+        "answer": 3,
+        "question_date": "2023/06/01 (Thu) 09:00",
+        "haystack_session_ids": ["answer_1", "chat_7", "chat_7"],
+        "haystack_dates": ["2023/05/30 (Tue) 23:40", "2023/05/20 (Sat) 02:21", "2023/05/21 (Sun) 10:00"],
+        "haystack_sessions": [
+            [
+                {"role": "user", "content": "I bought a third bike.", "has_answer": True},
+                {"role": "assistant", "content": "Congratulations!", "has_answer": False},
+            ],
+            [{"role": "user", "content": "Two bikes are in my shed.", "has_answer": True}],
+            [{"role": "user", "content": ""}, {"role": "assistant", "content": "Hello?"}],
+        ],
+        "answer_session_ids": ["answer_1", "chat_7"],
+    },
+    {
+        "question_id": "q2_abs",
+        "question_type": "single-session-user",
+        "question": "What is my cat called?",
+        "answer": "You never mentioned a cat. You have a dog.",
+        "question_date": "2023/06/01 (Thu) 09:00",
+        "haystack_session_ids": ["s1"],
+        "haystack_dates": ["2023/05/20 (Sat) 02:21"],
+        "haystack_sessions": [[{"role": "user", "content": "My dog is Rex.", "has_answer": True}]],
+        "answer_session_ids": ["s1"],
+    },
+]
+
+
+def context(source, context, questions, answers, **metadata):
+    keys = ("keypoints", "question_ids", "question_types", "question_dates", "qa_pair_ids", "haystack_sessions")
+    return {
+        "context": context,
+        "questions": questions,
+        "answers": answers,
+        "metadata": {"source": source, **dict.fromkeys(keys), **metadata},
+    }
+
+
+TALK = [
+    "Chat Time: 2022/11/17 (Thu) 12:04",
+    [{"role": "user", "content": "I ride a 'red' bike."}, {"role": "assistant", "content": "Nice."}],
+    "Chat Time: 2022/11/18 (Fri) 09:00",
+    [{"role": "user", "content": "Ok"}],
+]
+
+
+RETRIEVAL = [
+    context("ruler_qa1_197K", "Document 1: Ada was born in 1815. " * 600, ["When?"], [["1815", "in 1815"]]),
+    context(
+        "eventqa_full", "A book.", ["What next?", "And then?"], [["She left"], ["He fell"]], qa_pair_ids=["a", "b"]
+    ),
+    context(
+        "longmemeval_s*",
+        repr(TALK),
+        ["What colour?", "What plane?"],
+        [["red"], ["No plane was mentioned"]],
+        question_ids=["x1", "x2_abs"],
+        question_types=["single-session-user", "multi-session"],
+        question_dates=["2023/02/01 (Wed) 10:00", "2023/02/01 (Wed) 10:00"],
+        haystack_sessions=[
+            [[{"content": "I ride a 'red' bike.", "has_answer": True, "role": "user"}]],
+            [[{"content": "Ok", "has_answer": True, "role": "user"}]],
+        ],
+    ),
+]
+
+
+def asked(id, end, question="Which tea?", answer="(b)", options=None, shared="c1"):
+    options = options or ["(a) black", "(b) green", "(c) red", "(d) none"]
+    return {
+        "persona_id": "0",
+        "question_id": id,
+        "question_type": "recall_user_shared_facts",
+        "topic": "food",
+        "user_question_or_message": question,
+        "correct_answer": answer,
+        "all_options": repr(options) if id == "q1" else json.dumps(options),
+        "shared_context_id": shared,
+        "end_index_in_shared_context": str(end),
+    }
+
+
+SAID = [
+    {"role": "system", "content": "Current user persona: likes tea"},
+    {"role": "user", "content": "User: I drink green tea."},
+    {"role": "assistant", "content": "Assistant: Good."},
+    {"role": "system", "content": "Current user persona: changed"},
+    {"role": "user", "content": "User: I hate green tea now."},
+]
+
+
+MEMORY = {
+    "Xia": {
+        "profile": {"Protagonist": "Xia", "Age": 31},
+        "profile_description": "Xia is a painter.",
+        "social_relationship": repr({"1_1_0": {"Supporting Characters": "Wei", "Description": "her friend"}}),
+        "events": {
+            "1_0": {"content": "Xia sold a painting.", "summary": "sale", "Creation Time": "2021-03-04"},
+            "1_1": {"content": "Xia moved.", "Creation Time": "one spring"},
+            "1_2": {"content": "Xia was born.", "Creation Time": "October 1990"},
+            "1_3": {"content": "Xia went to school.", "Creation Time": "the summer of 1996"},
+        },
+        "dialogues": {
+            "1_0_0#0": {"events": "1_0", "contents": {"2021-03-03 10:00:00": ["Xia: I may sell.", "AI: Good luck!"]}},
+            "1_1_0#0": {"contents": {"2021-03-05 10:00:00": [["Xia: Sold: at last", "no speaker"]]}},
+        },
+    }
+}
+
+
+PERSON = {
+    "profile": [
+        {"Question": "How old?", "Answer": "31", "Reference Memory": "Age", "Memory Anchors": [{"31": [0, 2]}]}
+    ],
+    "social_relationship": [{"1_1_0": [{"Question": "Who?", "Answer": "Wei", "Reference Memory": "['1_1_0']"}]}],
+    "events": [{"1_0": [{"Question": "What?", "Answer": "A sale", "Reference Memory": "['1_0', '9_9']"}]}],
+    "dialogues": [{"1_1_0#0": [{"Question": "Said?", "Answer": "Sold", "Reference Memory": "['1_1_0#0']"}]}],
+}
+
+
+def message(id, text, role="user", anchor=None):
+    return {"role": role, "id": id, "content": text, "time_anchor": anchor, "index": "1,1", "question_type": None}
+
+
+PROBES = {
+    "abstention": [{"question": "How?", "ideal_response": "There is no information.", "rubric": ["no information"]}],
+    "knowledge_update": [
+        {
+            "question": "How fast?",
+            "answer": "250ms",
+            "source_chat_ids": {"original_info": [0], "updated_info": [2]},
+            "rubric": ["LLM response should state: 250ms"],
+        }
+    ],
+    "event_ordering": [
+        {"question": "In which order?", "answer": "b, a", "source_chat_ids": [[2, 3], 9], "rubric": ["b", "a"]}
+    ],
+    "preference_following": [
+        {"question": "Which?", "expected_compliance": "small ones", "source_chat_ids": [], "rubric": ["small"]}
+    ],
+}
+
+
+FIRST = [message(0, "It takes 300ms.", anchor="March-15-2024"), message(1, "I see.", "assistant")]
+
+
+THEN = [message(2, "Now 250ms.", anchor="April-02-2024"), message(3, "Better.", "assistant"), message(4, "Yes.")]
+
+
+def point(content, old=(), kind="Persona Memory", source="primary"):
+    return {
+        "memory_content": content,
+        "memory_type": kind,
+        "memory_source": source,
+        "is_update": str(bool(old)),
+        "original_memories": list(old),
+        "timestamp": "Sep 04, 2025, 21:11:23",
+        "importance": 0.75,
+    }
+
+
+USER = {
+    "uuid": "u1",
+    "persona_info": "Name: Ann",
+    "sessions": [
+        {
+            "start_time": "Sep 04, 2025, 21:11:23",
+            "dialogue": [{"role": "user", "content": "I live in Rome.", "timestamp": "Sep 04, 2025, 21:11:23"}],
+            "memory_points": [point("Ann lives in Rome"), point("Ann owns a boat", source="interference")],
+            "questions": [
+                {
+                    "question": "Where does Ann live?",
+                    "answer": "Rome",
+                    "evidence": [{"memory_content": "Ann lives in Rome", "memory_type": "Persona Memory"}],
+                    "difficulty": "easy",
+                    "question_type": "Basic Fact Recall",
+                },
+                {
+                    "question": "What is Ann's blood type?",
+                    "answer": "It was not provided.",
+                    "evidence": [],
+                    "difficulty": "easy",
+                    "question_type": "Memory Boundary",
+                },
+            ],
+        },
+        {
+            "start_time": "Sep 09, 2025, 08:00:00",
+            "dialogue": [{"role": "assistant", "content": "Who was Euler?"}],
+            "is_generated_qa_session": True,
+        },
+        {
+            "start_time": "Oct 01, 2025, 08:00:00",
+            "dialogue": [{"role": "user", "content": "I moved to Oslo and met Bo."}],
+            "memory_points": [
+                point("Ann lives in Oslo", ["Ann lives in Rome"]),
+                point("Ann met Bo", ["Ann knows nobody"], "Event Memory"),
+                point("Ann lives in Oslo"),
+            ],
+            "questions": [],
+        },
+    ],
+}
+
+
+MEETING = {
+    "topic_list": [],
+    "general_query_list": [{"query": "Summarize the whole meeting.", "answer": "They met."}],
+    "specific_query_list": [
+        {"query": "What of tea?", "answer": "Green won.", "relevant_text_span": [["1", "2"], ["1", "9"]]}
+    ],
+    "meeting_transcripts": [{"speaker": f"P{n}", "content": f"Word {n} ."} for n in range(4)],
+}
+
+
+def row(source, chunks, questions, **metadata):
+    return {
+        "instance_id": 0,
+        "prompt": "Read.",
+        "chunks": json.dumps(chunks),
+        "questions_and_answers": json.dumps(questions),
+        "data_source": source,
+        "metadata": json.dumps(metadata),
+        "num_chunks": len(chunks),
+        "num_questions": len(questions),
+    }

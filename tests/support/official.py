@@ -1,0 +1,61 @@
+"""Official files of data sets: where real ones lie beside the repository, and made-up ones with anything in them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+from memalpha.types import SpeakerTurn, Task
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+def needs(name: str) -> pytest.MarkDecorator:
+    """Skips the test where the folder (or file) of the data set is not there."""
+    return pytest.mark.skipif(
+        not (DATA / name).exists(), reason=f"the official files are not in the repository, and {DATA / name} is absent"
+    )
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 99) | st.floats(-9, 9) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+"""Any small JSON value."""
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every path into nested lists and objects."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from places(item, (*path, key))
+
+
+def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """A copy of the value with `new` in the place of one of its parts."""
+    if not path:
+        return new
+    copied = copy.deepcopy(value)
+    node = copied
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = new
+    return copied
+
+
+def write(path: Path, value: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
+    return path
+
+
+def turns(task: Task) -> dict[str | None, SpeakerTurn]:
+    return {turn.id: turn for chunk in task.chunks for turn in chunk.turns}

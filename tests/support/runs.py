@@ -1,0 +1,67 @@
+"""What tests of whole runs share: the files of a run directory as values, a run that is killed or gets a Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from memalpha.config import LearnerConfig
+from memalpha.train.api import train
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def weights(run: Path, step: int, name: str = "model") -> dict[str, torch.Tensor]:
+    """Those of the model or its adapters; name="optimizer": what the optimizer holds."""
+    [file] = (run / "checkpoints" / f"step-{step}").glob(f"*{name}.safetensors")
+    return load_file(file)
+
+
+def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def killed_at(config: LearnerConfig, step: int) -> None:
+    """Start the run in a process of its own, and kill that once there is the checkpoint of `step`."""
+    kind, path = type(config).__name__, Path(f"{config.out}.json")
+    path.write_text(config.model_dump_json())
+    code = (
+        f"import sys; from memalpha.train.api import train; from memalpha.config import {kind};"
+        f"train({kind}.model_validate_json(open(sys.argv[1]).read()))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (config.out / "checkpoints" / f"step-{step}").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (config.out / "summary.json").exists()
+
+
+def interrupted(config: LearnerConfig) -> None:
+    """Train until a Ctrl-C, after the first step's line."""
+    metrics = config.out / "metrics.jsonl"
+
+    def press() -> None:
+        while not metrics.exists() or not metrics.stat().st_size:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        train(config)
+    thread.join()

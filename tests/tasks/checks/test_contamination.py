@@ -1,0 +1,169 @@
+"""The contamination check: against a plain reference on small alphabets, planted leaks, and the known ones."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from official import DATA, needs
+
+from memalpha.errors import DataError
+from memalpha.tasks.catalog import load_set
+from memalpha.tasks.checks.contamination import COMMON, LEAKED, REASONS, RESTING, WITHIN, overlap
+from memalpha.types import Chunk, Question, SpeakerTurn, Task
+
+LONG = "the old lighthouse keeper of Karvik paints his boat in green and white every spring before Easter"
+
+
+def task(
+    id: str, told: list[str], asked: list[str] | None = None, evidence: tuple[str, ...] = (), **meta: object
+) -> Task:
+    turns = tuple(SpeakerTurn(speaker="s", text=text, id=f"t{number}") for number, text in enumerate(told))
+    questions = tuple(
+        Question(id=f"q{number}", question=text, evidence=evidence, meta=meta)
+        for number, text in enumerate(asked or [])
+    )
+    return Task(id=id, chunks=(Chunk(turns=turns),), questions=questions)
+
+
+def test_planted_leaks_are_found_each_by_its_reason():
+    test = [
+        task("question", ["a"], ["Who paints, and WHEN?"]),
+        task("said", ["b"], ["is it green"]),
+        task("within", ["x"], ["What do boats cost there?"]),
+        task("passage", [LONG], ["c"], ("t0",)),
+        task("question n-gram", ["d"], [f"Is it so that {LONG}?"]),
+        task("passage n-gram", [f"They say that {LONG}, and they like it"], ["e"], ("t0",)),
+        task("clean", ["the old lighthouse keeper of Karvik paints his boat", "f g"], ["Is that so?"]),
+    ]
+    train = [task("train", [LONG, "Is it green?"], ["who paints and when", "Label 3: what do boats cost there"])]
+    found = overlap(train, test)
+    assert found.leaked == tuple(f"{reason}/q0" for reason in LEAKED)
+    assert found.inside == ("within/q0",)
+    assert found.resting == tuple(f"{reason}/q0" for reason in RESTING)
+    assert found.reasons == {
+        "question": 1,
+        "said": 1,
+        "within": 1,
+        "passage": 1,
+        "question n-gram": 1,
+        "passage n-gram": 2,
+    }
+    assert found.passages == {"whole": 1, "n-gram": 2}
+    by_reason = {example.reason: example for example in found.examples}
+    assert (by_reason["question"].train, by_reason["question"].train_text) == ("train, q0", "who paints and when")
+    assert (by_reason["said"].task, by_reason["said"].train) == ("said", "train, chunk 0")
+    assert by_reason["question n-gram"].train_text == LONG
+    assert found.sizes["train"] == {"tasks": 1, "questions": 2, "passages": 2, "words": 17 + 3 + 4 + 7}
+
+
+def test_only_the_passages_that_a_question_rests_on_count():
+    train = [task("train", [LONG])]
+    assert not overlap(train, [task("test", [LONG, "x"], ["y"], ("t1",))]).resting
+    assert overlap(train, [task("test", [LONG, "x"], ["y"])]).resting  # without evidence, on all
+    early = Task(
+        id="early",
+        chunks=(Chunk(text="x"), Chunk(text=LONG)),
+        questions=(Question(id="q0", question="y", asked_after_chunk=0), Question(id="q1", question="z")),
+    )
+    assert overlap(train, [early]).resting == ("early/q1",)
+
+
+def test_what_many_texts_say_is_a_phrase():
+    phrase = "please remember all of what follows here for it will be asked about later"
+    test = [task("test", [phrase], [f"{phrase}?"])]
+    few = [task(f"train-{number}", [f"{phrase} {number}"]) for number in range(COMMON)]
+    assert overlap(few, test).reasons["question n-gram"] == 1
+    more = [*few, task("train", [f"{phrase} twice"])]
+    assert overlap(more, test).leaked == overlap(more, test).resting == ()
+    again = [*few, *(task(f"again-{number}", [f"{phrase} 0"]) for number in range(9))]
+    assert overlap(again, test).leaked  # the same text again is no other text
+
+
+def test_lines_of_plain_text_are_passages_and_a_text_across_lines_has_its_n_grams():
+    train = [Task(id="train", chunks=(Chunk(text=f"x\nis it green\n{LONG.replace(' and', chr(10) + 'and')}"),))]
+    found = overlap(train, [task("test", ["a"], ["Is it green?", f"{LONG}?"])])
+    assert (found.reasons["said"], found.reasons["question n-gram"]) == (1, 1)
+    assert found.sizes["train"]["passages"] == 1
+    within = Task(id="test", chunks=(Chunk(text=f"y\n{LONG}\nz"),), questions=(Question(id="q", question="a"),))
+    assert overlap([task("train", [LONG])], [within]).reasons["passage"] == 1
+
+
+def test_what_a_loader_put_around_a_question_is_left_out():
+    plain, wrapped = task("a", ["x"], ["who goes"]), task("b", ["y"], ['Which label: "who goes"?'], text="who goes")
+    assert overlap([plain], [wrapped]).reasons["question"] == 1
+    assert overlap([wrapped], [plain]).reasons["question"] == 1
+
+
+def test_empty_texts_are_never_shared():
+    punctuation = [task("train", ["?!", "..."], ["?"])]
+    assert not any(overlap(punctuation, [task("test", ["!"], ["?"])], n=1).reasons.values())
+    assert not any(overlap([], [task("test", ["a"], ["b"])]).reasons.values())
+    assert overlap(punctuation, []).questions == 0
+    for wrong in ({"n": 0}, {"common": 0}):
+        with pytest.raises(DataError, match="at least 1"):
+            overlap([], [], **wrong)
+
+
+SENTENCE = st.lists(st.sampled_from(["a", "B", "c."]), min_size=1, max_size=9).map(" ".join)
+TASKS = st.lists(st.tuples(st.lists(SENTENCE, min_size=1, max_size=4), st.lists(SENTENCE, max_size=3)), max_size=4)
+
+
+@given(TASKS, TASKS, st.integers(1, 7), st.integers(1, 3))
+@settings(max_examples=150)
+def test_it_finds_exactly_what_a_plain_count_finds(train, test, n, common):
+    trained = [task(f"train-{number}", *of) for number, of in enumerate(train)]
+    tested = [task(f"test-{number}", *of) for number, of in enumerate(test)]
+    found = overlap(trained, tested, n=n, common=common, examples=1000)
+
+    def words(text: str) -> tuple[str, ...]:
+        return tuple(re.findall(r"[a-z]+", text.lower()))
+
+    def grams(text: tuple[str, ...]) -> set[tuple[str, ...]]:
+        return {text[at : at + n] for at in range(len(text) - n + 1)}
+
+    asked = {words(text) for _, questions in train for text in questions}
+    said = {words(text) for told, _ in train for text in told}
+    texts: dict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
+    for text in asked | said:
+        for gram in grams(text):
+            texts[gram].add(text)
+    leaked = {gram for gram, holders in texts.items() if len(holders) <= common}
+    wanted = dict.fromkeys(REASONS, 0)
+    for told, questions in test:
+        for text in questions:
+            wanted["question"] += words(text) in asked
+            wanted["said"] += words(text) in said
+            longer = [of for of in asked | said if len(of) > len(words(text))]
+            wanted["within"] += WITHIN <= len(words(text)) < n and any(
+                f" {' '.join(words(text))} " in f" {' '.join(of)} " for of in longer
+            )
+            wanted["passage"] += any(words(of) in said and len(words(of)) >= n for of in told)
+            wanted["question n-gram"] += bool(grams(words(text)) & leaked)
+            wanted["passage n-gram"] += any(grams(words(of)) & leaked for of in told)
+    assert found.reasons == wanted
+    assert len(found.examples) == sum(wanted.values())
+
+
+@needs("trec")
+def test_the_known_leaks_are_found():
+    def shared(name: str) -> set[str]:
+        train, test = (load_set(name, data=DATA / name, split=split, examples=1) for split in ("train", "test"))
+        found = overlap(train, test, examples=100)
+        return {example.text for example in found.examples if example.reason == "question"}
+
+    trec = shared("trec")
+    assert len(trec) == 11  # ten, and one but for its capitals
+    assert {"What does CPR stand for ?", "What are the twin cities ?"} < trec
+    assert {"what's your designation"} < shared("clinc150")
+
+
+@needs("hotpotqa_small")
+@needs("xquad_en")
+def test_a_leak_between_two_benchmarks_is_found():
+    train = load_set("musique", data=DATA / "hotpotqa_small")
+    found = overlap(train, load_set("xquad", data=DATA / "xquad_en"))
+    assert (found.passages["whole"], found.reasons["passage"], found.reasons["question"]) == (2, 10, 0)

@@ -1,0 +1,227 @@
+"""The LoCoMo loader: a small conversation of our own in its format, faults included; the real file if it is there."""
+
+import copy
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from official import DATA, needs
+
+from memalpha.errors import DataError
+from memalpha.tasks.datasets.locomo import Fact, load, load_locomo, mend_evidence, observations
+
+FIXTURE = Path(__file__).parents[2] / "data" / "locomo_like.json"
+REAL = DATA / "locomo" / "locomo10.json"
+AUDIT = DATA / "locomo_audit" / "errors.json"
+
+
+def test_sessions_become_dated_chunks_in_order_of_their_number():
+    (task,) = load_locomo(FIXTURE)
+    assert task.id == "conv-a"
+    assert task.meta["speakers"] == ["Mira", "Tom"]
+    assert [chunk.timestamp for chunk in task.chunks] == ["2024-05-08T13:56", "2024-06-01T00:30", "2024-07-03T09:05"]
+    assert [turn.id for turn in task.chunks[1].turns] == ["D2:1", "D2:2"]
+    assert task.chunks[2].render().splitlines()[2] == "Tom: Juniper. [a photo of a grey dog on a sofa]"
+
+
+def test_questions_have_mended_evidence():
+    (task,) = load_locomo(FIXTURE)
+    assert [(q.id, q.category, q.answers, q.evidence) for q in task.questions] == [
+        ("locomo_0_qa0", "single-hop", ("Riverside studio",), ("D1:1",)),
+        ("locomo_0_qa1", "temporal", ("2 July 2024",), ("D10:1",)),
+        ("locomo_0_qa2", "multi-hop", ("a vase, it cracked",), ("D1:1", "D2:2")),
+        ("locomo_0_qa3", "single-hop", ("rye",), ("D1:4",)),
+        ("locomo_0_qa4", "open-domain", ("yes; he owns one",), ()),
+        ("locomo_0_qa5", "temporal", ("2024",), ("D2:1", "D1:2")),
+    ]
+    assert task.questions[3].meta == {"metric": "locomo-f1", "benchmark": "locomo", "unknown_evidence": ["D9:9"]}
+
+
+def test_adversarial_questions_are_apart():
+    (task,) = load_locomo(FIXTURE, adversarial=True)
+    (question,) = task.questions
+    assert (question.id, question.category, question.answers) == ("locomo_0_qa6", "adversarial", ())
+    assert question.meta == {"metric": "locomo-f1", "benchmark": "locomo", "adversarial_answer": "Juniper"}
+
+
+@pytest.mark.parametrize(
+    ("strings", "wanted"),
+    [
+        (["D8:6; D9:17"], ["D8:6", "D9:17"]),
+        (["D1:18", "D", "D1:20"], ["D1:18", "D1:20"]),
+        (["D20:21", "D:11:26"], ["D20:21", "D11:26"]),
+        (["D9:1 D4:4 D4:6"], ["D9:1", "D4:4", "D4:6"]),
+        (["D30:05", "D30:5"], ["D30:5"]),
+        ([], []),
+    ],
+)
+def test_mend_evidence(strings, wanted):
+    assert mend_evidence(strings) == wanted
+
+
+def set_at(value, *path):
+    def change(samples):
+        node = samples
+        for key in path[:-1]:
+            node = node[key]
+        if value is None:
+            del node[path[-1]]
+        else:
+            node[path[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_at(None, 0, "conversation"), "conversation 0: field 'conversation' is missing"),
+        (set_at([], 0, "conversation"), "conversation 0: field 'conversation' is missing or not dict"),
+        (set_at(None, 0, "conversation", "session_2", 1, "text"), "session_2: field 'text' is missing"),
+        (set_at(None, 0, "conversation", "session_2_date_time"), "field 'session_2_date_time' is missing"),
+        (set_at("May 2023", 0, "conversation", "session_2_date_time"), "session_2_date_time: 'May 2023' is not like"),
+        (set_at(9, 0, "qa", 1, "category"), r"qa\[1\]: 'category' is 9"),
+        (set_at(None, 0, "qa", 1, "answer"), r"qa\[1\]: field 'answer' is missing"),
+        (set_at("D1:1", 0, "qa", 1, "evidence"), r"qa\[1\]: field 'evidence' is missing or not list"),
+    ],
+)
+def test_a_fault_is_named_with_file_place_and_field(tmp_path, change, message):
+    samples = copy.deepcopy(json.loads(FIXTURE.read_text()))
+    change(samples)
+    file = tmp_path / "bad.json"
+    file.write_text(json.dumps(samples))
+    with pytest.raises(DataError, match=message) as caught:
+        load_locomo(file)
+    assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "message"), [("[]", "empty"), ("{}", "JSON list"), ("[1", "not a JSON file")])
+def test_other_files_are_refused(tmp_path, text, message):
+    file = tmp_path / "other.json"
+    file.write_text(text)
+    with pytest.raises(DataError, match=message):
+        load_locomo(file)
+    with pytest.raises(DataError, match="snap-research/LoCoMo"):
+        load_locomo(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize(
+    ("given", "turns"),
+    [("D2:1", ("D2:1",)), (["D2:1", "D2:2"], ("D2:1", "D2:2")), ("D2:1, D2:02, D9:9", ("D2:1", "D2:2"))],
+)
+def test_observations_are_facts_with_their_turns_and_dates(tmp_path, given, turns):
+    samples = json.loads(FIXTURE.read_text())
+    samples[0]["observation"] = {
+        "session_2_observation": {"Mira": [["Mira made a vase.", given]], "Tom": [["Tom moved.", "D2:2"]]},
+        "session_3_observation": {"Tom": [["of a session that is not there", "D3:1"]]},
+    }
+    (tmp_path / "locomo10.json").write_text(json.dumps(samples))
+    (task,) = load(tmp_path)
+    assert observations(task) == [
+        Fact("Mira made a vase.", "Mira", turns, 1, "2024-06-01T00:30"),
+        Fact("Tom moved.", "Tom", ("D2:2",), 1, "2024-06-01T00:30"),
+    ]
+    samples[0]["observation"]["session_1_observation"] = {"Tom": ["Tom moved."]}
+    (tmp_path / "locomo10.json").write_text(json.dumps(samples))
+    with pytest.raises(DataError, match=r"observation\.session_1_observation: 'Tom moved.' is not \[fact, turn id\]"):
+        load(tmp_path)
+
+
+def test_all_questions_together():
+    (task,) = load(FIXTURE, "all")
+    assert [question.id for question in task.questions] == [f"locomo_0_qa{number}" for number in range(7)]
+    assert [question.category for question in task.questions if not question.answers] == ["adversarial"]
+
+
+def audit_entry(number: int, question: str, **change: object) -> dict[str, object]:
+    entry = {"question_id": f"locomo_0_qa{number}", "question": question, "error_type": "WRONG_CITATION"}
+    return {**entry, "correct_answer": "as it was", "correct_evidence": ["D1:2"], "reasoning": "", **change}
+
+
+def test_the_audit_marks_mends_and_masks(tmp_path):
+    entries = [
+        audit_entry(0, "Where does Mira take her pottery course?"),
+        audit_entry(5, "In which year did Tom move?", error_type="TEMPORAL_ERROR", correct_answer="2023, in fact"),
+    ]
+    file = tmp_path / "errors.json"
+    file.write_text(json.dumps(entries))
+    (plain,), (marked,) = load(FIXTURE), load(FIXTURE, audit=file)
+    first, last = marked.questions[0], marked.questions[5]
+    assert first.meta["fault"] == {
+        "type": "wrong-citation",
+        "of": "evidence",
+        "answer": "as it was",
+        "evidence": ["D1:2"],
+    }
+    assert (last.meta["fault"]["type"], last.meta["fault"]["of"]) == ("temporal-error", "answer")
+    assert [q.model_copy(update={"meta": {}}) for q in marked.questions] == [
+        q.model_copy(update={"meta": {}}) for q in plain.questions
+    ]
+    (mended,) = load(FIXTURE, audit=tmp_path, faults="mend")
+    assert (mended.questions[0].evidence, mended.questions[5].answers) == (("D1:2",), ("2024",))
+    (masked,) = load(FIXTURE, audit=file, faults="drop")
+    assert [question.id for question in masked.questions] == [f"locomo_0_qa{number}" for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("entries", "options", "says"),
+    [
+        ([audit_entry(0, "Where is Mira?")], {}, "locomo_0_qa0 asks 'Where is Mira"),
+        (
+            [{**audit_entry(0, ""), "correct_evidence": "D1:1"}],
+            {},
+            r"\[0\]: field 'correct_evidence' is missing or not",
+        ),
+        ([], {}, "a JSON list of faults"),
+        (None, {"faults": "drop"}, "faults=drop needs audit=PATH"),
+        (None, {"faults": "hide"}, "faults='hide': mark, mend or drop"),
+    ],
+)
+def test_an_audit_of_other_data_is_refused(tmp_path, entries, options, says):
+    file = tmp_path / "errors.json"
+    file.write_text(json.dumps(entries))
+    with pytest.raises(DataError, match=says):
+        load(FIXTURE, audit=None if entries is None else file, **options)
+
+
+@needs("locomo_audit")
+@needs("locomo")
+def test_the_real_audit_fits_the_real_file():
+    marked = [question for task in load(REAL, "all", audit=AUDIT) for question in task.questions]
+    kinds = Counter(question.meta["fault"]["type"] for question in marked if "fault" in question.meta)
+    assert kinds == {
+        "wrong-citation": 57,
+        "hallucination": 33,
+        "temporal-error": 26,
+        "attribution-error": 24,
+        "ambiguous": 13,
+        "incomplete": 3,
+    }
+    assert not any("fault" in question.meta for question in marked if question.category == "adversarial")
+    kept = [question for task in load(REAL, audit=AUDIT, faults="drop") for question in task.questions]
+    assert len(kept) == 1540 - 99
+
+
+@needs("locomo")
+def test_the_real_observations_cite_turns_that_are_there():
+    facts = [fact for task in load(REAL) for fact in observations(task)]
+    assert len(facts) == 2541
+    assert all(fact.timestamp and fact.text for fact in facts)
+    assert sum(len(fact.turns) > 1 for fact in facts) == 15
+    assert sum(not fact.turns for fact in facts) == 0
+
+
+@needs("locomo")
+def test_the_real_file_has_its_known_counts():
+    tasks = load_locomo(REAL)
+    questions = [question for task in tasks for question in task.questions]
+    turns = [turn for task in tasks for chunk in task.chunks for turn in chunk.turns]
+    assert (len(tasks), sum(len(task.chunks) for task in tasks), len(turns)) == (10, 272, 5882)
+    assert len(questions) == 1540
+    assert sum(bool(question.evidence) for question in questions) == 1536
+    assert sum(turn.text.endswith("]") for turn in turns) >= 1226
+    hard = load_locomo(REAL, adversarial=True)
+    assert sum(len(task.questions) for task in hard) == 446
+    assert not any(question.answers for task in hard for question in task.questions)
+    assert [task.id for task in load_locomo(REAL, 2)] == [task.id for task in tasks[:2]]

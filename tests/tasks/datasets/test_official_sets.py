@@ -1,0 +1,380 @@
+"""Loaders of official files: small files of our own in the official layouts; the real ones where they are there."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from official import DATA, JSON, needs, places, put, turns, write
+
+from memalpha.errors import DataError
+from memalpha.qa.scoring.metrics import QUESTION_METRICS
+from memalpha.tasks.catalog import MODULES, data_set, data_sets, load_set
+from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl
+from memalpha.tasks.sources.files import packed
+from memalpha.types import SpeakerTurn, Task
+
+FOLDERS = {
+    "locomo": "locomo",
+    "friendsqa": "friendsqa",
+    "hotpotqa": "hotpotqa_small",
+    "musique": "hotpotqa_small",
+    "xquad": "xquad_en",
+    "banking77": "banking77",
+    "clinc150": "clinc150",
+    "nlu": "nlu",
+    "trec": "trec",
+}
+
+
+def test_every_name_has_a_loader_and_says_what_it_is():
+    assert [known.name for known in data_sets()] == list(MODULES)
+    for known in data_sets():
+        assert known.about and known.licence and known.counts and known.metric
+        assert known.source.startswith(("github:", "hub:", "made here")), known.source
+        assert set(known.expected) <= set(known.variants or ("",))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("xquad", {}, r"get xquad\.en\.json.* from the GitHub repository google-deepmind/xquad .* data=PATH"),
+        ("xquad", {"data": "nowhere"}, "nowhere: not there; get xquad"),
+        ("xquad", {"variant": "tlh", "data": "x"}, "no variant 'tlh'; its variants are en, ar"),
+        ("trec", {"examples": 0}, "each must be at least 1"),
+        ("trec", {"split": "dev"}, "split='dev': Input should be 'test' or 'train'"),
+        ("trec", {"split": "train"}, "questions=100 leaves no training sentence as an example: ask fewer"),
+        ("trec", {"examples": "many"}, "examples='many': Input should be a valid integer"),
+        ("hotpotqa", {"questions": 0}, "each must be at least 1"),
+        ("squad", {"paragraphs": 0}, "each must be at least 1"),
+        ("trec", {"colour": 1}, "no option 'colour'; its options are: examples, questions, split, seed, chunk"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_said(tmp_path, name, options, says):
+    write(tmp_path / "train.txt", "A:b Who ?\n")
+    write(tmp_path / "test.txt", "A:b Who ?\n")
+    write(tmp_path / "hotpotqa_train.json", [hotpot()])
+    write(tmp_path / "dev-v1.1.json", squad())
+    given = options if name == "xquad" else {"data": tmp_path, **options}
+    with pytest.raises(DataError, match=says):
+        load_set(name, **given)
+
+
+@given(st.lists(st.text(alphabet="ab ", min_size=1, max_size=40), min_size=1, max_size=30), st.integers(1, 20))
+def test_packed_keeps_every_turn_in_order_and_no_chunk_too_long(texts, tokens):
+    told = [SpeakerTurn(speaker="s", text=text, id=str(number)) for number, text in enumerate(texts)]
+    chunks = packed(told, tokens)
+    assert [turn for chunk in chunks for turn in chunk.turns] == told
+    for chunk, after in zip(chunks, [*chunks[1:], None], strict=True):
+        assert len(chunk.turns) == 1 or len(chunk.render()) <= 4 * tokens
+        if after is not None:  # the next turn did not fit
+            assert len(chunk.render()) + len(after.turns[0].text) + 6 > 4 * tokens
+
+
+def scene(title: str, **change: object) -> dict[str, object]:
+    said = [
+        {"uid": 0, "speakers": ["#NOTE#"], "utterance": "[ A kitchen . ]"},
+        {"uid": 1, "speakers": ["Mira", "Tom"], "utterance": "The key is under the mat ."},
+        {"uid": 2, "speakers": ["Tom"], "utterance": "Under the mat , as ever ."},
+    ]
+    answers = [
+        {"answer_text": "under the mat ", "utterance_id": 1, "inner_start": 3, "inner_end": 5, "is_speaker": False},
+        {"answer_text": "Under the mat", "utterance_id": 2, "inner_start": 0, "inner_end": 2, "is_speaker": False},
+    ]
+    asked = {"id": f"{title}_Where_Paraphrased", "question": "Where is the key ?", "answers": answers, **change}
+    return {"title": title, "paragraphs": [{"utterances:": said, "qas": [asked]}]}
+
+
+def friends(*scenes: object) -> dict[str, object]:
+    return {"version": "1", "data": list(scenes)}
+
+
+def test_an_episode_is_a_task_and_its_scenes_are_the_chunks(tmp_path):
+    write(tmp_path / "dat" / "friendsqa_dev.json", friends(scene("s09_e01_c02"), scene("s09_e01_c01")))
+    write(tmp_path / "dat" / "friendsqa_tst.json", friends(scene("s09_e02_c01")))
+    first, second = load_set("friendsqa", data=tmp_path)
+    assert (first.id, second.id) == ("friendsqa-s09_e01", "friendsqa-s09_e02")
+    assert [chunk.turns[1].id for chunk in first.chunks] == ["s09_e01_c01:1", "s09_e01_c02:1"]
+    assert first.chunks[0].render().splitlines()[1] == "Mira, Tom: The key is under the mat ."
+    question = first.questions[0]
+    assert question.answers == ("under the mat", "Under the mat")
+    assert (question.category, question.meta) == ("where", {"metric": "f1", "paraphrased": True})
+    assert question.evidence == ("s09_e01_c01:1", "s09_e01_c01:2")
+    assert [task.id for task in load_set("friendsqa", data=tmp_path, variant="test")] == ["friendsqa-s09_e02"]
+    assert load_set("friendsqa", data=tmp_path / "dat" / "friendsqa_tst.json") == [second]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (friends(scene("s01_e01_c01", answers=[])), r"data\[0\] \(s01_e01_c01\): question .*answers.*empty"),
+        (
+            friends(scene("s01_e01_c01", answers=[{"answer_text": "x", "utterance_id": 7}])),
+            "taken from s01_e01_c01:7, an utterance that the scene does not have",
+        ),
+        (friends({"title": "s01_e01_c01"}), "field 'paragraphs' is missing"),
+        (friends(), "data: a JSON list of scenes is needed"),
+        ("[", "not a JSON file"),
+    ],
+)
+def test_a_bad_scene_is_refused(tmp_path, value, says):
+    file = write(tmp_path / "friendsqa_dev.json", value)
+    with pytest.raises(DataError, match=says) as caught:
+        load_set("friendsqa", data=file)
+    assert str(file) in str(caught.value)
+
+
+def hotpot(id: str = "h1", **change: object) -> dict[str, object]:
+    context = [["Oslo", ["Oslo is a city.", " It lies by a fjord."]], ["Mira", ["Mira was born in Oslo.", " "]]]
+    facts = [["Mira", 0], ["Oslo", 1], ["Oslo", 1], ["Oslo", 9]]
+    question = {"_id": id, "question": "By what was Mira born?", "answer": "a fjord", "type": "bridge"}
+    return {**question, "level": "easy", "context": context, "supporting_facts": facts, **change}
+
+
+def musique(id: str = "2hop__1_2", **change: object) -> dict[str, object]:
+    told = [
+        ("Oslo", "Oslo lies by a fjord.", True),
+        ("Oslo", "Oslo is a film.", False),
+        ("Mira", "Born in Oslo.", True),
+    ]
+    paragraphs = [
+        {"idx": n, "title": title, "paragraph_text": text, "is_supporting": gold}
+        for n, (title, text, gold) in enumerate(told)
+    ]
+    question = {"id": id, "question": "By what was Mira born?", "answer": "a fjord", "answer_aliases": ["the fjord"]}
+    return {**question, "paragraphs": paragraphs, "answerable": True, **change}
+
+
+def test_hotpotqa_questions_share_a_pool_of_sentences(tmp_path):
+    write(tmp_path / "hotpotqa_train.json", [hotpot(), hotpot("h2"), hotpot("h3")])
+    first, second = load_set("hotpotqa", data=tmp_path, questions=2)
+    assert [len(task.questions) for task in (first, second)] == [2, 1]
+    assert Counter(turn.text for turn in turns(first).values()) == Counter(
+        ["Oslo is a city.", "It lies by a fjord.", "Mira was born in Oslo."]
+    )
+    question = first.questions[1]
+    assert [turns(first)[id].text for id in question.evidence] == ["Mira was born in Oslo.", "It lies by a fjord."]
+    assert (question.answers, question.category) == (("a fjord",), "bridge")
+    assert question.meta == {"metric": "f1", "unknown_evidence": ["Oslo:9"]}
+
+
+def test_musique_tells_paragraphs_apart_that_share_a_title(tmp_path):
+    full = write(
+        tmp_path / "musique_full.jsonl", "\n".join(map(json.dumps, [musique(), musique("3hop1__x", answerable=False)]))
+    )
+    (task,) = load_set("musique", data=full)
+    assert len(turns(task)) == 3
+    question, unanswerable = task.questions
+    assert question.answers == ("a fjord", "the fjord")
+    assert {turns(task)[id].text for id in question.evidence} == {"Oslo lies by a fjord.", "Born in Oslo."}
+    assert (question.category, unanswerable.category) == ("2hop", "3hop")
+    assert (unanswerable.answers, unanswerable.evidence) == ((), ())
+
+
+def test_pools_are_shuffled_by_the_seed_alone(tmp_path):
+    context = [[f"Town {n}", [f"Town {n} has {n} gates."]] for n in range(12)]
+    write(tmp_path / "hotpotqa_train.json", [hotpot(context=context, supporting_facts=[["Town 3", 0]])])
+
+    def order(seed: int) -> list[str]:
+        (task,) = load_set("hotpotqa", data=tmp_path, seed=seed)
+        assert turns(task)[task.questions[0].evidence[0]].text == "Town 3 has 3 gates."
+        return [turn.text for turn in turns(task).values()]
+
+    assert order(0) == order(0)
+    assert order(0) != order(1)
+    assert sorted(order(0)) == sorted(order(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("hotpotqa", [hotpot(context=[["Oslo", "Oslo is a city."]])], r"question 0: context: a paragraph is \[title"),
+        ("hotpotqa", [hotpot(), hotpot(supporting_facts=["Oslo"])], "question 1: supporting_facts: each is"),
+        ("hotpotqa", {"data": []}, "a JSON list of questions is needed"),
+        ("musique", [musique(answer=3)], "question 0: field 'answer' is missing or not str"),
+        ("musique", [musique(paragraphs=[])], "paragraphs: a JSON list of paragraphs"),
+        (
+            "musique",
+            [musique(paragraphs=[{"title": "T", "paragraph_text": " ", "is_supporting": True}])],
+            r"paragraphs\[0\]: it supports the answer and is empty",
+        ),
+    ],
+)
+def test_a_bad_question_is_refused(tmp_path, name, value, says):
+    file = write(tmp_path / "questions.json", value)
+    with pytest.raises(DataError, match=says) as caught:
+        load_set(name, data=file)
+    assert str(file) in str(caught.value)
+    lines = write(tmp_path / "questions.jsonl", json.dumps(musique()) + "\n{")
+    with pytest.raises(DataError, match=r"questions\.jsonl:2: not a JSON value"):
+        load_set("musique", data=lines)
+
+
+def squad(paragraphs: int = 3, **change: object) -> dict[str, object]:
+    def paragraph(number: int) -> dict[str, object]:
+        asked = {"question": " How many gates? ", "answers": [{"text": str(number), "answer_start": 9}] * 2, **change}
+        return {"context": f"Town has {number} gates.", "qas": [{"id": f"q{number}", **asked}]}
+
+    return {"version": "1.1", "data": [{"title": "Old_Town", "paragraphs": [*map(paragraph, range(paragraphs))]}]}
+
+
+def test_squad_is_a_stream_of_paragraphs(tmp_path):
+    write(tmp_path / "xquad.de.json", squad())
+    first, second = load_set("xquad", data=tmp_path, variant="de", paragraphs=2)
+    assert first.chunks[0].render() == "Old Town: Town has 0 gates.\nOld Town: Town has 1 gates."
+    question = first.questions[1]
+    assert (question.id, question.question, question.answers, question.evidence) == (
+        "q1",
+        "How many gates?",
+        ("1",),
+        ("0:1",),
+    )
+    assert [turn.text for turn in turns(second).values()] == ["Town has 2 gates."]
+
+
+def test_an_impossible_question_is_one_to_abstain_from(tmp_path):
+    write(tmp_path / "dev-v2.0.json", squad(1, is_impossible=True, answers=[]))
+    ((question,),) = [task.questions for task in load_set("squad", data=tmp_path, variant="dev-v2.0")]
+    assert (question.answers, question.evidence, question.category) == ((), (), "unanswerable")
+    for change in ({"is_impossible": True}, {"answers": []}):
+        write(tmp_path / "dev-v2.0.json", squad(1, **change))
+        with pytest.raises(DataError, match=r"data\[0\]\.paragraphs\[0\]: question q0: (answers to an imp|no answer)"):
+            load_set("squad", data=tmp_path, variant="dev-v2.0")
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        pytest.param(name, variant, marks=needs(FOLDERS[name]), id=f"{name}-{variant}")
+        for name in FOLDERS
+        for variant in data_set(name).variants or (None,)
+        if name != "xquad" or variant == "en"
+    ],
+)
+def test_the_real_files_hold_what_the_catalogue_says(name, variant, tmp_path):
+    tasks = load_set(name, data=DATA / FOLDERS[name], variant=variant)
+    told = [turn for task in tasks for chunk in task.chunks for turn in chunk.turns]
+    held = {"tasks": len(tasks), "chunks": sum(len(task.chunks) for task in tasks), "turns": len(told)}
+    held["questions"] = sum(len(task.questions) for task in tasks)
+    expected = data_set(name).expected[variant or ""]
+    assert {key: held[key] for key in expected} == expected
+    some = tasks[:: max(1, len(tasks) // 3)]
+    save_jsonl(some, tmp_path / "tasks.jsonl")  # unique ids, evidence that is there, nothing empty
+    assert load_jsonl(tmp_path / "tasks.jsonl") == some
+
+
+@needs("trec")
+def test_the_known_leaks_of_the_labelled_sets_are_marked():
+    def marked(name: str, **options: object) -> list[str]:
+        asked = [question for task in load_set(name, data=DATA / name, **options) for question in task.questions]
+        return [question.meta["text"] for question in asked if question.meta.get("leak")]
+
+    assert len(marked("trec", examples=1)) == 11  # ten, and "the twin cities" but for its capitals
+    assert len(marked("clinc150", examples=1)) == 19  # two to the letter
+    assert len(marked("banking77", examples=1)) == 25
+    assert not marked("nlu", examples=1)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=needs(FOLDERS[name])) for name in FOLDERS])
+def test_every_question_names_the_official_metric(name):
+    known = data_set(name)
+    assert known.metric in QUESTION_METRICS
+    questions = [question for task in load_set(name, 2, data=DATA / FOLDERS[name]) for question in task.questions]
+    assert {question.meta["metric"] for question in questions} == {known.metric}
+
+
+LOCOMO = Path(__file__).parents[2] / "data" / "locomo_like.json"
+
+
+LAYOUTS = {
+    "friendsqa": ("friendsqa_dev.json", friends(scene("s01_e01_c01"), scene("s01_e01_c02")), {"variant": "dev"}),
+    "hotpotqa": ("hotpotqa_train.json", [hotpot()], {}),
+    "musique": ("musique_train.json", [musique()], {}),
+    "squad": ("dev-v1.1.json", squad(), {}),
+    "clinc150": (
+        "data_full.json",
+        {name: [["a b", "x"], ["c", "y"]] for name in ("train", "test", "oos_test")},
+        {"variant": "out-of-scope"},
+    ),
+    "locomo": (
+        "locomo10.json",
+        put(
+            json.loads(LOCOMO.read_text(encoding="utf-8")),
+            (0, "observation"),
+            {"session_2_observation": {"Mira": [["Mira made a vase.", ["D2:1"]]]}},
+        ),
+        {"variant": "all"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_anything_in_the_place_of_anything_is_read_or_refused(tmp_path_factory, name, data):
+    file, good, options = LAYOUTS[name]
+    path = data.draw(st.sampled_from(list(places(good))))
+    folder = tmp_path_factory.mktemp("x")
+    write(folder / file, put(good, path, data.draw(JSON)))
+    try:
+        tasks = load_set(name, data=folder, **options)
+    except DataError as error:
+        assert str(folder) in str(error) or "the data set is empty" in str(error)
+    else:
+        assert all(task.chunks for task in tasks)
+
+
+def test_the_readme_has_every_set_as_the_catalogue_does():
+    readme = (Path(__file__).parents[3] / "data" / "README.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", readme, re.MULTILINE))
+    for known in data_sets():
+        place = known.source.partition(":")[2] or known.source
+        for wanted in (known.about, known.counts, known.licence, place):
+            assert wanted in rows[known.name], f"{known.name}: {wanted}"
+
+
+def load_real(name: str, limit: int | None = None, **options: object) -> list[Task]:
+    return load_set(name, limit, data=DATA / FOLDERS[name], **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "known", "sentences"),
+    [
+        pytest.param(name, variant, known, sentences, marks=needs(name))
+        for name, variant, known, sentences in (
+            ("banking77", None, 77, 10_003),
+            ("clinc150", None, 150, 15_000),
+            ("nlu", None, 64, 9_960),
+            ("trec", "coarse", 6, 5_452),
+            ("trec", "fine", 50, 5_452),
+        )
+    ],
+)
+def test_the_real_labelled_sets_have_their_labels_and_sentences(name, variant, known, sentences):
+    (task,) = load_real(name, 1, variant=variant, examples=100_000)
+    assert (len(task.meta["labels"]), len(turns(task))) == (known, sentences)
+    (task,) = load_real(name, 1, variant=variant)
+    tokens = sum(len(chunk.render()) for chunk in task.chunks) / 4
+    assert 25_000 < tokens < 46_000  # the sample that a task is made for
+    assert max(len(chunk.render()) for chunk in task.chunks) <= 4 * 2048
+
+
+@needs("hotpotqa_small")
+@needs("friendsqa")
+def test_the_real_questions_are_of_the_known_kinds():
+    kinds = {
+        name: Counter(question.category for task in load_real(name) for question in task.questions)
+        for name in ("hotpotqa", "musique")
+    }
+    assert kinds == {
+        "hotpotqa": {"bridge": 78, "comparison": 22},
+        "musique": {"2hop": 68, "3hop": 27, "4hop": 5},
+    }
+    told = [turn for task in load_real("friendsqa") for turn in turns(task).values()]
+    assert sum(turn.speaker == "#NOTE#" for turn in told) == 543
+    assert sum(", " in turn.speaker for turn in told) == 22

@@ -1,0 +1,296 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memalpha.config import WorldConfig
+from memalpha.errors import DataError
+from memalpha.tasks.formats.jsonl import load_jsonl, overview, save_jsonl
+from memalpha.tasks.load import load_tasks
+from memalpha.tasks.synthetic.worlds import generate
+from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
+
+GOOD = {"id": "a", "chunks": [{"text": "I live in Oslo."}], "questions": [{"id": "q", "question": "Where?"}]}
+
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+filled = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(str.strip)
+dates = st.none() | st.dates().map(str)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def any_task(draw):
+    turn_ids = iter(range(1000))
+    speaker_turns = st.builds(
+        SpeakerTurn, speaker=texts, text=filled, id=st.none() | st.builds(lambda: str(next(turn_ids)))
+    )
+    chunks = draw(
+        st.lists(
+            st.builds(Chunk, text=filled, timestamp=dates)
+            | st.builds(Chunk, turns=st.lists(speaker_turns, min_size=1, max_size=3).map(tuple), timestamp=dates),
+            min_size=1,
+            max_size=3,
+        )
+    )
+    index = st.integers(0, len(chunks) - 1)
+    last = len(chunks) - 1
+    questions = [
+        Question(
+            id=f"q{number}",
+            question=draw(filled),
+            answers=tuple(draw(st.lists(filled, max_size=2))),
+            category=draw(st.none() | texts),
+            asked_after_chunk=draw(st.none() | index),
+            meta=draw(st.dictionaries(texts, json_values, max_size=2)),
+        )
+        for number in range(draw(st.integers(0, 2)))
+    ]
+    stated = st.builds(
+        GoldOperation,
+        kind=st.sampled_from(["insert", "core_update"]),
+        chunk=index,
+        category=texts,
+        content=filled,
+        replaces=st.none() | texts,
+        timestamp=dates,
+    )
+    operations = draw(st.lists(stated, max_size=2))
+    if operations and operations[0].kind == "insert":
+        ended = {"category": operations[0].category, "replaces": operations[0].content, "content": draw(filled)}
+        operations.append(GoldOperation(kind=draw(st.sampled_from(["update", "delete"])), chunk=last, **ended))
+    return Task(
+        id=draw(filled),
+        chunks=tuple(chunks),
+        questions=tuple(questions),
+        gold_operations=tuple(operations),
+        meta=draw(st.dictionaries(texts, json_values, max_size=2)),
+    )
+
+
+@given(st.lists(any_task(), min_size=1, max_size=3, unique_by=lambda task: task.id))
+def test_round_trip(tmp_path_factory, tasks):
+    path = tmp_path_factory.mktemp("tasks") / "tasks.jsonl"
+    save_jsonl(tasks, path)
+    assert load_jsonl(path) == tasks
+
+
+@given(st.binary(max_size=80) | st.text(max_size=40).map(lambda text: json.dumps({"id": text}).encode()))
+def test_garbage_is_a_data_error_that_names_the_file(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("tasks") / "bad.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"bad\.jsonl"):
+        load_jsonl(path)
+
+
+def test_synthetic_tasks_survive_the_file(tmp_path):
+    tasks = [generate(WorldConfig(), 0, index) for index in range(3)]
+    save_jsonl(tasks, tmp_path / "t.jsonl")
+    assert load_jsonl(tmp_path / "t.jsonl") == tasks
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"chunks": []}, "chunks: empty: a task has at least one chunk"),
+        ({"id": ""}, "id: empty: every task needs an id"),
+        ({"chunks": [{"text": "a"}, {"text": " "}]}, r"chunks\[1\]\.text: empty: there is nothing to read"),
+        ({"chunks": [{"turns": [{"speaker": "a", "text": ""}]}]}, r"chunks\[0\]\.turns: empty"),
+        ({"questions": [{"id": " ", "question": "?"}]}, r"questions\[0\]\.id: empty"),
+        ({"questions": [{"id": "q", "question": ""}]}, r"questions\[0\]\.question: empty"),
+        ({"questions": [{"id": "q", "question": "?", "answers": ["x", ""]}]}, r"questions\[0\]\.answers\[1\]: .* \[\]"),
+        ({"questions": [{"id": "q", "question": "?", "asked_after_chunk": "0"}]}, r"questions\[0\]\.asked_after_chunk"),
+        ({"gold_operations": [{"kind": "insert", "chunk": "0", "category": "c"}]}, r"gold_operations\[0\]\.chunk"),
+        (
+            {
+                "chunks": [{"turns": [{"speaker": "a", "text": "b", "id": "t1"}]}],
+                "questions": [{"id": "q", "question": "?", "evidence": ["t1", "t2"]}],
+            },
+            r"questions\[0\]\.evidence\[1\]: no turn of the task has the id 't2'",
+        ),
+        (
+            {
+                "chunks": [{"turns": [{"speaker": "a", "text": "b", "id": "t1"}]}],
+                "gold_operations": [{"kind": "insert", "chunk": 0, "category": "c", "content": "d", "turn": "t2"}],
+            },
+            r"gold_operations\[0\]\.turn: no turn of the task has the id 't2'",
+        ),
+        (
+            {"gold_operations": [{"kind": "insert", "chunk": 0, "category": "c"}]},
+            r"gold_operations\[0\]\.content: empty",
+        ),
+        ({"questions": [{"id": "q", "question": "?", "meta": {"stale": "x"}}]}, r"questions\[0\]\.meta\.stale: a list"),
+        ({"chunks": [{"text": "x", "turns": [{"speaker": "a", "text": "b"}]}]}, r"chunks\[0\]: a chunk has either"),
+        ({"chunks": [{"txt": "x"}]}, r"chunks\[0\]\.txt: unknown key: known are text"),
+        ({"chunks": [{"turns": [{"speaker": "a", "text": 3}]}]}, r"chunks\[0\]\.turns\[0\]\.text"),
+        ({"chunks": [{"text": "x", "timestamp": "May 1st"}]}, r"chunks\[0\]\.timestamp: 'May 1st'"),
+        ({"questions": [{"id": "q", "question": "?", "answer": "x"}]}, r"questions\[0\]\.answer: unknown key"),
+        (
+            {"questions": [{"id": "q", "question": "?", "asked_after_chunk": 1}]},
+            r"questions\[0\]\.asked_after_chunk: 1 is o",
+        ),
+        ({"questions": [{"id": "q", "question": "?"}] * 2}, r"questions\[1\]\.id: questions\[0\] has 'q' already"),
+        ({"gold_operations": [{"kind": "insert", "chunk": 4, "category": "c"}]}, r"gold_operations\[0\]\.chunk"),
+        ({"gold_operations": [{"kind": "add", "chunk": 0, "category": "c"}]}, r"gold_operations\[0\]\.kind"),
+        ({"extra": 1}, "extra: unknown key: known are id, chunks"),
+        ({"meta": {"x": math.nan}}, "NaN is not JSON"),
+    ],
+)
+def test_bad_line_is_refused_with_file_line_and_field(tmp_path, change, says):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps(GOOD) + "\n\n" + json.dumps({**GOOD, "id": "b", **change}) + "\n")
+    with pytest.raises(DataError, match=r"tasks\.jsonl:3: .*" + says):
+        load_jsonl(path)
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_one_json_value_is_told_from_json_lines(tmp_path, indent):
+    path = tmp_path / "tasks.json"
+    for value in [[GOOD, {**GOOD, "id": "b"}], *([GOOD] if indent else [])]:
+        path.write_text(json.dumps(value, indent=indent) + "\n")
+        with pytest.raises(DataError, match=r"tasks\.json: one JSON value, .* one task a line"):
+            load_jsonl(path)
+
+
+def test_overview_counts_what_training_will_find():
+    asked = (Question(id="q0", question="Who?", answers=("Ana",)), Question(id="q1", question="Where?"))
+    told = (
+        GoldOperation(kind="insert", chunk=0, category="people", content="name: Ana"),
+        GoldOperation(kind="core_update", chunk=0, category="core", content="Ana"),
+    )
+    one = Task(id="a", chunks=(Chunk(text="I am Ana."), Chunk(text="Bye.")), questions=asked, gold_operations=told)
+    assert overview([one, Task(id="b", chunks=(Chunk(text="x"),))]) == {
+        "tasks": 2,
+        "chunks": 3,
+        "longest_chunk": 9,
+        "questions": 2,
+        "to_abstain": 1,
+        "with_gold": 1,
+        "categories": {"people": 1},
+    }
+
+
+def test_evidence_of_a_task_without_turn_ids_is_free(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps({**GOOD, "questions": [{"id": "q", "question": "?", "evidence": ["page 3"]}]}))
+    assert load_jsonl(path)[0].questions[0].evidence == ("page 3",)
+
+
+INSERT = {"kind": "insert", "chunk": 0, "category": "semantic", "content": "city: Oslo"}
+MOVE = {"kind": "update", "chunk": 1, "category": "semantic", "content": "city: Rome", "replaces": "city: Oslo"}
+FORGET = {"kind": "delete", "chunk": 1, "category": "semantic", "replaces": "city: Rome"}
+TWO_CHUNKS = {"id": "a", "chunks": [{"text": "one"}, {"text": "two"}]}
+
+
+@pytest.mark.parametrize(
+    ("operations", "says"),
+    [
+        ([INSERT, {**MOVE, "replaces": None}], r"gold_operations\[1\]\.replaces: needed.* update ends"),
+        ([INSERT, MOVE, {**FORGET, "replaces": None}], r"gold_operations\[2\]\.replaces: needed.* delete ends"),
+        ([INSERT, {**MOVE, "replaces": "city: Osl"}], r"gold_operations\[1\]\.replaces: no fact .*'city: Osl'"),
+        ([INSERT, {**MOVE, "category": "episodic"}], r"gold_operations\[1\]\.replaces: no fact of 'episodic'"),
+        ([INSERT, MOVE, {**FORGET, "replaces": "city: Oslo"}], r"gold_operations\[2\]\.replaces: no fact"),
+        ([INSERT, MOVE, FORGET, FORGET], r"gold_operations\[3\]\.replaces: no fact"),
+        ([{**INSERT, "chunk": 1}, {**FORGET, "chunk": 0, "replaces": "city: Oslo"}], r"gold_operations\[1\]\.replaces"),
+    ],
+)
+def test_gold_operations_end_only_what_holds(tmp_path, operations, says):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps({**TWO_CHUNKS, "gold_operations": operations}) + "\n")
+    with pytest.raises(DataError, match=r"tasks\.jsonl:1: " + says):
+        load_jsonl(path)
+
+
+def test_gold_operations_are_read_chunk_by_chunk(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    core = {"kind": "core_update", "chunk": 0, "category": "core", "content": "Ana"}
+    path.write_text(json.dumps({**TWO_CHUNKS, "gold_operations": [MOVE, FORGET, core, INSERT]}) + "\n")
+    assert [operation.kind for operation in load_jsonl(path)[0].gold_at(0)] == ["core_update", "insert"]
+
+
+def test_a_chunk_may_be_in_two_tasks():
+    one, two = Chunk(text="one"), Chunk(text="two")
+    first, second = Task(id="a", chunks=(one, two)), Task(id="b", chunks=(two, one))
+    for task in (first, second):
+        assert [chunk.index for chunk in task.chunks] == [0, 1]
+    assert first.chunks[0].text == second.chunks[1].text == "one"
+    assert (one.index, two.index) == (0, 0)
+
+
+def test_repeated_turn_id_key_and_task_id_are_refused(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    turn = {"speaker": "user", "text": "hi", "id": "t"}
+    path.write_text(json.dumps({"id": "a", "chunks": [{"turns": [turn, turn]}]}))
+    with pytest.raises(DataError, match=r"tasks\.jsonl:1: chunks\[0\]\.turns\[1\]\.id"):
+        load_jsonl(path)
+    path.write_text('{"id": "a", "id": "b", "chunks": [{"text": "x"}]}')
+    with pytest.raises(DataError, match=r"tasks\.jsonl:1: id: the key occurs twice"):
+        load_jsonl(path)
+    path.write_text((json.dumps(GOOD) + "\n") * 2)
+    with pytest.raises(DataError, match=r"tasks\.jsonl:2: id: task 'a' is already on line 1"):
+        load_jsonl(path)
+
+
+def test_what_cannot_be_read_back_is_not_written(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    chunk = Chunk(text="x")
+    for task in (
+        Task(id="a", chunks=(chunk,), meta={"x": math.nan}),
+        Task(id="a", chunks=(chunk,), meta={"x": object()}),
+        Task(id="a", chunks=(chunk,), meta={"x": "\ud800"}),
+        Task(id="a", chunks=(Chunk(text="x", timestamp="soon"),)),
+    ):
+        with pytest.raises(DataError, match="'a'"):
+            save_jsonl([task], path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_deep_nesting_and_empty_files_are_data_errors(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    for text in ("", "\n \n", "[" * 100_000, '{"id": "\ud83d"}'.encode("utf-8", "surrogatepass").decode("latin-1")):
+        path.write_text(text, encoding="latin-1")
+        with pytest.raises(DataError, match=r"tasks\.jsonl"):
+            load_jsonl(path)
+
+
+def test_load_tasks_by_name_and_path(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    save_jsonl([generate(WorldConfig(), 0, index) for index in range(3)], path)
+    assert [task.id for task in load_tasks(path, limit=2)] == ["demo-train-0-0", "demo-train-0-1"]
+    world = WorldConfig(split="test")
+    assert load_tasks("synthetic", limit=2, world=world, seed=5) == [generate(world, 5, 0), generate(world, 5, 1)]
+    assert len(load_tasks("synthetic")) == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "says"),
+    [
+        (("synthetik",), {}, "no data set 'synthetik'"),
+        (("nowhere.jsonl",), {}, "nowhere.jsonl: cannot be read"),
+        (("locomo",), {}, "data=PATH"),
+        (("locomo",), {"data": "nowhere.json"}, "nowhere.json"),
+        (("synthetic", 0), {}, "at least one task"),
+        (("mine.jsonl",), {"seed": 3}, "seed belongs to named data sets"),
+        (("locomo",), {"seed": 3, "data": "x.json"}, "seed belongs to sets .*'synthetic', 'babi'"),
+        (("babi",), {"variant": "small"}, "no variant 'small'; it has none"),
+        (("babi",), {"colour": "red"}, "no option 'colour'; its options are: seed"),
+        (("synthetic",), {"data": "x"}, "synthetic: made here: data does not belong"),
+    ],
+)
+def test_load_tasks_says_what_is_wrong(arguments, options, says):
+    with pytest.raises(DataError, match=says):
+        load_tasks(*arguments, **options)
+
+
+def test_the_shipped_sample_and_the_example_in_its_readme_load(tmp_path):
+    data = Path(__file__).parents[3] / "data"
+    assert {"plain-text", "two-speakers"} < {task.id for task in load_tasks(data / "example.jsonl")}
+    example = (data / "README.md").read_text(encoding="utf-8").split("```json\n")[1].split("```")[0]
+    (tmp_path / "example.jsonl").write_text(json.dumps(json.loads(example)))
+    assert len(load_tasks(tmp_path / "example.jsonl")[0].questions) == 2

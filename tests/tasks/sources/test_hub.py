@@ -1,0 +1,195 @@
+"""Official files from a hub: a small hub of our own over real HTTP, asked by the hub's own client in a process."""
+
+import hashlib
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from memalpha.errors import DataError
+from memalpha.tasks.dataset_info import DataSet, File
+from memalpha.tasks.load import load_tasks
+from memalpha.tasks.sources.hub import commit_of, obtain
+
+COMMIT = "a" * 40
+LARGE = b"0123456789" * 3_000
+
+
+def digest(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """Serves `server.files` of the dataset me/set at `server.commit`; every path asked for is in `server.asked`."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.answer(with_body=False)
+
+    def do_GET(self):
+        self.answer(with_body=True)
+
+    def send(self, status, body=b"", with_body=True, **headers):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        for key, value in headers.items():
+            self.send_header(key.replace("_", "-"), value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def answer(self, with_body):
+        path, files, commit = self.path.split("?")[0], self.server.files, self.server.commit
+        self.server.asked.append((self.command, path))
+        if path == "/":
+            self.send(200)
+        elif path.startswith("/api/datasets/me/set/tree/"):
+            listed = [{"type": "file", "path": name, "size": len(b), "oid": "0" * 40} for name, b in files.items()]
+            self.send(200, json.dumps(listed).encode(), with_body, Content_Type="application/json")
+        elif path.startswith("/api/datasets/me/set"):
+            about = {"id": "me/set", "sha": commit, "siblings": [{"rfilename": name} for name in files]}
+            self.send(200, json.dumps(about).encode(), with_body, Content_Type="application/json")
+        elif path.startswith("/datasets/me/set/resolve/") and (name := path.split("/", 6)[6]) in files:
+            self.send_file(files[name], commit, with_body)
+        else:
+            self.send(404, b"{}", with_body, X_Error_Code="RepoNotFound")
+
+    def send_file(self, content, commit, with_body):
+        about = {"ETag": f'"{digest(content)}"', "X_Repo_Commit": commit}
+        if with_body and self.server.breaks and len(content) > 1000:
+            self.server.breaks -= 1
+            self.send(200, content, False, **about)
+            self.wfile.write(content[: len(content) // 2])
+            self.close_connection = True
+        else:
+            self.send(200, content, with_body, **about)
+
+
+@contextmanager
+def hub(**files):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.files, server.commit, server.asked, server.breaks = dict(files), COMMIT, [], 0
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def ask(home, port, *sets):
+    """What `obtain` gives for each set, in a process whose hub is at the port: a path, or the message of an error."""
+    code = (
+        "import json, sys\n"
+        "from memalpha.errors import DataError\n"
+        "from memalpha.tasks.dataset_info import DataSet, File\n"
+        "from memalpha.tasks.sources.hub import obtain\n"
+        "for known in eval(sys.argv[1]):\n"
+        "    try: print(json.dumps(['path', str(obtain(known))]))\n"
+        "    except DataError as error: print(json.dumps(['error', str(error)]))\n"
+    )
+    env = {
+        **{key: value for key, value in os.environ.items() if not key.startswith("HF_")},
+        "HF_ENDPOINT": f"http://127.0.0.1:{port}",
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code, repr(sets)], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()], done.stderr
+
+
+def known(*files, revision=COMMIT, source="hub:me/set"):
+    return DataSet("set", "a set", source, "CC BY 4.0", "1", "judge", files=files, revision=revision)
+
+
+def test_a_pinned_set_is_fetched_once_even_when_the_connection_breaks(tmp_path):
+    wanted = known(File("large.bin", digest(LARGE), len(LARGE)), File("parts/a.json"))
+    parts = known(File("parts/*.json"))
+    with hub(**{"large.bin": LARGE, "parts/a.json": b"[1]", "parts/b.json": b"[2]", "unwanted.bin": b"x"}) as server:
+        server.breaks = 1
+        (first, again, *_), shown = ask(tmp_path, server.server_port, wanted, wanted, parts)
+        port, asked = server.server_port, [path for _, path in server.asked]
+        assert [method for method, path in server.asked if path.endswith("large.bin")] == ["HEAD", "GET", "GET"]
+    assert "Fetching" in shown  # the progress bar
+    assert sum(path == "/" for path in asked) == 2  # nothing was asked the second time
+    kind, folder = first
+    assert kind == "path" and again == first
+    found = {str(file.relative_to(folder)): file.read_bytes() for file in Path(folder).rglob("*.*")}
+    assert found == {"large.bin": LARGE, "parts/a.json": b"[1]", "parts/b.json": b"[2]"}
+    assert commit_of(Path(folder) / "large.bin") == COMMIT
+    (offline, other), _ = ask(tmp_path, port, wanted, known(File("other.json")))
+    assert offline == first
+    assert other[0] == "error"
+    for part in ("the hub does not answer", "other.json", "me/set", COMMIT, "CC BY 4.0", "data=PATH"):
+        assert part in other[1]
+
+
+def test_what_is_wrong_with_the_files_is_said_and_nothing_wrong_stays(tmp_path):
+    bad = known(File("a.json", digest(b"[2]")))
+    with hub(**{"a.json": b"[1]"}) as server:
+        got, _ = ask(
+            tmp_path,
+            server.server_port,
+            bad,
+            bad,
+            known(File("b.json")),
+            known(File("a.json"), source="hub:me/none"),
+        )
+        fetched = sum(method == "GET" and path.endswith("/a.json") for method, path in server.asked)
+    assert [kind for kind, _ in got] == ["error"] * 4
+    assert "a.json: its checksum" in got[0][1] and "removed from the cache" in got[0][1]
+    assert got[1] == got[0] and fetched == 2
+    assert "the repository has no file b.json" in got[2][1]
+    assert "set: not fetched: " in got[3][1] and "data=PATH" in got[3][1]
+
+
+def test_without_a_pinned_revision_the_newest_is_taken_and_offline_what_is_there(tmp_path):
+    wanted = known(File("a.json"), revision=None)
+    with hub(**{"a.json": b"[1]"}) as server:
+        ((_, first),), _ = ask(tmp_path, server.server_port, wanted)
+        server.files, server.commit = {"a.json": b"[1, 2]"}, "b" * 40
+        ((_, second),), _ = ask(tmp_path, server.server_port, wanted)
+        port = server.server_port
+    ((_, third),), _ = ask(tmp_path, port, wanted)
+    assert [commit_of(Path(path)) for path in (first, second, third)] == [COMMIT, "b" * 40, "b" * 40]
+    assert (Path(second) / "a.json").read_bytes() == b"[1, 2]"
+
+
+def test_what_the_user_names_wins_and_needs_no_hub(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert obtain(known(File("a.json")), data=tmp_path) == tmp_path
+    with pytest.raises(DataError, match=r"nowhere: not there; get a\.json from the dataset repository me/set"):
+        obtain(known(File("a.json")), data=tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"huggingface_hub fetches it: pip install 'memalpha\[eval\]'"):
+        obtain(known(File("a.json")))
+
+
+def test_tasks_from_the_cache_say_which_commit_they_are_of(tmp_path):
+    folder = tmp_path / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    meeting = {
+        "general_query_list": [{"query": "Summarize.", "answer": "They met."}],
+        "specific_query_list": [],
+        "meeting_transcripts": [{"speaker": "A", "content": "Hello."}],
+    }
+    for place in (folder, tmp_path):
+        (place / "test.jsonl").write_text(json.dumps(meeting))
+    assert [task.meta for task in load_tasks("qmsum", data=folder)] == [{"commit": COMMIT}]
+    assert [task.meta for task in load_tasks("qmsum", data=tmp_path)] == [{}]
+
+
+def test_only_a_path_in_the_cache_has_a_commit():
+    assert commit_of(Path("/x/snapshots") / COMMIT) == COMMIT
+    assert commit_of(Path("/x/snapshots/main/a.json")) is None
+    assert commit_of(Path("data/a.json")) is None

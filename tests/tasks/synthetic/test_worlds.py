@@ -1,0 +1,307 @@
+"""Every answer of the synthetic worlds is derived again here, from the gold operations alone."""
+
+import re
+from collections import defaultdict
+from datetime import date
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memalpha.config import WorldConfig
+from memalpha.errors import ConfigError
+from memalpha.tasks.synthetic import phrases, phrases_full
+from memalpha.tasks.synthetic.demo_world import DRILL, Shape
+from memalpha.tasks.synthetic.slot_history import ABILITIES
+from memalpha.tasks.synthetic.value_pools import pool_values
+from memalpha.tasks.synthetic.worlds import drill, generate, shaped, stream, tasks
+
+DEMO = WorldConfig(temporal_questions=True)
+SMALL = WorldConfig(preset="full", tokens=3000)
+worlds = st.builds(
+    WorldConfig,
+    split=st.sampled_from(["train", "test"]),
+    pseudo_values=st.sampled_from([0.0, 0.6, 1.0]),
+    temporal_questions=st.booleans(),
+) | st.builds(
+    WorldConfig,
+    preset=st.just("full"),
+    split=st.sampled_from(["train", "test"]),
+    pseudo_values=st.sampled_from([0.0, 0.6]),
+    tokens=st.sampled_from([200, 2000, 12000]),
+)
+seeds = st.integers(0, 10**6)
+
+
+class Replay:
+    """What the gold operations up to a chunk say, and nothing else."""
+
+    def __init__(self, task, upto=None):
+        self.history = defaultdict(list)  # slot -> [(value or None, turn, chunk)]
+        self.events = []  # (content, day, turn, chunk)
+        for op in task.gold_operations:
+            if upto is not None and op.chunk > upto:
+                continue
+            slot, _, value = (op.content or op.replaces).partition(": ")
+            past = self.history[slot]
+            live = past[-1][0] if past else None
+            if op.category == "episodic":
+                assert op.kind == "insert"
+                del self.history[slot]
+                day = date.fromisoformat(op.timestamp or task.chunks[op.chunk].timestamp)
+                self.events.append((op.content, day, op.turn, op.chunk))
+                continue
+            if op.kind == "insert":
+                assert not past, "a slot is stated once; afterwards it is updated, and never restated once retracted"
+            else:
+                assert op.replaces == f"{slot}: {live}"
+                assert op.chunk > past[-1][2], "what is changed in a chunk was there before it"
+            assert value not in [held for held, _, _ in past] or op.kind == "delete"
+            past.append((None if op.kind == "delete" else value, op.turn, op.chunk))
+
+    def answer(self, question):
+        """(kind, answers, evidence)"""
+        meta = question.meta
+        past = self.history.get(meta["slot"], [])
+        if meta["kind"] in ("stated", "updated", "retracted", "never"):
+            if not past:
+                return "never", [], []
+            value, turn, _ = past[-1]
+            kind = "retracted" if value is None else "updated" if len(past) > 1 else "stated"
+            assert sorted(meta["stale"]) == sorted(held for held, _, _ in past[:-1] if held)
+            return kind, [value] if value else [], [turn]
+        if meta["kind"] == "previous":
+            at = [held for held, _, _ in past].index(meta["before"])
+            return "previous", [past[at - 1][0]], [past[at - 1][1], past[at][1]]
+        if meta["kind"] == "join":
+            (person, who, first), (value, turn, second) = self.history[meta["via"]][-1], past[-1]
+            assert meta["slot"].startswith(person + " ") and first != second
+            assert value not in meta["stale"]
+            return "join", [value], [who, turn]
+        found = {content: (day, turn) for content, day, turn, _ in self.events}
+        assert len(found) == len(self.events), "no event happens twice"
+        if meta["kind"] == "count":
+            month = meta.get("month") or ""
+            turns = [
+                t for c, day, t, _ in self.events if c.startswith(meta["slot"] + ": ") and str(day).startswith(month)
+            ]
+            return "count", [str(len(turns))], turns
+        if meta["kind"] == "when":
+            content = meta.get("event") or next(c for c, (_, turn) in found.items() if turn == question.evidence[0])
+            assert content.partition(": ")[2] in question.question
+            return "when", [str(found[content][0])], [found[content][1]]
+        (day_a, turn_a), (day_b, turn_b) = (found[content] for content in meta["events"])
+        assert all(content.partition(": ")[2] in question.question for content in meta["events"])
+        assert day_a != day_b
+        if meta["kind"] == "between":
+            days = abs((day_b - day_a).days)
+            return "between", [str(days), f"{days} days"], [turn_a, turn_b]
+        first = meta["events"][day_b < day_a].partition(": ")[2]
+        return "order", [first, question.answers[1]], [turn_a, turn_b]
+
+
+def check(task):
+    turns = {turn.id: (chunk.index, turn) for chunk in task.chunks for turn in chunk.turns}
+    assert len(turns) == sum(len(chunk.turns) for chunk in task.chunks)
+    for op in task.gold_operations:
+        chunk, turn = turns[op.turn]
+        assert chunk == op.chunk and turn.speaker == "user"
+        assert op.content.partition(": ")[2] in turn.text
+    assert [chunk.timestamp for chunk in task.chunks] == sorted(chunk.timestamp for chunk in task.chunks)
+    assert len({question.id for question in task.questions}) == len(task.questions)
+    fact_turns = [turns[op.turn][1].text for op in task.gold_operations if op.content]
+    for question in task.questions:
+        replay = Replay(task, question.asked_after_chunk)
+        kind, answers, evidence = replay.answer(question)
+        assert (kind, answers) == (question.meta["kind"], list(question.answers)), question
+        assert sorted(evidence) == sorted(question.evidence)
+        last = len(task.chunks) - 1 if question.asked_after_chunk is None else question.asked_after_chunk
+        assert all(turns[turn][0] <= last for turn in question.evidence)
+        if kind in ("stated", "updated", "previous", "join"):
+            assert any(question.answers[0] in turns[turn][1].text for turn in question.evidence)
+        if kind == "never":
+            statements = [
+                s
+                for s in STATEMENTS[question.meta["slot"].split()[-1]]
+                if ("{n}" in s) == (" " in question.meta["slot"])
+            ]
+            subject = question.meta["slot"].split()[0]
+            assert not any(re.fullmatch(pattern(s, subject), text) for s in statements for text in fact_turns)
+
+
+STATEMENTS = defaultdict(tuple)
+for attribute in (*phrases.ATTRIBUTES, *phrases_full.OTHERS):
+    STATEMENTS[attribute.key] += attribute.states + attribute.updates
+
+
+def pattern(template, name=None):
+    """A regular expression for what a template can say."""
+    value = r"(?:an? )?\w[\w'-]*"
+    parts = {"v": value, "an": value, "old": value, "old_an": value, "when": "[a-z]+ ?[A-Za-z]* ?[a-z]*"}
+    parts["When"] = parts["when"].replace("[a-z]+", "[A-Z][a-z]+", 1)
+    parts["n"] = name or f"(?:{'|'.join(phrases_full.PEOPLE)})"
+    return re.sub(r"\\\{(\w+)\\\}", lambda m: parts[m.group(1)], re.escape(template))
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds, seeds, st.integers(0, 50))
+def test_every_answer_follows_from_the_gold_operations(world, seed, index):
+    check(generate(world, seed, index))
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds, st.integers(1, 6), st.integers(0, 8), st.integers(0, 4), st.integers(0, 3), st.integers(0, 5))
+def test_other_shapes(seed, chunks, facts, updates, retracts, events):
+    if chunks == 1:
+        updates = retracts = 0
+    shape = Shape(chunks, (0, facts), (0, updates), (0, retracts), (events, events), questions=20)
+    task = shaped(WorldConfig(), seed, 0, shape, "own")
+    assert len(task.chunks) == chunks
+    check(task)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"chunks": 1}, {"facts": (5, 4)}, {"fact_chunks": 4}, {"facts": (16, 16)}, {"events": (-1, 2)}]
+)
+def test_impossible_shapes_are_refused(wrong):
+    with pytest.raises(ValueError, match="Shape"):
+        Shape(**wrong)
+
+
+def test_demo_tasks_hold_what_the_recipe_needs():
+    made = tasks(WorldConfig(), 0, 0, 300)
+    kinds = [question.meta["kind"] for task in made for question in task.questions]
+    for kind in ("stated", "updated", "retracted", "never", "count"):
+        assert kinds.count(kind) / len(kinds) > 0.1
+    assert "when" not in kinds
+    assert any(question.asked_after_chunk is not None for task in made for question in task.questions)
+    for task in made:
+        replay = Replay(task)
+        changed = {slot for slot, past in replay.history.items() if len(past) > 1}
+        asked = {question.meta["slot"] for question in task.questions if question.asked_after_chunk is None}
+        assert 1 <= len(changed) <= 4 and changed <= asked and len(task.questions) <= 8
+    longest = max(len(chunk.render()) for task in made for chunk in task.chunks)
+    assert longest < 600
+    for task in (drill(WorldConfig(), 0, index) for index in range(50)):
+        changes = [op.chunk for op in task.gold_operations if op.replaces]
+        assert 1 <= len(changes) <= 3 and set(changes) == {1} and len(task.chunks) == DRILL.chunks
+        assert all(op.chunk == 0 for op in task.gold_operations if not op.replaces)
+
+
+def test_full_world_asks_every_ability_and_thins_out():
+    def density(tokens):
+        task = generate(WorldConfig(preset="full", tokens=tokens), 1, 0)
+        check(task)
+        length = sum(len(chunk.render()) for chunk in task.chunks)
+        assert length == pytest.approx(4 * tokens, rel=0.01)
+        assert {question.meta["kind"] for question in task.questions} == set(ABILITIES)
+        assert {question.category for question in task.questions} == set(ABILITIES.values())
+        return len(task.gold_operations) / sum(len(chunk.turns) for chunk in task.chunks)
+
+    assert density(8_000) > 0.15 > 0.06 > density(150_000)
+
+
+def values_of(made):
+    return {
+        (op.content.rpartition(" ")[0].split(" ")[-1], op.content.partition(": ")[2])
+        for task in made
+        for op in task.gold_operations
+        if op.content
+    }
+
+
+@pytest.mark.parametrize("world", [DEMO, WorldConfig(preset="full", tokens=30_000)])
+def test_splits_share_no_value(world):
+    count = 150 if world.preset == "demo" else 2
+    train = tasks(world, 0, 0, count)
+    test = tasks(world.model_copy(update={"split": "test"}), 0, 0, count)
+    train_values, test_values = ({value for _, value in values_of(made)} for made in (train, test))
+    assert len(test_values) > 50 and not train_values & test_values
+    train_text = set(re.findall(r"[\w'-]+", " ".join(turn.text for t in train for c in t.chunks for turn in c.turns)))
+    if world.preset == "demo":  # not even in a distractor
+        assert train_text & test_values == set()
+    for pool, values in phrases_full.FULL_POOLS.items():
+        held_out, rest = set(pool_values(pool, "test")), set(pool_values(pool, "train"))
+        assert held_out | rest == set(values) and not held_out & rest
+        assert len(held_out) == round(len(values) / 4) and len(set(values)) == len(values)
+
+
+def test_pools_share_no_word_and_no_sentence_contains_one():
+    base = {**phrases.POOLS, "person": phrases_full.PEOPLE}
+    for (one, a), (two, b) in combinations(base.items(), 2):
+        assert not {v.lower() for v in a} & {v.lower() for v in b}, (one, two)
+    words = {value.lower(): pool for pool, values in base.items() for value in values}
+    sentences = [*phrases.CHITCHAT, *phrases.REPLIES, *phrases.ECHOES, *phrases_full.QUOTES, *phrases_full.STALE_ECHOES]
+    sentences += [word for column in (*phrases_full.FILLER, *phrases_full.FILLER_REPLIES) for word in column]
+    for source in (*phrases.ATTRIBUTES, *phrases_full.OTHERS, *phrases_full.RELATIONS):
+        sentences += source.states + source.updates + source.retracts + source.questions + source.distractors
+    for source in phrases.EVENTS:
+        sentences += source.states + source.counts + source.whens + source.distractors
+    for sentence in sentences:
+        said = re.findall(r"[\w'-]+", re.sub(r"\{\w+\}", "", sentence).lower())
+        assert not [word for word in said if word in words], sentence
+
+
+@pytest.mark.parametrize("world", [DEMO, WorldConfig(preset="full", tokens=20_000)])
+def test_only_fact_turns_say_what_states_a_fact(world):
+    sources = (*phrases.ATTRIBUTES, *phrases_full.OTHERS, *phrases_full.RELATIONS)
+    says = re.compile("|".join(pattern(s) for a in sources for s in a.states + a.updates + a.retracts))
+    for task in tasks(world, 3, 0, 100 if world.preset == "demo" else 1):
+        facts = {op.turn for op in task.gold_operations if op.category == "semantic"}
+        for chunk in task.chunks:
+            for turn in chunk.turns:
+                said = bool(says.fullmatch(turn.text))
+                assert said == (turn.id in facts), turn
+
+
+def test_equal_arguments_give_equal_bytes_and_others_do_not():
+    for world in (DEMO, SMALL):
+        bytes_of = [task.model_dump_json() for task in tasks(world, 4, 0, 5)]
+        assert bytes_of[3] == generate(world, 4, 3).model_dump_json()
+        assert len(set(bytes_of)) == 5
+        assert generate(world, 5, 3).chunks != generate(world, 4, 3).chunks
+    ids = {generate(WorldConfig(split=split), 0, 0).id for split in ("train", "test")}
+    assert len(ids | {drill(WorldConfig(), 0, 0).id}) == 3
+
+
+def test_the_bytes_are_those_of_every_machine():
+    """Pinned: a change of the world changes recorded results and the shipped policy's training data; say so."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for world in (DEMO, WorldConfig(split="test"), WorldConfig(pseudo_values=0.5), SMALL):
+        for task in tasks(world, 0, 0, 3):
+            digest.update(task.model_dump_json().encode())
+    assert digest.hexdigest()[:16] == "ffc136cc63dc38ca"
+
+
+def test_pseudo_words_are_in_no_pool_and_never_in_the_test_split():
+    known = {value for values in phrases_full.FULL_POOLS.values() for value in values}
+    made = values_of(tasks(WorldConfig(pseudo_values=1.0), 0, 0, 20))
+    assert not {value for _, value in made} & known
+    assert all(value[0].isupper() == phrases.POOLS[key][0][0].isupper() for key, value in made if key in phrases.POOLS)
+    world = WorldConfig(split="test")
+    assert generate(world.model_copy(update={"pseudo_values": 1.0}), 0, 0) == generate(world, 0, 0)
+
+
+def test_stream_is_what_generate_collects():
+    task, sessions = generate(SMALL, 2, 1), list(stream(SMALL, 2, 1))
+    assert tuple(session.chunk for session in sessions) == task.chunks
+    assert tuple(op for session in sessions for op in session.operations) == task.gold_operations
+    assert [q.question for session in sessions for q in session.questions] == [q.question for q in task.questions]
+
+
+def test_options_of_the_other_preset_are_refused():
+    with pytest.raises(ConfigError, match=r"world\.tokens"):
+        generate(WorldConfig(tokens=100), 0, 0)
+    with pytest.raises(ConfigError, match=r"world\.preset"):
+        stream(WorldConfig(), 0)
+
+
+def test_questions_name_their_attribute_and_no_two_attributes_share_one():
+    asked = [(text, a.key) for a in phrases.ATTRIBUTES for text in a.questions]
+    asked += [(text, f"{kind.key} count") for kind in phrases.EVENTS for text in kind.counts]
+    assert len({text for text, _ in asked}) == len(asked)
+    for text, slot in asked:
+        assert slot.split()[0] in text.lower()

@@ -1,0 +1,215 @@
+"""What the loaders of official files share: cutting, turn ids, dates, and reading large files item by item."""
+
+import json
+import tracemalloc
+from datetime import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memalpha.config import WorldConfig
+from memalpha.errors import DataError
+from memalpha.tasks.chunking import CHUNK, Stream, answers_of, cut, iso_time, needed_time, recut
+from memalpha.tasks.sources import streaming as reading
+from memalpha.tasks.sources.streaming import csv_rows, json_array, json_lines, parquet_rows
+from memalpha.tasks.synthetic import worlds as synthetic
+from memalpha.types import Chunk, SpeakerTurn, Task, is_iso_time
+
+times = st.datetimes(min_value=datetime(1900, 1, 1), max_value=datetime(2200, 1, 1)).map(
+    lambda time: time.replace(microsecond=0)
+)
+FORMS = [
+    "%Y/%m/%d (%a) %H:%M",
+    "%b %d, %Y, %H:%M:%S",
+    "%Y-%m-%d %H:%M:%S",
+    "%B %d, %Y, %I:%M %p",
+    "%B-%d-%Y",
+    "%Y/%m/%d",
+    "%d %B, %Y",
+    "%Y-%m-%dT%H:%M:%S",
+]
+
+
+def turn(text, id, speaker="Ana"):
+    return SpeakerTurn(speaker=speaker, text=text, id=id)
+
+
+@given(times, st.sampled_from(FORMS))
+def test_a_date_in_an_official_form_keeps_its_value(time, form):
+    text = time.strftime(form)
+    found = iso_time(f" {text} ")
+    assert found is not None and is_iso_time(found)
+    assert datetime.fromisoformat(found) == datetime.strptime(text, form)
+
+
+@given(st.text(max_size=30))
+def test_any_other_text_is_a_date_or_none(text):
+    found = iso_time(text)
+    assert found is None or is_iso_time(found)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2023/13/01 (Sat) 02:21", "Marsh-15-2024", "15/03/2024", "None"])
+def test_what_is_no_date_is_none_and_refused_where_one_is_needed(text):
+    assert iso_time(text) is None
+    with pytest.raises(DataError, match=r"x\.json: field 'd': .* is no date"):
+        needed_time(text, "x.json: field 'd'")
+
+
+@given(st.text(alphabet="ab. \n!?\u2028", max_size=400), st.integers(4, 60))
+def test_a_cut_text_loses_only_white_space_and_no_piece_is_too_long(text, size):
+    pieces = cut(text, size)
+    assert "".join("".join(pieces).split()) == "".join(text.split())
+    assert all(piece and piece == piece.strip() and len(piece) <= size for piece in pieces)
+
+
+def test_a_text_is_cut_at_the_best_border_there_is():
+    assert cut("One two. Three\n\nfour five six", 22) == ["One two. Three", "four five six"]
+    assert cut("One two. Three four five", 16) == ["One two.", "Three four five"]
+    assert cut("abcdefghij", 4) == ["abcd", "efgh", "ij"]
+    assert cut("five\nlabel: 1\nsix\nlabel: 2", 18, (r"\n(?!\s*label:)",)) == ["five\nlabel: 1", "six\nlabel: 2"]
+
+
+def test_a_session_is_cut_between_turns_and_a_turn_that_is_too_long_into_parts():
+    stream = Stream()
+    long = "word " * (CHUNK // 4)
+    stream.session([turn("a" * (CHUNK - 100), "t1"), turn("b" * 200, "t2"), turn(" \n", "t3")], "2024-05-01")
+    stream.session([turn(long, "t4")])
+    assert [[t.id for t in chunk.turns] for chunk in stream.chunks] == [["t1"], ["t2"], ["t4"], ["t4~2"]]
+    assert [chunk.timestamp for chunk in stream.chunks] == ["2024-05-01", "2024-05-01", None, None]
+    assert all(len(chunk.render()) <= CHUNK for chunk in stream.chunks)
+    assert stream.evidence(["t4", "t2", "t4", "t3", "t9"]) == (("t4", "t4~2", "t2"), ["t3", "t9"])
+    with pytest.raises(DataError, match="turn id 't2' occurs twice"):
+        stream.session([turn("again", "t2")])
+
+
+@given(st.lists(st.lists(st.integers(0, 3 * CHUNK), max_size=5), max_size=4))
+def test_no_chunk_is_longer_than_the_limit_and_no_word_is_lost(sessions):
+    stream = Stream()
+    for s, lengths in enumerate(sessions):
+        stream.session(turn(("ab " * length)[:length], f"{s}.{n}") for n, length in enumerate(lengths))
+    assert all(len(chunk.render()) <= CHUNK for chunk in stream.chunks)
+    kept = "".join(t.text for chunk in stream.chunks for t in chunk.turns)
+    assert len("".join(kept.split())) == sum(
+        len("".join(("ab " * length)[:length].split())) for lengths in sessions for length in lengths
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [("two", ("two",)), (3, ("3",)), (2.5, ("2.5",)), ([["a", "b"], ["a", None, " "]], ("a", "b")), (["7"], ("7",))],
+)
+def test_answers_of_all_the_kinds_that_official_files_have(value, wanted):
+    assert answers_of(value, "here") == wanted
+
+
+@pytest.mark.parametrize("value", [None, "", " ", [], [[""]], {"a": 1}, [{}]])
+def test_what_is_no_answer_is_refused(value):
+    with pytest.raises(DataError, match="here: an answer is"):
+        answers_of(value, "here")
+
+
+# -------------------------------------------------------------------------------------------------------- large files
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.lists(json_values, max_size=6), st.integers(1, 40), st.sampled_from([None, 2]), st.booleans())
+def test_a_json_list_read_in_blocks_is_the_list(tmp_path_factory, items, block, indent, ascii):
+    file = tmp_path_factory.mktemp("json") / "list.json"
+    file.write_text(json.dumps(items, indent=indent, ensure_ascii=ascii), encoding="utf-8", errors="surrogatepass")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "_BLOCK", block)
+        try:
+            assert list(json_array(file)) == items
+        except DataError as error:
+            assert "UTF-8" in str(error) and not ascii  # lone surrogates are no text
+
+
+def test_only_one_item_of_a_json_list_is_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "_BLOCK", 1 << 16)
+    file = tmp_path / "list.json"
+    file.write_text(json.dumps([{"text": f"{n}" * 100_000} for n in range(10)] * 10))
+    tracemalloc.start()
+    count = sum(len(item["text"]) == 100_000 for item in json_array(file))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 100
+    assert peak < 2_000_000 < file.stat().st_size  # bytes: a few items, not a hundred
+    assert next(json_array(file))["text"].startswith("00")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not a JSON list"),
+        ("{}", "not a JSON list"),
+        ('[{"a": 1', "item 0: not JSON, or cut off"),
+        ('[{"a": 1}', r"no comma or '\]' after item 0"),
+        ('[{"a": 1} {"a": 2}]', r"no comma or '\]' after item 0"),
+        ('[1, {"a" 2, "b": "some more text to come here"}]', "item 1: not JSON"),
+        ('[1, "open', "item 1: not JSON, or cut off: Unterminated"),
+        ("[1] 2", "something follows"),
+        ("[" * 100_000, "item 0"),
+    ],
+)
+def test_a_bad_json_list_is_named_with_its_item(tmp_path, text, message):
+    file = tmp_path / "bad.json"
+    file.write_text(text)
+    with pytest.raises(DataError, match=message) as caught:
+        list(json_array(file))
+    assert str(file) in str(caught.value)
+
+
+def test_other_large_files_name_the_place(tmp_path):
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"a": 1}\n\n{"a": \n')
+    rows = json_lines(file)
+    assert next(rows) == (f"{file}:1", {"a": 1})
+    with pytest.raises(DataError, match=r"x\.jsonl:3: not a JSON value"):
+        next(rows)
+    table = tmp_path / "x.csv"
+    table.write_text('id,text\n1,"two\nlines"\n2\n')
+    lines = csv_rows(table)
+    assert next(lines) == (f"{table}:2", {"id": "1", "text": "two\nlines"})
+    with pytest.raises(DataError, match=r"x\.csv:4: 1 fields, where the header has 2"):
+        next(lines)
+    parquet = tmp_path / "x.parquet"
+    with pytest.raises(DataError, match="no such file"):
+        next(parquet_rows(parquet, ["a"]))
+    parquet.write_bytes(b"PAR1 nothing")
+    with pytest.raises(DataError, match="not a Parquet file"):
+        next(parquet_rows(parquet, ["a"]))
+
+
+# --------------------------------------------------------------------------------------------------------------- recut
+
+
+@pytest.mark.parametrize("tokens", [1, 12, 40, 5000])
+def test_a_recut_task_asks_the_same_of_the_same_words(tokens):
+    task = synthetic.tasks(WorldConfig(preset="full", split="test", tokens=4000), 3, 0, 1)[0]
+    fine = recut(task, tokens)
+    assert [turn for chunk in fine.chunks for turn in chunk.turns] == [t for chunk in task.chunks for t in chunk.turns]
+    assert all(len(chunk.render()) <= 4 * tokens or len(chunk.turns) == 1 for chunk in fine.chunks)
+    assert [chunk.index for chunk in fine.chunks] == list(range(len(fine.chunks)))
+    where = {turn.id: chunk.index for chunk in fine.chunks for turn in chunk.turns}
+    for before, after in zip(task.questions, fine.questions, strict=True):
+        assert after.evidence == before.evidence
+        at = len(fine.chunks) - 1 if after.asked_after_chunk is None else after.asked_after_chunk
+        read = {turn.id for chunk in fine.chunks[: at + 1] for turn in chunk.turns}
+        whole = len(task.chunks) - 1 if before.asked_after_chunk is None else before.asked_after_chunk
+        assert read == {turn.id for chunk in task.chunks[: whole + 1] for turn in chunk.turns}
+    assert all(item.chunk == where[item.turn] for item in fine.gold_operations if item.turn is not None)
+    assert [item.content for item in fine.gold_operations] == [item.content for item in task.gold_operations]
+    assert (fine == task) == (tokens == 5000)
+
+
+def test_a_text_is_recut_at_its_borders():
+    task = Task(id="t", chunks=(Chunk(text="One two. Three four.", timestamp="2024-05-01"), Chunk(text="Five.")))
+    fine = recut(task, 3)
+    assert [chunk.text for chunk in fine.chunks] == ["One two.", "Three four.", "Five."]
+    assert [chunk.timestamp for chunk in fine.chunks] == ["2024-05-01", "2024-05-01", None]

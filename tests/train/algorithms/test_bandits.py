@@ -1,0 +1,107 @@
+"""Every algorithm raises the reward of a small bandit, from rollouts of two turns to the weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny import tiny_policy
+
+from memalpha.config import TrainConfig
+from memalpha.train.algorithms import ALGORITHMS
+from memalpha.train.learner.engine import Engine
+from memalpha.train.learner.losses import LossSettings
+from memalpha.types import Chunk, Reward, SampleRequest, Task, Trajectory, TrajectoryGroup, Turn
+
+TASKS = [Task(id=str(i), chunks=(Chunk(text="?"), Chunk(text="!"))) for i in range(8)]
+ROLLOUTS = 8
+
+
+def rollouts(policy, step: int, role: str = "attempt", advice: str = "") -> list[TrajectoryGroup]:
+    """Two contexts a rollout, a token each; its reward is the share of tokens in the vocabulary's upper eighth."""
+    asked = [
+        SampleRequest(
+            ({"role": "user", "content": chunk.text + task.id + advice},),
+            key=(step, int(task.id), rollout, at, len(advice)),
+            temperature=1.0,
+            max_new_tokens=1,
+        )
+        for task in TASKS
+        for rollout in range(ROLLOUTS)
+        for at, chunk in enumerate(task.chunks)
+    ]
+    answers = iter(policy.sample(asked))
+    groups = []
+    for task in TASKS:
+        made = []
+        for rollout in range(ROLLOUTS):
+            turns = tuple(Turn(at, next(answers)) for at in range(2))
+            total = sum(turn.completion.completion_ids[0] >= 228 for turn in turns) / 2
+            reward = Reward((total, total), {"r1": (total, total)}, {"r1": 1.0}, total)
+            made.append(Trajectory(task, rollout, turns, (), reward, role))
+        groups.append(TrajectoryGroup(task, tuple(made)))
+    return groups
+
+
+def second_attempts(policy, step: int, attempts: list[TrajectoryGroup]) -> list[TrajectoryGroup]:
+    """As ERL: rollouts under other prompts, and those of them that earned all there is under the attempts' prompts."""
+    groups = rollouts(policy, step, "retry", "&")
+    imitated = []
+    for first, second in zip(attempts, groups, strict=True):
+        prompts = [turn.completion.prompt_ids for turn in first.trajectories[0].turns]
+        for one in second.trajectories:
+            if one.reward and one.reward.total == 1:
+                turns = tuple(
+                    replace(turn, completion=replace(turn.completion, prompt_ids=prompt))
+                    for turn, prompt in zip(one.turns, prompts, strict=True)
+                )
+                plain = replace(one, turns=turns, reward=None, role="internalization")
+                imitated.append(TrajectoryGroup(one.task, (plain,)))
+    return groups + imitated
+
+
+def mean_reward(groups: list[TrajectoryGroup]) -> float:
+    return float(np.mean([one.reward.total for group in groups for one in group.trajectories if one.reward]))
+
+
+def learn(changes: dict, steps: int = 18) -> tuple[float, float]:
+    """Mean reward before and after."""
+    rate = changes.pop("learning_rate", 1e-2)
+    config = TrainConfig(out="unused", **changes)
+    policy, algorithm = tiny_policy(3, scale=2.0), ALGORITHMS[config.algorithm](config)
+    needs = {"reference": algorithm.needs_reference, "value_learning_rate": algorithm.value_learning_rate}
+    engine = Engine(policy.model, config, LossSettings.of(config), **needs)
+    before = mean_reward(rollouts(policy, 10**6))
+    for step in range(steps):
+        groups, line = rollouts(policy, step), {}
+        if config.algorithm == "erl":
+            groups += second_attempts(policy, step, groups)
+        samples = algorithm.annotate(groups, engine)
+        for _ in range(config.num_iterations if samples else 0):
+            for rows in algorithm.updates(samples).values():
+                line = engine.update(algorithm.refresh(rows, engine), rate)
+        algorithm.learnt(line)
+    return before, mean_reward(rollouts(policy, 10**6 + 1))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "num_iterations": 2},
+        {"loss_type": "cispo", "num_iterations": 2},
+        {"algorithm": "rloo"},
+        {"algorithm": "rloo", "importance_sampling_level": "sequence", "num_iterations": 2},
+        {"algorithm": "ppo"},
+        {"algorithm": "dpo"},
+        {"algorithm": "dpo", "dpo": {"loss_type": "ipo"}, "num_iterations": 2},
+        {"algorithm": "erl"},
+        {"algorithm": "erl", "erl": {"algorithm": 1}},
+    ],
+    ids=["grpo", "gspo", "cispo", "rloo", "rloo-sequence", "ppo", "dpo", "ipo", "erl", "erl-1"],
+)
+def test_a_bandit_is_learnt(changes):
+    before, after = learn(dict(changes))
+    assert before < 0.3
+    assert after > 0.8

@@ -1,0 +1,225 @@
+"""The same rows through trl's `GRPOTrainer._compute_loss` and through the learner: the same loss, the same gradient.
+
+Three policies, all different, so that no two log-probs of a token can be taken for each other: the reference (the start
+weights; adapter off), the sampler, and the one that trains. trl takes padded micro-batches and accumulates over three
+of them, the learner its own length-sorted ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import peft
+import pytest
+import torch
+from datasets import Dataset
+from tiny import VOCABULARY, tiny_model, tiny_tokenizer
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import pad
+
+from memalpha.config import TrainConfig
+from memalpha.train.data.samples import policy_gradient_sample
+from memalpha.train.learner.engine import Engine
+from memalpha.train.learner.lora import add_lora
+from memalpha.train.learner.losses import LossSettings
+from memalpha.types import Completion, Turn
+
+ROWS, STEPS, LONGEST = 12, 3, 20
+SAMPLER, CURRENT = 1, 2
+LOSSES = {
+    "grpo": {},
+    "dapo": {},
+    "dr_grpo": {},
+    "delta": {"loss_type": "dapo", "delta": 1.5},
+    "cispo": {"epsilon_high": 1.4},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.01, "epsilon_high": 0.02},
+    "gspo-delta": {
+        "loss_type": "dapo",
+        "importance_sampling_level": "sequence",
+        "epsilon": 0.01,
+        "epsilon_high": 0.02,
+        "delta": 1.05,
+    },
+}
+"""By name: settings of both sides (those without a `loss_type` are named after it)."""
+KL = {"no-kl": (0.0, True), "kl-corrected": (0.3, True), "kl": (0.3, False)}
+LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers' own names on their way out
+
+
+def learner(lora: bool, **changes) -> Engine:
+    """On the start weights; its micro-batches hold 100 tokens."""
+    settings = {"lora": LORA if lora else None, "epsilon_high": 0.3}
+    if changes.get("loss_type") != "cispo":
+        settings["epsilon"] = 0.1
+    if changes.get("loss_type", "dr_grpo") == "dr_grpo":
+        settings["loss_constant"] = LONGEST
+    config = TrainConfig(out="unused", microbatch_tokens=100, **{**settings, **changes})
+    model = tiny_model()
+    if config.lora is not None:
+        model = add_lora(model, config.lora, "tiny")
+    return Engine(model, config, LossSettings.of(config), reference=config.beta > 0)
+
+
+def move(parameters: dict[str, torch.Tensor], seed: int) -> None:
+    """A random step of full weights, random values of adapters: equal for equal names, whoever owns them."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name in sorted(parameters):
+            noise = torch.randn(parameters[name].shape)
+            parameters[name].copy_(0.1 * noise if "lora_" in name else parameters[name] + 0.02 * noise)
+
+
+@cache
+def ids() -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Ragged prompts and completions of random tokens."""
+    random = np.random.default_rng(0)
+    lengths = zip(random.integers(1, 60, ROWS), np.linspace(1, LONGEST, ROWS).astype(int), strict=True)
+    return [
+        (tuple(random.integers(3, VOCABULARY, p).tolist()), tuple(random.integers(0, VOCABULARY, c).tolist()))
+        for p, c in lengths
+    ]
+
+
+@cache
+def logprobs(lora: bool, seed: int | None, temperature: float) -> list[torch.Tensor]:
+    """Of every completion, in float64, one unpadded row at a time; `seed` None is the start."""
+    ours = learner(lora)
+    if seed is not None:
+        move(ours.trainable, seed)
+    model = ours.model.double()
+    result = []
+    for prompt, completion in ids():
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        result.append(torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(completion)[:, None])[:, 0])
+    return result
+
+
+def advantages() -> list[float]:
+    return np.random.default_rng(1).normal(size=ROWS).tolist()
+
+
+def of_trl(policy_path, tmp_path, lora: bool, loss: dict, temperature: float, beta: float, corrected: bool):
+    """Loss and gradient by name of one accumulation window: three padded micro-batches."""
+    trainer = GRPOTrainer(
+        str(policy_path),
+        lambda **_: [],
+        GRPOConfig(
+            str(tmp_path / "trl"),
+            model_init_kwargs={"dtype": "float32"},
+            **{"epsilon": 0.1, "epsilon_high": 0.3, **loss},
+            temperature=temperature,
+            beta=beta,
+            use_bias_correction_kl=corrected,
+            max_completion_length=LONGEST,
+            per_device_train_batch_size=ROWS // STEPS,
+            gradient_accumulation_steps=STEPS,
+            num_generations=ROWS // STEPS,
+            bf16=False,
+            gradient_checkpointing=False,
+            report_to="none",
+            use_cpu=True,
+        ),
+        train_dataset=Dataset.from_dict({"prompt": [""]}),
+        processing_class=tiny_tokenizer(),
+        peft_config=peft.LoraConfig(**LORA) if lora else None,
+    )
+    model = trainer.model.train()
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    move(parameters, CURRENT)
+    trainer.current_gradient_accumulation_steps = STEPS  # what `train` sets before each window
+
+    def padded(values, side: str) -> torch.Tensor:
+        return pad([torch.as_tensor(value) for value in values], padding_value=0, padding_side=side)
+
+    prompts, completions = zip(*ids(), strict=True)
+    window = {
+        "prompt_ids": padded(prompts, "left"),
+        "prompt_mask": padded([[1] * len(row) for row in prompts], "left"),
+        "completion_ids": padded(completions, "right"),
+        "completion_mask": padded([[1] * len(row) for row in completions], "right"),
+        "old_per_token_logps": padded(logprobs(lora, SAMPLER, temperature), "right").float(),
+        "ref_per_token_logps": padded(logprobs(lora, None, temperature), "right").float(),
+        "advantages": torch.tensor(advantages()),
+    }
+    count = torch.tensor(sum(map(len, completions)))
+    loss = 0.0
+    for step in range(STEPS):
+        inputs = {name: rows[step::STEPS] for name, rows in window.items()}
+        part = trainer._compute_loss(model, {**inputs, "num_items_in_batch": count})
+        part.backward()
+        loss += float(part.detach())
+    return loss, {name: parameter.grad for name, parameter in parameters.items()}
+
+
+def of_ours(lora: bool, temperature: float, **changes) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    """The same through the learner, whose reference is what it was constructed on."""
+    ours = learner(lora, **changes)
+    move(ours.trainable, CURRENT)
+    samples = [
+        policy_gradient_sample(Turn(0, Completion("", prompt, completion, tuple(old.tolist()), temperature)), advantage)
+        for (prompt, completion), old, advantage in zip(
+            ids(), logprobs(lora, SAMPLER, temperature), advantages(), strict=True
+        )
+    ]
+    if beta := changes.get("beta"):
+        references = ours.forward(samples, reference=True)
+        samples = [
+            replace(sample, reference=row, kl=sample.pg * np.float32(beta))
+            for sample, row in zip(samples, references, strict=True)
+        ]
+    stats = ours.forward_backward(ours.normalized(samples))
+    return stats, {name: parameter.grad for name, parameter in ours.trainable.items()}
+
+
+def relative(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == two.keys()
+    gap = sum(float((one[name] - two[name]).double().square().sum()) for name in one)
+    return (gap / sum(float(tensor.double().square().sum()) for tensor in two.values())) ** 0.5
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    monkeypatch.setattr(GRPOTrainer, "_send_telemetry", lambda self: None)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "lora"), [(1.0, False), (0.7, False), (0.7, True)], ids=["full-T1", "full-T0.7", "lora-T0.7"]
+)
+@pytest.mark.parametrize("kl", KL)
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_and_gradient_equal_trl(policy_path, tmp_path, name, kl, temperature, lora):
+    beta, corrected = KL[kl]
+    settings = {"loss_type": name, **LOSSES[name]}
+    loss, expected = of_trl(policy_path, tmp_path, lora, settings, temperature, beta, corrected)
+    stats, gradient = of_ours(lora, temperature, beta=beta, use_bias_correction_kl=corrected, **settings)
+    assert 0.1 < stats["clipped"] < 0.9, "some tokens clipped, some not"
+    assert stats["loss"] == pytest.approx(loss, rel=1e-5)
+    assert relative(gradient, expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"epsilon": 0.11},
+        {"epsilon_high": 0.31},
+        {"temperature": 0.71},
+        {"beta": 0.31},
+        {"use_bias_correction_kl": False},
+        {"kl_estimator": "k2"},
+        {"loss_type": "grpo"},
+        {"loss_type": "dr_grpo"},
+        {"importance_sampling_level": "sequence"},
+        {"delta": 1.4},
+    ],
+    ids=lambda other: "-".join(map(str, *other.items())),
+)
+def test_another_setting_is_seen(other):
+    """What the comparison would miss if it missed anything: near settings differ a thousand times its tolerance."""
+    base = {"temperature": 0.7, "loss_type": "dapo", "beta": 0.3}
+    same, different = (of_ours(False, **settings)[1] for settings in (base, {**base, **other}))
+    assert relative(different, same) > 1e-2

@@ -1,0 +1,358 @@
+"""The learner's loss and gradient against hand-written float64, and the invariants of decision 10."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiny import VOCABULARY, tiny_model, tiny_policy
+
+from memalpha.config import TrainConfig
+from memalpha.errors import PolicyError, TrainingError
+from memalpha.train.data.samples import STREAMS, cross_entropy_sample, pack, policy_gradient_sample, split
+from memalpha.train.learner.engine import Engine, learning_rate
+from memalpha.train.learner.loss_weights import normalize
+from memalpha.train.learner.losses import LossSettings, loss_sum
+from memalpha.train.learner.token_logprobs import head_logprobs
+from memalpha.types import SampleRequest, Turn
+
+WHOLE, APART = 10**9, 1
+
+
+def config(**changes) -> TrainConfig:
+    return TrainConfig(**{"out": "unused", "warmup_steps": 0, "decay_fraction": 0.0, "learning_rate": 1e-3, **changes})
+
+
+def sampled_rows(count: int = 24, temperature: float = 1.0, seed: int = 0):
+    """Rows sampled from the random tiny model, with ragged prompts and completions and made-up advantages."""
+    policy = tiny_policy(seed)
+    requests = [
+        SampleRequest(
+            messages=({"role": "user", "content": "x" * (3 + 5 * (i % 7)) + str(i % 3)},),
+            key=(1, i),
+            temperature=temperature,
+            max_new_tokens=4 + 3 * (i % 6),
+        )
+        for i in range(count)
+    ]
+    advantages = np.random.default_rng(seed).normal(size=count)
+    rows = [
+        policy_gradient_sample(Turn(chunk=0, completion=c), float(a), task=str(i))
+        for i, (c, a) in enumerate(zip(policy.sample(requests), advantages, strict=True))
+    ]
+    return policy.model, rows
+
+
+def gradient(learner: Engine, rows) -> torch.Tensor:
+    learner.optimizer.zero_grad(set_to_none=True)
+    learner.forward_backward(rows)
+    return torch.cat([tensor.grad.flatten().double() for tensor in learner.trainable.values()])
+
+
+def relative(one: torch.Tensor, two: torch.Tensor) -> float:
+    return float((one - two).norm() / two.norm())
+
+
+def nudged(model, size: float = 0.02):
+    """The model after a random step, so that ratios leave 1 and some are clipped."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(size * torch.randn_like(parameter))
+    return model
+
+
+def float64_gradient(model, rows, low, high, constant, beta=0.0, reference=None, weights=None) -> torch.Tensor:
+    """GRPO written from the paper: one row at a time, float64, the model's own forward, no shared code."""
+    model = copy.deepcopy(model).double().eval()
+    reference = copy.deepcopy(reference).double().eval() if reference is not None else None
+    loss = torch.zeros((), dtype=torch.float64)
+    for number, row in enumerate(rows):
+        ids = torch.tensor([row.prompt_ids + row.completion_ids])
+        targets = torch.tensor(row.completion_ids)[:, None]
+
+        def score(net, ids=ids, targets=targets, row=row):
+            logits = net(input_ids=ids).logits[0, len(row.prompt_ids) - 1 : -1] / row.temperature
+            return torch.log_softmax(logits, -1).gather(1, targets)[:, 0]
+
+        new = score(model)
+        old = torch.tensor(row.logprobs, dtype=torch.float64)
+        advantage = float(row.advantages[0])
+        ratio = (new - old).exp()
+        objective = torch.min(ratio * advantage, ratio.clip(1 - low, 1 + high) * advantage).sum()
+        if reference is not None:
+            with torch.no_grad():
+                gap = score(reference)
+            gap = gap - new
+            objective = objective - beta * (gap.exp() - gap - 1).sum()
+        loss = loss - objective * (weights[number] if weights else 1 / (len(rows) * constant))
+    loss.backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("tokens", [WHOLE, 128, APART])
+def test_gradient_equals_a_float64_grpo(tokens):
+    model, rows = sampled_rows(temperature=0.8)
+    nudged(model)
+    learner = Engine(model, config(microbatch_tokens=tokens), LossSettings(epsilon=0.1, epsilon_high=0.3))
+    ours = gradient(learner, normalize(rows, "constant", 16.0))
+    assert relative(ours, float64_gradient(model, rows, 0.1, 0.3, 16.0)) < 1e-5
+
+
+def test_gradient_with_kl_equals_a_float64_grpo():
+    start, rows = sampled_rows()
+    learner = Engine(start, config(), LossSettings(use_bias_correction_kl=False), reference=True)
+    reference = copy.deepcopy(start)
+    nudged(learner.model)
+    found = learner.forward(rows, reference=True)
+    rows = [replace(row, reference=r, kl=0.3 * row.pg) for row, r in zip(rows, found, strict=True)]
+    ours = gradient(learner, normalize(rows, "constant", 16.0))
+    expected = float64_gradient(learner.model, rows, 0.2, 0.2, 16.0, beta=0.3, reference=reference)
+    assert relative(ours, expected) < 1e-5
+
+
+@pytest.mark.parametrize("how", ["constant", "token", "row"])
+def test_any_split_gives_the_same_gradient(how):
+    model, rows = sampled_rows(55)
+    nudged(model)
+    rows = normalize(rows, how)
+    whole = gradient(Engine(model, config(microbatch_tokens=WHOLE)), rows)
+    assert len(split(rows, APART)) == 55
+    assert relative(gradient(Engine(model, config(microbatch_tokens=APART)), rows), whole) < 1e-5
+    halves = Engine(model, config())
+    halves.optimizer.zero_grad(set_to_none=True)
+    halves.forward_backward(rows[::2])
+    halves.forward_backward(rows[1::2])
+    total = torch.cat([tensor.grad.flatten().double() for tensor in halves.trainable.values()])
+    assert relative(total, whole) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"microbatch_tokens": APART}, {"microbatch_tokens": 100, "head_tokens": 5}, {"gradient_checkpointing": True}],
+)
+def test_no_setting_of_memory_changes_the_gradient_of_all_streams(changes):
+    learner, rows = every_stream()
+    other = Engine(learner.model, config(**changes), learner.loss, value_learning_rate=1e-3)
+    assert relative(gradient(other, rows), gradient(learner, rows)) < 1e-5
+
+
+def every_stream():
+    """A learner away from its reference, and rows that mix all streams, some rows without some of them."""
+    model, rows = sampled_rows(20)
+    loss = LossSettings(kl_estimator="k2")
+    learner = Engine(model, config(microbatch_tokens=WHOLE), loss, reference=True, value_learning_rate=1e-3)
+    nudged(model)
+    found = learner.forward(rows, reference=True)
+    random = np.random.default_rng(1)
+
+    def weights(row, share: int) -> np.ndarray:
+        return (random.uniform(0.1, 1.0) * (random.integers(share) > 0) * row.pg).astype(np.float32)
+
+    rows = [
+        replace(row, ce=weights(row, 2), reference=reference, kl=weights(row, 2), ent=weights(row, 3))
+        for row, reference in zip(rows, found, strict=True)
+    ]
+    rows = [replace(row, values=0 * row.pg, returns=row.advantages, vf=weights(row, 2)) for row in rows]
+    rows[3] = replace(rows[3], ent=None, vf=None)
+    rows[4] = replace(rows[4], kl=rows[4].kl * 0, reference=None)
+    return learner, normalize(rows, "row")
+
+
+def test_streams_are_normalised_each_by_its_own_rows():
+    _, rows = every_stream()
+    for name in STREAMS:
+        values = [getattr(row, name) for row in rows if getattr(row, name) is not None]
+        silent = sum(not value.any() for value in values)
+        assert name == "pg" or silent > 0
+        assert all(np.unique(value).size == 1 for value in values)
+
+
+def ragged_rows(count: int, low: int, high: int):
+    """Rows of a multi-chunk conversation: lengths all over [low, high], completions a tenth of them."""
+    random = np.random.default_rng(0)
+    lengths = random.integers(low, high, size=count)
+    return [
+        cross_entropy_sample(random.integers(9, size=length - length // 10), random.integers(9, size=length // 10))
+        for length in lengths.tolist()
+    ]
+
+
+@pytest.mark.parametrize("tokens", [1024, 4096, 16384])
+@pytest.mark.parametrize(("count", "low", "high"), [(64, 300, 3500), (256, 60, 400), (24, 200, 8000)])
+def test_padding_stays_under_five_percent(tokens, count, low, high):
+    rows = ragged_rows(count, low, high)
+    parts = split(rows, tokens)
+    assert sorted(i for part in parts for i in part) == list(range(count))
+    computed = sum(pack([rows[i] for i in part]).input_ids.numel() for part in parts)
+    assert computed <= 1.05 * sum(row.length - 1 for row in rows)
+    assert all(len(part) * max(rows[i].length for i in part) <= tokens for part in parts if len(part) > 1)
+    together = sum(row.length for row in rows) / min(tokens, sum(row.length for row in rows))
+    assert len(parts) <= 2 * together + 20 * np.log(high / low), "no more micro-batches than lengths ask for"
+
+
+def test_bfloat16_keeps_master_weights_in_float32():
+    """Steps far below bfloat16's resolution add up; the gradient is float32's within bfloat16's precision."""
+    model, rows = sampled_rows(12)
+    exact = gradient(Engine(copy.deepcopy(model), config()), rows)
+    learner = Engine(model, config(dtype="bfloat16"))
+    low = gradient(learner, rows)
+    assert {part.grad.dtype for part in learner.trainable.values()} == {torch.float32}
+    assert 1e-5 < relative(low, exact) < 0.1
+    before = {name: part.detach().clone() for name, part in learner.trainable.items()}
+    for _ in range(3):
+        learner.update(rows, 1e-7)
+    assert {value.dtype for value in learner.optimizer_tensors().values()} == {torch.float32}
+    for name, part in learner.trainable.items():
+        moved = (part - before[name]).abs()
+        assert part.dtype == torch.float32 and 0 < moved.max() < 1e-6
+    assert Engine(tiny_model().bfloat16(), config()).trainable["model.norm.weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_bfloat16_reference_is_the_policy_it_copies(tied):
+    """Else the KL is not 0 at the start. What is only multiplied rests in bfloat16, the rest as the policy has it."""
+    _, rows = sampled_rows(8)
+    learner = Engine(tiny_model(tied=tied), config(dtype="bfloat16"), reference=True)
+    for mine, reference in zip(learner.forward(rows), learner.forward(rows, reference=True), strict=True):
+        assert (mine == reference).all()
+    assert learner.reference is not None
+    kinds = {part.dtype for name, part in learner.reference.named_parameters() if "proj" in name}
+    assert kinds == {torch.bfloat16}
+
+
+def test_equal_rows_are_computed_once_and_counted_each():
+    model, rows = sampled_rows(10)
+    nudged(model)
+    rows = normalize([*rows, *(replace(row, advantages=row.advantages * -2.5) for row in rows[::2])], "row")
+    assert pack(rows).input_ids.shape[0] == 10
+    expected = float64_gradient(model, rows, 0.2, 0.2, 1.0, weights=[float(row.pg[0]) for row in rows])
+    for tokens in (WHOLE, 100, APART):
+        learner = Engine(model, config(microbatch_tokens=tokens))
+        assert relative(gradient(learner, rows), expected) < 1e-5
+    assert sum(len(part) for part in split(rows, APART)) == 15
+
+
+def test_ratio_is_one_before_the_first_update_and_not_after():
+    model, rows = sampled_rows()
+    learner = Engine(model, config())
+    assert learner.update(rows, 1e-2)["ratio_deviation"] < 1e-5
+    second = learner.update(rows, 1e-2)
+    assert second["ratio_deviation"] > 1e-2
+    assert second["clipped"] > 0
+
+
+def test_each_sampled_token_is_trained_exactly_once():
+    """The gradient by the hidden states is zero at all positions but those that predict sampled tokens."""
+    model, rows = sampled_rows(9)
+    rows = [replace(row, advantages=np.ones_like(row.advantages)) for row in rows]
+    seen = []
+    for part in split(rows, 100):
+        batch = pack([rows[i] for i in part])
+        hidden = model.base_model(input_ids=batch.input_ids).last_hidden_state.detach().requires_grad_()
+        chosen = hidden.flatten(0, 1)[batch.positions]
+        head = model.get_output_embeddings()
+        scored = head_logprobs(chosen, head.weight, None, batch.targets, batch.temperature)
+        loss_sum(*scored, batch, LossSettings())[0].backward()
+        assert len(hidden.grad) == len(part), "all rows differ here"
+        for i, touched in zip(part, hidden.grad.abs().sum(-1) > 0, strict=True):
+            seen += [(i, position + 1) for position in touched.nonzero()[:, 0].tolist()]
+        assert torch.equal(batch.targets, torch.cat([torch.tensor(rows[i].completion_ids) for i in part]))
+    assert sorted(seen) == [(i, t) for i, row in enumerate(rows) for t in range(len(row.prompt_ids), row.length)]
+    assert Engine(model, config()).forward_backward(rows)["tokens"] == len(seen)
+
+
+def test_loss_depends_on_the_labels_of_sampled_tokens_alone():
+    """In a model that is blind to its input, tokens act as labels only: prompt tokens must then not matter at all."""
+    model = tiny_model(tied=False)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[:] = model.get_input_embeddings().weight[1].clone()
+    learner = Engine(model, config())
+    row = sampled_rows(3)[1][2]
+    row = replace(row, logprobs=learner.forward([row])[0])
+    loss = learner.forward_backward([row])["loss"]
+    for at, token in enumerate(row.prompt_ids):
+        other = (*row.prompt_ids[:at], (token + 1) % VOCABULARY, *row.prompt_ids[at + 1 :])
+        assert learner.forward_backward([replace(row, prompt_ids=other)])["loss"] == loss
+    for at, token in enumerate(row.completion_ids):
+        other = (*row.completion_ids[:at], (token + 1) % VOCABULARY, *row.completion_ids[at + 1 :])
+        assert learner.forward_backward([replace(row, completion_ids=other)])["loss"] != loss
+
+
+def test_cross_entropy_stream_is_negative_log_likelihood():
+    model, rows = sampled_rows(5)
+    rows = [replace(row, pg=row.pg * 0, ce=row.pg.copy()) for row in rows]
+    learner = Engine(model, config())
+    loss = learner.forward_backward(normalize(rows, "token"))["loss"]
+    assert loss == pytest.approx(-float(np.concatenate(learner.forward(rows)).mean()), rel=1e-5)
+
+
+def test_normalisers():
+    _, rows = sampled_rows(8)
+    tokens = [len(row.completion_ids) for row in rows]
+    for row, count in zip(normalize(rows, "row"), tokens, strict=True):
+        assert row.pg.sum() == pytest.approx(1 / 8) and len(row.pg) == count
+    assert sum(row.pg.sum() for row in normalize(rows, "token")) == pytest.approx(1.0)
+    assert sum(row.pg.sum() for row in normalize(rows, "constant", 10.0)) == pytest.approx(sum(tokens) / 80)
+    silent = replace(rows[0], pg=rows[0].pg * 0)
+    assert normalize([*rows[1:], silent], "row")[0].pg.sum() == pytest.approx(1 / 7)
+
+
+def test_a_bandit_learns():
+    """Reward 1 for a first byte in the upper eighth of the vocabulary: that must become nearly sure."""
+    policy = tiny_policy(3, scale=2.0)
+    learner = Engine(policy.model, config())
+
+    def rollout(step: int):
+        asked = [
+            SampleRequest(({"role": "user", "content": "?"},), key=(step, i), temperature=1.0, max_new_tokens=1)
+            for i in range(128)
+        ]
+        completions = policy.sample(asked)
+        return completions, np.array([float(c.completion_ids[0] >= 228) for c in completions])
+
+    before = rollout(10**6)[1].mean()
+    for step in range(15):
+        completions, rewards = rollout(step)
+        advantages = (rewards - rewards.mean()) / (rewards.std() + 0.01)
+        rows = [policy_gradient_sample(Turn(0, c), float(a)) for c, a in zip(completions, advantages, strict=True)]
+        learner.update(rows, 1e-2)
+    assert before < 0.3
+    assert rollout(10**6 + 1)[1].mean() > 0.9
+
+
+def test_learning_rate_schedule():
+    settings = config(learning_rate=1.0, warmup_steps=4, decay_fraction=0.5, schedule_steps=20)
+    rates = [learning_rate(step, settings) for step in range(20)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[4:11] == [1.0] * 7
+    assert rates[11:] == pytest.approx([0.1 * left for left in range(9, 0, -1)])
+    assert rates == [learning_rate(s, settings.model_copy(update={"max_steps": 3})) for s in range(20)]
+
+
+def test_refusals():
+    class Capped(type(tiny_model())):
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            output.logits = torch.tanh(output.logits)
+            return output
+
+    with pytest.raises(PolicyError, match="after the output embedding"):
+        Engine(Capped(tiny_model().config), config())
+    model, rows = sampled_rows(2)
+    with pytest.raises(TrainingError, match="gradient norm"):
+        Engine(model, config()).update([replace(rows[0], advantages=rows[0].advantages * math.nan)], 1e-3)
+    with pytest.raises(PolicyError, match="no token record"):
+        replace(rows[0], completion_ids=())
+    with pytest.raises(PolicyError, match=r"temperature 0\.0 cannot be trained at"):
+        replace(rows[0], temperature=0.0)
+
+
+def test_greedy_turns_train_at_the_temperature_of_their_logprobs():
+    model, rows = sampled_rows(6, temperature=0.0)
+    assert {row.temperature for row in rows} == {1.0}
+    assert Engine(model, config()).forward_backward(rows)["ratio_deviation"] < 1e-4

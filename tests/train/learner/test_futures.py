@@ -1,0 +1,290 @@
+"""Requests to one worker: order, poison, waiting that is given up, several event loops and none, a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memalpha.errors import TrainingError
+from memalpha.train.learner.futures import Future, Pipeline
+
+WAYS = ("later", "now", "no time", "await", "cancelled", "never")
+"""What becomes of a future right after its request is submitted."""
+
+
+class Broken(Exception):
+    """What a request of these tests fails with."""
+
+
+@pytest.fixture(params=[False, True], ids=["thread", "inline"])
+def inline(request) -> bool:
+    return request.param
+
+
+def outcome(future: Future):
+    """("value", v) or ("error", e), by `result` or by `await` in a loop of its own."""
+    try:
+        return "value", future.result(10)
+    except (Broken, TrainingError) as error:
+        return "error", error
+
+
+async def waited(future: Future):
+    return await future
+
+
+async def given_up(future: Future) -> None:
+    """Awaits in a task and cancels that."""
+    task = asyncio.ensure_future(waited(future))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def wait(future: Future, way: str) -> None:
+    with suppress(TimeoutError, Broken, TrainingError):
+        if way == "now":
+            future.result(10)
+        elif way == "no time":
+            future.result(0)
+        elif way == "await":
+            asyncio.run(waited(future))
+        elif way == "cancelled":
+            asyncio.run(given_up(future))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    steps=st.lists(st.tuples(st.booleans(), st.sampled_from(WAYS)), max_size=12),
+    inline=st.booleans(),
+)
+def test_requests_are_done_in_order_up_to_the_first_failure_however_one_waits(steps, inline):
+    """`steps`: whether each request works, and how its future is waited for."""
+    done: list[int] = []
+
+    def request(number: int, works: bool):
+        def work() -> int:
+            done.append(number)
+            if not works:
+                raise Broken(f"number {number}")
+            return 10 * number
+
+        return work
+
+    pipeline = Pipeline(inline=inline)
+    futures = []
+    for number, (works, way) in enumerate(steps):
+        futures.append(pipeline.submit(f"request {number}", request(number, works)))
+        wait(futures[-1], way)
+    found = [outcome(future) for future in futures]
+    pipeline.close()
+    good = next((number for number, (works, _) in enumerate(steps) if not works), len(steps))
+    assert done == list(range(min(good + 1, len(steps))))
+    assert found[:good] == [("value", 10 * number) for number in range(good)]
+    if good == len(steps):
+        return
+    kind, first = found[good]
+    assert kind == "error" and type(first) is Broken and str(first) == f"number {good}"
+    for number, (kind, error) in enumerate(found[good + 1 :], start=good + 1):
+        assert kind == "error" and type(error) is TrainingError and error.__cause__ is first
+        assert f"request {number} was not done: request {good} before it failed" in str(error)
+    assert all(future.done() for future in futures)
+
+
+def test_what_was_submitted_before_the_failure_is_poisoned_too():
+    gate = threading.Event()
+    with Pipeline() as pipeline:
+
+        def fail() -> None:
+            gate.wait()
+            raise Broken("at the gate")
+
+        first = pipeline.submit("first", fail)
+        second = pipeline.submit("second", lambda: pytest.fail("done after a failure"))
+        assert not second.done()
+        with pytest.raises(TimeoutError):
+            second.result(0.001)
+        gate.set()
+        with pytest.raises(TrainingError, match=r"second was not done: first before it failed \(at the gate\)"):
+            second.result(10)
+        with pytest.raises(Broken, match="at the gate"):
+            first.result(10)
+
+
+def test_futures_are_awaited_in_several_loops_at_once_and_again():
+    gate = threading.Event()
+    with Pipeline() as pipeline:
+        future = pipeline.submit("request", lambda: gate.wait() and "done")
+        found: list[str] = []
+
+        async def twice() -> None:
+            found.extend(await asyncio.gather(waited(future), waited(future)))
+            found.append(await future)
+
+        threads = [threading.Thread(target=lambda: asyncio.run(twice())) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        gate.set()
+        for thread in threads:
+            thread.join(10)
+    assert found == ["done"] * 9 and future.result() == "done"
+
+
+def test_a_loop_that_ended_while_it_waited_does_no_harm(caplog):
+    gate = threading.Event()
+    with Pipeline() as pipeline:
+        future = pipeline.submit("request", gate.wait)
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(waited(future))
+        loop.run_until_complete(asyncio.sleep(0))
+        task.cancel()
+        loop.close()
+        gate.set()
+        assert future.result(10) is True
+    assert not caplog.records
+
+
+def test_a_task_that_is_cancelled_leaves_its_request():
+    gate = threading.Event()
+    with Pipeline() as pipeline:
+        future = pipeline.submit("request", gate.wait)
+        with pytest.raises(TimeoutError):
+            asyncio.run(asyncio.wait_for(waited(future), 0.001))
+        assert not future.done()
+        gate.set()
+        assert future.result(10) is True
+
+
+def test_a_request_cannot_wait_for_a_later_one(inline):
+    """In a thread that would be for ever."""
+    with Pipeline(inline=inline) as pipeline:
+
+        def work() -> str:
+            return pipeline.submit("inner", lambda: "inner").result()
+
+        future = pipeline.submit("outer", work)
+        if inline:
+            assert future.result() == "inner"
+            return
+        with pytest.raises(TrainingError, match="inner: a request cannot wait for one that is done after it"):
+            future.result(10)
+
+
+def test_a_closed_pipeline_has_done_all_and_takes_no_more(inline):
+    pipeline = Pipeline(inline=inline)
+    futures = [pipeline.submit("request", lambda i=i: i) for i in range(20)]
+    pipeline.close()
+    assert [future.result(0) for future in futures] == list(range(20))
+    pipeline.close()
+    with pytest.raises(TrainingError, match="one more: this pipeline is closed"):
+        pipeline.submit("one more", lambda: None)
+
+
+def test_an_exception_drops_what_has_not_begun():
+    gate, begun, done = threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        begun.set()
+        gate.wait()
+        done.append("first")
+
+    with pytest.raises(KeyError), Pipeline() as pipeline:
+        running = pipeline.submit("first", first)
+        waiting = pipeline.submit("second", lambda: done.append("second"))
+        begun.wait()
+        threading.Timer(0.02, gate.set).start()
+        raise KeyError("elsewhere")
+    assert running.done() and done == ["first"]
+    with pytest.raises(TrainingError, match="second was not done: its pipeline was closed before"):
+        waiting.result(0)
+
+
+def test_a_failure_that_nobody_asked_about_is_told_at_the_end(inline):
+    def fail() -> None:
+        raise Broken("unheard")
+
+    with pytest.raises(TrainingError, match=r"request failed \(unheard\)") as told, Pipeline(inline=inline) as pipeline:
+        pipeline.submit("request", fail)
+    assert isinstance(told.value.__cause__, Broken)
+    with Pipeline(inline=inline) as pipeline:
+        future = pipeline.submit("request", fail)
+        with pytest.raises(Broken):
+            future.result(10)
+
+
+def test_an_exit_in_a_request_is_for_whoever_waits():
+    def leave() -> None:
+        raise SystemExit(3)
+
+    with Pipeline() as pipeline:
+        future = pipeline.submit("request", leave)
+        with pytest.raises(SystemExit):
+            future.result(10)
+    with pytest.raises(SystemExit):
+        Pipeline(inline=True).submit("request", leave)
+
+
+def test_a_forgotten_pipeline_does_its_requests_and_ends_its_thread():
+    gate = threading.Event()
+    pipeline = Pipeline(name="forgotten")
+    thread, gone = pipeline._thread, weakref.ref(pipeline)
+    future = pipeline.submit("request", gate.wait)
+    del pipeline
+    gc.collect()
+    assert gone() is not None, "there is something left to do"
+    gate.set()
+    assert future.result(10) is True
+    del future
+    assert thread is not None
+    for _ in range(100):
+        gc.collect()
+        thread.join(0.1)
+        if not thread.is_alive():
+            break
+    assert gone() is None and not thread.is_alive()
+
+
+END = """
+import threading, time
+from memalpha.train.learner.futures import Pipeline
+pipeline = Pipeline()
+begun = threading.Event()
+def long():
+    begun.set()
+    time.sleep(0.2)
+    print("ended what was begun", flush=True)
+futures = [pipeline.submit("long", long)] + [pipeline.submit("never", lambda: time.sleep(60)) for _ in range(50)]
+begun.wait()
+{last}
+"""
+
+
+@pytest.mark.parametrize("last", ["", "raise KeyboardInterrupt", "raise SystemExit(0)"])
+def test_the_interpreter_s_end_waits_for_the_request_under_way_only(last):
+    ended = subprocess.run([sys.executable, "-c", END.format(last=last)], capture_output=True, text=True, timeout=50)
+    assert ended.stdout == "ended what was begun\n"
+    assert ended.stderr.count("Traceback") == ("Keyboard" in last)
+
+
+def test_since_when_the_worker_has_nothing_to_do():
+    gate = threading.Event()
+    with Pipeline() as pipeline:
+        before = pipeline.idle_since
+        assert before is not None
+        future = pipeline.submit("request", gate.wait)
+        while pipeline.idle_since is not None:
+            threading.Event().wait(0.001)
+        gate.set()
+        future.result(10)
+        while (after := pipeline.idle_since) is None:
+            threading.Event().wait(0.001)
+        assert after > before

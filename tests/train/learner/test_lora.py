@@ -1,0 +1,76 @@
+"""Adapters: where they go, how they start, what trains, what the reference is, and merging them."""
+
+from __future__ import annotations
+
+import copy
+
+import peft
+import pytest
+import torch
+from test_engine import config, relative, sampled_rows
+from tiny import tiny_model
+
+from memalpha.config import LoraConfig
+from memalpha.errors import ConfigError, PolicyError
+from memalpha.train.learner.engine import Engine
+from memalpha.train.learner.lora import add_lora
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # peft calls transformers by names on their way out
+
+
+def factors(model) -> dict[str, torch.Tensor]:
+    return {name: part for name, part in model.named_parameters() if "lora_" in name}
+
+
+def test_adapters_start_from_the_seed_alone():
+    one = factors(add_lora(tiny_model(), LoraConfig(r=4), "tiny", seed=3))
+    two = factors(add_lora(tiny_model(seed=9), LoraConfig(r=4), "tiny", seed=3))
+    model, noise = tiny_model(), torch.random.get_rng_state()
+    other = factors(add_lora(model, LoraConfig(r=4), "tiny", seed=4))
+    assert len(one) == 2 * 7 * 2 and not any("lm_head" in name for name in one)
+    assert all(torch.equal(part, two[name]) for name, part in one.items())
+    assert any(not torch.equal(part, other[name]) for name, part in one.items())
+    assert torch.equal(noise, torch.random.get_rng_state())
+
+
+def test_what_is_refused():
+    with pytest.raises(ConfigError, match=r"no linear layer 'q_prj'; it has down_proj, gate_proj, k_proj"):
+        add_lora(tiny_model(), LoraConfig(target_modules=("v_proj", "q_prj")), "tiny")
+    for tied in (True, False):
+        with pytest.raises(ConfigError, match="output embedding"):
+            add_lora(tiny_model(tied=tied), LoraConfig(target_modules=("lm_head",)), "tiny")
+    foreign = peft.get_peft_model(tiny_model(tied=False), peft.LoraConfig(target_modules=["lm_head"]))
+    with pytest.raises(PolicyError, match="after the output embedding"):
+        Engine(foreign, config())
+    chosen = factors(add_lora(tiny_model(), LoraConfig(target_modules=("v_proj", "mlp.up_proj")), "tiny"))
+    assert {name.split(".lora_")[0].rpartition(".")[2] for name in chosen} == {"v_proj", "up_proj"}
+
+
+def test_only_adapters_train_and_the_reference_is_the_model_without_them():
+    model, rows = sampled_rows(10)
+    before = copy.deepcopy(model)
+    learner = Engine(add_lora(model, LoraConfig(r=4), "tiny"), config(lora=LoraConfig(r=4)), reference=True)
+    start = learner.forward(rows)
+    for _ in range(2):
+        learner.update(rows, 1e-2)
+    assert set(learner.trainable) == set(factors(learner.model))
+    frozen = {name.replace(".base_layer", ""): part for name, part in model.named_parameters() if "lora_" not in name}
+    assert all(torch.equal(part, frozen[name]) for name, part in before.named_parameters())
+    for now, then, reference in zip(learner.forward(rows), start, learner.forward(rows, reference=True), strict=True):
+        assert (reference == then).all() and abs(now - then).max() > 1e-3
+    assert all(part.requires_grad for part in learner.trainable.values())
+    assert {key.rpartition("/")[0] for key in learner.optimizer_tensors()} == set(learner.trainable)
+
+
+def test_frozen_weights_rest_in_bfloat16_and_adapters_in_float32():
+    model, rows = sampled_rows(10)
+    exact = Engine(add_lora(copy.deepcopy(model), LoraConfig(r=4), "tiny"), config())
+    low = Engine(add_lora(model, LoraConfig(r=4), "tiny"), config(dtype="bfloat16"))
+    assert {part.dtype for part in low.trainable.values()} == {torch.float32}
+    assert {part.dtype for part in low.model.parameters() if not part.requires_grad} == {torch.bfloat16}
+    grads = []
+    for learner in (exact, low):
+        learner.forward_backward(rows)
+        grads.append(torch.cat([part.grad.flatten() for part in learner.trainable.values()]))
+        assert grads[-1].dtype == torch.float32
+    assert relative(grads[1], grads[0]) < 0.1

@@ -1,0 +1,239 @@
+"""The head in blocks against whole float64 logits, and what it must never hold; checkpointing; precision."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from contextlib import nullcontext
+
+import pytest
+import torch
+from tiny import VOCABULARY, tiny_model
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, GraniteConfig, GraniteForCausalLM
+
+from memalpha.config import LoraConfig
+from memalpha.errors import ConfigError, PolicyError
+from memalpha.train.learner.lora import add_lora
+from memalpha.train.learner.token_logprobs import TokenScorer, check_head, head_logprobs
+
+
+def inputs(rows: int, dtype=torch.float64, vocabulary: int = 60):
+    torch.manual_seed(0)
+    hidden, weight, bias = (
+        torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in ((rows, 16), (vocabulary, 16), (vocabulary,))
+    )
+    targets, heat = torch.randint(vocabulary, (rows,)), torch.rand(rows, dtype=dtype) + 0.5
+    return hidden, weight, bias, targets, heat
+
+
+def plain(hidden, weight, bias, targets, heat):
+    """Whole logits, by autograd."""
+    logits = hidden @ weight.T if bias is None else hidden @ weight.T + bias
+    table = torch.log_softmax(logits / heat[:, None], -1)
+    return table.gather(1, targets[:, None])[:, 0], -(table.exp() * table).sum(-1)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 300, 1024])
+@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_head_equals_whole_logits(tokens, entropy, with_bias):
+    hidden, weight, bias, targets, heat = inputs(600 if tokens > 7 else 20)
+    leaves = [hidden, weight, bias] if with_bias else [hidden, weight]
+    bias = bias if with_bias else None
+    pull, push = torch.randn(2, len(hidden), dtype=hidden.dtype)
+    pull[: len(pull) // 2] = push[: len(pull) // 2] = 0  # whole blocks without a gradient
+    found = []
+    for one in (
+        head_logprobs(hidden, weight, bias, targets, heat, tokens=tokens),
+        plain(hidden, weight, bias, targets, heat),
+    ):
+        loss = (one[0] * pull).sum() + ((one[1] * push).sum() if entropy else 0.0)
+        found.append((*one, *torch.autograd.grad(loss, leaves)))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-12)
+
+
+class Shapes(TorchDispatchMode):
+    """Counts the shapes of all tensors that are made, and the calls that made them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[tuple[int, ...]] = Counter()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.calls[str(func)] += 1
+        for value in result if isinstance(result, tuple) else (result,):
+            if isinstance(value, torch.Tensor):
+                self.seen[tuple(value.shape)] += 1
+        return result
+
+
+def test_logits_are_never_whole():
+    hidden, weight, bias, targets, heat = inputs(900, torch.float32, vocabulary=50)
+    with Shapes() as shapes:
+        logprobs, entropy = head_logprobs(hidden, weight, bias, targets, heat, tokens=300)
+        (logprobs.sum() + entropy.sum()).backward()
+    rows = max(shape[0] for shape in shapes.seen if len(shape) == 2 and shape[1] == 50)
+    assert rows == 300
+    with Shapes() as shapes, torch.no_grad():
+        head_logprobs(hidden, weight, bias, targets, heat, tokens=300)
+    assert max(shape[0] for shape in shapes.seen if len(shape) == 2 and shape[1] == 50) == 256
+
+
+def test_a_frozen_head_costs_no_gradient():
+    hidden, weight, _, targets, heat = inputs(300)
+    weight.requires_grad_(False)
+    logprobs, _ = head_logprobs(hidden, weight, None, targets, heat)
+    with Shapes() as shapes:
+        logprobs.sum().backward()
+    assert tuple(weight.shape) not in shapes.seen
+    (theirs,) = torch.autograd.grad(plain(hidden, weight, None, targets, heat)[0].sum(), hidden)
+    assert torch.allclose(hidden.grad, theirs)
+
+
+def test_blocks_without_a_gradient_are_left_out():
+    hidden, weight, _, targets, heat = inputs(600)
+    logprobs, _ = head_logprobs(hidden, weight, None, targets, heat, tokens=256)
+    with Shapes() as shapes:
+        (logprobs * (torch.arange(600) > 400)).sum().backward()
+    assert shapes.calls["aten.mm.default"] == 1  # of three blocks the last, which is kept
+    assert shapes.calls["aten.addmm_.default"] == 1
+
+
+def test_a_bfloat16_head_adds_up_in_float32():
+    """The error is that of one rounding, however many blocks are summed."""
+    hidden, weight, _, targets, heat = inputs(2000)
+    low = [tensor.detach().bfloat16().requires_grad_() for tensor in (hidden, weight)]
+    logprobs, entropy = head_logprobs(*low, None, targets, heat.float(), tokens=64)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    logprobs.mean().backward()
+    exact = [tensor.detach().double().requires_grad_() for tensor in low]
+    theirs, _ = plain(*exact, None, targets, heat)
+    theirs.mean().backward()
+    assert torch.allclose(logprobs.double(), theirs, atol=0.1)
+    for ours, other in zip(low, exact, strict=True):
+        assert ours.grad.dtype == torch.bfloat16
+        assert (ours.grad.double() - other.grad).norm() / other.grad.norm() < 0.01
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("tokens", [64, 1024])
+def test_a_bfloat16_head_keeps_the_gradient_of_confident_tokens(tokens, entropy):
+    """Most tokens of a trained writer are near certain: 1 - p must survive the rounding of p."""
+    torch.manual_seed(0)
+    targets, heat = torch.randint(60, (400,)), torch.rand(400) * 0.1 + 1
+    weight = torch.linalg.qr(torch.randn(64, 64))[0][:60]
+    hidden = 12.5 * weight[targets] + 0.5 * torch.randn(400, 64)
+    low = [tensor.bfloat16().requires_grad_() for tensor in (hidden, weight)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in low]
+    with torch.no_grad():  # logits are rounded too, which is no fault of the gradient's: both get the same
+        rounding = (low[0] @ low[1].T).double() - exact[0] @ exact[1].T
+    table = torch.log_softmax((exact[0] @ exact[1].T + rounding) / heat[:, None], -1)
+    pairs = (
+        head_logprobs(*low, None, targets, heat, tokens=tokens),
+        (table.gather(1, targets[:, None])[:, 0], -(table.exp() * table).sum(-1)),
+    )
+    grads = [
+        torch.autograd.grad(logprobs.sum() + (0.3 * spread.sum() if entropy else 0.0), leaves)
+        for (logprobs, spread), leaves in zip(pairs, (low, exact), strict=True)
+    ]
+    logprobs = pairs[0][0]
+    assert logprobs.exp().mean() > 0.999
+    for ours, theirs in zip(*grads, strict=True):
+        assert (ours.double() - theirs).norm() / theirs.norm() < 0.05
+
+
+def scored(model, **settings):
+    """The gradient of a sum over some tokens, and how often each module ran."""
+    scorer, calls = TokenScorer(model, **settings), Counter()
+    hooks = [
+        part.register_forward_hook(lambda *_, name=name: calls.update([name])) for name, part in model.named_modules()
+    ]
+    ids = torch.arange(60).reshape(3, 20) % VOCABULARY
+    logprobs, _, _ = scorer(ids, torch.tensor([5, 12, 25, 47]), torch.tensor([1, 2, 3, 4]), torch.ones(4))
+    logprobs.sum().backward()
+    for hook in hooks:
+        hook.remove()
+    grads = {name: part.grad for name, part in model.named_parameters() if part.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return grads, calls
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_checkpointing_runs_each_layer_again_and_changes_nothing_else(lora):
+    model = tiny_model().eval()
+    model = add_lora(model, LoraConfig(r=4), "tiny").eval() if lora else model
+    if lora:  # the second factors start at 0, and then the first ones have no gradient
+        for part in model.parameters():
+            part.data.add_(0.01 if part.requires_grad else 0.0)
+    kept, once = scored(model)
+    again, twice = scored(model, checkpointing=True)
+    layers = [name for name in once if name.endswith("self_attn")]
+    assert len(layers) == 2 and all((once[name], twice[name]) == (1, 2) for name in layers)
+    assert kept.keys() == again.keys()
+    for name, grad in kept.items():
+        assert torch.allclose(grad, again[name], rtol=1e-6, atol=1e-9)
+    assert not any(part.training or "forward" in vars(part) for part in model.modules())
+
+
+def test_checkpointing_leaves_dropout_off():
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2)).eval()
+    assert model.config.resid_pdrop > 0
+    kept, _ = scored(model)
+    again, _ = scored(model, checkpointing=True)
+    assert all(torch.allclose(grad, again[name], rtol=1e-5, atol=1e-7) for name, grad in kept.items())
+
+
+def test_checkpointing_needs_layers():
+    with pytest.raises(ConfigError, match="gradient_checkpointing"):
+        TokenScorer(torch.nn.Linear(2, 2), checkpointing=True)
+
+
+def test_no_gradient_no_checkpoint():
+    model = tiny_model().eval()
+    calls = Counter()
+    model.model.layers[0].mlp.register_forward_hook(lambda *_: calls.update(["mlp"]))
+    with torch.no_grad():
+        TokenScorer(model, checkpointing=True)(
+            torch.ones(1, 4, dtype=torch.long), torch.tensor([1]), torch.tensor([2]), torch.ones(1)
+        )
+    assert calls == {"mlp": 1}
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "allowed"),
+    [
+        (Gemma2ForCausalLM, Gemma2Config(final_logit_softcapping=None), True),
+        (Gemma2ForCausalLM, Gemma2Config(final_logit_softcapping=30.0), False),
+        (GraniteForCausalLM, GraniteConfig(logits_scaling=8.0), False),
+    ],
+)
+def test_logits_changed_after_the_head_are_refused_however_small_they_are(model, config, allowed):
+    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    config.update({**sizes, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16})
+    config.layer_types = ["full_attention"]
+    made = model(config).eval()
+    with nullcontext() if allowed else pytest.raises(PolicyError, match="after the output embedding"):
+        check_head(made)
+
+
+def test_adapters_are_seen_through_peft():
+    model = tiny_model().eval()
+    adapted = add_lora(copy.deepcopy(model), LoraConfig(r=4), "tiny").eval()
+    check_head(adapted)
+    ids, where, what, heat = torch.arange(12)[None], torch.tensor([3, 8]), torch.tensor([5, 6]), torch.ones(2)
+
+    def score(model):
+        with torch.no_grad():
+            return TokenScorer(model)(ids, where, what, heat)[0]
+
+    assert torch.equal(score(model), score(adapted))
+    for name, part in adapted.named_parameters():
+        part.data.add_(0.1 if "lora_B" in name else 0.0)
+    assert (score(adapted) - score(model)).abs().min() > 1e-3
+    with adapted.disable_adapter():
+        assert torch.equal(score(adapted), score(model))

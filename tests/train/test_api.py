@@ -1,0 +1,321 @@
+"""The loop: files of a run, resume bit for bit, the token record against the checkpoints it was sampled from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+import yaml
+from runs import interrupted, killed_at, lines, same, weights
+from safetensors.torch import load_file, save_file
+from tiny import tiny_policy
+from transformers import AutoModelForCausalLM
+
+from memalpha.agent.reader import ExtractiveReader
+from memalpha.config import AgentConfig, TrainConfig
+from memalpha.errors import CheckpointError
+from memalpha.policy.base import load_policy
+from memalpha.policy.transformers import TransformersPolicy
+from memalpha.report.page import write_report
+from memalpha.train import api as loop
+from memalpha.train.api import train
+from memalpha.train.learner.distributed import ONE
+from memalpha.train.rollouts.memory import TaskSource
+from memalpha.train.trainers import rl as reinforcement
+from memalpha.train.trainers.checkpoint import locked
+
+
+def test_a_run_writes_what_is_promised(small):
+    settings = small(keep_tokens=True)
+    summary = train(settings)
+    run = settings.out
+    assert summary == json.loads((run / "summary.json").read_text())
+    assert {"seed", "tasks", "questions", "policy_parameters", "minutes", "before", "after"} <= summary.keys()
+    assert summary["baselines"].keys() == {"append_only", "oracle"}
+    assert summary["baselines"]["oracle"]["accuracy"] > summary["baselines"]["append_only"]["accuracy"]
+    assert summary["tasks"] == 3 and summary["questions"] == len(lines(run / "eval" / "after.jsonl"))
+    for name in ("before", "after"):
+        for line in lines(run / "eval" / f"{name}.jsonl"):
+            assert {"task", "question_id", "ability", "question", "answer", "gold", "correct"} <= line.keys()
+    example = json.loads((run / "eval" / "example.json").read_text())
+    assert example["systems"].keys() == {"before", "after"}
+    metrics = lines(run / "metrics.jsonl")
+    assert [line["step"] for line in metrics] == [0, 1, 2, 3]
+    assert [line.get("validation_accuracy") is not None for line in metrics] == [False, True, False, True]
+    assert all(line["mismatch_max"] < 1e-4 < line["ratio_deviation"] for line in metrics)
+    assert not same(weights(run, 0), weights(run, 4))
+    assert (run / "checkpoints" / "best").resolve().name == f"step-{summary['best_step']}"
+    assert train(settings) == summary, "a finished run is not run again"
+
+
+def test_a_training_reader_is_for_the_reward_only(small, monkeypatch):
+    asked = {"refuse": 0, "newest": 0}
+    answer = ExtractiveReader.answer
+
+    def count(reader, items, *, k=None):
+        asked[reader.conflicts] += len(items)
+        return answer(reader, items, k=k)
+
+    monkeypatch.setattr(ExtractiveReader, "answer", count)
+    settings = small(max_steps=1, training_reader={"kind": "extractive", "conflicts": "newest"})
+    summary = train(settings)
+    rollouts = settings.group_size * sum(len(task.questions) for task in TaskSource(settings).batch(0))
+    assert asked["newest"] == rollouts, "the steps' rollouts"
+    assert asked["refuse"] >= 4 * summary["questions"], "every evaluation"
+
+
+def test_turns_are_reproduced_from_the_checkpoint_of_their_step(small):
+    settings = small(keep_tokens=True, max_steps=2, temperature=0.9)
+    train(settings)
+    turns = lines(settings.out / "turns.jsonl")
+    assert len(turns) == 2 * 2 * 3 * 3, "steps x tasks x rollouts x chunks"
+    for step in (0, 1):
+        model = AutoModelForCausalLM.from_pretrained(settings.out / "checkpoints" / f"step-{step}").double()
+        for turn in [turn for turn in turns if turn["step"] == step]:
+            prompt, completion = turn["prompt_ids"], turn["completion_ids"]
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+            rows = torch.log_softmax(logits / turn["temperature"], -1)
+            expected = rows.gather(1, torch.tensor(completion)[:, None])[:, 0]
+            assert torch.allclose(torch.tensor(turn["logprobs"], dtype=torch.float64), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"beta": 0.5, "sample_dtype": "float64", "num_iterations": 2},
+        {"lora": {"r": 2}, "beta": 0.5, "kl_in": "reward", "entropy_coef": 0.01},
+        {"dtype": "bfloat16", "sample_dtype": "bfloat16", "old_logprobs": "recomputed", "importance_cap": 2.0},
+        {"algorithm": "ppo", "beta": 0.5, "kl_in": "reward", "ppo": {"kl_target": 0.1, "kl_horizon": 9, "lam": 0.9}},
+    ],
+)
+def test_stopping_and_going_on_equals_one_go(small, tmp_path, changes):
+    whole = small(out=str(tmp_path / "whole"), **changes)
+    train(whole)
+    parts = small(out=str(tmp_path / "parts"), **changes)
+    for stop in (1, 3):
+        train(parts.model_copy(update={"max_steps": stop}))
+    train(parts)
+    assert same(weights(whole.out, 4), weights(parts.out, 4))
+    optimizers = [load_file(run / "checkpoints/step-4/optimizer.safetensors") for run in (whole.out, parts.out)]
+    assert same(*optimizers)
+    assert [line["step"] for line in lines(parts.out / "metrics.jsonl")] == [0, 1, 2, 3]
+    timeless = [
+        [{key: value for key, value in line.items() if "seconds" not in key} for line in lines(run / "metrics.jsonl")]
+        for run in (whole.out, parts.out)
+    ]
+    if "ppo" in changes:
+        coefficients = [line["kl_coef"] for line in timeless[0]]
+        assert coefficients[0] == changes["beta"] and len(set(coefficients)) == 4, "it follows the KL"
+    # validation also runs at an early stop, so only the common figures are compared
+    for one, two in zip(*timeless, strict=True):
+        assert all(two[key] == value for key, value in one.items())
+
+
+def test_killed_and_started_again_equals_one_go(small, tmp_path):
+    whole = small(out=str(tmp_path / "whole"), save_every=1)
+    train(whole)
+    killed = small(out=str(tmp_path / "killed"), save_every=1)
+    killed_at(killed, 2)
+    with (killed.out / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "half')  # what a kill inside a write leaves
+    train(killed)
+    assert same(weights(whole.out, 4), weights(killed.out, 4))
+    assert same(*(load_file(run / "checkpoints/step-4/optimizer.safetensors") for run in (whole.out, killed.out)))
+    assert [line["step"] for line in lines(killed.out / "metrics.jsonl")] == [0, 1, 2, 3]
+    assert not list((killed.out / "checkpoints").glob(".*"))
+
+
+def test_ctrl_c_leaves_a_checkpoint_that_resumes(small, tmp_path, capfd):
+    whole = small(out=str(tmp_path / "whole"), save_every=100, validate_every=100)
+    train(whole)
+    stopped = small(out=str(tmp_path / "stopped"), save_every=100, validate_every=100)
+    interrupted(stopped)
+    assert "resumes it" in capfd.readouterr().err
+    steps = sorted(path.name for path in (stopped.out / "checkpoints").glob("step-*"))
+    assert steps != ["step-0"]
+    train(stopped)
+    assert same(weights(whole.out, 4), weights(stopped.out, 4))
+
+
+def rate_validations(monkeypatch, accuracies: dict[int, float]) -> None:
+    """Let validations find these accuracies by step (0.2 where none is given)."""
+    real = loop.MemoryRun._report
+
+    def scripted(self, name, *args):
+        report = real(self, name, *args)
+        if name == "validation":
+            report.summary["accuracy"] = accuracies.get(self.step, 0.2)
+        return report
+
+    monkeypatch.setattr(loop.MemoryRun, "_report", scripted)
+
+
+def test_the_best_validation_step_is_evaluated(small, monkeypatch):
+    rate_validations(monkeypatch, {2: 0.9, 4: 0.4})
+    settings = small(keep_checkpoints=1)
+    summary = train(settings)
+    assert summary["best_step"] == 2
+    kept = {path.name for path in (settings.out / "checkpoints").iterdir()}
+    assert kept == {"step-2", "step-4", "best"}
+
+
+def test_max_steps_does_not_change_the_schedule(small, tmp_path):
+    one = small(out=str(tmp_path / "one"), decay_fraction=1.0, max_steps=2)
+    train(one)
+    rates = [line["learning_rate"] for line in lines(one.out / "metrics.jsonl")]
+    assert rates == pytest.approx([1e-2, 0.75e-2])
+
+
+def test_ctrl_c_while_resuming_keeps_the_best(small, monkeypatch):
+    settings = small(keep_checkpoints=1, max_steps=3)
+    rate_validations(monkeypatch, {0: 0.9})
+    train(settings)
+    checkpoints = settings.out / "checkpoints"
+    kept = {path.name for path in checkpoints.iterdir()}
+    assert kept == {"step-0", "step-3", "best"}
+
+    def press(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("memalpha.train.trainers.base.load_checkpoint", press)
+        with pytest.raises(KeyboardInterrupt):
+            train(settings, max_steps=4)
+    assert {path.name for path in checkpoints.iterdir()} == kept
+    shutil.rmtree(checkpoints / "step-0")
+    with pytest.raises(CheckpointError, match="step-0 is not there"):
+        train(settings, max_steps=4)
+
+
+def test_a_run_goes_on_from_the_start_it_had(small, policy_path, tmp_path):
+    link, other = tmp_path / "best", tmp_path / "other"
+    shutil.copytree(policy_path, other)
+    file = other / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name, tensor in tensors.items() if tensor.dim() == 2)
+    tensors[name][0, 0] += 1e-6
+    save_file(tensors, file, metadata={"format": "pt"})
+    link.symlink_to(policy_path)
+    settings = small(policy=str(link), max_steps=0, beta=0.1)
+    train(settings)
+    link.unlink()
+    link.symlink_to(other)
+    with pytest.raises(CheckpointError, match=r"started from other weights than policy=.*best holds now"):
+        train(settings, max_steps=1)
+    link.unlink()
+    link.symlink_to(policy_path)
+    (settings.out / "eval" / "before.json").rename(tmp_path / "before.json")
+    with pytest.raises(CheckpointError, match=r"before\.json cannot be read .*put it back"):
+        train(settings, max_steps=1)
+    (tmp_path / "before.json").rename(settings.out / "eval" / "before.json")
+    assert train(settings, max_steps=1)["steps"] == 1
+
+
+def test_the_frozen_start_reads_in_the_precision_of_the_run(small):
+    run = loop.MemoryRun(small(dtype="bfloat16", reader={"kind": "policy", "max_new_tokens": 4}), ONE)
+    [start] = run._others.values()
+    parameters = list(start.model.parameters())
+    assert all(parameter.dtype == torch.bfloat16 and not parameter.requires_grad for parameter in parameters)
+    assert all(parameter.dtype == torch.float32 for parameter in run.policy.model.parameters())
+
+
+@pytest.mark.parametrize("at_three, best_at_three", [(0.9, 3), (0.1, 2)])
+def test_best_does_not_depend_on_where_one_stopped(small, monkeypatch, tmp_path, at_three, best_at_three):
+    rate_validations(monkeypatch, {2: 0.5, 3: at_three, 4: 0.4})
+    whole, parts = small(out=str(tmp_path / "whole")), small(out=str(tmp_path / "parts"))
+    one_go = train(whole)
+    assert one_go["best_step"] == 2
+    stopped = train(parts, max_steps=3)
+    assert stopped["best_step"] == best_at_three, "the end of a run counts for that run"
+    assert (parts.out / "checkpoints" / "best").resolve().name == f"step-{best_at_three}"
+    gone_on = train(parts)
+    assert {**gone_on, "minutes": 0, "learning_minutes": 0} == {**one_go, "minutes": 0, "learning_minutes": 0}
+    assert (parts.out / "checkpoints" / "best").resolve().name == "step-2"
+
+
+def test_an_end_that_was_not_validated_is(small, monkeypatch):
+    rate_validations(monkeypatch, {3: 0.9})
+    settings = small(save_every=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.MemoryRun, "_finish", lambda run: {})
+        train(settings)
+    shutil.rmtree(settings.out / "checkpoints" / "step-4")
+    assert train(settings, max_steps=3)["best_step"] == 3, "step 3 was saved on the way to step 4"
+
+
+def test_one_process_a_run_directory(small):
+    settings = small(max_steps=0)
+    with locked(settings.out), pytest.raises(CheckpointError, match="in use by another"):
+        train(settings)
+    train(settings)
+
+
+def test_text_that_utf8_cannot_hold_goes_through_a_whole_run(small, monkeypatch):
+    """A model writes "\\ud800" in its JSON: half a surrogate pair, once read."""
+    sample = TransformersPolicy.sample
+    arguments = ('"category": "semantic", "content": "half \\ud800"', '"category": "\\ud800", "content": "a"')
+    calls = [f'{{"name": "memory_insert", "arguments": {{{text}}}}}' for text in arguments]
+    calls += ['{"name": "memory_delete", "arguments": {"id": "\\udfff"}}', '{"name": "\\ud800", "arguments": {}}']
+    calls += [
+        '{"name": "memory_insert", "arguments": {"category": "semantic", "content": "late", "timestamp": "\\ud800"}}'
+    ]
+    text = "".join(f"<tool_call>\n{call}\n</tool_call>\n" for call in calls)
+
+    def emit(policy, requests):
+        return [replace(completion, text=text) for completion in sample(policy, requests)]
+
+    monkeypatch.setattr(TransformersPolicy, "sample", emit)
+    for reader in ({}, {"kind": "policy", "max_new_tokens": 4}):
+        settings = small(max_steps=1, keep_tokens=True, reader=reader, out=f"{small().out}-{len(reader)}")
+        train(settings)
+        example = json.loads((settings.out / "eval" / "example.json").read_text(encoding="utf-8"))
+        called = example["systems"]["after"]["chunks"][0]["calls"]
+        assert called[0]["arguments"]["content"] == "half \ud800" and not called[0]["ok"]
+        assert write_report(settings.out).read_text(encoding="utf-8")
+
+
+def test_writer_and_reader_are_prompted_in_the_policy_s_own_style(small, tmp_path):
+    policy = tiny_policy()
+    policy.model.config.memalpha_prompt = "compact"
+    for part in (policy.model, policy.tokenizer):
+        part.save_pretrained(tmp_path / "compact")
+    given = small().model_dump(exclude_unset=True)
+    del given["agent"]["prompt"]
+    given |= {"policy": str(tmp_path / "compact"), "max_steps": 1, "reader": {"kind": "policy", "max_new_tokens": 4}}
+    train(TrainConfig(**given))
+    config = yaml.safe_load((small().out / "config.yaml").read_text())
+    assert config.keys() == TrainConfig.model_fields.keys()
+    assert config["agent"]["prompt"] == config["reader"]["prompt"] == "compact"
+    assert config["agent"].keys() == AgentConfig.model_fields.keys()
+    assert load_policy(small().out / "checkpoints" / "step-1").prompt == "compact"
+    (tmp_path / "run.yaml").write_text(
+        yaml.safe_dump(json.loads(TrainConfig(**given).model_dump_json(exclude_unset=True)))
+    )
+    train(tmp_path / "run.yaml", out=tmp_path / "from-file")
+    from_file = yaml.safe_load((tmp_path / "from-file" / "config.yaml").read_text())
+    assert {**from_file, "out": ""} == {**config, "out": ""}
+    explicit = {**given, "agent": {**given["agent"], "prompt": "full"}, "out": tmp_path / "explicit", "max_steps": 0}
+    train(TrainConfig(**explicit))
+    assert yaml.safe_load((tmp_path / "explicit" / "config.yaml").read_text())["agent"]["prompt"] == "full"
+
+
+def test_an_ignored_ctrl_c_stays_ignored(small, monkeypatch):
+    """As under nohup and for background jobs of a shell."""
+    found = []
+    append = reinforcement.append_lines
+    monkeypatch.setattr(
+        reinforcement, "append_lines", lambda *args: (found.append(signal.getsignal(signal.SIGINT)), append(*args))
+    )
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        train(small(max_steps=1))
+        assert found and set(found) == {signal.SIG_IGN}
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

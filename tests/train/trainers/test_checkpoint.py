@@ -1,0 +1,174 @@
+"""Files of a run: what a kill may leave in them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from safetensors.torch import save_file
+from tiny import tiny_policy
+
+from memalpha.config import TrainConfig, load_config
+from memalpha.errors import CheckpointError, PolicyError
+from memalpha.policy.base import load_policy
+from memalpha.train.api import train
+from memalpha.train.trainers.checkpoint import (
+    append_lines,
+    checkpoint_path,
+    cut_lines,
+    locked,
+    prune_checkpoints,
+    saved_steps,
+    write_json,
+)
+from memalpha.train.trainers.directory import check_settings, write_settings
+
+LINES = [{"step": 0, "text": "one\u2028line"}, {"step": 1, "text": "müde\x85"}, {"step": 2, "text": "\ud800"}]
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+
+
+def test_lines_are_cut_by_step_whatever_they_hold(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    append_lines(path, LINES)
+    cut_lines(path, 2)
+    assert read(path) == LINES[:2]
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in LINES[:2]), encoding="utf-8")
+    cut_lines(path, 5)
+    assert read(path) == LINES[:2], "as other writers may have put it: not ASCII"
+    cut_lines(tmp_path / "missing.jsonl", 0)
+
+
+def test_a_kill_may_leave_any_part_of_the_last_line(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    whole = b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in LINES[:2])
+    first = whole.index(b"\n") + 1
+    for end in range(first, len(whole)):
+        path.write_bytes(whole[:end])
+        cut_lines(path, 9)
+        assert read(path) in (LINES[:1], LINES[:2])
+        assert path.read_bytes().endswith(b"\n")
+
+
+@pytest.mark.parametrize("bad", [b"{", b"[]", b'{"no": 1}', b'{"step": null}', b"\xff"])
+def test_a_bad_line_before_others_is_never_dropped_in_silence(tmp_path, bad):
+    path = tmp_path / "lines.jsonl"
+    content = b'{"step": 0}\n' + bad + b'\n{"step": 1}\n'
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"lines\.jsonl:2: "):
+        cut_lines(path, 9)
+    assert path.read_bytes() == content
+
+
+def test_json_holds_any_text_a_model_writes(tmp_path):
+    write_json(tmp_path / "value.json", LINES)
+    assert json.loads((tmp_path / "value.json").read_text(encoding="ascii")) == LINES
+
+
+def test_pruning_that_was_killed_leaves_no_half_checkpoint(tmp_path, monkeypatch):
+    for step in range(4):
+        checkpoint_path(tmp_path, step).mkdir(parents=True)
+        (checkpoint_path(tmp_path, step) / "state.json").touch()
+
+    def kill(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", kill)
+        with pytest.raises(KeyboardInterrupt):
+            prune_checkpoints(tmp_path, 1, [1])
+    assert saved_steps(tmp_path) == [1, 3]
+    prune_checkpoints(tmp_path, 1, [1])
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step-1", "step-3"}
+
+
+def test_a_run_directory_is_held_by_one(tmp_path):
+    with locked(tmp_path / "run"), pytest.raises(CheckpointError, match="another out"), locked(tmp_path / "run"):
+        pass
+    with locked(tmp_path / "run"):
+        pass
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.arange(24)[None] * 7 % 200).logits
+
+
+def test_where_adapters_train_a_checkpoint_holds_nothing_else(small, policy_path, tmp_path):
+    """Read by peft itself, by load_policy, and as the start of further runs, of adapters or of all weights."""
+    first = small(lora={"r": 2}, max_steps=2, sample_dtype="float64")
+    train(first)
+    folder = checkpoint_path(first.out, 2)
+    assert {path.name for path in folder.iterdir()} >= {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "state.json",
+    }
+    assert not (folder / "model.safetensors").exists() and not (folder / "config.json").exists()
+    assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == str(policy_path)
+    for line in read(first.out / "metrics.jsonl"):
+        assert line["mismatch_max"] < 1e-4 < line["ratio_deviation"], "the sampler has the adapters as they are"
+    base = load_policy(policy_path).model
+    start = logits(base)
+    theirs = logits(PeftModel.from_pretrained(base, folder))
+    assert not torch.allclose(theirs, start, atol=1e-2)
+    ours = load_policy(folder)
+    assert torch.allclose(logits(ours.model), theirs, atol=1e-4)
+
+    best = first.out / "checkpoints" / "best"
+    second = small(out=str(tmp_path / "second"), policy=str(best), lora={"r": 3}, max_steps=1)
+    train(second)
+    named = json.loads((checkpoint_path(second.out, 1) / "adapter_config.json").read_text())
+    assert named["base_model_name_or_path"] == str(best.resolve())
+    steps = [logits(load_policy(checkpoint_path(second.out, step)).model) for step in (0, 1)]
+    assert torch.allclose(steps[0], logits(load_policy(best).model), atol=1e-5), "new adapters change nothing"
+    assert not torch.allclose(steps[1], steps[0], atol=1e-3)
+    third = small(out=str(tmp_path / "third"), policy=str(second.out / "checkpoints" / "step-1"), max_steps=0)
+    train(third)
+    assert torch.allclose(logits(load_policy(checkpoint_path(third.out, 0)).model), steps[1], atol=1e-4)
+
+    with pytest.raises(CheckpointError, match=r"lora: .*there, None now"):
+        train(first.model_copy(update={"lora": None}))
+    (first.out / "summary.json").unlink()
+    save_file({"other": torch.zeros(1)}, folder / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"weights of .*step-2 cannot be loaded"):
+        train(first)
+    shutil.rmtree(first.out)
+    with pytest.raises(PolicyError, match=r"second.*holds a LoRA adapter for .*step-.*no policy at"):
+        load_policy(checkpoint_path(second.out, 1))
+
+
+def test_the_prompt_style_survives_adapters(small, tmp_path):
+    policy = tiny_policy()
+    policy.model.config.memalpha_prompt = "compact"
+    for part in (policy.model, policy.tokenizer):
+        part.save_pretrained(tmp_path / "compact")
+    settings = small(policy=str(tmp_path / "compact"), lora={"r": 2}, max_steps=0)
+    train(settings)
+    assert load_policy(checkpoint_path(settings.out, 0)).prompt == "compact"
+
+
+def test_a_run_from_before_a_key_existed_goes_on_with_its_default(tmp_path):
+    settings = load_config(TrainConfig, "demo", {"out": tmp_path})
+    write_settings(tmp_path, settings)
+    kept = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    (tmp_path / "checkpoints" / "step-1").mkdir(parents=True)
+    assert saved_steps(tmp_path)
+    del kept["reward"]["content"], kept["reader"]["cite"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(kept))
+    check_settings(tmp_path, settings)
+    kept["reward"]["beta"] = 0.5
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(kept))
+    with pytest.raises(CheckpointError, match=r"reward: .*'beta': 0\.5.* there"):
+        check_settings(tmp_path, settings)
+    kept["reward"]["betas"] = 0.5  # a key that there is not: nothing is made of it
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(kept))
+    with pytest.raises(CheckpointError, match="other settings"):
+        check_settings(tmp_path, settings)

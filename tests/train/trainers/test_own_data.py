@@ -1,0 +1,50 @@
+"""From a user's task files to a trained writer and its evaluation by `settings_of_run`."""
+
+from __future__ import annotations
+
+import json
+
+from memalpha.config import WorldConfig
+from memalpha.qa.from_config import run_evaluation, settings_of_run
+from memalpha.tasks.formats.jsonl import save_jsonl
+from memalpha.tasks.synthetic import worlds as synthetic
+from memalpha.train.api import train
+
+
+def test_the_evaluation_of_a_run_directory_is_the_runs_own(small, tmp_path):
+    mine, held = tmp_path / "mine.jsonl", tmp_path / "held.jsonl"
+    save_jsonl(synthetic.tasks(WorldConfig(), 0, 0, 8), mine)
+    save_jsonl(synthetic.tasks(WorldConfig(), 9, 0, 3), held)
+    settings = small(data=str(mine), eval_data=str(held), max_steps=1, reward={"metric": "contains"})
+    summary = train(settings)
+    for system, trained in (
+        ({}, summary["after"]),
+        ({"systems": "scripted:oracle"}, summary["baselines"]["oracle"]),
+        ({"systems": "scripted:append-only"}, summary["baselines"]["append_only"]),
+    ):
+        [report] = run_evaluation(settings_of_run(settings.out, system))
+        found, tokens = report.summary, {"memory_tokens", "conversation_tokens"}  # the run counts the writer's own
+        for key in trained.keys() - tokens - {"by_ability", "reward"}:
+            assert found[key] == trained[key], key
+        for ability, figures in trained["by_ability"].items():
+            assert {key: found["by_ability"][ability][key] for key in figures} == figures
+    assert summary["baselines"]["oracle"]["accuracy"] > summary["baselines"]["append_only"]["accuracy"]
+
+
+def test_a_reader_that_is_the_limit_is_spoken_of(small, policy_path, capfd):
+    """Random weights read nothing; a user who trains on them would wait for what cannot come."""
+    train(small(max_steps=0, reader={"kind": "policy", "policy": str(policy_path)}))
+    said = capfd.readouterr().err
+    assert "answers 0% of the answerable questions from the oracle's memory" in said and "reader.kind" in said
+    train(small(max_steps=0, out=str(small().out) + "-extractive"))
+    assert "the oracle's memory" not in capfd.readouterr().err
+
+
+def test_groups_that_teach_nothing_are_counted(small):
+    lines = {}
+    for temperature in (1e-4, 1.0):
+        settings = small(max_steps=1, out=str(small().out) + str(temperature), temperature=temperature)
+        train(settings)
+        [lines[temperature]] = map(json.loads, (settings.out / "metrics.jsonl").read_text().splitlines())
+    assert lines[1e-4]["flat"] == 1.0 and lines[1e-4]["grad_norm"] == 0.0
+    assert lines[1.0]["flat"] < 1.0 and lines[1.0]["grad_norm"] > 0.0

@@ -1,0 +1,185 @@
+"""Runs on plain pairs: what is learnt, what validates, going on bit for bit, refusals, the same from Python."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from runs import lines, same, weights
+
+import memalpha
+from memalpha import train_on_preferences
+from memalpha.config import PreferenceConfig, build_config, merge, training_config
+from memalpha.errors import CheckpointError, ConfigError, DataError
+from memalpha.policy.base import load_policy
+from memalpha.qa.from_config import settings_of
+from memalpha.report.page import write_report
+from memalpha.train.api import train
+
+PROMPTS = [f"<|user|>{number}<|assistant|>" for number in range(10)]
+YES, NO = [f"yes {number}" for number in range(10)], [f"no, not {number} at all" for number in range(10)]
+
+
+@pytest.fixture
+def prefers(policy_path, tmp_path):
+    """A function: overrides -> configuration of a run of a second on 10 pairs, in `tmp_path / "run"`."""
+    path = tmp_path / "prefs.jsonl"
+    rows = [{"prompt": p, "chosen": c, "rejected": r} for p, c, r in zip(PROMPTS, YES, NO, strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    base = {
+        "out": str(tmp_path / "run"),
+        "policy": str(policy_path),
+        "data": str(path),
+        "batch_pairs": 4,
+        "epochs": 2,
+        "warmup_steps": 1,
+        "validate_every": 2,
+        "save_every": 1,
+        "learning_rate": 3e-3,
+    }
+    return lambda **changes: build_config(PreferenceConfig, merge(base, changes), "test")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"lora": {"r": 4}}, {"dpo": {"loss_type": "ipo"}}, {"dpo": {"reference_free": True}}],
+    ids=["full", "lora", "ipo", "reference-free"],
+)
+def test_chosen_becomes_likelier(prefers, changes):
+    settings = prefers(**changes)
+    summary = train(settings)
+    assert (summary["pairs"], summary["validation_pairs"], summary["steps"]) == (8, 2, 4)
+    assert summary["after"]["validation_pair_loss"] < summary["before"]["validation_pair_loss"]
+    assert summary["after"]["validation_margins"] > summary["before"]["validation_margins"]
+    first, *_, last = lines(settings.out / "metrics.jsonl")
+    if not changes.get("dpo"):
+        assert summary["before"]["validation_pair_loss"] == pytest.approx(math.log(2)), "the reference is the start"
+        assert first["loss"] == pytest.approx(math.log(2)) and first["margins"] == 0
+    assert last["accuracies"] == 1.0
+    assert train(settings) == summary, "a finished run is not run again"
+
+
+def test_the_schedule_is_as_long_as_the_passes(prefers, tmp_path):
+    assert train(prefers(epochs=1.5))["steps"] == 3
+    with pytest.raises(ConfigError, match=r"max_steps: 9 is beyond the 4 steps of epochs=2"):
+        train(prefers(max_steps=9, out=str(tmp_path / "other")))
+    config = build_config(PreferenceConfig, {"out": "x", "data": "y", "schedule_steps": 7}, "test")
+    assert config.epochs is None and config.schedule_steps == 7
+    with pytest.raises(ConfigError, match="max_steps: 8 is beyond schedule_steps 7"):
+        build_config(PreferenceConfig, {"out": "x", "data": "y", "schedule_steps": 7, "max_steps": 8}, "test")
+    with pytest.raises(ConfigError, match=r"schedule_steps: 7 has no effect with epochs=2.0; leave one of them out"):
+        prefers(schedule_steps=7)
+    assert training_config(prefers(), {"schedule_steps": 7}).model_dump(include={"epochs", "schedule_steps"}) == {
+        "epochs": None,
+        "schedule_steps": 7,
+    }
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
+def test_stopping_and_going_on_equals_one_go(prefers, tmp_path, lora):
+    whole, parts = prefers(out=str(tmp_path / "whole"), lora=lora), prefers(out=str(tmp_path / "parts"), lora=lora)
+    train(whole)
+    for stop in (1, 3, None):
+        train(parts.model_copy(update={"max_steps": stop}))
+    assert same(*(weights(run, 4) for run in (whole.out, parts.out)))
+    assert same(*(weights(run, 4, "optimizer") for run in (whole.out, parts.out)))
+    keep = ("loss", "margins", "accuracies", "grad_norm", "learning_rate", "tokens")
+    one, two = ([[line[name] for name in keep] for line in lines(run.out / "metrics.jsonl")] for run in (whole, parts))
+    assert one == two
+
+
+def test_a_run_does_not_go_on_with_other_pairs(prefers, tmp_path):
+    settings = prefers(max_steps=2)
+    train(settings)
+    path = tmp_path / "prefs.jsonl"
+    path.write_text(path.read_text().replace("yes 3", "yes 33"))
+    with pytest.raises(CheckpointError, match="began with other pairs than data="):
+        train(prefers())
+    with pytest.raises(CheckpointError, match=r"dpo: .*'beta': 0.1.*there"):
+        train(prefers(dpo={"beta": 0.2}))
+
+
+def test_what_validates_is_a_file_of_its_own_or_nothing(prefers, tmp_path):
+    other = tmp_path / "held-out.jsonl"
+    other.write_text(json.dumps({"prompt": "a", "chosen": "yes", "rejected": "no"}) + "\n")
+    summary = train(prefers(eval_data=str(other)))
+    assert (summary["pairs"], summary["validation_pairs"]) == (10, 1)
+    settings = prefers(validation_pairs=0, out=str(tmp_path / "none"))
+    summary = train(settings)
+    assert summary["pairs"] == 10 and summary["before"] == summary["after"] == {}
+    assert summary["best_step"] == summary["steps"]
+    other.write_text("")
+    with pytest.raises(DataError, match=r"held-out\.jsonl: holds no line"):
+        train(prefers(eval_data=str(other), out=str(tmp_path / "empty")))
+    other.write_text(json.dumps({"prompt": "a", "chosen": "yes", "rejected": "no"}) + "\n")
+    with pytest.raises(DataError, match="has one pair, which validates"):
+        train(prefers(data=str(other), out=str(tmp_path / "one")))
+
+
+# ---------------------------------------------------------------------------------------------------------- from Python
+
+
+def test_lists_are_learnt_from_as_a_file_is(prefers, policy_path, tmp_path):
+    settings = prefers()
+    train(settings)
+    keys = ("batch_pairs", "epochs", "warmup_steps", "validate_every", "save_every", "learning_rate")
+    same_settings = {key: getattr(settings, key) for key in keys}
+    out = tmp_path / "lists"
+    summary = train_on_preferences(PROMPTS, YES, NO, policy=policy_path, out=out, **same_settings)
+    assert summary["pairs"] == 8 and same(weights(settings.out, 4), weights(out, 4))
+    assert train_on_preferences(PROMPTS, YES, NO, policy=policy_path, out=out, **same_settings) == summary
+    with pytest.raises(CheckpointError, match="holds other pairs"):
+        train_on_preferences(PROMPTS, NO, YES, policy=policy_path, out=out, **same_settings)
+    assert load_policy(out / "checkpoints" / "best").count_tokens("yes") == 3
+
+
+def test_lists_may_hold_messages(policy_path, tmp_path):
+    prompts = [[{"role": "user", "content": prompt}] for prompt in "abcdef"]
+    chosen = [[{"role": "assistant", "content": prompt[0]["content"]}] for prompt in prompts]
+    settings = {"policy": policy_path, "out": tmp_path / "run", "batch_pairs": 2}
+    assert train_on_preferences(prompts, chosen, ["no"] * 6, **settings)["steps"] == 3
+
+
+def test_bad_calls_are_refused_and_leave_nothing_that_blocks(policy_path, tmp_path):
+    settings = {"policy": policy_path, "out": tmp_path / "run", "batch_pairs": 2}
+    with pytest.raises(DataError, match="10 prompts, 9 chosen and 10 rejected"):
+        train_on_preferences(PROMPTS, YES[:-1], NO, **settings)
+    with pytest.raises(DataError, match=r"preferences\.jsonl:1: rejected: is the same reply as chosen"):
+        train_on_preferences(PROMPTS, YES, YES, **settings)
+    with pytest.raises(ConfigError, match=r"train_on_preferences: unknown key 'epoch' \(did you mean 'epochs'"):
+        train_on_preferences(PROMPTS, YES, NO, epoch=1, **settings)
+    with pytest.raises(ConfigError, match=r"dpo\.beta: "):
+        train_on_preferences(PROMPTS, YES, NO, dpo={"beta": 0}, **settings)
+    assert train_on_preferences(PROMPTS, YES, NO, **settings)["steps"] == 4
+
+
+def test_the_public_name_is_the_function():
+    from memalpha.train.trainers.preferences import train_on_preferences as function
+
+    assert memalpha.train_on_preferences is function
+
+
+# ------------------------------------------------------------------------------------------------ command line and page
+
+
+def test_configuration_and_refusals(tmp_path):
+    settings = training_config("preferences", {"data": "prefs.jsonl", "dpo": {"beta": 0.05}})
+    assert isinstance(settings, PreferenceConfig) and settings.dpo.beta == 0.05 and settings.learning_rate == 1e-6
+    for changes, told in (
+        ({}, "data: Field required"),
+        ({"data": "a", "dpo": {"margin": 0.1}}, r"unknown key 'dpo.margin'"),
+        ({"data": "a", "group_size": 4}, "unknown key 'group_size'"),
+        ({"data": "a", "dpo": {"label_smoothing": 0.5}}, "dpo.label_smoothing: "),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            training_config("preferences", changes)
+
+
+def test_a_run_has_a_page_and_no_questions(prefers):
+    settings = prefers()
+    train(settings)
+    page = write_report(settings.out).read_text()
+    assert "pair loss 0.693 before" in page and "Preferences" in page and "not finished" not in page
+    with pytest.raises(ConfigError, match="asked no questions"):
+        settings_of(str(settings.out))

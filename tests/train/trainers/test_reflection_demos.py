@@ -1,0 +1,109 @@
+"""Rows that teach the roles of reflection: what they say, what the second attempts do, and a run on them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from memalpha import load_policy
+from memalpha.agent.builder import Builder
+from memalpha.agent.parsing import parse_calls
+from memalpha.agent.reader import ExtractiveReader
+from memalpha.config import SFTConfig, build_config
+from memalpha.errors import ConfigError, DataError
+from memalpha.qa.memory_reward import MemoryReward
+from memalpha.store.embedding import HashEmbedder
+from memalpha.tasks.synthetic import worlds as synthetic
+from memalpha.train.api import train
+from memalpha.train.trainers.reflection_demos import as_advice, lesson_rows
+from memalpha.types import GoldOperation
+
+CONFIG = {
+    "algorithm": "sft",
+    "source": "erl",
+    "policy": "tiny",
+    "agent": {"prompt": "compact", "embedder": "hash", "max_new_tokens": 96},
+    "erl": {"reflection_tokens": 48},
+    "group_size": 2,
+    "tasks": 3,
+    "eval_tasks": 2,
+    "validation_tasks": 1,
+    "schedule_steps": 2,
+    "batch_rows": 4,
+}
+
+
+def config(out, **changes) -> SFTConfig:
+    return build_config(SFTConfig, {**CONFIG, "out": str(out), **changes}, "test")
+
+
+def op(kind: str, content: str = "", replaces: str | None = None) -> GoldOperation:
+    return GoldOperation(kind=kind, chunk=0, category="semantic", content=content, replaces=replaces)
+
+
+def test_advice_names_keys_and_not_values():
+    named = [op("insert", "city: Oslo"), op("update", "city: Rome", "city: Oslo"), op("delete", replaces="pet: cat")]
+    named += [op("insert", "Ana's job: baker")]
+    assert as_advice(named[:3], "compact") == "city:,-pet"
+    assert as_advice(named[:4], "full") == "Write down city, ana's job; delete pet."
+    assert as_advice([op("insert", "Ana likes tea.")], "full") == "Write down Ana likes tea."
+    assert as_advice([], "compact") == as_advice([], "full") == ""
+
+
+@pytest.fixture(scope="module")
+def rows():
+    policy, settings = load_policy("tiny"), config("unused")
+    builder = Builder(policy, settings.agent, HashEmbedder(16))
+    tasks = synthetic.tasks(settings.world, 5, 0, 4)
+    rewards = MemoryReward(settings.reward, policy.count_tokens)
+    found, _ = lesson_rows(policy, builder, ExtractiveReader(), rewards, tasks, settings, first=7)
+    again, _ = lesson_rows(policy, builder, ExtractiveReader(), rewards, tasks, settings, first=7)
+    assert [(r.prompt_ids, r.completion_ids) for r in found] == [(r.prompt_ids, r.completion_ids) for r in again]
+    text = policy.tokenizer.decode
+    return tasks, [(row, text(row.prompt_ids), text(row.completion_ids).removesuffix("<|end|>")) for row in found]
+
+
+def test_rows_of_all_roles(rows):
+    tasks, rows = rows
+    reflections = [row for row in rows if row[1].startswith("<|user|>reflect\n")]
+    seconds = [row for row in rows if "\nadvice\n" in row[1] and row not in reflections]
+    attempts = [row for row in rows if "\nadvice\n" not in row[1] and row not in reflections]
+    assert {row.rollout for row, _, _ in attempts} == {0} and len(attempts) <= 12
+    assert 0 < len(reflections) <= 16 and reflections[::2] == reflections[1::2]
+    assert any("reflect\nadvice\n" in prompt for _, prompt, _ in reflections)  # earlier advice is shown as in training
+    gold = {o.content.partition(": ")[2] for task in tasks for o in task.gold_operations if o.content}
+    keys = {(o.content or o.replaces).partition(": ")[0] for task in tasks for o in task.gold_operations}
+    for _, prompt, said in reflections:
+        assert "ask: " in prompt
+        assert {part.strip("-:") for part in said.split(",")} <= keys and not set(said.split(",")) & gold
+    for row, prompt, reply in seconds:
+        advice = prompt.split("\nadvice\n")[1].split("\n")[0]
+        chunk = next(task for task in tasks if task.id == row.task).chunks[row.chunk]
+        here = [o for o in next(t for t in tasks if t.id == row.task).gold_at(chunk.index) if o.content]
+        written = [call.arguments.get("content") for call in parse_calls(reply)]
+        for operation in here:  # what the advice names is done where it is told
+            if f"{operation.content.partition(':')[0]}:" in advice.split(","):
+                assert operation.content in written
+
+
+def test_a_run_on_them_resumes(tmp_path):
+    whole = train(config(tmp_path / "whole"))
+    assert whole["rows"] > 10 and whole["validation_rows"] > 0
+    train(config(tmp_path / "parts", max_steps=1))
+    assert train(config(tmp_path / "parts"))["after"]["accuracy"] == whole["after"]["accuracy"]
+    lines = [
+        [json.loads(line)["train_loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "parts")
+    ]
+    assert lines[0] == lines[1]
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="erl: has no effect with source=gold"):
+        config(tmp_path, source="gold")
+    task = synthetic.tasks(config("x").world, 5, 0, 1)[0].model_copy(update={"gold_operations": ()})
+    policy = load_policy("tiny")
+    builder = Builder(policy, config("x").agent, HashEmbedder(16))
+    with pytest.raises(DataError, match="needs tasks with gold operations"):
+        lesson_rows(policy, builder, ExtractiveReader(), MemoryReward(config("x").reward, len), [task], config("x"))

@@ -1,0 +1,326 @@
+"""Runs that train a reward model: what is learnt, going on bit for bit, files, refusals, the same from Python."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from runs import lines, same, weights
+from tiny import tiny_model, tiny_tokenizer
+
+import memalpha
+from memalpha import load_reward_model, train_reward_model
+from memalpha.config import RewardModelConfig, build_config, merge, training_config
+from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
+from memalpha.policy.base import load_policy
+from memalpha.policy.reward_model import Head, bare, pack_rows, with_head
+from memalpha.qa.from_config import settings_of
+from memalpha.report.page import write_report
+from memalpha.train.api import train
+from memalpha.train.data.rewards import Compared, Rated, read_judged
+from memalpha.train.learner.lora import add_lora
+from memalpha.train.learner.reward_engine import RewardEngine, split_items
+
+PROMPTS = [f"<|user|>{number}<|assistant|>" for number in range(10)]
+YES, NO = [f"yes {number}" for number in range(10)], [f"no, not {number} at all" for number in range(10)]
+
+
+def written(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def pairs(**more):
+    return [{"prompt": p, "chosen": c, "rejected": r, **more} for p, c, r in zip(PROMPTS, YES, NO, strict=True)]
+
+
+@pytest.fixture
+def judges(policy_path, tmp_path):
+    """A function: overrides -> configuration of a run of a second on 10 pairs, in `tmp_path / "run"`."""
+    base = {
+        "out": str(tmp_path / "run"),
+        "policy": str(policy_path),
+        "data": str(written(tmp_path / "pairs.jsonl", pairs())),
+        "batch_pairs": 4,
+        "epochs": 2,
+        "warmup_steps": 1,
+        "validate_every": 2,
+        "save_every": 1,
+        "learning_rate": 3e-3,
+    }
+    return lambda **changes: build_config(RewardModelConfig, merge(base, changes), "test")
+
+
+@pytest.mark.parametrize(("pooling", "lora"), [("last", None), ("mean", {"r": 4}), ("attention", {"r": 4})])
+def test_chosen_comes_out_above_rejected(judges, pooling, lora):
+    settings = judges(pooling=pooling, lora=lora)
+    summary = train(settings)
+    assert (summary["pairs"], summary["validation_pairs"], summary["steps"]) == (8, 2, 4)
+    assert summary["before"]["validation_accuracies"] == 0.5, "the head is 0 at first"
+    assert summary["before"]["validation_pair_loss"] == pytest.approx(np.log(2))
+    assert summary["after"]["validation_pair_loss"] < np.log(2)
+    assert summary["after"]["validation_accuracies"] == 1.0
+    model = load_reward_model(settings.out)
+    right, wrong = model.score(PROMPTS[8:], YES[8:]), model.score(PROMPTS[8:], NO[8:])
+    gap = np.mean(right) - np.mean(wrong)
+    assert gap == pytest.approx(summary["after"]["validation_margins"], rel=1e-4)
+    assert train(settings) == summary, "a finished run is not run again"
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
+def test_stopping_and_going_on_equals_one_go(judges, tmp_path, lora):
+    shape = {"lora": lora, "pooling": "attention"}
+    whole, parts = judges(out=str(tmp_path / "whole"), **shape), judges(out=str(tmp_path / "parts"), **shape)
+    train(whole)
+    for stop in (1, 3, None):
+        train(parts.model_copy(update={"max_steps": stop}))
+    name = "adapter_model" if lora else "model.attention"
+    assert same(*(weights(run, 4, name) for run in (whole.out, parts.out)))
+    assert same(*(weights(run, 4, "optimizer") for run in (whole.out, parts.out)))
+    keep = ("loss", "margins", "accuracies", "scores", "grad_norm", "learning_rate", "tokens")
+    one, two = ([[line[name] for name in keep] for line in lines(run.out / "metrics.jsonl")] for run in (whole, parts))
+    assert one == two
+
+
+# --------------------------------------------------------------------------------------------------- loss and gradient
+
+
+def scorer(seed=0, pooling="last", objectives=("reward",), lora=None, **changes):
+    """An engine on a random model whose head (and q) is random too."""
+    head = Head(pooling, dict(zip(objectives, (1.0, -0.5, 2.0), strict=False)))
+    model = with_head(tiny_model(seed), head, tiny_tokenizer(), "tiny")
+    config = build_config(
+        RewardModelConfig,
+        {"out": "unused", "data": "unused", "lora": lora, "microbatch_tokens": 150, **changes},
+        "test",
+    )
+    whole = ["score", "pool"] if pooling == "attention" else ["score"]
+    if lora is not None:
+        model = add_lora(model, config.lora, "tiny", whole=whole, task_type="SEQ_CLS")
+    engine = RewardEngine(model, config, head)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in engine.trainable.items():
+            if "score" in name or "pool" in name or "lora_B" in name:
+                parameter.normal_(0, 0.5)
+    return engine
+
+
+def judged(objectives=1):
+    """Pairs with margins and ratings, of random tokens of ragged lengths."""
+    random = np.random.default_rng(0)
+
+    def ids(count):
+        return tuple(random.integers(3, 200, count).tolist())
+
+    found = []
+    for number in range(7):
+        prompt = ids(random.integers(1, 30))
+        one, two = ((prompt, ids(random.integers(1, 20))) for _ in range(2))
+        if number % 3 == 2:
+            told = [float(random.normal()) if number != 5 or k else float("nan") for k in range(objectives)]
+            found.append(Rated("", (one,), tuple(told) if objectives > 1 else (0.3,)))
+        else:
+            found.append(Compared("", (one, two), number / 10, None if objectives == 1 else (None, 0, 1)[number % 3]))
+    return found
+
+
+def slowly(engine, items):
+    """The same loss in float64, a row at a time, its hidden states pooled by a plain loop; and its gradient."""
+    model = bare(engine.model)
+    kept = {name: parameter.data for name, parameter in engine.model.named_parameters()}
+    engine.model.double()
+    weights = list(engine.head.objectives.values())
+    losses = []
+    try:
+        for one in items:
+            outputs = []
+            for prompt, reply in one.rows:
+                row = [*prompt, *reply]
+                hidden = model.base_model(input_ids=torch.tensor([row]), use_cache=False).last_hidden_state[0]
+                if engine.head.pooling == "last":
+                    pooled = hidden[max(place for place, id in enumerate(row) if id != 0)]
+                else:
+                    own = [hidden[place] for place in range(len(prompt), len(row))]
+                    pulls = [torch.zeros((), dtype=torch.float64) for _ in own]
+                    if engine.head.pooling == "attention":
+                        pulls = [model.pool(state[None, None])[0, 0] for state in own]
+                    powers = [pull.exp() for pull in pulls]
+                    pooled = sum(power * state for power, state in zip(powers, own, strict=True)) / sum(powers)
+                outputs.append(model.score(pooled))
+            if isinstance(one, Compared):
+                v = [
+                    sum(w * s for w, s in zip(weights, out, strict=True))
+                    if one.objective is None
+                    else out[one.objective]
+                    for out in outputs
+                ]
+                loss = torch.log1p(torch.exp(-(v[0] - v[1] - one.margin))) + engine.center * (v[0] + v[1]) ** 2
+            else:
+                squares = [(s - y) ** 2 for s, y in zip(outputs[0], one.scores, strict=True) if y == y]
+                loss = sum(squares) / len(squares)
+            losses.append(loss)
+        mean = sum(losses) / len(losses)
+        mean.backward()
+        gradient = {
+            name: parameter.grad for name, parameter in engine.model.named_parameters() if parameter.requires_grad
+        }
+    finally:
+        for name, parameter in engine.model.named_parameters():
+            parameter.grad, parameter.data = None, kept[name]
+    return float(mean.detach()), gradient
+
+
+@pytest.mark.parametrize(
+    ("pooling", "objectives", "lora"),
+    [
+        ("last", ("reward",), None),
+        ("mean", ("a", "b"), None),
+        ("attention", ("a", "b"), None),
+        ("attention", ("a",), {}),
+    ],
+)
+def test_loss_and_gradient_equal_a_slow_float64_reading(pooling, objectives, lora):
+    engine = scorer(pooling=pooling, objectives=objectives, lora=lora, center_rewards_coefficient=0.05)
+    items = judged(len(objectives))
+    expected, gradient_expected = slowly(engine, items)
+    assert len(split_items(items, 150)) > 2
+    figures = engine.figures(items, engine.forward_backward(items))
+    assert figures["loss"] == pytest.approx(expected, rel=1e-5)
+    found = {name: parameter.grad for name, parameter in engine.trainable.items()}
+    assert found.keys() == gradient_expected.keys()
+    whole = torch.cat([value.flatten() for value in gradient_expected.values()])
+    gap = torch.cat([(found[name].double() - gradient_expected[name]).flatten() for name in found])
+    assert gap.norm() / whole.norm() < 1e-5
+
+
+def test_micro_batches_checkpointing_and_equal_rows_change_nothing():
+    items = judged()
+    items += items[:2]
+    gradients = []
+    for changes in ({}, {"microbatch_tokens": 10}, {"microbatch_tokens": 9999}, {"gradient_checkpointing": True}):
+        engine = scorer(pooling="mean", **changes)
+        engine.forward_backward(items)
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in engine.trainable.values()]))
+    for other in gradients[1:]:
+        assert (other - gradients[0]).norm() / gradients[0].norm() < 1e-5
+
+
+# ---------------------------------------------------------------------------------------------------------------- data
+
+
+def test_objectives_learn_from_pairs_of_their_own_and_from_ratings(judges, tmp_path):
+    """One objective prefers what the other does not; a third is told by numbers."""
+    rows = [{**row, "objective": "kind"} for row in pairs()]
+    rows += [
+        {"prompt": p, "chosen": r, "rejected": c, "objective": "long"} for p, c, r in zip(PROMPTS, YES, NO, strict=True)
+    ]
+    rows += [
+        {"prompt": p, "completion": c, "scores": {"worth": number % 2}}
+        for p, texts in ((PROMPTS, YES),)
+        for number, (p, c) in enumerate(zip(p, texts, strict=True))
+    ]
+    data = written(tmp_path / "objectives.jsonl", rows)
+    settings = judges(
+        data=str(data),
+        eval_data=str(data),
+        objectives={"kind": 1.0, "long": 0.25, "worth": 0.0},
+        epochs=5,
+        validate_every=100,
+        save_every=100,
+        pooling="mean",
+    )
+    summary = train(settings)
+    assert summary["after"]["validation_accuracies"] == 1.0
+    assert summary["after"]["validation_errors"] < 0.6
+    model = load_reward_model(settings.out)
+    good, bad = model.scores(PROMPTS, YES), model.scores(PROMPTS, NO)
+    assert all(one["kind"] > two["kind"] and one["long"] < two["long"] for one, two in zip(good, bad, strict=True))
+    totals = [one["kind"] + 0.25 * one["long"] for one in good]
+    assert model.score(PROMPTS, YES) == pytest.approx(totals, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "rejected: is the same reply"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "margin": "much"}, "margin: 'much' is not a finite number"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "objective": "z"}, "objective: 'z' is none of reward"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "score": 1}, "score: a line is a pair"),
+        ({"prompt": "a", "completion": "b"}, "scores: give either score"),
+        ({"prompt": "a", "completion": "b", "scores": {}}, "scores: must be an object"),
+        ({"prompt": "a", "completion": "b", "scores": {"z": 1}}, "scores: 'z' is none of reward"),
+        ({"completion": "b", "score": True}, "prompt: missing"),
+        ({"prompt": "a", "completion": "b", "score": True}, "True is not a finite number"),
+        ({"prompt": "", "completion": "b", "score": 1}, "prompt: is empty"),
+        ({"prompt": "a", "chosen": "b" * 5000, "rejected": "c"}, "takes 4096"),
+        ({"prompt": "a", "better": "b"}, "better: unknown key"),
+    ],
+)
+def test_bad_lines_are_refused_by_name(policy_path, tmp_path, line, told):
+    path = written(tmp_path / "bad.jsonl", [*pairs()[:2], line])
+    with pytest.raises(DataError, match=rf"bad\.jsonl:3: .*{told}"):
+        read_judged(path, load_policy(policy_path), ["reward"])
+
+
+def test_a_run_does_not_go_on_with_other_lines_or_settings(judges, tmp_path):
+    train(judges(max_steps=2))
+    with pytest.raises(CheckpointError, match=r"pooling: 'last' there, 'mean' now"):
+        train(judges(pooling="mean"))
+    written(tmp_path / "pairs.jsonl", pairs(margin=1))
+    with pytest.raises(CheckpointError, match="began with other lines than data="):
+        train(judges())
+
+
+def test_refusals(judges, tmp_path):
+    for changes, told in (
+        ({"objectives": {"a": 0.0}}, "objectives: at least one with another weight than 0"),
+        ({"head_tokens": 7}, "head_tokens: has no effect with algorithm=reward"),
+        ({"dpo": {"beta": 1}}, "unknown key 'dpo'"),
+        ({"pooling": "first"}, "pooling: "),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            judges(**changes)
+    with pytest.raises(DataError, match="says anything of objective 'b'"):
+        rows = pairs(objective="a")
+        train(judges(data=str(written(tmp_path / "a.jsonl", rows)), objectives={"a": 1, "b": 1}))
+    with pytest.raises(ConfigError, match=r"lora\.target_modules: score is the head"):
+        train(judges(lora={"target_modules": ["score"]}))
+
+
+# ---------------------------------------------------------------------------------------------------------- other ways
+
+
+def test_lists_are_learnt_from_as_a_file_is(judges, policy_path, tmp_path):
+    settings = judges()
+    train(settings)
+    keys = ("batch_pairs", "epochs", "warmup_steps", "validate_every", "save_every", "learning_rate")
+    same_settings = {key: getattr(settings, key) for key in keys}
+    out = tmp_path / "lists"
+    summary = train_reward_model(PROMPTS, YES, NO, policy=policy_path, out=out, **same_settings)
+    assert summary["pairs"] == 8 and same(weights(settings.out, 4), weights(out, 4))
+    with pytest.raises(CheckpointError, match="holds other pairs"):
+        train_reward_model(PROMPTS, NO, YES, policy=policy_path, out=out, **same_settings)
+    assert memalpha.train_reward_model is train_reward_model
+
+
+def test_a_run_has_a_page_and_is_no_policy(judges):
+    settings = judges()
+    train(settings)
+    page = write_report(settings.out).read_text()
+    assert "pair loss 0.693 before" in page and "Preferences" in page and "not finished" not in page
+    with pytest.raises(ConfigError, match="trained a reward model"):
+        settings_of(str(settings.out))
+    with pytest.raises(PolicyError, match="is a reward model, which scores replies"):
+        load_policy(settings.out)
+    shipped = training_config("reward", {"data": "pairs.jsonl"})
+    assert isinstance(shipped, RewardModelConfig) and shipped.pooling == "last"
+
+
+def test_rows_are_padded_to_the_right_and_end_where_transformers_has_it():
+    ids, first, last = pack_rows([((5, 6), (7, 0)), ((5,), (8, 9, 4))], "last", 0)
+    assert ids.tolist() == [[5, 6, 7, 0], [5, 8, 9, 4]]
+    assert (first.tolist(), last.tolist()) == ([2, 1], [2, 3])
+    assert pack_rows([((5, 6), (7, 0))], "mean", 0)[2].tolist() == [3]

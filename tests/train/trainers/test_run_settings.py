@@ -1,0 +1,255 @@
+"""What a run takes and what it refuses: settings, tasks, directories, devices."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from memalpha.agent.prompts import writer_messages
+from memalpha.config import TrainConfig, WorldConfig, build_config, training_config
+from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
+from memalpha.policy.base import load_policy
+from memalpha.policy.transformers import TransformersPolicy
+from memalpha.store.schema import load_schema
+from memalpha.tasks.formats.jsonl import save_jsonl
+from memalpha.tasks.synthetic import worlds as synthetic
+from memalpha.train import api as loop
+from memalpha.train.algorithms import ALGORITHMS
+from memalpha.train.algorithms.grpo import GRPO
+from memalpha.train.api import train
+from memalpha.train.rollouts.memory import TaskSource
+from memalpha.train.trainers.checkpoint import locked
+from memalpha.types import Chunk, Observation
+
+
+def test_refusals(small, tmp_path):
+    settings = small(max_steps=1)
+    train(settings)
+    with pytest.raises(CheckpointError, match="seed: 0 there, 1 now"):
+        train(settings, seed=1)
+    written = (settings.out / "config.yaml").read_bytes()
+    with pytest.raises(CheckpointError, match="beyond max_steps=0"):
+        train(settings, max_steps=0)
+    assert (settings.out / "config.yaml").read_bytes() == written, "a refused run changes nothing"
+    (settings.out / "checkpoints" / "step-1" / "state.json").write_text("{")
+    (settings.out / "summary.json").unlink()
+    with pytest.raises(CheckpointError, match="cannot resume"):
+        train(settings)
+    with pytest.raises(PolicyError, match="no weights"):
+        train(small(policy="scripted:oracle"))
+    with pytest.raises(ConfigError, match="group_size"):
+        train(settings, group_size=1)
+    with pytest.raises(ConfigError, match="no configuration"):
+        train("nothing-of-the-kind")
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DataError):
+        train(small(data=str(tmp_path / "empty.jsonl"), out=str(tmp_path / "other")))
+    assert not (tmp_path / "other").exists()
+
+
+def test_task_sources(small, tmp_path):
+    source = TaskSource(small())
+    one, two = source.batch(0), source.batch(2)
+    assert not {task.id for task in one} & {task.id for task in two}
+    assert [task.id for task in source.batch(0)] == [task.id for task in one]
+    others = {task.id for task in source.validation} | {task.id for task in source.held_out}
+    assert len(others) == 5 and not others & {task.id for task in one}
+    assert [t.id for t in TaskSource(small(seed=5)).held_out] == [t.id for t in source.held_out]
+
+    tasks = [task.model_copy(update={"id": str(i)}) for i, task in enumerate(source.batch(0) * 5)]
+    save_jsonl(tasks, tmp_path / "mine.jsonl")
+    file = TaskSource(small(data=str(tmp_path / "mine.jsonl"), tasks_per_step=7))
+    assert [task.id for task in file.held_out] == ["8", "9"], "a fifth of the file"
+    assert [task.id for task in file.validation] == ["7"], "a fifth of the rest"
+    first_pass = [task.id for task in file.batch(0)]
+    assert sorted(first_pass) == [str(i) for i in range(7)]
+    assert first_pass != [task.id for task in file.batch(7)]
+
+
+def test_what_is_evaluated_is_not_trained_on(small, tmp_path):
+    def write(name, tasks):
+        save_jsonl(tasks, tmp_path / name)
+        return str(tmp_path / name)
+
+    world = WorldConfig()
+    trained, others = synthetic.tasks(world, 0, 0, 6), synthetic.tasks(world, 9, 0, 3)
+    mine, held = write("mine.jsonl", trained), write("held.jsonl", others)
+    source = TaskSource(small(data=mine, eval_data=held))
+    assert [task.id for task in source.held_out] == [task.id for task in others]
+    assert [task.id for task in source.validation] == [trained[5].id]
+    with pytest.raises(ConfigError, match=f"{trained[2].id!r}.*among the training tasks"):
+        TaskSource(small(data=mine, eval_data=write("same.jsonl", [others[0], trained[2]])))
+    renamed = trained[2].model_copy(update={"id": "another"})
+    with pytest.raises(ConfigError, match=f"3 of 3 chunks .* word for word .* in {trained[2].id!r}"):
+        TaskSource(small(data=mine, eval_data=write("renamed.jsonl", [renamed])))
+    small_talk = others[0].model_copy(update={"chunks": (*others[0].chunks[:2], trained[2].chunks[2])})
+    assert TaskSource(small(data=mine, eval_data=write("talk.jsonl", [small_talk]))).held_out == [small_talk]
+    with pytest.raises(ConfigError, match="among the training tasks"):
+        TaskSource(small(eval_data=write("synthetic.jsonl", synthetic.tasks(world, 0, 1234, 1))))
+    assert TaskSource(small(seed=1, eval_data=held)).held_out == others
+    with pytest.raises(ConfigError, match="split=train"):
+        TaskSource(small(world={"split": "test"}))
+    with pytest.raises(DataError, match="has 4 tasks, training needs at least 5"):
+        TaskSource(small(data=write("few.jsonl", trained[:4])))
+    with pytest.raises(DataError, match="has 1 tasks, training needs at least 2"):
+        TaskSource(small(data=write("one.jsonl", trained[:1]), eval_data=held))
+
+
+def test_the_configuration_names_the_algorithm(small, monkeypatch):
+    made = []
+    monkeypatch.setitem(ALGORITHMS, "grpo", lambda config: made.append(config) or GRPO(config))
+    train(small(max_steps=0))
+    assert len(made) == 1
+    assert ALGORITHMS.keys() == set(get_args(TrainConfig.model_fields["algorithm"].annotation))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kl_in": "reward"}, "kl_in: has no effect with beta=0"),
+        ({"kl_estimator": "k2"}, "kl_estimator: has no effect with beta=0"),
+        ({"use_bias_correction_kl": False}, "use_bias_correction_kl: has no effect where no KL is in the loss"),
+        (
+            {"beta": 0.1, "kl_in": "reward", "use_bias_correction_kl": False},
+            "use_bias_correction_kl: has no effect where no KL is in the loss",
+        ),
+        (
+            {"beta": 0.1, "kl_estimator": "k1", "use_bias_correction_kl": False},
+            "k1's gradient in the loss is 0 on average",
+        ),
+        ({"loss_type": "dapo", "loss_constant": 8.0}, "loss_constant: has no effect with loss_type=dapo"),
+        ({"loss_type": "cispo", "epsilon": 0.3}, "epsilon: has no effect with loss_type=cispo"),
+        ({"scale_rewards": "none", "advantage_floor": 0.1}, "advantage_floor: has no effect with scale_rewards=none"),
+        ({"delta": 1.1}, "delta: bounds the ratio above what the clip does"),
+        ({"algorithm": "rloo", "scale_rewards": "group"}, "scale_rewards: rloo compares with the mean of the others"),
+        (
+            {"algorithm": "rloo", "importance_sampling_level": "sequence", "loss_type": "dapo"},
+            "loss_type: with one ratio a completion",
+        ),
+    ],
+)
+def test_settings_without_effect_are_refused(small, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        small(**changes)
+
+
+def test_settings_with_effect_are_taken_and_a_written_configuration_is_read_again(small):
+    for changes in (
+        {"beta": 0.1, "kl_in": "reward", "kl_estimator": "k1"},
+        {"beta": 0.1, "kl_estimator": "k2", "use_bias_correction_kl": False},
+        {"loss_constant": 8.0},
+        {"algorithm": "rloo"},
+        {"algorithm": "rloo", "importance_sampling_level": "sequence"},
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+        {"loss_type": "cispo", "epsilon_high": 4.0},
+        {"scale_rewards": "batch"},
+        {"loss_type": "dapo"},
+    ):
+        config = small(**changes)
+        written = config.model_dump(mode="json")
+        assert build_config(TrainConfig, written, "written") == config
+
+
+@pytest.mark.parametrize("below", ["", "deeper/run"])
+def test_an_out_that_can_be_no_directory_is_refused_before_anything_is_loaded(small, tmp_path, monkeypatch, below):
+    monkeypatch.setattr(loop, "MemoryRun", None)
+    (tmp_path / "a-file").write_text("mine")
+    with pytest.raises(ConfigError, match=r"out: .*a-file is a file"):
+        train(small(out=str(tmp_path / "a-file" / below)))
+    with pytest.raises(ConfigError, match=r"out: .*cannot be a run directory"), locked(tmp_path / "a-file" / below):
+        pass
+    assert (tmp_path / "a-file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("device", ["nope", "meta", "cuda:999"])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(small, monkeypatch, device):
+    monkeypatch.setattr(loop, "MemoryRun", None)
+    with pytest.raises(ConfigError, match=f"device: '{device}' cannot be used here .*try cpu"):
+        train(small(device=device))
+    assert not small().out.exists()
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\xfd", b"- 1"])
+@pytest.mark.parametrize("name", ["summary.json", "config.yaml", "checkpoints/step-0/state.json"])
+def test_garbage_in_a_run_directory_is_named(small, name, content):
+    settings = small(max_steps=0)
+    train(settings)
+    if "state" in name:
+        (settings.out / "summary.json").unlink()
+    (settings.out / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"{'step-0' if 'state' in name else name}.*delete it to go on"):
+        train(settings)
+    assert (settings.out / name).read_bytes() == content
+
+
+def test_training_tasks_without_a_question_are_refused(small, tmp_path):
+    tasks, held = synthetic.tasks(WorldConfig(), 0, 0, 6), synthetic.tasks(WorldConfig(), 9, 0, 3)
+    mute = [task.model_copy(update={"questions": ()}) for task in tasks]
+    save_jsonl(mute[:5] + tasks[5:], tmp_path / "mute.jsonl")
+    save_jsonl(held, tmp_path / "held.jsonl")
+    for more in ({}, {"eval_data": str(tmp_path / "held.jsonl")}):
+        with pytest.raises(DataError, match=r"mute\.jsonl .*has a question.*add questions"):
+            TaskSource(small(data=str(tmp_path / "mute.jsonl"), **more))
+
+
+@pytest.mark.parametrize("key, place", [("data", 0), ("data", 4), ("data", 5), ("eval_data", 0), ("eval_data", 2)])
+def test_a_chunk_too_long_for_the_policy_is_named_before_any_work(small, tmp_path, monkeypatch, key, place):
+    monkeypatch.setattr(loop.MemoryRun, "go", None)
+    tasks = synthetic.tasks(WorldConfig(), 0, 0, 6)
+    chunks = (*tasks[place].chunks, Chunk(text="x" * 3100))
+    tasks[place] = tasks[place].model_copy(update={"chunks": chunks})
+    save_jsonl(tasks, tmp_path / "long.jsonl")
+    with pytest.raises(
+        DataError, match=rf"{key}: .*long\.jsonl: chunk {len(chunks) - 1} of task {tasks[place].id!r} .*split the chunk"
+    ):
+        train(small(seed=1, **{key: str(tmp_path / "long.jsonl")}))
+    assert not small().out.exists()
+
+
+def test_gold_operations_of_another_schema_are_refused(small, tmp_path):
+    """No write could ever be right there: r4 would stay 0 and both baselines would be empty."""
+    save_jsonl(synthetic.tasks(WorldConfig(), 0, 0, 5), tmp_path / "mine.jsonl")
+    with pytest.raises(DataError, match=r"mine\.jsonl: gold_operations\[\d\] of task .*set agent\.memory_schema"):
+        train(small(data=str(tmp_path / "mine.jsonl"), agent={"memory_schema": "life"}))
+    assert not small().out.exists()
+
+
+def test_a_chunk_that_just_fits_is_trained_on(small, tmp_path):
+    """The longest chunk that is let through leaves room for a full view and a full reply."""
+    settings, policy = small(), load_policy(small().policy)
+    assert isinstance(policy, TransformersPolicy) and policy.positions == 4096
+    tasks = synthetic.tasks(WorldConfig(), 0, 0, 5)
+    schema = load_schema(settings.agent.memory_schema)
+
+    def source(length: int) -> TaskSource:
+        chunks = (*tasks[0].chunks, Chunk(timestamp="2025-06-02", text="x" * length))
+        save_jsonl([tasks[0].model_copy(update={"chunks": chunks}), *tasks[1:]], tmp_path / "mine.jsonl")
+        return TaskSource(small(data=str(tmp_path / "mine.jsonl")))
+
+    def fits(length: int) -> bool:
+        try:
+            source(length).check(policy, settings.agent, schema)
+        except DataError:
+            return False
+        return True
+
+    longest = max(length for length in range(2900, 3100) if fits(length))
+    chunk = source(longest).file[0].chunks[-1]
+    prompt = policy.render(*writer_messages(Observation(chunk, "", ()), settings.agent, schema))
+    left = policy.positions - len(prompt) - settings.agent.view_tokens - settings.agent.max_new_tokens
+    assert 0 <= left <= 8
+
+
+def test_what_an_algorithm_brings_along_goes_with_it():
+    rloo = TrainConfig(out="x", algorithm="rloo", importance_sampling_level="sequence")
+    assert (rloo.scale_rewards, rloo.loss_type) == ("none", "grpo")
+    token = training_config(rloo, {"importance_sampling_level": "token"})
+    assert (token.scale_rewards, token.loss_type) == ("none", "dr_grpo")
+    ppo = TrainConfig(out="x", algorithm="ppo")
+    assert (ppo.group_size, ppo.tasks_per_step) == (1, 64)
+    assert training_config(ppo, {"algorithm": "grpo"}) == TrainConfig(out="x")
+    assert training_config(ppo, {"algorithm": "dpo"}) == TrainConfig(out="x", algorithm="dpo")
+    erl = TrainConfig(out="x", algorithm="erl", erl={"algorithm": 1})
+    assert erl.scale_rewards == "batch"
+    assert training_config(erl, {"erl": {"algorithm": 2}}).scale_rewards == "group"

@@ -1,0 +1,357 @@
+"""Supervised runs: the loss and gradient of TRL's SFTTrainer, resume bit for bit, every source, refusals."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from runs import interrupted, killed_at, lines, same, weights
+from safetensors.torch import load_file
+from tiny import tiny_policy
+
+import memalpha
+from memalpha.config import SFTConfig, TrainConfig, build_config, merge, training_config
+from memalpha.errors import CheckpointError, ConfigError, DataError, TrainingError
+from memalpha.policy.base import load_policy
+from memalpha.report.page import write_report
+from memalpha.train.api import train
+from memalpha.train.data.samples import cross_entropy_sample
+from memalpha.train.learner.engine import Engine
+from memalpha.train.learner.loss_weights import normalize
+from memalpha.train.rollouts.epochs import nth
+from memalpha.train.trainers import sft
+
+
+@pytest.fixture
+def supervised(policy_path, tmp_path):
+    """A function: overrides -> configuration of a run of a second on 20 short rows, in `tmp_path / "run"`."""
+    mine = tmp_path / "mine.jsonl"
+    rows = [{"prompt": f"<|user|>{number}", "completion": f"{number} it is"} for number in range(20)]
+    mine.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    base = {
+        "out": str(tmp_path / "run"),
+        "policy": str(policy_path),
+        "source": str(mine),
+        "agent": {"prompt": "compact", "embedder": "hash", "max_new_tokens": 1200},
+        "tasks": 4,
+        "batch_rows": 4,
+        "schedule_steps": 4,
+        "warmup_steps": 1,
+        "learning_rate": 1e-2,
+        "validation_tasks": 2,
+        "validate_every": 2,
+        "save_every": 2,
+        "evaluate": False,
+    }
+
+    def made(**changes) -> SFTConfig:
+        given = {name: value for name, value in base.items() if name != "schedule_steps" or "epochs" not in changes}
+        return build_config(SFTConfig, merge(given, changes), "test")
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def ending_path(tmp_path_factory):
+    """A random policy of which many tokens end a reply: its replies are short, and not all are cut off."""
+    path = tmp_path_factory.mktemp("ending")
+    policy = tiny_policy()
+    policy.model.generation_config.eos_token_id = list(range(0, 60, 2))
+    policy.model.save_pretrained(path)
+    policy.tokenizer.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def sampling(supervised, ending_path):
+    """The same for `source=best`."""
+    base = {"source": "best", "policy": ending_path, "agent": {"max_new_tokens": 24}, "group_size": 3}
+    return lambda **changes: supervised(**merge(base, changes))
+
+
+# ------------------------------------------------------------------------------------------------------ against TRL
+
+
+def test_loss_and_gradient_are_those_of_trl_s_sft_trainer(tmp_path, monkeypatch):
+    """On the same token rows, with a completion mask: one batch of rows of different lengths, float32."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from datasets import Dataset, disable_progress_bars
+    from trl import SFTConfig as TheirConfig
+    from trl import SFTTrainer
+
+    disable_progress_bars()
+    rng = np.random.default_rng(0)
+    lengths = zip(rng.integers(3, 40, 7), rng.integers(1, 20, 7), strict=True)
+    rows = [tuple(rng.integers(3, 250, length).tolist() for length in pair) for pair in lengths]
+    theirs, ours = tiny_policy(scale=1.0), tiny_policy(scale=1.0)
+    data = Dataset.from_list([{"input_ids": p + c, "completion_mask": [0] * len(p) + [1] * len(c)} for p, c in rows])
+    arguments = TheirConfig(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=len(rows),
+        report_to=[],
+        max_length=None,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        completion_only_loss=True,
+        disable_tqdm=True,
+    )
+    trainer = SFTTrainer(theirs.model, arguments, train_dataset=data, processing_class=theirs.tokenizer)
+    [batch] = trainer.get_train_dataloader()
+    expected = trainer.compute_loss(trainer.model, batch)
+    expected.backward()
+
+    learner = Engine(ours.model, training_config(TrainConfig(out=tmp_path, microbatch_tokens=100)))
+    samples = normalize([cross_entropy_sample(p, c) for p, c in rows], "token")
+    stats = learner.forward_backward(samples)
+    assert stats["loss"] == pytest.approx(float(expected), rel=1e-5)
+    reference = {name: parameter.grad for name, parameter in theirs.model.named_parameters()}
+    for name, parameter in learner.trainable.items():
+        assert parameter.grad is not None and reference[name] is not None
+        worst = (parameter.grad - reference[name]).abs().max() / reference[name].abs().max()
+        assert worst <= 1e-5, (name, float(worst))
+
+
+# ------------------------------------------------------------------------------------------------------------- runs
+
+
+def test_a_run_writes_what_is_promised(supervised):
+    agent = {"max_new_tokens": 12}
+    settings = supervised(evaluate=True, eval_tasks=2, agent=agent)
+    summary = memalpha.train(settings)
+    run = settings.out
+    assert summary == json.loads((run / "summary.json").read_text())
+    assert summary["tasks"] == 2 and summary["questions"] == len(lines(run / "eval" / "after.jsonl"))
+    assert summary["after"]["validation_loss"] < summary["before"]["validation_loss"]
+    assert {"accuracy", "validation_loss"} <= summary["before"].keys()
+    metrics = lines(run / "metrics.jsonl")
+    assert [line["step"] for line in metrics] == list(range(4))
+    assert [line.get("validation_loss") is not None for line in metrics] == [False, True] * 2
+    assert metrics[-1]["train_loss"] < metrics[0]["train_loss"]
+    assert summary["tokens"] == sum(line["tokens"] for line in metrics)
+    assert (summary["rows"], summary["validation_rows"]) == (18, 2)
+    best = load_policy(run / "checkpoints" / "best")
+    assert best.name.endswith("best") and memalpha.train(settings) == summary, "a finished run is not run again"
+    page = write_report(run).read_text()
+    assert "Cross-entropy" in page and "imitates" in page
+
+
+def test_the_losses_written_are_means_over_completion_tokens(supervised, policy_path):
+    settings = supervised(source="gold", validation_tasks=1, max_steps=1)
+    summary = train(settings)
+    model = load_policy(policy_path).model.double()
+    found = lines(settings.out / "rows.jsonl")
+    held_out = {row["task"] for row in found if row["validation"]}
+    assert len(held_out) == 1 and not held_out & {row["task"] for row in found if not row["validation"]}
+
+    def loss(rows: list[dict]) -> float:
+        total, count = 0.0, 0
+        for row in rows:
+            ids, start = row["prompt_ids"] + row["completion_ids"], len(row["prompt_ids"])
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([ids])).logits[0, start - 1 : -1]
+            total -= float(torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[start:])[:, None]).sum())
+            count += len(ids) - start
+        return total / count
+
+    assert summary["before"]["validation_loss"] == pytest.approx(loss([r for r in found if r["validation"]]), rel=1e-5)
+    first = [nth([row for row in found if not row["validation"]], number, "0|-1") for number in range(4)]
+    [line] = lines(settings.out / "metrics.jsonl")
+    assert line["train_loss"] == pytest.approx(loss(first), rel=1e-5)
+    assert line["tokens"] == sum(len(row["completion_ids"]) for row in first)
+
+
+def test_every_row_is_visited_once_a_pass_in_a_new_order(supervised, monkeypatch):
+    seen: list[str] = []
+    update = Engine.update
+
+    def note(learner, samples, rate):
+        seen.extend(row.task for row in samples)
+        return update(learner, samples, rate)
+
+    monkeypatch.setattr(Engine, "update", note)
+    settings = supervised(epochs=2.0)
+    summary = train(settings)
+    rows = summary["rows"]
+    assert summary["steps"] == -(-2 * rows // 4)
+    one, two = seen[:rows], seen[rows : 2 * rows]
+    assert len(set(one)) == rows and sorted(one) == sorted(two) and one != two
+    rates = [line["learning_rate"] for line in lines(settings.out / "metrics.jsonl")]
+    assert rates[0] == pytest.approx(1e-2) and rates[-1] < 0.9e-2, "the schedule is as long as the run"
+    with pytest.raises(ConfigError, match=r"max_steps: 99 is beyond the \d+ steps of epochs=2.0"):
+        train(supervised(epochs=2.0, max_steps=99, out=f"{settings.out}-2"))
+
+
+@pytest.mark.parametrize("kind", ["fixed", "best"])
+def test_stopping_and_going_on_equals_one_go(supervised, sampling, tmp_path, kind):
+    make = supervised if kind == "fixed" else lambda **changes: sampling(rounds=2, **changes)
+    whole, parts = make(out=str(tmp_path / "whole")), make(out=str(tmp_path / "parts"))
+    train(whole)
+    for stop in (1, 2, 3, None):  # before, at and after the second round's first step
+        train(parts.model_copy(update={"max_steps": stop}))
+    assert same(weights(whole.out, 4), weights(parts.out, 4))
+    assert same(*(load_file(run / "checkpoints/step-4/optimizer.safetensors") for run in (whole.out, parts.out)))
+    assert (whole.out / "rows.jsonl").read_bytes() == (parts.out / "rows.jsonl").read_bytes()
+    steps = {row["step"] for row in lines(whole.out / "rows.jsonl")}
+    assert steps == ({-1} if kind == "fixed" else {0, 2})
+    again = make(out=str(tmp_path / "again"))
+    train(again)
+    assert same(weights(whole.out, 4), weights(again.out, 4)), "one seed, one result"
+    other = make(out=str(tmp_path / "other"), seed=1)
+    train(other)
+    assert not same(weights(whole.out, 4), weights(other.out, 4))
+
+
+def test_killed_and_started_again_equals_one_go(supervised, tmp_path):
+    whole = supervised(out=str(tmp_path / "whole"), save_every=1, schedule_steps=6)
+    train(whole)
+    killed = supervised(out=str(tmp_path / "killed"), save_every=1, schedule_steps=6)
+    killed_at(killed, 2)
+    train(killed)
+    assert same(weights(whole.out, 6), weights(killed.out, 6))
+    assert [line["step"] for line in lines(killed.out / "metrics.jsonl")] == list(range(6))
+
+
+def test_ctrl_c_leaves_a_checkpoint_that_resumes(supervised, tmp_path, capfd):
+    whole = supervised(out=str(tmp_path / "whole"), save_every=100, validate_every=100, schedule_steps=6)
+    train(whole)
+    stopped = supervised(out=str(tmp_path / "stopped"), save_every=100, validate_every=100, schedule_steps=6)
+    interrupted(stopped)
+    assert "resumes it" in capfd.readouterr().err
+    train(stopped)
+    assert same(weights(whole.out, 6), weights(stopped.out, 6))
+
+
+def test_the_weights_that_validate_best_are_kept(supervised, monkeypatch):
+    losses = iter([3.0, 1.0, 2.0, 1.5])
+    monkeypatch.setattr(sft.SFTRun, "_held_out_loss", lambda run: next(losses))
+    summary = train(supervised())
+    assert summary["best_step"] == 2
+    assert summary["before"] == {"validation_loss": 3.0} and summary["after"] == {"validation_loss": 1.5}
+
+
+def test_without_validation_the_last_weights_count(supervised):
+    summary = train(supervised(validation_tasks=0))
+    assert summary["best_step"] == 4 and summary["before"] == {} and summary["validation_rows"] == 0
+    assert (supervised().out / "checkpoints" / "step-4").is_dir()
+
+
+# ---------------------------------------------------------------------------------------------------------- sources
+
+
+def test_the_best_rollouts_are_its_own_samples(sampling):
+    settings = sampling(rounds=2, tasks=3)
+    summary = train(settings)
+    run = settings.out
+    policies = {0: load_policy(settings.policy), 2: load_policy(run / "checkpoints" / "step-2")}
+    ends = policies[0].eos_ids  # type: ignore[attr-defined]
+    rounds = {step: [row for row in lines(run / "rows.jsonl") if row["step"] == step] for step in policies}
+    assert all(rounds.values()) and not {r["task"] for r in rounds[0]} & {r["task"] for r in rounds[2]}
+    for rows in rounds.values():
+        assert len({(row["task"], row["rollout"]) for row in rows}) == len({row["task"] for row in rows}), "one a task"
+        assert not any(row["validation"] for row in rows) and all(row["completion_ids"][-1] in ends for row in rows)
+    sampled = [line for line in lines(run / "metrics.jsonl") if "reward" in line]
+    assert [line["step"] for line in sampled] == [0, 2]
+    assert "validation_accuracy" in lines(run / "metrics.jsonl")[1] and summary["before"] == {}
+
+
+def test_rollouts_that_are_all_alike_are_refused(sampling, monkeypatch):
+    monkeypatch.setattr(sft, "best_of", lambda groups: [])
+    with pytest.raises(TrainingError, match="source=best: of 4 tasks none has a rollout that is better"):
+        train(sampling())
+
+
+def test_an_earlier_run_s_rollouts(small, supervised, ending_path, tmp_path):
+    earlier = small(
+        out=str(tmp_path / "earlier"), policy=ending_path, keep_tokens=True, max_steps=2, agent={"max_new_tokens": 24}
+    )
+    train(earlier)
+    summary = train(supervised(source=str(earlier.out), policy=ending_path))
+    turns = {tuple(turn["completion_ids"]): turn for turn in lines(earlier.out / "turns.jsonl")}
+    found = lines(supervised().out / "rows.jsonl")
+    assert summary["rows"] and all(tuple(row["completion_ids"]) in turns for row in found)
+    with pytest.raises(DataError, match="begin and end"):
+        train(supervised(source=str(earlier.out), agent={"prompt": "full"}, out=str(tmp_path / "other")))
+
+
+def test_a_user_s_file(supervised, tmp_path):
+    settings = supervised(validation_tasks=9)
+    summary = train(settings)
+    assert (summary["rows"], summary["validation_rows"]) == (16, 4), "at most a fifth validates"
+    path = tmp_path / "mine.jsonl"
+    path.unlink()
+    (settings.out / "summary.json").unlink()
+    assert train(settings)["rows"] == 16, "it goes on with the rows it began with"
+    path = tmp_path / "one.jsonl"
+    path.write_text('{"prompt": "a", "completion": "b"}\n')
+    with pytest.raises(DataError, match=r"has nothing but what validates .*validation_tasks=0"):
+        train(supervised(source=str(path), out=str(tmp_path / "one")))
+
+
+def test_a_scripted_writer(supervised):
+    train(supervised(source="scripted:add-all", max_steps=0))
+    texts = [
+        load_policy(supervised().policy).tokenizer.decode(row["completion_ids"])  # type: ignore[attr-defined]
+        for row in lines(supervised().out / "rows.jsonl")
+    ]
+    assert all("memory_insert" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [("golf", "source: 'golf' is none: give gold"), (".", r"source: \. holds no turns.jsonl: .*keep_tokens=true")],
+)
+def test_a_source_that_is_none_is_refused_before_anything_is_loaded(supervised, monkeypatch, source, told):
+    monkeypatch.setattr(sft, "TaskSource", None)
+    with pytest.raises(ConfigError, match=told):
+        train(supervised(source=source))
+    assert not supervised().out.exists()
+
+
+def test_rows_that_are_gone_are_named(supervised):
+    settings = supervised(max_steps=2)
+    train(settings)
+    path = settings.out / "rows.jsonl"
+    path.write_text(path.read_text().replace('"step": -1', '"step": 0'))
+    with pytest.raises(CheckpointError, match="lacks the rows of this run"):
+        train(settings, max_steps=4)
+    path.write_text("{}\n")
+    with pytest.raises(CheckpointError, match=r"rows.jsonl cannot be read \('step'\)"):
+        train(settings, max_steps=4)
+
+
+def test_the_configuration_says_which_run_it_is(supervised, small, tmp_path):
+    assert isinstance(training_config("sft"), SFTConfig) and isinstance(training_config("demo"), TrainConfig)
+    assert isinstance(training_config("sft", {"seed": 3}), SFTConfig)
+    assert training_config(supervised(), {"seed": 3}).seed == 3
+    with pytest.raises(ConfigError, match="unknown key 'source'"):
+        training_config("demo", {"source": "gold"})
+    for changes, told in [
+        ({"rounds": 2}, "rounds: only source=best samples rows anew"),
+        ({"source": "best", "epochs": 1}, "epochs: how many rows source=best will find is not known"),
+        ({"source": "best", "rounds": 9, "schedule_steps": 8}, "rounds: 9 rounds need at least as many"),
+        ({"max_steps": 9, "schedule_steps": 8}, "max_steps: 9 is beyond schedule_steps 8"),
+        ({"epochs": 2, "schedule_steps": 8}, "schedule_steps: 8 has no effect with epochs=2.0; leave one of them out"),
+        ({"group_size": 1}, "group_size: rollouts of a task are compared"),
+        *(
+            ({"source": "erl", "erl": {name: value}}, f"erl.{name}: has no effect with source=erl")
+            for name, value in {
+                "enable_reflection": False,
+                "enable_internalization": False,
+                "internalization_coef": 2.0,
+                "internalization_margin": 0.5,
+            }.items()
+        ),
+    ]:
+        with pytest.raises(ConfigError, match=told):
+            supervised(**changes)
+    assert supervised(epochs=3, max_steps=99).max_steps == 99, "how long it is, the rows say"
+    by_rows = training_config(supervised(), {"epochs": 3})
+    assert isinstance(by_rows, SFTConfig) and (by_rows.epochs, by_rows.schedule_steps) == (3, 50)
+    by_steps = training_config(by_rows, {"schedule_steps": 7})
+    assert isinstance(by_steps, SFTConfig) and (by_steps.epochs, by_steps.schedule_steps) == (None, 7)
+    train(supervised(max_steps=0))
+    written = training_config(supervised().out / "config.yaml")
+    assert isinstance(written, SFTConfig) and written.model_dump() == supervised(max_steps=0).model_dump()

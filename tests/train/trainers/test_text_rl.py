@@ -1,0 +1,307 @@
+"""Text runs: what they write, that they go on bit for bit, that all algorithms learn, and the gradient of a step."""
+
+from __future__ import annotations
+
+import json
+
+import oracle
+import pytest
+import torch
+from oracle import Net64
+from runs import lines, same, weights
+from tiny import tiny_policy
+
+from memalpha.config import TextConfig, build_config, merge, training_config
+from memalpha.environments import MultiObjective, Player, TextGeneration
+from memalpha.errors import ConfigError, DataError, RewardError
+from memalpha.train.algorithms import ALGORITHMS
+from memalpha.train.api import train
+from memalpha.train.learner.engine import Engine
+from memalpha.train.learner.losses import LossSettings
+from memalpha.train.rollouts.text import TextCollector
+from memalpha.train.rollouts.text_tasks import TextSource
+from memalpha.types import TextTask
+
+LEVELS = ("easy", "hard")
+
+
+def upper(completions):
+    """A reply's first byte in the upper half."""
+    return [float(bool(text) and max(text.encode()) >= 128) for text in completions]
+
+
+def short(completions):
+    return [1.0 - len(text.encode()) / 8 for text in completions]
+
+
+def made(count: int = 30, first: int = 0) -> list[TextTask]:
+    return [
+        TextTask(id=f"t{n}", prompt=f"{n}?", columns={"answer": str(n), "level": LEVELS[n % 2]}, category=LEVELS[n % 2])
+        for n in range(first, first + count)
+    ]
+
+
+@pytest.fixture
+def text(policy_path, tmp_path):
+    """A function: overrides -> configuration of a text run of a second in `tmp_path / "run"`."""
+    base = {
+        "out": str(tmp_path / "run"),
+        "policy": str(policy_path),
+        "max_new_tokens": 3,
+        "group_size": 4,
+        "tasks_per_step": 3,
+        "schedule_steps": 4,
+        "warmup_steps": 1,
+        "eval_tasks": 4,
+        "validation_tasks": 3,
+        "validate_every": 2,
+        "save_every": 2,
+        "learning_rate": 1e-2,
+    }
+    return lambda **changes: build_config(TextConfig, merge(base, changes), "test")
+
+
+def run(config: TextConfig, **given):
+    return train(config, **{"tasks": made(), "rewards": [upper, short], **given})
+
+
+def test_a_run_writes_what_is_promised(text):
+    summary = run(text(keep_tokens=True))
+    out = text().out
+    assert summary == json.loads((out / "summary.json").read_text())
+    assert summary["tasks"] == summary["questions"] == 4
+    assert summary["after"]["rewards"].keys() == {"upper", "short"}
+    assert summary["after"]["by_ability"].keys() <= set(LEVELS)
+    records = lines(out / "eval" / "after.jsonl")
+    assert records[0]["gold"] == [records[0]["task"][1:]] and records[0]["scores"].keys() == {"upper", "short"}
+    metrics = lines(out / "metrics.jsonl")
+    assert all({"rewards/upper", "rewards/short", "accuracy", "reward", "flat"} <= line.keys() for line in metrics)
+    assert [line.get("validation_accuracy") is not None for line in metrics] == [False, True, False, True]
+    assert all(line["mismatch_max"] < 1e-4 < line["ratio_deviation"] for line in metrics)
+    turns = lines(out / "turns.jsonl")
+    assert len(turns) == 4 * 3 * 4 and {turn["chunk"] for turn in turns} == {0}
+    assert lines(out / "trajectories.jsonl")[0]["prompt"].endswith("?")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"curriculum": {"order": list(LEVELS), "threshold": 0.3, "window": 8}},
+        {"algorithm": "erl", "erl": {"reflection_tokens": 3}},
+        {"overlap": 3, "minibatches": 3},
+    ],
+    ids=["curriculum", "erl", "overlap"],
+)
+def test_stopping_and_going_on_equals_one_go(text, tmp_path, changes):
+    whole = text(out=str(tmp_path / "whole"), **changes)
+    run(whole)
+    parts = text(out=str(tmp_path / "parts"), **changes)
+    for stop in (1, 3):
+        run(parts.model_copy(update={"max_steps": stop}))
+    run(parts)
+    assert same(weights(whole.out, 4), weights(parts.out, 4))
+    states = [json.loads((one.out / "checkpoints/step-4/state.json").read_text()) for one in (whole, parts)]
+    assert states[0]["algorithm"] == states[1]["algorithm"]
+    if "curriculum" in changes:
+        assert states[0]["curriculum"] == states[1]["curriculum"] and states[0]["curriculum"]["unlocked"] == 2
+        assert lines(parts.out / "metrics.jsonl")[0]["level"] == "easy"
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "ppo", "dpo", "erl"])
+def test_every_algorithm_raises_the_reward(text, algorithm):
+    changes = {"tasks_per_step": 16} if algorithm == "ppo" else {"group_size": 8, "tasks_per_step": 4}
+    if algorithm == "erl":
+        changes["erl"] = {"reflection_tokens": 2}
+    if algorithm == "dpo":
+        changes["learning_rate"] = 3e-2
+    config = text(
+        algorithm=algorithm,
+        schedule_steps=18,
+        save_every=100,
+        decay_fraction=0.0,
+        max_new_tokens=1,
+        validation_tasks=0,
+        eval_tasks=6,
+        **changes,
+    )
+    run(config, rewards=[upper])
+    rewards = [line["reward"] for line in lines(config.out / "metrics.jsonl")]
+    assert sum(rewards[:2]) / 2 < 0.65 and sum(rewards[-2:]) / 2 > 0.8
+
+
+def test_the_gradient_of_a_step_of_grpo():
+    config = TextConfig(out="unused", group_size=4, scale_rewards="group")
+    policy = tiny_policy()
+    player = Player(policy, TextGeneration([upper, short]), max_new_tokens=3)
+    groups, _ = TextCollector(player, config).attempts(made(3), 0)
+    with torch.no_grad():  # away from the sampler, so that ratios are not 1
+        generator = torch.Generator().manual_seed(1)
+        for weight in policy.model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator) * 0.01)
+    engine = Engine(policy.model, config, LossSettings.of(config))
+    samples = ALGORITHMS["grpo"](config).annotate(groups, engine)
+    engine.forward_backward(engine.normalized(samples))
+    net, values = Net64(policy.model), []
+    for group in groups:
+        totals = torch.tensor(
+            [upper([text])[0] + short([text])[0] for text in (t.turns[0].completion.text for t in group.trajectories)],
+            dtype=torch.float64,
+        )
+        values += ((totals - totals.mean()) / (totals.std(correction=0) + config.advantage_floor)).tolist()
+    rows = [
+        oracle.replace(row, advantages=torch.full_like(row.old, value))
+        for row, value in zip(map(oracle.row_of, samples), values, strict=True)
+    ]
+    losses = oracle.clip_loss(oracle.logprobs64(net, rows), rows, config.epsilon, config.epsilon)
+    found = oracle.flat({name: parameter.grad for name, parameter in engine.trainable.items()}, net.weights)
+    loss = oracle.reduce(losses, "dr_grpo", config.loss_constant)
+    assert len(set(values)) > 3
+    assert oracle.relative_error(found, oracle.gradient(loss, net.weights)) < 1e-5
+
+
+class Twice:
+    """Two replies; each is worth having a byte of the upper half."""
+
+    def reset(self, task):
+        self.replies = []
+        return task.prompt
+
+    def step(self, reply):
+        self.replies.append(reply)
+        return upper([reply])[0] / 2, len(self.replies) == 2, "again"
+
+
+def test_an_environment_of_several_turns_is_learnt(text):
+    changes = {
+        "schedule_steps": 15,
+        "save_every": 100,
+        "max_new_tokens": 1,
+        "validation_tasks": 0,
+        "group_size": 8,
+        "keep_tokens": True,
+    }
+    run(text(**changes), rewards=None, environment=Twice)
+    metrics = lines(text().out / "metrics.jsonl")
+    assert metrics[0]["turns"] == 2 and metrics[-1]["reward"] > 0.8 > metrics[0]["reward"]
+    turns = lines(text().out / "turns.jsonl")
+    pairs = list(zip(turns[::2], turns[1::2], strict=True))
+    assert all(one["chunk"] == 0 and two["chunk"] == 1 for one, two in pairs)
+    assert all(len(two["prompt_ids"]) > len(one["prompt_ids"]) for one, two in pairs)
+    assert all(one["advantage"] == two["advantage"] for one, two in pairs), "the return is credited to every turn"
+
+
+def test_the_curriculum_moves_on_and_looks_back():
+    config = TextConfig(
+        out="unused", data="arithmetic", tasks_per_step=8,
+        curriculum={"order": ["easy", "medium", "hard"], "threshold": 0.5, "window": 10, "review": 0.5},
+    )  # fmt: skip
+    from memalpha.qa.evaluate import Record
+    from memalpha.train.rollouts.curriculum import Curriculum
+
+    source = TextSource(config)
+    curriculum = Curriculum(config.curriculum, source.of_level, 0)
+
+    def step(number: int, correct: bool):
+        tasks = curriculum.draw(number, 8)
+        assert tasks == curriculum.draw(number, 8), "drawing changes nothing"
+        records = [Record(t.id, 0, t.id, "", None, "", "", (), 0.0, correct) for t in tasks]
+        return [task.columns["level"] for task in tasks], curriculum.learnt(tasks, records), [t.id for t in tasks]
+
+    seen: list[str] = []
+    for number, correct, unlocked in ((0, True, 1), (1, True, 2), (2, False, 2), (3, True, 2)):
+        levels, line, ids = step(number, correct)
+        seen += ids
+        assert curriculum.state["unlocked"] == unlocked
+    assert set(levels) == {"easy", "medium"} and line["level"] == "medium" and 0 < line["level_accuracy"] < 1
+    assert len(set(seen)) == 32, "no task of a made set comes twice"
+    for number in range(4, 12):
+        step(number, True)
+    assert curriculum.level == "hard" and curriculum.state["unlocked"] == 3
+    assert json.loads(json.dumps(curriculum.state)) == curriculum.state
+
+
+@pytest.mark.parametrize("changes", [{}, {"overlap": 3, "minibatches": 1, "beta": 0.1}, {"algorithm": "erl"}])
+def test_replies_of_which_nothing_can_be_said_are_left_out(text, changes):
+    asked = []
+
+    def silent(completions):
+        asked.extend(completions)
+        return [None if (len(asked) + n) % 5 == 0 else float(len(one) % 2) for n, one in enumerate(completions)]
+
+    if "algorithm" in changes:
+        changes = changes | {"erl": {"reflection_tokens": 2}}
+    run(text(max_steps=2, keep_tokens=True, **changes), rewards=[silent])
+    metrics = lines(text().out / "metrics.jsonl")
+    assert all(0 < line["unscored"] < 12 for line in metrics)
+    turns = [turn for turn in lines(text().out / "turns.jsonl") if turn["role"] == "attempt"]
+    assert len(turns) == sum(12 - line["unscored"] for line in metrics)
+    with pytest.raises(RewardError, match="no reward function applies to any of 4 replies"):
+        run(text(out=str(text().out) + "-none"), rewards=[lambda completions: [None] * len(completions)])
+
+
+def test_held_out_prompts_are_not_trained_on(text):
+    twice = made(20) + [task.model_copy(update={"id": f"again-{task.id}"}) for task in made(20)]
+    source = TextSource(text(), twice)
+    apart = {task.prompt for task in [*source.held_out, *source.validation]}
+    assert not apart & {task.prompt for task in source.listed} and "are not trained on" in source.notes[0]
+    assert {task.category for task in source.held_out} == set(LEVELS), "not the file's tail"
+    with pytest.raises(ConfigError, match="eval_data: the prompt of task 't3' is also that of training task"):
+        TextSource(text(validation_tasks=0), made(20), made(1, 3))
+    with pytest.raises(ConfigError, match="eval_data: empty"):
+        run(text(), eval_data=[])
+
+
+def test_what_python_gives(text):
+    given = {"tasks": (task for task in made()), "rewards": upper}
+    assert run(text(max_steps=0), **given)["tasks"] == 4
+    environment = MultiObjective({"upper": upper})
+    assert run(text(max_steps=0, out=str(text().out) + "-2"), rewards=None, environment=environment)["tasks"] == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "message"),
+    [
+        ({}, {"rewards": None}, "nothing says what a reply is worth"),
+        ({}, {"tasks": None}, "data: name the tasks"),
+        ({"data": "arithmetic", "limit": 3}, {"tasks": None}, "limit: arithmetic is made here"),
+        ({"data": "arithmetic"}, {}, "data names tasks already"),
+        ({"environment": "no.such:Thing"}, {"rewards": None}, "environment: 'no.such:Thing' cannot be found"),
+        ({"curriculum": {"order": ["easy", "x"]}}, {}, "'hard', the level of task"),
+        ({"curriculum": {"order": ["easy", "hard", "x"]}}, {}, "no training task has level 'x'"),
+        ({}, {"feedback_func": upper}, "feedback_func: has no effect with algorithm=grpo"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(text, changes, given, message):
+    with pytest.raises(ConfigError, match=message):
+        run(text(**changes), **given)
+
+
+def test_bad_data_is_refused(text):
+    with pytest.raises(DataError, match="two tasks have the id 't0'"):
+        run(text(), tasks=made(6) + made(1))
+    with pytest.raises(DataError, match="needs at least 5"):
+        run(text(), tasks=made(3))
+    with pytest.raises(DataError, match=r"prompt of task 't9' has \d+ tokens"):
+        run(text(), tasks=[*made(9), TextTask(id="t9", prompt="x" * 5000, columns={"answer": "", "level": ""})])
+
+
+def test_settings_of_text_runs(text):
+    data = {"task": "text", "out": "x", "data": "arithmetic", "rewards": [{"kind": "format", "pattern": "a"}]}
+    config = build_config(TextConfig, data, "x")
+    assert config.rewards[0].kind == "format" and training_config(config, {"seed": 3}).seed == 3
+    for bad, message in (
+        ({"environment": "a:B"}, "rewards: have no effect with an environment"),
+        ({"max_turns": 3}, "max_turns: has no effect"),
+        ({"tell_answer": True}, "tell_answer: has no effect with algorithm=grpo"),
+        ({"erl": {}}, "erl: has no effect"),
+        ({"algorithm": "erl", "erl": {"retry_prompt": "{prompt}"}}, "has no place for {reflection}"),
+        ({"group_size": 1}, "group_size: rollouts of a task are compared"),
+        ({"columns": 3}, "columns"),
+        ({"column": {}}, "unknown key 'column'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build_config(TextConfig, {**data, **bad}, "x")
+    with pytest.raises(ConfigError, match="retry_prompt: is for text tasks"):
+        training_config("demo", {"algorithm": "erl", "erl": {"retry_prompt": "{prompt}{reflection}"}})
+    with pytest.raises(ConfigError, match="rewards: tasks and functions themselves are for text runs"):
+        train("demo", rewards=[upper])
