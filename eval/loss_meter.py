@@ -19,7 +19,7 @@ from typing import Any
 
 from memalpha.config import WorldConfig
 from memalpha.qa.error_analysis import ABSTAIN, GOLD, GONE, MISSED, NEVER, READER, UNKNOWN, WRONG, classify
-from memalpha.qa.evaluate import Record
+from memalpha.qa.records import Record
 from memalpha.qa.systems.base import Passage, Shown
 from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Question, Task

@@ -41,7 +41,7 @@ from memalpha.store.slots import key_value, normalize
 from memalpha.types import MemoryEntry, Operation, Question, Task, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from memalpha.qa.evaluate import Record
+    from memalpha.qa.records import Record
 
 Rule = Literal["facts", "turns", "answers"]
 Style = Literal["full", "compact"]

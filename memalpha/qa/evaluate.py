@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from memalpha.policy.base import Policy
 from memalpha.qa.error_analysis import with_losses
 from memalpha.qa.memory_reward import MemoryReward, conversation_tokens, memory_tokens
 from memalpha.qa.reader import load_reader
+from memalpha.qa.records import Record, save_records
 from memalpha.qa.scoring.cited import cited_scores, evidence_notes
 from memalpha.qa.scoring.gold import ById, changes_by_id, fact
 from memalpha.qa.scoring.judge_scores import Content, Unjudged, judge_step
@@ -39,49 +40,6 @@ SINGLE = ("stated", "updated", "retracted")
 """Kinds of questions (`Question.meta["kind"]`) about a slot that has one value at a time."""
 CHANGED = ("updated", "retracted")
 """Kinds of questions (`Question.meta["kind"]`) that have a stale answer (`meta["stale"]`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One question to one rollout, or to one system under test.
-
-    `gold` empty: the right answer was to abstain. `retrieved` are ids of what was shown, best first, `tokens` its
-    length (characters / 4). `written`, `live`: the fact asked for was ever written, is in the memory the question was
-    asked of (None where there is no such fact, or the system does not show what it holds); `found`: it was among what
-    was shown (None where that is not known). `stale`: answered with a value that no longer held. `evidence_recall`:
-    share of the evidence turns that what was shown was taken from (None without evidence, or where that is not known).
-    `scores`: further metrics by name. `ceiling`: the same reader is right when shown the evidence (None: not asked).
-    `loss`: where a wrong answer was lost (see `loss`; None: right, or not looked for), `feedback` that in words.
-    """
-
-    task: str
-    rollout: int
-    question_id: str
-    ability: str
-    kind: str | None
-    question: str
-    answer: str
-    gold: tuple[str, ...]
-    score: float
-    correct: bool
-    retrieved: tuple[str, ...] = ()
-    written: bool | None = None
-    live: bool | None = None
-    stale: bool = False
-    conflict: bool = False
-    system: str = ""
-    abstained: bool = False
-    tokens: int = 0
-    evidence_recall: float | None = None
-    found: bool | None = None
-    loss: str | None = None
-    ceiling: bool | None = None
-    scores: Mapping[str, float] = field(default_factory=dict)
-    feedback: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """The record as one line of `eval/<name>.jsonl`."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def evaluate_memory(
@@ -430,13 +388,6 @@ def result_folder(directory: str | Path) -> Path:
     except OSError as error:
         raise ConfigError(f"out: cannot write results to {folder}: {error.strerror}") from error
     return folder
-
-
-def save_records(records: Iterable[Record], path: str | Path) -> None:
-    """Write records as JSON Lines."""
-    # A model's text may hold half a surrogate pair, which only an escape can carry.
-    lines = [json.dumps(record.as_json()) + "\n" for record in records]
-    Path(path).write_text("".join(lines), encoding="utf-8")
 
 
 def evaluate(

@@ -27,7 +27,7 @@ from memalpha.store.state import MemoryState
 from memalpha.types import Reward, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
 
 if TYPE_CHECKING:
-    from memalpha.qa.evaluate import Record
+    from memalpha.qa.records import Record
     from memalpha.qa.scoring.judge_scores import Content
 
 CHANGES = ("inserted", "updated", "deleted", "core_updated")

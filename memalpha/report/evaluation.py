@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from memalpha.qa.error_analysis import LOSSES, Waterfall, waterfall
-from memalpha.qa.evaluate import Record
+from memalpha.qa.records import Record
 from memalpha.qa.reporting.compare import load_records
 from memalpha.qa.scoring.stats import Estimate, Row, estimate, micro
 from memalpha.report.charts import Bar, stacked_bars, swatch

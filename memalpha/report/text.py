@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from memalpha.qa.evaluate import Record
+from memalpha.qa.records import Record
 from memalpha.qa.reporting.compare import load_records
 from memalpha.report.charts import Z95, Mark, Row, mark_rows, swatch
 

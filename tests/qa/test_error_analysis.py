@@ -12,7 +12,8 @@ from memalpha.config import AgentConfig, ReaderConfig, WorldConfig
 from memalpha.policy.hermes import format_call
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.error_analysis import LOSSES, Trace, classify, evidence_recall, feedback, trace, waterfall, with_losses
-from memalpha.qa.evaluate import Record, evaluate
+from memalpha.qa.evaluate import evaluate
+from memalpha.qa.records import Record
 from memalpha.qa.systems.base import Passage, Shown
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.synthetic.worlds import tasks

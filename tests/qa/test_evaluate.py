@@ -11,18 +11,17 @@ from memalpha.config import AgentConfig, ReaderConfig, RewardConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import (
-    Record,
     characters_by_four,
     evaluate,
     evaluate_memory,
     mean_and_error,
     result_folder,
-    save_records,
     score_groups,
     summarize,
 )
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
+from memalpha.qa.records import Record, save_records
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema

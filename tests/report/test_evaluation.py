@@ -10,7 +10,7 @@ import pytest
 from test_page import page_of
 
 from memalpha.errors import DataError
-from memalpha.qa.evaluate import Record, save_records
+from memalpha.qa.records import Record, save_records
 from memalpha.report.charts import Bar, stacked_bars
 from memalpha.report.evaluation import LABELS, RIGHT, SHOWN
 from memalpha.report.page import write_report

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memalpha.errors import DataError
-from memalpha.qa.evaluate import Record
+from memalpha.qa.records import Record
 from memalpha.qa.scoring.stats import (
     RESAMPLES,
     Estimate,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memalpha.qa.evaluate import Record
+from memalpha.qa.records import Record
 from memalpha.types import Task, ToolResult, Trajectory
 
 

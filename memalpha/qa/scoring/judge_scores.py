@@ -18,7 +18,7 @@ from memalpha.qa.scoring.metrics import JUDGED, RIGHT
 from memalpha.types import Question, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
 
 if TYPE_CHECKING:
-    from memalpha.qa.evaluate import Record
+    from memalpha.qa.records import Record
 
 MAJORITY = 0.5
 """By a vote of judges an answer is correct above this, where a yes or no is needed."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from memalpha.config import ReinforcementConfig
-from memalpha.qa.evaluate import Record
+from memalpha.qa.records import Record
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.learner.losses import kl_estimate
 from memalpha.train.rollouts.base import RolloutCollector

@@ -43,7 +43,7 @@ from typing import Any
 import numpy as np
 
 from memalpha.config import ERLConfig, ReinforcementConfig
-from memalpha.qa.evaluate import Record
+from memalpha.qa.records import Record
 from memalpha.train.algorithms.base import Score
 from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample

@@ -13,7 +13,7 @@ from memalpha.config import ERLConfig
 from memalpha.errors import RewardError
 from memalpha.policy.base import Policy
 from memalpha.policy.sampling_keys import Start
-from memalpha.qa.evaluate import Record
+from memalpha.qa.records import Record
 from memalpha.store.embedding import Embedder
 from memalpha.train.learner.distributed import World
 from memalpha.types import AnyTask, SampleRequest, Trajectory, TrajectoryGroup

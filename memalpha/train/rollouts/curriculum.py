@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from memalpha.config import CurriculumConfig
-from memalpha.qa.evaluate import Record
+from memalpha.qa.records import Record
 from memalpha.types import TextTask
 
 

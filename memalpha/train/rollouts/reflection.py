@@ -26,7 +26,7 @@ from memalpha.policy.base import Policy
 from memalpha.policy.sampling_keys import noise_key
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.error_analysis import with_losses
-from memalpha.qa.evaluate import Record
+from memalpha.qa.records import Record
 from memalpha.store.embedding import Embedder
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import Category, MemorySchema

@@ -9,7 +9,7 @@ from typing import Any
 from memalpha.config import ERLConfig
 from memalpha.policy.sampling_keys import Start
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.qa.evaluate import Record
+from memalpha.qa.records import Record
 from memalpha.train.data.demonstrations import is_imitable
 from memalpha.train.rollouts.base import RolloutCollector, Tried
 from memalpha.train.rollouts.reflection import ReflectionMemory, advice, requested

@@ -19,7 +19,7 @@ from memalpha.environments.rollouts import Player
 from memalpha.errors import ConfigError, RewardError
 from memalpha.policy.base import Policy
 from memalpha.policy.sampling_keys import Start
-from memalpha.qa.evaluate import Record
+from memalpha.qa.records import Record
 from memalpha.rewards.base import called, close_loop
 from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.train.learner.distributed import ONE, World

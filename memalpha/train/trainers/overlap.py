@@ -29,7 +29,7 @@ import numpy as np
 
 from memalpha.config import ReinforcementConfig
 from memalpha.errors import TrainingError
-from memalpha.qa.evaluate import Record
+from memalpha.qa.records import Record
 from memalpha.train.algorithms.base import Algorithm, sampled_rows
 from memalpha.train.data.samples import STREAMS, TrainingSample
 from memalpha.train.learner.async_engine import Learner, merged

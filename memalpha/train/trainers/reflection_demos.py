@@ -26,8 +26,9 @@ from memalpha.errors import DataError
 from memalpha.policy.sampling_keys import Start
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.qa.evaluate import Record, score_groups
+from memalpha.qa.evaluate import score_groups
 from memalpha.qa.memory_reward import MemoryReward
+from memalpha.qa.records import Record
 from memalpha.store.slots import key_value
 from memalpha.train.data.demonstrations import Demonstrator, encode_reply, imitable
 from memalpha.train.data.samples import TrainingSample, cross_entropy_sample

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from memalpha.config import ReinforcementConfig
-from memalpha.qa.evaluate import Record
+from memalpha.qa.records import Record
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.algorithms.base import Algorithm
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from memalpha.cli.main import app
 from memalpha.errors import DataError
-from memalpha.qa.evaluate import Record, save_records
+from memalpha.qa.records import Record, save_records
 from memalpha.qa.reporting.compare import (
     COLUMNS,
     System,
