@@ -28,9 +28,10 @@ from memalpha.agent.builder import Builder
 from memalpha.config import TrainConfig, load_config
 from memalpha.policy.base import Policy, load_policy
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.evaluate import evaluate_memory, mean_and_error
+from memalpha.qa.evaluate import evaluate_memory
 from memalpha.qa.reader import load_reader
 from memalpha.qa.records import Record
+from memalpha.qa.report import mean_and_error
 from memalpha.store.embedding import load_embedder
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState

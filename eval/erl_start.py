@@ -20,8 +20,9 @@ from memalpha import load_policy
 from memalpha.agent.builder import Builder, Start
 from memalpha.config import ERLConfig, TrainConfig, load_config
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.qa.evaluate import evaluate_memory, mean_and_error
+from memalpha.qa.evaluate import evaluate_memory
 from memalpha.qa.reader import load_reader
+from memalpha.qa.report import mean_and_error
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.rollouts.reflection import advice, asked, look_back, reflections
 from memalpha.train.trainers.reflection_demos import as_advice, named_by

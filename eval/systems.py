@@ -28,10 +28,10 @@ from typing import Any
 from babi_reader import RuleReader
 
 from memalpha.config import EvalConfig, load_config
-from memalpha.qa.evaluate import Report
 from memalpha.qa.from_config import run_evaluation, tasks_of
 from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import Reader
+from memalpha.qa.report import Report
 from memalpha.qa.reporting.tables import provenance
 
 BASELINES = ("empty", "append-only", "heuristic", "rag", "rag:chunks", "full", "window", "oracle")

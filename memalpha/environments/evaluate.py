@@ -10,8 +10,8 @@ from memalpha.environments.builtin import TextGeneration
 from memalpha.environments.rollouts import Player, named_columns
 from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.base import Policy
-from memalpha.qa.evaluate import Report, mean_and_error
 from memalpha.qa.records import Record
+from memalpha.qa.report import Report, mean_and_error
 from memalpha.rewards.base import check_columns
 from memalpha.types import TextTask, Trajectory, TrajectoryGroup
 

@@ -6,11 +6,8 @@ reader call.
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from memalpha.agent.agent import MemoryAgent, default_reader
@@ -22,13 +19,13 @@ from memalpha.agent.text_match import contains
 from memalpha.config import AgentConfig, RewardConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy
-from memalpha.qa.error_analysis import with_losses
-from memalpha.qa.memory_reward import MemoryReward, conversation_tokens, memory_tokens
+from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
-from memalpha.qa.records import Record, save_records
+from memalpha.qa.records import Record
+from memalpha.qa.report import CHANGED, Report, characters_by_four, make_report
 from memalpha.qa.scoring.cited import cited_scores, evidence_notes
-from memalpha.qa.scoring.gold import ById, changes_by_id, fact
-from memalpha.qa.scoring.judge_scores import Content, Unjudged, judge_step
+from memalpha.qa.scoring.gold import fact
+from memalpha.qa.scoring.judge_scores import Content, judge_step
 from memalpha.qa.scoring.metrics import RIGHT, is_right, score_answer, score_question
 from memalpha.qa.systems.base import as_passage
 from memalpha.store.embedding import Embedder, load_embedder
@@ -38,8 +35,6 @@ from memalpha.types import Question, Task, Trajectory, TrajectoryGroup
 
 SINGLE = ("stated", "updated", "retracted")
 """Kinds of questions (`Question.meta["kind"]`) about a slot that has one value at a time."""
-CHANGED = ("updated", "retracted")
-"""Kinds of questions (`Question.meta["kind"]`) that have a stale answer (`meta["stale"]`)."""
 
 
 def evaluate_memory(
@@ -243,153 +238,6 @@ def _traced(trajectory: Trajectory, question: Question, at: int) -> tuple[bool |
     )
 
 
-def characters_by_four(text: str) -> int:
-    """The measure of length where no tokenizer is common to all systems: characters / 4, rounded up."""
-    return -(-len(text) // 4)
-
-
-def mean_and_error(clusters: Iterable[Sequence[float]]) -> tuple[float | None, float | None]:
-    """Mean over all values and its standard error over clusters (a ratio estimator: clusters may differ in size).
-
-    None where there are no values, and no error from a single cluster.
-    """
-    filled = [values for values in clusters if values]
-    total = sum(len(values) for values in filled)
-    if not total:
-        return None, None
-    mean = sum(sum(values) for values in filled) / total
-    if len(filled) < 2:
-        return mean, None
-    squares = sum((sum(values) - mean * len(values)) ** 2 for values in filled)
-    return mean, (squares * len(filled) / (len(filled) - 1)) ** 0.5 / total
-
-
-def _accuracy(records: Iterable[Record]) -> tuple[float | None, float | None]:
-    by_task: dict[str, list[float]] = defaultdict(list)
-    for record in records:
-        by_task[record.task].append(float(record.correct))
-    return mean_and_error(by_task.values())
-
-
-def summarize(
-    records: Sequence[Record],
-    trajectories: Sequence[Trajectory],
-    count_tokens: Callable[[str], int] = characters_by_four,
-) -> dict[str, Any]:
-    """What a system shows on its tasks; None where nothing was there to measure.
-
-    `accuracy` is the share of questions answered right, `se` its standard error over conversations, `score` the mean
-    of the metric itself (the same where that is yes or no). `answerable_accuracy` leaves out the questions that have no
-    answer, which an empty memory has right. `update_accuracy` and `retract_accuracy` are over questions
-    of kind "updated" and "retracted", `stale_rate` is the share of both that was answered with an outdated value.
-    `valid_calls` is the share of calls that were ok (duplicates and skips are, and `duplicates` counts the former),
-    `update_share` and `delete_share` the shares that updated and deleted. `update_hit` and `delete_hit`: see
-    `gold.changes_by_id`. Tokens are means over trajectories by `count_tokens`.
-    """
-    accuracy, error = _accuracy(records)
-    changed = [record for record in records if record.kind in CHANGED]
-    results = [result for trajectory in trajectories for turn in trajectory.turns for result in turn.results]
-    by_id = sum((changes_by_id(trajectory) for trajectory in trajectories), ById())
-    rewards = [trajectory.reward.total for trajectory in trajectories if trajectory.reward is not None]
-    by_ability: dict[str, Any] = {}
-    for ability in sorted({record.ability for record in records}):
-        chosen = [record for record in records if record.ability == ability]
-        mean, spread = _accuracy(chosen)
-        by_ability[ability] = {"accuracy": mean, "n": len(chosen), "se": spread}
-    return {
-        "accuracy": accuracy,
-        "se": error,
-        "score": _share(sum(record.score for record in records), len(records)),
-        "answerable_accuracy": _accuracy(record for record in records if record.gold)[0],
-        "update_accuracy": _accuracy(record for record in records if record.kind == "updated")[0],
-        "retract_accuracy": _accuracy(record for record in records if record.kind == "retracted")[0],
-        "stale_rate": _share(sum(record.stale for record in changed), len(changed)),
-        "reward": _share(sum(rewards), len(rewards)),
-        "valid_calls": _share(sum(result.ok for result in results), len(results)),
-        "duplicates": _share(sum(result.code == "duplicate" for result in results), len(results)),
-        "update_share": _share(sum(result.code == "updated" for result in results), len(results)),
-        "delete_share": _share(sum(result.code == "deleted" for result in results), len(results)),
-        "update_hit": _share(by_id.updates_hit, by_id.updates),
-        "delete_hit": _share(by_id.deletes_hit, by_id.deletes),
-        "memory_tokens": _share(
-            sum(memory_tokens(trajectory.states[-1], count_tokens) for trajectory in trajectories), len(trajectories)
-        ),
-        "conversation_tokens": _share(
-            sum(conversation_tokens(trajectory.task, count_tokens) for trajectory in trajectories), len(trajectories)
-        ),
-        "by_ability": by_ability,
-    }
-
-
-def _share(part: float, whole: int) -> float | None:
-    return part / whole if whole else None
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A system's evaluation: `summary` (see `summarize`, and which `reader` answered by which `metric`), a record per
-    question, what was built, and the answers on which no judge gave a verdict, which are in no figure."""
-
-    name: str
-    summary: dict[str, Any]
-    records: tuple[Record, ...]
-    groups: tuple[TrajectoryGroup, ...] = ()
-    unjudged: tuple[Unjudged, ...] = ()
-
-    def table(self) -> None:
-        """Print accuracy by ability and the summary's figures."""
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table("", "accuracy", "± se", "questions", title=self.name)
-        whole = {"accuracy": self.summary["accuracy"], "se": self.summary["se"], "n": len(self.records)}
-        for label, row in [*self.summary["by_ability"].items(), ("all", whole)]:
-            table.add_row(label, figure(row["accuracy"]), figure(row["se"]), str(row["n"]))
-        rest = Table("measure", "value")
-        for key, value in self.summary.items():
-            if key not in ("accuracy", "se", "by_ability") and not isinstance(value, dict | list | tuple):
-                rest.add_row(key, figure(value))
-        console = Console()
-        console.print(table)
-        console.print(rest)
-
-    def save(self, directory: str | Path) -> Path:
-        """Write `eval/<name>.json` (the summary) and `eval/<name>.jsonl` (a line a question) under `directory`."""
-        folder = result_folder(directory)
-        stem = file_stem(self.name)
-        summary = json.dumps(self.summary, indent=2)
-        (folder / f"{stem}.json").write_text(summary + "\n", encoding="utf-8")
-        save_records(self.records, folder / f"{stem}.jsonl")
-        left = folder / f"{stem}.unjudged.json"
-        left.unlink(missing_ok=True)  # of an evaluation before this one
-        if self.unjudged:
-            lines = [one.as_json() for one in self.unjudged]
-            left.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
-        return folder / f"{stem}.json"
-
-
-def figure(value: Any) -> str:
-    """A cell of a table: three decimals, none above 10; counts and names as they are, "-" for None."""
-    if value is None or not isinstance(value, float):
-        return "-" if value is None else str(value)
-    return f"{value:,.0f}" if value > 10 else f"{value:.3f}"
-
-
-def file_stem(name: str) -> str:
-    """What the files of a system are called."""
-    return name.replace(":", "-").replace("/", "-")
-
-
-def result_folder(directory: str | Path) -> Path:
-    """`directory`/eval, made where it is missing; call it before the work. `ConfigError` where it cannot be made."""
-    folder = Path(directory) / "eval"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"out: cannot write results to {folder}: {error.strerror}") from error
-    return folder
-
-
 def evaluate(
     system: MemoryAgent | Policy,
     tasks: Sequence[Task],
@@ -425,17 +273,3 @@ def evaluate(
     rewards = MemoryReward(reward or RewardConfig(), count_tokens)
     scored, records = score_groups(groups, reader, rewards, embedder=embedder)
     return make_report(name or policy.name, scored, records, reader, rewards)
-
-
-def make_report(
-    name: str,
-    groups: Sequence[TrajectoryGroup],
-    records: Sequence[Record],
-    reader: Reader,
-    rewards: MemoryReward,
-) -> Report:
-    """The report on scored `groups` and all their `records`, each with where its answer was lost."""
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    answered_by = {"reader": reader.name, "metric": rewards.config.metric}
-    summary = {**answered_by, **summarize(records, trajectories, rewards.count_tokens)}
-    return Report(name, summary, tuple(with_losses(groups, records)), tuple(groups))

@@ -23,9 +23,9 @@ from memalpha.config import (
 )
 from memalpha.errors import ConfigError
 from memalpha.policy.base import in_own_style, load_policy
-from memalpha.qa.evaluate import Report, result_folder
 from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import Reader, load_reader
+from memalpha.qa.report import Report, result_folder
 from memalpha.qa.reporting.tables import check_folder, check_names, provenance, save_results
 from memalpha.qa.scoring.gold import check_categories
 from memalpha.qa.scoring.judge import Judge, load_judge

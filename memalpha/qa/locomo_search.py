@@ -25,7 +25,7 @@ from rich.progress import Progress
 from memalpha.agent.copying_reader import spoken
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
-from memalpha.qa.evaluate import result_folder
+from memalpha.qa.report import result_folder
 from memalpha.qa.scoring.recall import Asked, Ranks, rank, searching, summary
 from memalpha.store.embedding import load_embedder
 from memalpha.store.search.corpus import Route

@@ -17,9 +17,10 @@ from memalpha.agent.reader import Answer, Reader, Reading
 from memalpha.config import EVAL_K, AgentConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.qa.error_analysis import ceiling_of, classify, evidence_recall, feedback, trace, waterfall
-from memalpha.qa.evaluate import Report, characters_by_four, is_disputed, record_of, summarize
+from memalpha.qa.evaluate import is_disputed, record_of
 from memalpha.qa.memory_reward import conversation_tokens
 from memalpha.qa.records import Record
+from memalpha.qa.report import Report, characters_by_four, summarize
 from memalpha.qa.scoring.cited import cited_scores, evidence_notes
 from memalpha.qa.scoring.judge import Judge
 from memalpha.qa.scoring.judge_scores import Unjudged, judge_records

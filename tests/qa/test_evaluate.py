@@ -10,18 +10,11 @@ from memalpha.agent.reader import Answer, ExtractiveReader
 from memalpha.config import AgentConfig, ReaderConfig, RewardConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.evaluate import (
-    characters_by_four,
-    evaluate,
-    evaluate_memory,
-    mean_and_error,
-    result_folder,
-    score_groups,
-    summarize,
-)
+from memalpha.qa.evaluate import evaluate, evaluate_memory, score_groups
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
 from memalpha.qa.records import Record, save_records
+from memalpha.qa.report import characters_by_four, mean_and_error, result_folder, summarize
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema

@@ -17,10 +17,10 @@ from memalpha.agent.reader import Answer
 from memalpha.cli import main as cli
 from memalpha.config import EvalConfig, ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
-from memalpha.qa.evaluate import characters_by_four
 from memalpha.qa.from_config import run_evaluation
 from memalpha.qa.protocol import hits_of, run_systems
 from memalpha.qa.reader import load_reader
+from memalpha.qa.report import characters_by_four
 from memalpha.qa.reporting.tables import as_markdown, print_table, table
 from memalpha.qa.scoring.judge import Judge
 from memalpha.qa.scoring.judge_scores import Unjudged

@@ -14,7 +14,7 @@ from typing import Any
 
 from memalpha.config import EvalConfig
 from memalpha.errors import ConfigError
-from memalpha.qa.evaluate import Report, figure, file_stem
+from memalpha.qa.report import Report, figure, file_stem
 from memalpha.tasks.catalog import data_set, locate
 from memalpha.tasks.sources.files import sha256
 from memalpha.types import Task

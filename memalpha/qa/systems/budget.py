@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from memalpha.qa.evaluate import characters_by_four
+from memalpha.qa.report import characters_by_four
 from memalpha.qa.systems.base import Passage
 from memalpha.types import Task
 

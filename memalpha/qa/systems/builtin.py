@@ -34,8 +34,9 @@ from memalpha.agent.builder import Builder
 from memalpha.config import AgentConfig, EndpointConfig
 from memalpha.errors import ConfigError, EvaluationError, MemalphaError
 from memalpha.policy.base import ENDPOINTS, SHIPPED, Policy, in_own_style, load_policy
-from memalpha.qa.evaluate import asked_at, characters_by_four
+from memalpha.qa.evaluate import asked_at
 from memalpha.qa.memory_reward import memory_tokens
+from memalpha.qa.report import characters_by_four
 from memalpha.qa.systems.base import Historical, Inspectable, Passage, Shown, System, as_passage
 from memalpha.qa.systems.baselines import Empty, Recent, Searched, facts_of, turns_of, windows_of
 from memalpha.qa.systems.budget import cut, length, words_of

@@ -18,9 +18,10 @@ from memalpha.policy.base import Policy
 from memalpha.policy.endpoints.policy import EndpointPolicy
 from memalpha.policy.sampling_keys import Start
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.qa.evaluate import Report, asked_texts, make_report, score_groups
+from memalpha.qa.evaluate import asked_texts, score_groups
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.records import Record
+from memalpha.qa.report import Report, make_report
 from memalpha.qa.scoring.gold import check_categories
 from memalpha.store.embedding import Embedder
 from memalpha.store.schema import MemorySchema

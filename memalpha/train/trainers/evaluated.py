@@ -10,9 +10,9 @@ from memalpha.agent.reader import Reader
 from memalpha.config import ReaderConfig, SFTConfig, TrainConfig
 from memalpha.policy.base import Policy, in_own_style, load_policy
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.qa.evaluate import Report
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
+from memalpha.qa.report import Report
 from memalpha.store.embedding import load_embedder
 from memalpha.train.learner.distributed import World
 from memalpha.train.rollouts.memory import examine

@@ -11,8 +11,8 @@ from typing import Any
 from memalpha.agent.builder import Builder
 from memalpha.config import TrainConfig
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.evaluate import Report, summarize
 from memalpha.qa.records import Record
+from memalpha.qa.report import Report, summarize
 from memalpha.qa.reporting.example import choose_example, walk, write_example
 from memalpha.train.learner.distributed import World
 from memalpha.train.rollouts.memory import Collector, TaskSource

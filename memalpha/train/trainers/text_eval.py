@@ -14,7 +14,7 @@ from memalpha.environments.evaluate import check_tasks, make_text_report, text_r
 from memalpha.environments.rollouts import Player
 from memalpha.errors import ConfigError
 from memalpha.policy.base import load_policy
-from memalpha.qa.evaluate import Report, result_folder
+from memalpha.qa.report import Report, result_folder
 from memalpha.train.rollouts.text_inputs import environment_of
 from memalpha.train.rollouts.text_tasks import TextSource
 

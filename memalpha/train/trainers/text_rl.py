@@ -15,8 +15,8 @@ from memalpha.environments.evaluate import check_rewards, make_text_report, text
 from memalpha.environments.rollouts import Player
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy
-from memalpha.qa.evaluate import Report
 from memalpha.qa.records import Record
+from memalpha.qa.report import Report
 from memalpha.rewards.base import imported
 from memalpha.train.learner.distributed import World
 from memalpha.train.rollouts.curriculum import Curriculum

@@ -10,7 +10,8 @@ import pytest
 
 from memalpha.config import WorldConfig
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.evaluate import Report, evaluate
+from memalpha.qa.evaluate import evaluate
+from memalpha.qa.report import Report
 from memalpha.qa.reporting.example import choose_example, walk, write_example
 from memalpha.report.conversation import conversation
 from memalpha.tasks.synthetic import worlds as synthetic
