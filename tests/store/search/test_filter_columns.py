@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store.test_filters import entries, wheres
+from test_filters import entries, wheres
 
 from memalpha.store.filters import parse
 from memalpha.store.search import filter_columns as columns
