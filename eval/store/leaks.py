@@ -21,7 +21,7 @@ from pathlib import Path
 
 from memalpha.errors import StoreError
 from memalpha.store.embedding import load_embedder
-from memalpha.store.memory import WorkingMemory
+from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import MEM_ALPHA
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore

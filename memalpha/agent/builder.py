@@ -10,7 +10,7 @@ from memalpha.config import AgentConfig
 from memalpha.policy.base import Policy
 from memalpha.policy.sampling_keys import Start, grouped, noise_key, starts_of
 from memalpha.store.embedding import Embedder, load_embedder
-from memalpha.store.memory import WorkingMemory
+from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.state import MemoryState
 from memalpha.types import Chunk, Observation, SampleRequest, Task, Trajectory, TrajectoryGroup, Turn

@@ -29,7 +29,7 @@ from memalpha.qa.scoring.judge_scores import Content, judge_step
 from memalpha.qa.scoring.metrics import RIGHT, is_right, score_answer, score_question
 from memalpha.qa.systems.base import as_passage
 from memalpha.store.embedding import Embedder, load_embedder
-from memalpha.store.memory import WorkingMemory
+from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.state import MemoryState
 from memalpha.types import Question, Task, Trajectory, TrajectoryGroup
 

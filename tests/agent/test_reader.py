@@ -9,7 +9,7 @@ from memalpha.agent.reader import ExtractiveReader, PolicyReader, Reading
 from memalpha.agent.text_match import contains, is_abstention, same
 from memalpha.config import ReaderConfig
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.memory import WorkingMemory
+from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.slots import key_value, normalize
 from memalpha.store.state import MemoryState

@@ -8,7 +8,7 @@ from memalpha.agent.parsing import parse_calls
 from memalpha.agent.tools import TOOLS, execute, tool_schemas
 from memalpha.errors import StoreError
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.memory import WorkingMemory
+from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import Category, MemorySchema, load_schema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore

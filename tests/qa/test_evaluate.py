@@ -16,7 +16,7 @@ from memalpha.qa.reader import load_reader
 from memalpha.qa.records import Record, save_records
 from memalpha.qa.report import characters_by_four, mean_and_error, result_folder, summarize
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.memory import WorkingMemory
+from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.tasks.synthetic.worlds import tasks

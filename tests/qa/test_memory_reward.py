@@ -12,7 +12,7 @@ from memalpha.config import RewardConfig
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.scoring.gold import Gold
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.memory import WorkingMemory
+from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.types import Chunk, Completion, GoldOperation, Task, Trajectory

@@ -12,7 +12,7 @@ from memalpha.cli.main import app
 from memalpha.errors import DataError, InvalidContent, UnknownEntry
 from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import load_embedder
-from memalpha.store.memory import WorkingMemory
+from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 

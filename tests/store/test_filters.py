@@ -12,7 +12,7 @@ import memalpha.store.store
 from memalpha.errors import StoreError
 from memalpha.store.embedding import load_embedder
 from memalpha.store.filters import parse
-from memalpha.store.memory import WorkingMemory
+from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import Category, MemorySchema
 from memalpha.store.search.corpus import Boost
 from memalpha.store.store import MemoryStore

@@ -7,7 +7,7 @@ import pytest
 import memalpha.store.backends.namespace
 from memalpha.errors import DataError, DuplicateContent, InvalidContent, StoreError, UnknownEntry
 from memalpha.store.embedding import load_embedder
-from memalpha.store.memory import WorkingMemory
+from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import MEM_ALPHA, MemorySchema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore

@@ -41,7 +41,7 @@ from memalpha.qa.systems.base import Historical, Inspectable, Passage, Shown, Sy
 from memalpha.qa.systems.baselines import Empty, Recent, Searched, facts_of, turns_of, windows_of
 from memalpha.qa.systems.budget import cut, length, words_of
 from memalpha.store.embedding import Embedder
-from memalpha.store.memory import WorkingMemory
+from memalpha.store.in_memory import WorkingMemory
 from memalpha.types import Chunk, Question, Task, TrajectoryGroup
 
 BUILT_IN = ("empty", "append-only", "rag", "rag:chunks", "full", "window", "oracle", "facts", "heuristic")

@@ -28,7 +28,7 @@ from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.error_analysis import with_losses
 from memalpha.qa.records import Record
 from memalpha.store.embedding import Embedder
-from memalpha.store.memory import WorkingMemory
+from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import Category, MemorySchema
 from memalpha.store.state import MemoryState
 from memalpha.train.rollouts.base import Tried

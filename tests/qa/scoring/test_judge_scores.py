@@ -20,7 +20,7 @@ from memalpha.qa.scoring.cited import cited_scores
 from memalpha.qa.scoring.judge import Judge
 from memalpha.qa.scoring.judge_scores import judge_records
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.memory import WorkingMemory
+from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.types import Chunk, Completion, Question, Task, Trajectory, TrajectoryGroup

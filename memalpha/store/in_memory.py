@@ -1,0 +1,108 @@
+"""`WorkingMemory`: a memory without a database, used by rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memalpha.store.embedding import Embedder
+from memalpha.store.filters import Where
+from memalpha.store.memory import Memory
+from memalpha.store.schema import MemorySchema
+from memalpha.store.search.corpus import Boost, Corpus, Document, Route
+from memalpha.store.state import Change, MemoryState, check_timestamp, plan
+from memalpha.types import Hit, MemoryEntry, Operation
+
+
+class WorkingMemory(Memory):
+    """A memory without a database: a `MemoryState` that moves on, searchable.
+
+    `state` is a value, so keeping an earlier one (a snapshot) or starting another memory from it (a fork) costs
+    nothing. Nothing is embedded or indexed before the first search.
+    """
+
+    def __init__(self, state: MemoryState, embedder: Embedder) -> None:
+        self._state = state
+        self._embedder = embedder
+        self._corpus: Corpus | None = None
+
+    @property
+    def schema(self) -> MemorySchema:
+        """The schema of the memory."""
+        return self._state.schema
+
+    @property
+    def embedder(self) -> str:
+        """The name of the embedder that its searches use."""
+        return self._embedder.name
+
+    @property
+    def core(self) -> str:
+        """The core memory text; "" where there is none."""
+        return self._state.core
+
+    @property
+    def state(self) -> MemoryState:
+        """The memory as it is now, as a value."""
+        return self._state
+
+    def change(self, operation: Operation) -> Change:
+        """Make one operation happen; raises `StoreError` if the rules refuse it."""
+        check_timestamp(operation.timestamp)
+        change = plan(self._state, operation, self._state.position + 1)
+        state = self._state.advance(change)
+        corpus, self._corpus = self._corpus, None  # taken out while it changes: interrupted half-way, it is made anew
+        self._state = state
+        if corpus is not None:
+            if change.entry is not None:
+                corpus.add(Document.of(change.entry, state.created(change.entry.id)))
+            elif change.ended is not None:
+                corpus.remove(change.ended.id)
+        self._corpus = corpus
+        return change
+
+    def get(self, id: str) -> MemoryEntry:
+        """A live entry; raises `UnknownEntry`."""
+        return self._state.get(id)
+
+    def list(self, category: str | None = None, *, where: Where = None) -> list[MemoryEntry]:
+        """The live entries, oldest id first; of one `category`, or those that pass `where`."""
+        chosen = self._filter(None, where)
+        return [entry for entry in self._state.list(category) if chosen is None or chosen.matches(entry)]
+
+    def find(self, category: str, content: str) -> MemoryEntry | None:
+        """The live entry of the category with exactly this content, or None."""
+        return self._state.find(category, content)
+
+    def search(
+        self,
+        query: str,
+        k: int = 10,
+        *,
+        category: str | None = None,
+        where: Where = None,
+        route: Route = "soft",
+        boost: Boost | None = None,
+    ) -> list[Hit]:
+        """The k best live entries, best first, as if only those of `category` that pass `where` were there."""
+        return self.search_many([query], k, category=category, where=where, route=route, boost=boost)[0]
+
+    def search_many(
+        self,
+        queries: Sequence[str],
+        k: int = 10,
+        *,
+        category: str | None = None,
+        where: Where = None,
+        route: Route = "soft",
+        boost: Boost | None = None,
+    ) -> list[list[Hit]]:
+        """`search` for several queries, embedded in one batch."""
+        chosen = self._filter(category, where)
+        corpus, self._corpus = self._corpus, None
+        if corpus is None:
+            state = self._state
+            documents = (Document.of(entry, state.created(id)) for id, entry in state.entries.items())
+            corpus = Corpus(self._embedder, documents, lambda: self._state.entries.values())
+        found = corpus.search_many(queries, k, route=route, where=chosen, boost=boost)
+        self._corpus = corpus
+        return [[Hit(self._state.get(id), score, explain) for id, score, explain, _ in hits] for hits in found]
