@@ -11,7 +11,7 @@ from memalpha.cli.store import AsJson, EmbedderName, Namespace, SchemaName, Stor
 from memalpha.errors import StoreError
 
 if TYPE_CHECKING:
-    from memalpha.store.io.importers.replay import Imported
+    from memalpha.store.io.importers.base import Imported
 
 Source = Literal["jsonl", "markdown", "mem0", "langgraph"]
 _MARKDOWN = (".md", ".markdown")

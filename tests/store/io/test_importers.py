@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from memalpha.errors import DataError, StoreError
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.io.importers import replay as foreign
-from memalpha.store.io.importers.replay import Event, form_of, import_foreign
+from memalpha.store.io.importers import base, replay
+from memalpha.store.io.importers.base import Event, LeftOut
+from memalpha.store.io.importers.replay import form_of, import_foreign
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation
 
@@ -219,14 +220,14 @@ def test_any_bytes_are_a_value_or_an_error(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:
-        value = foreign.unpickled("here", bytes(raw), ("qdrant_client",))
+        value = base.unpickled("here", bytes(raw), ("qdrant_client",))
     except DataError:
         return
     todo = [value]
     while todo:
         item = todo.pop()
         assert type(item) in (
-            foreign.Inert,
+            base.Inert,
             type,
             dict,
             list,
@@ -241,7 +242,7 @@ def test_any_bytes_are_a_value_or_an_error(data: st.DataObject) -> None:
             type(None),
             bytearray,
         )
-        assert not isinstance(item, type) or item is foreign.Inert
+        assert not isinstance(item, type) or item is base.Inert
         todo += (
             [*item, *item.values()]
             if isinstance(item, dict)
@@ -249,7 +250,7 @@ def test_any_bytes_are_a_value_or_an_error(data: st.DataObject) -> None:
             if isinstance(item, list | tuple | set)
             else []
         )
-        todo += [item.state] if isinstance(item, foreign.Inert) else []
+        todo += [item.state] if isinstance(item, base.Inert) else []
 
 
 def test_the_older_docstore_is_read(store, peers: Path) -> None:
@@ -307,8 +308,8 @@ def test_any_history_ends_at_what_the_source_holds(steps) -> None:
         )
         events.append(Event(f"row {number}", "", operation))
     with MemoryStore.open(":memory:", embedder=HashEmbedder(16)) as store:
-        left_out: list[foreign.LeftOut] = []
-        log = foreign._replayed(store.schema, "n", events, left_out)
+        left_out: list[LeftOut] = []
+        log = replay._replayed(store.schema, "n", events, left_out)
         for _, operation in log:
             store.apply(operation)
         live = {entry.id: entry.content for entry in store.list()}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.store.io.importers.replay import Event, columns, log_time, plain, sqlite_copy
+from memalpha.store.io.importers.base import Event, columns, log_time, plain, sqlite_copy
 from memalpha.store.state import is_id
 from memalpha.types import Operation
 

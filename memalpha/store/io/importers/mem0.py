@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memalpha.errors import DataError
-from memalpha.store.io.importers.replay import Event, Inert, columns, log_time, plain, sqlite_copy, unpickled
+from memalpha.store.io.importers.base import Event, Inert, columns, log_time, plain, sqlite_copy, unpickled
 from memalpha.store.io.jsonl import read_text
 from memalpha.types import Operation
 
