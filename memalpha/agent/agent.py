@@ -23,7 +23,7 @@ from memalpha.policy.base import Policy, in_own_style, load_policy
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema, load_schema
-from memalpha.store.state import check_timestamp
+from memalpha.store.validation import check_timestamp
 from memalpha.tasks.chunking import cut
 from memalpha.types import (
     Chunk,

@@ -93,7 +93,7 @@ def add(
 
     Example: memalpha add ana.db "Ana lives in Lisbon." --category semantic --timestamp 2024-05-01
     """
-    from memalpha.store.state import check_timestamp
+    from memalpha.store.validation import check_timestamp
 
     check_timestamp(timestamp)
     fact = Operation(
@@ -420,7 +420,7 @@ def text_of(file: Path) -> str:
 
 def chunks_of(file: Path, timestamp: str | None, size: int = 4000) -> list[Chunk]:
     """The chunks of a task file, or of a text cut at line ends into pieces of at most `size` characters."""
-    from memalpha.store.state import check_timestamp
+    from memalpha.store.validation import check_timestamp
 
     check_timestamp(timestamp)
     if file.suffix == ".jsonl":

@@ -11,7 +11,8 @@ from memalpha.errors import StoreError
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.row_codec import vector_blob
 from memalpha.store.embedding import normalize
-from memalpha.store.state import check_timestamp, checked, clean_content, make_id
+from memalpha.store.state import make_id
+from memalpha.store.validation import check_timestamp, clean_content, validate_fields
 from memalpha.types import MemoryEntry
 
 Fact = Mapping[str, Any]
@@ -66,7 +67,7 @@ def insert_all(rows: Namespace, facts: Sequence[tuple[Fact, str]], vectors: Mapp
             category = check(fact["category"])
             entry = held.get((category, content))
             if entry is None:
-                given = checked(fact) if len(fact) > len(_NEEDED) else {}
+                given = validate_fields(fact) if len(fact) > len(_NEEDED) else {}
                 id = make_id(content, position, taken)
                 position += 1
                 entry = MemoryEntry(

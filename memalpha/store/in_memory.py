@@ -9,7 +9,8 @@ from memalpha.store.filters import Where
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.corpus import Boost, Corpus, Document, Route
-from memalpha.store.state import Change, MemoryState, check_timestamp, plan
+from memalpha.store.state import Change, MemoryState, plan
+from memalpha.store.validation import check_timestamp
 from memalpha.types import Hit, MemoryEntry, Operation
 
 

@@ -10,7 +10,8 @@ from memalpha.errors import DuplicateContent
 from memalpha.store.filters import Filter, Where, parse
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.corpus import Boost, Route
-from memalpha.store.state import Change, MemoryState, clean_content
+from memalpha.store.state import Change, MemoryState
+from memalpha.store.validation import clean_content
 from memalpha.types import Hit, MemoryEntry, Operation
 
 

@@ -8,8 +8,6 @@ between which it was current (`valid_from` inclusive, `valid_to` exclusive).
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,13 +16,12 @@ from typing import Any, Protocol
 from immutables import Map
 
 from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownEntry
-from memalpha.store.filters import moment, utc
-from memalpha.store.schema import MemorySchema, count_core_tokens
-from memalpha.types import MemoryEntry, Operation, is_iso_time
+from memalpha.store.schema import MemorySchema
+from memalpha.store.validation import FIELD_CHECKS, check_text, clean_content, clean_core_text, is_id
+from memalpha.types import MemoryEntry, Operation
 
 # 32 characters, five bits each; l, 1, o and 0 are left out because they are mistaken for one another.
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
-_ID = re.compile(r"[^\s\x00]{1,128}")
 _WORD = re.compile(r"\w+")
 _TWO_WORDS = re.compile(r"\W*(\w+)(?:\W+(\w+))?")
 
@@ -89,7 +86,7 @@ def plan(view: StateView, operation: Operation, position: int) -> Change:
     if kind == "erased":
         return Change(Operation("erased", id=operation.id))
     if kind == "core_update":
-        content = _core_text(view.schema, operation.content)
+        content = clean_core_text(view.schema, operation.content)
         return Change(_complete(operation, None, None, content))
     if kind == "insert":
         category = view.schema.check(operation.category)
@@ -282,7 +279,7 @@ def _earlier(view: StateView, id: str | None, category: str) -> MemoryEntry | No
     """The ended entry that an insert with an explicit id brings back, if there is one."""
     if id is None:
         return None
-    _text("id", id)
+    check_text("id", id)
     if not is_id(id):
         raise InvalidContent(f"id {id!r}: 1 to 128 characters without whitespace are needed")
     earlier = view.last(id)
@@ -291,11 +288,6 @@ def _earlier(view: StateView, id: str | None, category: str) -> MemoryEntry | No
     if earlier is not None and earlier.category != category:
         raise StoreError(f"the id {id!r} belongs to an entry of category {earlier.category!r}, not {category!r}")
     return earlier
-
-
-def is_id(text: str) -> bool:
-    """Whether a text can be an entry's id: 1 to 128 characters without whitespace."""
-    return _ID.fullmatch(text) is not None
 
 
 def _version(done: Operation, before: MemoryEntry | None, position: int) -> MemoryEntry:
@@ -346,109 +338,12 @@ def _ended(entry: MemoryEntry, position: int) -> MemoryEntry:
 def _complete(
     operation: Operation, id: str | None, category: str | None, content: str | None, **defaults: Any
 ) -> Operation:
-    """`operation` with these fields set and every other one checked, or its default where it is not given."""
+    """`operation` with these fields set and every other one validate_fields, or its default where it is not given."""
     rest = [
         defaults.get(name) if (value := getattr(operation, name)) is None else check(name, value)
-        for name, check in _CHECKS.items()
+        for name, check in FIELD_CHECKS.items()
     ]
     return Operation(operation.kind, id, category, content, *rest)
-
-
-def checked(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the fields that an operation may have or not which are given and not None, as they are stored; raises
-    `InvalidContent`."""
-    return {name: check(name, fields[name]) for name, check in _CHECKS.items() if fields.get(name) is not None}
-
-
-def _whole(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise InvalidContent(f"{name} {value!r}: a whole number from 0 is needed")
-    return value
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidContent(f"{name} {value!r}: a finite number is needed")
-    return float(value)
-
-
-def _moment(name: str, value: Any) -> str:
-    """A time in the log's own form; "" is none."""
-    if not _text(name, value):
-        return ""
-    try:
-        return utc(moment(value))
-    except (ValueError, OverflowError) as error:
-        raise InvalidContent(f"{name} {value!r} is no ISO 8601 date or time (2024-05-01)") from error
-
-
-def _metadata(name: str, value: Any) -> dict[str, Any]:
-    """A private copy in JSON's own types, so that memory and disk hold the same."""
-    if not value:
-        return {}
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise InvalidContent(f"{name}: a mapping with text keys is needed")
-    if all(map(_is_plain, value.values())):
-        return dict(value)
-    try:
-        return json.loads(json.dumps(dict(value), allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidContent(f"{name} cannot be written as JSON: {error}") from error
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether JSON surely gives a value back as it is."""
-    kind = type(value)
-    return kind is str or kind is bool or value is None or (kind is int and -(2**63) <= value < 2**63)
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise InvalidContent(f"{name}: text is needed, not {type(value).__name__}")
-    if "\x00" in value:
-        raise InvalidContent(f"{name}: holds a NUL character")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidContent(f"{name}: holds half of a surrogate pair, which is not text") from error
-    return value
-
-
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "timestamp": _text,
-    "importance": _number,
-    "metadata": _metadata,
-    "source": _text,
-    "chunk": _whole,
-    "turn": _text,
-    "expires": _moment,
-}  # in the order of `Operation`
-
-
-def clean_content(value: object) -> str:
-    """The content as stored: without outer whitespace. Raises `InvalidContent` if it is empty or no text."""
-    content = _text("content", value).strip()
-    if not content:
-        raise InvalidContent("content is empty")
-    return content
-
-
-def check_timestamp(timestamp: object) -> None:
-    """Raise `InvalidContent` unless a new timestamp is ISO 8601, None or ""; older logs may hold any text."""
-    if timestamp and not is_iso_time(_text("timestamp", timestamp)):
-        raise InvalidContent(f"timestamp {timestamp!r} is no ISO 8601 date or time (2024-05-01)")
-
-
-def _core_text(schema: MemorySchema, value: object) -> str:
-    if not schema.core and value != "":  # none is none in any schema: `restore` needs an operation that changes nothing
-        raise StoreError(f"schema {schema.name!r} has no core memory")
-    core = _text("core memory", value).strip()
-    tokens = count_core_tokens(core)
-    if tokens > schema.core_limit:
-        raise InvalidContent(
-            f"core memory of {tokens} tokens is over the limit of {schema.core_limit}: nothing was stored; shorten it"
-        )
-    return core
 
 
 def _refuse_duplicate(view: StateView, category: str, content: str) -> None:

@@ -31,7 +31,8 @@ from memalpha.store.open import copied_to, index_of, open_database, rows_of
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.corpus import Boost, Route
 from memalpha.store.search.vectors import PRECISIONS, Precision
-from memalpha.store.state import Change, MemoryState, check_timestamp, clean_content
+from memalpha.store.state import Change, MemoryState
+from memalpha.store.validation import check_timestamp, clean_content
 from memalpha.types import Hit, MemoryEntry, Operation
 
 _PAGE = 1000

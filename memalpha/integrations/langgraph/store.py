@@ -24,8 +24,8 @@ from memalpha.store.filters import utc
 from memalpha.store.io.importers.langgraph import content_of
 from memalpha.store.keyed_entries import Keyed, escaped
 from memalpha.store.search.corpus import Route
-from memalpha.store.state import checked
 from memalpha.store.store import MemoryStore
+from memalpha.store.validation import validate_fields
 from memalpha.types import MemoryEntry, Operation
 
 try:
@@ -141,7 +141,7 @@ class LangGraphStore(BaseStore):
         if op.value is None:
             self._items.delete(key)
             return
-        value = checked({"metadata": op.value}).get("metadata", {})  # in JSON's own types
+        value = validate_fields({"metadata": op.value}).get("metadata", {})  # in JSON's own types
         time, current = self._items.now(), self._items.get(key)
         created = utc(time) if current is None else current.metadata["item"]["created_at"]
         item: dict[str, Any] = {

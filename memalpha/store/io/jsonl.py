@@ -22,7 +22,7 @@ from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.sqlite import aside
 from memalpha.store.filters import utc
 from memalpha.store.schema import MemorySchema
-from memalpha.store.state import check_timestamp, clean_content
+from memalpha.store.validation import check_timestamp, clean_content
 from memalpha.types import LoggedKind, Operation
 
 VERSION = 1

@@ -34,7 +34,7 @@ from memalpha.errors import DataError, DuplicateContent, StoreError
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.io.jsonl import at_line, details_of, json_text, read_text, whole_file
 from memalpha.store.schema import MemorySchema
-from memalpha.store.state import check_timestamp, clean_content
+from memalpha.store.validation import check_timestamp, clean_content
 from memalpha.types import MemoryEntry, Operation
 
 if TYPE_CHECKING:

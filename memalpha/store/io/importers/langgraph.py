@@ -16,7 +16,7 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.store.io.importers.base import Event, columns, log_time, plain, sqlite_copy
-from memalpha.store.state import is_id
+from memalpha.store.validation import is_id
 from memalpha.types import Operation
 
 TEXTS = ("text", "content", "memory", "data")

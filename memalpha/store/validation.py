@@ -1,0 +1,118 @@
+"""Checks of what may be stored: ids, contents, timestamps, metadata, core memory. Errors name the field."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from memalpha.errors import InvalidContent, StoreError
+from memalpha.store.filters import moment, utc
+from memalpha.store.schema import MemorySchema, count_core_tokens
+from memalpha.types import is_iso_time
+
+_ID = re.compile(r"[^\s\x00]{1,128}")
+
+
+def is_id(text: str) -> bool:
+    """Whether a text can be an entry's id: 1 to 128 characters without whitespace."""
+    return _ID.fullmatch(text) is not None
+
+
+def clean_content(value: object) -> str:
+    """The content as stored: without outer whitespace. Raises `InvalidContent` if it is empty or no text."""
+    content = check_text("content", value).strip()
+    if not content:
+        raise InvalidContent("content is empty")
+    return content
+
+
+def check_timestamp(timestamp: object) -> None:
+    """Raise `InvalidContent` unless a new timestamp is ISO 8601, None or ""; older logs may hold any text."""
+    if timestamp and not is_iso_time(check_text("timestamp", timestamp)):
+        raise InvalidContent(f"timestamp {timestamp!r} is no ISO 8601 date or time (2024-05-01)")
+
+
+def clean_core_text(schema: MemorySchema, value: object) -> str:
+    if not schema.core and value != "":  # none is none in any schema: `restore` needs an operation that changes nothing
+        raise StoreError(f"schema {schema.name!r} has no core memory")
+    core = check_text("core memory", value).strip()
+    tokens = count_core_tokens(core)
+    if tokens > schema.core_limit:
+        raise InvalidContent(
+            f"core memory of {tokens} tokens is over the limit of {schema.core_limit}: nothing was stored; shorten it"
+        )
+    return core
+
+
+def validate_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the fields that an operation may have or not which are given and not None, as they are stored; raises
+    `InvalidContent`."""
+    return {name: check(name, fields[name]) for name, check in FIELD_CHECKS.items() if fields.get(name) is not None}
+
+
+def check_text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidContent(f"{name}: text is needed, not {type(value).__name__}")
+    if "\x00" in value:
+        raise InvalidContent(f"{name}: holds a NUL character")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidContent(f"{name}: holds half of a surrogate pair, which is not text") from error
+    return value
+
+
+def _whole(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise InvalidContent(f"{name} {value!r}: a whole number from 0 is needed")
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidContent(f"{name} {value!r}: a finite number is needed")
+    return float(value)
+
+
+def _moment(name: str, value: Any) -> str:
+    """A time in the log's own form; "" is none."""
+    if not check_text(name, value):
+        return ""
+    try:
+        return utc(moment(value))
+    except (ValueError, OverflowError) as error:
+        raise InvalidContent(f"{name} {value!r} is no ISO 8601 date or time (2024-05-01)") from error
+
+
+def _metadata(name: str, value: Any) -> dict[str, Any]:
+    """A private copy in JSON's own types, so that memory and disk hold the same."""
+    if not value:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InvalidContent(f"{name}: a mapping with text keys is needed")
+    if all(map(_is_plain, value.values())):
+        return dict(value)
+    try:
+        return json.loads(json.dumps(dict(value), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidContent(f"{name} cannot be written as JSON: {error}") from error
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON surely gives a value back as it is."""
+    kind = type(value)
+    return kind is str or kind is bool or value is None or (kind is int and -(2**63) <= value < 2**63)
+
+
+FIELD_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "timestamp": check_text,
+    "importance": _number,
+    "metadata": _metadata,
+    "source": check_text,
+    "chunk": _whole,
+    "turn": check_text,
+    "expires": _moment,
+}  # in the order of `Operation`
