@@ -17,7 +17,7 @@ import numpy as np
 from memalpha.errors import InvalidContent, StoreError, UnknownEntry
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
-from memalpha.store.backends.namespace import Tip
+from memalpha.store.backends.namespace_reads import Tip
 from memalpha.store.bulk_insert import Fact, blobs_of, cleaned, insert_all, unit_vectors
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Where

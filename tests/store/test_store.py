@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import memalpha.store.backends.namespace
+import memalpha.store.backends.namespace_reads
 from memalpha.errors import DataError, DuplicateContent, InvalidContent, StoreError, UnknownEntry
 from memalpha.store.embedding import load_embedder
 from memalpha.store.in_memory import WorkingMemory
@@ -281,7 +282,8 @@ def test_ctrl_c_leaves_no_half_operation(monkeypatch, at: int) -> None:
             raise KeyboardInterrupt
         return inner(content)
 
-    monkeypatch.setattr(memalpha.store.backends.namespace, "digest", interrupted)
+    for module in (memalpha.store.backends.namespace, memalpha.store.backends.namespace_reads):
+        monkeypatch.setattr(module, "digest", interrupted)
     with pytest.raises(KeyboardInterrupt):
         store.update(entry.id, "pet: dog")
     monkeypatch.undo()

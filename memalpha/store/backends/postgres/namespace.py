@@ -7,7 +7,8 @@ from typing import Any
 
 from memalpha.errors import StoreError
 from memalpha.store.backends.base import Statements
-from memalpha.store.backends.namespace import END, NEW_VECTOR, VERSION, Namespace
+from memalpha.store.backends.namespace import END, NEW_VECTOR, Namespace
+from memalpha.store.backends.namespace_reads import VERSION
 from memalpha.store.backends.postgres.database import PostgresDatabase
 from memalpha.store.backends.postgres.terms import ALL, fill_words, hashed, index_contents, postings_of
 from memalpha.store.backends.postgres.vector_codec import Vector

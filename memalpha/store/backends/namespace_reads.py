@@ -1,0 +1,344 @@
+"""Queries over one namespace of a store: its log, versions and vectors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memalpha.errors import StoreError
+from memalpha.store.backends.base import Backend
+from memalpha.store.backends.row_codec import (
+    ENTRY,
+    digest,
+    entry_of,
+    operation_of,
+    storable,
+)
+from memalpha.store.filters import moment, utc
+from memalpha.store.schema import MemorySchema
+from memalpha.types import MemoryEntry, Operation
+
+VERSION = f"version, valid_from, valid_to, created, digest, {ENTRY}"
+_MANY = 500  # values of one statement
+_TIP = 64  # rows at the log's end that a fingerprint is of
+_GET_TIP = (
+    "SELECT seq, time, (SELECT min(expires) FROM versions INDEXED BY expiring "
+    "WHERE ns = ?1 AND valid_to IS NULL AND expires IS NOT NULL) "
+    "FROM operations WHERE ns = ?1 ORDER BY seq DESC LIMIT 1"
+)
+_HOLDER = (
+    "SELECT id FROM versions INDEXED BY live_content "
+    "WHERE ns = ? AND digest = ? AND valid_to IS NULL AND category = ? AND content = ?"
+)  # one column: Python's sqlite3 describes each one anew at every execution, which costs as much as the search does
+_IS_LIVE = "valid_to IS NULL"
+_WAS_LIVE = "valid_from <= ? AND (valid_to IS NULL OR valid_to > ?)"
+
+
+class Tip(NamedTuple):
+    """The end of a namespace's log, its position and time; and when the next live entry expires."""
+
+    seq: int = 0
+    time: str = ""
+    expires: str | None = None
+
+
+class NamespaceReader:
+    """Queries over one namespace; every method belongs inside a `transaction`."""
+
+    _OF_SOURCE = "source = ?"
+    _VECTORS_OF = (
+        "SELECT v.id, x.vector FROM json_each(?) wanted CROSS JOIN versions v ON v.ns = ? AND v.id = wanted.value "
+        "AND v.valid_to IS NULL CROSS JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest"  # in this order
+    )
+    _list = staticmethod(json.dumps)  # a list as one value of a statement
+
+    def __init__(self, database: Backend, name: str, schema: MemorySchema) -> None:
+        self.database = database
+        self.name = name
+        self.schema = schema
+
+    def transaction(self, *, write: bool = True) -> AbstractContextManager[Any]:
+        """A transaction of the database, on this namespace."""
+        return self.database.transaction(self.name, write=write)
+
+    @property
+    def _rows(self) -> Any:
+        return self.database._connection
+
+    @property
+    def ns(self) -> int:
+        """The namespace's number; -1, which no row has, before its first operation."""
+        number = self.database.numbers.get(self.name)
+        if number is None:
+            row = self._rows.execute("SELECT ns FROM namespaces WHERE name = ?", (self.name,)).fetchone()
+            if row is None:
+                return -1
+            number = self.database.numbers[self.name] = int(row[0])
+        return number
+
+    @property
+    def position(self) -> int:
+        """Number of operations in the log."""
+        query = "SELECT seq FROM operations WHERE ns = ? ORDER BY seq DESC LIMIT 1"
+        return (self._rows.execute(query, (self.ns,)).fetchone() or (0,))[0]
+
+    def tip(self) -> Tip:
+        """The end of the log."""
+        row = self._rows.execute(_GET_TIP, (self.ns,)).fetchone()
+        return Tip(*row) if row else Tip()
+
+    def head(self, seq: int) -> int:
+        """The head of a log row (0 before the first)."""
+        row = self._rows.execute("SELECT head FROM operations WHERE ns = ? AND seq = ?", (self.ns, seq)).fetchone()
+        return row[0] if row else 0
+
+    def kind(self, seq: int) -> str:
+        """The kind of a log row ("" before the first)."""
+        row = self._rows.execute("SELECT kind FROM operations WHERE ns = ? AND seq = ?", (self.ns, seq)).fetchone()
+        return row[0] if row else ""
+
+    def seq_at(self, time: str) -> int:
+        """The last position whose time is at or before `time` (times never fall along the log)."""
+        query = "SELECT time FROM operations WHERE ns = ? AND seq = ?"
+        log = range(1, self.position + 1)
+        return bisect_right(log, time, key=lambda seq: self._rows.execute(query, (self.ns, seq)).fetchone()[0])
+
+    def position_of(self, as_of: int | str | None) -> int | None:
+        """The log position that `as_of` means; None stays None: now. Raises `StoreError`."""
+        if as_of is None:
+            return None
+        if isinstance(as_of, str):
+            try:
+                return self.seq_at(utc(moment(as_of)))
+            except (ValueError, OverflowError) as error:
+                raise StoreError(f"as_of {as_of!r} is neither a log position nor an ISO time") from error
+        if isinstance(as_of, bool) or not isinstance(as_of, int) or as_of < 0:
+            raise StoreError(f"as_of {as_of!r} is neither a log position (0 or more) nor an ISO time")
+        return min(as_of, self.position)
+
+    def place_of(self, as_of: int | str | None) -> int:
+        """The log position that `as_of` means, now too."""
+        position = self.position_of(as_of)
+        return self.position if position is None else position
+
+    def is_used(self, id: str) -> bool:
+        """Whether there ever was an entry with this id."""
+        rows = self._rows.execute("SELECT 1 FROM versions WHERE ns = ? AND id = ? LIMIT 1", (self.ns, id))
+        return rows.fetchone() is not None
+
+    def last(self, id: str) -> MemoryEntry | None:
+        """The newest version of an entry, live or ended; None if the id was never used."""
+        return self._one("id = ? ORDER BY version DESC LIMIT 1", id)
+
+    def find(self, category: str, content: str) -> MemoryEntry | None:
+        """The live entry of the category with exactly this content."""
+        known = storable(content) and storable(category)
+        row = known and self._rows.execute(_HOLDER, (self.ns, digest(content), category, content)).fetchone()
+        return self.last(row[0]) if row else None
+
+    def at(self, id: str, position: int | None) -> MemoryEntry | None:
+        """The version of an entry that is live, or was at a position, as it was then."""
+        entry = self._one(f"id = ? AND {_IS_LIVE if position is None else _WAS_LIVE}", id, *_times(position))
+        return replace(entry, valid_to=None) if entry else None
+
+    def many(self, ids: Sequence[str], position: int | None) -> dict[str, MemoryEntry]:
+        """`at` for several entries that are live, or were at a position, by id."""
+        where = _IS_LIVE if position is None else _WAS_LIVE
+        found = {}
+        for start in range(0, len(ids), _MANY):
+            some = ids[start : start + _MANY]
+            for entry in self._select(f"id IN ({','.join('?' * len(some))}) AND {where}", *some, *_times(position)):
+                found[entry.id] = entry if entry.valid_to is None else replace(entry, valid_to=None)
+        return found
+
+    def holding(self, contents: Sequence[str]) -> dict[tuple[str, str], MemoryEntry]:
+        """The live entries that hold exactly one of these contents, by category and content."""
+        keys, found = [digest(content) for content in contents], {}
+        for start in range(0, len(keys), _MANY):
+            some = keys[start : start + _MANY]
+            where = f"valid_to IS NULL AND digest IN ({','.join('?' * len(some))})"
+            for entry in self._select(where, *some, index="live_content"):
+                found[entry.category, entry.content] = entry
+        return found
+
+    def ended_at(self, id: str, position: int) -> MemoryEntry | None:
+        """The version of an entry that the operation at `position` ended, if it ended one."""
+        return self._one("id = ? AND valid_to = ?", id, position)
+
+    def history(self, id: str) -> list[MemoryEntry]:
+        """All versions of an entry, oldest first; none if the id was never used."""
+        return list(self._select("id = ? ORDER BY version", id)) if storable(id) else []
+
+    def live(
+        self,
+        category: str | None = None,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        position: int | None = None,
+    ) -> list[MemoryEntry]:
+        """The entries that are live, or were at a position (as they were then), oldest id first; with `after`, those
+        made after that id; at most `limit`."""
+        where, values = _IS_LIVE if position is None else _WAS_LIVE, _times(position)
+        if category is not None:
+            where, values = where + " AND category = ?", [*values, category]
+        if after is not None:
+            where += " AND created > (SELECT min(created) FROM versions WHERE ns = ? AND id = ?)"
+            values = [*values, self.ns, after]
+        index = "live_order" if position is None else None
+        where += " ORDER BY created"
+        if limit is not None:
+            where, values = where + " LIMIT ?", [*values, limit]
+        entries = self._select(where, *values, index=index)
+        return [entry if entry.valid_to is None else replace(entry, valid_to=None) for entry in entries]
+
+    def spans(self, entry: MemoryEntry, position: int | None, *, after: bool) -> Iterator[MemoryEntry]:
+        """The spans of an entry's source that are live, or were at a position, before or `after` it, nearest first."""
+        sign, way = (">", "ASC") if after else ("<", "DESC")
+        place = -1 if entry.chunk is None else entry.chunk, self.created([entry.id])[entry.id]
+        of = f"{self._OF_SOURCE} AND source IS NOT NULL AND turn IS NOT NULL"  # as the index has it
+        of += f" AND {_IS_LIVE if position is None else _WAS_LIVE} AND coalesce(chunk, -1)"
+        beside = f"{of} = ? AND created {sign} ? ORDER BY created {way}"
+        beyond = f"{of} {sign} ? ORDER BY coalesce(chunk, -1) {way}, created {way}"
+        index = "spans" if position is None else None
+        for where, bounds in ((beside, place), (beyond, place[:1])):
+            for span in self._select(where, entry.source, *_times(position), *bounds, index=index):
+                yield span if span.valid_to is None else replace(span, valid_to=None)
+
+    def searchable(self, page: int) -> Iterator[list[tuple[Any, ...]]]:
+        """Id, content, category, position, source, chunk, turn, position that made the id, and vector (None: none is
+        stored) of every live entry, oldest id first, so many at a time."""
+        rows = self._rows.execute(
+            "SELECT v.id, v.content, v.category, v.valid_from, v.source, v.chunk, v.turn, v.created, x.vector "
+            "FROM versions v INDEXED BY live_order "
+            "LEFT JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest "
+            "WHERE v.ns = ? AND v.valid_to IS NULL ORDER BY v.created",
+            (self.ns,),
+        )
+        while some := rows.fetchmany(page):
+            yield some
+
+    def newest(self) -> Iterator[tuple[MemoryEntry, int]]:
+        """The newest version of every entry ever made, with the position that created its id."""
+        created = dict(self._rows.execute("SELECT id, min(created) FROM versions WHERE ns = ? GROUP BY id", (self.ns,)))
+        for entry in {entry.id: entry for entry in self._select("true ORDER BY id, version")}.values():
+            yield entry, created[entry.id]
+
+    def changed(self, after: int) -> list[str]:
+        """The ids that operations beyond a position touched."""
+        query = "SELECT DISTINCT id FROM operations WHERE ns = ? AND seq > ? AND id IS NOT NULL"
+        return [id for (id,) in self._rows.execute(query, (self.ns, after))]
+
+    def created(self, ids: Sequence[str]) -> dict[str, int]:
+        """The position that made each of some ids."""
+        query = "SELECT created FROM versions WHERE ns = ? AND id = ? LIMIT 1"
+        return {id: self._rows.execute(query, (self.ns, id)).fetchone()[0] for id in ids}
+
+    def core(self, position: int) -> str:
+        """The core memory at a position."""
+        row = self._rows.execute(
+            "SELECT content FROM operations INDEXED BY core_updates WHERE ns = ? AND kind = 'core_update' AND seq <= ? "
+            "ORDER BY seq DESC LIMIT 1",
+            (self.ns, position),
+        ).fetchone()
+        return row[0] if row else ""
+
+    def erased_after(self, position: int) -> bool:
+        """Whether something was erased beyond a position: then what was there before may be gone too."""
+        query = "SELECT 1 FROM operations WHERE ns = ? AND seq > ? AND kind = 'erased' LIMIT 1"
+        return self._rows.execute(query, (self.ns, position)).fetchone() is not None
+
+    def due(self, time: str) -> list[tuple[str, str]]:
+        """The live entries that expire at or before a time, first one first: id and when."""
+        query = (
+            "SELECT id, expires FROM versions INDEXED BY expiring WHERE ns = ? AND valid_to IS NULL "
+            "AND expires IS NOT NULL AND expires <= ? ORDER BY expires, created"
+        )
+        return self._rows.execute(query, (self.ns, time)).fetchall()
+
+    def lapsed(self, seq: int, position: int) -> bool:
+        """Whether the entry of a log row is gone at a later position, what ended it last being that it expired."""
+        query = (
+            "SELECT v.valid_to, e.kind FROM versions v LEFT JOIN operations e ON e.ns = v.ns AND e.seq = v.valid_to "
+            "WHERE v.ns = ?1 AND v.id = (SELECT id FROM operations WHERE ns = ?1 AND seq = ?2) AND v.valid_from <= ?3 "
+            "ORDER BY v.version DESC LIMIT 1"
+        )
+        end, kind = self._rows.execute(query, (self.ns, seq, position)).fetchone() or (0, "")
+        return kind == "expired" and seq < end <= position
+
+    def fingerprint(self, position: int) -> str:
+        """A digest of the log's last rows up to a position: what two logs that went apart do not share."""
+        query = f"SELECT seq, time, head, kind, {ENTRY} FROM operations WHERE ns = ? AND seq > ? AND seq <= ?"
+        rows = self._rows.execute(query + " ORDER BY seq", (self.ns, position - _TIP, position)).fetchall()
+        return hashlib.sha256(repr(rows).encode("utf-8", "surrogatepass")).hexdigest()
+
+    def log(self, after: int, limit: int) -> list[tuple[int, str, int, Operation]]:
+        """At most `limit` rows beyond a position: position, time, head, operation."""
+        rows = self._rows.execute(
+            f"SELECT seq, time, head, kind, {ENTRY} FROM operations WHERE ns = ? AND seq > ? ORDER BY seq LIMIT ?",
+            (self.ns, after, limit),
+        )
+        return [(seq, time, head, operation_of(kind, rest)) for seq, time, head, kind, *rest in rows]
+
+    def vectors(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
+        """The stored embeddings of those texts that have one, float32 `(dim,)` each."""
+        query, found = "SELECT vector FROM vectors WHERE ns = ? AND digest = ?", {}
+        for text in texts:
+            row = self._rows.execute(query, (self.ns, digest(text))).fetchone()
+            if row is not None:
+                found[text] = np.frombuffer(row[0], "<f4")
+        return found
+
+    def vectors_of(self, ids: Sequence[str]) -> dict[str, np.ndarray]:
+        """The stored embeddings of the contents of live entries, by id, of those that have one, in one statement."""
+        rows = self._rows.execute(self._VECTORS_OF, (self._list(ids), self.ns))
+        return {id: np.frombuffer(vector, "<f4") for id, vector in rows}
+
+    def versions(self) -> Iterator[MemoryEntry]:
+        """Every version of every entry, live or ended, oldest id first."""
+        return self._select("true ORDER BY created, version")
+
+    def version_rows(self) -> Iterator[tuple[Any, ...]]:
+        """Every row of `versions` as it is stored; `version_row` says what it should be."""
+        return self._rows.execute(f"SELECT {VERSION} FROM versions WHERE ns = ?", (self.ns,))
+
+    def vector_rows(self) -> Iterator[tuple[bytes, bytes]]:
+        """Every row of `vectors` as it is stored: digest and vector."""
+        return self._rows.execute("SELECT digest, vector FROM vectors WHERE ns = ?", (self.ns,))
+
+    def holders(self, ids: Collection[str]) -> list[str]:
+        """The other ids that hold, or held, a content which one of these does or did."""
+        query = (
+            "SELECT DISTINCT id FROM versions WHERE ns = ? AND digest IN "
+            "(SELECT digest FROM versions WHERE ns = ? AND id = ?) ORDER BY id"
+        )
+        found = [id for one in ids for (id,) in self._rows.execute(query, (self.ns, self.ns, one))]
+        return [id for id in dict.fromkeys(found) if id not in ids]
+
+    def _one(self, where: str, *values: Any, index: str | None = None) -> MemoryEntry | None:
+        known = all(map(storable, values))
+        row = known and self._rows.execute(_query(where, index), (self.ns, *values)).fetchone()
+        return entry_of(row) if row else None
+
+    def _select(self, where: str, *values: Any, index: str | None = None) -> Iterator[MemoryEntry]:
+        return map(entry_of, self._rows.execute(_query(where, index), (self.ns, *values)))
+
+
+@cache
+def _query(where: str, index: str | None) -> str:
+    # Partial indexes are named: SQLite's planner, without statistics, would rather scan the namespace.
+    table = f"versions INDEXED BY {index}" if index else "versions"
+    return f"SELECT {ENTRY}, version, valid_from, valid_to FROM {table} WHERE ns = ? AND {where}"
+
+
+def _times(position: int | None) -> list[Any]:
+    """The parameters of `_IS_LIVE` or `_WAS_LIVE`."""
+    return [] if position is None else [position, position]
