@@ -13,26 +13,31 @@ lost later is an error that says what is known of the transaction, since to do i
 from __future__ import annotations
 
 import json
-import re
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from threading import local
-from typing import Any, NoReturn, get_args
+from typing import NoReturn, get_args
 
 import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 from psycopg.types import TypeInfo
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
-from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
+from psycopg_pool import ConnectionPool, PoolTimeout
 
-from memalpha.errors import DamagedStore, StoreError
+from memalpha.errors import StoreError
 from memalpha.store.backends.base import Clock, Durability, system_clock
 from memalpha.store.backends.postgres import ddl as postgres_schema
 from memalpha.store.backends.postgres.ddl import FORMAT
-from memalpha.store.backends.postgres.url import first_line, parted, why_not_connected, without_secrets
+from memalpha.store.backends.postgres.errors import first_line, is_lost, raise_store_error, why_not_connected
+from memalpha.store.backends.postgres.statements import (
+    Statements,
+    Transaction,
+    namespaces_setting,
+    read_namespace_numbers,
+)
+from memalpha.store.backends.postgres.url import parted, without_secrets
 from memalpha.store.backends.postgres.vector_codec import register
 from memalpha.store.filters import utc
 
@@ -40,11 +45,9 @@ CONNECTIONS = 10  # at most, of one store: threads beyond wait for one another
 
 _PATIENCE = 30  # seconds a writer waits for its turn, or a thread for a connection
 _TO_CONNECT = 10  # seconds for the server to answer
-_LOST = ("08", "57P01", "57P02", "57P03")  # classes and codes of errors after which the connection is gone
 _FEW = 20  # namespaces that a transaction names to the policies at once
 _SHOW = "SELECT set_config('memalpha.ns', ?, true)"
 _OWNED = "pg_has_role(c.relowner, 'USAGE')"
-_IN_THE_WAY = ("40001", "40P01", "55P03")
 
 
 class PostgresDatabase:
@@ -192,10 +195,10 @@ class PostgresDatabase:
         return self._here.numbers
 
     @property
-    def _connection(self) -> _Statements:
+    def _connection(self) -> Statements:
         return self._here.statements
 
-    def statements(self, name: str) -> _Statements:
+    def statements(self, name: str) -> Statements:
         """Where statements of a namespace are executed."""
         here = self._here
         assert name in here.of, f"the transaction is not of the namespace {name!r}"
@@ -205,19 +208,19 @@ class PostgresDatabase:
         return here.statements
 
     @property
-    def _here(self) -> _Transaction:
+    def _here(self) -> Transaction:
         here = getattr(self._local, "transaction", None)
         assert here is not None, "no transaction is open in this thread"
         return here
 
     @contextmanager
-    def transaction(self, *of: str, write: bool = True) -> Iterator[_Statements]:
+    def transaction(self, *of: str, write: bool = True) -> Iterator[Statements]:
         """Everything inside happens at once or not at all; for reads, everything inside sees one moment. It sees the
         namespaces `of` which it is, and no other (of many, the one whose `statements` are at hand).
 
         Inside another transaction of this thread it joins that one.
         """
-        here: _Transaction | None = getattr(self._local, "transaction", None)
+        here: Transaction | None = getattr(self._local, "transaction", None)
         if here is not None:
             assert here.writes or not write, "what has begun as reading cannot write"
             assert here.of.issuperset(of), "what has begun for one namespace cannot go on to another"
@@ -229,9 +232,7 @@ class PostgresDatabase:
             self._explain(error, "nothing was done")
         state = "nothing of this was stored" if write else ""
         try:
-            self._local.transaction = _Transaction(
-                _Statements(connection), ChainMap(numbers, self._known), write, {*of}
-            )
+            self._local.transaction = Transaction(Statements(connection), ChainMap(numbers, self._known), write, {*of})
             try:
                 try:
                     yield self._local.transaction.statements
@@ -249,7 +250,7 @@ class PostgresDatabase:
         try:
             done = connection.execute("COMMIT").statusmessage
         except psycopg.Error as error:
-            if not (write and _is_lost(error)):
+            if not (write and is_lost(error)):
                 raise
             self._explain(error, "whether this was stored is not known: look at the end of the log")
         if done != "COMMIT":  # after an error that somebody has passed over
@@ -269,7 +270,7 @@ class PostgresDatabase:
                 return connection, self._begin(connection, of, write)
             except BaseException as error:
                 self._give_back(connection)
-                if not (left and isinstance(error, psycopg.Error) and _is_lost(error)):
+                if not (left and isinstance(error, psycopg.Error) and is_lost(error)):
                     raise
                 self._connect().close()  # raises what is the matter if no server is there any more
         raise AssertionError
@@ -287,13 +288,13 @@ class PostgresDatabase:
         """Begin a transaction: one round trip if the namespaces are known, two if they are to be written."""
         begin = "BEGIN ISOLATION LEVEL " + ("READ COMMITTED" if write else "REPEATABLE READ READ ONLY")
         numbers = {name: self._known[name] for name in of if name in self._known}
-        script = f"{begin}; {self._settings}; {_setting(numbers.values() if len(of) <= _FEW else ())}"
+        script = f"{begin}; {self._settings}; {namespaces_setting(numbers.values() if len(of) <= _FEW else ())}"
         connection.execute(script.encode(), prepare=False)
         if numbers and write:
             lock = "SELECT FROM namespaces WHERE ns = ANY ($1) ORDER BY ns FOR UPDATE"  # planned once
             connection.execute(lock, [[*numbers.values()]])
         unknown = {*of} - numbers.keys()
-        new = _numbers(connection, unknown, write)
+        new = read_namespace_numbers(connection, unknown, write)
         if write and (missing := unknown - new.keys()):  # those who would make one of them take turns too
             if len(missing) > _FEW:  # a lock for each might be more than the server has
                 connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 1))", [self.schema])
@@ -302,9 +303,9 @@ class PostgresDatabase:
                 for name in sorted(missing):
                     lock = "SELECT pg_advisory_xact_lock(hashtextextended($1, 2))"
                     connection.execute(lock, [f"{self.schema} {name}"])
-            new |= _numbers(connection, missing, write)
+            new |= read_namespace_numbers(connection, missing, write)
         if new and len(of) <= _FEW:
-            connection.execute(_setting([*numbers.values(), *new.values()]).encode(), prepare=False)
+            connection.execute(namespaces_setting([*numbers.values(), *new.values()]).encode(), prepare=False)
         return new
 
     def see(self, name: str, number: int) -> None:
@@ -406,77 +407,6 @@ class PostgresDatabase:
         self._pool.close()
 
     def _explain(self, error: psycopg.Error, state: str = "") -> NoReturn:
-        """Raise what says in the store's words what has happened, what is known of the transaction, what to do."""
-        code, known = error.sqlstate or "", f": {state}" if state else ""
-        if isinstance(error, PoolClosed):
-            raise StoreError(f"the store {self.path} is closed") from error
-        if _is_lost(error):
-            raise StoreError(f"{self.path}: the connection was lost{known} ({first_line(error)})") from error
-        if code in _IN_THE_WAY:
-            raise StoreError(f"{self.path}: others were in the way, or kept it locked{known}: try again") from error
-        if code.startswith("XX00"):
-            raise DamagedStore(f"{self.path} is damaged ({first_line(error)}): go back to a copy") from error
-        if code == "42501":
-            if not hasattr(self, "_pool"):
-                hint = "the role needs CREATE on the database, or on that schema; or give another with ?schema=NAME"
-                raise StoreError(f"{self.path}: {first_line(error)}: {hint}") from error
-            raise StoreError(
-                f"{self.path}: {first_line(error)}: the tables' owner may admit a role to a namespace with "
-                f"SELECT {self.schema}.admit('ROLE', 'NAMESPACE')"
-            ) from error
-        raise StoreError(f"{self.path}: {first_line(error)}{known}") from error
-
-
-class _Transaction:
-    """What a thread is in the midst of."""
-
-    def __init__(self, statements: _Statements, numbers: MutableMapping[str, int], writes: bool, of: set[str]) -> None:
-        self.statements, self.numbers, self.writes, self.of = statements, numbers, writes, of
-        self.shown: str | None = None  # of many namespaces, the one that the policies let through
-
-
-class _Statements:
-    """Statements in SQLite's language, on a connection."""
-
-    def __init__(self, connection: psycopg.Connection) -> None:
-        self._connection = connection
-
-    def execute(self, sql: str, values: Sequence[Any] = ()) -> psycopg.Cursor:
-        """Execute one; the cursor has all of its rows."""
-        return self._connection.execute(_translated(sql), values, binary=True)
-
-    def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Execute one for each row of values, without waiting for each."""
-        self._connection.cursor().executemany(_translated(sql), rows)
-
-
-@lru_cache(2048)
-def _translated(statement: str) -> bytes:
-    """A statement of SQLite's for PostgreSQL, which numbers its values and chooses its indexes by itself."""
-    highest = 0
-
-    def number(found: re.Match[str]) -> str:
-        nonlocal highest
-        value = int(found[1] or highest + 1)
-        highest = max(highest, value)
-        return f"${value}"
-
-    return re.sub(r"\?(\d*)", number, re.sub(r" INDEXED BY \w+", "", statement)).encode()
-
-
-def _setting(numbers: Iterable[int]) -> str:
-    """The statement that names the namespaces of a transaction to the policies."""
-    return f"SET LOCAL memalpha.ns = '{','.join(map(str, numbers))}'"
-
-
-def _numbers(connection: psycopg.Connection, names: Collection[str], write: bool) -> dict[str, int]:
-    """The numbers of those of the namespaces that there are; a writer's rows are locked."""
-    if not names:
-        return {}
-    query = "SELECT name, ns FROM namespaces WHERE name = ANY ($1) ORDER BY ns" + (" FOR UPDATE" if write else "")
-    return dict(connection.execute(query, [list(names)]).fetchall())
-
-
-def _is_lost(error: psycopg.Error) -> bool:
-    """Whether the connection is gone: then the server has said nothing, or that it is the end."""
-    return isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(_LOST)
+        """Raise the error in the store's words; `state` says what is known of the transaction."""
+        admit = f"{self.schema}.admit('ROLE', 'NAMESPACE')" if hasattr(self, "_pool") else None
+        raise_store_error(error, self.path, state, admit)
