@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from filter_strategies import wheres
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_filters import wheres
 
 from memalpha.errors import DamagedStore, StoreError
 from memalpha.store.embedding import normalize
@@ -23,6 +23,7 @@ from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry
 
 search = pytest.importorskip("memalpha.store.backends.postgres.search")
+search_queries = pytest.importorskip("memalpha.store.backends.postgres.search_queries")
 filters = pytest.importorskip("memalpha.store.backends.postgres.filters")
 postgres_rows = pytest.importorskip("memalpha.store.backends.postgres.namespace")
 pytestmark = pytest.mark.postgres
@@ -173,7 +174,7 @@ def test_another_process_is_heard_at_once_and_leaves_no_trace_elsewhere(place: s
 
 def test_a_large_memory_is_searched_by_candidates(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"SIZE": 100, "NEAR": 60, "WORDED": 60, "USUAL": 60, "_POSTINGS": 100}.items():
-        monkeypatch.setattr(search, name, value)
+        monkeypatch.setattr(search if name == "SIZE" else search_queries, name, value)
     rng = random.Random(5)
     with MemoryStore.open(place, SCHEMA, "hash") as there, MemoryStore.open(":memory:", SCHEMA, "hash") as here:
         words = [f"{rng.choice(WORDS)}{number}" for number in range(150)]
@@ -182,14 +183,14 @@ def test_a_large_memory_is_searched_by_candidates(place: str, monkeypatch: pytes
             store.insert_many(many)
         asked = [" ".join(rng.sample(fact["content"].split(), 3)) for fact in many[::20]]
         used: list[bool] = []
-        candidates = search._Server.candidates
+        candidates = search_queries.SearchQueries.candidates
 
         def counted(self, *arguments):
             found = candidates(self, *arguments)
             used.append(found is not None and len(found.created) < 400)
             return found
 
-        monkeypatch.setattr(search._Server, "candidates", counted)
+        monkeypatch.setattr(search_queries.SearchQueries, "candidates", counted)
         both = [({h.entry.id for h in there.search(q)}, {h.entry.id for h in here.search(q)}) for q in asked]
         assert len(used) == len(asked) and all(used)
         assert sum(len(ours & theirs) for ours, theirs in both) >= 0.8 * 10 * len(asked)
@@ -201,7 +202,7 @@ def test_a_large_memory_is_searched_by_candidates(place: str, monkeypatch: pytes
         living = {hit.entry.id for hit in there.search(f"{words[0]} {words[1]}")}
         assert len(living & {hit.entry.id for hit in here.search(f"{words[0]} {words[1]}")}) >= 8
         there.delete(there.search(asked[0])[0].entry.id)
-        monkeypatch.setattr(search, "NEAR", 5000)  # more than there are: then all are looked at
+        monkeypatch.setattr(search_queries, "NEAR", 5000)  # more than there are: then all are looked at
         assert len(there.search(asked[0], 100)) == 100 and not used[-1]
 
 
@@ -217,8 +218,8 @@ class Scattered:
 
 def test_candidates_are_found_by_their_words_alone(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"SIZE": 100, "NEAR": 20, "WORDED": 20, "USUAL": 20, "_POSTINGS": 100}.items():
-        monkeypatch.setattr(search, name, value)
-    monkeypatch.setattr(search, "_NEAREST", search._NEAREST.replace("'300'", "'20'"))
+        monkeypatch.setattr(search if name == "SIZE" else search_queries, name, value)
+    monkeypatch.setattr(search_queries, "_NEAREST", search_queries._NEAREST.replace("'300'", "'20'"))
     with MemoryStore.open(place, SCHEMA, Scattered()) as store:
         texts = [f"fact {number}" if number % 40 else f"rare{number} fact" for number in range(400)]
         store.insert_many([{"category": "a", "content": text} for text in texts])

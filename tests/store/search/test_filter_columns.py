@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from filter_strategies import entries, wheres
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_filters import entries, wheres
 
 from memalpha.store.filters import parse
 from memalpha.store.search import filter_columns as columns
