@@ -197,12 +197,22 @@ def _details(known: DataSet) -> list[str]:
         f"metric     {known.metric}",
     ]
     lines += [f"variants   {', '.join(known.variants)} (the first is the default)"] if known.variants else []
+    lines.append(f"training   {_training_split(known)}")
     options = [f"{key}={value}" for key, value in options_of(known.name).items()]
     lines += [f"options    {', '.join(options)}"] if options else []
     for file in known.files:
         size = f", {file.size:,} bytes" if file.size is not None else ""
         lines.append(f"file       {file.path}{size}" + (f", sha256 {file.sha256}" if file.sha256 else ""))
     return lines + [f"fault      {fault}" for fault in known.faults]
+
+
+def _training_split(known: DataSet) -> str:
+    if not known.has_training_split:
+        return "no split: for evaluation only"
+    options = {"variant": known.training_variant} if known.training_variants else {}
+    options |= known.training_options.get("world", known.training_options)
+    others = f" (or variant={'|'.join(known.training_variants[1:])})" if known.training_variants[1:] else ""
+    return ", ".join(f"{key}={value}" for key, value in options.items()) + others
 
 
 def _checked(found: DataCheck) -> list[str]:

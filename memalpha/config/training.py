@@ -28,10 +28,17 @@ from memalpha.errors import ConfigError
 class RunConfig(RolloutConfig):
     """Tasks, writer, reader and reward of a training run, whatever it learns from."""
 
-    data: str = Field(default="synthetic", description="synthetic, babi, or a task file (JSON Lines)")
+    data: str = Field(
+        default="synthetic",
+        description="synthetic, babi, a data set with a training split (see `memalpha data list NAME`), or a task file",
+    )
+    train_on_evaluation_split: bool = Field(
+        default=False, description="train on the evaluation split of a named data set, which is refused otherwise"
+    )
     eval_data: str | None = Field(
         default=None,
-        description="held-out tasks; default: the test split of synthetic or babi, or the last fifth of a task file",
+        description="held-out tasks: a data set's evaluation split, or a task file (default: the test split of "
+        "synthetic or babi, the last fifth of data otherwise)",
     )
     world: WorldConfig = WorldConfig()
     eval_world: WorldConfig | None = Field(default=None, description="held-out world; default: world with split=test")

@@ -35,6 +35,7 @@ from memalpha.store.schema import load_schema
 from memalpha.tasks.catalog import MODULES, data_set
 from memalpha.tasks.chunking import recut
 from memalpha.tasks.load import load_tasks
+from memalpha.tasks.splits import load_evaluation_tasks
 from memalpha.types import Task
 
 TRAINED = "trained"
@@ -197,7 +198,7 @@ def _named_tasks(config: EvalConfig) -> list[Task]:
     if config.benchmark == "tasks":
         if config.data is None:
             raise ConfigError("data: name the task file (JSON Lines), for example data=mine.jsonl")
-        return load_tasks(config.data, config.limit)
+        return load_evaluation_tasks(config.data, config.limit)
     if config.benchmark not in MODULES:
         raise ConfigError(f"benchmark: no data set {config.benchmark!r}: give tasks or one of {', '.join(MODULES)}")
     options = dict(config.options)

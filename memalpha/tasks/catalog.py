@@ -84,10 +84,24 @@ def load_set(
     Raises `DataError` for an unknown name, variant or option, for data that are missing or do not fit, and for a set
     that turns out empty. Tasks from a hub's cache say in `meta["commit"]` which commit of the repository they are of.
     """
-    known, load = _entry(name)
+    known = data_set(name)
     variant, options = checked_variant(known, variant), checked_options(name, {"limit": limit, **options})
-    path = locate(known, variant, data)
-    tasks = load(path, variant, **options)
+    return read_set(name, locate(known, variant, data), variant, options)
+
+
+def read_set(name: str, path: Path | None, variant: str | None, options: Mapping[str, Any]) -> list[Task]:
+    """Read the tasks of a data set whose files were located.
+
+    Args:
+        name: Name of the data set.
+        path: File or folder of the set; None for a set that ships or is generated.
+        variant: One of the set's variants; None where it has none.
+        options: Options of the loader, and `limit`.
+
+    Raises:
+        DataError: The files do not fit or hold no task.
+    """
+    tasks = _entry(name)[1](path, variant, **options)
     if not tasks:
         raise DataError(f"{name}: the data set is empty")
     if path is not None and (commit := commit_of(path)) is not None:

@@ -36,6 +36,9 @@ UNLIMITED = 500
 FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 """What `datasets` reads a file as, by its suffix."""
 
+EVALUATION_SPLITS = ("test", "validation")
+"""Names that `datasets` gives the splits that are not for training (`datasets.Split`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -113,6 +116,9 @@ def load_text_tasks(
     with a named set's files, in the place of the hub. `split` is the hub's or the folder's ("train", "test"); a single
     file is taken whole. `seed` is for sets that are made. `limit` keeps the first tasks; MATH's subjects take turns.
 
+    Split "train" never gives rows of another split. A named set therefore takes no single file as `data`, for a file
+    does not say which split it holds. A folder that `save_to_disk` wrote from a test or validation split is refused.
+
     Raises `DataError` for a name, file, split or column that is not there, a row without a prompt, and an empty set.
     """
     name = str(name_or_path)
@@ -124,6 +130,11 @@ def load_text_tasks(
         return MADE[name](split, seed, 0, UNLIMITED if limit is None else limit)
     if name in KNOWN:
         known = KNOWN[name]
+        if data is not None and Path(data).is_file():
+            raise DataError(
+                f"{name}: {data} is a file, which does not say which split it holds: give the data set's folder, or "
+                "the file alone as tasks of your own"
+            )
         renamed = {**known.columns, **(columns or {})}
         parts = []
         for config in known.configs:
@@ -175,6 +186,11 @@ def _read(source: str, split: str, config: str | None, name: str) -> Dataset:
                 if split not in rows:
                     raise DataError(f"{name}: has no split {split!r}: {', '.join(map(str, rows))}")
                 rows = rows[split]
+            elif split == "train" and str(rows.split) in EVALUATION_SPLITS:
+                raise DataError(
+                    f"{name}: holds the split {str(rows.split)!r}, which is not for training: save the training split, "
+                    "or its rows as a file (JSON, CSV, Parquet)"
+                )
         elif path.exists():
             # The library's cache knows a folder with a card by its name alone: another of that name, or one whose files
             # have changed, would be taken for it.

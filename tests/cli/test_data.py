@@ -121,3 +121,14 @@ def test_misuse_is_refused_with_2(data, words, says, tmp_path, monkeypatch):
     assert (code, out) == (2, "")
     assert says in err
     assert not any(tmp_path.iterdir())
+
+
+def test_the_training_split_is_shown(data):
+    shown = {
+        "trec": "training   variant=coarse, split=train (or variant=fine)",
+        "qmsum": "training   variant=train",
+        "synthetic": "training   split=train",
+        "locomo": "training   no split: for evaluation only",
+    }
+    for name, line in shown.items():
+        assert line in data("list", name)[1].splitlines()

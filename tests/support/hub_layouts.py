@@ -7,6 +7,8 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from memalpha.errors import DataError
+from memalpha.tasks import catalog
 from memalpha.tasks.chunking import CHUNK
 from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl
 
@@ -25,6 +27,25 @@ def write(path, value):
     else:
         path.write_text(json.dumps(value))
     return path
+
+
+def use_as_hub_cache(monkeypatch, folder):
+    """Make `folder` stand for the hub's cache of every data set; files that it lacks cannot be fetched."""
+
+    def obtain(dataset, variant=None, data=None):
+        for file in dataset.files_for(variant):
+            if not (folder / file.path).is_file():
+                raise DataError(f"{dataset.name}: get {file.path} and give the folder as data=PATH")
+        return folder
+
+    monkeypatch.setattr(catalog, "obtain", obtain)
+    return folder
+
+
+def write_memalpha_split(folder, split, text, count=6):
+    """Write a split of the set `memalpha`: `count` rows whose only chunk begins with `text`."""
+    question = {"question": "What?", "answer": text}
+    return write(folder / f"{split}.parquet", [row("squad", [f"{text} {n}"], [question]) for n in range(count)])
 
 
 def legal(tasks, folder):

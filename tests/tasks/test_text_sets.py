@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memalpha.errors import DataError
+from memalpha.config import TextConfig
+from memalpha.errors import ConfigError, DataError
 from memalpha.tasks import text_tasks as text
 from memalpha.tasks.synthetic import arithmetic, programs
 from memalpha.tasks.synthetic.value_pools import is_held_out
 from memalpha.tasks.text_tasks import last_boxed, load_text_tasks
+from memalpha.train.rollouts.text_tasks import TextSource
 
 GSM8K = [
     {"question": "Tom has 2 pens and buys 3. How many?", "answer": "He has 2+3=<<2+3=5>>5 pens.\n#### 5"},
@@ -145,6 +147,26 @@ def test_files_of_ones_own(tmp_path: Path) -> None:
     assert len(load_text_tasks(tmp_path / "splits", columns=wanted, split="test")) == 2
     with pytest.raises(DataError, match="no split 'train': test"):
         load_text_tasks(tmp_path / "splits", columns=wanted)
+
+
+def test_other_splits_are_not_for_training(tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1?", "answer": "2"}]
+    for split in ("test", "validation"):
+        datasets.Dataset.from_list(rows, split=split).save_to_disk(str(tmp_path / split))
+        with pytest.raises(DataError, match=f"holds the split '{split}', which is not for training"):
+            load_text_tasks(tmp_path / split)
+        assert len(load_text_tasks(tmp_path / split, split="test")) == 1
+    datasets.Dataset.from_list(rows, split="train").save_to_disk(str(tmp_path / "train"))
+    assert len(load_text_tasks(tmp_path / "train")) == 1
+    (tmp_path / "files").mkdir()
+    datasets.Dataset.from_list(rows).to_json(tmp_path / "files" / "test.jsonl")
+    with pytest.raises(DataError, match="cannot be read"):
+        load_text_tasks(tmp_path / "files")
+    single = _folder(tmp_path, GSM8K, "main") / "main" / "test-00000-of-00001.parquet"
+    with pytest.raises(DataError, match=r"gsm8k: .* is a file, which does not say which split it holds"):
+        load_text_tasks("gsm8k", data=single)
+    with pytest.raises(ConfigError, match=r"data_folder: .* is a file"):
+        TextSource(TextConfig(policy="tiny", out=tmp_path / "run", data="gsm8k", data_folder=str(single)))
 
 
 def test_chat_prompts(tmp_path: Path) -> None:

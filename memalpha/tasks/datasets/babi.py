@@ -43,6 +43,7 @@ DATA = DataSet(
         "an answer with commas is a set (qa8): the whole is right or nothing",
     ),
     expected={"": {"tasks": 400, "questions": 12506}},
+    training_options={"split": "train"},
 )
 
 VALIDATION = 0.2
@@ -204,16 +205,23 @@ def load(
     *,
     seed: int = 0,
     streams_of: BabiConfig | None = None,
+    split: Split = "test",
 ) -> list[Task]:
-    """One pass over the test stories in streams (the first `limit`), of the official folder `path` or as they ship.
+    """Return streams that use every story of the split once.
 
-    `streams_of` says of which tasks and how many stories the streams are.
+    Args:
+        path: Folder of the official files; None reads the files that ship.
+        variant: Not used, bAbI has no variants.
+        limit: Return the first `limit` streams only.
+        seed: Seed of the order of stories and of the new names.
+        streams_of: Task numbers and stories per stream; default: `BabiConfig()`.
+        split: "test", or a part of the official training files: "train" or "validation".
     """
     config = streams_of or BabiConfig()
     if path is not None:
         config = config.model_copy(update={"folder": str(path)})
-    count = one_pass(config)
-    return streams(config, "test", seed, 0, count if limit is None else min(limit, count))
+    count = one_pass(config, split)
+    return streams(config, split, seed, 0, count if limit is None else min(limit, count))
 
 
 def stream(config: BabiConfig, split: Split, seed: int, index: int) -> Task:
@@ -238,9 +246,9 @@ def streams(config: BabiConfig, split: Split, seed: int, start: int, count: int)
     return [stream(config, split, seed, index) for index in range(start, start + count)]
 
 
-def one_pass(config: BabiConfig) -> int:
-    """How many test streams use every story once (but for a rest that fills none)."""
-    return len(stories(config, "test")) // config.stories
+def one_pass(config: BabiConfig, split: Split = "test") -> int:
+    """Return the number of streams that use every story of the split once; a rest that fills no stream is left out."""
+    return len(stories(config, split)) // config.stories
 
 
 def weave(chosen: Sequence[Story], rng: Random, task_id: str) -> Task:

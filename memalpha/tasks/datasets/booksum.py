@@ -29,6 +29,7 @@ DATA = DataSet(
     counts="chapters: test 950, val 854, train 5,653; books: test 17, val 19, train 151; a row has several summaries",
     metric="rouge",
     variants=tuple(f"{level}-{part}" for level in ("chapters", "books") for part in _PARTS),
+    training_variants=("chapters-train", "books-train"),
     files=tuple(
         File(f"{level}/{part}.jsonl", None, None, (f"{level}-{part}",))
         for level in ("chapters", "books")

@@ -25,6 +25,8 @@ from memalpha.tasks.sources.files import CHUNK_TOKENS, field, file_in, filled, p
 from memalpha.tasks.sources.streaming import csv_rows
 from memalpha.types import Question, SpeakerTurn, Task
 
+_TRAINING: Mapping[str, str] = {"split": "train"}
+
 DATA = (
     DataSet(
         name="banking77",
@@ -43,6 +45,7 @@ DATA = (
             "25 test sentences are training sentences but for punctuation and capitals",
         ),
         expected={"": {"tasks": 31, "questions": 3080}},
+        training_options=_TRAINING,
     ),
     DataSet(
         name="clinc150",
@@ -55,6 +58,8 @@ DATA = (
             File("data/data_full.json", "36923c3705a59e08fe9c3883d8bc2dd966ef93e22cb78ac41171782a698d56e0", 2_495_390),
         ),
         variants=("in-scope", "out-of-scope"),
+        training_variants=("in-scope",),
+        training_options=_TRAINING,
         revision="828f8093932c8fe6ca7936c3d2e52903b1c523de",
         faults=("two training sentences also occur in test, 19 but for punctuation and capitals",),
         expected={
@@ -80,6 +85,7 @@ DATA = (
             "MemoryAgentBench counts 68 labels; this fold has 64",
         ),
         expected={"": {"tasks": 11, "questions": 1076}},
+        training_options=_TRAINING,
     ),
     DataSet(
         name="trec",
@@ -93,6 +99,8 @@ DATA = (
             File("data/trec/test.txt", "69b2d406aa15b3b514b6bf9b3bf1fa2c3515ce7ae744651173f8e57347bfb2a9", 23_353),
         ),
         variants=("coarse", "fine"),
+        training_variants=("coarse", "fine"),
+        training_options=_TRAINING,
         revision="e04d8643be91c2cce63f33e07760ff75d5aa3ad0",
         faults=(
             "71 training questions stand there twice, ten also in test, and one more but for its capitals",

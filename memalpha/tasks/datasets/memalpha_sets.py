@@ -38,6 +38,7 @@ DATA = (
         variants=("test", "train"),
         files=(File("test.parquet", None, None, ("test",)), File("train.parquet", None, None, ("train",))),
         faults=_FAULTS,
+        training_variants=("train",),
     ),
     DataSet(
         name="memalpha_mab",

@@ -32,6 +32,7 @@ DATA = DataSet(
     metric="choice",
     revision="ed956dea41521fc4499acbc63f966e0fd3c053ba",
     variants=tuple(_FILES),
+    training_variants=("train",),
     files=tuple(File(f"benchmark/text/{name}", None, None, (variant,)) for variant, name in _FILES.items()),
     faults=(
         "735 personas of the training file are in the validation file too, though the card says none",

@@ -27,6 +27,7 @@ DATA = DataSet(
     metric="rouge",
     revision="83d7768c1f2b4dfeb091385d3dc7e239b8e5bb7e",
     variants=("test", "val", "train"),
+    training_variants=("train",),
     files=(
         File(
             "data/ALL/jsonl/test.jsonl",

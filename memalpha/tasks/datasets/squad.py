@@ -47,6 +47,7 @@ DATA = (
             File("dataset/train-v2.0.json", variants=("train-v2.0",)),
         ),
         variants=("dev-v1.1", "dev-v2.0", "train-v1.1", "train-v2.0"),
+        training_variants=("train-v1.1", "train-v2.0"),
         revision="eee5fdbf62f8613a7812b03419e6b29617b74fd1",
         expected={"dev-v1.1": {"turns": 2067, "questions": 10570}, "dev-v2.0": {"turns": 1204, "questions": 11873}},
     ),

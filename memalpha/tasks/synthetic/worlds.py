@@ -21,6 +21,7 @@ DATA = DataSet(
     counts="as many as asked for (200 without a limit); of 8,000 to a million tokens each with world.preset=full",
     metric="exact",
     ships=True,
+    training_options={"world": {"split": "train"}},
 )
 UNLIMITED = 200
 """How many tasks `load` gives when no limit is named: the world has no end."""

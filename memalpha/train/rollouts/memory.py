@@ -25,8 +25,9 @@ from memalpha.qa.report import Report, make_report
 from memalpha.qa.scoring.gold import check_categories
 from memalpha.store.embedding import Embedder
 from memalpha.store.schema import MemorySchema
+from memalpha.tasks.catalog import MODULES
 from memalpha.tasks.datasets import babi
-from memalpha.tasks.load import load_tasks
+from memalpha.tasks.splits import load_evaluation_tasks, load_training_tasks
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.learner.distributed import ONE, World
 from memalpha.train.rollouts.base import Scored, Scoring, Tried
@@ -44,18 +45,24 @@ class TaskSource:
     Synthetic: training tasks are made by number from the run's seed and never repeat; validation tasks come from the
     training split without pseudo-words, held-out tasks from `eval_data`, else from `eval_world` (default: the test
     split, whose values never occur in training). bAbI: streams of official training stories, other ones to validate;
-    held out are streams of official test stories (`eval_babi`, else `babi`). A task file: without `eval_data` its last
-    fifth is held out, the last fifth of the rest validates (`eval_tasks` and `validation_tasks` at most), the others
-    are shuffled anew each pass.
+    held out are streams of official test stories (`eval_babi`, else `babi`). Another named data set: its training
+    split (`tasks.splits`), divided as a task file is; as `eval_data` it gives its first evaluation split. A task file:
+    without `eval_data` its last fifth is held out, the last fifth of the rest validates (`eval_tasks` and
+    `validation_tasks` at most), the others are shuffled anew each pass.
 
-    Raises `ConfigError` for tasks that would be trained and evaluated on, `DataError` for a file of too few or without
-    a question to train on.
+    Raises `ConfigError` for tasks that would be trained and evaluated on, and for a data set without a training split
+    unless `train_on_evaluation_split` is set. Raises `DataError` for too few tasks and for tasks without a question.
     """
 
     def __init__(self, config: TrainConfig | SFTConfig) -> None:
         self.config = config
         self.file: list[Task] = []
-        given = None if config.eval_data is None else load_tasks(config.eval_data, limit=config.eval_tasks)
+        given = None if config.eval_data is None else load_evaluation_tasks(config.eval_data, config.eval_tasks)
+        if config.train_on_evaluation_split and config.data in ("synthetic", "babi"):
+            raise ConfigError(
+                f"train_on_evaluation_split: has no effect with data={config.data}, which trains on its training split "
+                "and evaluates on its test split; leave it out"
+            )
         if config.data == "synthetic":
             if config.world.split == "test":
                 raise ConfigError("world.split: the test split is for evaluation only; train with split=train")
@@ -68,7 +75,7 @@ class TaskSource:
             test = config.eval_babi or config.babi
             self.held_out = given or babi.streams(test, "test", 0, 0, min(config.eval_tasks, babi.one_pass(test)))
         else:
-            rest = load_tasks(config.data)
+            rest = load_training_tasks(config.data, on_evaluation_split=config.train_on_evaluation_split)
             _enough(rest, config)
             cut = len(rest) if given else len(rest) - min(config.eval_tasks, len(rest) // 5)
             rest, self.held_out = rest[:cut], given or rest[cut:]
@@ -127,10 +134,12 @@ class TaskSource:
         """Refuse tasks that are trained on; a synthetic world's by their ids, for it has no end.
 
         Short chunks ("Thanks, bye!") recur in all conversations, so a task counts as a copy when half of its text is.
+        Ids say nothing between two splits of named data sets, which number their rows from 0 each.
         """
         config, seen = self.config, [*self.file, *self.validation]
-        ids = {task.id for task in seen}
-        texts = {chunk.render(): task.id for task in self.file for chunk in task.chunks}
+        by_text_alone = config.eval_data in MODULES and bool(self.file) and config.data in MODULES
+        ids = set() if by_text_alone else {task.id for task in seen}
+        texts = {chunk.render(): task.id for task in (seen if by_text_alone else self.file) for chunk in task.chunks}
         made = None
         if config.data == "babi":
             made = babi.stream(config.babi, "train", config.seed, 0).id.removesuffix("0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -43,6 +44,11 @@ class TextSource:
             raise ConfigError("data: name the tasks (arithmetic, programs, gsm8k, math, a file, a folder, a hub id)")
         if config.data_folder is not None and self._name not in KNOWN:
             raise ConfigError(f"data_folder: belongs to {', '.join(KNOWN)}; give the folder itself as data")
+        if config.data_folder is not None and Path(config.data_folder).is_file():
+            raise ConfigError(
+                f"data_folder: {config.data_folder} is a file, and a file does not say which split it holds: name the "
+                "folder, or the file itself as data"
+            )
         given = None if eval_data is None else list(eval_data)
         if given is None and config.eval_data is not None:
             given = self._load(config.eval_data, "test", config.eval_tasks)

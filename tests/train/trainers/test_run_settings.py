@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
+from hub_layouts import use_as_hub_cache, write_memalpha_split
 
 from memalpha.agent.prompts import writer_messages
-from memalpha.config import TrainConfig, WorldConfig, build_config, training_config
+from memalpha.config import SFTConfig, TrainConfig, WorldConfig, build_config, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
 from memalpha.policy.base import load_policy
 from memalpha.policy.transformers import TransformersPolicy
@@ -94,6 +95,36 @@ def test_what_is_evaluated_is_not_trained_on(small, tmp_path):
         TaskSource(small(data=write("few.jsonl", trained[:4])))
     with pytest.raises(DataError, match="has 1 tasks, training needs at least 2"):
         TaskSource(small(data=write("one.jsonl", trained[:1]), eval_data=held))
+
+
+def test_a_data_set_with_splits_is_trained_on_its_training_split(small, tmp_path, monkeypatch):
+    cache = use_as_hub_cache(monkeypatch, tmp_path / "cache")
+    write_memalpha_split(cache, "test", "tested", 4)
+    kinds = (small(data="memalpha", max_steps=1), SFTConfig(policy=small().policy, out=small().out, data="memalpha"))
+    for settings in kinds:
+        with pytest.raises(DataError, match=r"get train\.parquet"):
+            train(settings)
+        with pytest.raises(ConfigError, match="data: longmemeval is for evaluation only"):
+            train(settings, data="longmemeval")
+        with pytest.raises(ConfigError, match="train_on_evaluation_split: has no effect with data=synthetic"):
+            train(settings, data="synthetic", train_on_evaluation_split=True)
+    assert not small().out.exists()
+
+    def texts(tasks):
+        return {task.chunks[0].text.split()[0] for task in tasks}
+
+    write_memalpha_split(cache, "train", "trained", 10)
+    source = TaskSource(small(data="memalpha"))
+    assert texts(source.file) == texts(source.validation) == texts(source.held_out) == {"trained"}
+    source = TaskSource(small(data="memalpha", eval_data="memalpha"))
+    assert texts(source.file) == texts(source.validation) == {"trained"} and texts(source.held_out) == {"tested"}
+    assert {task.id for task in source.held_out} <= {task.id for task in [*source.file, *source.validation]}
+    evaluation = small(data="memalpha", train_on_evaluation_split=True, eval_tasks=1, validation_tasks=1)
+    write_memalpha_split(cache, "test", "tested", 6)
+    assert texts(TaskSource(evaluation).file) == {"tested"}
+    for name in ("memalpha", "memalpha_mab"):
+        with pytest.raises(ConfigError, match="word for word in training tasks"):
+            TaskSource(small(data=name, eval_data="memalpha", train_on_evaluation_split=True))
 
 
 def test_the_configuration_names_the_algorithm(small, monkeypatch):

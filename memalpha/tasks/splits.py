@@ -1,0 +1,67 @@
+"""Loading of tasks for training and for evaluation: each takes the split of a named data set that is meant for it."""
+
+from __future__ import annotations
+
+from memalpha.errors import ConfigError, DataError
+from memalpha.tasks.catalog import MODULES, checked_options, data_set, load_set, locate, read_set
+from memalpha.tasks.dataset_info import DataSet
+from memalpha.tasks.load import load_tasks
+from memalpha.types import Task
+
+
+def load_training_tasks(source: str, *, on_evaluation_split: bool = False) -> list[Task]:
+    """Load the tasks that a training run takes from its `data`.
+
+    A named data set gives its training split (`DataSet.training_variants`, `DataSet.training_options`). A task file is
+    read whole: its owner decides what it holds.
+
+    Args:
+        source: Name of a data set, or the path of a task file.
+        on_evaluation_split: Load the set's default evaluation split instead of its training split.
+
+    Raises:
+        ConfigError: The set has no training split, or `on_evaluation_split` is set for a task file.
+        DataError: The files are missing or do not fit.
+    """
+    if source not in MODULES:
+        if on_evaluation_split:
+            raise ConfigError(
+                f"train_on_evaluation_split: has no effect with data={source}, which is no named data set; leave it out"
+            )
+        return load_tasks(source)
+    dataset = data_set(source)
+    if on_evaluation_split:
+        return _load_split(dataset, dataset.evaluation_variant, {})
+    if not dataset.has_training_split:
+        raise ConfigError(
+            f"data: {source} is for evaluation only: no split of it is marked for training, and a score on tasks that "
+            "were trained on measures nothing; train on a set with a training split (memalpha data list NAME shows "
+            "it) or on a task file of your own, or set train_on_evaluation_split=true and report no score on it"
+        )
+    return _load_split(dataset, dataset.training_variant, dict(dataset.training_options))
+
+
+def load_evaluation_tasks(source: str, limit: int | None = None) -> list[Task]:
+    """Load held-out tasks: the first variant of a named data set that is no training split, or a task file.
+
+    Args:
+        source: Name of a data set, or the path of a task file.
+        limit: Return the first `limit` tasks only.
+
+    Raises:
+        DataError: The files are missing or do not fit.
+    """
+    if source not in MODULES:
+        return load_tasks(source, limit)
+    return load_set(source, limit, variant=data_set(source).evaluation_variant)
+
+
+def _load_split(dataset: DataSet, variant: str | None, options: dict[str, object]) -> list[Task]:
+    try:
+        path = locate(dataset, variant, None)
+    except DataError as error:
+        selection = [f"variant={variant}"] if variant is not None else []
+        selection += [f"{key}={value}" for key, value in options.items()]
+        command = " ".join(["memalpha data prepare", dataset.name, "tasks.jsonl data=PATH", *selection])
+        raise DataError(f"data: {error}; then write a task file ({command}) and train with data=tasks.jsonl") from error
+    return read_set(dataset.name, path, variant, checked_options(dataset.name, options))
