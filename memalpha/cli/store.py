@@ -31,7 +31,11 @@ SchemaName = Annotated[
     str | None, typer.Option(help="Categories of a new store: mem-alpha (default), life, a YAML file.")
 ]
 EmbedderName = Annotated[
-    str | None, typer.Option(help="Only a new store may choose: static (default), hash, or a model.")
+    str | None,
+    typer.Option(
+        help="Of a new store: static (default), hash, minilm, or a model's name or folder. An existing store keeps its "
+        "own: name it only where it is a model, which is not loaded otherwise."
+    ),
 ]
 Where = Annotated[
     str | None,
@@ -329,6 +333,7 @@ def erase(
 def doctor(
     store: StoreFile,
     repair: Annotated[bool, typer.Option("--repair", help="Make anew what follows from the log.")] = False,
+    embedder: EmbedderName = None,
     as_json: AsJson = False,
 ) -> None:
     """Check STORE, and mend what can be.
@@ -340,7 +345,7 @@ def doctor(
     """
     from memalpha.store.checks.integrity import examine
 
-    health = examine(store, repair=repair)
+    health = examine(store, repair=repair, embedder=embedder)
     lines = [f"repaired: {problem}" for problem in health.repaired]
     lines += [*map(str, health.problems), *(f"note: {note}" for note in health.notes)]
     looked_at = ", ".join(f"{count} {name}" for name, count in health.counts.items())

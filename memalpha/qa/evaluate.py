@@ -265,7 +265,7 @@ def evaluate(
     schema = None
     if isinstance(system, MemoryAgent):
         config, reader, schema = config or system.config, reader or system.reader, system.store.schema
-        embedder = embedder or load_embedder(system.store.embedder)
+        embedder = embedder or system.store.load_embedder()
     config = config or AgentConfig(prompt=getattr(policy, "prompt", "full"))
     reader = load_reader(reader) if isinstance(reader, str) else reader or default_reader(policy, config)
     embedder = embedder or load_embedder(config.embedder)

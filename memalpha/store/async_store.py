@@ -140,6 +140,7 @@ class AsyncMemoryStore:
     get = _awaited(MemoryStore.get)
     find = _awaited(MemoryStore.find)
     list = _awaited(MemoryStore.list)
+    load_embedder = _awaited(MemoryStore.load_embedder)
     search = _awaited(MemoryStore.search)
     search_many = _awaited(MemoryStore.search_many)
     audit = _awaited(audit_of)

@@ -16,13 +16,16 @@ from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from threading import Lock
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 from zipfile import BadZipFile
 
 import numpy as np
 
 from memalpha.errors import EmbedderError
 from memalpha.hub import hub_reachable
+
+SHIPPED_EMBEDDERS = ("static", "hash", "minilm")
+"""Names that `load_embedder` resolves to code and weights of installed packages, whatever the working directory."""
 
 WAYS = (
     'use "static" (shipped, the default), "hash", or install sentence-transformers (pip install "memalpha[embed]") and '
@@ -194,7 +197,8 @@ class StaticEmbedder:
 class SentenceTransformerEmbedder:
     """A sentence-transformers model by directory or hub name; needs the `embed` extra.
 
-    What is on disk (a directory, the hub's cache) is used without any request; only else is the hub asked.
+    What is on disk (a directory, the hub's cache) is used without any request; only else is the hub asked. Code that a
+    model brings along is never run: such a model raises `EmbedderError`.
     """
 
     def __init__(self, name: str, path: str | None = None, batch_size: int = 32) -> None:
@@ -202,13 +206,15 @@ class SentenceTransformerEmbedder:
             raise EmbedderError(f"embedder {name!r} needs sentence-transformers, which is not installed: {WAYS}")
         from sentence_transformers import SentenceTransformer
 
+        # None prefers model.safetensors and overrides a model's own configuration, which may ask for a pickle.
+        options: dict[str, Any] = {"trust_remote_code": False, "model_kwargs": {"use_safetensors": None}}
         try:
             try:
-                self._model = SentenceTransformer(path or name, device="cpu", local_files_only=True)
+                self._model = SentenceTransformer(path or name, device="cpu", local_files_only=True, **options)
             except OSError:
                 if path or Path(name).exists() or not hub_reachable():
                     raise
-                self._model = SentenceTransformer(name, device="cpu")
+                self._model = SentenceTransformer(name, device="cpu", **options)
         except (OSError, ValueError) as error:
             reason = str(error).strip().split("\n")[0]
             raise EmbedderError(f"embedder {name!r} cannot be loaded ({reason}): {WAYS}") from error

@@ -36,6 +36,10 @@ class WorkingMemory(Memory):
         """The name of the embedder that its searches use."""
         return self._embedder.name
 
+    def load_embedder(self) -> Embedder:
+        """Return the embedder that its searches use."""
+        return self._embedder
+
     @property
     def core(self) -> str:
         """The core memory text; "" where there is none."""

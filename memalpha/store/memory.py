@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memalpha.errors import DuplicateContent
+from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, Where, parse
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.corpus import Boost, Route
@@ -30,6 +31,10 @@ class Memory(ABC):
     @abstractmethod
     def embedder(self) -> str:
         """The name of the embedder that its searches use."""
+
+    @abstractmethod
+    def load_embedder(self) -> Embedder:
+        """Return the embedder that its searches use."""
 
     @property
     @abstractmethod

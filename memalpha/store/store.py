@@ -61,7 +61,9 @@ class MemoryStore(StoreReader):
         is a store in a PostgreSQL database with pgvector, in its schema "memalpha" unless it ends in `?schema=name`.
 
         A new store takes `schema` ("mem-alpha") and `embedder` ("static") and records both. An existing one is opened
-        with its own; naming others is an error. `create=False` refuses to make a new file.
+        with its own; naming others is an error. `create=False` refuses to make a new file. A recorded embedder other
+        than "static", "hash" and "minilm" is loaded only if `embedder` names it: without that, whatever has to embed a
+        text raises `StoreError`.
 
         `durability` holds for what this object writes. "full": a write that has returned is on disk. "normal": it is
         with the operating system, which is faster and loses nothing when the process is killed; a power failure or a
@@ -196,7 +198,7 @@ class MemoryStore(StoreReader):
         name, here = namespace or self._rows.name, self._database
         with self._now(), copied_to(path, here.meta, name, self.schema) as there:
             self._rows.copy(there, self._rows.place_of(as_of))
-        return MemoryStore.open(path, self.schema, self._embedder.named, name, clock=here.clock)
+        return MemoryStore.open(path, self.schema, self._embedder.requested, name, clock=here.clock)
 
     def erase(self, *ids: str) -> list[str]:
         """Remove all that entries ever held, for good: from the log, past states, vectors, and the file's free space.

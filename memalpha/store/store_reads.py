@@ -11,6 +11,7 @@ from memalpha.errors import StoreError, UnknownEntry
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend
 from memalpha.store.backends.namespace_reads import Tip
+from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Where
 from memalpha.store.history import Diff
 from memalpha.store.indexing.context import surroundings
@@ -58,6 +59,15 @@ class StoreReader(Memory):
     def embedder(self) -> str:
         """The name of the embedder recorded in the file."""
         return self._embedder.name
+
+    def load_embedder(self) -> Embedder:
+        """Return the embedder that searches use.
+
+        Raises:
+            StoreError: The recorded name is not a shipped one, and `open` was given no embedder.
+            EmbedderError: The embedder cannot be loaded.
+        """
+        return self._embedder.load()
 
     @property
     def core(self) -> str:

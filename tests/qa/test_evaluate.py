@@ -8,7 +8,7 @@ from memalpha.agent.agent import MemoryAgent, act
 from memalpha.agent.parsing import format_call
 from memalpha.agent.reader import Answer, ExtractiveReader
 from memalpha.config import AgentConfig, ReaderConfig, RewardConfig, WorldConfig
-from memalpha.errors import ConfigError, DataError, PolicyError
+from memalpha.errors import ConfigError, DataError, PolicyError, StoreError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate, evaluate_memory, score_groups
 from memalpha.qa.memory_reward import MemoryReward
@@ -19,6 +19,7 @@ from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
+from memalpha.store.store import MemoryStore
 from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Chunk, Completion, GoldOperation, Question, Task, Trajectory, TrajectoryGroup
 
@@ -122,6 +123,19 @@ def test_evidence_decides_where_there_is_some():
     trips = [("memory_insert", {"category": "episodic", "content": f"trip: {city}"}) for city in ("Rome", "Lima")]
     [[record]] = ask(roll(trips, task=task))
     assert (record.answer, record.written, record.live) == ("2", True, True)  # though no entry says "2"
+
+
+def test_an_agents_store_gives_its_own_embedder_and_none_by_a_files_word(tmp_path):
+    class Named(HashEmbedder):
+        name = "models/notes"
+
+    def report(embedder):
+        with MemoryStore.open(tmp_path / "ana.db", embedder=embedder) as store:
+            return evaluate(MemoryAgent(ScriptedPolicy("add-all"), store, config=AgentConfig(prompt="compact")), [TASK])
+
+    assert 0 <= report(Named(64)).summary["accuracy"] <= 1
+    with pytest.raises(StoreError, match="records the embedder 'models/notes'"):
+        report(None)
 
 
 def test_summary_by_hand():

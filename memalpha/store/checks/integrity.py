@@ -61,9 +61,10 @@ class Health:
 _COUNTED = ("operations", "versions", "vectors")
 
 
-def examine(path: str | Path, *, repair: bool = False, embedder: Embedder | None = None) -> Health:
+def examine(path: str | Path, *, repair: bool = False, embedder: str | Embedder | None = None) -> Health:
     """Look a store through, a file or one in PostgreSQL; with `repair`, make anew what follows from the log, all in
-    one transaction.
+    one transaction. Vectors are compared with those of `embedder`, or of the recorded embedder where that is a shipped
+    one; else a note says that they were not.
 
     Raises `StoreError` if there is no store at `path`.
     """
@@ -85,7 +86,7 @@ def examine(path: str | Path, *, repair: bool = False, embedder: Embedder | None
         database.close()
 
 
-def _examine(database: Backend, embedder: Embedder | None, *, repair: bool) -> Health:
+def _examine(database: Backend, embedder: str | Embedder | None, *, repair: bool) -> Health:
     health = Health()
     try:
         with database.transaction(write=False):
@@ -100,7 +101,7 @@ def _examine(database: Backend, embedder: Embedder | None, *, repair: bool) -> H
 class _Examination:
     """One pass over a file, inside a transaction."""
 
-    def __init__(self, database: Backend, embedder: Embedder | None, health: Health, repair: bool) -> None:
+    def __init__(self, database: Backend, embedder: str | Embedder | None, health: Health, repair: bool) -> None:
         self.database, self.health, self.repair = database, health, repair
         self.embedder = embedder
 
@@ -223,7 +224,7 @@ class _Examination:
                 right[key] = vector_blob(vector)
                 if key in sound and not _near(there[key], vector):
                     wrong.append(key)
-        except EmbedderError as error:
+        except (EmbedderError, StoreError) as error:
             self.health.notes.append(f"vectors of {rows.name} were not compared with the embedder's: {error}")
         for keys, what in ((left_over, "of no content that is stored"), (missing, "missing")):
             if keys:

@@ -1,4 +1,8 @@
-"""The embedder that a store file records, and the vectors it keeps: a store is never searched with another one's."""
+"""The embedder that a store file records, and the vectors that the file keeps.
+
+A store is never searched with the vectors of another embedder. A recorded name is a text in somebody's file and may
+mean a folder or a download. Unless it is one of `SHIPPED_EMBEDDERS`, it is loaded only when the caller names it too.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +12,37 @@ from typing import Any
 
 import numpy as np
 
-from memalpha.errors import EmbedderError
+from memalpha.errors import EmbedderError, StoreError
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.embedding import Embedder, load_embedder
+from memalpha.store.embedding import SHIPPED_EMBEDDERS, Embedder, load_embedder
 
 
 class RecordedEmbedder:
-    """The embedder a store file was made with, loaded when first needed and then compared with the record.
+    """Embedder that a store file records, loaded on first use and then compared with the record.
 
-    Raises `EmbedderError` if `named` is another one.
+    Attributes:
+        name: Name in the record.
+        dim: Dimension of its vectors.
+        requested: Embedder, or its name, that the caller gave to `MemoryStore.open`; None if he named none.
     """
 
-    def __init__(self, path: str, record: str, named: str | Embedder | None) -> None:
+    def __init__(self, path: str, record: str, requested: str | Embedder | None) -> None:
+        """Read a record.
+
+        Args:
+            path: Path or URL of the store, for messages.
+            record: JSON of `record_of`.
+            requested: Embedder, or its name, that the caller gave; None if he named none.
+
+        Raises:
+            EmbedderError: `requested` is not the embedder of the record.
+            StoreError: The record is not valid.
+        """
         self._path = path
-        self._record: dict[str, Any] = json.loads(record)
-        self.name: str = self._record["name"]
-        self.dim: int = self._record["dim"]
-        self.named = self.name if named is None else named
+        self.name, self.dim, self._recorded_probe = _parse_record(path, record)
+        self.requested = requested
         self._loaded: Embedder | None = None
-        name = self.named if isinstance(self.named, str) else self.named.name
+        name = self.name if requested is None else requested if isinstance(requested, str) else requested.name
         if name != self.name:
             raise EmbedderError(
                 f"{path} was made with the embedder {self.name!r}, not {name!r}: open it without naming an embedder, "
@@ -34,17 +50,35 @@ class RecordedEmbedder:
             )
 
     def load(self) -> Embedder:
-        """The embedder; raises `EmbedderError` if it cannot be had, or does not give the vectors it once gave."""
+        """Return the embedder, loading it on the first call.
+
+        Raises:
+            StoreError: The caller named no embedder, and the recorded name is none of `SHIPPED_EMBEDDERS`.
+            EmbedderError: The embedder cannot be loaded, or its vectors differ from the recorded one.
+        """
         if self._loaded is None:
-            embedder = load_embedder(self.named) if isinstance(self.named, str) else self.named
-            now, then = _probe(embedder), self._record["probe"]
-            if len(now) != len(then) or max(abs(a - b) for a, b in zip(now, then, strict=True)) > 0.01:
+            embedder = self._resolve()
+            probe, recorded_probe = _probe(embedder), self._recorded_probe
+            if len(probe) != len(recorded_probe) or (
+                max(abs(a - b) for a, b in zip(probe, recorded_probe, strict=True)) > 0.01
+            ):
                 raise EmbedderError(
-                    f"{self._path} was made with another version of the embedder {self.name!r} (dimension {len(then)}, "
-                    f"now {len(now)}; other vectors): export it and import it into a new store"
+                    f"{self._path} was made with another version of the embedder {self.name!r} (dimension "
+                    f"{len(recorded_probe)}, now {len(probe)}; other vectors): export it and import it into a new store"
                 )
             self._loaded = embedder
         return self._loaded
+
+    def _resolve(self) -> Embedder:
+        if self.requested is not None:
+            return load_embedder(self.requested) if isinstance(self.requested, str) else self.requested
+        if self.name not in SHIPPED_EMBEDDERS:
+            raise StoreError(
+                f"{self._path} records the embedder {self.name!r}, which is not loaded by a file's word alone: it may "
+                f"be somebody else's folder or download. If you trust it, pass embedder={self.name!r} to "
+                f"MemoryStore.open, or --embedder {self.name} to the command"
+            )
+        return load_embedder(self.name)
 
 
 def record_of(embedder: str | Embedder) -> str:
@@ -52,6 +86,19 @@ def record_of(embedder: str | Embedder) -> str:
     if isinstance(embedder, str):
         embedder = load_embedder(embedder)
     return json.dumps({"name": embedder.name, "dim": embedder.dim, "probe": _probe(embedder)})
+
+
+def _parse_record(path: str, record: str) -> tuple[str, int, list[float]]:
+    """Return name, dimension and probe vector of a record; raise `StoreError` if it is not what `record_of` writes."""
+    try:
+        fields: dict[str, Any] = json.loads(record)
+        name, dim, probe = fields["name"], fields["dim"], fields["probe"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{path}: its record of the embedder cannot be read ({error!r}): go back to a copy") from error
+    is_valid = isinstance(name, str) and type(dim) is int and isinstance(probe, list)
+    if not is_valid or not probe or not all(type(x) in (int, float) for x in probe):
+        raise StoreError(f"{path}: its record of the embedder holds no name, dimension and probe: go back to a copy")
+    return name, dim, probe
 
 
 def _probe(embedder: Embedder) -> list[float]:

@@ -1,0 +1,153 @@
+"""Recorded embedders: a file's name of a model is never loaded unless the caller names it as well."""
+
+import json
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from memalpha.errors import EmbedderError, StoreError
+from memalpha.store.checks.integrity import examine
+from memalpha.store.embedding import HashEmbedder, SentenceTransformerEmbedder
+from memalpha.store.indexing import stored_embedder
+from memalpha.store.indexing.stored_embedder import RecordedEmbedder, record_of
+from memalpha.store.store import MemoryStore
+
+FOLDER = "models/notes"
+
+
+class FolderEmbedder(HashEmbedder):
+    """Hash embedder under the name of a relative folder, so that a store file records that folder."""
+
+    name = FOLDER
+
+
+@pytest.fixture
+def store_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a store that records the folder `models/notes`, with a model there whose own module leaves a mark."""
+    model = tmp_path / FOLDER
+    model.mkdir(parents=True)
+    (model / "notes_module.py").write_text(
+        f"import pathlib\npathlib.Path({str(tmp_path / 'executed')!r}).touch()\nclass Notes:\n    pass\n"
+    )
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "notes_module.Notes"}]
+    (model / "modules.json").write_text(json.dumps(modules))
+    (model / "config_sentence_transformers.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(model))
+    path = tmp_path / "somebody.db"
+    with MemoryStore.open(path, embedder=FolderEmbedder()) as store:
+        store.insert("semantic", "Ana lives in Lisbon.")
+        store.insert("semantic", "Ana has a cat.")
+    return path
+
+
+USES = {
+    "search": lambda store: store.search("Where does Ana live?"),
+    "search by words": lambda store: store.search("Where does Ana live?", route="bm25"),
+    "search of several": lambda store: store.search_many(["Ana", "cat"]),
+    "past search": lambda store: store.search("Ana", as_of=1),
+    "insert": lambda store: store.insert("semantic", "Ana has a dog."),
+    "insert many": lambda store: store.insert_many([{"category": "semantic", "content": "Ana has a dog."}]),
+    "index": lambda store: store.build_index(),
+    "embedder": lambda store: store.load_embedder(),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+def test_a_recorded_folder_is_not_loaded(store_path, monkeypatch, use):
+    monkeypatch.setattr(stored_embedder, "load_embedder", lambda name: pytest.fail(f"{name} was loaded"))
+    with (
+        MemoryStore.open(store_path) as store,
+        pytest.raises(StoreError, match=r"records the embedder 'models/notes'.*embedder='models/notes'.*--embedder"),
+    ):
+        use(store)
+    assert not (store_path.parent / "executed").exists()
+
+
+def test_a_recorded_folder_is_not_loaded_by_a_fork_or_a_namespace(store_path, tmp_path):
+    with MemoryStore.open(store_path) as store:
+        for copy in (store.fork(path=tmp_path / "fork.db"), store.fork("other"), store.namespace("default")):
+            with copy, pytest.raises(StoreError, match="records the embedder"):
+                copy.search("Ana")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_what_needs_no_embedder_works_without_it(store_path, tmp_path):
+    with MemoryStore.open(store_path) as store:
+        assert (store.embedder, len(store.list()), store.snapshot()) == (FOLDER, 2, 2)
+        assert store.export_jsonl(tmp_path / "log.jsonl") == 2
+        store.delete(store.list()[0].id)
+        store.undo()
+        assert len(store.list()) == 2
+    health = examine(store_path)
+    assert health.problems == []
+    [note] = health.notes
+    assert "not compared" in note and "records the embedder 'models/notes'" in note
+
+
+def test_the_callers_embedder_is_used(store_path, monkeypatch):
+    with MemoryStore.open(store_path, embedder=FolderEmbedder()) as store:
+        assert store.search("Where does Ana live?", 1)[0].entry.content == "Ana lives in Lisbon."
+    monkeypatch.setattr(stored_embedder, "load_embedder", {FOLDER: FolderEmbedder()}.__getitem__)
+    with MemoryStore.open(store_path, embedder=FOLDER) as store:
+        assert store.search("Where does Ana live?", 1)[0].entry.content == "Ana lives in Lisbon."
+        with store.fork(path=store_path.with_name("fork.db")) as copy:
+            assert copy.search("Where does Ana live?", 1)[0].entry.content == "Ana lives in Lisbon."
+    assert examine(store_path, embedder=FOLDER).notes == []
+
+
+@pytest.mark.slow
+def test_a_named_model_does_not_run_its_own_code(store_path):
+    pytest.importorskip("sentence_transformers")
+    with (
+        MemoryStore.open(store_path, embedder=FOLDER) as store,
+        pytest.raises(EmbedderError, match="'models/notes' cannot be loaded"),
+    ):
+        store.search("Ana")
+    assert not (store_path.parent / "executed").exists()
+
+
+@pytest.mark.parametrize("name", ["static", "hash"])
+def test_shipped_embedders_are_loaded_by_their_recorded_names(name):
+    recorded = RecordedEmbedder("ana.db", record_of(name), None)
+    assert recorded.load().name == name
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "{",
+        "[]",
+        '{"name": "hash"}',
+        '{"name": ["hash"], "dim": 2, "probe": [0, 1]}',
+        '{"name": "hash", "dim": "2", "probe": [0, 1]}',
+        '{"name": "hash", "dim": 2, "probe": []}',
+        '{"name": "hash", "dim": 2, "probe": ["a"]}',
+    ],
+)
+def test_an_invalid_record_is_refused(record):
+    with pytest.raises(StoreError, match=r"^ana\.db: its record of the embedder"):
+        RecordedEmbedder("ana.db", record, None)
+
+
+def test_a_model_is_loaded_without_its_code_and_by_safetensors_first(monkeypatch):
+    options = []
+
+    class Model:
+        def __init__(self, name, **kwargs):
+            options.append(kwargs)
+
+        def encode(self, texts, **_):
+            return np.ones((len(texts), 2))
+
+    package = ModuleType("sentence_transformers")
+    package.__spec__ = ModuleSpec("sentence_transformers", None)
+    monkeypatch.setattr(package, "SentenceTransformer", Model, raising=False)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", package)
+    SentenceTransformerEmbedder("a/model")
+    assert options[0]["trust_remote_code"] is False
+    assert options[0]["model_kwargs"] == {"use_safetensors": None}
