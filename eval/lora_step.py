@@ -138,7 +138,7 @@ def step(arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
     parameters = policy.parameters
     assert config.lora is not None
     adapted = add_lora(policy.model, config.lora, policy.name)
-    learner = timed("learner", lambda: Engine(adapted, config, LossSettings.of(config)))
+    learner = timed("learner", lambda: Engine(adapted, config, LossSettings.from_config(config)))
     rewards = MemoryReward(config.reward, policy.count_tokens)
     builder, reader = Builder(policy, config.agent), load_reader(config.reader)
     groups, _ = timed("sample", lambda: collect(builder, [long_task()], reader, rewards, config, 0))

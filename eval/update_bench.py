@@ -123,7 +123,7 @@ def ours(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[Callable[[l
         microbatch_tokens=tokens,
         gradient_checkpointing=case["checkpointing"],
     )
-    learner = Engine(model, config, LossSettings.of(config))
+    learner = Engine(model, config, LossSettings.from_config(config))
     level = -float(np.log(model.config.vocab_size))
 
     def sample(row: Row) -> TrainingSample:

@@ -21,7 +21,7 @@ from memalpha.errors import CheckpointError, TrainingError
 from memalpha.train import api as loop
 from memalpha.train.algorithms.erl import ERL
 from memalpha.train.data.samples import TrainingSample
-from memalpha.train.learner.distributed import ONE, World, join, whole
+from memalpha.train.learner.distributed import SINGLE_PROCESS, World, full_tensor, join_world
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.loss_weights import normalize
@@ -89,7 +89,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(case: dict[str, Any], world: World = ONE) -> dict[str, Any]:
+def measure(case: dict[str, Any], world: World = SINGLE_PROCESS) -> dict[str, Any]:
     """Log-probs, gradient, statistics, and after one optimizer step the weights and the optimizer's state."""
     changes = {key: value for key, value in case.items() if key not in ("lengths", "values")}
     config = TrainConfig(out=Path("unused"), learning_rate=1e-2, **changes)
@@ -102,7 +102,12 @@ def measure(case: dict[str, Any], world: World = ONE) -> dict[str, Any]:
                 parameter.data = 0.3 * torch.randn_like(parameter)
     rate = 3e-3 if "values" in case else None
     learner = Engine(
-        model, config, LossSettings.of(config), reference=config.beta > 0, value_learning_rate=rate, world=world
+        model,
+        config,
+        LossSettings.from_config(config),
+        reference=config.beta > 0,
+        value_learning_rate=rate,
+        world=world,
     )
     samples = rows(case.get("lengths", UNEVEN), config.entropy_coef)
     if "values" in case:
@@ -115,7 +120,7 @@ def measure(case: dict[str, Any], world: World = ONE) -> dict[str, Any]:
             for row, values in zip(samples, found["reference"], strict=True)
         ]
     found["stats"] = learner.forward_backward(normalize(samples, "constant"))
-    found["gradient"] = {name: whole(p.grad).clone() for name, p in learner.trainable.items()}
+    found["gradient"] = {name: full_tensor(p.grad).clone() for name, p in learner.trainable.items()}
     found["norm"] = learner.optim_step(1e-2)
     found["weights"] = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
     found["optimizer"] = learner.optimizer_tensors()
@@ -132,7 +137,7 @@ def load_after_a_step(place: Path, world: World) -> list[list[np.ndarray]]:
     """Log-probs under FSDP at the start, after a step, and with the start's weights loaded again."""
     config = TrainConfig(out=Path("unused"), sharding="fsdp", microbatch_tokens=128)
     model: Any = tiny_model()
-    if world.main:
+    if world.is_main:
         model.save_pretrained(place)
     world.gather([])
     learner = Engine(model, config, world=world)
@@ -148,7 +153,7 @@ def watch() -> tuple[list[int], list[dict[str, Any]]]:
     """How many tasks this process samples at a time, and what ERL has learnt after each step: both lists are filled."""
     counts: list[int] = []
     states: list[dict[str, Any]] = []
-    build, learnt = Collector.sampled, ERL.learnt
+    build, learnt = Collector.sampled, ERL.finish_step
 
     def counted(self: Collector, *args: Any, **more: Any) -> Any:
         groups = build(self, *args, **more)
@@ -159,7 +164,7 @@ def watch() -> tuple[list[int], list[dict[str, Any]]]:
         learnt(self, line)
         states.append(self.state)
 
-    Collector.sampled, ERL.learnt = counted, noted
+    Collector.sampled, ERL.finish_step = counted, noted
     return counts, states
 
 
@@ -179,13 +184,13 @@ def press_in_step(at: int) -> None:
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     plan = pickle.loads((folder / "plan.pickle").read_bytes())
-    world = join("cpu")
+    world = join_world("cpu")
     found: dict[str, Any] = {"cases": {name: measure(case, world) for name, case in CASES.items()}}
     found["loaded"] = load_after_a_step(folder / "loaded", world)
     found["everybody"] = world.gather([world.rank])
-    found["blocks"] = world.gather([world.block(range(size)) for size in (0, 1, 3, 8)])
+    found["blocks"] = world.gather([world.shard(range(size)) for size in (0, 1, 3, 8)])
     try:
-        world.once(lambda: (_ for _ in ()).throw(CheckpointError("told by the main one")))
+        world.run_on_main(lambda: (_ for _ in ()).throw(CheckpointError("told by the main one")))
     except CheckpointError as error:
         found["refused"] = world.gather([str(error)])
     sampled, advice = watch()
@@ -202,7 +207,7 @@ def main(folder: Path) -> None:
         loop.train(plan["interrupted"])
     except KeyboardInterrupt:
         found["interrupted"] = world.gather([world.rank])
-    if world.main:
+    if world.is_main:
         (folder / "found.pickle").write_bytes(pickle.dumps(found))
     if world.rank == 1:
         raise TrainingError("only here")

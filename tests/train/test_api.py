@@ -23,7 +23,7 @@ from memalpha.policy.transformers import TransformersPolicy
 from memalpha.report.page import write_report
 from memalpha.train import api as loop
 from memalpha.train.api import train
-from memalpha.train.learner.distributed import ONE
+from memalpha.train.learner.distributed import SINGLE_PROCESS
 from memalpha.train.rollouts.memory import TaskSource
 from memalpha.train.trainers import rl as reinforcement
 from memalpha.train.trainers.checkpoint import locked
@@ -218,7 +218,7 @@ def test_a_run_goes_on_from_the_start_it_had(small, policy_path, tmp_path):
 
 
 def test_the_frozen_start_reads_in_the_precision_of_the_run(small):
-    run = loop.MemoryRun(small(dtype="bfloat16", reader={"kind": "policy", "max_new_tokens": 4}), ONE)
+    run = loop.MemoryRun(small(dtype="bfloat16", reader={"kind": "policy", "max_new_tokens": 4}), SINGLE_PROCESS)
     [start] = run._others.values()
     parameters = list(start.model.parameters())
     assert all(parameter.dtype == torch.bfloat16 and not parameter.requires_grad for parameter in parameters)

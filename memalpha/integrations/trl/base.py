@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from memalpha.integrations.trl.guard import METHODS, require_methods, require_trl
-from memalpha.integrations.trl.rows import COUNT, ROW_MEANS, Rows, even, filled
+from memalpha.integrations.trl.guard import TRL_METHODS, require_methods, require_trl
+from memalpha.integrations.trl.rows import ITEM_COUNT, ROW_MEAN_LOSSES, Rows, add_dead_rows, round_up
 
 require_trl()
 
 from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
 
-SCALE = "row_scale"
+ROW_SCALE = "row_scale"
 """Rows of a batch for each that is real, where the loss divides by rows; a scalar."""
 
 
@@ -31,28 +31,28 @@ class RowTrainer(GRPOTrainer):
     max_completion_length: Any
     _tokenizer: Any
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        require_methods(GRPOTrainer, tuple(METHODS))
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        require_methods(GRPOTrainer, tuple(TRL_METHODS))
+        super().__init__(*args, **kwargs)
 
-    def _evened(self, rows: Rows) -> Rows:
+    def _balance_rows(self, rows: Rows) -> Rows:
         """The rows of this process and dead ones: as many in every process and micro-batch, and a loss of real ones.
 
         By tokens (`dapo`, `cispo`, `vespo`; `bnpo` within a micro-batch) dead rows have no weight as it is. Losses that
         divide by the rows of a micro-batch are multiplied by rows / real rows of the whole batch.
         """
-        live, steps = len(rows["prompt_ids"]), self.args.steps_per_generation
-        whole = sum(self._gathered([live]))
-        rows = filled(rows, even(self._most(live), steps), self._tokenizer.pad_token_id)
+        row_count, steps = len(rows["prompt_ids"]), self.args.steps_per_generation
+        total_rows = sum(self._gather_values([row_count]))
+        rows = add_dead_rows(rows, round_up(self._max_over_processes(row_count), steps), self._tokenizer.pad_token_id)
         count = len(rows["prompt_ids"]) * self.accelerator.num_processes
-        scale = count / max(1, whole) if self.loss_type in ROW_MEANS else 1.0
+        scale = count / max(1, total_rows) if self.loss_type in ROW_MEAN_LOSSES else 1.0
         device = self.accelerator.device
-        rows[SCALE] = torch.tensor(scale, device=device)
-        rows[COUNT] = self.accelerator.gather(rows["completion_mask"].sum()).sum()
+        rows[ROW_SCALE] = torch.tensor(scale, device=device)
+        rows[ITEM_COUNT] = self.accelerator.gather(rows["completion_mask"].sum()).sum()
         return rows
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        scale = inputs.get(SCALE)
+        scale = inputs.get(ROW_SCALE)
         if scale is None or float(scale) == 1.0:
             return super()._compute_loss(model, inputs)
         # The policy gradient is proportional to advantages, the KL to beta; the entropy bonus is a mean over tokens.
@@ -63,31 +63,31 @@ class RowTrainer(GRPOTrainer):
         finally:
             self.beta = beta
 
-    def _metric(self, name: str, value: float) -> None:
+    def _record_metric(self, name: str, value: float) -> None:
         """Log a figure of this batch; those of one log line are averaged."""
         self._metrics["train"][name].append(float(value))
 
-    def _most(self, count: int) -> int:
+    def _max_over_processes(self, count: int) -> int:
         """The largest of the processes' counts."""
-        return max(self._gathered([count]))
+        return max(self._gather_values([count]))
 
-    def _gathered(self, values: Sequence[Any]) -> list[Any]:
+    def _gather_values(self, values: Sequence[Any]) -> list[Any]:
         """Everybody's values, in the order of processes."""
         return list(gather_object(list(values)))
 
-    def _own(self, values: torch.Tensor, size: int) -> torch.Tensor:
+    def _local_rows(self, values: torch.Tensor, size: int) -> torch.Tensor:
         """This process's `size` of everybody's rows."""
         first = self.accelerator.process_index * size
         return values[first : first + size]
 
     @contextmanager
-    def _aside(self, **changes: Any) -> Iterator[dict[str, list[float]]]:
+    def _temporarily(self, **changes: Any) -> Iterator[dict[str, list[float]]]:
         """Metrics and logged texts go elsewhere (the metrics: here), and attributes are as in `changes`."""
         metrics: dict[str, list[float]] = defaultdict(list)
         changes = {
             "_metrics": {"train": metrics, "eval": defaultdict(list)},
             "_logs": {
-                name: defaultdict(deque) if isinstance(kept, dict) else deque() for name, kept in self._logs.items()
+                name: defaultdict(deque) if isinstance(logs, dict) else deque() for name, logs in self._logs.items()
             },
             **changes,
         }

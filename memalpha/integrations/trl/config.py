@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from memalpha.errors import ConfigError
 from memalpha.integrations.trl.guard import require_trl
-from memalpha.integrations.trl.phases import REFLECTION, RETRY, check_template
+from memalpha.integrations.trl.phases import REFLECTION_TEMPLATE, RETRY_TEMPLATE, check_template
 
 require_trl()
 
@@ -37,14 +37,14 @@ class ERLConfig(GRPOConfig):
         },
     )
     reflection_system_prompt: str = field(
-        default=REFLECTION,
+        default=REFLECTION_TEMPLATE,
         metadata={
             "help": "What asks for a reflection, with the fields {prompt} {attempt} {feedback} {reward} {memory}; "
             "{prompt} and {attempt} must be there, {memory} too unless enable_memory is false."
         },
     )
     retry_system_prompt: str = field(
-        default=RETRY,
+        default=RETRY_TEMPLATE,
         metadata={"help": "What asks for the second attempt, with the fields {prompt} and {reflection}."},
     )
     enable_memory: bool = field(

@@ -13,11 +13,11 @@ from typing import Any
 
 from memalpha.errors import TrainingError
 
-FIRST, BEFORE = (1, 16), (1, 17)
+MIN_RELEASE, MAX_RELEASE = (1, 16), (1, 17)
 """Releases from the first on and before the second (major, minor). Of 1.15 the GRPOTrainer itself needs Triton."""
-RANGE = f"trl>={'.'.join(map(str, FIRST))},<{'.'.join(map(str, BEFORE))}"
+RANGE = f"trl>={'.'.join(map(str, MIN_RELEASE))},<{'.'.join(map(str, MAX_RELEASE))}"
 
-METHODS: Mapping[str, tuple[str, ...]] = {
+TRL_METHODS: Mapping[str, tuple[str, ...]] = {
     "_prepare_inputs": ("self", "generation_batch"),
     "_generate_and_score_completions": ("self", "inputs"),
     "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
@@ -38,7 +38,7 @@ def require_trl() -> None:
     except metadata.PackageNotFoundError:
         raise TrainingError("memalpha.integrations.trl needs TRL: pip install 'memalpha[train]'") from None
     release = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if not FIRST <= release < BEFORE:
+    if not MIN_RELEASE <= release < MAX_RELEASE:
         raise TrainingError(
             f"memalpha.integrations.trl builds on private methods of TRL's GRPOTrainer and was tested with {RANGE}; "
             f"installed is trl {version}: pip install '{RANGE}'"
@@ -50,34 +50,34 @@ def require_methods(trainer: type, names: Sequence[str]) -> None:
     for name in names:
         method = getattr(trainer, name, None)
         if method is None:
-            raise _changed(f"{trainer.__name__}.{name} is gone")
-        given = list(inspect.signature(method).parameters.values())
-        expected = METHODS[name]
-        if tuple(one.name for one in given[: len(expected)]) != expected or any(
+            raise _incompatible(f"{trainer.__name__}.{name} is gone")
+        parameters = list(inspect.signature(method).parameters.values())
+        expected = TRL_METHODS[name]
+        if tuple(parameter.name for parameter in parameters[: len(expected)]) != expected or any(
             one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-            for one in given[len(expected) :]
+            for one in parameters[len(expected) :]
         ):
-            raise _changed(f"{trainer.__name__}.{name}{inspect.signature(method)}, expected {', '.join(expected)}")
+            raise _incompatible(f"{trainer.__name__}.{name}{inspect.signature(method)}, expected {', '.join(expected)}")
 
 
-def require(holds: bool, what: str) -> None:
+def require(condition: bool, problem: str) -> None:
     """Raise `TrainingError` that TRL did not give what was expected of it."""
-    if not holds:
-        raise _changed(what)
+    if not condition:
+        raise _incompatible(problem)
 
 
-def _changed(what: str) -> TrainingError:
+def _incompatible(problem: str) -> TrainingError:
     try:
         version = metadata.version("trl")
     except metadata.PackageNotFoundError:  # a checkout on the path
         version = "(of unknown version)"
     return TrainingError(
-        f"trl {version} is not as memalpha.integrations.trl knows it: {what}. Nothing was trained on it; install "
+        f"trl {version} is not as memalpha.integrations.trl knows it: {problem}. Nothing was trained on it; install "
         f"another release of '{RANGE}', and please report this"
     )
 
 
-def rows_of(batch: Any) -> list[dict[str, Any]]:
+def batch_rows(batch: Any) -> list[dict[str, Any]]:
     """A generation batch as a list of rows, whether it comes as one or as a mapping of columns."""
     if isinstance(batch, Mapping):
         columns = dict(batch)

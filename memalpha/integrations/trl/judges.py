@@ -12,10 +12,10 @@ from itertools import permutations
 from typing import Any, Literal
 
 from memalpha.errors import ConfigError, RewardError
-from memalpha.integrations.trl.phases import text_of
+from memalpha.integrations.trl.phases import message_text
 
 Kind = Literal["binary", "pairwise", "rank"]
-BASES: dict[str, Kind] = {"BaseBinaryJudge": "binary", "BasePairwiseJudge": "pairwise", "BaseRankJudge": "rank"}
+JUDGE_BASES: dict[str, Kind] = {"BaseBinaryJudge": "binary", "BasePairwiseJudge": "pairwise", "BaseRankJudge": "rank"}
 """TRL's base classes of judges."""
 
 
@@ -38,7 +38,9 @@ def from_trl_judge(
     """
     if not callable(getattr(judge, "judge", None)):
         raise ConfigError(f"judge: {type(judge).__name__} has no method judge(prompts, completions, ...)")
-    kind = kind or next((BASES[base.__name__] for base in type(judge).__mro__ if base.__name__ in BASES), None)
+    kind = kind or next(
+        (JUDGE_BASES[base.__name__] for base in type(judge).__mro__ if base.__name__ in JUDGE_BASES), None
+    )
     if kind is None:
         raise ConfigError(f"kind: {type(judge).__name__} has none of TRL's base classes; say binary, pairwise or rank")
     if gold is not None and kind != "binary":
@@ -47,81 +49,81 @@ def from_trl_judge(
         raise ConfigError(f"against: has no effect with a {kind} judge; leave it out")
     name = type(judge).__name__
 
-    def column(columns: dict[str, Any], which: str) -> list[str]:
-        if which not in columns:
-            raise RewardError(f"{name}: no column {which!r} (there are {', '.join(sorted(columns)) or 'none'})")
-        return [text_of(value) for value in columns[which]]
+    def column(columns: dict[str, Any], column_name: str) -> list[str]:
+        if column_name not in columns:
+            raise RewardError(f"{name}: no column {column_name!r} (there are {', '.join(sorted(columns)) or 'none'})")
+        return [message_text(value) for value in columns[column_name]]
 
-    def asked(prompts: list[str], completions: list[Any], *more: Any) -> list[Any]:
+    def ask_judge(prompts: list[str], completions: list[Any], *extra: Any) -> list[Any]:
         if not prompts:
             return []
-        found = list(judge.judge(prompts, completions, *more))
-        if len(found) != len(prompts):
-            raise RewardError(f"{name}: judged {len(found)} of {len(prompts)} prompts")
-        return found
+        verdicts = list(judge.judge(prompts, completions, *extra))
+        if len(verdicts) != len(prompts):
+            raise RewardError(f"{name}: judged {len(verdicts)} of {len(prompts)} prompts")
+        return verdicts
 
     def reward(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        texts, replies = [text_of(one) for one in prompts], [text_of(one) for one in completions]
+        texts, replies = [message_text(value) for value in prompts], [message_text(one) for one in completions]
         if kind == "binary":
             more = [] if gold is None else [column(columns, gold)]
-            return [_label(name, label, (-1, 0, 1)) for label in asked(texts, replies, *more)]
+            return [_parse_label(name, label, (-1, 0, 1)) for label in ask_judge(texts, replies, *more)]
         groups: dict[str, list[int]] = {}
-        for place, text in enumerate(texts):
-            groups.setdefault(text, []).append(place)
+        for index, text in enumerate(texts):
+            groups.setdefault(text, []).append(index)
         if kind == "rank":
-            return _ranked(name, groups, replies, asked)
+            return _rank_rewards(name, groups, replies, ask_judge)
         other = None if against is None else column(columns, against)
-        return _compared(name, groups, replies, other, texts, asked)
+        return _pairwise_rewards(name, groups, replies, other, texts, ask_judge)
 
     reward.__name__ = name
     return reward
 
 
-def _label(name: str, label: Any, known: tuple[int, ...]) -> float | None:
-    if label not in known:
-        raise RewardError(f"{name}: judged {label!r}, expected one of {', '.join(map(str, known))}")
+def _parse_label(name: str, label: Any, allowed: tuple[int, ...]) -> float | None:
+    if label not in allowed:
+        raise RewardError(f"{name}: judged {label!r}, expected one of {', '.join(map(str, allowed))}")
     return None if label == -1 else float(label)
 
 
-def _ranked(
-    name: str, groups: dict[str, list[int]], replies: list[str], asked: Callable[..., list[Any]]
+def _rank_rewards(
+    name: str, groups: dict[str, list[int]], replies: list[str], ask_judge: Callable[..., list[Any]]
 ) -> list[float | None]:
-    found: list[float | None] = [None] * len(replies)
-    several = {text: places for text, places in groups.items() if len(places) > 1}
-    ranks = asked(list(several), [[replies[place] for place in places] for places in several.values()])
+    rewards: list[float | None] = [None] * len(replies)
+    several = {text: indices for text, indices in groups.items() if len(indices) > 1}
+    ranks = ask_judge(list(several), [[replies[index] for index in places] for places in several.values()])
     for order, places in zip(ranks, several.values(), strict=True):
         if list(order) == [-1] * len(places):
             continue
         if sorted(order) != list(range(len(places))):
             raise RewardError(f"{name}: ranked {len(places)} completions as {order!r}, expected their indices")
         for rank, place in enumerate(order):
-            found[places[place]] = 1 - rank / (len(places) - 1)
-    return found
+            rewards[places[place]] = 1 - rank / (len(places) - 1)
+    return rewards
 
 
-def _compared(
+def _pairwise_rewards(
     name: str,
     groups: dict[str, list[int]],
     replies: list[str],
     against: list[str] | None,
     texts: list[str],
-    asked: Callable[..., list[Any]],
+    ask_judge: Callable[..., list[Any]],
 ) -> list[float | None]:
     """Each pair in both orders: judges prefer a place."""
     pairs: list[tuple[int, int | None, list[str], int]] = []  # place, the other's, both texts, the index of `place`
     if against is None:
-        for places in groups.values():
-            pairs += [(one, two, [replies[one], replies[two]], 0) for one, two in permutations(places, 2)]
+        for rows in groups.values():
+            pairs += [(first, second, [replies[first], replies[second]], 0) for first, second in permutations(rows, 2)]
     else:
-        for place, (reply, other) in enumerate(zip(replies, against, strict=True)):
-            pairs += [(place, None, [reply, other], 0), (place, None, [other, reply], 1)]
-    judged = asked([texts[place] for place, *_ in pairs], [both for _, _, both, _ in pairs])
-    won: list[list[float]] = [[] for _ in replies]
-    for (place, other, _, index), label in zip(pairs, judged, strict=True):
-        better = _label(name, label, (-1, 0, 1))
-        if better is None:
+        for row, (reply, other) in enumerate(zip(replies, against, strict=True)):
+            pairs += [(row, None, [reply, other], 0), (row, None, [other, reply], 1)]
+    labels = ask_judge([texts[place] for place, *_ in pairs], [pair_texts for _, _, pair_texts, _ in pairs])
+    wins_per_row: list[list[float]] = [[] for _ in replies]
+    for (row, other, _, slot), label in zip(pairs, labels, strict=True):
+        winner = _parse_label(name, label, (-1, 0, 1))
+        if winner is None:
             continue
-        won[place].append(float(better == index))
+        wins_per_row[row].append(float(winner == slot))
         if other is not None:
-            won[other].append(float(better != index))
-    return [sum(own) / len(own) if own else None for own in won]
+            wins_per_row[other].append(float(winner != slot))
+    return [sum(wins) / len(wins) if wins else None for wins in wins_per_row]

@@ -24,7 +24,7 @@ from memalpha.agent.builder import Builder
 from memalpha.config import ReinforcementConfig, TrainConfig
 from memalpha.errors import ConfigError, TrainingError
 from memalpha.integrations.trl.base import RowTrainer
-from memalpha.integrations.trl.rows import Rows, checked, of_ids
+from memalpha.integrations.trl.rows import Rows, check_rows, rows_from_ids
 from memalpha.policy.base import in_own_style, load_policy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.memory_reward import MemoryReward
@@ -40,29 +40,29 @@ from trl.models.utils import disable_gradient_checkpointing  # isort: skip
 from trl.trainer.grpo_config import GRPOConfig  # isort: skip
 from trl.trainer.utils import use_adapter  # isort: skip
 
-WEIGHERS = ("grpo", "rloo")
+POLICY_GRADIENT_ALGORITHMS = ("grpo", "rloo")
 """Algorithms whose rows are a policy gradient's alone."""
 
 
 def memory_collector(config: TrainConfig) -> Collector:
     """Policy, writer, reader and reward of a memory run's configuration, for `MultiContextGRPOTrainer`."""
     policy = trainable_policy(config)
-    reader, other = config.training_reader or config.reader, None
+    reader, reader_policy = config.training_reader or config.reader, None
     if reader.kind == "policy":
-        other = load_policy(reader.policy or config.policy, dtype=config.dtype, device=config.device)
-        if isinstance(other, TransformersPolicy):
-            other.model.requires_grad_(False)
-        reader = in_own_style(reader, other)
+        reader_policy = load_policy(reader.policy or config.policy, dtype=config.dtype, device=config.device)
+        if isinstance(reader_policy, TransformersPolicy):
+            reader_policy.model.requires_grad_(False)
+        reader = in_own_style(reader, reader_policy)
     reader = reader.model_copy(update={"policy": None, "conflicts": reader.conflicts or "refuse"})
     return Collector(
         Builder(policy, in_own_style(config.agent, policy), load_embedder(config.agent.embedder)),
-        load_reader(reader, other),
+        load_reader(reader, reader_policy),
         MemoryReward(config.reward.kept_in(config.out), policy.count_tokens),
         config,
     )
 
 
-UNREAD = (
+UNUSED_SETTINGS = (
     *("scale_rewards", "reward_weights", "multi_objective_aggregation", "mask_truncated_completions"),
     *("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"),
     *("chat_template_kwargs", "use_transformers_continuous_batching", "log_completions", "num_generations_eval"),
@@ -80,25 +80,25 @@ class MultiContextGRPOTrainer(RowTrainer):
 
     _name = "multi-context GRPO"
 
-    def __init__(self, collector: RolloutCollector[Any], tasks: Sequence[Any], args: GRPOConfig, **named: Any) -> None:
+    def __init__(self, collector: RolloutCollector[Any], tasks: Sequence[Any], args: GRPOConfig, **kwargs: Any) -> None:
         policy, config = collector.policy, collector.config
         if not isinstance(policy, TransformersPolicy):
             raise ConfigError(f"collector: policy {policy.name!r} has no weights to train")
-        _agree(config, args)
+        _check_agreement(config, args)
         if not tasks:
             raise ConfigError("tasks: none are given")
         numbered = Dataset.from_dict({"prompt": [str(number) for number in range(len(tasks))]})
         super().__init__(
-            policy.model, _no_reward, args, train_dataset=numbered, processing_class=policy.tokenizer, **named
+            policy.model, _no_reward, args, train_dataset=numbered, processing_class=policy.tokenizer, **kwargs
         )
         policy.model = self.accelerator.unwrap_model(self.model)  # the sampler is what is trained
         self.collector = collector
         self.tasks = list(tasks)
         self.algorithm = ALGORITHMS[config.algorithm](config)
-        here = args.per_device_train_batch_size * (args.steps_per_generation or 1)
-        if here % self.num_generations:
+        local_rollouts = args.per_device_train_batch_size * (args.steps_per_generation or 1)
+        if local_rollouts % self.num_generations:
             raise ConfigError(
-                f"per_device_train_batch_size: {here} rollouts a process and generation are no whole groups of "
+                f"per_device_train_batch_size: {local_rollouts} rollouts per process and generation are not a multiple of "
                 f"num_generations={args.num_generations}"
             )
         if config.scale_rewards == "batch" and self.accelerator.num_processes > 1:
@@ -119,30 +119,34 @@ class MultiContextGRPOTrainer(RowTrainer):
         finally:
             self.model.train()
         samples = self.algorithm.annotate(groups, None)  # type: ignore[arg-type]  # asked for a KL's sake only
-        rows = self._evened(self._rows(samples))
-        rewards = self._gathered([one.reward.total for group in groups for one in group.trajectories if one.reward])
-        self._metric("reward", sum(rewards) / len(rewards))
-        self._metric("reward_std", float(torch.tensor(rewards).std()))
-        self._metric("rows", sum(self._gathered([len(samples)])))
-        lengths = self._gathered([len(sample.completion_ids) for sample in samples])
-        self._metric("completions/mean_length", sum(lengths) / len(lengths))
-        self.state.num_input_tokens_seen += sum(self._gathered([sum(sample.length for sample in samples)]))
+        rows = self._balance_rows(self._make_rows(samples))
+        rewards = self._gather_values(
+            [trajectory.reward.total for group in groups for trajectory in group.trajectories if trajectory.reward]
+        )
+        self._record_metric("reward", sum(rewards) / len(rewards))
+        self._record_metric("reward_std", float(torch.tensor(rewards).std()))
+        self._record_metric("rows", sum(self._gather_values([len(samples)])))
+        lengths = self._gather_values([len(sample.completion_ids) for sample in samples])
+        self._record_metric("completions/mean_length", sum(lengths) / len(lengths))
+        self.state.num_input_tokens_seen += sum(self._gather_values([sum(sample.length for sample in samples)]))
         self._metrics["train"]["num_tokens"] = [float(self.state.num_input_tokens_seen)]
         return rows
 
-    def _rows(self, samples: Sequence[TrainingSample]) -> Rows:
+    def _make_rows(self, samples: Sequence[TrainingSample]) -> Rows:
         pad, device = self._tokenizer.pad_token_id, self.accelerator.device
-        rows = of_ids([one.prompt_ids for one in samples], [one.completion_ids for one in samples], pad, device)
+        rows = rows_from_ids(
+            [sample.prompt_ids for sample in samples], [one.completion_ids for one in samples], pad, device
+        )
         for name, field in (("advantages", "advantages"), ("old_per_token_logps", "logprobs")):
             values = torch.zeros(rows["completion_ids"].shape)
             for number, sample in enumerate(samples):
                 values[number, : len(sample.completion_ids)] = torch.from_numpy(getattr(sample, field))
             rows[name] = values.to(device)
         if self.beta != 0.0:
-            rows["ref_per_token_logps"] = self._reference(rows)
-        return checked(rows, len(samples))
+            rows["ref_per_token_logps"] = self._reference_logprobs(rows)
+        return check_rows(rows, len(samples))
 
-    def _reference(self, rows: Rows) -> torch.Tensor:
+    def _reference_logprobs(self, rows: Rows) -> torch.Tensor:
         """Log-probs (B, T) of the start: of TRL's reference model, or without the adapter."""
         ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
         mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
@@ -159,16 +163,21 @@ def _no_reward(**_: Any) -> list[float]:
     raise TrainingError("rewards come from the collector")
 
 
-def _agree(config: ReinforcementConfig, args: GRPOConfig) -> None:
-    if config.algorithm not in WEIGHERS:
-        raise ConfigError(f"algorithm: {config.algorithm} is not a policy gradient alone: {' or '.join(WEIGHERS)} is")
-    for name, ours, theirs in (
+def _check_agreement(config: ReinforcementConfig, args: GRPOConfig) -> None:
+    if config.algorithm not in POLICY_GRADIENT_ALGORITHMS:
+        raise ConfigError(
+            f"algorithm: {config.algorithm} is not a pure policy gradient; "
+            f"choose {' or '.join(POLICY_GRADIENT_ALGORITHMS)}"
+        )
+    for name, memalpha_value, trl_value in (
         ("temperature", config.temperature, args.temperature),
         ("num_generations", config.group_size, args.num_generations),
     ):
-        if ours != theirs:
-            raise ConfigError(f"{name}: rollouts are sampled with {ours}, GRPOConfig says {theirs}: make them equal")
-    defaults = {name: GRPOConfig.__dataclass_fields__[name].default for name in UNREAD}
+        if memalpha_value != trl_value:
+            raise ConfigError(
+                f"{name}: rollouts are sampled with {memalpha_value}, GRPOConfig says {trl_value}: make them equal"
+            )
+    defaults = {name: GRPOConfig.__dataclass_fields__[name].default for name in UNUSED_SETTINGS}
     if args.loss_type != "dr_grpo":  # which divides by it
         defaults["max_completion_length"] = GRPOConfig.__dataclass_fields__["max_completion_length"].default
     for name, default in defaults.items():

@@ -16,103 +16,103 @@ from memalpha.agent.parsing import after_thinking
 from memalpha.environments.prompts import REFLECTION_PROMPT, RETRY_PROMPT
 from memalpha.errors import ConfigError
 
-REFLECTION, RETRY = REFLECTION_PROMPT, RETRY_PROMPT
+REFLECTION_TEMPLATE, RETRY_TEMPLATE = REFLECTION_PROMPT, RETRY_PROMPT
 
-FIELDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+TEMPLATE_FIELDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     "reflection_system_prompt": (frozenset({"prompt", "attempt"}), frozenset({"feedback", "reward", "memory"})),
     "retry_system_prompt": (frozenset({"prompt", "reflection"}), frozenset()),
 }
 """By setting: the fields that a template must have, and those it may have."""
 
 
-def fields(template: str) -> set[str]:
+def template_fields(template: str) -> set[str]:
     """The names of a template's fields. Raises `ValueError` for one that is not well formed."""
-    found = set()
+    names = set()
     for _, name, spec, _ in Formatter().parse(template):
         if name is not None:
-            found.add(name)
-            found |= {inner for _, inner, _, _ in Formatter().parse(spec or "") if inner is not None}
-    return found
+            names.add(name)
+            names |= {inner for _, inner, _, _ in Formatter().parse(spec or "") if inner is not None}
+    return names
 
 
 def check_template(setting: str, template: str, *, memory: bool = False) -> None:
     """Raise `ConfigError` for a template that cannot be filled, or lacks what it is for; `memory`: it must show it."""
-    needed, others = FIELDS[setting]
-    names = ", ".join(f"{{{name}}}" for name in sorted(needed | others))
+    required, optional = TEMPLATE_FIELDS[setting]
+    names = ", ".join(f"{{{name}}}" for name in sorted(required | optional))
     try:
-        found = fields(template)
-        if unknown := found - needed - others:
+        present = template_fields(template)
+        if unknown := present - required - optional:
             raise ConfigError(
                 f"{setting}: no field {{{min(unknown)}}}: it has {names} (a plain brace is written twice)"
             )
-        template.format(**dict.fromkeys(needed | others, "") | {"reward": 0.0})
+        template.format(**dict.fromkeys(required | optional, "") | {"reward": 0.0})
     except (ValueError, TypeError) as error:
         raise ConfigError(
             f"{setting}: cannot be filled ({error}): it has {names}, a plain brace is written twice"
         ) from (error)
-    if missing := (needed | ({"memory"} if memory else set())) - found:
+    if missing := (required | ({"memory"} if memory else set())) - present:
         hint = " (or set enable_memory=False)" if missing == {"memory"} else ""
         raise ConfigError(f"{setting}: lacks {{{min(missing)}}}: put it in{hint}")
 
 
-def text_of(prompt: Any) -> str:
+def message_text(prompt: Any) -> str:
     """What a prompt or completion says: itself, or the content of the message that `asking` would replace, or last."""
     if isinstance(prompt, str):
         return prompt
-    content = prompt[_place(prompt)].get("content") or ""
+    content = prompt[_text_index(prompt)].get("content") or ""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
-def asking(prompt: Any, text: str) -> Any:
+def replace_text(prompt: Any, text: str) -> Any:
     """`text` in the place of what `prompt` says; the other messages of a conversation stay."""
     if isinstance(prompt, str):
         return text
-    place = _place(prompt)
-    return [{**message, "content": text} if at == place else dict(message) for at, message in enumerate(prompt)]
+    index = _text_index(prompt)
+    return [{**message, "content": text} if i == index else dict(message) for i, message in enumerate(prompt)]
 
 
-def _place(messages: Sequence[Mapping[str, Any]]) -> int:
+def _text_index(messages: Sequence[Mapping[str, Any]]) -> int:
     """Of the last user message, else of the last."""
-    users = [at for at, message in enumerate(messages) if message["role"] == "user"]
+    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     return users[-1] if users else len(messages) - 1
 
 
-def advice(reply: Any) -> str:
+def extract_advice(reply: Any) -> str:
     """What a reflection says: without thinking before it and white space around it."""
-    text = text_of(reply)
+    text = message_text(reply)
     return text[after_thinking(text) :].strip()
 
 
-class Number(float):
+class RewardNumber(float):
     """A reward in a template: short, unless the template says otherwise ({reward:.2f})."""
 
     def __format__(self, spec: str) -> str:
         return super().__format__(spec or "g")
 
 
-def listed(recalled: Sequence[str]) -> str:
+def format_advice(texts: Sequence[str]) -> str:
     """Earlier advice as the reflection template shows it: a line each, after a heading; nothing without any."""
-    lines = "".join(f"- {' '.join(text.split())}\n" for text in recalled)
+    lines = "".join(f"- {' '.join(text.split())}\n" for text in texts)
     return f"Earlier advice that helped:\n{lines}" if lines else ""
 
 
-class Reflections:
+class AdviceMemory:
     """Advice that has helped, oldest first: at most `size`, none of it twice; what helps again is new again."""
 
-    def __init__(self, size: int, kept: Sequence[str] = ()) -> None:
-        self._kept: deque[str] = deque(kept, maxlen=size)
+    def __init__(self, size: int, texts: Sequence[str] = ()) -> None:
+        self._texts: deque[str] = deque(texts, maxlen=size)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._texts)
 
     def newest(self, count: int) -> list[str]:
         """The last `count`, the newest last."""
-        return list(self._kept)[-count:]
+        return list(self._texts)[-count:]
 
-    def keep(self, text: str) -> None:
+    def add(self, text: str) -> None:
         """Put advice in, if there is any in it."""
         if not text:
             return
-        if text in self._kept:
-            self._kept.remove(text)
-        self._kept.append(text)
+        if text in self._texts:
+            self._texts.remove(text)
+        self._texts.append(text)

@@ -15,25 +15,25 @@ from memalpha.integrations.trl.guard import require
 
 Rows = dict[str, torch.Tensor]
 
-NEEDED = frozenset({"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages"})
-OVER_TOKENS = frozenset({"old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"})
+REQUIRED = frozenset({"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages"})
+TOKEN_COLUMNS = frozenset({"old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"})
 RATIO = "importance_sampling_ratio"
 """(B, T), or (B, 1) where it is of whole completions."""
-COUNT = "num_items_in_batch"
-LEFT = frozenset({"prompt_ids", "prompt_mask"})
-ROW_MEANS = frozenset({"grpo", "sapo", "dr_grpo", "luspo"})
+ITEM_COUNT = "num_items_in_batch"
+LEFT_PADDED = frozenset({"prompt_ids", "prompt_mask"})
+ROW_MEAN_LOSSES = frozenset({"grpo", "sapo", "dr_grpo", "luspo"})
 """TRL's `loss_type`s that divide by the rows of a micro-batch, dead ones too; the others divide by tokens."""
 
 
-def checked(output: Mapping[str, object], size: int) -> Rows:
+def check_rows(output: Mapping[str, object], size: int) -> Rows:
     """TRL's batch of `size` rows. Raises `TrainingError` where it holds something else than is known here."""
-    known = NEEDED | OVER_TOKENS | {RATIO, COUNT}
-    require(NEEDED <= output.keys() <= known, f"a batch of {sorted(output)}, known are {sorted(known)}")
+    allowed = REQUIRED | TOKEN_COLUMNS | {RATIO, ITEM_COUNT}
+    require(REQUIRED <= output.keys() <= allowed, f"a batch of {sorted(output)}, known are {sorted(allowed)}")
     rows: Rows = {}
     for name, tensor in output.items():
         require(isinstance(tensor, torch.Tensor), f"{name} is a {type(tensor).__name__}")
         assert isinstance(tensor, torch.Tensor)
-        if name != COUNT:
+        if name != ITEM_COUNT:
             rows[name] = tensor
     prompt, completion = tuple(rows["prompt_ids"].shape), tuple(rows["completion_ids"].shape)
     require(len(prompt) == 2 and len(completion) == 2, f"ids of the shapes {prompt} and {completion}")
@@ -41,61 +41,63 @@ def checked(output: Mapping[str, object], size: int) -> Rows:
         shapes = {
             "advantages": {(size,), (size, completion[1])},
             RATIO: {(size, completion[1]), (size, 1)},
-        }.get(name, {(size, prompt[1] if name in LEFT else completion[1])})
+        }.get(name, {(size, prompt[1] if name in LEFT_PADDED else completion[1])})
         require(tuple(tensor.shape) in shapes, f"{name} of the shape {tuple(tensor.shape)}, expected {sorted(shapes)}")
     return rows
 
 
-def chosen(rows: Rows, keep: Sequence[int]) -> Rows:
+def select_rows(rows: Rows, indices: Sequence[int]) -> Rows:
     """Some of the rows."""
-    return {name: tensor[list(keep)] for name, tensor in rows.items()}
+    return {name: tensor[list(indices)] for name, tensor in rows.items()}
 
 
-def _widened(tensor: torch.Tensor, width: int, value: float, left: bool) -> torch.Tensor:
+def _pad_columns(tensor: torch.Tensor, width: int, value: float, left: bool) -> torch.Tensor:
     extra = width - tensor.shape[1]
     return torch.nn.functional.pad(tensor, (extra, 0) if left else (0, extra), value=value)
 
 
-def joined(parts: Sequence[Rows], pad_id: int) -> Rows:
+def concat_rows(parts: Sequence[Rows], pad_id: int) -> Rows:
     """The rows of all parts, one after the other, padded to the longest prompt and completion."""
-    found: Rows = {}
+    rows: Rows = {}
     for name in parts[0]:
         tensors = [part[name] for part in parts]
-        if tensors[0].dim() == 2 and not (name == RATIO and all(one.shape[1] == 1 for one in tensors)):
+        if tensors[0].dim() == 2 and not (name == RATIO and all(tensor.shape[1] == 1 for tensor in tensors)):
             width = max(one.shape[1] for one in tensors)
             value = pad_id if name.endswith("_ids") else float(name == RATIO)
-            tensors = [_widened(one, width, value, name in LEFT) for one in tensors]
-        found[name] = torch.cat(tensors)
-    return found
+            tensors = [_pad_columns(one, width, value, name in LEFT_PADDED) for one in tensors]
+        rows[name] = torch.cat(tensors)
+    return rows
 
 
-def filled(rows: Rows, count: int, pad_id: int) -> Rows:
+def add_dead_rows(rows: Rows, count: int, pad_id: int) -> Rows:
     """The rows and dead ones after them, `count` in all."""
     missing = count - len(rows["prompt_ids"])
-    found = {}
+    filled_rows = {}
     for name, tensor in rows.items():
         value = pad_id if name.endswith("_ids") else float(name == RATIO)
         dead = tensor.new_full((missing, *tensor.shape[1:]), value)
         if name == "prompt_mask":
             dead[:, -1] = 1  # attention over nothing is not a number
-        found[name] = torch.cat([tensor, dead])
-    return found
+        filled_rows[name] = torch.cat([tensor, dead])
+    return filled_rows
 
 
-def of_ids(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], pad_id: int, device: object) -> Rows:
+def rows_from_ids(
+    prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], pad_id: int, device: object
+) -> Rows:
     """Padded ids and masks of rows."""
 
-    def padded(rows: Sequence[Sequence[int]], left: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def pad(rows: Sequence[Sequence[int]], left: bool) -> tuple[torch.Tensor, torch.Tensor]:
         width = max((len(row) for row in rows), default=1)
         ids = torch.full((len(rows), width), pad_id)
         mask = torch.zeros(len(rows), width, dtype=torch.long)
-        for number, row in enumerate(rows):
-            place = slice(width - len(row), None) if left else slice(len(row))
-            ids[number, place], mask[number, place] = torch.tensor(row), 1
+        for index, row in enumerate(rows):
+            columns = slice(width - len(row), None) if left else slice(len(row))
+            ids[index, columns], mask[index, columns] = torch.tensor(row), 1
         return ids.to(device), mask.to(device)  # type: ignore[arg-type]
 
-    prompt_ids, prompt_mask = padded(prompts, True)
-    completion_ids, completion_mask = padded(completions, False)
+    prompt_ids, prompt_mask = pad(prompts, True)
+    completion_ids, completion_mask = pad(completions, False)
     return {
         "prompt_ids": prompt_ids,
         "prompt_mask": prompt_mask,
@@ -104,6 +106,6 @@ def of_ids(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]
     }
 
 
-def even(most: int, parts: int) -> int:
+def round_up(count: int, parts: int) -> int:
     """The smallest multiple of `parts` that is at least `most`."""
-    return -(-most // parts) * parts
+    return -(-count // parts) * parts

@@ -41,9 +41,25 @@ import torch
 from memalpha.errors import CheckpointError, ConfigError, TrainingError
 from memalpha.integrations.trl.base import RowTrainer
 from memalpha.integrations.trl.config import ERLConfig
-from memalpha.integrations.trl.guard import require, rows_of
-from memalpha.integrations.trl.phases import Number, Reflections, advice, asking, fields, listed, text_of
-from memalpha.integrations.trl.rows import Rows, checked, chosen, even, filled, joined, of_ids
+from memalpha.integrations.trl.guard import batch_rows, require
+from memalpha.integrations.trl.phases import (
+    AdviceMemory,
+    RewardNumber,
+    extract_advice,
+    format_advice,
+    message_text,
+    replace_text,
+    template_fields,
+)
+from memalpha.integrations.trl.rows import (
+    Rows,
+    add_dead_rows,
+    check_rows,
+    concat_rows,
+    round_up,
+    rows_from_ids,
+    select_rows,
+)
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # isort: skip
 from trl.trainer.utils import is_async_callable, start_event_loop_in_daemon  # isort: skip
@@ -91,7 +107,7 @@ class Second:
 
     @property
     def advice(self) -> str:
-        return "" if self.reflection is None else advice(self.reflection.completion)
+        return "" if self.reflection is None else extract_advice(self.reflection.completion)
 
 
 class ERLTrainer(RowTrainer):
@@ -126,7 +142,7 @@ class ERLTrainer(RowTrainer):
                 f"args: ERLTrainer takes an ERLConfig, not a {type(args).__name__}: it has all settings of GRPOConfig, "
                 "so that only the name changes"
             )
-        if feedback_func is not None and "feedback" not in fields(args.reflection_system_prompt):
+        if feedback_func is not None and "feedback" not in template_fields(args.reflection_system_prompt):
             raise ConfigError("feedback_func: reflection_system_prompt has no {feedback} to put it in")
         own = ("tools", "rollout_func", "environment_factory")
         for name in own:
@@ -142,7 +158,7 @@ class ERLTrainer(RowTrainer):
                 raise ConfigError("algorithm: 2 leaves updates out, which DeepSpeed cannot do: use algorithm=1")
             self.num_iterations += 1  # TRL's loop, schedule and sampler count the pass as one more
         self.feedback_func = feedback_func
-        self.reflections = Reflections(args.memory_size)
+        self.reflections = AdviceMemory(args.memory_size)
         self._given: torch.Tensor | None = None
         self._first: First | None = None
         self._imitated: list[Rows] = []
@@ -151,7 +167,7 @@ class ERLTrainer(RowTrainer):
     # ---------------------------------------------------------------------------------------------- the seven phases
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        inputs = rows_of(inputs)
+        inputs = batch_rows(inputs)
         if self.model.training:
             self._imitated = []
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -161,18 +177,18 @@ class ERLTrainer(RowTrainer):
         if not self.model.training:
             self._log_seconds(len(inputs), [])
             return output
-        attempts = checked(output, len(inputs))
+        attempts = check_rows(output, len(inputs))
         seconds, no_room = self._second_attempts(inputs, first)
         rewards = self._score(inputs, first, seconds)
         self._log_seconds(len(inputs), seconds)
-        everybody = self._gathered([_told(one) for one in seconds])
+        everybody = self._gather_values([_told(one) for one in seconds])
         kept = self._remember(everybody)
-        self._figures(first, everybody, sum(self._gathered([no_room])), kept)
+        self._figures(first, everybody, sum(self._gather_values([no_room])), kept)
         if not everybody:
             return output
         self._to_imitate(attempts, seconds)
         parts = [attempts, *(self._role(role, first.prompts, seconds, rewards) for role in ("retry", "reflection"))]
-        rows = self._evened(joined(parts, self._tokenizer.pad_token_id))
+        rows = self._balance_rows(concat_rows(parts, self._tokenizer.pad_token_id))
         self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
         return rows
 
@@ -190,7 +206,7 @@ class ERLTrainer(RowTrainer):
 
         A reward of NaN (no function applies to the row) is below no threshold.
         """
-        before = self._own(self._totals(first.rewards), len(inputs)).tolist()
+        before = self._local_rows(self._totals(first.rewards), len(inputs)).tolist()
         seconds = [Second(place, r, "") for place, r in enumerate(before) if r < self.args.reward_threshold]
         gated = len(seconds)
         for one, told in zip(seconds, self._feedback(inputs, first, seconds), strict=True):
@@ -247,14 +263,14 @@ class ERLTrainer(RowTrainer):
         prompt, rest = first.prompts[one.place], list(recalled)
         while True:
             text = self.args.reflection_system_prompt.format(
-                prompt=text_of(prompt),
-                attempt=text_of(first.completions[one.place]),
+                prompt=message_text(prompt),
+                attempt=message_text(first.completions[one.place]),
                 feedback=one.feedback,
-                reward=Number(one.before),
-                memory=listed(rest),
+                reward=RewardNumber(one.before),
+                memory=format_advice(rest),
             )
-            if self._fits(asking(prompt, text)):
-                return asking(prompt, text)
+            if self._fits(replace_text(prompt, text)):
+                return replace_text(prompt, text)
             if not rest:
                 return None
             del rest[0]
@@ -264,8 +280,8 @@ class ERLTrainer(RowTrainer):
         prompt = first.prompts[one.place]
         if not one.advice:
             return prompt
-        text = self.args.retry_system_prompt.format(prompt=text_of(prompt), reflection=one.advice)
-        return asking(prompt, text) if self._fits(asking(prompt, text)) else None
+        text = self.args.retry_system_prompt.format(prompt=message_text(prompt), reflection=one.advice)
+        return replace_text(prompt, text) if self._fits(replace_text(prompt, text)) else None
 
     def _fits(self, prompt: Any) -> bool:
         positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
@@ -275,10 +291,10 @@ class ERLTrainer(RowTrainer):
 
     def _sample(self, prompts: Sequence[Any], filler: Any) -> list[Sampled]:
         """A completion of each prompt, in one call; processes take part with equally many prompts."""
-        most = self._most(len(prompts))
+        most = self._max_over_processes(len(prompts))
         if not most:
             return []
-        with self._aside(num_generations=1):  # of each prompt
+        with self._temporarily(num_generations=1):  # of each prompt
             found = self._generate([*prompts, *([filler] * (most - len(prompts)))])
         require(isinstance(found, tuple) and len(found) == 8, "_generate does not return its eight values")
         prompt_ids, completion_ids, _, completions, logprobs, *_ = found
@@ -291,7 +307,7 @@ class ERLTrainer(RowTrainer):
 
     def _score(self, inputs: Sequence[dict[str, Any]], first: First, seconds: Sequence[Second]) -> torch.Tensor:
         """Rewards of second attempts in the places of the first (rows of all processes, functions), NaN elsewhere."""
-        most, size = self._most(len(seconds)), len(inputs)
+        most, size = self._max_over_processes(len(seconds)), len(inputs)
         found = first.rewards.new_full((size, len(self.reward_funcs)), float("nan"))
         if most:
             fill = most - len(seconds)  # reward functions gather, so all processes ask about as many
@@ -304,7 +320,7 @@ class ERLTrainer(RowTrainer):
                 [*(list(one.completion_ids) for one in retries), *([list(first.completion_ids[0])] * fill)],
             )
             places = places[: len(seconds)]
-            found[places] = self._own(given, most)[: len(seconds)]
+            found[places] = self._local_rows(given, most)[: len(seconds)]
             for one, reward in zip(seconds, self._totals(found)[places].tolist(), strict=True):
                 one.reward = reward
         return self.accelerator.gather(found)
@@ -320,7 +336,7 @@ class ERLTrainer(RowTrainer):
             return 0
         helped = [one["advice"] for one in everybody if one["after"] >= self.args.reward_threshold and one["advice"]]
         for text in helped:
-            self.reflections.keep(text)
+            self.reflections.add(text)
         return len(helped)
 
     def _role(self, role: str, prompts: Sequence[Any], seconds: Sequence[Second], rewards: torch.Tensor) -> Rows:
@@ -337,18 +353,18 @@ class ERLTrainer(RowTrainer):
             "logprobs": [list(one.logprobs or ()) for one in every] if self.use_vllm else None,
         }
         seen, own = self.state.num_input_tokens_seen, list(self._pending_metrics)
-        with self._aside(rollout_func=lambda prompts, trainer: given, _given=rewards) as metrics:
+        with self._temporarily(rollout_func=lambda prompts, trainer: given, _given=rewards) as metrics:
             output: dict[str, Any] = super()._generate_and_score_completions([{"prompt": one} for one in prompts])
         self.state.num_input_tokens_seen = seen
         if role == "retry":
             for name, values in metrics.items():
                 if name.startswith("rewards/") or name in own:
                     self._metrics["train"][f"retry/{name}"] += values
-        rows = checked(output, len(prompts))
+        rows = check_rows(output, len(prompts))
         scored = (~rewards.isnan().all(1)).view(-1, self.num_generations).sum(1)
-        alone = self._own((scored < 2).repeat_interleave(self.num_generations), len(prompts))
+        alone = self._local_rows((scored < 2).repeat_interleave(self.num_generations), len(prompts))
         rows["advantages"] = rows["advantages"].masked_fill(alone.to(rows["advantages"].device), 0.0)
-        return chosen(rows, sorted(sampled))
+        return select_rows(rows, sorted(sampled))
 
     # -------------------------------------------------------------------------------------------- internalization
 
@@ -367,13 +383,13 @@ class ERLTrainer(RowTrainer):
             ids, mask = attempts["prompt_ids"][one.place], attempts["prompt_mask"][one.place]
             prompts.append(ids[mask.bool()].tolist())
             replies.append(list(one.retry.completion_ids))
-        whole = self._gathered([len(reply) for reply in replies])
-        self._metric("erl/internalized", len(whole))
+        whole = self._gather_values([len(reply) for reply in replies])
+        self._record_metric("erl/internalized", len(whole))
         if not whole:
             return
         steps, pad = args.steps_per_generation, self._tokenizer.pad_token_id
-        rows = of_ids(prompts, replies, pad, self.accelerator.device)
-        rows = filled(rows, even(self._most(len(replies)), steps), pad)
+        rows = rows_from_ids(prompts, replies, pad, self.accelerator.device)
+        rows = add_dead_rows(rows, round_up(self._max_over_processes(len(replies)), steps), pad)
         self._imitated = [{name: tensor[step::steps] for name, tensor in rows.items()} for step in range(steps)]
         attempted = len(attempts["prompt_ids"]) * self.accelerator.num_processes
         self._imitation_weight = args.internalization_coef * len(whole) / attempted / sum(whole)
@@ -416,7 +432,7 @@ class ERLTrainer(RowTrainer):
         window = self.current_gradient_accumulation_steps
         share = self.accelerator.num_processes * self.args.steps_per_generation / window * self._imitation_weight
         part = -(found[0] * rows["completion_mask"]).sum() * share
-        self._metric("erl/internalization_loss", self.accelerator.gather(part.detach()).mean().item() * window)
+        self._record_metric("erl/internalization_loss", self.accelerator.gather(part.detach()).mean().item() * window)
         return part
 
     # ---------------------------------------------------------------------------------------- figures, checkpoints
@@ -424,23 +440,23 @@ class ERLTrainer(RowTrainer):
     def _figures(self, first: First, everybody: Sequence[dict[str, Any]], no_room: int, kept: int) -> None:
         """What phases 1 to 6 came to, of all processes."""
         attempts, seconds = self._totals(first.rewards), len(everybody)
-        self._metric("erl/attempt_reward", attempts.nanmean().item())
-        self._metric("erl/gated", (seconds + no_room) / len(attempts))
-        self._metric("erl/no_room", no_room)
-        self._metric("erl/memory", len(self.reflections))
-        self._metric("erl/memory_added", kept)
-        self._metric("erl/rows", len(attempts) + 2 * seconds)
+        self._record_metric("erl/attempt_reward", attempts.nanmean().item())
+        self._record_metric("erl/gated", (seconds + no_room) / len(attempts))
+        self._record_metric("erl/no_room", no_room)
+        self._record_metric("erl/memory", len(self.reflections))
+        self._record_metric("erl/memory_added", kept)
+        self._record_metric("erl/rows", len(attempts) + 2 * seconds)
         if not seconds:
             return
-        self._metric("erl/reflection_tokens", sum(one["tokens"] for one in everybody) / seconds)
-        self._metric("erl/empty_reflections", sum(not one["advice"] for one in everybody) / seconds)
-        self._metric(
+        self._record_metric("erl/reflection_tokens", sum(one["tokens"] for one in everybody) / seconds)
+        self._record_metric("erl/empty_reflections", sum(not one["advice"] for one in everybody) / seconds)
+        self._record_metric(
             "erl/retry_success", sum(one["after"] >= self.args.reward_threshold for one in everybody) / seconds
         )
         scored = [one for one in everybody if one["after"] == one["after"]]
         if scored:
-            self._metric("erl/retry_reward", sum(one["after"] for one in scored) / len(scored))
-            self._metric("erl/retry_gain", sum(one["after"] - one["before"] for one in scored) / len(scored))
+            self._record_metric("erl/retry_reward", sum(one["after"] for one in scored) / len(scored))
+            self._record_metric("erl/retry_gain", sum(one["after"] - one["before"] for one in scored) / len(scored))
 
     def _log_seconds(self, size: int, seconds: Sequence[Second]) -> None:
         """Reflections, second attempts and their rewards as columns of the logged completions."""
@@ -451,10 +467,10 @@ class ERLTrainer(RowTrainer):
         }
         for one in seconds:
             columns["reflection"][one.place] = one.advice
-            columns["second_attempt"][one.place] = text_of(one.retry.completion) if one.retry else None
+            columns["second_attempt"][one.place] = message_text(one.retry.completion) if one.retry else None
             columns["second_reward"][one.place] = one.reward
         for name, values in columns.items():
-            self._logs["extra"][name].extend(self._gathered(values))
+            self._logs["extra"][name].extend(self._gather_values(values))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
@@ -477,7 +493,7 @@ class ERLTrainer(RowTrainer):
                 raise ValueError("not a list of texts")
         except ValueError as error:
             raise CheckpointError(f"{path} cannot be read ({error}): resume from another checkpoint") from error
-        self.reflections = Reflections(self.args.memory_size, kept)
+        self.reflections = AdviceMemory(self.args.memory_size, kept)
 
 
 def _told(one: Second) -> dict[str, Any]:

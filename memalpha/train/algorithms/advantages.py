@@ -14,7 +14,7 @@ from typing import Any, Literal
 from memalpha.errors import TrainingError
 from memalpha.types import Reward, Trajectory, TrajectoryGroup
 
-SHARED = frozenset({"r1", "r3", "model"})
+SHARED_COMPONENTS = frozenset({"r1", "r3", "model"})
 """Components that belong to the whole trajectory, in a `Reward` that does not say; all others belong to a turn."""
 
 
@@ -24,7 +24,7 @@ def group_advantages(
     baseline: Literal["mean", "leave_one_out"] = "mean",
     scale: Literal["group", "none"] = "group",
     floor: float = 0.01,
-    extra: Sequence[Sequence[float]] | None = None,
+    extra_rewards: Sequence[Sequence[float]] | None = None,
 ) -> list[list[float]]:
     """One advantage per turn of each trajectory of `group`; `extra` is added to the turns' own rewards.
 
@@ -32,55 +32,61 @@ def group_advantages(
     standard deviation over the G rollouts at that chunk index plus `floor`; a rollout that has no turn there counts as
     if its turn had earned the mean of those there, so that a chunk which one rollout alone reached is not blown up.
     """
-    shared, own = zip(*(reward_parts(trajectory) for trajectory in group.trajectories), strict=True)
-    if extra is not None:
-        own = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(own, extra, strict=True)]
+    shared, turn_rewards = zip(*(split_reward(trajectory) for trajectory in group.trajectories), strict=True)
+    if extra_rewards is not None:
+        turn_rewards = [
+            [a + b for a, b in zip(*rows, strict=True)] for rows in zip(turn_rewards, extra_rewards, strict=True)
+        ]
     shared_centred = _centre(shared, baseline)
-    result = [[0.0] * len(values) for values in own]
-    for at in range(max(len(values) for values in own)):
-        have = [g for g, values in enumerate(own) if len(values) > at]
-        turn_centred = dict(zip(have, _centre([own[g][at] for g in have], baseline), strict=True))
+    advantages = [[0.0] * len(values) for values in turn_rewards]
+    for index in range(max(len(values) for values in turn_rewards)):
+        present = [g for g, values in enumerate(turn_rewards) if len(values) > index]
+        turn_centred = dict(zip(present, _centre([turn_rewards[g][index] for g in present], baseline), strict=True))
         centred = [value + turn_centred.get(g, 0.0) for g, value in enumerate(shared_centred)]
         divisor = 1.0
         if scale == "group":
             mean = sum(centred) / len(centred)
             divisor = math.sqrt(sum((value - mean) ** 2 for value in centred) / len(centred)) + floor
-        for g in have:
-            result[g][at] = centred[g] / divisor
-    return result
+        for g in present:
+            advantages[g][index] = centred[g] / divisor
+    return advantages
 
 
-def spread(groups: Sequence[TrajectoryGroup[Any]], extra: Sequence[Sequence[Sequence[float]]]) -> float:
+def reward_std(groups: Sequence[TrajectoryGroup[Any]], extra_rewards: Sequence[Sequence[Sequence[float]]]) -> float:
     """The population standard deviation of r_t over all turns of all groups; every rollout weighs the same.
 
     `extra` is added to the turns' own rewards, by group and trajectory.
     """
     values, weights = [], []
-    for group, added in zip(groups, extra, strict=True):
-        for trajectory, more in zip(group.trajectories, added, strict=True):
-            shared, own = reward_parts(trajectory)
-            values += [shared + a + b for a, b in zip(own, more, strict=True)]
-            weights += [1 / len(own)] * len(own)
-    whole = sum(weights)
-    mean = sum(weight * value for value, weight in zip(values, weights, strict=True)) / whole
-    return math.sqrt(sum(weight * (value - mean) ** 2 for value, weight in zip(values, weights, strict=True)) / whole)
+    for group, group_extra in zip(groups, extra_rewards, strict=True):
+        for trajectory, turn_extra in zip(group.trajectories, group_extra, strict=True):
+            shared, turn_rewards = split_reward(trajectory)
+            values += [shared + a + b for a, b in zip(turn_rewards, turn_extra, strict=True)]
+            weights += [1 / len(turn_rewards)] * len(turn_rewards)
+    total_weight = sum(weights)
+    mean = sum(weight * value for value, weight in zip(values, weights, strict=True)) / total_weight
+    return math.sqrt(
+        sum(weight * (value - mean) ** 2 for value, weight in zip(values, weights, strict=True)) / total_weight
+    )
 
 
-def reward_parts(trajectory: Trajectory[Any]) -> tuple[float, list[float]]:
+def split_reward(trajectory: Trajectory[Any]) -> tuple[float, list[float]]:
     """The shared reward of a trajectory and its turns' own rewards, weighted."""
     reward = trajectory.reward
     if reward is None or len(reward.turns) != len(trajectory.turns) or not reward.turns:
         raise TrainingError(f"task {trajectory.task.id!r}, rollout {trajectory.rollout}: no reward for each turn")
     return (
-        _weighted(reward, 0, shared=True),
-        [_weighted(reward, at, shared=False) for at in range(len(reward.turns))],
+        _weighted_sum(reward, 0, shared=True),
+        [_weighted_sum(reward, index, shared=False) for index in range(len(reward.turns))],
     )
 
 
-def _weighted(reward: Reward, at: int, *, shared: bool) -> float:
-    of_all = SHARED if reward.shared is None else reward.shared
+def _weighted_sum(reward: Reward, index: int, *, shared: bool) -> float:
+    shared_names = SHARED_COMPONENTS if reward.shared is None else reward.shared
     return sum(
-        reward.weights[name] * values[at] for name, values in reward.components.items() if (name in of_all) == shared
+        reward.weights[name] * values[index]
+        for name, values in reward.components.items()
+        if (name in shared_names) == shared
     )
 
 

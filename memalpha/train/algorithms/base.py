@@ -22,7 +22,7 @@ from memalpha.train.rollouts.base import RolloutCollector
 from memalpha.types import TrajectoryGroup
 
 
-class Score(Protocol):
+class Scorer(Protocol):
     """Forward passes of the weights as they are; one array of shape (T,) a row, T its completion's tokens."""
 
     def forward(self, samples: Sequence[TrainingSample], *, reference: bool = False) -> list[np.ndarray]:
@@ -63,7 +63,7 @@ class Algorithm(ABC):
         return collector.attempts(tasks, step)
 
     @abstractmethod
-    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Score) -> list[TrainingSample]:
+    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
         """The rows to train on, with their weights not yet normalised."""
 
     def updates(self, samples: Sequence[TrainingSample]) -> dict[str, Sequence[TrainingSample]]:
@@ -73,15 +73,15 @@ class Algorithm(ABC):
         """
         return {"": samples}
 
-    def refresh(self, samples: Sequence[TrainingSample], score: Score) -> Sequence[TrainingSample]:
+    def refresh(self, samples: Sequence[TrainingSample], score: Scorer) -> Sequence[TrainingSample]:
         """The rows of one optimizer step, with what depends on the weights of this moment."""
         return samples
 
-    def learnt(self, line: dict[str, Any]) -> None:  # noqa: B027  # most have nothing to do here
+    def finish_step(self, metrics: dict[str, Any]) -> None:  # noqa: B027  # most have nothing to do here
         """The step's updates are done; `line` holds their figures and may be added to."""
 
 
-def sampled_rows(groups: Sequence[TrajectoryGroup[Any]], entropy_coef: float = 0.0) -> list[TrainingSample]:
+def build_rows(groups: Sequence[TrajectoryGroup[Any]], entropy_coef: float = 0.0) -> list[TrainingSample]:
     """One row a turn, in the order of groups, trajectories, turns; no advantages yet."""
     rows = [
         policy_gradient_sample(turn, task=group.task.id, rollout=trajectory.rollout, role=trajectory.role)
@@ -92,13 +92,15 @@ def sampled_rows(groups: Sequence[TrajectoryGroup[Any]], entropy_coef: float = 0
     return [replace(row, ent=row.pg * np.float32(entropy_coef)) for row in rows] if entropy_coef else rows
 
 
-def old_logprobs(rows: Sequence[TrainingSample], score: Score, config: ReinforcementConfig) -> list[np.ndarray]:
+def compute_old_logprobs(
+    rows: Sequence[TrainingSample], score: Scorer, config: ReinforcementConfig
+) -> list[np.ndarray]:
     """Log-probs of the policy before a step's updates, as `config.old_logprobs` says: recorded, or the learner's."""
     return score.forward(rows) if config.old_logprobs == "recomputed" else [row.logprobs for row in rows]
 
 
-def held_to_reference(
-    rows: list[TrainingSample], score: Score, config: ReinforcementConfig, old: Sequence[np.ndarray] | None = None
+def add_reference_kl(
+    rows: list[TrainingSample], score: Scorer, config: ReinforcementConfig, old: Sequence[np.ndarray] | None = None
 ) -> tuple[list[TrainingSample], list[np.ndarray] | None]:
     """The rows with the KL to the reference as `beta` and `kl_in` say.
 
@@ -111,23 +113,28 @@ def held_to_reference(
     rows = [replace(row, reference=reference) for row, reference in zip(rows, references, strict=True)]
     if config.kl_in == "loss":
         return [replace(row, kl=row.pg * np.float32(config.beta)) for row in rows], None
-    old = old_logprobs(rows, score, config) if old is None else old
+    old = compute_old_logprobs(rows, score, config) if old is None else old
     estimates = [
-        kl_estimate(torch.from_numpy(own), torch.from_numpy(reference), config.kl_estimator).numpy()
-        for own, reference in zip(old, references, strict=True)
+        kl_estimate(torch.from_numpy(logprobs), torch.from_numpy(reference), config.kl_estimator).numpy()
+        for logprobs, reference in zip(old, references, strict=True)
     ]
     return rows, [config.beta * estimate for estimate in estimates]
 
 
-def turn_costs(groups: Sequence[TrajectoryGroup[Any]], costs: Sequence[np.ndarray] | None) -> list[list[list[float]]]:
+def turn_penalties(
+    groups: Sequence[TrajectoryGroup[Any]], costs: Sequence[np.ndarray] | None
+) -> list[list[list[float]]]:
     """Minus the costs of each turn's tokens, by group, trajectory and turn; 0 without costs."""
-    rest = iter(costs or ())
+    remaining = iter(costs or ())
     return [
-        [[0.0 if costs is None else -float(next(rest).sum()) for _ in one.turns] for one in group.trajectories]
+        [
+            [0.0 if costs is None else -float(next(remaining).sum()) for _ in trajectory.turns]
+            for trajectory in group.trajectories
+        ]
         for group in groups
     ]
 
 
-def with_advantages(rows: Sequence[TrainingSample], values: Sequence[float]) -> list[TrainingSample]:
+def set_advantages(rows: Sequence[TrainingSample], values: Sequence[float]) -> list[TrainingSample]:
     """Every token of row i weighed by `values[i]`."""
     return [replace(row, advantages=row.pg * np.float32(value)) for row, value in zip(rows, values, strict=True)]

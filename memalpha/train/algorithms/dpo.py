@@ -28,12 +28,12 @@ import numpy as np
 
 from memalpha.config import ReinforcementConfig, RolloutDPOConfig
 from memalpha.errors import TrainingError
-from memalpha.train.algorithms.base import Algorithm, Score
-from memalpha.train.algorithms.pairwise import pair_row, weigh
+from memalpha.train.algorithms.base import Algorithm, Scorer
+from memalpha.train.algorithms.pairwise import build_pair_row, weight_pairs
 from memalpha.train.data.samples import TrainingSample
 from memalpha.types import Trajectory, TrajectoryGroup
 
-TIE = 1e-9
+TIE_TOLERANCE = 1e-9
 """Totals closer than this are equal: they may be sums of the same numbers in another order."""
 
 
@@ -43,30 +43,30 @@ class DPO(Algorithm):
     def __init__(self, config: ReinforcementConfig) -> None:
         super().__init__(config)
         self.settings = config.dpo or RolloutDPOConfig()
-        self._pairs = 0
-        self._seen: list[dict[str, np.ndarray]] = []
+        self._pair_count = 0
+        self._update_metrics: list[dict[str, np.ndarray]] = []
 
     @property
     def needs_reference(self) -> bool:
         """Unless the loss is reference-free."""
         return not self.settings.reference_free
 
-    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Score) -> list[TrainingSample]:
+    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
         """The rows of all pairs, with the reference's log-probs; `refresh` gives them their weights."""
         pairs = choose_pairs(groups, self.settings.margin)
-        self._pairs, self._seen = len(pairs), []
+        self._pair_count, self._update_metrics = len(pairs), []
         rows = [
-            pair_row(
+            build_pair_row(
                 turn.completion.prompt_ids,
                 turn.completion.completion_ids,
-                f"pair-{number}",
+                f"pair-{index}",
                 chosen=side is pair[0],
                 temperature=turn.completion.temperature or 1.0,
                 task=side.task.id,
                 rollout=side.rollout,
                 chunk=turn.chunk,
             )
-            for number, pair in enumerate(pairs)
+            for index, pair in enumerate(pairs)
             for side in pair
             for turn in side.turns
         ]
@@ -75,19 +75,19 @@ class DPO(Algorithm):
         references = score.forward(rows, reference=True)
         return [replace(row, reference=reference) for row, reference in zip(rows, references, strict=True)]
 
-    def refresh(self, samples: Sequence[TrainingSample], score: Score) -> Sequence[TrainingSample]:
+    def refresh(self, samples: Sequence[TrainingSample], score: Scorer) -> Sequence[TrainingSample]:
         """Whole pairs, weighed by the loss's gradient at the weights of this moment."""
-        weighed, figures = weigh(samples, score.forward(samples), self.settings)
-        self._seen.append(figures)
-        return weighed
+        weighted, metrics = weight_pairs(samples, score.forward(samples), self.settings)
+        self._update_metrics.append(metrics)
+        return weighted
 
-    def learnt(self, line: dict[str, Any]) -> None:
+    def finish_step(self, metrics: dict[str, Any]) -> None:
         """How many tasks gave a pair; loss, margin and share of rightly ordered pairs, each before its update."""
-        for name in [name for name in line if name.startswith(("clipped", "old_", "ratio_", "mismatch_"))]:
-            del line[name]  # of a policy gradient, which there is none of
-        line["pairs"] = self._pairs
-        for name in self._seen[0] if self._pairs else ():
-            line[name] = float(np.concatenate([figures[name] for figures in self._seen]).mean())
+        for name in [name for name in metrics if name.startswith(("clipped", "old_", "ratio_", "mismatch_"))]:
+            del metrics[name]  # of a policy gradient, which there is none of
+        metrics["pairs"] = self._pair_count
+        for name in self._update_metrics[0] if self._pair_count else ():
+            metrics[name] = float(np.concatenate([update[name] for update in self._update_metrics]).mean())
 
 
 def choose_pairs(
@@ -106,6 +106,6 @@ def choose_pairs(
                 raise TrainingError(f"task {group.task.id!r}, rollout {trajectory.rollout}: no reward to compare")
             totals.append(trajectory.reward.total)
         high, low = max(totals), min(totals)
-        if high - low > max(TIE, margin - TIE):
+        if high - low > max(TIE_TOLERANCE, margin - TIE_TOLERANCE):
             pairs.append((group.trajectories[totals.index(high)], group.trajectories[totals.index(low)]))
     return pairs

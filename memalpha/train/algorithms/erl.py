@@ -44,7 +44,7 @@ import numpy as np
 
 from memalpha.config import ERLConfig, ReinforcementConfig
 from memalpha.qa.records import Record
-from memalpha.train.algorithms.base import Score
+from memalpha.train.algorithms.base import Scorer
 from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.rollouts.base import RolloutCollector
@@ -60,7 +60,7 @@ class ERL(GRPO):
         super().__init__(config)
         self.settings = config.erl or ERLConfig()
         self.state: dict[str, Any] = {"reflections": []}
-        self._next: tuple[list[dict[str, Any]], dict[str, Any]] = ([], {})
+        self._pending: tuple[list[dict[str, Any]], dict[str, Any]] = ([], {})
 
     @property
     def advice_tokens(self) -> int:
@@ -78,32 +78,40 @@ class ERL(GRPO):
             if second.succeeded and second.reflection is not None and self.settings.enable_memory:
                 reached = {"before": second.tried.accuracy, "after": second.accuracy}
                 memory.keep(second.advice, task=second.retry.task.id, step=step, **reached)
-        kept = memory.as_json()
-        self._next = kept, {**figures(groups, seconds), "reflections_kept": len(kept)}
+        reflections = memory.as_json()
+        self._pending = reflections, {**figures(groups, seconds), "reflections_kept": len(reflections)}
         return [*groups, *by_role(groups, seconds)], records
 
-    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Score) -> list[TrainingSample]:
+    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
         """GRPO's rows of all roles, then those of what is internalized."""
         sampled = [group for group in groups if group.trajectories[0].role != INTERNALIZED]
-        attempts = sum(len(one.turns) for group in sampled for one in group.trajectories if one.role == "attempt")
-        own = [
+        attempt_rows = sum(
+            len(trajectory.turns)
+            for group in sampled
+            for trajectory in group.trajectories
+            if trajectory.role == "attempt"
+        )
+        internalized = [
             policy_gradient_sample(turn, task=group.task.id, rollout=one.rollout, role=one.role)
             for group in groups[len(sampled) :]
             for one in group.trajectories
             for turn in one.turns
         ]
-        weight = np.float32(self.settings.internalization_coef * len(own) / max(1, attempts))
-        return super().annotate(sampled, score) + [replace(row, ce=row.pg * weight, pg=row.ce) for row in own]
+        weight = np.float32(self.settings.internalization_coef * len(internalized) / max(1, attempt_rows))
+        return super().annotate(sampled, score) + [replace(row, ce=row.pg * weight, pg=row.ce) for row in internalized]
 
     def updates(self, samples: Sequence[TrainingSample]) -> dict[str, Sequence[TrainingSample]]:
         """With algorithm 2 internalization comes after the rest."""
         if self.settings.algorithm == 1:
             return {"": samples}
-        parts = {"": False, INTERNALIZED: True}
-        rows = {name: [row for row in samples if (row.role == INTERNALIZED) == late] for name, late in parts.items()}
+        phases = {"": False, INTERNALIZED: True}
+        rows = {
+            name: [row for row in samples if (row.role == INTERNALIZED) == is_internalization]
+            for name, is_internalization in phases.items()
+        }
         return {name: part for name, part in rows.items() if part}
 
-    def learnt(self, line: dict[str, Any]) -> None:
+    def finish_step(self, metrics: dict[str, Any]) -> None:
         """The reflection memory moves on with the weights: a step that is broken off before has changed nothing."""
-        self.state = {"reflections": self._next[0]}
-        line |= self._next[1]
+        self.state = {"reflections": self._pending[0]}
+        metrics |= self._pending[1]

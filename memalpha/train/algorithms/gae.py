@@ -35,8 +35,8 @@ def gae(rewards: np.ndarray, values: np.ndarray, *, gamma: float, lam: float) ->
 
 def whiten(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Rows with mean 0 and standard deviation 1 over all their tokens together; zeros where all are equal."""
-    together = np.concatenate([np.asarray(row, dtype=np.float64) for row in rows])
-    mean, deviation = together.mean(), together.std()
+    tokens = np.concatenate([np.asarray(row, dtype=np.float64) for row in rows])
+    mean, deviation = tokens.mean(), tokens.std()
     return [(row - mean) / (deviation + 1e-8) for row in rows]
 
 

@@ -24,14 +24,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from memalpha.train.algorithms.advantages import group_advantages, spread
+from memalpha.train.algorithms.advantages import group_advantages, reward_std
 from memalpha.train.algorithms.base import (
     Algorithm,
-    Score,
-    held_to_reference,
-    sampled_rows,
-    turn_costs,
-    with_advantages,
+    Scorer,
+    add_reference_kl,
+    build_rows,
+    set_advantages,
+    turn_penalties,
 )
 from memalpha.train.data.samples import TrainingSample
 from memalpha.types import TrajectoryGroup
@@ -40,23 +40,23 @@ from memalpha.types import TrajectoryGroup
 class GRPO(Algorithm):
     """One sample per turn, weighed by how its rollout compares with the group. No state."""
 
-    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Score) -> list[TrainingSample]:
+    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
         """One sample per turn, in the order of groups, trajectories, turns. `score` is called where `beta` is not 0."""
         config = self.config
-        rows, costs = held_to_reference(sampled_rows(groups, config.entropy_coef), score, config)
-        extra = turn_costs(groups, costs)
+        rows, costs = add_reference_kl(build_rows(groups, config.entropy_coef), score, config)
+        extra_rewards = turn_penalties(groups, costs)
         divisor = None
         if config.scale_rewards == "batch":
-            divisor = spread(groups, extra) + config.advantage_floor
+            divisor = reward_std(groups, extra_rewards) + config.advantage_floor
         advantages = [
             value
-            for group, own in zip(groups, extra, strict=True)
-            for row in group_advantages(
+            for group, group_extra in zip(groups, extra_rewards, strict=True)
+            for turn_advantages in group_advantages(
                 group,
                 scale="group" if config.scale_rewards == "group" else "none",
                 floor=config.advantage_floor,
-                extra=own,
+                extra_rewards=group_extra,
             )
-            for value in row
+            for value in turn_advantages
         ]
-        return with_advantages(rows, advantages if divisor is None else [value / divisor for value in advantages])
+        return set_advantages(rows, advantages if divisor is None else [value / divisor for value in advantages])

@@ -27,11 +27,11 @@ import numpy as np
 from memalpha.config import DPOConfig
 from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
 
-SMALLEST = np.finfo(np.float32).tiny
+MIN_WEIGHT = np.finfo(np.float32).tiny
 """A weight is never less, so that a pair which no longer pulls still counts among those the mean is taken over."""
 
 
-def pair_row(
+def build_pair_row(
     prompt_ids: Sequence[int],
     completion_ids: Sequence[int],
     unit: str,
@@ -51,16 +51,16 @@ def pair_row(
 def pair_losses(differences: np.ndarray, config: DPOConfig) -> tuple[np.ndarray, np.ndarray]:
     """Each pair's loss and its slope d loss / d difference, float64 of shape (P,); of Delta, or of ipo's D."""
     if config.loss_type == "ipo":
-        short = differences - 1.0 / (2.0 * config.beta)
-        return short**2, 2.0 * short
+        errors = differences - 1.0 / (2.0 * config.beta)
+        return errors**2, 2.0 * errors
     z, smoothing = config.beta * differences, config.label_smoothing
     losses = (1.0 - smoothing) * np.logaddexp(0.0, -z) + smoothing * np.logaddexp(0.0, z)
-    wrong = np.exp(-np.logaddexp(0.0, z))  # sigma(-z), which 1 - sigma(z) would lose for a large z
-    right = np.exp(-np.logaddexp(0.0, -z))
-    return losses, config.beta * (smoothing * right - (1.0 - smoothing) * wrong)
+    prob_wrong = np.exp(-np.logaddexp(0.0, z))  # sigma(-z), which 1 - sigma(z) would lose for a large z
+    prob_right = np.exp(-np.logaddexp(0.0, -z))
+    return losses, config.beta * (smoothing * prob_right - (1.0 - smoothing) * prob_wrong)
 
 
-def weigh(
+def weight_pairs(
     rows: Sequence[TrainingSample], logprobs: Sequence[np.ndarray], config: DPOConfig
 ) -> tuple[list[TrainingSample], dict[str, np.ndarray]]:
     """The rows with the weights of the loss's gradient at `logprobs`, and figures of each pair in order.
@@ -69,26 +69,26 @@ def weigh(
     under the weights that the update starts from. Figures, (P,) each: `loss`, `margins` (beta Delta, TRL's margin of
     implicit rewards) and `accuracies` (1 where Delta > 0).
     """
-    places = {unit: place for place, unit in enumerate(dict.fromkeys(row.unit for row in rows))}
-    sums, tokens = np.zeros((2, len(places))), np.zeros((2, len(places)))
-    at = [(0 if row.advantages[0] > 0 else 1, places[row.unit]) for row in rows]
-    for row, values, place in zip(rows, logprobs, at, strict=True):
-        gap = values.astype(np.float64)
+    pair_indices = {unit: place for place, unit in enumerate(dict.fromkeys(row.unit for row in rows))}
+    sums, tokens = np.zeros((2, len(pair_indices))), np.zeros((2, len(pair_indices)))
+    sides = [(0 if row.advantages[0] > 0 else 1, pair_indices[row.unit]) for row in rows]
+    for row, row_logprobs, place in zip(rows, logprobs, sides, strict=True):
+        log_ratios = row_logprobs.astype(np.float64)
         if not config.reference_free:
             assert row.reference is not None
-            gap -= row.reference
-        sums[place] += gap.sum()
-        tokens[place] += len(gap)
+            log_ratios -= row.reference
+        sums[place] += log_ratios.sum()
+        tokens[place] += len(log_ratios)
     if not tokens.all():
         raise ValueError("a pair lacks the rows of one of its sides")
     deltas = sums[0] - sums[1]
     counts = tokens if config.loss_type == "ipo" else np.ones_like(tokens)
     means = sums / counts
     losses, slopes = pair_losses(means[0] - means[1], config)
-    pulls = np.where(slopes > 0, -1.0, 1.0) * np.maximum(np.abs(slopes), SMALLEST * counts.max(axis=0))
-    weights = pulls / counts
-    weighed = [
-        replace(row, ce=row.advantages * np.float32(weights[place])) for row, place in zip(rows, at, strict=True)
+    pair_weights = np.where(slopes > 0, -1.0, 1.0) * np.maximum(np.abs(slopes), MIN_WEIGHT * counts.max(axis=0))
+    weights = pair_weights / counts
+    weighted = [
+        replace(row, ce=row.advantages * np.float32(weights[place])) for row, place in zip(rows, sides, strict=True)
     ]
-    figures = {"loss": losses, "margins": config.beta * deltas, "accuracies": (deltas > 0).astype(np.float64)}
-    return weighed, figures
+    metrics = {"loss": losses, "margins": config.beta * deltas, "accuracies": (deltas > 0).astype(np.float64)}
+    return weighted, metrics

@@ -34,8 +34,8 @@ import numpy as np
 
 from memalpha.config import ReinforcementConfig
 from memalpha.config.algorithms import PPOConfig
-from memalpha.train.algorithms.advantages import reward_parts
-from memalpha.train.algorithms.base import Algorithm, Score, held_to_reference, old_logprobs, sampled_rows
+from memalpha.train.algorithms.advantages import split_reward
+from memalpha.train.algorithms.base import Algorithm, Scorer, add_reference_kl, build_rows, compute_old_logprobs
 from memalpha.train.algorithms.gae import explained_variance, gae, whiten
 from memalpha.train.data.samples import TrainingSample
 from memalpha.types import Trajectory, TrajectoryGroup
@@ -48,68 +48,70 @@ class PPO(Algorithm):
         super().__init__(config)
         self.settings = config.ppo or PPOConfig()
         self.state = {"beta": config.beta, "level": None}
-        self._next, self._figures = self.state, dict[str, float]()
+        self._next_state, self._metrics = self.state, dict[str, float]()
 
     @property
     def value_learning_rate(self) -> float:
         """That of the value head."""
         return self.settings.value_learning_rate or 10 * self.config.learning_rate
 
-    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Score) -> list[TrainingSample]:
+    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
         """One sample per turn, in the order of groups, trajectories, turns, with values, returns and advantages."""
         settings, beta, level = self.settings, self.state["beta"], self.state["level"]
         config = self.config.model_copy(update={"beta": beta})
-        rows = sampled_rows(groups, config.entropy_coef)
-        old = old_logprobs(rows, score, config) if beta else []
-        rows, costs = held_to_reference(rows, score, config, old)
+        rows = build_rows(groups, config.entropy_coef)
+        old = compute_old_logprobs(rows, score, config) if beta else []
+        rows, costs = add_reference_kl(rows, score, config, old)
         episodes = [trajectory for group in groups for trajectory in group.trajectories]
-        heads = score.values(rows)
-        values = _joined(heads, episodes)
-        rewards = token_rewards(episodes, costs or [np.zeros_like(row) for row in heads])
+        row_values = score.values(rows)
+        values = _join_turns(row_values, episodes)
+        rewards = token_rewards(episodes, costs or [np.zeros_like(row) for row in row_values])
         if level is None:
-            sums = [gae(row, np.zeros_like(row), gamma=settings.gamma, lam=1.0)[1] for row in rewards]
-            level = float(np.concatenate(sums).mean())
-        found = [
+            discounted = [gae(row, np.zeros_like(row), gamma=settings.gamma, lam=1.0)[1] for row in rewards]
+            level = float(np.concatenate(discounted).mean())
+        estimates = [
             gae(r, v + level, gamma=settings.gamma, lam=settings.lam) for r, v in zip(rewards, values, strict=True)
         ]
-        advantages, returns = [a for a, _ in found], [r - level for _, r in found]
-        self._figures = {"explained_variance": explained_variance(values, returns)}
+        advantages, returns = [a for a, _ in estimates], [r - level for _, r in estimates]
+        self._metrics = {"explained_variance": explained_variance(values, returns)}
         if beta:
-            gaps = (own - row.reference for own, row in zip(old, rows, strict=True) if row.reference is not None)
+            gaps = (
+                logprobs - row.reference for logprobs, row in zip(old, rows, strict=True) if row.reference is not None
+            )
             kl = sum(float(gap.sum()) for gap in gaps) / len(episodes)
-            self._figures |= {"kl": kl, "kl_coef": beta}
+            self._metrics |= {"kl": kl, "kl_coef": beta}
             if settings.kl_target is not None:
                 error = float(np.clip(kl / settings.kl_target - 1.0, -0.2, 0.2))
                 beta *= 1.0 + error * len(episodes) / settings.kl_horizon
-        self._next = {"beta": beta, "level": level}
-        ends = np.cumsum([len(row) for row in heads])[:-1]
-        parts = [whiten(advantages) if settings.whiten_advantages else advantages, returns]
-        cut = [np.split(np.concatenate(part).astype(np.float32), ends) for part in parts]
+        self._next_state = {"beta": beta, "level": level}
+        boundaries = np.cumsum([len(row) for row in row_values])[:-1]
+        targets = [whiten(advantages) if settings.whiten_advantages else advantages, returns]
+        per_row = [np.split(np.concatenate(part).astype(np.float32), boundaries) for part in targets]
         weight = np.float32(settings.vf_coef)
         return [
             replace(row, advantages=a, values=v, returns=r, vf=row.pg * weight)
-            for row, v, a, r in zip(rows, heads, *cut, strict=True)
+            for row, v, a, r in zip(rows, row_values, *per_row, strict=True)
         ]
 
-    def learnt(self, line: dict[str, Any]) -> None:
+    def finish_step(self, metrics: dict[str, Any]) -> None:
         """Add the figures of value function and KL; from here on the state is the next step's."""
-        line |= self._figures
-        self.state = self._next
+        metrics |= self._metrics
+        self.state = self._next_state
 
 
 def token_rewards(episodes: Sequence[Trajectory[Any]], costs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """What each token of each episode earned, less its cost; `costs` are those of the turns, in order."""
     rows = [-np.asarray(cost, dtype=np.float64) for cost in costs]
-    rest = iter(rows)
+    remaining = iter(rows)
     for episode in episodes:
-        shared, own = reward_parts(episode)
-        for value, row in zip(own, islice(rest, len(own)), strict=True):
+        shared, turn_rewards = split_reward(episode)
+        for value, row in zip(turn_rewards, islice(remaining, len(turn_rewards)), strict=True):
             row[-1] += value
         row[-1] += shared
-    return _joined(rows, episodes)
+    return _join_turns(rows, episodes)
 
 
-def _joined(rows: Iterable[np.ndarray], episodes: Sequence[Trajectory[Any]]) -> list[np.ndarray]:
+def _join_turns(rows: Iterable[np.ndarray], episodes: Sequence[Trajectory[Any]]) -> list[np.ndarray]:
     """Rows of turns as rows of episodes."""
-    rest = iter(rows)
-    return [np.concatenate(list(islice(rest, len(episode.turns)))) for episode in episodes]
+    remaining = iter(rows)
+    return [np.concatenate(list(islice(remaining, len(episode.turns)))) for episode in episodes]

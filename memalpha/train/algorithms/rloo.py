@@ -22,11 +22,11 @@ from typing import Any
 from memalpha.train.algorithms.advantages import group_advantages
 from memalpha.train.algorithms.base import (
     Algorithm,
-    Score,
-    held_to_reference,
-    sampled_rows,
-    turn_costs,
-    with_advantages,
+    Scorer,
+    add_reference_kl,
+    build_rows,
+    set_advantages,
+    turn_penalties,
 )
 from memalpha.train.data.samples import TrainingSample
 from memalpha.types import TrajectoryGroup
@@ -35,13 +35,15 @@ from memalpha.types import TrajectoryGroup
 class RLOO(Algorithm):
     """One sample per turn, weighed by how its rollout compares with the others of the group. No state."""
 
-    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Score) -> list[TrainingSample]:
+    def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
         """One sample per turn, in the order of groups, trajectories, turns. `score` is called where `beta` is not 0."""
-        rows, costs = held_to_reference(sampled_rows(groups, self.config.entropy_coef), score, self.config)
+        rows, costs = add_reference_kl(build_rows(groups, self.config.entropy_coef), score, self.config)
         advantages = [
             value
-            for group, own in zip(groups, turn_costs(groups, costs), strict=True)
-            for row in group_advantages(group, baseline="leave_one_out", scale="none", extra=own)
-            for value in row
+            for group, group_extra in zip(groups, turn_penalties(groups, costs), strict=True)
+            for turn_advantages in group_advantages(
+                group, baseline="leave_one_out", scale="none", extra_rewards=group_extra
+            )
+            for value in turn_advantages
         ]
-        return with_advantages(rows, advantages)
+        return set_advantages(rows, advantages)

@@ -18,7 +18,7 @@ from typing import Any
 
 from memalpha.errors import CheckpointError, DataError
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.train.algorithms.pairwise import pair_row
+from memalpha.train.algorithms.pairwise import build_pair_row
 from memalpha.train.data.chat_format import (
     check_room,
     encode,
@@ -48,7 +48,7 @@ class Pair:
     def rows(self, unit: str) -> list[TrainingSample]:
         """Its two rows, chosen first."""
         sides = ((self.chosen_ids, True), (self.rejected_ids, False))
-        return [pair_row(self.prompt_ids, ids, unit, chosen=chosen, task=self.place) for ids, chosen in sides]
+        return [build_pair_row(self.prompt_ids, ids, unit, chosen=chosen, task=self.place) for ids, chosen in sides]
 
 
 def read_pairs(path: Path, policy: TransformersPolicy) -> list[Pair]:

@@ -26,7 +26,7 @@ from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.futures import Future, Pipeline
 from memalpha.train.trainers.checkpoint import load_checkpoint, save_checkpoint
 
-Loss = Callable[[list[torch.Tensor], Sequence[TrainingSample]], torch.Tensor]
+CustomLoss = Callable[[list[torch.Tensor], Sequence[TrainingSample]], torch.Tensor]
 """A loss of one's own: from the log-probs of each row's completion, (T,) float32 with gradient, and the rows, to a
 scalar."""
 
@@ -52,7 +52,9 @@ class Learner:
         """What the value head says before each of a row's completion tokens (`Engine.values`)."""
         return self._pipeline.submit("values", lambda: self.engine.values(samples))
 
-    def forward_backward(self, samples: Sequence[TrainingSample], loss: Loss | None = None) -> Future[dict[str, float]]:
+    def forward_backward(
+        self, samples: Sequence[TrainingSample], loss: CustomLoss | None = None
+    ) -> Future[dict[str, float]]:
         """Add a gradient to what has been added since the last `optim_step`; returns figures (`merged`).
 
         Without `loss` it is the engine's loss of the samples' streams, whose weights must be normalised for the whole
@@ -65,7 +67,7 @@ class Learner:
         """
         if loss is None:
             return self._pipeline.submit("forward_backward", lambda: self.engine.forward_backward(samples))
-        return self._pipeline.submit("forward_backward", lambda: _of_own_loss(self.engine, samples, loss))
+        return self._pipeline.submit("forward_backward", lambda: _custom_forward_backward(self.engine, samples, loss))
 
     def optim_step(self, rate: float) -> Future[float]:
         """One optimizer step at learning rate `rate` with the gradient so far, clipped; returns its norm."""
@@ -83,19 +85,23 @@ class Learner:
 
     def normalized(self, *parts: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
         """The parts of ONE optimizer step with their weights divided for all of them together."""
-        rest = iter(self.engine.normalized([sample for part in parts for sample in part]))
-        return [[next(rest) for _ in part] for part in parts]
+        remaining = iter(self.engine.normalized([sample for part in parts for sample in part]))
+        return [[next(remaining) for _ in part] for part in parts]
 
     def update(self, *parts: Sequence[TrainingSample], rate: float) -> Future[dict[str, float]]:
         """One optimizer step: `parts` normalised together, a `forward_backward` for each, an `optim_step`.
 
         Returns their figures (`merged`), the gradient's norm (`grad_norm`) and the `learning_rate`.
         """
-        passes = [self.forward_backward(part) for part in self.normalized(*parts)]
+        gradients = [self.forward_backward(part) for part in self.normalized(*parts)]
 
         def step() -> dict[str, float]:
             norm = self.engine.optim_step(rate)
-            return {**merged([one.result() for one in passes]), "grad_norm": norm, "learning_rate": rate}
+            return {
+                **merge_metrics([gradient.result() for gradient in gradients]),
+                "grad_norm": norm,
+                "learning_rate": rate,
+            }
 
         return self._pipeline.submit("optim_step", step)
 
@@ -117,7 +123,7 @@ class Learner:
         self.close(drop=kind is not None)
 
 
-def merged(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def merge_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Figures of several `forward_backward` of one optimizer step as those of one.
 
     Loss and tokens are sums, what ends with `_max` and `ratio_deviation` maxima, all else is a mean weighed by tokens
@@ -125,33 +131,34 @@ def merged(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """
     if len(results) == 1:
         return dict(results[0])
-    tokens = sum(one["tokens"] for one in results)
-    found: dict[str, float] = {}
+    tokens = sum(metrics["tokens"] for metrics in results)
+    totals: dict[str, float] = {}
     for name in results[0]:
         values = [one[name] for one in results]
         if name in ("loss", "tokens"):
-            found[name] = sum(values)
+            totals[name] = sum(values)
         elif name == "ratio_deviation" or name.endswith("_max"):
-            found[name] = max(values)
+            totals[name] = max(values)
         else:
             weighed = sum(value * one["tokens"] for value, one in zip(values, results, strict=True))
-            found[name] = weighed / max(1.0, tokens)
-    return found
+            totals[name] = weighed / max(1.0, tokens)
+    return totals
 
 
-def _of_own_loss(engine: Engine, samples: Sequence[TrainingSample], loss: Loss) -> dict[str, float]:
+def _custom_forward_backward(engine: Engine, samples: Sequence[TrainingSample], loss: CustomLoss) -> dict[str, float]:
     rows = [torch.from_numpy(row.copy()).requires_grad_() for row in engine.forward(samples)]
     value = loss(rows, samples)
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
         raise TrainingError(
-            f"loss: a scalar tensor that depends on the log-probs is needed, {_shortly(value)} has no gradient for them"
+            "loss: must return a scalar tensor that depends on the log-probs; "
+            f"{_describe(value)} has no gradient for them"
         )
-    pulls = torch.autograd.grad(value.reshape(()), rows, allow_unused=True)
+    gradients = torch.autograd.grad(value.reshape(()), rows, allow_unused=True)
     linear = []
-    for sample, pull in zip(samples, pulls, strict=True):
-        nothing = np.zeros(len(sample.completion_ids), dtype=np.float32)
-        weight = nothing if pull is None else -pull.numpy()
-        linear.append(replace(sample, ce=weight, pg=nothing, kl=nothing, ent=None, vf=None))
+    for sample, gradient in zip(samples, gradients, strict=True):
+        zeros = np.zeros(len(sample.completion_ids), dtype=np.float32)
+        weight = zeros if gradient is None else -gradient.numpy()
+        linear.append(replace(sample, ce=weight, pg=zeros, kl=zeros, ent=None, vf=None))
     if not torch.isfinite(value) or not all(np.isfinite(row.ce).all() for row in linear):
         raise TrainingError(
             f"loss: {value.item():g}, or its gradient, is not finite: look for logs and divisions in it"
@@ -159,5 +166,5 @@ def _of_own_loss(engine: Engine, samples: Sequence[TrainingSample], loss: Loss) 
     return {**engine.forward_backward(linear), "loss": value.item()}
 
 
-def _shortly(value: Any) -> str:
+def _describe(value: Any) -> str:
     return f"one of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)

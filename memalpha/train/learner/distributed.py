@@ -27,7 +27,7 @@ from memalpha.errors import ConfigError, MemalphaError
 
 T = TypeVar("T")
 
-ELSEWHERE = {
+ACCELERATE_SETTINGS = {
     "ACCELERATE_USE_FSDP": "set sharding=fsdp",
     "ACCELERATE_USE_DEEPSPEED": "set sharding=fsdp",
     "ACCELERATE_USE_MEGATRON_LM": "set sharding=fsdp",
@@ -35,7 +35,7 @@ ELSEWHERE = {
 }
 """What `accelerate launch` asks for in the environment, and the setting that is read instead."""
 
-PATIENCE = timedelta(days=1)
+COLLECTIVE_TIMEOUT = timedelta(days=1)
 """How long a process waits for the others: their parts of an evaluation may differ by hours. A launcher ends all
 processes as soon as one dies, so nobody waits that long for the dead."""
 
@@ -46,53 +46,53 @@ class World:
 
     rank: int = 0
     size: int = 1
-    kind: str = "cpu"
+    device_type: str = "cpu"
 
     @property
-    def main(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process writes the files and speaks."""
         return self.rank == 0
 
     # --------------------------------------------------------------------------------------------- who does what
 
-    def block(self, values: Sequence[T], turn: int = 0) -> tuple[int, Sequence[T]]:
+    def shard(self, values: Sequence[T], offset: int = 0) -> tuple[int, Sequence[T]]:
         """This process's run of neighbouring `values`, and the place of its first; `gather` restores the order.
 
         The first run is process `turn`'s (modulo their number): so that of many short lists not all go to the same.
         """
-        number = (self.rank - turn) % self.size
-        first, end = (len(values) * place // self.size for place in (number, number + 1))
+        index = (self.rank - offset) % self.size
+        first, end = (len(values) * i // self.size for i in (index, index + 1))
         return first, values[first:end]
 
-    def deal(self, parts: Sequence[list[int]]) -> list[tuple[list[int], bool]]:
+    def assign_microbatches(self, parts: Sequence[list[int]]) -> list[tuple[list[int], bool]]:
         """This process's micro-batches (indices of rows, longest first), equally many for all; False: a dead one.
 
         A dead micro-batch is the shortest row: its pass is made for the others' sake, and its loss counts nothing.
         """
-        mine = [(part, True) for part in parts[self.rank :: self.size]]
+        dealt = [(part, True) for part in parts[self.rank :: self.size]]
         rounds = -(-len(parts) // self.size)
-        return mine + [(part[-1:], False) for part in parts[-1:]] * (rounds - len(mine))
+        return dealt + [(part[-1:], False) for part in parts[-1:]] * (rounds - len(dealt))
 
     # --------------------------------------------------------------------------------------------- what all must know
 
-    def gather(self, values: Sequence[T], turn: int = 0) -> list[T]:
+    def gather(self, values: Sequence[T], offset: int = 0) -> list[T]:
         """Everybody's values, in the order of the processes from `turn` on. They are pickled: no tensors on other
         devices."""
         if self.size == 1:
             return list(values)
-        everybody: list[Any] = [None] * self.size
-        dist.all_gather_object(everybody, list(values))
-        turn %= self.size
-        return [value for theirs in everybody[turn:] + everybody[:turn] for value in theirs]
+        per_process: list[Any] = [None] * self.size
+        dist.all_gather_object(per_process, list(values))
+        offset %= self.size
+        return [value for process_values in per_process[offset:] + per_process[:offset] for value in process_values]
 
-    def once(self, work: Callable[[], T]) -> T:
+    def run_on_main(self, function: Callable[[], T]) -> T:
         """What `work` returns in the main process; the `MemalphaError` that it raises there is raised everywhere."""
         if self.size == 1:
-            return work()
+            return function()
         result: list[Any] = [None, None]
-        if self.main:
+        if self.is_main:
             try:
-                result[0] = work()
+                result[0] = function()
             except MemalphaError as error:
                 result[1] = error
         dist.broadcast_object_list(result, src=0)
@@ -102,7 +102,9 @@ class World:
 
     # --------------------------------------------------------------------------------------------- weights
 
-    def wrap(self, module: nn.Module, blocks: Sequence[str], sharding: Literal["ddp", "fsdp"]) -> nn.Module:
+    def wrap_module(
+        self, module: nn.Module, layer_classes: Sequence[str], sharding: Literal["ddp", "fsdp"]
+    ) -> nn.Module:
         """`module` such that its backward pass averages gradients over processes; what is trained stays the same.
 
         `fsdp` shards every submodule whose class is named in `blocks`, then the rest, in place: parameters become
@@ -115,11 +117,11 @@ class World:
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard  # a second to import, for FSDP alone
 
-            parts = [part for part in module.modules() if type(part).__name__ in blocks]
-            if not parts:
+            layers = [layer for layer in module.modules() if type(layer).__name__ in layer_classes]
+            if not layers:
                 raise ConfigError("sharding: transformers names no layers of this model to shard: set sharding=ddp")
-            mesh = init_device_mesh(self.kind, (self.size,))
-            for part in parts:
+            mesh = init_device_mesh(self.device_type, (self.size,))
+            for part in layers:
                 fully_shard(part, mesh=mesh)
             # The root too: a forward pass without a backward would leave it gathered, and stale after the next step.
             fully_shard(module, mesh=mesh, reshard_after_forward=True)
@@ -137,60 +139,60 @@ class World:
             yield
 
 
-ONE = World()
+SINGLE_PROCESS = World()
 """The world of a process that no launcher started."""
 
 
-def own_device(name: str) -> str:
+def local_device(name: str) -> str:
     """The device `name`, or this process's own of that kind where a launcher started several."""
-    kind = name.partition(":")[0]
-    return name if kind == "cpu" or _size() == 1 else f"{kind}:{os.environ['LOCAL_RANK']}"
+    device_type = name.partition(":")[0]
+    return name if device_type == "cpu" or _world_size() == 1 else f"{device_type}:{os.environ['LOCAL_RANK']}"
 
 
-def join(device: str) -> World:
+def join_world(device: str) -> World:
     """The world that a launcher describes in the environment, for processes on devices like `device`, its own.
 
     Raises `ConfigError` for what accelerate is told to do and this package does itself.
     """
-    if _size() == 1:
-        return ONE
-    for name, ours in ELSEWHERE.items():
-        if (told := os.environ.get(name, "")).lower() not in ("", "no", "false", "0"):
-            raise ConfigError(f"{name}={told}: accelerate's own setting has no effect here; leave it out and {ours}")
+    if _world_size() == 1:
+        return SINGLE_PROCESS
+    for name, advice in ACCELERATE_SETTINGS.items():
+        if (value := os.environ.get(name, "")).lower() not in ("", "no", "false", "0"):
+            raise ConfigError(f"{name}={value}: accelerate's own setting has no effect here; leave it out and {advice}")
     from accelerate import PartialState
 
-    kind = torch.device(device).type
-    backend = "gloo" if kind == "cpu" else "cuda:nccl,cpu:gloo"
-    state = PartialState(cpu=kind == "cpu", backend=backend, timeout=PATIENCE)
-    return World(state.process_index, state.num_processes, kind)
+    device_type = torch.device(device).type
+    backend = "gloo" if device_type == "cpu" else "cuda:nccl,cpu:gloo"
+    state = PartialState(cpu=device_type == "cpu", backend=backend, timeout=COLLECTIVE_TIMEOUT)
+    return World(state.process_index, state.num_processes, device_type)
 
 
-def _size() -> int:
+def _world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def gather_weights(parts: Mapping[str, torch.Tensor], model: nn.Module) -> None:
+def gather_weights(sharded: Mapping[str, torch.Tensor], model: nn.Module) -> None:
     """Copy sharded weights, by name, into a model that has them whole (every process must call this)."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name in parts and parts[name] is not parameter:
-                parameter.copy_(whole(parts[name]))
+            if name in sharded and sharded[name] is not parameter:
+                parameter.copy_(full_tensor(sharded[name]))
 
 
-def spread_weights(model: nn.Module, parts: Mapping[str, torch.Tensor]) -> None:
+def scatter_weights(model: nn.Module, sharded: Mapping[str, torch.Tensor]) -> None:
     """The reverse of `gather_weights`."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name in parts and parts[name] is not parameter:
-                parts[name].copy_(spread(parameter, parts[name]))
+            if name in sharded and sharded[name] is not parameter:
+                sharded[name].copy_(shard_like(parameter, sharded[name]))
 
 
-def whole(tensor: Any) -> torch.Tensor:
+def full_tensor(tensor: Any) -> torch.Tensor:
     """A sharded tensor put together (every process must ask for it), any other as it is."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def spread(tensor: torch.Tensor, like: Any) -> torch.Tensor:
+def shard_like(tensor: torch.Tensor, like: Any) -> torch.Tensor:
     """`tensor`, the same in every process, sharded as `like` is (every process must call this), on its device."""
     if not hasattr(like, "full_tensor"):
         return tensor.to(like.device)

@@ -23,23 +23,23 @@ from transformers.pytorch_utils import Conv1D
 from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
 from memalpha.train.data.samples import TrainingSample, pack, split
-from memalpha.train.learner.distributed import ONE, World
-from memalpha.train.learner.loss_weights import Count, normalize
+from memalpha.train.learner.distributed import SINGLE_PROCESS, World
+from memalpha.train.learner.loss_weights import StreamCount, normalize
 from memalpha.train.learner.losses import STATS, LossSettings, loss_sum
-from memalpha.train.learner.model_state import Weights
+from memalpha.train.learner.model_state import BaseEngine
 from memalpha.train.learner.token_logprobs import TokenScorer, check_head
 
 
-def learning_rate(step: int, config: LearnerConfig) -> float:
+def scheduled_learning_rate(step: int, config: LearnerConfig) -> float:
     """Linear warm-up, constant, linear decay over the last `decay_fraction` of `schedule_steps`; `step` from 0."""
-    warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+    warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     decay_steps = config.decay_fraction * config.schedule_steps
-    left = config.schedule_steps - step
-    cool = min(1.0, max(0.0, left / decay_steps)) if decay_steps else 1.0
-    return config.learning_rate * min(warm, cool)
+    steps_left = config.schedule_steps - step
+    decay = min(1.0, max(0.0, steps_left / decay_steps)) if decay_steps else 1.0
+    return config.learning_rate * min(warmup, decay)
 
 
-class Engine(Weights):
+class Engine(BaseEngine):
     """Updates `model` (a `PreTrainedModel`, or a `PeftModel` from `add_lora`) in place: what of it requires gradients.
 
     Trained weights are kept in float32 at least; with `dtype` bfloat16 the passes are not, nor are frozen weights.
@@ -60,56 +60,56 @@ class Engine(Weights):
         *,
         reference: bool = False,
         value_learning_rate: float | None = None,
-        world: World = ONE,
+        world: World = SINGLE_PROCESS,
     ) -> None:
         check_head(model)
         super().__init__(model, config, world)
         self.loss = loss
         trained = self.trained
-        self._adapted = trained if reference and isinstance(model, PeftModel) else None
-        frozen = copy.deepcopy(model).requires_grad_(False) if reference and self._adapted is None else None
-        scorer = self._scorer(trained, values=value_learning_rate is not None)
-        self.scorer = self._wrap(scorer)
+        self._reference_model = trained if reference and isinstance(model, PeftModel) else None
+        frozen = copy.deepcopy(model).requires_grad_(False) if reference and self._reference_model is None else None
+        scorer = self._make_scorer(trained, values=value_learning_rate is not None)
+        self.scorer = self._wrap_scorer(scorer)
         if frozen is not None and config.dtype == "bfloat16":
-            _round_products(frozen)
-        self.reference = None if frozen is None else self._wrap(self._scorer(frozen))
+            _cast_linear_layers(frozen)
+        self.reference = None if frozen is None else self._wrap_scorer(self._make_scorer(frozen))
         if value_learning_rate is None or scorer.value_head is None:
-            self._optimize()
+            self._make_optimizer()
         else:
             head = dict(scorer.value_head.named_parameters(prefix="value_head"))
-            self._optimize(head, value_learning_rate / config.learning_rate)
+            self._make_optimizer(head, value_learning_rate / config.learning_rate)
 
     def forward(self, samples: Sequence[TrainingSample], *, reference: bool = False) -> list[np.ndarray]:
         """Log-probs of each row's completion tokens at the row's temperature, of the model or of the reference."""
         scorer, adapters = self.scorer, nullcontext()
-        if reference and self._adapted is not None:
-            adapters = self._adapted.disable_adapter()
+        if reference and self._reference_model is not None:
+            adapters = self._reference_model.disable_adapter()
         elif reference:
             if self.reference is None:
                 raise TrainingError("this engine keeps no reference: construct it with reference=True")
             scorer = self.reference
         with adapters:
-            return self._look(samples, scorer, 0)
+            return self._score_rows(samples, scorer, 0)
 
     def values(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
         """What the value head says before each of a row's completion tokens."""
         if not self.value_head:
             raise TrainingError("this engine has no value head: construct it with a value_learning_rate")
-        return self._look(samples, self.scorer, 2)
+        return self._score_rows(samples, self.scorer, 2)
 
-    def _look(self, samples: Sequence[TrainingSample], scorer: nn.Module, which: int) -> list[np.ndarray]:
+    def _score_rows(self, samples: Sequence[TrainingSample], scorer: nn.Module, output: int) -> list[np.ndarray]:
         """One of the scorer's results, without a gradient, row by row."""
-        found: list[tuple[int, np.ndarray]] = []
+        rows_by_index: list[tuple[int, np.ndarray]] = []
         with torch.no_grad():
-            for part, live in self.world.deal(split(samples, self.config.microbatch_tokens)):
+            for part, is_live in self.world.assign_microbatches(split(samples, self.config.microbatch_tokens)):
                 batch = pack([samples[i] for i in part], self._device)
-                result = scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature)[which]
-                rows = result.float().cpu().split([len(samples[i].completion_ids) for i in part])
-                found += [(i, row.numpy()) for i, row in zip(part, rows, strict=True) if live]
-        by_index = dict(self.world.gather(found))
+                result = scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature)[output]
+                values = result.float().cpu().split([len(samples[i].completion_ids) for i in part])
+                rows_by_index += [(i, row.numpy()) for i, row in zip(part, values, strict=True) if is_live]
+        by_index = dict(self.world.gather(rows_by_index))
         return [by_index[i] for i in range(len(samples))]
 
-    def recompute_old(
+    def recompute_old_logprobs(
         self, samples: Sequence[TrainingSample], cap: float | None = None, old: Sequence[np.ndarray] | None = None
     ) -> tuple[list[TrainingSample], dict[str, float]]:
         """The rows with the learner's own log-probs as the ratio's denominator, before the first update of a step.
@@ -122,14 +122,14 @@ class Engine(Weights):
         `mismatch_kl` (k3 of KL(sampler || learner)), `mismatch_p99` and `mismatch_max` of |log ratio|, and with a cap
         `mismatch_capped`, the share of ratios above it.
         """
-        gaps, rows = [], []
-        for sample, own in zip(samples, self.forward(samples) if old is None else old, strict=True):
-            gap = own - sample.logprobs
-            gaps.append(gap[sample.pg != 0])
-            weight = sample.pg if cap is None else sample.pg * np.minimum(np.exp(gap), np.float32(cap))
-            rows.append(replace(sample, logprobs=own, pg=weight))
-        log_ratio = np.concatenate(gaps)
-        stats = {f"mismatch_{name}": value for name, value in tails(log_ratio).items()}
+        policy_gradient_ratios, rows = [], []
+        for sample, logprobs in zip(samples, self.forward(samples) if old is None else old, strict=True):
+            log_ratios = logprobs - sample.logprobs
+            policy_gradient_ratios.append(log_ratios[sample.pg != 0])
+            weight = sample.pg if cap is None else sample.pg * np.minimum(np.exp(log_ratios), np.float32(cap))
+            rows.append(replace(sample, logprobs=logprobs, pg=weight))
+        log_ratio = np.concatenate(policy_gradient_ratios)
+        stats = {f"mismatch_{name}": value for name, value in log_ratio_tails(log_ratio).items()}
         stats["mismatch_kl"] = float((np.expm1(log_ratio) - log_ratio).sum()) / max(1, len(log_ratio))
         if cap is not None:
             stats["mismatch_capped"] = float((log_ratio > math.log(cap)).sum()) / max(1, len(log_ratio))
@@ -144,42 +144,48 @@ class Engine(Weights):
         """
         totals = np.zeros(1 + len(STATS))
         log_ratios: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
-        dealt = self.world.deal(split(samples, self.config.microbatch_tokens))
-        for number, (part, live) in enumerate(dealt, start=1):
+        microbatches = self.world.assign_microbatches(split(samples, self.config.microbatch_tokens))
+        for number, (part, is_live) in enumerate(microbatches, start=1):
             batch = pack([samples[i] for i in part], self._device)
-            with self.world.accumulate(self.scorer, number == len(dealt)):
+            with self.world.accumulate(self.scorer, number == len(microbatches)):
                 scored = self.scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature)
                 logprobs, entropy, values = scored
                 loss, sums, log_ratio = loss_sum(logprobs, entropy, batch, self.loss, values)
-                (loss * self.world.size if live else loss * 0).backward()
-            if live:
+                (loss * self.world.size if is_live else loss * 0).backward()
+            if is_live:
                 totals += torch.cat([loss.detach()[None], sums]).double().cpu().numpy()
                 log_ratios.append(log_ratio.float().cpu().numpy())
-        everybody = self.world.gather([(totals, np.concatenate(log_ratios))])
-        sums = np.sum([totals for totals, _ in everybody], axis=0).tolist()
+        per_process = self.world.gather([(totals, np.concatenate(log_ratios))])
+        sums = np.sum([totals for totals, _ in per_process], axis=0).tolist()
         result: dict[str, float] = dict(zip(("loss", *STATS), sums, strict=True))
         for name in STATS[1:]:
             result[name] /= max(1.0, result["tokens"])
         if not self.value_head:
             del result["value_loss"]
-        log_ratio = np.concatenate([log_ratio for _, log_ratio in everybody])
-        result |= {f"old_{name}": value for name, value in tails(log_ratio).items()}
+        log_ratio = np.concatenate([log_ratio for _, log_ratio in per_process])
+        result |= {f"old_{name}": value for name, value in log_ratio_tails(log_ratio).items()}
         result["ratio_deviation"] = float(np.abs(np.expm1(log_ratio)).max(initial=0.0))
         return result
 
     def normalized(
-        self, samples: Sequence[TrainingSample], of: Mapping[str, Count] | None = None
+        self, samples: Sequence[TrainingSample], step_counts: Mapping[str, StreamCount] | None = None
     ) -> list[TrainingSample]:
         """The rows of ONE optimizer step (or some of the step that `of` counts), their weights divided as the loss
         settings say."""
-        return normalize(samples, self.loss.normalizer, self.loss.constant, ce=self.loss.ce_normalizer, of=of)
+        return normalize(
+            samples,
+            self.loss.normalizer,
+            self.loss.constant,
+            ce_normalizer=self.loss.ce_normalizer,
+            step_counts=step_counts,
+        )
 
     def update(self, samples: Sequence[TrainingSample], rate: float) -> dict[str, float]:
         """One optimizer step on `samples`: normalise their weights, accumulate the gradient, step."""
         stats = self.forward_backward(self.normalized(samples))
         return {**stats, "grad_norm": self.optim_step(rate), "learning_rate": rate}
 
-    def _scorer(self, model: Any, *, values: bool = False) -> TokenScorer:
+    def _make_scorer(self, model: Any, *, values: bool = False) -> TokenScorer:
         config = self.config
         return TokenScorer(
             model,
@@ -190,15 +196,15 @@ class Engine(Weights):
         )
 
 
-def _round_products(model: nn.Module) -> None:
+def _cast_linear_layers(model: nn.Module) -> None:
     """To bfloat16, in place, what autocast multiplies in it anyway: a frozen copy stays equal to what it copies."""
-    looked_up = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    embedding_weights = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for part in model.modules():
-        if isinstance(part, nn.Linear | Conv1D) and id(part.weight) not in looked_up:
+        if isinstance(part, nn.Linear | Conv1D) and id(part.weight) not in embedding_weights:
             part.to(torch.bfloat16)
 
 
-def tails(log_ratio: np.ndarray) -> dict[str, float]:
+def log_ratio_tails(log_ratio: np.ndarray) -> dict[str, float]:
     """The 99th percentile (`p99`) and the largest (`max`) of |log ratio|; 0 of none."""
     sizes = np.abs(log_ratio) if len(log_ratio) else np.zeros(1)
     return {"p99": float(np.quantile(sizes, 0.99)), "max": float(sizes.max())}

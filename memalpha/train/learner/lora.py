@@ -26,7 +26,7 @@ def add_lora(
     name: str,
     seed: int = 0,
     *,
-    whole: Sequence[str] = (),
+    modules_to_save: Sequence[str] = (),
     task_type: str = "CAUSAL_LM",
 ) -> PeftModel:
     """`model` with new adapters in its layers, in place; only they train. `name` is what its base can be loaded by.
@@ -37,24 +37,24 @@ def add_lora(
     """
     head = model.get_output_embeddings()
     layers = {path: part for path, part in model.named_modules() if isinstance(part, torch.nn.Linear | Conv1D)}
-    inner = [path for path, part in layers.items() if part is not head and path not in whole]
+    adaptable = [path for path, part in layers.items() if part is not head and path not in modules_to_save]
     targets = config.target_modules
     if targets != "all-linear":
         for target in targets:
-            if any(_named(path, target) for path in layers.keys() - set(inner)):
-                what = "head, which trains whole" if whole else "output embedding, which takes no adapter"
-                raise ConfigError(f"lora.target_modules: {target} is the {what}")
-            if not any(_named(path, target) for path in inner):
-                there = ", ".join(sorted({path.rpartition(".")[2] for path in inner}))
-                raise ConfigError(f"lora.target_modules: {name!r} has no linear layer {target!r}; it has {there}")
-    elif whole:  # which peft leaves out of all linear layers by their usual names only
-        targets = tuple(sorted({path.rpartition(".")[2] for path in inner}))
+            if any(_matches(path, target) for path in layers.keys() - set(adaptable)):
+                kind = "head, which trains whole" if modules_to_save else "output embedding, which takes no adapter"
+                raise ConfigError(f"lora.target_modules: {target} is the {kind}")
+            if not any(_matches(path, target) for path in adaptable):
+                available = ", ".join(sorted({path.rpartition(".")[2] for path in adaptable}))
+                raise ConfigError(f"lora.target_modules: {name!r} has no linear layer {target!r}; it has {available}")
+    elif modules_to_save:  # which peft leaves out of all linear layers by their usual names only
+        targets = tuple(sorted({path.rpartition(".")[2] for path in adaptable}))
     settings = PeftLoraConfig(
         task_type=task_type,
         r=config.r,
         lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft scales by it, whole or not
         target_modules=targets if isinstance(targets, str) else list(targets),
-        modules_to_save=list(whole) or None,
+        modules_to_save=list(modules_to_save) or None,
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft calls transformers by names on their way out
@@ -65,5 +65,5 @@ def add_lora(
     return adapted
 
 
-def _named(path: str, target: str) -> bool:
+def _matches(path: str, target: str) -> bool:
     return path == target or path.endswith(f".{target}")

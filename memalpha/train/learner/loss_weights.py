@@ -16,7 +16,7 @@ from memalpha.train.data.samples import STREAMS, TrainingSample
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class StreamCount:
     """Rows, tokens and units whose weight in a stream is not zero."""
 
     rows: int
@@ -24,28 +24,28 @@ class Count:
     units: int
 
 
-def count(samples: Sequence[TrainingSample]) -> dict[str, Count]:
+def count_streams(samples: Sequence[TrainingSample]) -> dict[str, StreamCount]:
     """What each stream trains, by its name."""
-    found = {}
+    counts = {}
     for name in STREAMS:
-        tokens = _tokens(samples, name)
-        units = len({sample.unit for sample, number in zip(samples, tokens, strict=True) if number})
-        found[name] = Count(sum(number > 0 for number in tokens), sum(tokens), units)
-    return found
+        tokens = _trained_tokens(samples, name)
+        units = len({sample.unit for sample, token_count in zip(samples, tokens, strict=True) if token_count})
+        counts[name] = StreamCount(sum(number > 0 for number in tokens), sum(tokens), units)
+    return counts
 
 
-def _tokens(samples: Sequence[TrainingSample], name: str) -> list[int]:
+def _trained_tokens(samples: Sequence[TrainingSample], name: str) -> list[int]:
     weights = [getattr(sample, name) for sample in samples]
     return [0 if weight is None else int(np.count_nonzero(weight)) for weight in weights]
 
 
 def normalize(
     samples: Sequence[TrainingSample],
-    how: Literal["constant", "token", "row"],
+    normalizer: Literal["constant", "token", "row"],
     constant: float = 16.0,
     *,
-    ce: Literal["constant", "token", "row", "unit"] | None = None,
-    of: Mapping[str, Count] | None = None,
+    ce_normalizer: Literal["constant", "token", "row", "unit"] | None = None,
+    step_counts: Mapping[str, StreamCount] | None = None,
 ) -> list[TrainingSample]:
     """Divide each stream's weights, for the rows of ONE optimizer step.
 
@@ -56,20 +56,20 @@ def normalize(
     the cross-entropy; the entropy bonus and the value loss are means over tokens. `of` is the `count` of the whole
     optimizer step, where `samples` are a part of it.
     """
-    ways = {"pg": how, "kl": how, "ce": ce or how, "ent": "token", "vf": "token"}
+    normalizers = {"pg": normalizer, "kl": normalizer, "ce": ce_normalizer or normalizer, "ent": "token", "vf": "token"}
     divided: list[dict[str, np.ndarray]] = [{} for _ in samples]
-    whole = count(samples) if of is None else of
+    counts = count_streams(samples) if step_counts is None else step_counts
     for name in STREAMS:
-        rows, tokens, units = max(1, whole[name].rows), whole[name].tokens, whole[name].units
-        for place, sample, own in zip(divided, samples, _tokens(samples, name), strict=True):
-            weight, way = getattr(sample, name), ways[name]
+        rows, tokens, units = max(1, counts[name].rows), counts[name].tokens, counts[name].units
+        for streams_of_row, sample, row_tokens in zip(divided, samples, _trained_tokens(samples, name), strict=True):
+            weight, stream_normalizer = getattr(sample, name), normalizers[name]
             if weight is None:
                 continue
-            if way == "constant":
+            if stream_normalizer == "constant":
                 divisor = rows * constant
-            elif way == "unit":
+            elif stream_normalizer == "unit":
                 divisor = max(1, units)
             else:
-                divisor = max(1, tokens) if way == "token" else rows * max(1, own)
-            place[name] = weight / np.float32(divisor)
+                divisor = max(1, tokens) if stream_normalizer == "token" else rows * max(1, row_tokens)
+            streams_of_row[name] = weight / np.float32(divisor)
     return [replace(sample, **streams) for sample, streams in zip(samples, divided, strict=True)]

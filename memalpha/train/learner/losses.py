@@ -47,7 +47,7 @@ is; over the whole step it is `dapo`.)"""
 CISPO_CAP = 5.0
 """The largest weight of CISPO where none is set, that of ScaleRL (2510.13786), which TRL recommends."""
 
-LARGEST_LOG_RATIO = 20.0
+MAX_LOG_RATIO = 20.0
 
 STATS = ("tokens", "entropy", "clipped", "old_kl", "reference_kl", "value_loss")
 
@@ -72,16 +72,16 @@ class LossSettings:
     cliprange_value: float | None = None
 
     @classmethod
-    def of(cls, config: ReinforcementConfig) -> LossSettings:
+    def from_config(cls, config: ReinforcementConfig) -> LossSettings:
         """Those of a reinforcement-learning run."""
         cispo = config.loss_type == "cispo"
-        of_sequence: Literal["mean", "product"] = "product" if config.algorithm == "rloo" else "mean"
+        sequence_level: Literal["mean", "product"] = "product" if config.algorithm == "rloo" else "mean"
         return cls(
             epsilon=config.epsilon,
             epsilon_high=config.epsilon_high or (CISPO_CAP if cispo else None),
             delta=config.delta,
             objective="cispo" if cispo else "clip",
-            level="token" if config.importance_sampling_level == "token" else of_sequence,
+            level="token" if config.importance_sampling_level == "token" else sequence_level,
             normalizer=NORMALIZERS[config.loss_type],
             constant=config.loss_constant,
             ce_normalizer="unit" if config.algorithm == "dpo" else None,
@@ -93,10 +93,10 @@ class LossSettings:
 
 def kl_estimate(logprobs: torch.Tensor, reference: torch.Tensor, estimator: Literal["k1", "k2", "k3"]) -> torch.Tensor:
     """k1, k2 or k3 of KL(pi || pi_ref) at tokens sampled from pi, from the log-probs of both."""
-    gap = reference - logprobs
+    log_ratio = reference - logprobs
     if estimator == "k1":
-        return -gap
-    return 0.5 * gap * gap if estimator == "k2" else torch.expm1(gap) - gap
+        return -log_ratio
+    return 0.5 * log_ratio * log_ratio if estimator == "k2" else torch.expm1(log_ratio) - log_ratio
 
 
 def loss_sum(
@@ -111,19 +111,19 @@ def loss_sum(
     `values` (N,), the value head's, are needed where a sample has a weight `vf`.
     """
     log_ratio = logprobs - batch.logprobs
-    ratio = torch.exp(_at_level(log_ratio, batch, settings.level).clamp(max=LARGEST_LOG_RATIO))
+    ratio = torch.exp(_aggregate_log_ratio(log_ratio, batch, settings.level).clamp(max=MAX_LOG_RATIO))
     if settings.objective == "cispo":
         assert settings.epsilon_high is not None
         weight = ratio.detach().clamp(max=settings.epsilon_high)
         surrogate = weight * batch.advantages * logprobs
-        outside = ratio.detach() > settings.epsilon_high
+        is_clipped = ratio.detach() > settings.epsilon_high
     else:
-        low = settings.epsilon
-        high = low if settings.epsilon_high is None else settings.epsilon_high
-        clipped = ratio.clamp(1.0 - low, 1.0 + high)
+        epsilon_low = settings.epsilon
+        epsilon_high = epsilon_low if settings.epsilon_high is None else settings.epsilon_high
+        clipped = ratio.clamp(1.0 - epsilon_low, 1.0 + epsilon_high)
         bounded = ratio if settings.delta is None else ratio.clamp(max=settings.delta)
         surrogate = torch.minimum(bounded * batch.advantages, clipped * batch.advantages)
-        outside = (bounded * batch.advantages > clipped * batch.advantages).detach()
+        is_clipped = (bounded * batch.advantages > clipped * batch.advantages).detach()
     loss = -(batch.pg * surrogate).sum() - (batch.ce * logprobs).sum()
     reference_kl = logprobs.new_zeros(())
     if batch.reference is not None:
@@ -142,14 +142,16 @@ def loss_sum(
         loss = loss + 0.0 * values.sum()  # DDP wants a gradient for every weight
     with torch.no_grad():
         trained = batch.pg != 0
-        outside = trained & outside
+        is_clipped = trained & is_clipped
         old_kl = torch.where(trained, torch.expm1(log_ratio) - log_ratio, 0.0).sum()
         count = logprobs.new_tensor(float(len(logprobs)))
-        sums = torch.stack([count, entropy.sum(), outside.sum().to(count), old_kl, reference_kl, value_loss])
+        sums = torch.stack([count, entropy.sum(), is_clipped.sum().to(count), old_kl, reference_kl, value_loss])
     return loss, sums, log_ratio.detach()[trained]
 
 
-def _at_level(log_ratio: torch.Tensor, batch: MicroBatch, level: Literal["token", "mean", "product"]) -> torch.Tensor:
+def _aggregate_log_ratio(
+    log_ratio: torch.Tensor, batch: MicroBatch, level: Literal["token", "mean", "product"]
+) -> torch.Tensor:
     """Each token's log ratio, or that of its whole completion (over the tokens of the policy gradient)."""
     if level == "token":
         return log_ratio
@@ -166,6 +168,6 @@ def _value_errors(values: torch.Tensor | None, batch: MicroBatch, cliprange: flo
     assert values is not None and batch.values is not None and batch.returns is not None
     errors = (values - batch.returns) ** 2
     if cliprange is not None:
-        near = batch.values + (values - batch.values).clamp(-cliprange, cliprange)
-        errors = torch.maximum(errors, (near - batch.returns) ** 2)
+        clipped = batch.values + (values - batch.values).clamp(-cliprange, cliprange)
+        errors = torch.maximum(errors, (clipped - batch.returns) ** 2)
     return 0.5 * errors

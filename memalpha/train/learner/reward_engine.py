@@ -28,82 +28,88 @@ from torch.nn.functional import logsigmoid
 from memalpha.config import RewardModelConfig
 from memalpha.policy.reward_model import Head, RewardScorer, pack_rows, read_whole, write_whole
 from memalpha.train.data.rewards import Compared, Judged
-from memalpha.train.learner.distributed import ONE, World
-from memalpha.train.learner.model_state import Weights
-from memalpha.train.learner.token_logprobs import checkpointed_layers, recomputing
+from memalpha.train.learner.distributed import SINGLE_PROCESS, World
+from memalpha.train.learner.model_state import BaseEngine
+from memalpha.train.learner.token_logprobs import checkpointed_layers, recompute_activations
 
 
-class RewardEngine(Weights):
+class RewardEngine(BaseEngine):
     """Updates `model` (from `with_head`, or a `PeftModel` of one) in place.
 
     Items are those of a whole step, the same in every process of `world`; each process computes its share, and all get
     the same results."""
 
-    def __init__(self, model: Any, config: RewardModelConfig, head: Head, world: World = ONE) -> None:
+    def __init__(self, model: Any, config: RewardModelConfig, head: Head, world: World = SINGLE_PROCESS) -> None:
         super().__init__(model, config, world)
         self.head = head
         self.center = config.center_rewards_coefficient or 0.0
-        self._sum = torch.tensor(list(head.objectives.values()), device=model.device)
-        self._pad = model.config.get_text_config().pad_token_id
+        self._objective_weights = torch.tensor(list(head.objectives.values()), device=model.device)
+        self._pad_id = model.config.get_text_config().pad_token_id
         autocast = config.dtype == "bfloat16"
-        scorer = _Scorer(self.trained, head.pooling, autocast=autocast, checkpointing=config.gradient_checkpointing)
-        self.scorer = self._wrap(scorer)
-        self._optimize()
+        scorer = _CheckpointedScorer(
+            self.trained, head.pooling, autocast=autocast, checkpointing=config.gradient_checkpointing
+        )
+        self.scorer = self._wrap_scorer(scorer)
+        self._make_optimizer()
 
     def scores(self, items: Sequence[Judged]) -> list[np.ndarray]:
         """The head's outputs of each item's rows: (2, K) of a pair, (1, K) of a rating; without a gradient."""
-        found: list[tuple[int, np.ndarray]] = []
+        scores_by_item: list[tuple[int, np.ndarray]] = []
         with torch.no_grad():
-            for part, live in self.world.deal(split_items(items, self.config.microbatch_tokens)):
-                values = self._pass([items[i] for i in part]).cpu().numpy()
+            for part, is_live in self.world.assign_microbatches(
+                split_microbatches(items, self.config.microbatch_tokens)
+            ):
+                values = self._score_rows([items[i] for i in part]).cpu().numpy()
                 counts = np.cumsum([len(items[i].rows) for i in part])[:-1]
-                found += [(i, own) for i, own in zip(part, np.split(values, counts), strict=True) if live]
-        by_index = dict(self.world.gather(found))
+                scores_by_item += [
+                    (i, item_scores) for i, item_scores in zip(part, np.split(values, counts), strict=True) if is_live
+                ]
+        by_index = dict(self.world.gather(scores_by_item))
         return [by_index[i] for i in range(len(items))]
 
     def losses(self, items: Sequence[Judged], scores: Sequence[np.ndarray]) -> np.ndarray:
         """Each item's loss by its scores, float32."""
         values = torch.from_numpy(np.concatenate(list(scores))).to(self._device)
-        return self._losses(items, values).cpu().numpy()
+        return self._item_losses(items, values).cpu().numpy()
 
     def forward_backward(self, items: Sequence[Judged]) -> list[np.ndarray]:
         """Add the gradient of the mean loss over the items of a step; returns their scores, as `scores` does."""
-        found: list[tuple[int, np.ndarray]] = []
-        dealt = self.world.deal(split_items(items, self.config.microbatch_tokens))
-        for number, (part, live) in enumerate(dealt, start=1):
-            own = [items[i] for i in part]
-            with self.world.accumulate(self.scorer, number == len(dealt)):
-                values = self._pass(own)
-                loss = self._losses(own, values).sum() / len(items)
-                (loss * self.world.size if live else loss * 0).backward()
-            counts = np.cumsum([len(one.rows) for one in own])[:-1]
+        scores_by_item: list[tuple[int, np.ndarray]] = []
+        microbatches = self.world.assign_microbatches(split_microbatches(items, self.config.microbatch_tokens))
+        for number, (part, is_live) in enumerate(microbatches, start=1):
+            microbatch = [items[i] for i in part]
+            with self.world.accumulate(self.scorer, number == len(microbatches)):
+                values = self._score_rows(microbatch)
+                loss = self._item_losses(microbatch, values).sum() / len(items)
+                (loss * self.world.size if is_live else loss * 0).backward()
+            counts = np.cumsum([len(item.rows) for item in microbatch])[:-1]
             rows = np.split(values.detach().cpu().numpy(), counts)
-            found += [(i, row) for i, row in zip(part, rows, strict=True) if live]
-        by_index = dict(self.world.gather(found))
+            scores_by_item += [(i, row) for i, row in zip(part, rows, strict=True) if is_live]
+        by_index = dict(self.world.gather(scores_by_item))
         return [by_index[i] for i in range(len(items))]
 
     def update(self, items: Sequence[Judged], rate: float) -> dict[str, float]:
         """One optimizer step on `items`; returns `figures` of the weights before it, and what the step was."""
         scores = self.forward_backward(items)
-        return {**self.figures(items, scores), "grad_norm": self.optim_step(rate), "learning_rate": rate}
+        return {**self.compute_metrics(items, scores), "grad_norm": self.optim_step(rate), "learning_rate": rate}
 
-    def figures(self, items: Sequence[Judged], scores: Sequence[np.ndarray]) -> dict[str, float]:
+    def compute_metrics(self, items: Sequence[Judged], scores: Sequence[np.ndarray]) -> dict[str, float]:
         """Means over the items: `loss`; of pairs `accuracies` (1 where chosen is above rejected, a half where they are
         equal), `margins` (their difference) and `scores` (both sides'); of ratings `errors` (the root of the mean
         square)."""
-        found = {"loss": float(self.losses(items, scores).mean())}
-        weights = self._sum.cpu().numpy()
+        metrics = {"loss": float(self.losses(items, scores).mean())}
+        weights = self._objective_weights.cpu().numpy()
         sides = np.array(
             [
-                row @ weights if one.objective is None else row[:, one.objective]
-                for one, row in zip(items, scores, strict=True)
-                if isinstance(one, Compared)
+                row @ weights if item.objective is None else row[:, item.objective]
+                for item, row in zip(items, scores, strict=True)
+                if isinstance(item, Compared)
             ],
             dtype=np.float64,
         ).reshape(-1, 2)
         if len(sides):
             gaps = sides[:, 0] - sides[:, 1]
-            found |= {
+            metrics |= {
                 "accuracies": float((np.sign(gaps) + 1).mean() / 2),
                 "margins": float(gaps.mean()),
                 "scores": float(sides.mean()),
@@ -114,30 +120,32 @@ class RewardEngine(Weights):
             if not isinstance(one, Compared)
         ]
         if squares:
-            found["errors"] = float(np.sqrt(np.nanmean(np.concatenate(squares))))
-        return found
+            metrics["errors"] = float(np.sqrt(np.nanmean(np.concatenate(squares))))
+        return metrics
 
-    def _pass(self, items: Sequence[Judged]) -> torch.Tensor:
+    def _score_rows(self, items: Sequence[Judged]) -> torch.Tensor:
         """(rows, K) scores of all rows of the items, in order; equal rows are computed once."""
-        rows = [row for one in items for row in one.rows]
-        places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
-        found = self.scorer(*pack_rows(list(places), self.head.pooling, self._pad, self._device))
-        return found[torch.tensor([places[row] for row in rows], device=found.device)]
+        rows = [row for item in items for row in item.rows]
+        row_indices = {row: index for index, row in enumerate(dict.fromkeys(rows))}
+        scores = self.scorer(*pack_rows(list(row_indices), self.head.pooling, self._pad_id, self._device))
+        return scores[torch.tensor([row_indices[row] for row in rows], device=scores.device)]
 
-    def _losses(self, items: Sequence[Judged], values: torch.Tensor) -> torch.Tensor:
-        found, at = [], 0
-        for one in items:
-            own = values[at : at + len(one.rows)]
-            at += len(one.rows)
-            if isinstance(one, Compared):
-                chosen, rejected = own @ self._sum if one.objective is None else own[:, one.objective]
-                loss = -logsigmoid(chosen - rejected - one.margin)
-                found.append(loss + self.center * (chosen + rejected).square() if self.center else loss)
+    def _item_losses(self, items: Sequence[Judged], values: torch.Tensor) -> torch.Tensor:
+        losses, offset = [], 0
+        for item in items:
+            item_scores = values[offset : offset + len(item.rows)]
+            offset += len(item.rows)
+            if isinstance(item, Compared):
+                chosen, rejected = (
+                    item_scores @ self._objective_weights if item.objective is None else item_scores[:, item.objective]
+                )
+                loss = -logsigmoid(chosen - rejected - item.margin)
+                losses.append(loss + self.center * (chosen + rejected).square() if self.center else loss)
             else:
-                target = torch.tensor(one.scores, dtype=own.dtype, device=own.device)
-                rated = ~target.isnan()
-                found.append((own[0] - target)[rated].square().mean())
-        return torch.stack(found)
+                target = torch.tensor(item.scores, dtype=item_scores.dtype, device=item_scores.device)
+                is_rated = ~target.isnan()
+                losses.append((item_scores[0] - target)[is_rated].square().mean())
+        return torch.stack(losses)
 
     def _write_whole(self, folder: Path) -> None:
         write_whole(self.model, self.head, folder)
@@ -152,7 +160,7 @@ class RewardEngine(Weights):
         self.head.write(folder)
 
 
-class _Scorer(RewardScorer):
+class _CheckpointedScorer(RewardScorer):
     """Layers' activations are computed again in the backward pass, where asked."""
 
     def __init__(self, model: Any, pooling: str, *, autocast: bool, checkpointing: bool) -> None:
@@ -161,22 +169,22 @@ class _Scorer(RewardScorer):
 
     def forward(self, input_ids: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         """As `RewardScorer`'s."""
-        with recomputing(self._layers):
+        with recompute_activations(self._layers):
             return super().forward(input_ids, first, last)
 
 
-def split_items(items: Sequence[Judged], tokens: int) -> list[list[int]]:
+def split_microbatches(items: Sequence[Judged], max_tokens: int) -> list[list[int]]:
     """Indices of `items` in micro-batches of at most `tokens` padded tokens, those of the longest rows first; an item
     that has more is one of its own."""
-    lengths = [max(len(prompt) + len(reply) for prompt, reply in one.rows) for one in items]
+    lengths = [max(len(prompt) + len(reply) for prompt, reply in item.rows) for item in items]
     parts: list[list[int]] = []
     width = rows = 0
     for i in sorted(range(len(items)), key=lambda i: (-lengths[i], i)):
-        more = len(items[i].rows)
-        if parts and width * (rows + more) <= tokens:
+        row_count = len(items[i].rows)
+        if parts and width * (rows + row_count) <= max_tokens:
             parts[-1].append(i)
-            rows += more
+            rows += row_count
         else:
             parts.append([i])
-            width, rows = lengths[i], more
+            width, rows = lengths[i], row_count
     return parts

@@ -23,7 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from memalpha.errors import ConfigError, PolicyError
 
 
-def bare(model: Any) -> PreTrainedModel:
+def unwrap_peft(model: Any) -> PreTrainedModel:
     """The transformers model itself; under peft, with the adapters in its layers."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -50,7 +50,7 @@ class TokenScorer(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self.value_head = _value_head(bare(model)) if values else None
+        self.value_head = _value_head(unwrap_peft(model)) if values else None
         self.head_tokens = head_tokens
         self.autocast = autocast
         self._layers = checkpointed_layers(model) if checkpointing else []
@@ -64,18 +64,18 @@ class TokenScorer(nn.Module):
         `input_ids` (B, L) are right-padded; `positions` (N,) index the flattened hidden states that predict `targets`.
         float32 at least. All results carry a gradient.
         """
-        model = bare(self.model)
-        low = torch.autocast(input_ids.device.type, torch.bfloat16) if self.autocast else nullcontext()
-        with low, recomputing(self._layers):
+        model = unwrap_peft(self.model)
+        precision = torch.autocast(input_ids.device.type, torch.bfloat16) if self.autocast else nullcontext()
+        with precision, recompute_activations(self._layers):
             hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-        chosen = hidden.flatten(0, 1).index_select(0, positions)
+        selected = hidden.flatten(0, 1).index_select(0, positions)
         head: Any = model.get_output_embeddings()
         logprobs, entropy = head_logprobs(
-            chosen, head.weight, head.bias, targets, temperature, tokens=self.head_tokens, bfloat16=self.autocast
+            selected, head.weight, head.bias, targets, temperature, max_rows=self.head_tokens, bfloat16=self.autocast
         )
         if self.value_head is None:
             return logprobs, entropy, None
-        return logprobs, entropy, self.value_head(chosen.to(self.value_head.weight.dtype)).squeeze(-1)
+        return logprobs, entropy, self.value_head(selected.to(self.value_head.weight.dtype)).squeeze(-1)
 
 
 def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
@@ -83,13 +83,14 @@ def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
     layers: list[nn.Module] = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigError(
-            f"gradient_checkpointing: {type(bare(model)).__name__} names no layers that can be recomputed; leave it out"
+            f"gradient_checkpointing: {type(unwrap_peft(model)).__name__} has no layers that can be recomputed; "
+            "leave it out"
         )
     return layers
 
 
 @contextmanager
-def recomputing(layers: Sequence[nn.Module]) -> Iterator[None]:
+def recompute_activations(layers: Sequence[nn.Module]) -> Iterator[None]:
     """Where gradients are made, these layers' activations are computed again in the backward pass."""
     layers = layers if torch.is_grad_enabled() else []
     try:
@@ -110,7 +111,7 @@ def _value_head(model: PreTrainedModel) -> nn.Linear:
     return head
 
 
-LOUD = 1000.0
+PROBE_SCALE = 1000.0
 """How much louder than they are logits must be for any soft cap to show."""
 
 
@@ -119,24 +120,26 @@ def check_head(model: nn.Module) -> None:
 
     Raises `PolicyError`.
     """
-    plain: Any = bare(model)
-    probe = torch.arange(8, device=plain.device)[None] * 7 % plain.config.get_text_config().vocab_size
-    head, same = plain.get_output_embeddings(), False
+    base: Any = unwrap_peft(model)
+    probe = torch.arange(8, device=base.device)[None] * 7 % base.config.get_text_config().vocab_size
+    head, is_same = base.get_output_embeddings(), False
     if isinstance(head, nn.Linear):
         with torch.no_grad():
-            ours = LOUD * head(plain.base_model(input_ids=probe, use_cache=False).last_hidden_state)
-            hook = head.register_forward_hook(lambda *call: call[-1] * LOUD)
-            whole = plain(input_ids=probe, use_cache=False).logits
+            projected = PROBE_SCALE * head(base.base_model(input_ids=probe, use_cache=False).last_hidden_state)
+            hook = head.register_forward_hook(lambda *call: call[-1] * PROBE_SCALE)
+            logits = base(input_ids=probe, use_cache=False).logits
             hook.remove()
-        same = ours.shape == whole.shape and torch.allclose(ours.float(), whole.float(), atol=1e-3 * LOUD, rtol=1e-3)
-    if not same:
+        is_same = projected.shape == logits.shape and torch.allclose(
+            projected.float(), logits.float(), atol=1e-3 * PROBE_SCALE, rtol=1e-3
+        )
+    if not is_same:
         raise PolicyError(
-            f"{type(plain).__name__} changes its logits after the output embedding; the learner projects completion "
+            f"{type(base).__name__} changes its logits after the output embedding; the learner projects completion "
             "positions itself and cannot train this architecture"
         )
 
 
-BLOCK = 256
+BLOCK_ROWS = 256
 """Rows of one product with the head: enough for its speed, few enough for the cache."""
 
 
@@ -147,7 +150,7 @@ def head_logprobs(
     targets: torch.Tensor,
     temperature: torch.Tensor,
     *,
-    tokens: int = 1024,
+    max_rows: int = 1024,
     bfloat16: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of `targets` and entropies (N,) of softmax((hidden weight^T + bias) / temperature).
@@ -156,8 +159,10 @@ def head_logprobs(
     exist at most. Products are in bfloat16 where asked, else in the wider of the two types; all else, the sums of
     gradients included, is float32 at least.
     """
-    keep = tokens if torch.is_grad_enabled() else 0  # inside a Function it always says no
-    result: Any = _Head.apply(hidden, weight, bias, targets, temperature, keep, min(BLOCK, tokens), bfloat16)
+    saved_rows = max_rows if torch.is_grad_enabled() else 0  # inside a Function it always says no
+    result: Any = _Head.apply(
+        hidden, weight, bias, targets, temperature, saved_rows, min(BLOCK_ROWS, max_rows), bfloat16
+    )
     return result
 
 
@@ -177,80 +182,86 @@ class _Head(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         temperature: torch.Tensor,
-        keep: int,
+        saved_rows: int,
         block: int,
         bfloat16: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         count = len(hidden)
-        first = max(0, count - keep)  # of the rows to keep
+        first_saved = max(0, count - saved_rows)  # of the rows to keep
         project = _Projection(hidden, weight, bias, temperature, bfloat16)
-        kept = hidden.new_empty(count - first, len(weight), dtype=project.product)
-        scaled, spare = project.space(block), project.space(block)
+        saved = hidden.new_empty(count - first_saved, len(weight), dtype=project.product)
+        scaled, scratch = project.new_buffer(block), project.new_buffer(block)
         norm, total, chosen, entropies = hidden.new_empty(4, count, dtype=project.wide)
-        for part in _blocks(count, first, block):
+        for part in _blocks(count, first_saved, block):
             z = project(part, scaled)
-            top = z.amax(1, keepdim=True)
-            z.sub_(top)
+            row_max = z.amax(1, keepdim=True)
+            z.sub_(row_max)
             chosen[part] = z.gather(1, targets[part, None])[:, 0]
-            own = kept[part.start - first : part.stop - first] if part.start >= first else None
-            direct = own is not None and own.dtype == z.dtype
-            power = torch.exp(z, out=own if direct else spare[: len(z)])
-            if own is not None and not direct:
-                own.copy_(power)
-            total[part] = power.sum(1)
-            entropies[part] = z.mul_(power).sum(1)
-            norm[part] = top[:, 0]
+            saved_part = (
+                saved[part.start - first_saved : part.stop - first_saved] if part.start >= first_saved else None
+            )
+            writes_directly = saved_part is not None and saved_part.dtype == z.dtype
+            exps = torch.exp(z, out=saved_part if writes_directly else scratch[: len(z)])
+            if saved_part is not None and not writes_directly:
+                saved_part.copy_(exps)
+            total[part] = exps.sum(1)
+            entropies[part] = z.mul_(exps).sum(1)
+            norm[part] = row_max[:, 0]
         log_total = total.log()
         norm += log_total
         entropies = log_total - entropies / total
         logprobs = chosen - log_total
-        ctx.save_for_backward(hidden, weight, bias, targets, temperature, logprobs, norm, total, entropies, kept)
-        ctx.bfloat16, ctx.first, ctx.block = bfloat16, first, block
+        ctx.save_for_backward(hidden, weight, bias, targets, temperature, logprobs, norm, total, entropies, saved)
+        ctx.bfloat16, ctx.first, ctx.block = bfloat16, first_saved, block
         ctx.set_materialize_grads(False)
         return logprobs, entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, for_logprobs: torch.Tensor | None, for_entropies: torch.Tensor | None) -> Any:
-        hidden, weight, bias, targets, temperature, logprobs, norm, total, entropies, kept = ctx.saved_tensors
+    def backward(ctx: Any, grad_logprobs: torch.Tensor | None, grad_entropies: torch.Tensor | None) -> Any:
+        hidden, weight, bias, targets, temperature, logprobs, norm, total, entropies, saved = ctx.saved_tensors
         project = _Projection(hidden, weight, bias, temperature, ctx.bfloat16)
-        a = torch.zeros_like(norm) if for_logprobs is None else for_logprobs / temperature
-        b = None if for_entropies is None else for_entropies / temperature
+        scaled_logprobs = torch.zeros_like(norm) if grad_logprobs is None else grad_logprobs / temperature
+        scaled_entropies = None if grad_entropies is None else grad_entropies / temperature
         wide = project.wide
-        to_hidden = torch.zeros_like(hidden, dtype=wide) if ctx.needs_input_grad[0] else None
-        to_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
-        to_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and ctx.needs_input_grad[2] else None
+        grad_hidden = torch.zeros_like(hidden, dtype=wide) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
+        grad_bias = torch.zeros_like(bias, dtype=wide) if bias is not None and ctx.needs_input_grad[2] else None
         parts = _blocks(len(hidden), ctx.first, ctx.block)
-        busy = (a != 0) if b is None else (a != 0) | (b != 0)
-        space = project.space(min(ctx.block, len(hidden)))
-        for part, works in zip(parts, torch.stack([busy[part].any() for part in parts]).tolist(), strict=True):
-            if not works:
+        has_gradient = (
+            (scaled_logprobs != 0) if scaled_entropies is None else (scaled_logprobs != 0) | (scaled_entropies != 0)
+        )
+        buffer = project.new_buffer(min(ctx.block, len(hidden)))
+        for part, block_has_gradient in zip(
+            parts, torch.stack([has_gradient[part].any() for part in parts]).tolist(), strict=True
+        ):
+            if not block_has_gradient:
                 continue
-            pull, own = a[part, None], logprobs[part, None]
-            at_target = -pull * torch.expm1(own)
-            if part.start >= ctx.first and b is None:
-                power = kept[part.start - ctx.first : part.stop - ctx.first]
-                to_z = torch.mul(power, -pull / total[part, None], out=space[: len(power)])
+            part_grad, part_logprobs = scaled_logprobs[part, None], logprobs[part, None]
+            at_target = -part_grad * torch.expm1(part_logprobs)
+            if part.start >= ctx.first and scaled_entropies is None:
+                exps = saved[part.start - ctx.first : part.stop - ctx.first]
+                grad_z = torch.mul(exps, -part_grad / total[part, None], out=buffer[: len(exps)])
             else:
-                to_z = project(part, space).sub_(norm[part, None])  # log p as yet
-                if b is None:
-                    to_z.exp_().mul_(-pull)
+                grad_z = project(part, buffer).sub_(norm[part, None])  # log p as yet
+                if scaled_entropies is None:
+                    grad_z.exp_().mul_(-part_grad)
                 else:
-                    push, level = b[part, None], entropies[part, None]
-                    factor = (to_z + level).mul_(push).add_(pull)
-                    to_z.exp_().mul_(factor).neg_()
-                    at_target -= push * (own + level) * own.exp()
-            to_z.scatter_(1, targets[part, None], at_target)
-            if to_bias is not None:
-                to_bias += to_z.sum(0)
-            to_z = to_z.to(project.product)
-            if to_hidden is not None:
-                to_hidden[part] = to_z @ project.weight
-            if to_weight is not None and project.product == wide:
-                to_weight.addmm_(to_z.t(), project.hidden[part])
-            elif to_weight is not None:
-                to_weight += to_z.t() @ project.hidden[part]
-        pairs: Any = ((to_hidden, hidden), (to_weight, weight), (to_bias, bias))
+                    entropy_grad, part_entropy = scaled_entropies[part, None], entropies[part, None]
+                    factor = (grad_z + part_entropy).mul_(entropy_grad).add_(part_grad)
+                    grad_z.exp_().mul_(factor).neg_()
+                    at_target -= entropy_grad * (part_logprobs + part_entropy) * part_logprobs.exp()
+            grad_z.scatter_(1, targets[part, None], at_target)
+            if grad_bias is not None:
+                grad_bias += grad_z.sum(0)
+            grad_z = grad_z.to(project.product)
+            if grad_hidden is not None:
+                grad_hidden[part] = grad_z @ project.weight
+            if grad_weight is not None and project.product == wide:
+                grad_weight.addmm_(grad_z.t(), project.hidden[part])
+            elif grad_weight is not None:
+                grad_weight += grad_z.t() @ project.hidden[part]
+        pairs: Any = ((grad_hidden, hidden), (grad_weight, weight), (grad_bias, bias))
         grads = (None if g is None else g.to(x.dtype) for g, x in pairs)
         return (*grads, None, None, None, None, None)
 
@@ -271,14 +282,14 @@ class _Projection:
         self.hidden, self.weight = hidden.to(self.product), weight.to(self.product)
         self.bias, self.temperature = bias, temperature
 
-    def space(self, rows: int) -> torch.Tensor:
+    def new_buffer(self, rows: int) -> torch.Tensor:
         """Room for the logits of `rows` rows: on CPU, fresh memory costs more than most of what is computed in it."""
         return self.hidden.new_empty(rows, len(self.weight), dtype=self.wide)
 
-    def __call__(self, part: slice, space: torch.Tensor) -> torch.Tensor:
+    def __call__(self, part: slice, buffer: torch.Tensor) -> torch.Tensor:
         """Logits / T of the rows of `part`, in `space`."""
         rows = self.hidden[part]
-        z = space[: len(rows)]
+        z = buffer[: len(rows)]
         if self.product == self.wide:
             torch.mm(rows, self.weight.t(), out=z)
         else:
@@ -291,4 +302,4 @@ class _Projection:
 def _blocks(count: int, first: int, block: int) -> list[slice]:
     """`count` rows in blocks, of which none holds rows on both sides of `first`."""
     ends = ((0, first), (first, count))
-    return [slice(at, min(at + block, end)) for begin, end in ends for at in range(begin, end, block)]
+    return [slice(start, min(start + block, end)) for begin, end in ends for start in range(begin, end, block)]

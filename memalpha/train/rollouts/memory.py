@@ -29,7 +29,7 @@ from memalpha.tasks.catalog import MODULES
 from memalpha.tasks.datasets import babi
 from memalpha.tasks.splits import load_evaluation_tasks, load_training_tasks
 from memalpha.tasks.synthetic import worlds as synthetic
-from memalpha.train.learner.distributed import ONE, World
+from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.rollouts.base import Scored, Scoring, Tried
 from memalpha.train.rollouts.epochs import nth
 from memalpha.train.rollouts.reflection import accuracy, asked, look_back, reflection_prompt
@@ -178,7 +178,7 @@ class Collector:
     reader: Reader
     rewards: MemoryReward
     config: RunConfig
-    world: World = ONE
+    world: World = SINGLE_PROCESS
     waited: float = 0.0
 
     @property
@@ -205,7 +205,7 @@ class Collector:
 
     def sampled(self, tasks: Sequence[Task], step: int, first: int = 0, turn: int = 0) -> list[TrajectoryGroup]:
         """This process's share of the rollouts, not yet scored."""
-        place, mine = self.world.block(tasks, turn)
+        place, mine = self.world.shard(tasks, turn)
         config = self.config
         return self.builder.build(
             mine, config.group_size, config.temperature, seed=config.seed, step=step, first=first + place
@@ -262,11 +262,11 @@ def examine(
     tasks: Sequence[Task],
     reader: Reader,
     rewards: MemoryReward,
-    world: World = ONE,
+    world: World = SINGLE_PROCESS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """`evaluate` by several processes: greedy, a share of the tasks each; all of them get the whole report."""
-    _, mine = world.block(tasks)
+    _, mine = world.shard(tasks)
     groups = builder.build(mine, progress=progress)
     groups, records = score_groups(groups, reader, rewards, embedder=builder.embedder)
     return make_report(name, world.gather(groups), world.gather(records), reader, rewards)

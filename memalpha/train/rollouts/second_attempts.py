@@ -46,7 +46,7 @@ def second_attempts(
     Processes do a share of the tasks each, and all get everything. Reflections are one batch, second attempts another.
     """
     config, policy = collector.config, collector.policy
-    first, mine = collector.world.block(groups)
+    first, mine = collector.world.shard(groups)
     others = collector.asked(groups[:first], records)
     before = sum(len(of_one) for of_group in others for of_one in of_group)
     tried = collector.look_back(mine, records[before:], first, settings)

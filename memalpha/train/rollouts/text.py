@@ -22,7 +22,7 @@ from memalpha.policy.sampling_keys import Start
 from memalpha.qa.records import Record
 from memalpha.rewards.base import called, close_loop
 from memalpha.store.embedding import Embedder, load_embedder
-from memalpha.train.learner.distributed import ONE, World
+from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.rollouts.base import Scored, Scoring, Tried, rewarded
 from memalpha.types import Reward, SampleRequest, TextTask, Trajectory, TrajectoryGroup
 
@@ -34,7 +34,7 @@ class TextCollector:
     """The rollouts of a text run (`RolloutCollector`)."""
 
     def __init__(
-        self, player: Player, config: TextConfig, world: World = ONE, feedback_func: Feedback | None = None
+        self, player: Player, config: TextConfig, world: World = SINGLE_PROCESS, feedback_func: Feedback | None = None
     ) -> None:
         self.player, self.config, self.world = player, config, world
         self.feedback_func = feedback_func
@@ -73,7 +73,7 @@ class TextCollector:
         self, tasks: Sequence[TextTask], step: int, first: int = 0, turn: int = 0
     ) -> list[TrajectoryGroup[TextTask]]:
         """This process's share of the rollouts, not yet scored where that is done in batches."""
-        place, mine = self.world.block(tasks, turn)
+        place, mine = self.world.shard(tasks, turn)
         config = self.config
         return self.player.build(
             mine, config.group_size, config.temperature, seed=config.seed, step=step, first=first + place

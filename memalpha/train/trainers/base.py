@@ -23,7 +23,7 @@ import torch
 from memalpha.config import LearnerConfig
 from memalpha.errors import CheckpointError
 from memalpha.policy.base import lasting_name
-from memalpha.train.learner.distributed import World, join, own_device
+from memalpha.train.learner.distributed import World, join_world, local_device
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.losses import LossSettings
@@ -61,10 +61,10 @@ C = TypeVar("C", bound=LearnerConfig)
 def launch(kind: Callable[[C, World], Run[C]], config: C) -> dict[str, Any]:
     """Check that there can be a run, join the other processes, hold the run directory, go."""
     check_out(config.out)
-    config = started(config).model_copy(update={"device": own_device(config.device)})
+    config = started(config).model_copy(update={"device": local_device(config.device)})
     check_device(config.device)
     check_trackers(config.report_to)
-    world = join(config.device)
+    world = join_world(config.device)
     run = kind(config, world)
     if world.size > 1:
         run.display.say(f"{world.size} processes ({config.sharding})")
@@ -89,7 +89,7 @@ class Run(ABC, Generic[C]):
         self.several = world.size > 1
         self.out = config.out
         self.began = time.monotonic()
-        self.display = Display(quiet=not world.main)
+        self.display = Display(quiet=not world.is_main)
         self.policy = trainable_policy(config)
         self.started_from = fingerprint(self.policy.model)
         self.config: C = config
@@ -152,15 +152,15 @@ class Run(ABC, Generic[C]):
 
     def go(self) -> dict[str, Any]:
         """Resume if there is something to resume, train to the end, return the summary."""
-        self.world.once(lambda: check_settings(self.out, self.config))
+        self.world.run_on_main(lambda: check_settings(self.out, self.config))
         try:
             length = self._length()
             stop = length if self.config.max_steps is None else self.config.max_steps
-            summary = self.world.once(lambda: finished(self.out, stop))
+            summary = self.world.run_on_main(lambda: finished(self.out, stop))
             if summary is not None:
                 self.display.say(f"{self.out}: this run is finished; its summary is in {self.out / 'summary.json'}")
                 return summary
-            steps = self.world.once(lambda: saved_steps(self.out))
+            steps = self.world.run_on_main(lambda: saved_steps(self.out))
             if steps:
                 self._resume(steps[-1], stop)
             else:
@@ -173,7 +173,7 @@ class Run(ABC, Generic[C]):
         return self._finish()
 
     def _start(self) -> None:
-        self.world.once(lambda: self._files_at(0))
+        self.world.run_on_main(lambda: self._files_at(0))
         start = Path(lasting_name(self.config.policy))
         if self.config.lora is not None and start.parent.name == "checkpoints":
             self.display.say(
@@ -197,7 +197,7 @@ class Run(ABC, Generic[C]):
         self.minutes_before, self.learning_before = state["minutes"], state["learning_minutes"]
         self.best = state["best"]
         self._restore(state)
-        self.world.once(lambda: self._files_at(step))
+        self.world.run_on_main(lambda: self._files_at(step))
         self.step, self.consistent = step, not self.several
         self.display.say(f"resuming {self.out} at step {self.step}")
 
@@ -211,7 +211,10 @@ class Run(ABC, Generic[C]):
 
     def _steps(self, stop: int) -> None:
         first, started = self.step, time.monotonic()
-        with tracking(self.config, self.step, self.world.main) as trackers, self.display.steps(self.step, stop) as show:
+        with (
+            tracking(self.config, self.step, self.world.is_main) as trackers,
+            self.display.steps(self.step, stop) as show,
+        ):
             while self.step < stop:
                 # A process alone may drop what a step learns from at any time; several have to stop together.
                 with undivided(self.display.say, self.world) if self.several else nullcontext():
@@ -231,7 +234,7 @@ class Run(ABC, Generic[C]):
             self.step += 1
             if self.step % self.config.validate_every == 0 or self.step == stop:
                 self._validate(line)
-            if self.world.main:
+            if self.world.is_main:
                 append_lines(self.out / "metrics.jsonl", [line])
             self.learning = (time.monotonic() - started) / 60
             if self._keeps_all() or self.step % self.config.save_every == 0 or self._is_best():
@@ -245,7 +248,7 @@ class Run(ABC, Generic[C]):
         chosen = self.step
         if self.best and self.final:
             chosen = _better(self.best, self.final)["step"]
-            if self.world.main:
+            if self.world.is_main:
                 point_best(self.out, chosen)
         load_weights(checkpoint_path(self.out, chosen), self.engine)
         own = self._end(chosen)
@@ -259,9 +262,9 @@ class Run(ABC, Generic[C]):
             "learning_minutes": self.learning_before + self.learning,
             **own,
         }
-        if self.world.main:
+        if self.world.is_main:
             write_json(self.out / "summary.json", summary)
-        return self.world.once(lambda: summary)
+        return self.world.run_on_main(lambda: summary)
 
     # ----------------------------------------------------------------------------------------- validation, checkpoints
 
@@ -289,7 +292,7 @@ class Run(ABC, Generic[C]):
             **self._state(),
         }
         save_checkpoint(self.out, self.step, self.policy, self.engine, state)
-        if not self.world.main:
+        if not self.world.is_main:
             return
         if self._is_best():
             point_best(self.out, self.step)
@@ -300,7 +303,7 @@ class Run(ABC, Generic[C]):
         return self.minutes_before + (time.monotonic() - self.began) / 60
 
     def _interrupted(self, *, together: bool) -> None:
-        if (self.consistent or together) and self.world.once(lambda: saved_steps(self.out)):
+        if (self.consistent or together) and self.world.run_on_main(lambda: saved_steps(self.out)):
             self._save()
         steps = saved_steps(self.out)
         if steps:

@@ -28,8 +28,8 @@ from safetensors.torch import load_file, save_file
 from memalpha.errors import CheckpointError, ConfigError
 from memalpha.policy.base import ADAPTER_CONFIG
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.train.learner.distributed import ONE, World, spread, spread_weights, whole
-from memalpha.train.learner.model_state import Weights
+from memalpha.train.learner.distributed import SINGLE_PROCESS, World, full_tensor, scatter_weights, shard_like
+from memalpha.train.learner.model_state import BaseEngine
 
 FORMAT = 2
 RNG = "rng/torch"
@@ -49,13 +49,13 @@ def check_out(run: Path) -> None:
 
 
 @contextmanager
-def locked(run: Path, world: World = ONE) -> Iterator[None]:
+def locked(run: Path, world: World = SINGLE_PROCESS) -> Iterator[None]:
     """Hold the run directory (made where it is missing) for one process, or for one `world` of them.
 
     Raises `CheckpointError` if another has it, `ConfigError` where there can be none.
     """
     with ExitStack() as stack:
-        world.once(lambda: stack.enter_context(_lock(run)))
+        world.run_on_main(lambda: stack.enter_context(_lock(run)))
         yield
 
 
@@ -88,14 +88,14 @@ def saved_steps(run: Path) -> list[int]:
 
 
 def save_checkpoint(
-    run: Path, step: int, policy: TransformersPolicy, engine: Weights, state: Mapping[str, Any]
+    run: Path, step: int, policy: TransformersPolicy, engine: BaseEngine, state: Mapping[str, Any]
 ) -> Path:
     """Write `step-N` unless it is there; `state` must be JSON. Every process must call this, the main one writes."""
     path = checkpoint_path(run, step)
-    if engine.world.once(path.exists):
+    if engine.world.run_on_main(path.exists):
         return path
     tensors = {**engine.optimizer_tensors(), RNG: torch.get_rng_state()}
-    head = {name: whole(part.detach()).cpu() for name, part in engine.value_head.items()}
+    head = {name: full_tensor(part.detach()).cpu() for name, part in engine.value_head.items()}
 
     def write() -> None:
         aside = path.with_name(f".{path.name}.part")
@@ -112,11 +112,11 @@ def save_checkpoint(
         aside.replace(path)
         _flush(path.parent)
 
-    engine.world.once(write)
+    engine.world.run_on_main(write)
     return path
 
 
-def load_checkpoint(path: Path, engine: Weights) -> dict[str, Any]:
+def load_checkpoint(path: Path, engine: BaseEngine) -> dict[str, Any]:
     """Put weights, optimizer and RNG back in place; returns the saved state. Raises `CheckpointError`."""
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
@@ -133,7 +133,7 @@ def load_checkpoint(path: Path, engine: Weights) -> dict[str, Any]:
     return state
 
 
-def load_weights(path: Path, engine: Weights) -> None:
+def load_weights(path: Path, engine: BaseEngine) -> None:
     """Copy the weights of a checkpoint into the engine's model and value head, in place, and into shards.
 
     Every process must call this. Raises `CheckpointError`.
@@ -147,10 +147,10 @@ def load_weights(path: Path, engine: Weights) -> None:
         head = load_file(path / VALUE_HEAD) if engine.value_head else {}
         with torch.no_grad():
             for name, part in engine.value_head.items():
-                part.copy_(spread(head[name], part))
+                part.copy_(shard_like(head[name], part))
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the weights of {path} cannot be loaded: {error}") from error
-    spread_weights(model, engine.trainable)
+    scatter_weights(model, engine.trainable)
 
 
 def fingerprint(model: torch.nn.Module) -> str:

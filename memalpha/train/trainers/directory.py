@@ -22,7 +22,7 @@ from memalpha.config import LearnerConfig
 from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.policy.base import load_policy
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.train.learner.distributed import ONE, World
+from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.trainers.checkpoint import checkpoint_path, read_json, saved_steps
 
 L = TypeVar("L", bound=LearnerConfig)
@@ -129,7 +129,7 @@ class StoppedTogether(KeyboardInterrupt):
 
 
 @contextmanager
-def undivided(say: Callable[[str], None], world: World = ONE) -> Iterator[None]:
+def undivided(say: Callable[[str], None], world: World = SINGLE_PROCESS) -> Iterator[None]:
     """Hold a Ctrl-C back until the block has made the state whole again; a second one stops at once.
 
     Of several processes all stop at the block's end if one was asked to (`StoppedTogether`); a second Ctrl-C is the

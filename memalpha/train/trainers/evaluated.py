@@ -69,7 +69,7 @@ class TaskRun(Run[T]):
         """Greedy; saved as `eval/<name>.json` and `.jsonl`."""
         with self.display.work(f"evaluating {name} on {len(tasks)} held-out tasks") as progress:
             report = self._report(name, policy, tasks, reader, progress)
-        if self.world.main:
+        if self.world.is_main:
             report.save(self.out)
         self.display.say(f"{name}: accuracy {report.summary['accuracy']:.3f}")
         return report

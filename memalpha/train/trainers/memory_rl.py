@@ -50,7 +50,7 @@ class MemoryRun(ReinforcementRun[TrainConfig], TaskRun[TrainConfig]):
         before = self._evaluate("before", self.policy, held_out, self.reader)
         example = choose_example(held_out)
         task, group = held_out[example], before.groups[example]
-        if self.world.main:
+        if self.world.is_main:
             systems = {"before": (group.trajectories[0], before.records)}
             write_example(self.out / "eval" / "example.json", task, systems)
         if all(task.gold_operations for task in held_out):
@@ -77,7 +77,7 @@ class MemoryRun(ReinforcementRun[TrainConfig], TaskRun[TrainConfig]):
 
     def _end(self, chosen: int) -> dict[str, Any]:
         after = self._evaluate("after", self.policy, self.source.held_out, self.reader)
-        return self.world.once(lambda: self._compare(after))
+        return self.world.run_on_main(lambda: self._compare(after))
 
     def _compare(self, after: Report) -> dict[str, Any]:
         """The example's last part, and all evaluations together."""

@@ -30,12 +30,12 @@ import numpy as np
 from memalpha.config import ReinforcementConfig
 from memalpha.errors import TrainingError
 from memalpha.qa.records import Record
-from memalpha.train.algorithms.base import Algorithm, sampled_rows
+from memalpha.train.algorithms.base import Algorithm, build_rows
 from memalpha.train.data.samples import STREAMS, TrainingSample
-from memalpha.train.learner.async_engine import Learner, merged
+from memalpha.train.learner.async_engine import Learner, merge_metrics
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.futures import Future, Pipeline
-from memalpha.train.learner.loss_weights import Count, count
+from memalpha.train.learner.loss_weights import StreamCount, count_streams
 from memalpha.train.rollouts.base import RolloutCollector, Scored, rewarded
 from memalpha.types import TrajectoryGroup
 
@@ -118,7 +118,7 @@ class Overlap:
     def learn(self, parts: Sequence[Part], rate: float) -> Learnt:
         """Learn from each part in its turn, as soon as its rewards are there."""
         config, world = self.config, self.collector.world
-        whole = count([row for part in parts for row in part.rows])["pg"]
+        whole = count_streams([row for part in parts for row in part.rows])["pg"]
         groups: list[TrajectoryGroup[Any]] = []
         records: list[Record] = []
         samples: list[TrainingSample] = []
@@ -128,12 +128,12 @@ class Overlap:
             mine = self._scored(part)
             scored = rewarded(world.gather(mine[0], turn))
             rows = self.algorithm.annotate(scored, part)
-            _check(rows, sampled_rows(scored, config.entropy_coef))
+            _check(rows, build_rows(scored, config.entropy_coef))
             if config.old_logprobs == "recomputed":
-                rows, mismatch = self.engine.recompute_old(rows, config.importance_cap, part.forward(rows))
-                mismatches.append({**mismatch, "tokens": float(count(rows)["pg"].tokens)})
+                rows, mismatch = self.engine.recompute_old_logprobs(rows, config.importance_cap, part.forward(rows))
+                mismatches.append({**mismatch, "tokens": float(count_streams(rows)["pg"].tokens)})
             if config.minibatches == 1:
-                divided = self.engine.normalized(rows, of=dict.fromkeys(STREAMS, whole))
+                divided = self.engine.normalized(rows, step_counts=dict.fromkeys(STREAMS, whole))
                 passes.append(self.learner.forward_backward(divided))
             else:
                 passes.append(self.learner.update(rows, rate=rate))
@@ -142,11 +142,13 @@ class Overlap:
             samples += rows
         if config.minibatches == 1:
             norm = self.learner.optim_step(rate)
-            figures = merged([one.result() for one in passes])
+            figures = merge_metrics([one.result() for one in passes])
             stats = [{**figures, "grad_norm": norm.result(), "learning_rate": rate}]
         else:
             stats = [one.result() for one in passes]
-        mismatch = {name: value for name, value in merged(mismatches).items() if name != "tokens"} if mismatches else {}
+        mismatch = (
+            {name: value for name, value in merge_metrics(mismatches).items() if name != "tokens"} if mismatches else {}
+        )
         return Learnt(groups, records, samples, stats, mismatch)
 
     def close(self) -> None:
@@ -179,7 +181,7 @@ class Overlap:
         return mine, scored
 
     def _part(self, number: int, mine: Sequence[TrajectoryGroup[Any]], scored: Future[Scored[Any]]) -> Part:
-        return Part(sampled_rows(self.collector.world.gather(mine, number), self.config.entropy_coef), scored)
+        return Part(build_rows(self.collector.world.gather(mine, number), self.config.entropy_coef), scored)
 
     def _scored(self, part: Part) -> Scored[Any]:
         begun = time.monotonic()
@@ -195,6 +197,6 @@ def _tokens(sample: TrainingSample) -> tuple[tuple[int, ...], tuple[int, ...], f
 
 def _check(rows: Sequence[TrainingSample], sampled: Sequence[TrainingSample]) -> None:
     """Raise `TrainingError` where a stream trains other rows or tokens than were counted on."""
-    expected, nothing = count(sampled)["pg"], Count(0, 0, 0)
-    if any(found not in (expected, nothing) for found in count(rows).values()):
+    expected, nothing = count_streams(sampled)["pg"], StreamCount(0, 0, 0)
+    if any(found not in (expected, nothing) for found in count_streams(rows).values()):
         raise TrainingError("overlap: this algorithm trains other tokens than were sampled: set overlap=1")

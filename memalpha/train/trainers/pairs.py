@@ -71,7 +71,7 @@ class PairsRun(Run[P], Generic[P, L]):
 
     def _length(self) -> int:
         config = self.config
-        self.learnt, self.validating = self.world.once(self._read)
+        self.learnt, self.validating = self.world.run_on_main(self._read)
         self.fingerprint = self._fingerprint([*self.learnt, *self.validating])
         steps = steps_of(config, len(self.learnt), config.batch_pairs)
         self.schedule = config.model_copy(update={"schedule_steps": steps})

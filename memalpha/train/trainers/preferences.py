@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.config import PreferenceConfig, build_config
-from memalpha.train.algorithms.pairwise import weigh
+from memalpha.train.algorithms.pairwise import weight_pairs
 from memalpha.train.data.preferences import Pair, pairs_fingerprint, read_pairs
 from memalpha.train.data.samples import TrainingSample
 from memalpha.train.learner.distributed import World
-from memalpha.train.learner.engine import learning_rate
+from memalpha.train.learner.engine import scheduled_learning_rate
 from memalpha.train.learner.losses import LossSettings
 from memalpha.train.trainers.pairs import OWN_DATA, PairsRun, Texts, launch_on_lists
 
@@ -87,8 +87,8 @@ class PreferenceRun(PairsRun[PreferenceConfig, Pair]):
         return self._referred(self._batch())
 
     def _learn(self, prepared: list[TrainingSample]) -> dict[str, Any]:
-        rows, figures = weigh(prepared, self.engine.forward(prepared), self.config.dpo)
-        stats = self.engine.update(rows, learning_rate(self.step, self.schedule))
+        rows, figures = weight_pairs(prepared, self.engine.forward(prepared), self.config.dpo)
+        stats = self.engine.update(rows, scheduled_learning_rate(self.step, self.schedule))
         tokens = sum(len(row.completion_ids) for row in rows)
         self.tokens += tokens
         keep = {name: stats[name] for name in ("entropy", "grad_norm", "learning_rate")}
@@ -98,7 +98,7 @@ class PreferenceRun(PairsRun[PreferenceConfig, Pair]):
         """Mean loss, margin and share of rightly ordered pairs, of those held out."""
         if not self.held_out:
             return {}
-        _, figures = weigh(self.held_out, self.engine.forward(self.held_out), self.config.dpo)
+        _, figures = weight_pairs(self.held_out, self.engine.forward(self.held_out), self.config.dpo)
         means = {name: float(values.mean()) for name, values in figures.items()}
         return {
             "validation_pair_loss": means["loss"],

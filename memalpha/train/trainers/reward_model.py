@@ -23,7 +23,7 @@ from memalpha.policy.base import lasting_name
 from memalpha.policy.reward_model import Head, with_head
 from memalpha.train.data.rewards import Compared, Judged, fingerprint_of, read_judged
 from memalpha.train.learner.distributed import World
-from memalpha.train.learner.engine import learning_rate
+from memalpha.train.learner.engine import scheduled_learning_rate
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.reward_engine import RewardEngine
 from memalpha.train.trainers.pairs import OWN_DATA, PairsRun, Texts, launch_on_lists
@@ -68,7 +68,7 @@ class RewardModelRun(PairsRun[RewardModelConfig, Judged]):
             # By peft's task type no library takes a head that pools otherwise for one on the last token.
             task_type = "SEQ_CLS" if head.pooling == "last" else "FEATURE_EXTRACTION"
             name = lasting_name(config.policy)
-            model = add_lora(model, config.lora, name, config.seed, whole=whole, task_type=task_type)
+            model = add_lora(model, config.lora, name, config.seed, modules_to_save=whole, task_type=task_type)
         self.engine = RewardEngine(model, config, head, world)
 
     def _lines(self, path: Path) -> list[Judged]:
@@ -92,7 +92,7 @@ class RewardModelRun(PairsRun[RewardModelConfig, Judged]):
         return self._batch()
 
     def _learn(self, prepared: list[Judged]) -> dict[str, Any]:
-        line = self.engine.update(prepared, learning_rate(self.step, self.schedule))
+        line = self.engine.update(prepared, scheduled_learning_rate(self.step, self.schedule))
         tokens = sum(len(prompt) + len(reply) for one in prepared for prompt, reply in one.rows)
         self.tokens += tokens
         return {**line, "tokens": tokens}
@@ -102,7 +102,7 @@ class RewardModelRun(PairsRun[RewardModelConfig, Judged]):
         if not self.validating:
             return {}
         scores = self.engine.scores(self.validating)
-        figures = self.engine.figures(self.validating, scores)
+        figures = self.engine.compute_metrics(self.validating, scores)
         figures = {f"validation_{'pair_loss' if name == 'loss' else name}": value for name, value in figures.items()}
         return {name: value for name, value in figures.items() if np.isfinite(value)}
 

@@ -17,7 +17,7 @@ from memalpha.qa.records import Record
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.algorithms.base import Algorithm
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
-from memalpha.train.learner.engine import learning_rate
+from memalpha.train.learner.engine import scheduled_learning_rate
 from memalpha.train.learner.losses import LossSettings
 from memalpha.train.rollouts.base import RolloutCollector
 from memalpha.train.trainers.base import Run
@@ -47,7 +47,7 @@ class ReinforcementRun(Run[R]):
         """Engine and overlap, once everything that can be refused has been looked at."""
         config, algorithm = self.config, self.algorithm
         self.engine = self._new_engine(
-            LossSettings.of(config),
+            LossSettings.from_config(config),
             reference=algorithm.needs_reference,
             value_learning_rate=algorithm.value_learning_rate,
         )
@@ -102,15 +102,15 @@ class ReinforcementRun(Run[R]):
     def _learn(self, prepared: Collected | list[Part]) -> dict[str, Any]:
         if isinstance(prepared, list):
             assert self.overlap is not None
-            learnt = self.overlap.learn(prepared, learning_rate(self.step, self.config))
+            learnt = self.overlap.learn(prepared, scheduled_learning_rate(self.step, self.config))
             groups, records, samples = learnt.groups, learnt.records, learnt.samples
             line = {**self._figures(groups, records), **_figures_of_updates(learnt.stats, learnt.mismatch, samples)}
             line["wait_seconds"] = self.overlap.waited
         else:
             groups, records, samples = prepared
             line = {**self._figures(groups, records), **self._update(samples), "wait_seconds": self.collector.waited}
-        self.algorithm.learnt(line)
-        if self.world.main:
+        self.algorithm.finish_step(line)
+        if self.world.is_main:
             self._write_trajectories(groups, samples)
         return line
 
@@ -128,8 +128,8 @@ class ReinforcementRun(Run[R]):
         config = self.config
         mismatch: dict[str, float] = {}
         if config.old_logprobs == "recomputed":
-            samples, mismatch = self.engine.recompute_old(samples, config.importance_cap)
-        rate = learning_rate(self.step, config)
+            samples, mismatch = self.engine.recompute_old_logprobs(samples, config.importance_cap)
+        rate = scheduled_learning_rate(self.step, config)
         stats: list[dict[str, float]] = []
         others: dict[str, float] = {}
         for number, (name, rows) in enumerate(self.algorithm.updates(samples).items()):

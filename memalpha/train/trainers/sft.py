@@ -33,7 +33,7 @@ from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.train.data.demonstrations import Demonstrator, best_of, from_file, imitable, logged
 from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
 from memalpha.train.learner.distributed import World
-from memalpha.train.learner.engine import learning_rate
+from memalpha.train.learner.engine import scheduled_learning_rate
 from memalpha.train.learner.losses import LossSettings
 from memalpha.train.rollouts.epochs import nth, steps_of
 from memalpha.train.rollouts.memory import Collector, TaskSource
@@ -80,7 +80,7 @@ class SFTRun(TaskRun[SFTConfig]):
     def _length(self) -> int:
         config = self.config
         if not self.samples:
-            self.rows, self.held_out = self.world.once(self._fixed_rows)
+            self.rows, self.held_out = self.world.run_on_main(self._fixed_rows)
             self.rows_from = BEFORE
         if config.epochs is None:
             return config.schedule_steps
@@ -144,7 +144,7 @@ class SFTRun(TaskRun[SFTConfig]):
                 f"source=best: of {len(tasks)} tasks none has a rollout that is better than its siblings and has a "
                 "turn to imitate: raise tasks, group_size or temperature"
             )
-        if self.world.main:
+        if self.world.is_main:
             self._note(self.step, rows)
         self.rows, self.rows_from = rows, self.step
         self.display.say(
@@ -221,7 +221,7 @@ class SFTRun(TaskRun[SFTConfig]):
             if begins == self.step:
                 sampled = self._sample_rows(number)
             elif self.rows_from != begins:
-                self.rows, _ = self.world.once(lambda: self._noted(begins))
+                self.rows, _ = self.world.run_on_main(lambda: self._noted(begins))
                 self.rows_from = begins
         count = self.config.batch_rows
         first = (self.step - max(self.rows_from, 0)) * count
@@ -230,7 +230,7 @@ class SFTRun(TaskRun[SFTConfig]):
 
     def _learn(self, prepared: tuple[list[TrainingSample], dict[str, Any]]) -> dict[str, Any]:
         rows, sampled = prepared
-        stats = self.engine.update(rows, learning_rate(self.step, self.schedule))
+        stats = self.engine.update(rows, scheduled_learning_rate(self.step, self.schedule))
         tokens = sum(len(row.completion_ids) for row in rows)
         self.tokens += tokens
         keep = {name: stats[name] for name in ("entropy", "grad_norm", "learning_rate")}
@@ -266,7 +266,7 @@ class SFTRun(TaskRun[SFTConfig]):
         if self.config.evaluate:
             tasks = self._task_source.held_out
             report = self._evaluate("after", self.policy, tasks, self.reader)
-            before = self.world.once(lambda: read_json(self.out / "eval" / "before.json"))
+            before = self.world.run_on_main(lambda: read_json(self.out / "eval" / "before.json"))
             after = dict(report.summary)
             common |= {"tasks": len(tasks), "questions": len(report.records)}
         if self.held_out:

@@ -105,7 +105,7 @@ class TextRun(ReinforcementRun[TextConfig]):
             "task": "text",
             "tasks": len(self.source.held_out),
             "questions": len(after.records),
-            "before": self.world.once(lambda: read_json(self.out / "eval" / "before.json")),
+            "before": self.world.run_on_main(lambda: read_json(self.out / "eval" / "before.json")),
             "after": after.summary,
         }
 
@@ -120,7 +120,7 @@ class TextRun(ReinforcementRun[TextConfig]):
 
     def _report(self, name: str, tasks: Sequence[TextTask], progress: Any = None) -> Report:
         """Greedy; each process does a share of the tasks, and all get the whole."""
-        _, mine = self.world.block(tasks)
+        _, mine = self.world.shard(tasks)
         groups = self.player.scored(self.player.build(mine, progress=progress))
         records = text_records(self.player, groups)
         return make_text_report(name, self.player, self.world.gather(groups), self.world.gather(records))
@@ -130,7 +130,7 @@ class TextRun(ReinforcementRun[TextConfig]):
         tasks = self.source.held_out
         with self.display.work(f"evaluating {name} on {len(tasks)} held-out tasks") as progress:
             report = self._report(name, tasks, progress)
-        if self.world.main:
+        if self.world.is_main:
             report.save(self.out)
         self.display.say(f"{name}: accuracy {report.summary['accuracy']:.3f}, reward {report.summary['reward']:.3f}")
         return report

@@ -11,9 +11,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from memalpha.errors import ConfigError, TrainingError
 from memalpha.integrations.trl import ERLConfig
-from memalpha.integrations.trl.guard import METHODS, require_methods, require_trl, rows_of
-from memalpha.integrations.trl.phases import Reflections, advice, asking, text_of
-from memalpha.integrations.trl.rows import checked, chosen, even, filled, joined, of_ids
+from memalpha.integrations.trl.guard import TRL_METHODS, batch_rows, require_methods, require_trl
+from memalpha.integrations.trl.phases import AdviceMemory, extract_advice, message_text, replace_text
+from memalpha.integrations.trl.rows import add_dead_rows, check_rows, concat_rows, round_up, rows_from_ids, select_rows
 
 DEFAULTS = {
     "algorithm": 1,
@@ -49,7 +49,7 @@ def test_without_trl_it_says_what_to_install(monkeypatch):
 
 
 def test_methods_of_another_form_are_refused():
-    require_methods(GRPOTrainer, tuple(METHODS))
+    require_methods(GRPOTrainer, tuple(TRL_METHODS))
 
     class Other(GRPOTrainer):
         def _generate(self, prompts, images):
@@ -113,10 +113,10 @@ def test_another_batch_of_trl_is_refused(made, monkeypatch):
 
 def test_a_batch_may_be_columns():
     rows = [{"prompt": "a", "n": 1}, {"prompt": "b", "n": 2}]
-    assert rows_of(rows) == rows == rows_of({"prompt": ["a", "b"], "n": [1, 2]})
+    assert batch_rows(rows) == rows == batch_rows({"prompt": ["a", "b"], "n": [1, 2]})
     for wrong in ([], ["a"], {"prompt": ["a"], "n": []}):
         with pytest.raises(TrainingError, match="batch"):
-            rows_of(wrong)
+            batch_rows(wrong)
 
 
 def test_defaults_and_names():
@@ -162,29 +162,29 @@ def test_a_setting_that_cannot_be_meant_is_refused(changes, told):
 def test_templates_are_filled_as_they_stand():
     ERLConfig("unused", bf16=False, reflection_system_prompt='{prompt} {attempt} {memory} {{"a": 1}} {reward:.1f}')
     chat = [{"role": "system", "content": "Brief."}, {"role": "user", "content": [{"type": "text", "text": "Hi {x}"}]}]
-    assert text_of(chat) == "Hi {x}" and asking("a", "b") == "b"
-    assert asking(chat, "b") == [chat[0], {"role": "user", "content": "b"}]
+    assert message_text(chat) == "Hi {x}" and replace_text("a", "b") == "b"
+    assert replace_text(chat, "b") == [chat[0], {"role": "user", "content": "b"}]
     more = [*chat, {"role": "assistant", "content": None}, {"role": "user", "content": "Well?"}]
-    assert text_of(more) == "Well?" and asking(more, "b") == [*more[:3], {"role": "user", "content": "b"}]
-    assert advice([{"role": "assistant", "content": "<think>hm</think> Count. "}]) == "Count."
+    assert message_text(more) == "Well?" and replace_text(more, "b") == [*more[:3], {"role": "user", "content": "b"}]
+    assert extract_advice([{"role": "assistant", "content": "<think>hm</think> Count. "}]) == "Count."
 
 
 def test_the_reflection_memory_is_first_in_first_out():
-    memory = Reflections(3)
+    memory = AdviceMemory(3)
     for text in ("a", "b", "", "c", "a", "d"):
-        memory.keep(text)
+        memory.add(text)
     assert memory.newest(9) == ["c", "a", "d"] and memory.newest(2) == ["a", "d"] and len(memory) == 3
 
 
 def test_rows_are_joined_and_filled():
     """What is padding means nothing: ratios of 1, no log-probs, a dead row's one token of prompt."""
-    one = {**of_ids([[5, 6], [7]], [[8], [9, 9]], 0, "cpu"), "advantages": torch.tensor([1.0, 2.0])}
-    two = {**of_ids([[1, 2, 3]], [[4, 4, 4]], 0, "cpu"), "advantages": torch.tensor([3.0])}
+    one = {**rows_from_ids([[5, 6], [7]], [[8], [9, 9]], 0, "cpu"), "advantages": torch.tensor([1.0, 2.0])}
+    two = {**rows_from_ids([[1, 2, 3]], [[4, 4, 4]], 0, "cpu"), "advantages": torch.tensor([3.0])}
     for part, width in ((one, 2), (two, 3)):
         part["importance_sampling_ratio"] = torch.full((len(part["prompt_ids"]), width), 0.5)
         part["old_per_token_logps"] = -torch.ones(len(part["prompt_ids"]), width)
-    rows = filled(joined([chosen(one, [1]), two], 0), even(2, 4), 0)
-    assert checked(rows, 4).keys() == rows.keys()
+    rows = add_dead_rows(concat_rows([select_rows(one, [1]), two], 0), round_up(2, 4), 0)
+    assert check_rows(rows, 4).keys() == rows.keys()
     assert rows["prompt_ids"].tolist() == [[0, 0, 7], [1, 2, 3], [0, 0, 0], [0, 0, 0]]
     assert rows["prompt_mask"].tolist() == [[0, 0, 1], [1, 1, 1], [0, 0, 1], [0, 0, 1]]
     assert rows["completion_ids"].tolist() == [[9, 9, 0], [4, 4, 4], [0, 0, 0], [0, 0, 0]]
@@ -193,4 +193,4 @@ def test_rows_are_joined_and_filled():
     assert rows["importance_sampling_ratio"].tolist() == [[0.5, 0.5, 1], [0.5] * 3, [1] * 3, [1] * 3]
     assert rows["old_per_token_logps"].tolist() == [[-1, -1, 0], [-1] * 3, [0] * 3, [0] * 3]
     sequences = [{**part, "importance_sampling_ratio": torch.ones(len(part["prompt_ids"]), 1)} for part in (one, two)]
-    assert joined(sequences, 0)["importance_sampling_ratio"].shape == (3, 1)
+    assert concat_rows(sequences, 0)["importance_sampling_ratio"].shape == (3, 1)

@@ -113,7 +113,7 @@ def test_the_gradient_is_that_of_the_learner(policy, tmp_path, loss, beta, lora)
     config = TrainConfig(out="unused", microbatch_tokens=100, lora=LORA if lora else None, **common, **both, **constant)
     model = TransformersPolicy.from_pretrained(policy).model
     model = add_lora(model, config.lora, "tiny") if lora else model
-    engine = Engine(model, config, LossSettings.of(config), reference=beta > 0)
+    engine = Engine(model, config, LossSettings.from_config(config), reference=beta > 0)
     moved(engine.trainable)
     groups = Recorded(None, config).sampled(trainer.tasks, 0)
     samples = ALGORITHMS["grpo"](config).annotate(groups, engine)
@@ -173,7 +173,7 @@ def test_replies_to_prompts_are_rollouts_too(policy, tmp_path):
     [
         ({"temperature": 0.5}, {}, "temperature: rollouts are sampled with 0.5, GRPOConfig says 1.0"),
         ({"group_size": 3}, {}, "num_generations: rollouts are sampled with 3"),
-        ({"algorithm": "ppo", "group_size": 4}, {}, "algorithm: ppo is not a policy gradient alone"),
+        ({"algorithm": "ppo", "group_size": 4}, {}, "algorithm: ppo is not a pure policy gradient"),
         ({"beta": 0.1}, {}, "beta: is TRL's here"),
         ({}, {"scale_rewards": "none"}, "scale_rewards: is the collector's here"),
         ({}, {"max_completion_length": 9}, "max_completion_length: is the collector's here"),

@@ -62,7 +62,7 @@ def test_leave_one_out_compares_with_the_others():
 def test_extra_rewards_are_the_turns_own():
     shared, own, extra = [0.2, 0.9], [[1.0, 0.5], [0.0]], [[-0.3, 0.1], [0.4]]
     added = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(own, extra, strict=True)]
-    assert group_advantages(group(shared, own), extra=extra) == group_advantages(group(shared, added))
+    assert group_advantages(group(shared, own), extra_rewards=extra) == group_advantages(group(shared, added))
 
 
 def test_no_difference_no_advantage():

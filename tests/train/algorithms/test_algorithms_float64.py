@@ -173,7 +173,7 @@ def engine(config: TrainConfig, kind: str = "qwen") -> Engine:
     made = Engine(
         nudged(start, 0, 0.0),
         config,
-        LossSettings.of(config),
+        LossSettings.from_config(config),
         reference=algorithm.needs_reference,
         value_learning_rate=algorithm.value_learning_rate,
     )
@@ -274,7 +274,7 @@ def test_recomputed_denominators(cap):
     config = settings(loss_type="dapo", old_logprobs="recomputed", importance_cap=cap, **CLIPPED)
     made, before, now = engine(config), nudged(policies("qwen")[0], 3, 0.01), policies("qwen")[2]
     made.model.load_state_dict(before.state_dict())
-    samples, _ = made.recompute_old(annotated(config, made), cap)
+    samples, _ = made.recompute_old_logprobs(annotated(config, made), cap)
     made.model.load_state_dict(now.state_dict())
     rows = weighed(config)
     with torch.no_grad():

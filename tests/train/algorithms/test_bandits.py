@@ -71,7 +71,7 @@ def learn(changes: dict, steps: int = 18) -> tuple[float, float]:
     config = TrainConfig(out="unused", **changes)
     policy, algorithm = tiny_policy(3, scale=2.0), ALGORITHMS[config.algorithm](config)
     needs = {"reference": algorithm.needs_reference, "value_learning_rate": algorithm.value_learning_rate}
-    engine = Engine(policy.model, config, LossSettings.of(config), **needs)
+    engine = Engine(policy.model, config, LossSettings.from_config(config), **needs)
     before = mean_reward(rollouts(policy, 10**6))
     for step in range(steps):
         groups, line = rollouts(policy, step), {}
@@ -81,7 +81,7 @@ def learn(changes: dict, steps: int = 18) -> tuple[float, float]:
         for _ in range(config.num_iterations if samples else 0):
             for rows in algorithm.updates(samples).values():
                 line = engine.update(algorithm.refresh(rows, engine), rate)
-        algorithm.learnt(line)
+        algorithm.finish_step(line)
     return before, mean_reward(rollouts(policy, 10**6 + 1))
 
 

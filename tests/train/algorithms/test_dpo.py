@@ -58,7 +58,7 @@ def test_the_gradient_is_that_of_whole_trajectories(way, kind):
         assert len({len(rows) for rows, _ in pairs(kind)} | {len(rows) for _, rows in pairs(kind)}) > 1
         assert oracle.relative_error(found_gradient(made, rows, net.weights), expected) < 1e-5, tokens
         line = {"loss": -1.0, "old_kl": 0.0, "entropy": 1.0}
-        algorithm.learnt(line)
+        algorithm.finish_step(line)
         assert line["loss"] == pytest.approx(expected_loss.item(), rel=1e-5)
         assert line["pairs"] == 2 and "old_kl" not in line and "entropy" in line
 
@@ -90,7 +90,7 @@ def test_a_task_without_a_pair_gives_no_rows():
     first, second = groups("qwen")
     assert not algorithm.annotate([flat(first), flat(second)], made)
     line = {"tokens": 0}
-    algorithm.learnt(line)
+    algorithm.finish_step(line)
     assert line == {"tokens": 0, "pairs": 0}
     assert {row.task for row in algorithm.annotate([flat(first), second], made)} == {second.task.id}
     wide = settings(algorithm="dpo", dpo={"margin": 100.0})

@@ -83,7 +83,7 @@ def test_roles_and_what_they_earn():
         assert retry.parent == reflection.parent == attempt.rollout
         assert reflection.reward.total == reflection.reward.turns[0] == retry.reward.total
         assert retry.turns != attempt.turns
-    algorithm.learnt(line := {})
+    algorithm.finish_step(line := {})
     assert line["gated"] == line["retry_success"] == 1.0 and line["internalized_rows"] == sum(len(o.turns) for o in own)
     assert not any(name.startswith("accuracy") for name in line)
 
@@ -132,7 +132,7 @@ def test_the_memory_fills_is_recalled_and_changes_only_with_the_weights():
     config, policy = settings(memory_top_k=2), tiny_policy()
     algorithm, groups, _ = collected(config, policy)
     assert algorithm.state == {"reflections": []}  # a step that is broken off has changed nothing
-    algorithm.learnt(line := {})
+    algorithm.finish_step(line := {})
     kept = [entry["advice"] for entry in algorithm.state["reflections"]]
     assert line["reflections_kept"] == len(kept) == len(set(kept)) > 2
     assert json.loads(json.dumps(algorithm.state)) == algorithm.state
@@ -143,7 +143,7 @@ def test_the_memory_fills_is_recalled_and_changes_only_with_the_weights():
         assert f"reflect\n{told}" in prompt and prompt.count("advice\n") == 2
     config = settings(enable_memory=False)
     algorithm, _, _ = collected(config, policy)
-    algorithm.learnt({})
+    algorithm.finish_step({})
     assert algorithm.state == {"reflections": []}
 
 
@@ -154,7 +154,7 @@ def test_without_reflection_the_feedback_itself_is_the_advice():
     assert not of_role(groups, "reflection") and of_role(groups, "retry")
     for one in of_role(groups, "retry"):
         assert "advice\nask: " in policy.tokenizer.decode(one.turns[0].completion.prompt_ids)
-    algorithm.learnt({})
+    algorithm.finish_step({})
     assert algorithm.state == {"reflections": []}
 
 
@@ -172,7 +172,7 @@ def test_an_empty_reflection_is_trained_and_kept_nowhere():
 
     policy.sample = silent
     algorithm, groups, _ = collected(settings(), policy)
-    algorithm.learnt(line := {})
+    algorithm.finish_step(line := {})
     assert line["empty_advice"] == 9 and line["reflections_kept"] == 0
     assert all("advice\n" not in policy.tokenizer.decode(turn.completion.prompt_ids)
                for one in of_role(groups, "retry") for turn in one.turns)  # fmt: skip
@@ -199,7 +199,7 @@ def test_nothing_gated_is_grpo():
     grpo = ALGORITHMS["grpo"](TrainConfig(out="unused", group_size=3))
     for one, two in zip(algorithm.annotate(groups, None), grpo.annotate(groups, None), strict=True):
         assert one.prompt_ids == two.prompt_ids and (one.advantages == two.advantages).all()
-    algorithm.learnt(line := {})
+    algorithm.finish_step(line := {})
     assert line["gated"] == 0 and line["retry_accuracy"] is None
 
 
@@ -223,7 +223,7 @@ def test_the_gradient_of_the_joint_loss(changes):
         generator = torch.Generator().manual_seed(1)
         for weight in policy.model.parameters():
             weight.add_(torch.randn(weight.shape, generator=generator) * 0.01)
-    engine = Engine(policy.model, config, LossSettings.of(config))
+    engine = Engine(policy.model, config, LossSettings.from_config(config))
     samples = algorithm.annotate(groups, engine)
     engine.forward_backward(engine.normalized(samples))
     sampled = [group for group in groups if group.trajectories[0].role != INTERNALIZED]

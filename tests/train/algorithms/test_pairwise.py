@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memalpha.config import DPOConfig
 from memalpha.errors import TrainingError
 from memalpha.train.algorithms.dpo import choose_pairs
-from memalpha.train.algorithms.pairwise import pair_losses, pair_row, weigh
+from memalpha.train.algorithms.pairwise import build_pair_row, pair_losses, weight_pairs
 from memalpha.types import Chunk, Reward, Task, Trajectory, TrajectoryGroup
 
 WAYS = {
@@ -31,7 +31,7 @@ def rows_of(random: np.random.Generator, pairs: int, longest: int = 6):
         for chosen in (True, False):
             for chunk in range(random.integers(1, 4)):
                 count = int(random.integers(1, longest))
-                row = pair_row((1, 2), range(3, 3 + count), f"pair-{pair}", chosen=chosen, chunk=chunk)
+                row = build_pair_row((1, 2), range(3, 3 + count), f"pair-{pair}", chosen=chosen, chunk=chunk)
                 rows.append(replace(row, reference=-random.exponential(1.0, count).astype(np.float32)))
                 logprobs.append(-random.exponential(1.0, count).astype(np.float32))
     order = random.permutation(len(rows))
@@ -64,7 +64,7 @@ def written_out(rows, logprobs: list[torch.Tensor], config: DPOConfig) -> torch.
 @settings(max_examples=30, deadline=None)
 def test_weights_are_the_gradient(config, seed, pairs):
     rows, logprobs = rows_of(np.random.default_rng(seed), pairs)
-    weighed, figures = weigh(rows, logprobs, config)
+    weighed, figures = weight_pairs(rows, logprobs, config)
     leaves = [torch.from_numpy(values).double().requires_grad_() for values in logprobs]
     loss = written_out(rows, leaves, config)
     loss.backward()
@@ -75,22 +75,22 @@ def test_weights_are_the_gradient(config, seed, pairs):
 
 def test_figures_are_of_sums_whatever_the_loss():
     rows = [
-        pair_row((1,), (2, 3), "a", chosen=True),
-        pair_row((1,), (2,), "a", chosen=False),
-        pair_row((1,), (4,), "b", chosen=True),
-        pair_row((1,), (5,), "b", chosen=False),
+        build_pair_row((1,), (2, 3), "a", chosen=True),
+        build_pair_row((1,), (2,), "a", chosen=False),
+        build_pair_row((1,), (4,), "b", chosen=True),
+        build_pair_row((1,), (5,), "b", chosen=False),
     ]
     logprobs = [np.array(values, dtype=np.float32) for values in ([-1, -1], [-3], [-2], [-1])]
     for loss_type in ("sigmoid", "ipo"):
-        _, figures = weigh(rows, logprobs, DPOConfig(beta=0.5, reference_free=True, loss_type=loss_type))
+        _, figures = weight_pairs(rows, logprobs, DPOConfig(beta=0.5, reference_free=True, loss_type=loss_type))
         assert figures["margins"].tolist() == [0.5, -0.5]
         assert figures["accuracies"].tolist() == [1.0, 0.0]
 
 
 def test_a_pair_of_equal_sides_pulls_at_nothing():
-    rows = [pair_row((1,), (2, 3), "a", chosen=chosen) for chosen in (True, False)]
+    rows = [build_pair_row((1,), (2, 3), "a", chosen=chosen) for chosen in (True, False)]
     same = np.array([-1.0, -2.0], dtype=np.float32)
-    (one, two), figures = weigh(rows, [same, same], DPOConfig(reference_free=True))
+    (one, two), figures = weight_pairs(rows, [same, same], DPOConfig(reference_free=True))
     assert (one.ce == -two.ce).all() and figures["loss"] == pytest.approx(np.log(2))
 
 
@@ -99,17 +99,17 @@ def test_a_pair_of_equal_sides_pulls_at_nothing():
 def test_a_pair_that_no_longer_pulls_still_counts(difference, loss_type):
     """Else the mean over pairs would be one over the others."""
     config = DPOConfig(reference_free=True, loss_type=loss_type)  # ipo: D = 5 is where its slope is 0
-    rows = [pair_row((1,), (2,), "a", chosen=chosen) for chosen in (True, False)]
+    rows = [build_pair_row((1,), (2,), "a", chosen=chosen) for chosen in (True, False)]
     logprobs = [np.array([value], dtype=np.float32) for value in (difference, 0.0)]
-    weighed, figures = weigh(rows, logprobs, config)
+    weighed, figures = weight_pairs(rows, logprobs, config)
     assert np.isfinite(figures["loss"]).all()
     assert all(row.ce.all() for row in weighed)
 
 
 def test_half_a_pair_is_refused():
-    row = pair_row((1,), (2,), "a", chosen=True)
+    row = build_pair_row((1,), (2,), "a", chosen=True)
     with pytest.raises(ValueError, match="lacks the rows of one of its sides"):
-        weigh([row], [np.zeros(1, dtype=np.float32)], DPOConfig(reference_free=True))
+        weight_pairs([row], [np.zeros(1, dtype=np.float32)], DPOConfig(reference_free=True))
 
 
 @given(st.floats(-800, 800), st.floats(0.01, 2.0), st.floats(0.0, 0.49))

@@ -78,7 +78,9 @@ def engine(config: TrainConfig, *, lora: bool = False) -> Engine:
     model = tiny_model(layers=1)
     adapted = add_lora(model, LoraConfig(r=4), "tiny") if lora else model
     rate = PPO(config).value_learning_rate
-    made = Engine(adapted, config, LossSettings.of(config), reference=config.beta > 0, value_learning_rate=rate)
+    made = Engine(
+        adapted, config, LossSettings.from_config(config), reference=config.beta > 0, value_learning_rate=rate
+    )
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in made.trainable.values():
@@ -185,7 +187,7 @@ def test_gradient_of_the_second_epoch_equals_float64(lora, ppo, changes):
     begin = doubled(made)
     samples = PPO(config).annotate(ragged_groups(), made)
     if config.old_logprobs == "recomputed":
-        samples, _ = made.recompute_old(samples)
+        samples, _ = made.recompute_old_logprobs(samples)
     first = made.update(samples, 3e-3)
     assert first["value_loss"] > 0 and (first["old_max"] < 1e-5) == (config.old_logprobs == "recomputed")
     second = made.forward_backward(made.normalized(samples))
@@ -202,7 +204,7 @@ def test_rewards_stand_at_the_last_tokens_of_turns_and_episode():
     ppo = PPO(config)
     rows = iter(ppo.annotate(ragged_groups(), made))
     assert ppo.state["level"] is None, "a step that is given up has changed nothing"
-    ppo.learnt({})
+    ppo.finish_step({})
     level = ppo.state["level"]
     for episode in episodes():
         weights, parts = episode.reward.weights, episode.reward.components
@@ -215,7 +217,7 @@ def test_rewards_stand_at_the_last_tokens_of_turns_and_episode():
             assert row.returns == pytest.approx(row.advantages, rel=1e-6) and not row.values.any()
     assert next(rows, None) is None
     later = ppo.annotate(ragged_groups()[:1], made)
-    ppo.learnt({})
+    ppo.finish_step({})
     assert ppo.state["level"] == level
     assert later[0].returns == pytest.approx(later[0].advantages)
 
@@ -227,7 +229,7 @@ def test_the_coefficient_follows_the_kl():
     assert ppo.state["beta"] == BETA
     ppo.annotate(ragged_groups(), made)
     line = {}
-    ppo.learnt(line)
+    ppo.finish_step(line)
     assert line["kl_coef"] == BETA and line["kl"] > 0
     assert ppo.state["beta"] == pytest.approx(BETA * (1 + 0.2 * 3 / 30))
     again = PPO(config)
@@ -236,11 +238,11 @@ def test_the_coefficient_follows_the_kl():
     assert np.unique(np.concatenate([row.kl for row in rows])) == pytest.approx(ppo.state["beta"])
     far = PPO(settings({"kl_target": 1e6, "kl_horizon": 30}, beta=BETA))
     far.annotate(ragged_groups(), made)
-    far.learnt({})
+    far.finish_step({})
     assert far.state["beta"] == pytest.approx(BETA * (1 - 0.2 * 3 / 30))
     fixed = PPO(settings(beta=BETA))
     fixed.annotate(ragged_groups(), made)
-    fixed.learnt(line)
+    fixed.finish_step(line)
     assert fixed.state["beta"] == BETA
 
 
@@ -255,7 +257,7 @@ def test_the_kl_is_that_of_the_log_probs_that_the_ratio_has(kl_in):
     ):
         ppo = PPO(settings(beta=BETA, kl_in=kl_in, old_logprobs=old))
         ppo.annotate(ragged_groups(), made)
-        ppo.learnt(kl)
+        ppo.finish_step(kl)
         gaps = [float((own - row.reference).sum()) for own, row in zip(logprobs, rows, strict=True)]
         assert kl["kl"] == pytest.approx(sum(gaps) / len(episodes()), rel=1e-5)
         kl[old] = kl["kl"]

@@ -20,7 +20,7 @@ from trl import DPOTrainer
 from trl.trainer.utils import pad
 
 from memalpha.config import DPOConfig, TrainConfig
-from memalpha.train.algorithms.pairwise import pair_row, weigh
+from memalpha.train.algorithms.pairwise import build_pair_row, weight_pairs
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.losses import LossSettings
@@ -101,13 +101,13 @@ def of_ours(lora: bool, **changes):
     ours = Engine(model, config, LossSettings(ce_normalizer="unit"), reference=not dpo.reference_free)
     move(ours.trainable, CURRENT)
     rows = [
-        pair_row(prompt, reply, str(number), chosen=side)
+        build_pair_row(prompt, reply, str(number), chosen=side)
         for number, (prompt, chosen, rejected) in enumerate(pairs())
         for side, reply in ((True, chosen), (False, rejected))
     ]
     if not dpo.reference_free:
         rows = [replace(row, reference=of) for row, of in zip(rows, ours.forward(rows, reference=True), strict=True)]
-    weighed, figures = weigh(rows, ours.forward(rows), dpo)
+    weighed, figures = weight_pairs(rows, ours.forward(rows), dpo)
     ours.forward_backward(ours.normalized(weighed))
     means = {name: float(values.mean()) for name, values in figures.items()}
     return means, {name: parameter.grad for name, parameter in ours.trainable.items()}

@@ -17,7 +17,7 @@ from two_processes import UNEVEN, rows
 
 from memalpha.config import TrainConfig
 from memalpha.errors import TrainingError
-from memalpha.train.learner.async_engine import Learner, merged
+from memalpha.train.learner.async_engine import Learner, merge_metrics
 from memalpha.train.learner.engine import Engine
 
 ROWS = rows(UNEVEN, 0.01)
@@ -104,7 +104,7 @@ def test_figures_of_several_passes_are_those_of_one():
     one = {"loss": 1.0, "tokens": 1.0, "entropy": 4.0, "old_max": 0.5, "ratio_deviation": 0.1, "old_p99": 0.0}
     two = {"loss": 2.0, "tokens": 3.0, "entropy": 0.0, "old_max": 0.2, "ratio_deviation": 0.3, "old_p99": 1.0}
     expected = {"loss": 3.0, "tokens": 4.0, "entropy": 1.0, "old_max": 0.5, "ratio_deviation": 0.3, "old_p99": 0.75}
-    assert merged([one, two]) == expected and merged([one]) == one
+    assert merge_metrics([one, two]) == expected and merge_metrics([one]) == one
 
 
 @pytest.mark.parametrize("tokens", [10**6, 96, 1])

@@ -25,7 +25,7 @@ from two_processes import CASES, measure
 from memalpha.config import PreferenceConfig, SFTConfig, TrainConfig, build_config, merge
 from memalpha.errors import ConfigError
 from memalpha.train.api import train
-from memalpha.train.learner.distributed import ONE, World, join
+from memalpha.train.learner.distributed import SINGLE_PROCESS, World, join_world
 
 ERL = {"algorithm": "erl", "erl": {"algorithm": 1, "reward_threshold": 0.01, "reflection_tokens": 8}}
 LORA = {"lora": {"r": 2}}
@@ -197,12 +197,12 @@ def test_settings_of_accelerate_s_own_are_refused(monkeypatch, name):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv(name, "bf16" if "MIXED" in name else "true")
     with pytest.raises(ConfigError, match=rf"{name}=.*leave it out and set (sharding|dtype)="):
-        join("cpu")
+        join_world("cpu")
 
 
 def test_a_model_without_layers_is_not_sharded():
     with pytest.raises(ConfigError, match="set sharding=ddp"):
-        World(0, 2).wrap(torch.nn.Linear(2, 2), ["Block"], "fsdp")
+        World(0, 2).wrap_module(torch.nn.Linear(2, 2), ["Block"], "fsdp")
 
 
 def test_work_is_dealt_and_gathered_in_order(two):
@@ -212,11 +212,11 @@ def test_work_is_dealt_and_gathered_in_order(two):
         assert at == 0 and next_at == len(mine) and [*mine, *theirs] == list(range(len(mine) + len(theirs)))
         assert abs(len(mine) - len(theirs)) <= 1
     parts = [[5, 6], [4], [3], [2], [1, 0]]
-    dealt = [World(rank, 2).deal(parts) for rank in (0, 1)]
+    dealt = [World(rank, 2).assign_microbatches(parts) for rank in (0, 1)]
     assert dealt[0] == [([5, 6], True), ([3], True), ([1, 0], True)]
     assert dealt[1] == [([4], True), ([2], True), ([0], False)]
-    assert ONE.deal(parts) == [(part, True) for part in parts]
-    assert World(1, 2).deal([]) == []
+    assert SINGLE_PROCESS.assign_microbatches(parts) == [(part, True) for part in parts]
+    assert World(1, 2).assign_microbatches([]) == []
 
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:

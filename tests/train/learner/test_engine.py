@@ -14,7 +14,7 @@ from tiny import VOCABULARY, tiny_model, tiny_policy
 from memalpha.config import TrainConfig
 from memalpha.errors import PolicyError, TrainingError
 from memalpha.train.data.samples import STREAMS, cross_entropy_sample, pack, policy_gradient_sample, split
-from memalpha.train.learner.engine import Engine, learning_rate
+from memalpha.train.learner.engine import Engine, scheduled_learning_rate
 from memalpha.train.learner.loss_weights import normalize
 from memalpha.train.learner.losses import LossSettings, loss_sum
 from memalpha.train.learner.token_logprobs import head_logprobs
@@ -327,11 +327,11 @@ def test_a_bandit_learns():
 
 def test_learning_rate_schedule():
     settings = config(learning_rate=1.0, warmup_steps=4, decay_fraction=0.5, schedule_steps=20)
-    rates = [learning_rate(step, settings) for step in range(20)]
+    rates = [scheduled_learning_rate(step, settings) for step in range(20)]
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[4:11] == [1.0] * 7
     assert rates[11:] == pytest.approx([0.1 * left for left in range(9, 0, -1)])
-    assert rates == [learning_rate(s, settings.model_copy(update={"max_steps": 3})) for s in range(20)]
+    assert rates == [scheduled_learning_rate(s, settings.model_copy(update={"max_steps": 3})) for s in range(20)]
 
 
 def test_refusals():

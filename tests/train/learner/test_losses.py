@@ -71,7 +71,7 @@ def prepared(config: TrainConfig, lora: bool) -> Engine:
     """A learner whose weights have moved away from its reference."""
     model = tiny_model(layers=1)
     adapted = add_lora(model, LoraConfig(r=4), "tiny") if lora else model
-    learner = Engine(adapted, config, LossSettings.of(config), reference=config.beta > 0)
+    learner = Engine(adapted, config, LossSettings.from_config(config), reference=config.beta > 0)
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in learner.trainable.values():
@@ -173,7 +173,7 @@ def test_gradient_of_the_second_epoch_equals_float64(lora, estimator, kl, old, b
     begin = copy.deepcopy(learner.model).double()
     samples = GRPO(config).annotate(sampled_groups(), learner)
     if config.old_logprobs == "recomputed":
-        samples, mismatch = learner.recompute_old(samples, config.importance_cap)
+        samples, mismatch = learner.recompute_old_logprobs(samples, config.importance_cap)
         assert config.importance_cap is None or 0 < mismatch["mismatch_capped"] < 1
     first = learner.update(samples, 3e-3)
     assert (first["old_max"] < 1e-5) == (config.old_logprobs == "recomputed")
@@ -220,7 +220,7 @@ def test_recomputed_log_probs_say_how_sampler_and_learner_differ():
     config = settings(old_logprobs="recomputed", temperature=HEAT)
     learner = prepared(config, lora=False)
     samples = GRPO(config).annotate(sampled_groups(), learner)
-    rows, stats = learner.recompute_old(samples, 1.1)
+    rows, stats = learner.recompute_old_logprobs(samples, 1.1)
     gaps = np.concatenate([row.logprobs - sample.logprobs for row, sample in zip(rows, samples, strict=True)])
     ratio = np.exp(gaps.astype(np.float64))
     assert stats["mismatch_kl"] == pytest.approx((ratio - gaps - 1).mean(), rel=1e-5)
@@ -228,7 +228,7 @@ def test_recomputed_log_probs_say_how_sampler_and_learner_differ():
     assert stats["mismatch_p99"] == pytest.approx(np.quantile(np.abs(gaps), 0.99))
     assert stats["mismatch_capped"] == pytest.approx((ratio > 1.1).mean())
     assert np.concatenate([row.pg for row in rows]) == pytest.approx(np.minimum(ratio, 1.1), rel=1e-5)
-    assert "mismatch_capped" not in learner.recompute_old(samples)[1]
+    assert "mismatch_capped" not in learner.recompute_old_logprobs(samples)[1]
 
 
 def test_a_kl_weight_needs_a_reference():
@@ -243,7 +243,7 @@ def test_a_kl_weight_needs_a_reference():
 def test_a_ratio_out_of_range_is_silent(advantage):
     """The product over a long completion leaves float32's range: it is clipped or dropped, and never not a number."""
     config = TrainConfig(out="unused", algorithm="rloo", importance_sampling_level="sequence")
-    made = Engine(tiny_model(layers=1), config, LossSettings.of(config))
+    made = Engine(tiny_model(layers=1), config, LossSettings.from_config(config))
     said = Completion("", (1, 2, 3), tuple(range(100)), (0.0,) * 100, 1.0)
     row = policy_gradient_sample(Turn(0, said), advantage)
     row = replace(row, logprobs=made.forward([row])[0] - np.float32(1.0))

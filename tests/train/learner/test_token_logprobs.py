@@ -45,7 +45,7 @@ def test_head_equals_whole_logits(tokens, entropy, with_bias):
     pull[: len(pull) // 2] = push[: len(pull) // 2] = 0  # whole blocks without a gradient
     found = []
     for one in (
-        head_logprobs(hidden, weight, bias, targets, heat, tokens=tokens),
+        head_logprobs(hidden, weight, bias, targets, heat, max_rows=tokens),
         plain(hidden, weight, bias, targets, heat),
     ):
         loss = (one[0] * pull).sum() + ((one[1] * push).sum() if entropy else 0.0)
@@ -74,12 +74,12 @@ class Shapes(TorchDispatchMode):
 def test_logits_are_never_whole():
     hidden, weight, bias, targets, heat = inputs(900, torch.float32, vocabulary=50)
     with Shapes() as shapes:
-        logprobs, entropy = head_logprobs(hidden, weight, bias, targets, heat, tokens=300)
+        logprobs, entropy = head_logprobs(hidden, weight, bias, targets, heat, max_rows=300)
         (logprobs.sum() + entropy.sum()).backward()
     rows = max(shape[0] for shape in shapes.seen if len(shape) == 2 and shape[1] == 50)
     assert rows == 300
     with Shapes() as shapes, torch.no_grad():
-        head_logprobs(hidden, weight, bias, targets, heat, tokens=300)
+        head_logprobs(hidden, weight, bias, targets, heat, max_rows=300)
     assert max(shape[0] for shape in shapes.seen if len(shape) == 2 and shape[1] == 50) == 256
 
 
@@ -96,7 +96,7 @@ def test_a_frozen_head_costs_no_gradient():
 
 def test_blocks_without_a_gradient_are_left_out():
     hidden, weight, _, targets, heat = inputs(600)
-    logprobs, _ = head_logprobs(hidden, weight, None, targets, heat, tokens=256)
+    logprobs, _ = head_logprobs(hidden, weight, None, targets, heat, max_rows=256)
     with Shapes() as shapes:
         (logprobs * (torch.arange(600) > 400)).sum().backward()
     assert shapes.calls["aten.mm.default"] == 1  # of three blocks the last, which is kept
@@ -107,7 +107,7 @@ def test_a_bfloat16_head_adds_up_in_float32():
     """The error is that of one rounding, however many blocks are summed."""
     hidden, weight, _, targets, heat = inputs(2000)
     low = [tensor.detach().bfloat16().requires_grad_() for tensor in (hidden, weight)]
-    logprobs, entropy = head_logprobs(*low, None, targets, heat.float(), tokens=64)
+    logprobs, entropy = head_logprobs(*low, None, targets, heat.float(), max_rows=64)
     assert logprobs.dtype == entropy.dtype == torch.float32
     logprobs.mean().backward()
     exact = [tensor.detach().double().requires_grad_() for tensor in low]
@@ -133,7 +133,7 @@ def test_a_bfloat16_head_keeps_the_gradient_of_confident_tokens(tokens, entropy)
         rounding = (low[0] @ low[1].T).double() - exact[0] @ exact[1].T
     table = torch.log_softmax((exact[0] @ exact[1].T + rounding) / heat[:, None], -1)
     pairs = (
-        head_logprobs(*low, None, targets, heat, tokens=tokens),
+        head_logprobs(*low, None, targets, heat, max_rows=tokens),
         (table.gather(1, targets[:, None])[:, 0], -(table.exp() * table).sum(-1)),
     )
     grads = [

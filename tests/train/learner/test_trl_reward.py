@@ -83,7 +83,7 @@ def test_loss_and_gradient_equal_trl(policy_path, tmp_path, center):
     settings = {"out": "unused", "data": "unused", "microbatch_tokens": 60, "center_rewards_coefficient": center}
     engine = RewardEngine(ours, build_config(RewardModelConfig, settings, "test"), Head("last", {"reward": 1.0}))
     items = [Compared("", ((p, c), (p, r)), number / 10) for number, (p, c, r) in enumerate(rows())]
-    figures = engine.figures(items, engine.forward_backward(items))
+    figures = engine.compute_metrics(items, engine.forward_backward(items))
     assert figures["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
     metrics = theirs._metrics["train"]
     assert figures["accuracies"] == pytest.approx(metrics["accuracy"][0])

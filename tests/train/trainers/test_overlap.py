@@ -24,7 +24,7 @@ from memalpha.store.embedding import HashEmbedder, load_embedder
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.api import train
-from memalpha.train.learner.distributed import ONE
+from memalpha.train.learner.distributed import SINGLE_PROCESS
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.futures import Pipeline
 from memalpha.train.learner.lora import add_lora
@@ -67,7 +67,7 @@ class Parts:
         self.config = config
         policy = TransformersPolicy.from_pretrained(config.policy)
         model = policy.model if config.lora is None else add_lora(policy.model, config.lora, "tiny")
-        self.engine = Engine(model, config, LossSettings.of(config), reference=config.beta > 0)
+        self.engine = Engine(model, config, LossSettings.from_config(config), reference=config.beta > 0)
         embedder = load_embedder(config.agent.embedder)
         rewards = MemoryReward(config.reward, policy.count_tokens)
         self.collector = Collector(Builder(policy, config.agent, embedder), load_reader(config.reader), rewards, config)
@@ -141,7 +141,7 @@ def test_parts_add_up_to_the_whole_step(judged, name):
         rows = whole.algorithm.annotate(groups, whole.engine)
         mismatch: dict[str, float] = {}
         if whole.config.old_logprobs == "recomputed":
-            rows, mismatch = whole.engine.recompute_old(rows, whole.config.importance_cap)
+            rows, mismatch = whole.engine.recompute_old_logprobs(rows, whole.config.importance_cap)
         stats = whole.engine.update(rows, 1e-2)
         whole.overlap.close()
     assert [row.completion_ids for row in learnt.samples] == [row.completion_ids for row in rows]
@@ -296,7 +296,7 @@ def test_without_an_endpoint_there_is_nothing_to_wait_for(small, capfd):
     assert parts.overlap.learner._pipeline._thread is None and not workers()
     learnt, _ = parts.steps(1)
     assert len(learnt[0].stats) == 2 and parts.overlap.waited > 0
-    MemoryRun(small(overlap=2, minibatches=2), ONE)
+    MemoryRun(small(overlap=2, minibatches=2), SINGLE_PROCESS)
     assert "overlap=2: neither reader nor judge is behind an endpoint" in " ".join(capfd.readouterr().err.split())
 
 

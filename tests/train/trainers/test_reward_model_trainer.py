@@ -21,7 +21,7 @@ from memalpha.report.page import write_report
 from memalpha.train.api import train
 from memalpha.train.data.rewards import Compared, Rated, read_judged
 from memalpha.train.learner.lora import add_lora
-from memalpha.train.learner.reward_engine import RewardEngine, split_items
+from memalpha.train.learner.reward_engine import RewardEngine, split_microbatches
 
 PROMPTS = [f"<|user|>{number}<|assistant|>" for number in range(10)]
 YES, NO = [f"yes {number}" for number in range(10)], [f"no, not {number} at all" for number in range(10)]
@@ -98,7 +98,7 @@ def scorer(seed=0, pooling="last", objectives=("reward",), lora=None, **changes)
     )
     whole = ["score", "pool"] if pooling == "attention" else ["score"]
     if lora is not None:
-        model = add_lora(model, config.lora, "tiny", whole=whole, task_type="SEQ_CLS")
+        model = add_lora(model, config.lora, "tiny", modules_to_save=whole, task_type="SEQ_CLS")
     engine = RewardEngine(model, config, head)
     torch.manual_seed(seed)
     with torch.no_grad():
@@ -186,8 +186,8 @@ def test_loss_and_gradient_equal_a_slow_float64_reading(pooling, objectives, lor
     engine = scorer(pooling=pooling, objectives=objectives, lora=lora, center_rewards_coefficient=0.05)
     items = judged(len(objectives))
     expected, gradient_expected = slowly(engine, items)
-    assert len(split_items(items, 150)) > 2
-    figures = engine.figures(items, engine.forward_backward(items))
+    assert len(split_microbatches(items, 150)) > 2
+    figures = engine.compute_metrics(items, engine.forward_backward(items))
     assert figures["loss"] == pytest.approx(expected, rel=1e-5)
     found = {name: parameter.grad for name, parameter in engine.trainable.items()}
     assert found.keys() == gradient_expected.keys()

@@ -138,7 +138,7 @@ def test_the_gradient_of_a_step_of_grpo():
         generator = torch.Generator().manual_seed(1)
         for weight in policy.model.parameters():
             weight.add_(torch.randn(weight.shape, generator=generator) * 0.01)
-    engine = Engine(policy.model, config, LossSettings.of(config))
+    engine = Engine(policy.model, config, LossSettings.from_config(config))
     samples = ALGORITHMS["grpo"](config).annotate(groups, engine)
     engine.forward_backward(engine.normalized(samples))
     net, values = Net64(policy.model), []
