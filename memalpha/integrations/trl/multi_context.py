@@ -98,7 +98,7 @@ class MultiContextGRPOTrainer(RowTrainer):
         local_rollouts = args.per_device_train_batch_size * (args.steps_per_generation or 1)
         if local_rollouts % self.num_generations:
             raise ConfigError(
-                f"per_device_train_batch_size: {local_rollouts} rollouts per process and generation are not a multiple of "
+                f"per_device_train_batch_size: {local_rollouts} rollouts per process are not a multiple of "
                 f"num_generations={args.num_generations}"
             )
         if config.scale_rewards == "batch" and self.accelerator.num_processes > 1:
