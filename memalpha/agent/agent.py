@@ -6,7 +6,7 @@ Every chunk is a fresh prompt of the memory view and the chunk, so the cost is l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -62,18 +62,23 @@ def observe(
     Raises `InvalidContent` for a chunk whose timestamp is not ISO 8601: that is no mistake of the writer.
     """
     check_timestamp(chunk.timestamp)
-    entries, core = memory.list(), memory.core
-    if len(entries) > config.view_recent or not _fits(core, entries, config, count_tokens):
-        ranked = _ranked(memory, entries, chunk, config)
-        place = {entry.id: number for number, entry in enumerate(entries)}
-        if not _fits(core, ranked, config, count_tokens):
-            core = _cut_core(core, config, count_tokens)
-        while True:
-            entries = sorted(ranked, key=lambda entry: place[entry.id])
-            if not ranked or _fits(core, entries, config, count_tokens):
-                break
-            ranked.pop()
+    recent, core = memory.recent(config.view_recent + 1), memory.core
+    if len(recent) <= config.view_recent:
+        entries = _oldest_first(memory, recent)
+        if _fits(core, entries, config, count_tokens):
+            return Observation(chunk, core, _view(entries), task, advice)
+    ranked = _ranked(memory, recent[: config.view_recent], chunk, config)
+    if not _fits(core, ranked, config, count_tokens):
+        core = _cut_core(core, config, count_tokens)
+    entries = _oldest_first(memory, ranked)
+    while ranked and not _fits(core, entries, config, count_tokens):
+        entries.remove(ranked.pop())
     return Observation(chunk, core, _view(entries), task, advice)
+
+
+def _oldest_first(memory: Memory, entries: Sequence[MemoryEntry]) -> list[MemoryEntry]:
+    created = memory.created_at([entry.id for entry in entries])
+    return sorted(entries, key=lambda entry: created[entry.id])
 
 
 def _cut_core(core: str, config: AgentConfig, count_tokens: Callable[[str], int]) -> str:
@@ -109,10 +114,9 @@ def _fits(core: str, entries: list[MemoryEntry], config: AgentConfig, count_toke
     return len(text.encode()) <= config.view_tokens or count_tokens(text) <= config.view_tokens
 
 
-def _ranked(memory: Memory, entries: list[MemoryEntry], chunk: Chunk, config: AgentConfig) -> list[MemoryEntry]:
+def _ranked(memory: Memory, recent: list[MemoryEntry], chunk: Chunk, config: AgentConfig) -> list[MemoryEntry]:
     """Retrieved and recent entries taken in turn, best first, each once."""
     related = memory.search(chunk.render(), config.view_related) if config.view_related else []
-    recent = sorted(entries, key=lambda entry: -entry.valid_from)[: config.view_recent]
     ranked: dict[str, MemoryEntry] = {}
     for number in range(max(len(related), len(recent))):
         if number < len(related):

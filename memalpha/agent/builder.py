@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memalpha.agent.agent import act, observe, request
@@ -13,7 +13,7 @@ from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.state import MemoryState
-from memalpha.types import Chunk, Observation, SampleRequest, Task, Trajectory, TrajectoryGroup, Turn
+from memalpha.types import Chunk, MemoryEntry, Observation, SampleRequest, Task, Trajectory, TrajectoryGroup, Turn
 
 
 @dataclass(slots=True)
@@ -22,6 +22,8 @@ class _Rollout:
     memory: WorkingMemory
     turns: list[Turn] = field(default_factory=list)
     states: list[MemoryState] = field(default_factory=list)
+    not_embedded: dict[str, None] = field(default_factory=dict)
+    """Ids written since the contents of this memory were last embedded."""
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -80,7 +82,7 @@ class Builder:
         total = sum(len(rollout.chunks) for rollout in live)
         for index in range(max((len(rollout.chunks) for rollout in live), default=0)):
             live = [rollout for rollout in live if index < len(rollout.chunks)]
-            self._embed([(rollout.memory.state, rollout.chunks[index]) for rollout in live])
+            self._embed_new(live, index)
             requests = []
             for rollout in live:
                 start = rollout.start
@@ -89,7 +91,9 @@ class Builder:
                 requests.append(request(seen, self.config, self.schema, key=key, temperature=temperature))
             for rollout, completion in zip(live, self.policy.sample(requests), strict=True):
                 source = rollout.start.task.id
-                rollout.turns.append(act(rollout.memory, rollout.chunks[index], completion, source=source))
+                turn = act(rollout.memory, rollout.chunks[index], completion, source=source)
+                rollout.turns.append(turn)
+                rollout.not_embedded.update((operation.id, None) for operation in turn.operations if operation.id)
                 rollout.states.append(rollout.memory.state)
             done += len(live)
             if progress is not None:
@@ -102,7 +106,7 @@ class Builder:
         """For each turn of a trajectory the prompt it would have had without advice: the task's own, over the memory
         that the trajectory itself had made by then."""
         before = [MemoryState.empty(self.schema), *trajectory.states[:-1]]
-        self._embed(list(zip(before, trajectory.task.chunks, strict=True)))
+        self._embed_all(before, trajectory.task.chunks)
         return [
             request(
                 self._observe(WorkingMemory(state, self.embedder), chunk, trajectory.task), self.config, self.schema
@@ -113,13 +117,27 @@ class Builder:
     def _observe(self, memory: WorkingMemory, chunk: Chunk, task: Task, advice: str = "") -> Observation:
         return observe(memory, chunk, self.config, self.policy.count_tokens, task, advice)
 
-    def _embed(self, reading: Sequence[tuple[MemoryState, Chunk]]) -> None:
-        """Fill the embedder's cache in one batch with all that the searches of this step will ask for."""
+    def _embed_new(self, rollouts: Sequence[_Rollout], index: int) -> None:
+        """Fill the embedder's cache in one batch with the new texts that the searches for chunk `index` need."""
         texts: dict[str, None] = {}
-        for state, chunk in reading:
-            entries = state.entries
-            if len(entries) > self.config.view_recent and self.config.view_related:
-                texts[chunk.render()] = None
-                texts.update(dict.fromkeys(entry.content for entry in entries.values()))
+        for rollout in rollouts:
+            entries = rollout.memory.state.entries
+            if self._should_search(entries):
+                texts[rollout.chunks[index].render()] = None
+                texts.update((entries[id].content, None) for id in rollout.not_embedded if id in entries)
+                rollout.not_embedded.clear()
         if texts:
             self.embedder.encode(list(texts))
+
+    def _embed_all(self, states: Sequence[MemoryState], chunks: Sequence[Chunk]) -> None:
+        """Fill the embedder's cache in one batch with all texts that searches of these states for these chunks need."""
+        texts: dict[str, None] = {}
+        for state, chunk in zip(states, chunks, strict=True):
+            if self._should_search(state.entries):
+                texts[chunk.render()] = None
+                texts.update(dict.fromkeys(entry.content for entry in state.entries.values()))
+        if texts:
+            self.embedder.encode(list(texts))
+
+    def _should_search(self, entries: Mapping[str, MemoryEntry]) -> bool:
+        return len(entries) > self.config.view_recent and self.config.view_related > 0

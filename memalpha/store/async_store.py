@@ -139,6 +139,8 @@ class AsyncMemoryStore:
     core_at = _awaited(MemoryStore.core_at)
     get = _awaited(MemoryStore.get)
     find = _awaited(MemoryStore.find)
+    recent = _awaited(MemoryStore.recent)
+    created_at = _awaited(MemoryStore.created_at)
     list = _awaited(MemoryStore.list)
     load_embedder = _awaited(MemoryStore.load_embedder)
     search = _awaited(MemoryStore.search)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Where
@@ -25,6 +26,7 @@ class WorkingMemory(Memory):
         self._state = state
         self._embedder = embedder
         self._corpus: Corpus | None = None
+        self._write_order: dict[str, None] | None = None  # live ids, last written last; built by the first `recent`
 
     @property
     def schema(self) -> MemorySchema:
@@ -56,13 +58,19 @@ class WorkingMemory(Memory):
         change = plan(self._state, operation, self._state.position + 1)
         state = self._state.advance(change)
         corpus, self._corpus = self._corpus, None  # taken out while it changes: interrupted half-way, it is made anew
+        order, self._write_order = self._write_order, None  # likewise
         self._state = state
+        if order is not None:
+            if change.ended is not None:
+                del order[change.ended.id]
+            if change.entry is not None:
+                order[change.entry.id] = None
         if corpus is not None:
             if change.entry is not None:
                 corpus.add(Document.of(change.entry, state.created(change.entry.id)))
             elif change.ended is not None:
                 corpus.remove(change.ended.id)
-        self._corpus = corpus
+        self._corpus, self._write_order = corpus, order
         return change
 
     def get(self, id: str) -> MemoryEntry:
@@ -73,6 +81,17 @@ class WorkingMemory(Memory):
         """The live entries, oldest id first; of one `category`, or those that pass `where`."""
         chosen = self._filter(None, where)
         return [entry for entry in self._state.list(category) if chosen is None or chosen.matches(entry)]
+
+    def recent(self, n: int) -> list[MemoryEntry]:
+        """Return the `n` live entries that were written last, newest first."""
+        if self._write_order is None:
+            entries = sorted(self._state.entries.values(), key=lambda entry: entry.valid_from)
+            self._write_order = dict.fromkeys(entry.id for entry in entries)
+        return [self._state.get(id) for id in islice(reversed(self._write_order), n)]
+
+    def created_at(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the log position that created each id; `list` is in this order."""
+        return {id: self._state.created(id) for id in ids}
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
         """The live entry of the category with exactly this content, or None."""

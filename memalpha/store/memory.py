@@ -63,6 +63,17 @@ class Memory(ABC):
         """The live entries, oldest id first; of one `category`, or those that pass `where` (see `filters`)."""
 
     @abstractmethod
+    def recent(self, n: int) -> list[MemoryEntry]:
+        """Return the `n` live entries that were written last (inserted or updated), newest first.
+
+        The cost depends on `n` and on deletes since then, not on the size of the memory.
+        """
+
+    @abstractmethod
+    def created_at(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the log position that created each id; `list` is in this order."""
+
+    @abstractmethod
     def search(
         self,
         query: str,

@@ -125,6 +125,16 @@ class StoreReader(Memory):
                 after = page[-1].id
             return found[:limit]
 
+    def recent(self, n: int) -> list[MemoryEntry]:
+        """Return the `n` live entries that were written last (inserted or updated), newest first."""
+        with self._now() as tip:
+            return self._rows.recent(tip.seq, n)
+
+    def created_at(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the log position that created each id; `list` is in this order."""
+        with self._now():
+            return self._rows.created(ids)
+
     def find(self, category: str, content: str) -> MemoryEntry | None:
         """The live entry of the category with exactly this content (outer whitespace aside), or None."""
         with self._now():

@@ -200,6 +200,23 @@ class NamespaceReader:
         entries = self._select(where, *values, index=index)
         return [entry if entry.valid_to is None else replace(entry, valid_to=None) for entry in entries]
 
+    def recent(self, position: int, n: int) -> list[MemoryEntry]:
+        """Return the `n` live entries that were written last, newest first; `position` is the log's end.
+
+        The log is read backwards in pages: the last operation on an id is the one that made its live version.
+        """
+        query = "SELECT seq, id FROM operations WHERE ns = ? AND seq <= ? ORDER BY seq DESC LIMIT ?"
+        entries: dict[str, MemoryEntry | None] = {}
+        live, page = 0, n
+        while position > 0 and live < n:
+            ids = [id for _, id in self._rows.execute(query, (self.ns, position, page)) if id and id not in entries]
+            current = self.many(list(dict.fromkeys(ids)), None)
+            entries.update((id, current.get(id)) for id in ids)
+            live += len(current)
+            position -= page
+            page = min(2 * page, _MANY)
+        return [entry for entry in entries.values() if entry is not None][:n]
+
     def spans(self, entry: MemoryEntry, position: int | None, *, after: bool) -> Iterator[MemoryEntry]:
         """The spans of an entry's source that are live, or were at a position, before or `after` it, nearest first."""
         sign, way = (">", "ASC") if after else ("<", "DESC")
