@@ -25,6 +25,17 @@ class PolicyError(MemalphaError):
     """A policy (model, endpoint, script) that cannot be loaded or did not answer."""
 
 
+class PromptTooLong(PolicyError):
+    """A prompt and its completion do not fit the policy's context window. `problem` is the message without advice."""
+
+    def __init__(self, problem: str, advice: str) -> None:
+        super().__init__(problem, advice)
+        self.problem, self.advice = problem, advice
+
+    def __str__(self) -> str:
+        return f"{self.problem}: {self.advice}"
+
+
 class CheckpointError(MemalphaError):
     """A run directory or checkpoint that cannot be resumed."""
 

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 import memalpha
-from memalpha.cli import main as cli
+from memalpha.cli import app, main
 from memalpha.config import EvalConfig, TrainConfig, load_config, parse_overrides, training_config
 from memalpha.tasks.formats.jsonl import load_jsonl
 
@@ -37,8 +37,8 @@ MODULES = sorted(path for path in (ROOT / "memalpha").rglob("*.py"))
 
 def _commands() -> dict[str, typer.models.CommandInfo]:
     """Every command by its words, as in `data list`."""
-    found = {command.name or command.callback.__name__: command for command in cli.app.registered_commands}  # type: ignore[union-attr]
-    for group in cli.app.registered_groups:
+    found = {command.name or command.callback.__name__: command for command in app.registered_commands}  # type: ignore[union-attr]
+    for group in app.registered_groups:
         assert group.typer_instance is not None
         for command in group.typer_instance.registered_commands:
             found[f"{group.name} {command.name}"] = command
@@ -77,7 +77,7 @@ def test_shell_snippets_run(
 def _run(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["memalpha", *words])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main()
     assert ended.value.code in (0, None), (words, capsys.readouterr().err)
 
 

@@ -1,1 +1,5 @@
-"""Commands of `memalpha`, a file for each group."""
+"""The command line: `main` runs a command, `app` is the Typer application; each group of commands has a file."""
+
+from memalpha.cli.main import app, main
+
+__all__ = ["app", "main"]

@@ -1,4 +1,4 @@
-"""The command `compare`: evaluations side by side."""
+"""The command compare: evaluations side by side."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memalpha.cli.store import AsJson, print_result
+from memalpha.cli.options import AsJson, print_result
 from memalpha.errors import DataError
 
 if TYPE_CHECKING:
-    from memalpha.config import TextConfig
     from memalpha.qa.reporting.compare import Comparison
 
 
 class Value(StrEnum):
-    """What is averaged."""
+    """Value of a question that is averaged."""
 
     SCORE = "score"
     CORRECT = "correct"
@@ -27,24 +26,24 @@ class Value(StrEnum):
 def compare(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN RUN...", help="Directories of evaluations or runs; A,B,C are seeds of one."),
+        typer.Argument(metavar="RUN RUN...", help="Directories of evaluations or runs; A,B,C are seeds of one system."),
     ],
     baseline: Annotated[
-        str | None, typer.Option(help="Whom the others are compared with (default: the first).")
+        str | None, typer.Option(help="System that the others are compared with (default: the first).")
     ] = None,
-    common: Annotated[bool, typer.Option("--common", help="Only the questions that all of them answered.")] = False,
-    value: Annotated[Value, typer.Option(help="A question's score, or whether it counts as correct.")] = Value.SCORE,
+    common: Annotated[bool, typer.Option("--common", help="Only the questions that all systems answered.")] = False,
+    value: Annotated[Value, typer.Option(help="Average the scores, or the share that is correct.")] = Value.SCORE,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write it: .json, .csv or .md (Markdown).")
+        Path | None, typer.Option(metavar="FILE", help="Also write the table: .json, .csv or .md (Markdown).")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Compare evaluations on the same questions, by ability.
 
-    Every system beside the first, paired by question, with 95 % intervals over conversations. A run that evaluated
-    several systems (a training run: before, after, ...) counts as several. Runs over different questions are refused
-    unless --common is given.
+    Pairs every system with the baseline by question; intervals are 95 % over conversations. A run with several
+    evaluated systems (a training run: before, after, ...) counts as several. Runs over different questions need
+    --common.
 
     Example: memalpha compare runs/rag runs/writer --out writer.md
     """
@@ -53,48 +52,23 @@ def compare(
     if out is not None and out.suffix not in (".json", ".csv", ".md"):
         raise DataError(f"--out {out}: write .json, .csv or .md")
     systems = comparing.load_systems(runs)
-    found = comparing.compare(systems, baseline=baseline, common=common, value=value.value, seed=seed)
+    comparison = comparing.compare(systems, baseline=baseline, common=common, value=value.value, seed=seed)
     if out is not None:
-        _write(out, found)
-    print_result(found.as_json(), as_json, comparing.as_text(found))
+        _write(out, comparison)
+    print_result(comparison.as_json(), as_json, comparing.as_text(comparison))
 
 
-COMMANDS = (compare,)
-
-
-def evaluate_text(settings: TextConfig, out: Path | None, name: str, *, as_json: bool) -> None:
-    """`memalpha eval` on text tasks."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from memalpha.train.trainers.text_eval import evaluate_run
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        bar = bars.add_task(name)
-        report = evaluate_run(settings, out, name, lambda done, total: bars.update(bar, completed=done, total=total))
-    if not as_json:
-        report.table()
-        means = report.summary["rewards"].items()
-        typer.echo("rewards: " + ", ".join(f"{part} {value:.3f}" for part, value in means))
-    if out is not None:
-        from memalpha.report.page import write_report
-
-        page = write_report(out)
-        if not as_json:
-            typer.echo(page)
-    if as_json:
-        print_result(report.summary, as_json, "")
-
-
-def _write(out: Path, found: Comparison) -> None:
+def _write(out: Path, comparison: Comparison) -> None:
     from memalpha.qa.reporting import compare as comparing
 
     if out.suffix == ".json":
-        text = json.dumps(found.as_json(), indent=1) + "\n"
+        text = json.dumps(comparison.as_json(), indent=1) + "\n"
     else:
-        text = comparing.as_csv(found) if out.suffix == ".csv" else comparing.as_markdown(found)
+        text = comparing.as_csv(comparison) if out.suffix == ".csv" else comparing.as_markdown(comparison)
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise DataError(f"--out {out}: cannot be written: {error.strerror}") from error
+
+
+COMMANDS = {"compare": compare}

@@ -1,4 +1,4 @@
-"""The commands on data sets: list, prepare, check, overlap."""
+"""Commands on data sets: data list, data prepare, data check, data overlap."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
-from memalpha.cli.store import AsJson, plain, print_result
+from memalpha.cli.options import AsJson, print_result, to_json_value
 from memalpha.config import parse_overrides
 from memalpha.errors import ConfigError
+from memalpha.tasks.catalog import data_set, data_sets, options_of
+from memalpha.tasks.formats.jsonl import overview, save_jsonl
 
 if TYPE_CHECKING:
     from memalpha.tasks.checks.contamination import Overlap
     from memalpha.tasks.checks.verify import DataCheck
     from memalpha.tasks.dataset_info import DataSet
 
-_SHOWN = 20
+_MAX_PROBLEMS = 20
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set's name, or a task file.")]
-Options = Annotated[
+DataOptions = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="data=PATH, variant=…, limit=…, and the set's own options."),
+    typer.Argument(metavar="[KEY=VALUE]...", help="data=PATH, variant=…, limit=…, and the data set's own options."),
 ]
 
 
 def list_(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only this one, with all that is known.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show only this data set, in detail.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List data sets and how to get them.
@@ -39,39 +39,39 @@ def list_(
 
     Example: memalpha data list locomo
     """
-    from memalpha.tasks.catalog import data_set, data_sets, options_of
-
     if name is not None:
-        known = data_set(name)
-        print_result({**plain(known), "options": options_of(name)}, as_json, "\n".join(_details(known)))
+        info = data_set(name)
+        print_result({**to_json_value(info), "options": options_of(name)}, as_json, "\n".join(_format_details(info)))
         return
-    sets = data_sets()
+    infos = data_sets()
     lines = [
-        f"{of.name:<17} {of.about}\n{'':<17} {of.counts}\n{'':<17} {_how(of)}{_size(of)}; {of.licence}" for of in sets
+        f"{info.name:<17} {info.about}\n{'':<17} {info.counts}\n"
+        f"{'':<17} {_availability(info)}{_size(info)}; {info.licence}"
+        for info in infos
     ]
-    print_result([{**plain(of), "options": options_of(of.name)} for of in sets], as_json, "\n".join(lines))
+    values = [{**to_json_value(info), "options": options_of(info.name)} for info in infos]
+    print_result(values, as_json, "\n".join(lines))
 
 
 def prepare(
     name: Name,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The task file to write (JSON Lines).")],
-    pairs: Options = None,
+    overrides: DataOptions = None,
     data: Annotated[Path | None, typer.Option(help="The same as data=PATH.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first tasks.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of sets with randomness in them.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of a data set that is generated or sampled.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn a data set into a task file.
+    """Convert a data set to a task file.
 
-    What lives on a hub is fetched. A task file given as NAME is checked line by line and copied. Says what the tasks
-    hold.
+    Data sets on a hub are downloaded. A task file passed as NAME is checked line by line and copied. Prints counts of
+    tasks, chunks and questions.
 
     Example: memalpha data prepare locomo locomo.jsonl data=locomo10.json
     """
-    from memalpha.tasks.formats.jsonl import overview, save_jsonl
     from memalpha.tasks.load import load_tasks
 
-    options = _options(parse_overrides(pairs or []))
+    options = _load_options(parse_overrides(overrides or []))
     for key, value in (("data", data), ("limit", limit), ("seed", seed)):
         if value is not None and key in options:
             raise ConfigError(f"--{key} and {key}=: give one of them")
@@ -80,38 +80,39 @@ def prepare(
     with _status(f"reading {name}"):
         tasks = load_tasks(name, **options)
         save_jsonl(tasks, out)
-    held = overview(tasks)
-    kinds = ", ".join(f"{name} {count}" for name, count in held["categories"].items())
+    counts = overview(tasks)
+    categories = ", ".join(f"{category} {count}" for category, count in counts["categories"].items())
     lines = [
-        f"{held['tasks']} tasks: {out}",
-        f"{held['chunks']} chunks, the longest of {held['longest_chunk']} characters",
-        f"{held['questions']} questions, {held['to_abstain']} of them without an answer",
-        f"gold operations in {held['with_gold']} of {held['tasks']} tasks" + (f": {kinds}" if kinds else ""),
+        f"{counts['tasks']} tasks: {out}",
+        f"{counts['chunks']} chunks, the longest of {counts['longest_chunk']} characters",
+        f"{counts['questions']} questions, {counts['to_abstain']} of them without an answer",
+        f"gold operations in {counts['with_gold']} of {counts['tasks']} tasks"
+        + (f": {categories}" if categories else ""),
     ]
-    print_result({**held, "path": str(out)}, as_json, "\n".join(lines))
+    print_result({**counts, "path": str(out)}, as_json, "\n".join(lines))
 
 
-def check(name: Name, pairs: Options = None, as_json: AsJson = False) -> None:
+def check(name: Name, overrides: DataOptions = None, as_json: AsJson = False) -> None:
     """Check a data set: checksums, counts, ids, evidence.
 
-    Exit code 1 where something is wrong: files that are not the known ones, counts that differ, a file that cannot be
-    read, ids that occur twice, evidence that is not there. Faults that the official files have are listed.
+    Exits with 1 on problems: files with an unknown checksum, other counts than published, unreadable files, duplicate
+    ids, evidence that does not exist. Known faults of the official files are listed.
 
     Example: memalpha data check locomo data=locomo10.json audit=errors.json
     """
-    from memalpha.tasks.checks.verify import check as look
+    from memalpha.tasks.checks.verify import check as check_data
 
     with _status(f"checking {name}"):
-        found = look(name, **_options(parse_overrides(pairs or [])))
-    print_result(found, as_json, "\n".join(_checked(found)))
-    if found.problems:
+        result = check_data(name, **_load_options(parse_overrides(overrides or [])))
+    print_result(result, as_json, "\n".join(_format_check(result)))
+    if result.problems:
         raise typer.Exit(1)
 
 
 def overlap(
     train: Annotated[str, typer.Argument(metavar="TRAIN", help="The training set: a name or a task file.")],
     test: Annotated[str, typer.Argument(metavar="TEST", help="The test set.")],
-    pairs: Annotated[
+    overrides: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...", help="train.data=PATH, test.variant=… (as above); n=13, common=10, examples=20."
@@ -119,152 +120,155 @@ def overlap(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a training set has of a test set: shared questions, passages and n-grams.
+    """Find the overlap of a training set with a test set: shared questions, passages and n-grams.
 
-    Says how many test questions are in the training set themselves, how many rest on passages of it, and where. Exit
-    code 1 where there are any.
+    Prints how many test questions are in the training set, how many rest on its passages, and examples. Exits with 1
+    if there are any.
 
     Example: memalpha data overlap trec trec train.data=trec train.split=train test.data=trec
     """
-    from memalpha.tasks.checks.contamination import overlap as compare
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from memalpha.tasks.checks.contamination import overlap as find_overlap
     from memalpha.tasks.load import load_tasks
 
-    given = parse_overrides(pairs or [])
-    sides = {side: given.pop(side, {}) for side in ("train", "test")}
-    for side, options in sides.items():
+    keys = parse_overrides(overrides or [])
+    side_options = {side: keys.pop(side, {}) for side in ("train", "test")}
+    for side, options in side_options.items():
         if not isinstance(options, Mapping):
             raise ConfigError(f"{side}={options!r}: name an option, as in {side}.data=PATH")
-    if unknown := set(given) - {"n", "common", "examples"}:
+    if unknown := set(keys) - {"n", "common", "examples"}:
         raise ConfigError(
             f"{sorted(unknown)[0]}: not an option of overlap: write train.…, test.…, n=, common= or examples="
         )
-    for key, value in given.items():
+    for key, value in keys.items():
         if not isinstance(value, int) or isinstance(value, bool):
             raise ConfigError(f"{key}={value!r}: a whole number is needed")
     with _status(f"reading {train} and {test}"):
-        trained, tested = (
-            load_tasks(name, **_options(sides[side])) for name, side in ((train, "train"), (test, "test"))
+        train_tasks, test_tasks = (
+            load_tasks(name, **_load_options(side_options[side])) for name, side in ((train, "train"), (test, "test"))
         )
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(f"{train} beside {test}", total=len(trained))
-        found = compare(trained, tested, progress=lambda: progress.advance(bar), **given)
-    print_result(found, as_json, "\n".join(_overlap(found, train, test)))
-    if found.leaked or found.inside or found.resting:
+        bar = progress.add_task(f"comparing {train} with {test}", total=len(train_tasks))
+        result = find_overlap(train_tasks, test_tasks, progress=lambda: progress.advance(bar), **keys)
+    print_result(result, as_json, "\n".join(_format_overlap(result, train, test)))
+    if result.leaked or result.inside or result.resting:
         raise typer.Exit(1)
 
 
-COMMANDS = (list_, prepare, check, overlap)
+COMMANDS = {"list": list_, "prepare": prepare, "check": check, "overlap": overlap}
 
 
-# ------------------------------------------------------------------------------------------------------------ helpers
-
-
-def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Overrides as keyword arguments of `load_tasks`: YAML takes a path or variant that looks like a number for one."""
-    options = {key: str(value) if key in ("data", "variant") else value for key, value in given.items()}
+def _load_options(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return overrides as keyword arguments of `load_tasks`; paths and variants that YAML read as numbers are text."""
+    options = {key: str(value) if key in ("data", "variant") else value for key, value in overrides.items()}
     if not isinstance(options.get("limit", 1), int):
         raise ConfigError(f"limit={options['limit']!r}: a whole number is needed")
     return options
 
 
 def _status(text: str) -> AbstractContextManager[object]:
+    from rich.console import Console
+
     return Console(stderr=True).status(text)
 
 
-def _how(known: DataSet) -> str:
-    if known.ships:
-        return "made here" if known.source == "made here" else "ships"
-    kind, _, where = known.source.partition(":")
-    return f"hub {where}" if kind == "hub" else f"data=PATH from GitHub {where}"
+def _availability(info: DataSet) -> str:
+    if info.ships:
+        return "generated" if info.source == "made here" else "ships"
+    kind, _, location = info.source.partition(":")
+    return f"hub {location}" if kind == "hub" else f"data=PATH from GitHub {location}"
 
 
-def _size(known: DataSet) -> str:
-    """Of the files of the default variant, where all are known."""
-    sizes = [file.size for file in known.files_for(None)]
+def _size(info: DataSet) -> str:
+    """Format the size of the default variant's files; empty if a size is unknown."""
+    sizes = [file.size for file in info.files_for(None)]
     return f", {sum(size or 0 for size in sizes) / 1e6:,.1f} MB" if sizes and None not in sizes else ""
 
 
-def _details(known: DataSet) -> list[str]:
-    from memalpha.tasks.catalog import options_of
-
+def _format_details(info: DataSet) -> list[str]:
     lines = [
-        f"{known.name}: {known.about}",
-        f"source     {known.source}" + (f", revision {known.revision}" if known.revision else ""),
-        f"licence    {known.licence}",
-        f"ships      {'yes' if known.ships else 'no'}",
-        f"holds      {known.counts}",
-        f"metric     {known.metric}",
+        f"{info.name}: {info.about}",
+        f"source     {info.source}" + (f", revision {info.revision}" if info.revision else ""),
+        f"licence    {info.licence}",
+        f"ships      {'yes' if info.ships else 'no'}",
+        f"holds      {info.counts}",
+        f"metric     {info.metric}",
     ]
-    lines += [f"variants   {', '.join(known.variants)} (the first is the default)"] if known.variants else []
-    lines.append(f"training   {_training_split(known)}")
-    options = [f"{key}={value}" for key, value in options_of(known.name).items()]
+    lines += [f"variants   {', '.join(info.variants)} (the first is the default)"] if info.variants else []
+    lines.append(f"training   {_format_training_split(info)}")
+    options = [f"{key}={value}" for key, value in options_of(info.name).items()]
     lines += [f"options    {', '.join(options)}"] if options else []
-    for file in known.files:
+    for file in info.files:
         size = f", {file.size:,} bytes" if file.size is not None else ""
         lines.append(f"file       {file.path}{size}" + (f", sha256 {file.sha256}" if file.sha256 else ""))
-    return lines + [f"fault      {fault}" for fault in known.faults]
+    return lines + [f"fault      {fault}" for fault in info.faults]
 
 
-def _training_split(known: DataSet) -> str:
-    if not known.has_training_split:
+def _format_training_split(info: DataSet) -> str:
+    if not info.has_training_split:
         return "no split: for evaluation only"
-    options = {"variant": known.training_variant} if known.training_variants else {}
-    options |= known.training_options.get("world", known.training_options)
-    others = f" (or variant={'|'.join(known.training_variants[1:])})" if known.training_variants[1:] else ""
-    return ", ".join(f"{key}={value}" for key, value in options.items()) + others
+    options = {"variant": info.training_variant} if info.training_variants else {}
+    options |= info.training_options.get("world", info.training_options)
+    alternatives = f" (or variant={'|'.join(info.training_variants[1:])})" if info.training_variants[1:] else ""
+    return ", ".join(f"{key}={value}" for key, value in options.items()) + alternatives
 
 
-def _checked(found: DataCheck) -> list[str]:
-    lines = [f"{found.name}{f' ({found.variant})' if found.variant else ''}"]
-    said = {
+def _format_check(result: DataCheck) -> list[str]:
+    lines = [f"{result.name}{f' ({result.variant})' if result.variant else ''}"]
+    states = {
         "known": "the known file",
         "other": "not the known file",
         "missing": "missing",
         "unknown": "no known checksum",
     }
-    for file in found.files:
+    for file in result.files:
         size = f", {file.size:,} bytes" if file.size is not None else ""
-        lines.append(f"file       {file.path}: {said.get(file.state, file.state)}{size}")
-    lines.append("holds      " + ", ".join(f"{count:,} {key.replace('_', ' ')}" for key, count in found.counts.items()))
-    held = found.evidence
+        lines.append(f"file       {file.path}: {states.get(file.state, file.state)}{size}")
+    counts = ", ".join(f"{count:,} {key.replace('_', ' ')}" for key, count in result.counts.items())
+    lines.append(f"holds      {counts}")
+    evidence = result.evidence
     lines.append(
-        f"evidence   named by {held['named']:,} of {held['answered']:,} answerable questions; it holds the answer in "
-        f"{held['holds']:,}" + (f"; {held['unknown']} ids of turns that are not there" if held["unknown"] else "")
+        f"evidence   named by {evidence['named']:,} of {evidence['answered']:,} answerable questions; it holds the "
+        f"answer in {evidence['holds']:,}"
+        + (f"; {evidence['unknown']} ids of turns that are not there" if evidence["unknown"] else "")
     )
-    lines += [f"marked     {held[key]:,} questions as {key}" for key in ("faulty", "leaked") if held[key]]
-    lines += [f"fault      {fault}" for fault in found.faults]
-    lines += [f"PROBLEM    {problem}" for problem in found.problems[:_SHOWN]]
-    if len(found.problems) > _SHOWN:
-        lines.append(f"PROBLEM    {len(found.problems) - _SHOWN} more (--json has all)")
-    return [*lines, "sound" if not found.problems else f"{len(found.problems)} problems"]
+    lines += [f"marked     {evidence[key]:,} questions as {key}" for key in ("faulty", "leaked") if evidence[key]]
+    lines += [f"fault      {fault}" for fault in result.faults]
+    lines += [f"PROBLEM    {problem}" for problem in result.problems[:_MAX_PROBLEMS]]
+    if len(result.problems) > _MAX_PROBLEMS:
+        lines.append(f"PROBLEM    {len(result.problems) - _MAX_PROBLEMS} more (--json has all)")
+    return [*lines, "sound" if not result.problems else f"{len(result.problems)} problems"]
 
 
-def _overlap(found: Overlap, train: str, test: str) -> list[str]:
+def _format_overlap(result: Overlap, train: str, test: str) -> list[str]:
     from memalpha.tasks.checks.contamination import INSIDE, LEAKED, RESTING
 
     lines = [
-        f"{side:<6} {name}: " + ", ".join(f"{count:,} {key}" for key, count in found.sizes[side].items())
+        f"{side:<6} {name}: " + ", ".join(f"{count:,} {key}" for key, count in result.sizes[side].items())
         for side, name in (("train", train), ("test", test))
     ]
-    said = {
+    reasons_text = {
         "question": "are asked in training, word for word",
-        "said": "stand in the training text, word for word",
-        "within": "stand inside a longer training text (look at the examples)",
-        "question n-gram": f"have {found.n} words in a row in common with a training text",
-        "passage": f"rest on one of {found.n} words or more that stands there whole",
-        "passage n-gram": f"rest on one that has {found.n} words in a row in common with a training text",
+        "said": "are in the training text, word for word",
+        "within": "are part of a longer training text (look at the examples)",
+        "question n-gram": f"share {result.n} consecutive words with a training text",
+        "passage": f"rest on a passage of {result.n} words or more that is in training as a whole",
+        "passage n-gram": f"rest on a passage that shares {result.n} consecutive words with training",
     }
-    for what, reasons, affected in (
-        ("are in the training set", LEAKED, found.leaked),
-        ("may be in it, too", INSIDE, found.inside),
-        ("rest on passages of the training set", RESTING, found.resting),
+    for description, reasons, affected in (
+        ("are in the training set", LEAKED, result.leaked),
+        ("may be in the training set", INSIDE, result.inside),
+        ("rest on passages of the training set", RESTING, result.resting),
     ):
-        share = len(affected) / max(1, found.questions)
-        lines.append(f"{len(affected):,} of {found.questions:,} test questions ({share:.1%}) {what}")
-        lines += [f"{found.reasons[reason]:>8,} {said[reason]}" for reason in reasons if affected]
-    lines.append(f"{found.passages['whole']:,} passages are shared whole, {found.passages['n-gram']:,} in part")
-    for example in found.examples:
+        share = len(affected) / max(1, result.questions)
+        lines.append(f"{len(affected):,} of {result.questions:,} test questions ({share:.1%}) {description}")
+        lines += [f"{result.reasons[reason]:>8,} {reasons_text[reason]}" for reason in reasons if affected]
+    passages = result.passages
+    lines.append(f"{passages['whole']:,} passages are shared as a whole, {passages['n-gram']:,} in part")
+    for example in result.examples:
         lines.append(f"{example.reason}: {example.task}/{example.question}: {example.text}")
         lines.append(f"{'':>{len(example.reason)}}  {example.train}: {example.train_text}")
     return lines

@@ -1,4 +1,4 @@
-"""The demo as a function: train the tiny policy, write the page, say what happened in a newcomer's words."""
+"""The demo as a function: train the tiny policy, write its page, explain the results to a newcomer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,19 @@ from memalpha.report.page import write_report
 
 
 def run_demo(seed: int, out: Path, policy: str = "tiny", say: Callable[[str], None] = print) -> Path:
-    """Train, evaluate before and after, write `out/report.html`, and return its path.
+    """Train, evaluate before and after, and write `out/report.html`.
 
-    `say` gets one line of text at a time; the live progress line goes to stderr. A run that was interrupted goes on,
-    a finished one is only reported again. Raises what `memalpha.train` raises.
+    Args:
+        seed: Seed of tasks, sampling and order.
+        out: Run directory. An interrupted run is resumed, a finished one only reported again.
+        policy: Policy to start from.
+        say: Called with each line of text; the live progress line goes to stderr.
+
+    Returns:
+        Path of the page.
+
+    Raises:
+        MemalphaError: as `memalpha.train` does.
     """
     say("memalpha demo: a small language model learns to keep a memory.")
     say("It reads conversations, writes notes with tool calls (insert, update, delete), and is rewarded when questions")
@@ -25,12 +34,12 @@ def run_demo(seed: int, out: Path, policy: str = "tiny", say: Callable[[str], No
     say("")
     summary = memalpha.train("demo", seed=seed, out=out, policy=policy)
     page = write_report(out)
-    for line in outcome(summary):
+    for line in format_outcome(summary):
         say(line)
     say("")
-    command = _command()
-    say(f"See it:    open {page} in a browser (curves, a conversation walked through, before and after)")
-    say("Try next:  a writer that does everything right, a memory of your own in a file, the same with other luck")
+    command = _shell_command()
+    say(f"See it:    open {page} in a browser (curves, one conversation step by step, before and after)")
+    say("Try next:  a perfect writer, a memory of your own in a file, the same demo with another seed")
     say(f"           {command} eval synthetic systems=scripted:oracle limit=50")
     say(f'           {command} add ana.db "Ana lives in Lisbon."')
     say(f'           {command} search ana.db "Where does Ana live?"')
@@ -38,16 +47,16 @@ def run_demo(seed: int, out: Path, policy: str = "tiny", say: Callable[[str], No
     return page
 
 
-def _command() -> str:
-    """What to type for `memalpha` here: its path where the shell would not find it (an environment not activated)."""
-    beside = Path(sys.executable).with_name("memalpha")
-    if shutil.which("memalpha") or not beside.exists():
+def _shell_command() -> str:
+    """Return `memalpha`, or its path if the shell does not find it (an environment that is not activated)."""
+    script = Path(sys.executable).with_name("memalpha")
+    if shutil.which("memalpha") or not script.exists():
         return "memalpha"
-    return str(beside.relative_to(Path.cwd())) if beside.is_relative_to(Path.cwd()) else shlex.quote(str(beside))
+    return str(script.relative_to(Path.cwd())) if script.is_relative_to(Path.cwd()) else shlex.quote(str(script))
 
 
-def outcome(summary: Mapping[str, Any]) -> list[str]:
-    """What a finished run found, as a few lines of text. Empty where the run stopped before its last evaluation."""
+def format_outcome(summary: Mapping[str, Any]) -> list[str]:
+    """Format the results of a finished run as lines; empty if it stopped before its last evaluation."""
     if not summary.get("before") or not summary.get("after"):
         return []
     systems = {"before training": summary["before"], "after training": summary["after"]}
@@ -59,8 +68,8 @@ def outcome(summary: Mapping[str, Any]) -> list[str]:
         cells = "".join(f"{'-' if values.get(key) is None else format(values[key], '.2f'):>10}" for key in columns)
         lines.append(f"{name:<18}{cells}")
     lines.append("")
-    lines.append("updates, deletes: share of changed (taken back) facts whose note was updated (deleted) by its id;")
+    lines.append("updates, deletes: share of changed (retracted) facts whose note was updated (deleted) by its id;")
     lines.append(
-        "stale: answers that were true once; append only: never updates or deletes; oracle: does all of it right."
+        "stale: answers that are no longer true; append only: never updates or deletes; oracle: a perfect writer."
     )
     return lines

@@ -32,7 +32,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
-from memalpha.errors import ConfigError, PolicyError
+from memalpha.errors import ConfigError, PolicyError, PromptTooLong
 from memalpha.hub import hub_reachable
 from memalpha.policy.base import ADAPTER_CONFIG, SHIPPED, load_policy
 from memalpha.types import Completion, SampleRequest
@@ -143,10 +143,10 @@ class TransformersPolicy:
     def _check_room(self, requests: Sequence[SampleRequest], prompts: Sequence[list[int]]) -> None:
         for request, prompt in zip(requests, prompts, strict=True):
             if self.positions is not None and len(prompt) + request.max_new_tokens > self.positions:
-                raise PolicyError(
+                raise PromptTooLong(
                     f"a prompt of {len(prompt)} tokens and {request.max_new_tokens} new ones are more than the "
-                    f"{self.positions} that policy {self.name!r} takes: read smaller chunks or lower view_tokens or "
-                    "max_new_tokens"
+                    f"{self.positions} that policy {self.name!r} takes",
+                    "read smaller chunks or lower view_tokens or max_new_tokens",
                 )
 
     def _text(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]]) -> str:

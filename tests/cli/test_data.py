@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memalpha.cli import main as cli
+from memalpha.cli import main
 from memalpha.tasks.catalog import MODULES
 
 LOCOMO = Path(__file__).parents[1] / "data" / "locomo_like.json"
@@ -21,7 +21,7 @@ def data(capsys, monkeypatch):
     def run(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["memalpha", "data", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main()
         out, err = capsys.readouterr()
         return int(ended.value.code or 0), out, err
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from memalpha import __version__
-from memalpha.cli import main as cli
+from memalpha.cli import main
+from memalpha.errors import PromptTooLong
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.store import MemoryStore
 
@@ -22,7 +23,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *wo
     """(exit code, stdout, stderr) of `memalpha words…`, in this process."""
     monkeypatch.setattr(sys, "argv", ["memalpha", *map(str, words)])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main()
     out, err = capsys.readouterr()
     code = ended.value.code
     return code if isinstance(code, int) else 0 if code is None else 1, out, err
@@ -96,7 +97,17 @@ def test_a_position_beyond_the_log_is_said_to_be_now(memalpha, store: Path) -> N
     for words in (("show", store), ("search", store, "Ana")):
         assert memalpha(*words, "--as-of", 1)[2] == ""
         code, out, err = memalpha(*words, "--as-of", 99)
-        assert code == 0 and "Lisbon" in out and "the log ends at 1" in err
+        assert code == 0 and "Lisbon" in out and "--as-of 99: the log ends at 1" in err
+
+
+def test_diff_names_the_argument_that_is_beyond_the_log(memalpha, store: Path) -> None:
+    assert memalpha("diff", store, 1, 99) == (
+        0,
+        "no difference\n",
+        "memalpha: TO 99: the log ends at 1; using the current state\n",
+    )
+    assert "FROM 99: the log ends at 1" in memalpha("diff", store, 99)[2]
+    assert "FROM 999999999999999999...: no log" in memalpha("diff", store, "9" * 20)[2]
 
 
 def test_undo_redo_diff(memalpha, store: Path) -> None:
@@ -147,9 +158,9 @@ def test_serving_that_cannot_begin(memalpha, tmp_path: Path, monkeypatch) -> Non
     path, heuristic = tmp_path / "new.db", ("--policy", "scripted:heuristic")
     for words, says in [
         ((*heuristic,), "--mcp, --http HOST:PORT, or both"),
-        (("--mcp",), "--policy RUN or MODEL, or --read-only"),
+        (("--mcp",), "--policy RUN or MODEL, or use --read-only"),
         (("--mcp", "--policy", "scripted:nobody"), "no scripted policy"),
-        ((*heuristic, "--mcp", "--token-file", tmp_path / "token"), "give --http too"),
+        ((*heuristic, "--mcp", "--token-file", tmp_path / "token"), "add --http"),
         ((*heuristic, "--http", "8765"), "is no HOST:PORT"),
         ((*heuristic, "--http", "0.0.0.0:0"), "needs a token"),
         ((*heuristic, "--http", "127.0.0.1:0", "--token-file", tmp_path / "token"), "at least 16"),
@@ -176,7 +187,7 @@ def test_markdown_and_other_stores(memalpha, store: Path, tmp_path: Path) -> Non
     done = json.loads(memalpha("import", copy, peers / "langgraph.db", "--from", "langgraph", "--json")[1])
     assert done["operations"] == {"users.ana": 1, "users.tom": 2} and done["left_out"][0]["id"] == "tea-too"
     for words, says in [
-        ((peers / "langgraph.db", "--history", "x.db"), "--history is mem0's"),
+        ((peers / "langgraph.db", "--history", "x.db"), "--history belongs to mem0"),
         ((peers / "langgraph.db", "--from", "mem0"), "langgraph.db: no table history"),
         ((peers / "mem0-qdrant", "--history", "x.db"), "x.db: no such file"),
         ((tmp_path / "none.md",), "none.md: cannot be read"),
@@ -326,6 +337,27 @@ def test_the_tiny_policy_reads_and_answers_in_its_own_style(memalpha, tmp_path: 
     assert answer["prompt"].startswith("facts\n") and answer["text"]
 
 
+def test_a_chunk_that_is_too_long_names_the_option_that_helps(memalpha, tmp_path: Path, monkeypatch) -> None:
+    class SmallPolicy(ScriptedPolicy):
+        def sample(self, requests):
+            if any(len(str(request.messages)) > 2000 for request in requests):
+                raise PromptTooLong("a prompt of 900 tokens is more than the 512 that it takes", "lower view_tokens")
+            return super().sample(requests)
+
+    monkeypatch.setattr("memalpha.policy.base.load_policy", lambda _: SmallPolicy("fixed", text=""))
+    chat, store = tmp_path / "chat.txt", tmp_path / "chat.db"
+    chat.write_text("user: hi\n" + "x" * 2500)
+    code, out, err = memalpha("read", store, chat, "--policy", "tiny", "--chunk", 2600)
+    problem = "a prompt of 900 tokens is more than the 512 that it takes"
+    assert (code, out) == (2, "")
+    assert err == f"memalpha: {chat}: chunk 1 of 1: {problem}: lower --chunk (now 2600)\n"
+    err = memalpha("read", store, chat, "--policy", "tiny", "--chunk", 2500)[2]
+    assert err.endswith("lower --chunk (now 2500); the 1 chunks before it are in the store\n")
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(json.dumps({**TASK, "chunks": [{"text": "x" * 2500}]}) + "\n")
+    assert memalpha("read", store, tasks, "--policy", "tiny")[2].endswith("that it takes: split that chunk\n")
+
+
 def test_eval_and_data(memalpha, tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     prepared = json.loads(memalpha("data", "prepare", "synthetic", path, "--limit", 3, "--json")[1])
@@ -433,7 +465,7 @@ def test_a_fault_of_ours_keeps_its_traceback(memalpha, store: Path, monkeypatch:
     monkeypatch.setattr("memalpha.store.store.MemoryStore.list", lambda *_, **__: 1 / 0)
     monkeypatch.setattr(sys, "argv", ["memalpha", "show", str(store)])
     with pytest.raises(ZeroDivisionError):
-        cli.main()
+        main()
 
 
 def test_as_a_module() -> None:

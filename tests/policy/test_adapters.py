@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tiny import tiny_model, tiny_policy
 from transformers import AutoModelForCausalLM
 
-from memalpha.cli import main as cli
+from memalpha.cli import main
 from memalpha.errors import PolicyError
 from memalpha.policy.base import lasting_name, load_policy
 from memalpha.policy.transformers import TransformersPolicy
@@ -120,7 +120,7 @@ def test_what_is_wrong_with_an_adapter_is_named(whole, tmp_path):
 def run(monkeypatch, capsys, *words: object) -> tuple[object, str, str]:
     monkeypatch.setattr(sys, "argv", ["memalpha", *map(str, words)])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main()
     return ended.value.code, *capsys.readouterr()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from memalpha.agent.prompts import notes
 from memalpha.agent.reader import Answer
-from memalpha.cli import main as cli
+from memalpha.cli import main
 from memalpha.config import EvalConfig, ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.qa.from_config import run_evaluation
@@ -381,7 +381,7 @@ def test_a_class_of_ones_own_works_from_the_command_line(tmp_path, monkeypatch, 
     words = ["systems=[own_system_of_a_test:Newest,rag]", "reader={kind: copy, k: 5}", "metric=contains", "out=run"]
     monkeypatch.setattr(sys, "argv", ["memalpha", "eval", "tasks", "data=tasks.jsonl", *words, "--json"])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main()
     out, err = capsys.readouterr()
     assert ended.value.code == 0, err
     mine, rag = json.loads(out)
@@ -441,7 +441,7 @@ def test_a_system_that_raises_ends_the_run_in_words_and_what_is_done_stays(tmp_p
     words = [f"systems=[rag,faulty_system_of_a_test:{name},empty]", "reader.kind=copy", "metric=contains", "out=run"]
     monkeypatch.setattr(sys, "argv", ["memalpha", "eval", "tasks", "data=tasks.jsonl", *words])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main()
     assert ended.value.code == 1
     err = capsys.readouterr().err
     assert (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memalpha.cli.demo import outcome, run_demo
+from memalpha.cli.demo import format_outcome, run_demo
 
 
 def test_the_demo_says_where_the_page_is_and_what_to_try(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +28,7 @@ def test_the_demo_says_where_the_page_is_and_what_to_try(run: Path, monkeypatch:
 
 def test_the_outcome_is_a_table_of_the_summary(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
-    lines = outcome(summary)
+    lines = format_outcome(summary)
     [after] = [line for line in lines if line.startswith("after training")]
     assert after.split()[2:] == ["0.80", "0.80", "0.80", "0.03"]
     assert any(line.startswith("append only") for line in lines) and any(line.startswith("oracle") for line in lines)
@@ -36,4 +36,4 @@ def test_the_outcome_is_a_table_of_the_summary(run: Path) -> None:
 
 
 def test_an_unfinished_run_has_no_outcome() -> None:
-    assert outcome({"seed": 1}) == []
+    assert format_outcome({"seed": 1}) == []

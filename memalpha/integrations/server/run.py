@@ -1,7 +1,7 @@
-"""Running a served memory: its address and token, the transports, and an end that loses nothing.
+"""Run the server: its address and token, the transports, and a shutdown that loses nothing.
 
-Ctrl-C and SIGTERM end it: nothing new is taken, what a thread has begun is finished, the store is closed. What was
-acknowledged before was in the store before.
+Ctrl-C and SIGTERM stop it: new requests are refused, started ones finish, the store is closed. Every acknowledged write
+is in the store.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from memalpha.errors import ConfigError
 from memalpha.integrations.server.service import MemoryService
 
 TOKEN_ENV = "MEMALPHA_TOKEN"
-SHORTEST = 16
-"""Characters of a token: fewer can be tried out."""
-GRACE = 5
-"""Seconds that open connections have to end."""
+MIN_TOKEN_LENGTH = 16
+"""Minimum characters of a token; shorter ones can be guessed."""
+SHUTDOWN_SECONDS = 5
+"""Time for open connections to finish."""
 
 
-def address_of(text: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT, `[::1]:8765` with an IPv6 address; raises `ConfigError`. Port 0 takes a free one."""
+def parse_address(text: str) -> tuple[str, int]:
+    """Parse HOST:PORT, or `[::1]:8765` for IPv6. Port 0 takes a free one. Raises `ConfigError`."""
     host, colon, port = text.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not colon or not bare or (":" in host and bare == host) or not port.isdecimal() or int(port) > 65535:
@@ -37,7 +37,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it; a name other than localhost may resolve to anything."""
+    """Return True if only this machine can reach the host. Names other than localhost may resolve to anything."""
     if host == "localhost":
         return True
     try:
@@ -46,22 +46,22 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def token_of(file: Path | None) -> str | None:
-    """The token in a file, or else in the environment; raises `ConfigError` for one that is none."""
+def read_token(file: Path | None) -> str | None:
+    """Return the token from a file or else the environment; None without either. Raises `ConfigError` if invalid."""
     if file is None:
-        token, where = os.environ.get(TOKEN_ENV), TOKEN_ENV
+        token, origin = os.environ.get(TOKEN_ENV), TOKEN_ENV
         if token is None:
             return None
     else:
-        where = str(file)
+        origin = str(file)
         try:
             token = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{file}: the token cannot be read: {error}") from error
     token = token.strip()
-    if len(token) < SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
+    if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(
-            f"{where}: a token of at least {SHORTEST} letters and digits is needed: "
+            f"{origin}: a token of at least {MIN_TOKEN_LENGTH} letters and digits is needed: "
             "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes one"
         )
     return token
@@ -69,20 +69,20 @@ def token_of(file: Path | None) -> str | None:
 
 @contextmanager
 def quiet_stdout() -> Iterator[None]:
-    """Stdout goes to stderr meanwhile, whoever writes to it: in stdio mode it is the protocol's alone."""
+    """Redirect stdout to stderr in the block: in stdio mode stdout belongs to the protocol."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    saved = os.dup(1)
     os.dup2(2, 1)
     try:
         yield
     finally:
         sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def serve_stdio(service: MemoryService) -> None:
-    """Serve MCP on stdin and stdout, until stdin ends or a signal comes."""
+    """Serve MCP on stdin and stdout until stdin ends or a signal arrives."""
     from memalpha.integrations.server.mcp import mcp_server
 
     asyncio.run(_stdio(service, mcp_server(service)))
@@ -95,12 +95,12 @@ async def _stdio(service: MemoryService, server: Any) -> None:
         async with stdio_server() as (incoming, outgoing):
             await server.run(incoming, outgoing, server.create_initialization_options())
 
-    stop = _signalled()
+    stop = _stop_event()
     serving, stopped = asyncio.create_task(run()), asyncio.create_task(stop.wait())
     await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
     await service.close()
     if not serving.done():
-        # A thread waits for a line of stdin, and nothing but its end could wake it.
+        # A thread still waits for a line of stdin and cannot be interrupted.
         with suppress(OSError):
             sys.stderr.flush()
         os._exit(0)
@@ -109,14 +109,27 @@ async def _stdio(service: MemoryService, server: Any) -> None:
 
 
 def serve_http(
-    service: MemoryService, address: tuple[str, int], *, token: str | None = None, mcp: bool = False, about: str = ""
+    service: MemoryService,
+    address: tuple[str, int],
+    *,
+    token: str | None = None,
+    mcp: bool = False,
+    description: str = "",
 ) -> None:
-    """Serve the HTTP API, and MCP at /mcp, until a signal comes; `about` is said on stderr with the address.
+    """Serve the HTTP API until a signal arrives.
 
-    Raises `ConfigError` for an address that cannot be had, and one off loopback without a token.
+    Args:
+        service: The memory to serve.
+        address: Host and port.
+        token: Required by requests; None requires none.
+        mcp: Also serve MCP at /mcp.
+        description: Printed on stderr with the address.
+
+    Raises:
+        ConfigError: the address cannot be used, or other machines can reach it and there is no token.
     """
     host, port = address
-    check_open(host, token)
+    check_token_needed(host, token)
     from memalpha.integrations.server.http import http_app
 
     server = None
@@ -125,15 +138,15 @@ def serve_http(
 
         server = mcp_server(service)
     app = http_app(service, token=token, local=is_loopback(host), mcp=server)
-    with _bound(host, port) as listening:
-        where = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
-        print(f"memalpha serves {about} at {where}/v1{f', MCP at {where}/mcp' if mcp else ''}", file=sys.stderr)
+    with _listen(host, port) as listening:
+        url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+        print(f"memalpha serves {description} at {url}/v1{f', MCP at {url}/mcp' if mcp else ''}", file=sys.stderr)
         sys.stderr.flush()
         asyncio.run(_http(service, app, listening))
 
 
-def check_open(host: str, token: str | None) -> None:
-    """Refuse to let anybody on the network in without a token."""
+def check_token_needed(host: str, token: str | None) -> None:
+    """Raise `ConfigError` if other machines can reach the host and there is no token."""
     if token is None and not is_loopback(host):
         raise ConfigError(
             f"http: {host} can be reached from elsewhere, which needs a token: --token-file or {TOKEN_ENV}"
@@ -144,7 +157,7 @@ async def _http(service: MemoryService, app: Any, listening: socket.socket) -> N
     import uvicorn
 
     class Server(uvicorn.Server):
-        """Signals are ours: uvicorn would raise them again after it has ended well."""
+        """Server without uvicorn's signal handling, which raises signals again after a clean shutdown."""
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -156,24 +169,24 @@ async def _http(service: MemoryService, app: Any, listening: socket.socket) -> N
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=GRACE,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
-    server, stop = Server(config), _signalled()
+    server, stop = Server(config), _stop_event()
 
-    async def end() -> None:
+    async def exit_on_signal() -> None:
         await stop.wait()
         server.should_exit = True
 
-    ending = asyncio.create_task(end())
+    exit_task = asyncio.create_task(exit_on_signal())
     try:
         await server.serve(sockets=[listening])
     finally:
-        ending.cancel()
+        exit_task.cancel()
         await service.close()
 
 
-def _signalled() -> asyncio.Event:
-    """What is set by Ctrl-C and SIGTERM, from now on and as often as they come."""
+def _stop_event() -> asyncio.Event:
+    """Return an event that Ctrl-C and SIGTERM set."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         try:
@@ -184,14 +197,14 @@ def _signalled() -> asyncio.Event:
 
 
 @contextmanager
-def _bound(host: str, port: int) -> Iterator[socket.socket]:
+def _listen(host: str, port: int) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listening:
         try:
             if os.name == "posix":  # elsewhere it would let two servers have one port
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind((host, port))
-            listening.listen(128)  # from here on: the address is told before uvicorn has begun
+            listening.listen(128)  # connections wait here until uvicorn starts, so the address can be printed now
         except OSError as error:
             raise ConfigError(f"http: {host}:{port} cannot be had: {error.strerror or error}") from error
         yield listening

@@ -1,6 +1,6 @@
-"""What goes in and out of a served memory, by MCP and by HTTP: models with limits, and failures as they are told.
+"""Request and response models of a served memory, shared by MCP and HTTP, with their limits.
 
-Nobody at the other end names a file, a namespace or a schema: those are fixed where the server is started.
+No request names a file, a namespace or a schema: these are fixed when the server starts.
 """
 
 from __future__ import annotations
@@ -12,35 +12,38 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from memalpha.store.filters import moment, utc
-from memalpha.types import MemoryEntry, Operation, ToolResult
+from memalpha.types import Hit, MemoryEntry, Operation, ToolResult
 
 MAX_TEXT = 200_000
-"""Characters of a text that is read, of an entry `MAX_CONTENT`, of a query `MAX_QUERY`, of a name or label
-`MAX_LABEL`."""
+"""Maximum characters of a text to read."""
 MAX_CONTENT = 20_000
+"""Maximum characters of an entry's content."""
 MAX_QUERY = 4_000
+"""Maximum characters of a query or question."""
 MAX_LABEL = 256
+"""Maximum characters of a name, id or label."""
 MAX_K = 100
-"""Hits of a search, entries of a page `MAX_PAGE`."""
+"""Maximum hits of a search."""
 MAX_PAGE = 1000
+"""Maximum entries of a page."""
 MAX_MESSAGE = 1000
-"""Characters of what is told of a failure."""
+"""Maximum characters of an error message."""
 MAX_DEPTH = 20
-"""Levels of a filter or of metadata."""
+"""Maximum nesting of a filter or of metadata."""
 MAX_BODY = 3 << 20
-"""Bytes of a request: the longest text, were each of its characters written as an escape."""
+"""Maximum bytes of a request: the longest text with every character escaped."""
 
 
-class Refused(Exception):
-    """A request that was not done: what its sender is told, and the status that HTTP has for it."""
+class ServiceError(Exception):
+    """A failed request: error code and message for its sender, and the HTTP status."""
 
     def __init__(self, code: str, message: str, status: int = 422) -> None:
         super().__init__(message)
-        self.code, self.message, self.status = code, told(message)[:MAX_MESSAGE], status
+        self.code, self.message, self.status = code, escape_surrogates(message)[:MAX_MESSAGE], status
 
 
-def clean(text: str) -> str:
-    """The text, if every back end can hold it; raises `ValueError`."""
+def check_text(text: str) -> str:
+    """Return the text if every back end can store it. Raises `ValueError` otherwise."""
     if "\x00" in text:
         raise ValueError("holds a NUL character")
     try:
@@ -50,22 +53,22 @@ def clean(text: str) -> str:
     return text
 
 
-def _said(text: str) -> str:
+def _check_not_empty(text: str) -> str:
     if not text.strip():
         raise ValueError("is empty")
-    return clean(text)
+    return check_text(text)
 
 
-_SAID: dict[str, Any] = {"pattern": r"\S"}
+_NOT_EMPTY: dict[str, Any] = {"pattern": r"\S"}
 
 
-def _whole(number: Any) -> Any:
-    """JSON has one kind of number: 8.0 is 8."""
+def _integral(number: Any) -> Any:
+    """Convert an integral float to int: JSON has one number type, and 8.0 is 8."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
-def _iso(text: str) -> str:
-    """Also not so early or late that there is no such moment in UTC."""
+def _check_iso_time(text: str) -> str:
+    """Return an ISO 8601 date or time that exists in UTC too. Raises `ValueError` otherwise."""
     try:
         utc(moment(text))
     except (ValueError, OverflowError) as error:
@@ -73,18 +76,18 @@ def _iso(text: str) -> str:
     return text
 
 
-def _plain(value: dict[str, Any]) -> dict[str, Any]:
-    """A mapping that memory and disk can hold: not deep, finite numbers, text."""
+def _check_json_object(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a mapping that can be stored: limited nesting, finite numbers, valid text. Raises `ValueError`."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
         for item in level:
             if isinstance(item, dict):
-                below += [*map(clean, item), *item.values()]
+                below += [*map(check_text, item), *item.values()]
             elif isinstance(item, list):
                 below += item
             elif isinstance(item, str):
-                clean(item)
+                check_text(item)
             elif isinstance(item, float) and not isfinite(item):
                 raise ValueError("holds a number that is not finite")
         if not below:
@@ -93,27 +96,40 @@ def _plain(value: dict[str, Any]) -> dict[str, Any]:
     raise ValueError(f"is nested deeper than {MAX_DEPTH} levels")
 
 
-Label = Annotated[str, Field(min_length=1, max_length=MAX_LABEL), AfterValidator(clean)]
-Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT, json_schema_extra=_SAID), AfterValidator(_said)]
-Content = Annotated[str, Field(min_length=1, max_length=MAX_CONTENT, json_schema_extra=_SAID), AfterValidator(_said)]
-Query = Annotated[str, Field(min_length=1, max_length=MAX_QUERY, json_schema_extra=_SAID), AfterValidator(_said)]
-Time = Annotated[
-    str, Field(min_length=1, max_length=64, json_schema_extra={"format": "date-time"}), AfterValidator(_iso)
+Label = Annotated[str, Field(min_length=1, max_length=MAX_LABEL), AfterValidator(check_text)]
+Text = Annotated[
+    str, Field(min_length=1, max_length=MAX_TEXT, json_schema_extra=_NOT_EMPTY), AfterValidator(_check_not_empty)
 ]
-Position = Annotated[int, Field(ge=0, lt=1 << 53), BeforeValidator(_whole)]
-Count = Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(_whole)]
-Limit = Annotated[int, Field(ge=1, le=MAX_PAGE), BeforeValidator(_whole)]
-Plain = Annotated[dict[str, Any], AfterValidator(_plain)]
+Content = Annotated[
+    str, Field(min_length=1, max_length=MAX_CONTENT, json_schema_extra=_NOT_EMPTY), AfterValidator(_check_not_empty)
+]
+Query = Annotated[
+    str, Field(min_length=1, max_length=MAX_QUERY, json_schema_extra=_NOT_EMPTY), AfterValidator(_check_not_empty)
+]
+Time = Annotated[
+    str, Field(min_length=1, max_length=64, json_schema_extra={"format": "date-time"}), AfterValidator(_check_iso_time)
+]
+Position = Annotated[int, Field(ge=0, lt=1 << 53), BeforeValidator(_integral)]
+Count = Annotated[int, Field(ge=1, le=MAX_K), BeforeValidator(_integral)]
+Limit = Annotated[int, Field(ge=1, le=MAX_PAGE), BeforeValidator(_integral)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(_check_json_object)]
 Importance = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 
+HTTP_SOURCE = "http"
+"""Source of entries that were written over HTTP without one."""
 
-class Asked(BaseModel):
-    """What comes in: unknown names are refused, and nothing is taken for another type."""
+
+# ----------------------------------------------------------------------------------------------------------- requests
+
+
+class RequestModel(BaseModel):
+    """Base of request bodies: unknown fields are refused, and types are strict."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Read(Asked):
+# The docstrings and field descriptions of the next three are those of the MCP tools, which language models read.
+class ReadRequest(RequestModel):
     """Let the writer read a text and write down what is worth remembering."""
 
     text: Text = Field(description="the text or conversation, as it is, one line a turn")
@@ -121,7 +137,7 @@ class Read(Asked):
     source: Label | None = Field(default=None, description="a name for the text, kept with what is written")
 
 
-class Search(Asked):
+class SearchRequest(RequestModel):
     """Find what the memory holds on something."""
 
     query: Query = Field(description="a question or a few words")
@@ -129,7 +145,7 @@ class Search(Asked):
     category: Label | None = Field(default=None, description="only this kind of memory")
 
 
-class List(Asked):
+class ListRequest(RequestModel):
     """List the entries, oldest first, and the core memory; page by page."""
 
     category: Label | None = Field(default=None, description="only this kind of memory")
@@ -137,9 +153,70 @@ class List(Asked):
     after: Label | None = Field(default=None, description="id that ended the last page")
 
 
+class AskRequest(RequestModel):
+    """A question to answer from the memory alone."""
+
+    question: Query
+    k: Count = Field(default=8, description="number of entries that the reader sees")
+
+
+class FilteredSearchRequest(SearchRequest):
+    """A search with a filter over fields and metadata, of the current or a past state."""
+
+    where: JsonObject | None = Field(default=None, description='such as {"user": "ana", "importance": {"$gte": 0.5}}')
+    as_of: Position | Time | None = Field(default=None, description="a past state: log position or ISO time")
+
+
+class InsertRequest(RequestModel):
+    """A fact to store."""
+
+    category: Label
+    content: Content
+    timestamp: Time | None = Field(default=None, description="ISO date of the fact")
+    importance: Importance = 1.0
+    metadata: JsonObject | None = None
+    expires: Time | None = Field(default=None, description="ISO time at which the entry expires")
+    source: Label = HTTP_SOURCE
+
+
+class UpdateRequest(RequestModel):
+    """New content of an entry. Omitted fields stay, but new content clears an omitted timestamp."""
+
+    content: Content
+    timestamp: Time | None = None
+    importance: Importance | None = None
+    metadata: JsonObject | None = None
+    expires: Time | None = None
+    source: Label = HTTP_SOURCE
+
+
+class CoreRequest(RequestModel):
+    """The complete new core memory; empty text clears it."""
+
+    content: Annotated[str, Field(max_length=MAX_CONTENT), AfterValidator(check_text)]
+
+
+# ---------------------------------------------------------------------------------------------------------- responses
+
+
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one tool call did, or why it did nothing (`ok` false): the fields of `ToolResult`, and the tool's name."""
+class ErrorResponse:
+    """Error code and message of a failed request."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class HealthResponse:
+    """The server and its store are available."""
+
+    status: str = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutcome:
+    """Outcome of one tool call: the fields of `ToolResult`, and the tool's name. `ok` is false if nothing was done."""
 
     tool: str
     ok: bool
@@ -151,13 +228,13 @@ class Outcome:
     before: str | None = None
 
     @classmethod
-    def of(cls, result: ToolResult) -> Outcome:
-        """The outcome of a call. A model's text may hold what is no text; it is told with a replacement for that."""
+    def from_result(cls, result: ToolResult) -> CallOutcome:
+        """Build the outcome of a call; invalid text of a model is escaped."""
         return cls(
-            told(result.call.name),
+            escape_surrogates(result.call.name),
             result.ok,
             result.code,
-            told(result.message),
+            escape_surrogates(result.message),
             result.entry_id,
             result.category,
             result.content,
@@ -166,16 +243,36 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What came of a text: in how many chunks it was read, and every call that the writer made, in order."""
+class ReadResponse:
+    """Number of chunks of a text, and every tool call of the writer in order."""
 
     chunks: int
-    results: tuple[Outcome, ...]
+    results: tuple[CallOutcome, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """Entries, oldest first, the core memory, and the id to go on after (null: there are no more)."""
+class SearchResponse:
+    """Hits, best first."""
+
+    hits: list[Hit]
+
+
+@dataclass(frozen=True, slots=True)
+class AskResponse:
+    """An answer and the entries that the reader saw.
+
+    `abstained`: the memory has no answer. `conflict`: it has two that contradict each other.
+    """
+
+    answer: str
+    abstained: bool
+    conflict: bool
+    hits: tuple[Hit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPage:
+    """Entries, oldest first, the core memory, and the id to continue after (null on the last page)."""
 
     core: str
     entries: tuple[MemoryEntry, ...]
@@ -183,20 +280,41 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
-    """One line of the log."""
+class HistoryResponse:
+    """All versions of an entry, oldest first."""
+
+    versions: list[MemoryEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedOperation:
+    """One line of the operation log."""
 
     seq: int
     time: str
     operation: Operation
 
 
-def told(text: str) -> str:
-    """A text that may hold halves of surrogate pairs, with escapes for them."""
+@dataclass(frozen=True, slots=True)
+class LogResponse:
+    """Logged operations, in order."""
+
+    operations: list[LoggedOperation]
+
+
+@dataclass(frozen=True, slots=True)
+class CoreResponse:
+    """The core memory."""
+
+    content: str
+
+
+def escape_surrogates(text: str) -> str:
+    """Escape lone surrogates, so that the text can be encoded."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def note(entry: MemoryEntry) -> dict[str, Any]:
-    """An entry in the few words that a model needs."""
-    shown = {"id": entry.id, "category": entry.category, "content": entry.content}
-    return {**shown, "timestamp": entry.timestamp} if entry.timestamp else shown
+def compact_entry(entry: MemoryEntry) -> dict[str, Any]:
+    """Return the fields of an entry that a language model needs."""
+    fields = {"id": entry.id, "category": entry.category, "content": entry.content}
+    return {**fields, "timestamp": entry.timestamp} if entry.timestamp else fields

@@ -1,9 +1,8 @@
-"""One namespace of a store and its writer behind an event loop: what MCP and HTTP serve.
+"""Asynchronous access to one namespace of a store and its writer, shared by MCP and HTTP.
 
-No method blocks the loop. What writes is done by one thread, one thing after the other in the order of asking: an edit,
-or one chunk of a text, which a policy may take long over. What only looks has threads of its own and waits for neither;
-questions have one more. A policy does one thing at a time. What a thread has begun is done even if whoever asked has
-gone; what waits then is dropped.
+No method blocks the event loop. One thread writes: edits and chunks of texts run one after the other, in the order of
+their requests. Reads have threads of their own and never wait for writes; questions have one more thread. The policy
+runs one request at a time. A started request finishes even if its client disconnects; waiting ones are then dropped.
 """
 
 from __future__ import annotations
@@ -32,7 +31,16 @@ from memalpha.errors import (
     UnknownCategory,
     UnknownEntry,
 )
-from memalpha.integrations.server.schemas import MAX_CONTENT, List, Logged, Outcome, Page, Read, Reading, Refused
+from memalpha.integrations.server.schemas import (
+    MAX_CONTENT,
+    CallOutcome,
+    EntryPage,
+    ListRequest,
+    LoggedOperation,
+    ReadRequest,
+    ReadResponse,
+    ServiceError,
+)
 from memalpha.policy.base import Policy
 from memalpha.store.filters import Where, parse
 from memalpha.store.schema import MemorySchema
@@ -44,8 +52,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Progress = Callable[[int, int], Awaitable[None]]
 
-LOOKING = 4
-"""Threads for what only looks."""
+READ_THREADS = 4
+"""Threads for requests that only read."""
 
 log = logging.getLogger("memalpha.serve")
 
@@ -53,112 +61,133 @@ _STATUS = {UnknownEntry: 404, DuplicateContent: 409, UnknownCategory: 422, Inval
 
 
 class MemoryService:
-    """What is served of `store`, whose owner it becomes: `close` closes it.
-
-    `chunk`: the longest piece that the policy reads at once, in characters; it has to fit the policy's window beside
-    the memory view. `read_only`: nothing is written, and no policy is needed; questions are then answered by the
-    extractive floor.
-    Raises `ConfigError` where nobody could write. Its methods raise `Refused`, and nothing else that is meant.
-    """
+    """Serve a store and its writer. Methods raise `ServiceError`; `close` closes the store."""
 
     def __init__(
-        self, store: MemoryStore, policy: Policy | None, *, chunk: int = 4000, read_only: bool = False
+        self, store: MemoryStore, policy: Policy | None, *, chunk_size: int = 4000, read_only: bool = False
     ) -> None:
+        """Take ownership of `store`.
+
+        Args:
+            store: The namespace to serve.
+            policy: The writer; it also answers questions. None needs `read_only`.
+            chunk_size: Maximum characters that the policy reads at once; a chunk and the memory view must fit its
+                context window.
+            read_only: Refuse writes. Without a policy, an extractive reader answers questions.
+
+        Raises:
+            ConfigError: there is no policy, and `read_only` is False.
+        """
         if policy is None and not read_only:
             raise ConfigError("policy: a writer is needed, unless the memory is served read-only")
-        self._store, self._chunk = store, chunk
+        self._store, self._chunk_size = store, chunk_size
         self._agent = None if policy is None else MemoryAgent(policy, store)
         self._reader = ExtractiveReader() if self._agent is None else self._agent.reader
-        self._one_at_a_time = Lock()  # for the policy, which writes in one thread and answers in another
-        self._writing = ThreadPoolExecutor(1, "memalpha-write")
-        self._asking = ThreadPoolExecutor(1, "memalpha-ask")
-        self._looking = ThreadPoolExecutor(LOOKING, "memalpha-look")
+        self._policy_lock = Lock()  # the policy writes in one thread and answers in another
+        self._write_pool = ThreadPoolExecutor(1, "memalpha-write")
+        self._ask_pool = ThreadPoolExecutor(1, "memalpha-ask")
+        self._read_pool = ThreadPoolExecutor(READ_THREADS, "memalpha-read")
         self.read_only = read_only
 
     @property
     def schema(self) -> MemorySchema:
-        """The categories of the memory."""
+        """Categories of the memory."""
         return self._store.schema
 
     async def close(self) -> None:
-        """Take nothing more, finish what was begun, and close the store. A second time does nothing."""
+        """Refuse new requests, finish started ones, and close the store. Closing twice is harmless."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        for pool in (self._writing, self._asking, self._looking):
+        for pool in (self._write_pool, self._ask_pool, self._read_pool):
             pool.shutdown(cancel_futures=True)
         self._store.close()
 
     # ------------------------------------------------------------------------------------------------ the writer
 
-    async def read(self, asked: Read, *, source: str, progress: Progress | None = None) -> Reading:
-        """Let the policy read a text, chunk by chunk; `progress` is told (chunks read, chunks) where there are several.
+    async def read(self, request: ReadRequest, *, source: str, progress: Progress | None = None) -> ReadResponse:
+        """Let the policy read a text, chunk by chunk.
 
-        Another's edit may come between two chunks. Where a chunk fails, what those before it wrote stays.
+        Edits of other clients may come between two chunks. If a chunk fails, the chunks before it stay written.
+
+        Args:
+            request: Text, timestamp and source.
+            source: Source of the entries if the request names none.
+            progress: Awaited with (chunks read, chunks) if there are several.
         """
-        pieces, outcomes = cut(asked.text, self._chunk), []
-        for number, piece in enumerate(pieces):
+        chunks, outcomes = cut(request.text, self._chunk_size), []
+        for index, chunk in enumerate(chunks):
             try:
-                turn = await self._write(self._read_chunk, piece, asked.timestamp, asked.source or source)
-            except Refused as refused:
-                kept = f" ({number} of {len(pieces)} chunks were read, and what came of them is kept)" if number else ""
-                raise Refused(refused.code, f"{refused.message}{kept}", refused.status) from refused
-            outcomes += map(Outcome.of, turn.results)
-            if progress is not None and len(pieces) > 1:
-                await progress(number + 1, len(pieces))
-        return Reading(len(pieces), tuple(outcomes))
+                turn = await self._write(self._read_chunk, chunk, request.timestamp, request.source or source)
+            except ServiceError as error:
+                note = f" ({index} of {len(chunks)} chunks were read and stay written)" if index else ""
+                raise ServiceError(error.code, f"{error.message}{note}", error.status) from error
+            outcomes += map(CallOutcome.from_result, turn.results)
+            if progress is not None and len(chunks) > 1:
+                await progress(index + 1, len(chunks))
+        return ReadResponse(len(chunks), tuple(outcomes))
 
     def _read_chunk(self, text: str, timestamp: str | None, source: str) -> Turn:
-        """The agent numbers its chunks on from one request to the next, so that no two have one place."""
+        """Let the agent read a chunk; it numbers chunks across requests, so that no two share an index."""
         assert self._agent is not None
-        with self._one_at_a_time:
+        with self._policy_lock:
             return self._agent.read(text, timestamp=timestamp, source=source)
 
     async def ask(self, question: str, k: int) -> Answer:
-        """An answer from the `k` entries nearest to the question."""
-        return await self._in(self._asking, self._answer, question, k)
+        """Answer a question from the `k` entries nearest to it."""
+        return await self._run_in(self._ask_pool, self._answer, question, k)
 
     def _answer(self, question: str, k: int) -> Answer:
-        with self._one_at_a_time:
+        with self._policy_lock:
             return self._reader.answer([(question, self._store)], k=k)[0]
 
-    # ------------------------------------------------------------------------------------------------ what writes
+    # ------------------------------------------------------------------------------------------------ writes
 
-    async def call(self, name: str, arguments: Mapping[str, Any], *, source: str) -> Outcome:
-        """Run one of the writer's tools, just as if a policy had called it."""
+    async def call(self, name: str, arguments: Mapping[str, Any], *, source: str) -> CallOutcome:
+        """Run one of the writer's tools as if the policy had called it.
+
+        Args:
+            name: Name of the tool.
+            arguments: Its arguments; invalid ones give an outcome with an error code.
+            source: Source of the written entry.
+        """
         call = ToolCall(name, dict(arguments))
         for key, value in arguments.items():
             if isinstance(value, str) and len(value) > MAX_CONTENT:
                 message = f"{key}: of {len(value)} characters; {MAX_CONTENT} is the limit"
-                return Outcome.of(ToolResult(call, False, "invalid_arguments", message))
+                return CallOutcome.from_result(ToolResult(call, False, "invalid_arguments", message))
         result, _ = await self._write(partial(execute, self._store, call, chunk=None, source=source, timestamp=None))
-        return Outcome.of(result)
+        return CallOutcome.from_result(result)
 
     async def insert(self, fact: Mapping[str, Any]) -> tuple[MemoryEntry, bool]:
-        """Store a fact (arguments of `MemoryStore.insert`), and say whether it is new: else the entry that says it."""
+        """Store a fact (arguments of `MemoryStore.insert`).
+
+        Returns:
+            The new entry and True, or the entry with the same content and False.
+        """
 
         def insert() -> tuple[MemoryEntry, bool]:
             try:
                 entry = self._store.change(Operation("insert", **fact)).entry
-            except DuplicateContent as known:
-                return self._store.get(known.entry_id), False
+            except DuplicateContent as duplicate:
+                return self._store.get(duplicate.entry_id), False
             assert entry is not None
             return entry, True
 
         return await self._write(insert)
 
     async def update(self, id: str, change: Mapping[str, Any]) -> MemoryEntry:
-        """Give an entry new content (arguments of `MemoryStore.update`)."""
+        """Replace the content of an entry (arguments of `MemoryStore.update`)."""
         return await self._write(partial(self._store.update, id, **change))
 
     async def delete(self, id: str, source: str) -> MemoryEntry:
-        """End an entry, and return it as it was."""
+        """Delete an entry and return its last version."""
         return await self._write(partial(self._store.delete, id, source=source))
 
     async def set_core(self, text: str, source: str) -> str:
-        """Rewrite the core memory, and return it as stored."""
+        """Replace the core memory and return it as stored."""
         if not self.schema.core:
-            raise Refused("no_core_memory", f"the schema {self.schema.name!r} has no core memory")
+            raise ServiceError("no_core_memory", f"the schema {self.schema.name!r} has no core memory")
 
         def rewrite() -> str:
             self._store.core_update(text, source=source)
@@ -166,97 +195,110 @@ class MemoryService:
 
         return await self._write(rewrite)
 
-    # ------------------------------------------------------------------------------------------------- what looks
+    # ------------------------------------------------------------------------------------------------- reads
 
     async def position(self) -> int:
-        """The log's last position: the store answers."""
-        return await self._in(self._looking, self._store.snapshot)
+        """Return the last position of the log."""
+        return await self._run_in(self._read_pool, self._store.snapshot)
 
     async def search(
         self, query: str, k: int, *, category: str | None = None, where: Where = None, as_of: int | str | None = None
     ) -> list[Hit]:
-        """The k best entries, best first."""
+        """Return the best entries, best first.
+
+        Args:
+            query: A question or a few words.
+            k: Number of entries.
+            category: Only this category.
+            where: Filter over fields and metadata.
+            as_of: A past state; None is the current one.
+        """
         self._check(category, where)
         search = partial(self._store.search, query, k, category=category, where=where, as_of=as_of)
-        return await self._in(self._looking, search)
+        return await self._run_in(self._read_pool, search)
 
-    async def page(self, asked: List, *, as_of: int | str | None = None) -> Page:
-        """A page of entries, and the core memory."""
-        self._check(asked.category, None)
+    async def page(self, request: ListRequest, *, as_of: int | str | None = None) -> EntryPage:
+        """Return a page of entries, and the core memory."""
+        self._check(request.category, None)
 
-        def look() -> Page:
-            found = self._store.list(asked.category, limit=asked.limit + 1, after=asked.after, as_of=as_of)
-            entries = tuple(found[: asked.limit])
-            next = entries[-1].id if len(found) > asked.limit else None
-            return Page(self._store.core_at(as_of), entries, next)
+        def list_page() -> EntryPage:
+            rows = self._store.list(request.category, limit=request.limit + 1, after=request.after, as_of=as_of)
+            entries = tuple(rows[: request.limit])
+            next = entries[-1].id if len(rows) > request.limit else None
+            return EntryPage(self._store.core_at(as_of), entries, next)
 
-        return await self._in(self._looking, look)
+        return await self._run_in(self._read_pool, list_page)
 
     async def get(self, id: str, as_of: int | str | None = None) -> MemoryEntry:
-        """A live entry, or as it was at `as_of`."""
-        return await self._in(self._looking, partial(self._store.get, id, as_of=as_of))
+        """Return an entry of the current state, or of a past one."""
+        return await self._run_in(self._read_pool, partial(self._store.get, id, as_of=as_of))
 
     async def history(self, id: str) -> list[MemoryEntry]:
-        """All versions of an entry, oldest first."""
-        return await self._in(self._looking, self._store.history, id)
+        """Return all versions of an entry, oldest first."""
+        return await self._run_in(self._read_pool, self._store.history, id)
 
     async def core(self, as_of: int | str | None = None) -> str:
-        """The core memory."""
-        return await self._in(self._looking, self._store.core_at, as_of)
+        """Return the core memory."""
+        return await self._run_in(self._read_pool, self._store.core_at, as_of)
 
-    async def log(self, after: int, limit: int) -> list[Logged]:
-        """At most `limit` operations beyond position `after`."""
-        return await self._in(self._looking, lambda: [Logged(*line) for line in islice(self._store.log(after), limit)])
+    async def log(self, after: int, limit: int) -> list[LoggedOperation]:
+        """Return at most `limit` operations after position `after`."""
+        return await self._run_in(
+            self._read_pool, lambda: [LoggedOperation(*line) for line in islice(self._store.log(after), limit)]
+        )
 
     async def export(self, file: Path) -> int:
-        """Write the whole log to a file of the server's own, as `memalpha export` does."""
-        return await self._in(self._looking, self._store.export_jsonl, file)
+        """Write the whole log to a temporary file of the server, as `memalpha export` does."""
+        return await self._run_in(self._read_pool, self._store.export_jsonl, file)
 
-    # ------------------------------------------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------------------------------------------ helpers
 
     def _check(self, category: str | None, where: Where) -> None:
-        """Refuse what the store would: there, a bad filter cannot be told from a database that fails."""
+        """Refuse a bad category or filter here: the store's error could not be told from a failing database."""
         try:
             if category is not None:
                 self.schema.check(category)
             parse(where)
         except UnknownCategory as error:
-            raise _refused(error) from error
+            raise _to_service_error(error) from error
         except StoreError as error:
-            raise Refused("invalid_arguments", str(error)) from error
+            raise ServiceError("invalid_arguments", str(error)) from error
 
     async def _write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         if self.read_only:
-            raise Refused("read_only", "this memory is served read-only", 403)
-        return await self._in(self._writing, work, *args, **kwargs)
+            raise ServiceError("read_only", "this memory is served read-only", 403)
+        return await self._run_in(self._write_pool, work, *args, **kwargs)
 
-    async def _in(self, pool: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        with _telling():
+    async def _run_in(self, pool: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        with _service_errors():
             try:
-                done = asyncio.get_running_loop().run_in_executor(pool, partial(work, *args, **kwargs))
+                result = asyncio.get_running_loop().run_in_executor(pool, partial(work, *args, **kwargs))
             except RuntimeError as error:  # the pool was shut down
-                raise Refused("closing", "the server is shutting down", 503) from error
-            return await done
+                raise ServiceError("closing", "the server is shutting down", 503) from error
+            return await result
 
 
 @contextmanager
-def _telling() -> Iterator[None]:
-    """Every failure as `Refused`. What is not the sender's doing is told in general words, and in full on stderr."""
+def _service_errors() -> Iterator[None]:
+    """Convert every exception to `ServiceError`.
+
+    Errors that the client did not cause get a general message; the log has the traceback.
+    """
     try:
         yield
-    except Refused:
+    except ServiceError:
         raise
     except MemalphaError as error:
-        raise _refused(error) from error
+        raise _to_service_error(error) from error
     except Exception as error:
         log.exception("a request failed")
-        raise Refused("internal_error", "the server failed; its log says why", 500) from error
+        raise ServiceError("internal_error", "the server failed; its log says why", 500) from error
 
 
-def _refused(error: MemalphaError) -> Refused:
+def _to_service_error(error: MemalphaError) -> ServiceError:
     if isinstance(error, StoreError) and type(error) in _STATUS:
-        return Refused(error.code, str(error), _STATUS[type(error)])
+        return ServiceError(error.code, str(error), _STATUS[type(error)])
     log.error("a request failed", exc_info=error)
     if isinstance(error, PolicyError):
-        return Refused("policy_error", "the policy did not answer; the server's log says why", 502)
-    return Refused("store_error", "the store did not do it; the server's log says why", 503)
+        return ServiceError("policy_error", "the policy did not answer; the server's log says why", 502)
+    return ServiceError("store_error", "the store did not do it; the server's log says why", 503)

@@ -236,6 +236,22 @@ def test_a_token_is_asked_for(empty):
 
 
 @pytest.mark.parametrize(
+    "headers", [{}, {"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded"}]
+)
+def test_a_body_without_the_json_content_type_is_refused_by_name(empty, headers):
+    _, client, _ = empty
+    body = b'{"query": "Where does Ana live?"}'
+    answer = client.post("/v1/search", content=body, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_arguments")
+    assert answer.json()["message"] == "body: send the header Content-Type: application/json"
+    for kind in ("application/json", "Application/JSON; charset=utf-8"):
+        assert client.post("/v1/search", content=body, headers={"Content-Type": kind}).json() == {"hits": []}
+    wrong = client.post("/v1/search", content=b"[]", headers={"Content-Type": "application/json"}).json()["message"]
+    assert wrong.startswith("body: Input should be a valid dictionary")
+    assert client.post("/v1/search", headers=headers).json()["message"] == "body: Field required"
+
+
+@pytest.mark.parametrize(
     ("headers", "code"),
     [
         ({"Host": "evil.example"}, "foreign_host"),

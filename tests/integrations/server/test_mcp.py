@@ -23,10 +23,10 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from memalpha.agent.tools import execute, tool_schemas
-from memalpha.cli import main as cli
+from memalpha.cli import app
 from memalpha.errors import ConfigError
 from memalpha.integrations.server.mcp import mcp_server
-from memalpha.integrations.server.run import address_of, check_open, is_loopback, token_of
+from memalpha.integrations.server.run import check_token_needed, is_loopback, parse_address, read_token
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.base import load_policy
 from memalpha.policy.scripted import ScriptedPolicy
@@ -187,29 +187,29 @@ def test_what_fails_inside_is_logged_and_not_told(store, caplog):
 )
 def test_an_address_that_is_none(text):
     with pytest.raises(ConfigError, match="HOST:PORT"):
-        address_of(text)
+        parse_address(text)
 
 
 def test_who_is_let_in_where(tmp_path, monkeypatch):
-    assert address_of("[::1]:8765") == ("::1", 8765) and address_of("localhost:0") == ("localhost", 0)
+    assert parse_address("[::1]:8765") == ("::1", 8765) and parse_address("localhost:0") == ("localhost", 0)
     hosts = ("127.0.0.1", "127.8.0.1", "localhost", "::1", "0.0.0.0", "::", "192.168.0.7", "memory.example")
     assert [is_loopback(host) for host in hosts] == [True] * 4 + [False] * 4
     monkeypatch.delenv("MEMALPHA_TOKEN", raising=False)
-    assert token_of(None) is None
+    assert read_token(None) is None
     with pytest.raises(ConfigError, match="needs a token"):
-        check_open("0.0.0.0", None)
+        check_token_needed("0.0.0.0", None)
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
-    assert token_of(file) == TOKEN
+    assert read_token(file) == TOKEN
     monkeypatch.setenv("MEMALPHA_TOKEN", "short")
     with pytest.raises(ConfigError, match="at least 16"):
-        token_of(None)
+        read_token(None)
     for text in ("", "two words are not one", "ünlesbar-ünlesbar-ünlesbar"):
         file.write_text(text)
         with pytest.raises(ConfigError, match="token"):
-            token_of(file)
+            read_token(file)
     with pytest.raises(ConfigError, match="cannot be read"):
-        token_of(tmp_path / "none")
+        read_token(tmp_path / "none")
 
 
 ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
@@ -332,7 +332,7 @@ def test_two_clients_at_once_and_an_end_in_the_middle_of_it(tmp_path):
 def test_what_the_page_tells_hosts_to_start_is_a_command():
     """The configurations in docs/serve.md are JSON, and the arguments in them are those of `memalpha serve`."""
     page = (Path(__file__).parents[3] / "docs" / "serve.md").read_text(encoding="utf-8")
-    serve = typer.main.get_command(cli.app).commands["serve"]
+    serve = typer.main.get_command(app).commands["serve"]
     lines = [shlex.split(line, comments=True) for line in re.findall(r"^\$ (.*)", page, re.MULTILINE)]
     for text in re.findall(r"```jsonc\n(.*?)```", page, re.DOTALL):
         [group] = json.loads(text).values()

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from memalpha.cli import main as cli
+from memalpha.cli import main
 from memalpha.errors import EmbedderError, InvalidContent, StoreError, UnknownEntry
 from memalpha.store import open as opening
 from memalpha.store.checks.integrity import examine
@@ -298,6 +298,6 @@ def test_doctor_looks_into_postgresql_too(place: str, postgres) -> None:
 def test_the_command_line_takes_a_url(place: str, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["memalpha", "add", place, "pet: cat", "--embedder", "hash"])
     with pytest.raises(SystemExit) as done:
-        cli.main()
+        main()
     with new(place) as store:
         assert not done.value.code and [entry.content for entry in store.list()] == ["pet: cat"]

@@ -1,0 +1,133 @@
+"""Commands that check a store: audit (its content) and doctor (its file and log)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memalpha.cli.options import (
+    AsJson,
+    EmbedderName,
+    StoreFile,
+    format_entry,
+    open_store,
+    print_result,
+    read_chunks,
+    read_text,
+)
+from memalpha.errors import DataError
+from memalpha.tasks.formats.jsonl import load_jsonl
+
+if TYPE_CHECKING:
+    from memalpha.store.checks.audit import Audit, Finding
+    from memalpha.types import Chunk
+
+
+def audit(
+    store: StoreFile,
+    queries: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Queries to try: one per line, or a task file (.jsonl).")
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Source of the entries: a text or task file, as for read.")
+    ] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="An entry counts as retrieved among the first K hits.")] = 10,
+    near: Annotated[float, typer.Option(help="Cosine from which two entries are near duplicates.")] = 0.95,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Findings, and entries per finding, to print (--json prints all).")
+    ] = 20,
+    namespace: Annotated[str | None, typer.Option(help="Audit only this namespace (default: all).")] = None,
+    embedder: EmbedderName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look for problems in the content of STORE.
+
+    By rules, without a model: contradictions, outdated entries that are still live, duplicates, categories that no
+    query retrieves, entries without an origin, and the share of the source that entries cover. Nothing is changed.
+
+    Example: memalpha audit ana.db --queries questions.txt --source chat.txt --json
+    """
+    from memalpha.store.checks.audit import audit as audit_store
+
+    questions = None if queries is None else _read_queries(queries)
+    origin = None if source is None else (str(source), _read_source(source))
+    with open_store(store, embedder, namespace or "default") as memory:
+        names = [namespace] if namespace is not None else memory.namespaces()
+        reports = [
+            audit_store(memory.namespace(name), queries=questions, k=k, near=near, source=origin) for name in names
+        ]
+    print_result(reports, as_json, "\n".join(line for report in reports for line in _format_audit(report, limit)))
+
+
+def doctor(
+    store: StoreFile,
+    repair: Annotated[bool, typer.Option("--repair", help="Rebuild from the log what differs from it.")] = False,
+    embedder: EmbedderName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check the file and the log of STORE, and repair them.
+
+    Compares stored versions and vectors with those that the log gives. Exits with 1 if there are problems, or if some
+    remain after --repair.
+
+    Example: memalpha doctor ana.db --repair
+    """
+    from memalpha.store.checks.integrity import examine
+
+    health = examine(store, repair=repair, embedder=embedder)
+    lines = [f"repaired: {problem}" for problem in health.repaired]
+    lines += [*map(str, health.problems), *(f"note: {note}" for note in health.notes)]
+    counts = ", ".join(f"{count} {name}" for name, count in health.counts.items())
+    lines.append(f"{f'{len(health.problems)} problems' if health.problems else 'sound'}: {counts}")
+    print_result(health, as_json, "\n".join(lines))
+    if health.problems:
+        raise typer.Exit(1)
+
+
+COMMANDS = {"audit": audit, "doctor": doctor}
+
+
+def _read_queries(file: Path) -> list[str]:
+    if file.suffix == ".jsonl":
+        return [question.question for task in load_jsonl(file) for question in task.questions]
+    queries = [line.strip() for line in read_text(file).splitlines() if line.strip()]
+    if not queries:
+        raise DataError(f"{file} is empty: write one query per line")
+    return queries
+
+
+def _read_source(file: Path) -> list[Chunk]:
+    """Return the chunks that `memalpha read` makes of a file; a task file must hold one task."""
+    chunks = read_chunks(file, None)
+    if len({chunk.index for chunk in chunks}) < len(chunks):
+        raise DataError(f"{file} holds several tasks, whose chunks have the same indices: pass a file with one task")
+    return chunks
+
+
+def _format_audit(report: Audit, limit: int) -> list[str]:
+    counts = ", ".join(f"{count} {name}" for name, count in report.counts.items())
+    lines = [f"namespace {report.namespace}: {counts}"]
+    for finding in report.findings[:limit]:
+        lines += _format_finding(finding, limit)
+    if len(report.findings) > limit:
+        lines.append(f"  ... {len(report.findings) - limit} findings more: --limit")
+    if report.retrieval is not None and report.counts["entries"]:
+        queries = "by their own contents" if report.retrieval.own else "queries"
+        shares = (f"{name} {count['found']} of {count['asked']}" for name, count in report.retrieval.categories.items())
+        lines.append(f"  retrieved among {report.retrieval.k}, {queries}: {', '.join(shares)}")
+    if (coverage := report.coverage) is not None:
+        lines.append(
+            f"  covered: {coverage.by_origin} of {coverage.spans} spans by their origin, {coverage.by_content} more by "
+            f"content; {coverage.chunks_by_origin} of {coverage.chunks} chunks"
+        )
+    return lines
+
+
+def _format_finding(finding: Finding, limit: int) -> list[str]:
+    lines = [f"  {finding.kind} ({finding.reason}): {finding.message}"]
+    lines += [f"    {format_entry(entry)}" for entry in finding.entries[:limit]]
+    if len(finding.entries) > limit:
+        lines.append(f"    ... {len(finding.entries) - limit} entries more")
+    return lines

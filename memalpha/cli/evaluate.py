@@ -1,0 +1,92 @@
+"""The command eval: memories on questions, or replies to prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memalpha.cli.options import AsJson, Overrides, print_result
+from memalpha.config import parse_overrides
+
+if TYPE_CHECKING:
+    from memalpha.config import TextConfig
+
+
+def evaluate(
+    config: Annotated[
+        str,
+        typer.Argument(metavar="CONFIG", help="A configuration's name or file, a data set, or a run directory."),
+    ],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate memory systems, or a policy's replies to prompts.
+
+    All systems get the same reader, budget and metric. A run directory repeats the evaluation of its run: the best
+    checkpoint ("trained" among systems) with the run's prompts, reader and metric. out=DIR saves every answer, the
+    tables, and a page that shows where answers were lost. A text run (task: text) is evaluated on its held-out tasks;
+    policy=NAME evaluates another policy on them.
+
+    Example: memalpha eval locomo data=locomo10.json 'systems=[empty,rag,my.module:Memory]' reader.kind=copy
+    """
+    from memalpha.train.trainers.text_eval import text_settings
+
+    keys = parse_overrides(overrides or [])
+    text = text_settings(config, keys)
+    if text is not None:
+        _evaluate_text(*text, as_json=as_json)
+        return
+    from memalpha.qa.from_config import run_evaluation, settings_of
+
+    settings = settings_of(config, keys)
+    if settings.benchmark == "locomo-search":
+        from memalpha.qa.locomo_search import format_locomo_search, run_locomo_search
+
+        result = run_locomo_search(settings)
+        print_result(result, as_json, format_locomo_search(result))
+        return
+    reports = run_evaluation(settings)
+    page = None
+    if settings.out is not None:
+        from memalpha.report.page import write_report
+
+        page = write_report(settings.out)
+    if as_json:
+        print_result([report.summary for report in reports], as_json, "")
+        return
+    from memalpha.qa.reporting.tables import print_table
+
+    print_table(reports)
+    if page is not None:
+        typer.echo(page)
+
+
+def _evaluate_text(settings: TextConfig, out: Path | None, name: str, *, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from memalpha.train.trainers.text_eval import evaluate_run
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(name)
+        report = evaluate_run(
+            settings, out, name, lambda done, total: progress.update(bar, completed=done, total=total)
+        )
+    if not as_json:
+        report.table()
+        means = report.summary["rewards"].items()
+        typer.echo("rewards: " + ", ".join(f"{component} {mean:.3f}" for component, mean in means))
+    if out is not None:
+        from memalpha.report.page import write_report
+
+        page = write_report(out)
+        if not as_json:
+            typer.echo(page)
+    if as_json:
+        print_result(report.summary, as_json, "")
+
+
+COMMANDS = {"eval": evaluate}

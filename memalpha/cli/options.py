@@ -1,0 +1,172 @@
+"""Shared by all commands: option types, opening a store, reading input files, printing results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from memalpha.errors import DataError, StoreError
+from memalpha.store.validation import check_timestamp
+from memalpha.tasks.formats.jsonl import load_jsonl
+from memalpha.types import Chunk, MemoryEntry
+
+if TYPE_CHECKING:
+    from memalpha.store.store import MemoryStore
+
+Route = Literal["soft", "hard", "flat", "dense", "bm25"]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
+StoreFile = Annotated[
+    str, typer.Argument(metavar="STORE", help="The store: a file, or postgresql://user:password@host/database.")
+]
+Namespace = Annotated[str, typer.Option(help="Namespace in the store; namespaces never see each other.")]
+SchemaName = Annotated[
+    str | None, typer.Option(help="Categories of a new store: mem-alpha (default), life, or a YAML file.")
+]
+EmbedderName = Annotated[
+    str | None,
+    typer.Option(
+        help="Embedder of a new store: static (default), hash, minilm, or a model's name or folder. An existing store "
+        "has its own; name that only if it is a model, which is not loaded otherwise."
+    ),
+]
+Where = Annotated[
+    str | None,
+    typer.Option(metavar="JSON", help='Filter entries: \'{"user": "ana", "importance": {"$gte": 0.5}}\'.'),
+]
+AsOf = Annotated[
+    str | None,
+    typer.Option(help="Past state: a log position (digits; eight digits are a date), or an ISO date or time."),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Configuration overrides; dots for nested keys.")
+]
+
+PROCESS_RANK = int(os.environ.get("RANK", "0"))
+"""Rank of this process among those of a launcher such as `accelerate launch`."""
+MAX_POSITION_DIGITS = 18
+
+
+def open_store(
+    path: str, embedder: str | None, namespace: str, *, schema: str | None = None, create: bool = False
+) -> MemoryStore:
+    """Open a namespace of a store.
+
+    Args:
+        path: File, or PostgreSQL URL.
+        embedder: Embedder name; None takes the store's own.
+        namespace: Namespace in the store.
+        schema: Categories of a new store.
+        create: Create a missing store. Commands that only read leave it False, so that a typo creates no file.
+    """
+    from memalpha.store.store import MemoryStore
+
+    return MemoryStore.open(path, schema, embedder, namespace, create=create)
+
+
+def parse_json_object(option: str, text: str | None) -> dict[str, Any] | None:
+    """Parse the JSON object passed to `option`; None stays None."""
+    try:
+        value = None if text is None else json.loads(text)
+    except ValueError as error:
+        raise StoreError(f"{option}: no JSON: {error}") from error
+    if value is not None and not isinstance(value, dict):
+        raise StoreError(f"{option}: a JSON object is needed, not {text}")
+    return value
+
+
+def resolve_position(text: str | None, memory: MemoryStore, option: str = "--as-of") -> int | str | None:
+    """Parse a log position or a time.
+
+    A position beyond the log means the current state; a note on stderr says so.
+
+    Args:
+        text: Digits are a position, but eight digits are a date (20240501). Other text is an ISO date or time.
+        memory: Store whose log the position belongs to.
+        option: Option or argument that messages name.
+
+    Returns:
+        The position, the unparsed time, or None for None.
+    """
+    if text is None or not (text.isascii() and text.isdecimal()) or len(text) == 8:
+        return text
+    if len(text) > MAX_POSITION_DIGITS:
+        raise StoreError(f"{option} {text[:MAX_POSITION_DIGITS]}...: no log has a position of {len(text)} digits")
+    position, last = int(text), memory.snapshot()
+    if position > last:
+        print(f"memalpha: {option} {position}: the log ends at {last}; using the current state", file=sys.stderr)
+    return position
+
+
+def read_text(file: Path) -> str:
+    """Return the text of a file, or of stdin for `-`."""
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {(error.strerror or str(error)).lower()}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: not UTF-8 text: {error}") from error
+
+
+def read_chunks(file: Path, timestamp: str | None, size: int = 4000) -> list[Chunk]:
+    """Return the chunks of a task file, or of a text cut at line ends.
+
+    Args:
+        file: A text, a task file (`.jsonl`), or `-` for stdin.
+        timestamp: ISO date of the text; a task file has its own.
+        size: Maximum characters of a chunk of a text.
+
+    Raises:
+        DataError: the file cannot be read, or is empty.
+    """
+    check_timestamp(timestamp)
+    if file.suffix == ".jsonl":
+        return [chunk for task in load_jsonl(file) for chunk in task.chunks]
+    pieces: list[str] = []
+    for line in read_text(file).splitlines(keepends=True):
+        if pieces and len(pieces[-1]) + len(line) <= size:
+            pieces[-1] += line
+        else:
+            pieces.extend(line[start : start + size] for start in range(0, len(line), size))
+    texts = [piece.strip() for piece in pieces if piece.strip()]
+    if not texts:
+        raise DataError(f"{file} is empty: there is nothing to read")
+    return [Chunk(text=text, timestamp=timestamp, index=index) for index, text in enumerate(texts)]
+
+
+def format_entry(entry: MemoryEntry) -> str:
+    """Format an entry as one line: id, category, content, date."""
+    date = f"  ({entry.timestamp})" if entry.timestamp else ""
+    return f"{entry.id:<26} {entry.category:<10} {entry.content}{date}"
+
+
+def to_json_value(value: Any) -> Any:
+    """Convert dataclasses, mappings and sequences to JSON values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_json_value(item) for key, item in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return [to_json_value(item) for item in value]
+    return value
+
+
+def print_result(value: Any, as_json: bool, text: str) -> None:
+    """Print a command's result on stdout.
+
+    Args:
+        value: Result as dataclasses, mappings and sequences.
+        as_json: Print `value` as one JSON value.
+        text: Printed otherwise.
+    """
+    if as_json:
+        from memalpha.store.io.jsonl import json_text
+
+        text = json_text(to_json_value(value), default=str)
+    typer.echo(text)

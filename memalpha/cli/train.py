@@ -1,0 +1,117 @@
+"""Commands that train and their results: demo, train, report, merge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import memalpha
+from memalpha.cli.options import PROCESS_RANK, AsJson, Overrides, print_result
+from memalpha.config import parse_overrides, training_config
+from memalpha.errors import PolicyError
+
+
+def demo(
+    seed: Annotated[int, typer.Option(help="Seed of tasks, sampling and order.")] = 0,
+    out: Annotated[Path, typer.Option(help="Run directory; a checkpoint in it is resumed.")] = Path("runs/demo"),
+    policy: Annotated[str, typer.Option(help="Policy to start from.")] = "tiny",
+) -> None:
+    """Train a tiny memory writer offline.
+
+    It starts from weights shipped with memalpha and trains on synthetic conversations. Others, held out, evaluate it
+    before and after. The run directory gets a page with the results.
+
+    Example: memalpha demo --seed 1 --out runs/demo-1
+    """
+    from memalpha.cli.demo import run_demo
+
+    run_demo(seed=seed, out=out, policy=policy, say=typer.echo)
+
+
+def train(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A shipped configuration's name or a YAML file.")],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a memory writer, a text policy or a reward model.
+
+    A memory writer by reinforcement learning (demo, dpo, ...), by imitation (sft), or on preference pairs
+    (preferences). A text policy answers prompts (task: text; arithmetic, programs, gsm8k). A reward model scores
+    replies (reward). A run directory with a checkpoint is resumed, and Ctrl-C saves one.
+
+    Example: memalpha train demo seed=7 reward.beta=0.1 out=runs/seed-7
+    """
+    settings = training_config(config, parse_overrides(overrides or []))
+    summary = memalpha.train(settings)
+    if PROCESS_RANK:
+        return  # the process of rank 0 reports
+    from memalpha.report.page import write_report
+
+    page = write_report(settings.out)
+    print_result(summary, as_json, f"{_format_summary(summary)}\n{page}")
+
+
+def _format_summary(summary: Mapping[str, Any]) -> str:
+    before, after = summary.get("before"), summary.get("after")
+    if "pairs" in summary:
+        return _format_losses("pairs", "validation_pair_loss", before, after)
+    if "rows" in summary and "accuracy" not in (after or {}):
+        return _format_losses("rows", "validation_loss", before, after)
+    if not before or not after:
+        return "stopped before the evaluation; run the same command again to resume from the last checkpoint"
+    baselines = [
+        f"{name.replace('_', ' ')} {metrics['accuracy']:.3f}" for name, metrics in summary.get("baselines", {}).items()
+    ]
+    text = f"accuracy {before['accuracy']:.3f} before, {after['accuracy']:.3f} after"
+    return f"{text} ({', '.join(baselines)})" if baselines else text
+
+
+def _format_losses(unit: str, key: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:
+    losses = [f"{metrics[key]:.3f} {when}" for when, metrics in (("before", before), ("after", after)) if metrics]
+    return f"loss on held-out {unit} {', '.join(losses)}" if losses else "trained; no held-out data to validate on"
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or evaluation directory.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write the page of a run or an evaluation to RUN/report.html.
+
+    One file that needs no network: metrics before and after, curves, where answers were lost, one conversation step by
+    step.
+
+    Example: memalpha report runs/demo
+    """
+    from memalpha.report.page import write_report
+
+    page = write_report(run)
+    print_result({"report": str(page)}, as_json, str(page))
+
+
+def merge(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint's directory, or any policy.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write; it must be new or empty.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a trained writer as a plain transformers directory.
+
+    Weights, configuration and tokenizer, without the optimizer's state. LoRA adapters are merged into their base model.
+
+    Example: memalpha merge runs/demo/checkpoints/best my-writer
+    """
+    try:
+        from memalpha.policy.transformers import merge as merge_checkpoint
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers"):
+            raise
+        raise PolicyError(f"merge needs {error.name}: pip install 'memalpha[train]'") from error
+
+    folder = merge_checkpoint(checkpoint, out)
+    files = sorted(path.name for path in folder.iterdir())
+    print_result({"out": str(folder), "files": files}, as_json, f"{folder}: {', '.join(files)}")
+
+
+COMMANDS = {"demo": demo, "train": train, "report": report, "merge": merge}
