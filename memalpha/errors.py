@@ -1,8 +1,31 @@
 """Errors that memalpha raises for bad input or a broken outside part.
 
 A *model's* mistake (a malformed tool call, an unknown id) is data, a `ToolResult` with a code, and never one of these
-at the level of the agent. Every message names the file, line or field and says what to do.
+at the level of the agent. Every message names the file, line or field and says what to do. `install_command` makes the
+hint for a package that is missing.
 """
+
+from pathlib import Path
+
+_PARENT = Path(__file__).resolve().parent.parent  # site-packages, or the root of a checkout
+
+
+def install_command(extra: str) -> str:
+    """Return the shell command that installs an extra of memalpha, such as "train".
+
+    A checkout (its pyproject.toml lies beside the package folder) is installed from there, not from a package index.
+    """
+    return f"pip install '{_checkout() or 'memalpha'}[{extra}]'"
+
+
+def _checkout() -> str:
+    """Return the path of the checkout that memalpha runs from, "." if it is the current folder; "" if there is none."""
+    try:
+        if 'name = "memalpha"' not in (_PARENT / "pyproject.toml").read_text(encoding="utf-8").splitlines():
+            return ""
+        return "." if Path.cwd() == _PARENT else str(_PARENT)
+    except OSError:  # no such file, or the current folder was removed
+        return ""
 
 
 class MemalphaError(Exception):

@@ -11,7 +11,7 @@ import typer
 import memalpha
 from memalpha.cli.options import PROCESS_RANK, AsJson, Overrides, print_result
 from memalpha.config import parse_overrides, training_config
-from memalpha.errors import PolicyError
+from memalpha.errors import PolicyError, install_command
 
 
 def demo(
@@ -107,7 +107,7 @@ def merge(
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):
             raise
-        raise PolicyError(f"merge needs {error.name}: pip install 'memalpha[train]'") from error
+        raise PolicyError(f"merge needs {error.name}: {install_command('train')}") from error
 
     folder = merge_checkpoint(checkpoint, out)
     files = sorted(path.name for path in folder.iterdir())

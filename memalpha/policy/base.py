@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from memalpha.config import AgentConfig, EndpointConfig, ReaderConfig
-from memalpha.errors import PolicyError
+from memalpha.errors import PolicyError, install_command
 from memalpha.types import Completion, SampleRequest
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def load_policy(
         except ModuleNotFoundError as error:
             if error.name != "httpx2":
                 raise
-            raise PolicyError(f"endpoint {text!r} needs httpx2: pip install 'memalpha[eval]'") from error
+            raise PolicyError(f"endpoint {text!r} needs httpx2: {install_command('eval')}") from error
         policy = EndpointPolicy(text, endpoint)
         policy.client.check()
         return policy
@@ -94,7 +94,7 @@ def load_policy(
         if error.name not in ("torch", "transformers"):
             raise
         raise PolicyError(
-            f"policy {text!r} needs {error.name}: pip install 'memalpha[train]' (scripted:... policies need nothing)"
+            f"policy {text!r} needs {error.name}: {install_command('train')} (scripted:... policies need nothing)"
         ) from error
     base, *adapters = _chain(text if text in SHIPPED else str(_checkpoint_of(Path(text))))
     if base in SHIPPED:
@@ -127,7 +127,7 @@ def load_reward_model(name: str | Path, *, dtype: str = "float32", device: str =
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):
             raise
-        raise PolicyError(f"reward model {str(name)!r} needs {error.name}: pip install 'memalpha[train]'") from error
+        raise PolicyError(f"reward model {str(name)!r} needs {error.name}: {install_command('train')}") from error
     from memalpha.policy.transformers import TransformersPolicy, scores
 
     if str(name) in SHIPPED:

@@ -39,7 +39,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from memalpha.errors import PolicyError
+from memalpha.errors import PolicyError, install_command
 from memalpha.policy.transformers import (
     TransformersPolicy,
     from_files,
@@ -374,7 +374,7 @@ def from_adapter(folder: str, base: RewardModel | TransformersPolicy) -> RewardM
     try:
         import peft
     except ModuleNotFoundError as error:
-        raise PolicyError(f"{folder} holds a LoRA adapter, which needs peft: pip install 'memalpha[train]'") from error
+        raise PolicyError(f"{folder} holds a LoRA adapter, which needs peft: {install_command('train')}") from error
     head = read_head(Path(folder))
     try:
         config = peft.PeftConfig.from_pretrained(folder)

@@ -32,7 +32,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
-from memalpha.errors import ConfigError, PolicyError, PromptTooLong
+from memalpha.errors import ConfigError, PolicyError, PromptTooLong, install_command
 from memalpha.hub import hub_reachable
 from memalpha.policy.base import ADAPTER_CONFIG, SHIPPED, load_policy
 from memalpha.types import Completion, SampleRequest
@@ -317,7 +317,7 @@ def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersP
     try:
         import peft
     except ModuleNotFoundError as error:
-        raise PolicyError(f"{folder} holds a LoRA adapter, which needs peft: pip install 'memalpha[train]'") from error
+        raise PolicyError(f"{folder} holds a LoRA adapter, which needs peft: {install_command('train')}") from error
     try:
         config = peft.PeftConfig.from_pretrained(str(folder))
         if not isinstance(config, peft.LoraConfig):

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, install_command
 from memalpha.rewards.base import reply_text
 from memalpha.rewards.subprocess_call import Killable, Killed
 
@@ -63,7 +63,7 @@ class SchemaReward:
             from jsonschema import Draft202012Validator, SchemaError
             from jsonschema.validators import validator_for
         except ModuleNotFoundError as error:
-            raise ConfigError("a schema reward needs jsonschema: pip install 'memalpha[train]'") from error
+            raise ConfigError(f"a schema reward needs jsonschema: {install_command('train')}") from error
         schema = dict(schema) if isinstance(schema, Mapping) else _read(Path(schema))
         try:
             validator_for(schema, default=Draft202012Validator).check_schema(schema)
@@ -160,7 +160,7 @@ def _compiled(pattern: str) -> Any:
     try:
         import regex
     except ModuleNotFoundError as error:
-        raise ConfigError("a pattern needs regex: pip install 'memalpha[train]'") from error
+        raise ConfigError(f"a pattern needs regex: {install_command('train')}") from error
     try:
         return regex.compile(pattern)
     except (regex.error, ValueError, OverflowError) as error:

@@ -30,7 +30,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
-from memalpha.errors import ConfigError, RewardError
+from memalpha.errors import ConfigError, RewardError, install_command
 from memalpha.rewards.base import column_of, reply_text
 from memalpha.rewards.subprocess_call import Killable, Killed
 from memalpha.tasks.text_tasks import last_boxed
@@ -86,7 +86,7 @@ class MathReward:
 
     def __init__(self, column: str = "answer") -> None:
         if find_spec("math_verify") is None:
-            raise ConfigError("a math reward needs math-verify: pip install 'memalpha[train]'")
+            raise ConfigError(f"a math reward needs math-verify: {install_command('train')}")
         self.column = column
         self.columns = (column,)
 

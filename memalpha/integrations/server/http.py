@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 from memalpha import __version__
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, install_command
 from memalpha.integrations.server.middleware import HEALTH, RequestGuard, SurrogateJSONResponse, error_response
 from memalpha.integrations.server.schemas import (
     HTTP_SOURCE,
@@ -54,7 +54,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("fastapi", "starlette"):
         raise
-    raise ConfigError(f"serving HTTP needs {error.name}: pip install 'memalpha[serve]'") from error
+    raise ConfigError(f"serving HTTP needs {error.name}: {install_command('serve')}") from error
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server

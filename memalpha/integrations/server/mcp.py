@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from memalpha import __version__
 from memalpha.agent.tools import reason, tool_schemas
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, install_command
 from memalpha.integrations.server.schemas import (
     CallOutcome,
     ListRequest,
@@ -34,7 +34,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("mcp", "mcp_types"):
         raise
-    raise ConfigError(f"serving MCP needs {error.name}: pip install 'memalpha[serve]'") from error
+    raise ConfigError(f"serving MCP needs {error.name}: {install_command('serve')}") from error
 
 EDITS = ("memory_insert", "memory_update", "memory_delete")
 """Writer's tools that are served. Only the writer itself may write the core memory or skip a chunk."""

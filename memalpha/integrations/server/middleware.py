@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, install_command
 from memalpha.integrations.server.schemas import MAX_BODY, ServiceError
 from memalpha.store.io.jsonl import json_text
 
@@ -18,7 +18,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("fastapi", "starlette"):
         raise
-    raise ConfigError(f"serving HTTP needs {error.name}: pip install 'memalpha[serve]'") from error
+    raise ConfigError(f"serving HTTP needs {error.name}: {install_command('serve')}") from error
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HEALTH = "/v1/health"

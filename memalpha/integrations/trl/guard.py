@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from memalpha.errors import TrainingError
+from memalpha.errors import TrainingError, install_command
 
 MIN_RELEASE, MAX_RELEASE = (1, 16), (1, 17)
 """Releases from the first on and before the second (major, minor). Of 1.15 the GRPOTrainer itself needs Triton."""
@@ -36,7 +36,7 @@ def require_trl() -> None:
     try:
         version = metadata.version("trl")
     except metadata.PackageNotFoundError:
-        raise TrainingError("memalpha.integrations.trl needs TRL: pip install 'memalpha[train]'") from None
+        raise TrainingError(f"memalpha.integrations.trl needs TRL: {install_command('train')}") from None
     release = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if not MIN_RELEASE <= release < MAX_RELEASE:
         raise TrainingError(

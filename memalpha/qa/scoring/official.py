@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from memalpha.errors import DataError
+from memalpha.errors import DataError, install_command
 from memalpha.store.search.stemmer import nltk_stem
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -373,7 +373,7 @@ def _rouge_scorer() -> Any:
     try:
         from rouge_score.rouge_scorer import RougeScorer  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
-        raise DataError("ROUGE needs rouge-score: pip install 'memalpha[eval]'") from error
+        raise DataError(f"ROUGE needs rouge-score: {install_command('eval')}") from error
     return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
 
 

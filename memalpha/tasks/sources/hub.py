@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import cast
 
-from memalpha.errors import DataError
+from memalpha.errors import DataError, install_command
 from memalpha.hub import hub_reachable
 from memalpha.tasks.dataset_info import DataSet, File
 from memalpha.tasks.sources.files import sha256
@@ -32,7 +32,7 @@ def obtain(known: DataSet, variant: str | None = None, data: str | Path | None =
         import huggingface_hub  # noqa: F401
     except ImportError as error:
         raise DataError(
-            f"{known.name}: huggingface_hub fetches it: pip install 'memalpha[eval]'; or {_by_hand(known, variant)}"
+            f"{known.name}: huggingface_hub fetches it: {install_command('eval')}; or {_by_hand(known, variant)}"
         ) from error
     files = known.files_for(variant)
     folder = _cached(known, files)

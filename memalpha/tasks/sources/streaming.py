@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from memalpha.errors import DataError
+from memalpha.errors import DataError, install_command
 
 _BLOCK = 1 << 22
 """Characters that are read from a JSON list at first; doubled as long as they end within an item."""
@@ -89,7 +89,7 @@ def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise DataError(f"{path}: pyarrow reads Parquet files: pip install 'memalpha[eval]'") from error
+        raise DataError(f"{path}: pyarrow reads Parquet files: {install_command('eval')}") from error
     if not path.is_file():
         raise DataError(f"{path}: cannot be read (no such file)")
     try:
