@@ -18,9 +18,19 @@ from random import Random
 from typing import Any
 
 from memalpha.config import WorldConfig
-from memalpha.qa.error_analysis import ABSTAIN, GOLD, GONE, MISSED, NEVER, READER, UNKNOWN, WRONG, classify
+from memalpha.qa.error_analysis import (
+    ANSWERED_WRONG,
+    GOLD_FAULTY,
+    NEVER_WRITTEN,
+    NOT_FOUND,
+    NOT_RETRIEVED,
+    OVERWRITTEN,
+    SHOULD_HAVE_ABSTAINED,
+    WRITTEN_WRONG,
+    classify,
+)
 from memalpha.qa.records import Record
-from memalpha.qa.systems.base import Passage, Shown
+from memalpha.qa.systems.base import Passage, Retrieval
 from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Question, Task
 
@@ -33,7 +43,7 @@ class Case:
     """A wrong answer whose class is known."""
 
     task: Task
-    shown: Shown
+    shown: Retrieval
     truth: str
 
 
@@ -42,10 +52,10 @@ def cases(task: Task, rng: Random) -> Iterator[Case]:
     for question in task.questions:
         ever, held = _oracle(task, question)
         if not question.answers:
-            yield Case(task, _shown(question, held, held, ever, rng), ABSTAIN)
+            yield Case(task, _shown(question, held, held, ever, rng), SHOULD_HAVE_ABSTAINED)
             continue
         faulty = question.model_copy(update={"meta": {**question.meta, "fault": "wrong_answer"}})
-        yield Case(task, _shown(faulty, held, held, ever, rng), GOLD)
+        yield Case(task, _shown(faulty, held, held, ever, rng), GOLD_FAULTY)
         support = [entry for entry in held if set(entry.turns) & set(question.evidence)]
         if {turn for entry in support for turn in entry.turns} < set(question.evidence) or not support:
             continue  # asks for what was updated since: a perfect memory no longer has it
@@ -55,15 +65,15 @@ def cases(task: Task, rng: Random) -> Iterator[Case]:
         before = [entry for entry in ever if entry is not lost]
         key, _, _ = lost.text.partition(": ")
         garbled = Passage(f"{key}: Nowhere", id=lost.id, turns=lost.turns)
-        yield Case(task, _shown(question, rest, rest, before, rng), NEVER)
-        yield Case(task, _shown(question, rest, [*rest, garbled], [*before, garbled], rng), WRONG)
-        yield Case(task, _shown(question, rest, rest, ever, rng), GONE)
-        yield Case(task, _shown(question, others, held, ever, rng), MISSED)
-        yield Case(task, _shown(question, others, None, None, rng), UNKNOWN)
-        yield Case(task, _shown(question, others, held, ever, rng, support), READER)
+        yield Case(task, _shown(question, rest, rest, before, rng), NEVER_WRITTEN)
+        yield Case(task, _shown(question, rest, [*rest, garbled], [*before, garbled], rng), WRITTEN_WRONG)
+        yield Case(task, _shown(question, rest, rest, ever, rng), OVERWRITTEN)
+        yield Case(task, _shown(question, others, held, ever, rng), NOT_RETRIEVED)
+        yield Case(task, _shown(question, others, None, None, rng), NOT_FOUND)
+        yield Case(task, _shown(question, others, held, ever, rng, support), ANSWERED_WRONG)
 
 
-def by_rule(case: Case, rule: str) -> tuple[Task, Shown]:
+def by_rule(case: Case, rule: str) -> tuple[Task, Retrieval]:
     """The case as the meter sees it where only `rule` can be used."""
     if rule == "facts":
         return case.task, case.shown
@@ -74,13 +84,13 @@ def by_rule(case: Case, rule: str) -> tuple[Task, Shown]:
     def bare(passages: Sequence[Passage] | None) -> tuple[Passage, ...] | None:
         return None if passages is None else tuple(Passage(entry.text, id=entry.id) for entry in passages)
 
-    return task, Shown(
+    return task, Retrieval(
         shown.question,
         bare(shown.passages) or (),
         shown.tokens,
         shown.size,
-        held=bare(shown.held),
-        ever=bare(shown.ever),
+        entries=bare(shown.entries),
+        history=bare(shown.history),
     )
 
 
@@ -99,7 +109,16 @@ def measure(found: Sequence[tuple[str, str]]) -> dict[str, dict[str, Any]]:
             "recall": pairs[name, name] / truths[name] if truths[name] else None,
             "taken_for": {verdict: n for (truth, verdict), n in pairs.items() if truth == name != verdict},
         }
-        for name in (GOLD, ABSTAIN, NEVER, WRONG, GONE, MISSED, UNKNOWN, READER)
+        for name in (
+            GOLD_FAULTY,
+            SHOULD_HAVE_ABSTAINED,
+            NEVER_WRITTEN,
+            WRITTEN_WRONG,
+            OVERWRITTEN,
+            NOT_RETRIEVED,
+            NOT_FOUND,
+            ANSWERED_WRONG,
+        )
     }
 
 
@@ -139,11 +158,11 @@ def _shown(
     ever: Sequence[Passage] | None,
     rng: Random,
     first: Sequence[Passage] = (),
-) -> Shown:
+) -> Retrieval:
     passages = (*first, *rng.sample(list(pool), min(len(pool), K)))
     if held is None:
-        return Shown(question, passages, 0, 0)
-    return Shown(question, passages, 0, 0, held=tuple(held), ever=None if ever is None else tuple(ever))
+        return Retrieval(question, passages, 0, 0)
+    return Retrieval(question, passages, 0, 0, entries=tuple(held), history=None if ever is None else tuple(ever))
 
 
 def table(found: dict[str, dict[str, dict[str, Any]]]) -> str:

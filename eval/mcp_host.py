@@ -31,7 +31,7 @@ from mcp import Client, StdioServerParameters
 from memalpha import MemoryAgent, MemoryStore, __version__
 from memalpha.agent.copying_reader import copied
 from memalpha.agent.reader import Answer
-from memalpha.qa.scoring.metrics import is_right, score_question
+from memalpha.qa.scoring.metrics import is_correct, score_question
 from memalpha.tasks.chunking import cut
 from memalpha.tasks.datasets.locomo import load
 from memalpha.types import Chunk, Question, Task
@@ -196,7 +196,7 @@ def scored(question: Question, found: dict[str, Any]) -> dict[str, Any]:
         "answer": few(found["answer"]),
         "hits": [hit["id"] for hit in found["hits"]],
         "f1": round(score, 4),
-        "right": is_right(question, score),
+        "right": is_correct(question, score),
     }
 
 

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memalpha.qa import locomo_search as locomo
-from memalpha.qa.scoring.recall import Asked, Ranks, rank, searching, summary
+from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, search_function, summarize_ranks
 from memalpha.store.embedding import CachedEmbedder, Embedder, load_embedder
 from memalpha.store.search.corpus import Corpus, Document
 from memalpha.store.store import MemoryStore
@@ -59,13 +59,13 @@ class Pool(NamedTuple):
     """Facts for `MemoryStore.insert_many`, and questions whose evidence are values of one field of them."""
 
     facts: list[dict[str, Any]]
-    questions: list[Asked]
+    questions: list[EvidenceQuestion]
     unit: str = "turn"
 
 
 def locomo_pools(data: Path) -> Iterator[Pool]:
     for task in load_locomo(_file(data, "locomo10.json")):
-        yield Pool(locomo.turns(task), locomo.questions(task))
+        yield Pool(locomo.turn_entries(task), locomo.evidence_questions(task))
 
 
 def friendsqa_pools(data: Path) -> Iterator[Pool]:
@@ -82,7 +82,7 @@ def friendsqa_pools(data: Path) -> Iterator[Pool]:
                 facts.append(_span(text, episode, number, f"{scene['title']}:{said['uid']}"))
             for asked in paragraph["qas"]:
                 gold = dict.fromkeys(f"{scene['title']}:{answer['utterance_id']}" for answer in asked["answers"])
-                questions.append(Asked(asked["question"], "all", tuple(gold)))
+                questions.append(EvidenceQuestion(asked["question"], "all", tuple(gold)))
         yield Pool(facts, questions)
 
 
@@ -99,7 +99,7 @@ def xquad_pools(data: Path) -> Iterator[Pool]:
                     facts.append(_span(text[slice(*place)].strip(), source, None, f"{source}:{at}"))
                 for asked in paragraph["qas"]:
                     sentence = bisect_right(starts, asked["answers"][0]["answer_start"]) - 1
-                    questions.append(Asked(asked["question"], "all", (f"{source}:{sentence}",)))
+                    questions.append(EvidenceQuestion(asked["question"], "all", (f"{source}:{sentence}",)))
         yield Pool(facts, questions)
 
 
@@ -120,7 +120,7 @@ def hotpotqa_pools(data: Path, *, paragraphs_only: bool = False) -> Iterator[Poo
             names = [title if paragraphs_only else f"{title}:{number}" for title, number in gold]
             names = [name for name in dict.fromkeys(names) if paragraphs_only or name in known]
             if names:
-                questions.append(Asked(item["question"], item["type"], tuple(names)))
+                questions.append(EvidenceQuestion(item["question"], item["type"], tuple(names)))
         yield Pool(facts, questions, "source" if paragraphs_only else "turn")
 
 
@@ -134,7 +134,7 @@ def musique_pools(data: Path, *, sentences: bool = False) -> Iterator[Pool]:
             for key in keys:
                 numbers.setdefault(key, str(len(numbers)))
             gold = [numbers[key] for key, it in zip(keys, item["paragraphs"], strict=True) if it["is_supporting"]]
-            questions.append(Asked(item["question"], item["id"].split("__")[0], tuple(gold)))
+            questions.append(EvidenceQuestion(item["question"], item["id"].split("__")[0], tuple(gold)))
         facts = []
         for title, text in _shuffled(numbers):
             parts = SENTENCE.split(text) if sentences else [text]
@@ -154,7 +154,7 @@ SETS: dict[str, Callable[[Path], Iterator[Pool]]] = {
 }
 
 
-def measure(pool: Pool, embedder: Embedder) -> dict[str, list[Ranks]]:
+def measure(pool: Pool, embedder: Embedder) -> dict[str, list[EvidenceRanks]]:
     """The ranks of a pool's questions by row."""
     with MemoryStore.open(":memory:", embedder=embedder) as store:
         stored = store.insert_many(pool.facts)
@@ -163,14 +163,14 @@ def measure(pool: Pool, embedder: Embedder) -> dict[str, list[Ranks]]:
         asked = [question._replace(gold=tuple(units[name] for name in question.gold)) for question in pool.questions]
         entries = store.list()
         searches = {
-            "dense": searching(store, "dense"),
-            "bm25": searching(store, "bm25"),
-            "sum": searching(store, "flat"),
+            "dense": search_function(store, "dense"),
+            "bm25": search_function(store, "bm25"),
+            "sum": search_function(store, "flat"),
             "prior": _with_places(entries, embedder, spans=False),
-            "neighbours": searching(store, "soft"),
+            "neighbours": search_function(store, "soft"),
             "both": _with_places(entries, embedder, spans=True),
         }
-        return {row: rank(asked, searches[row], lambda entry: getattr(entry, pool.unit)) for row in ROWS}
+        return {row: rank_evidence(asked, searches[row], lambda entry: getattr(entry, pool.unit)) for row in ROWS}
 
 
 def _with_places(
@@ -183,7 +183,7 @@ def _with_places(
     return lambda queries, k: [[by_id[hit.id] for hit in hits] for hits in corpus.search_many(queries, k)]
 
 
-def gain(ranks: Sequence[Sequence[Ranks]], base: Sequence[Sequence[Ranks]]) -> list[float]:
+def gain(ranks: Sequence[Sequence[EvidenceRanks]], base: Sequence[Sequence[EvidenceRanks]]) -> list[float]:
     """The gain in mean recall@10 over questions, and its 95 % interval; resampled are the groups of questions."""
     pairs = zip(ranks, base, strict=True)
     more = [[a.recall(10) - b.recall(10) for a, b in zip(some, others, strict=True)] for some, others in pairs]
@@ -215,9 +215,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         for embedder in map(load_embedder, options.embedders):
             measured = [measure(pool, CachedEmbedder(embedder)) for pool in pools]
             for row in ROWS:
-                groups: list[list[Ranks]] = [ranks[row] for ranks in measured]
+                groups: list[list[EvidenceRanks]] = [ranks[row] for ranks in measured]
                 base = [ranks["sum"] for ranks in measured]
-                found = summary([item for group in groups for item in group])
+                found = summarize_ranks([item for group in groups for item in group])
                 if name not in DIALOGUES:  # by question: four or five pools are too few
                     groups, base = ([[item] for group in some for item in group] for some in (groups, base))
                 more = None if row in ("dense", "bm25", "sum") else gain(groups, base)

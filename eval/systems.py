@@ -28,7 +28,7 @@ from typing import Any
 from babi_reader import RuleReader
 
 from memalpha.config import EvalConfig, load_config
-from memalpha.qa.from_config import run_evaluation, tasks_of
+from memalpha.qa.from_config import load_config_tasks, run_evaluation
 from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import Reader
 from memalpha.qa.report import Report
@@ -81,13 +81,13 @@ def read_by(reader: Reader, settings: EvalConfig) -> list[Report]:
     """`run_evaluation` with a reader that no configuration names."""
     return run_systems(
         settings.systems,
-        tasks_of(settings),
+        load_config_tasks(settings),
         reader,
         budget=settings.context_tokens,
         metric=settings.metric,
         k=settings.reader.k,
         agent=settings.agent,
-        finished=lambda report: report.save(Path(str(settings.out))) and None,
+        on_report=lambda report: report.save(Path(str(settings.out))) and None,
     )
 
 
@@ -173,7 +173,7 @@ def section(one: Mapping[str, Any]) -> str:
 
 def _origin(settings: EvalConfig, reader: Reader | None) -> dict[str, Any]:
     """`provenance` without the places of this machine."""
-    found = provenance(settings, tasks_of(settings))
+    found = provenance(settings, load_config_tasks(settings))
     found["data_sha256"] = {Path(name).name: digest for name, digest in found["data_sha256"].items()}
     kept = (
         "benchmark", "variant", "seeds", "limit", "chunk_tokens", "world", "babi", "context_tokens", "reader", "agent",

@@ -20,7 +20,7 @@ from pathlib import Path
 import psycopg
 
 from memalpha.qa import locomo_search as locomo
-from memalpha.qa.scoring.recall import rank, searching, summary
+from memalpha.qa.scoring.recall import rank_evidence, search_function, summarize_ranks
 from memalpha.store.backends.postgres import search as postgres_search
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.datasets.locomo import load_locomo
@@ -43,16 +43,16 @@ def main() -> None:
         connection.execute("DROP SCHEMA IF EXISTS recall CASCADE")
     url = f"{options.url}{'&' if '?' in options.url else '?'}schema=recall"
     size, rows = postgres_search.SIZE, []
-    asked = [(task.id, locomo.questions(task)) for task in tasks]
+    asked = [(task.id, locomo.evidence_questions(task)) for task in tasks]
     together = [
         (ALL, [one._replace(gold=tuple(f"{id} {name}" for name in one.gold)) for id, some in asked for one in some])
     ]
     with MemoryStore.open(url) as there, MemoryStore.open(":memory:") as here:
         for store in (there, here):
             for task in tasks:
-                facts = [{**fact, "turn": f"{task.id} {fact['turn']}"} for fact in locomo.turns(task)]
+                facts = [{**fact, "turn": f"{task.id} {fact['turn']}"} for fact in locomo.turn_entries(task)]
                 store.namespace(ALL).insert_many(facts)
-                store.namespace(task.id).insert_many(locomo.turns(task))
+                store.namespace(task.id).insert_many(locomo.turn_entries(task))
         for of, route in [(asked, route) for route in options.routes] + [(together, "flat"), (together, "dense")]:
             every: list[set[str]] = []
             for name, store, most in (
@@ -65,18 +65,18 @@ def main() -> None:
                 postgres_search.SIZE = most
                 ranks, tens = [], []
                 for id, questions in of:
-                    search = searching(store.namespace(id), route)
+                    search = search_function(store.namespace(id), route)
 
                     def noted(queries: Sequence[str], k: int, search=search, tens=tens) -> list[list[MemoryEntry]]:
                         found = search(queries, k)
                         tens.extend({entry.id for entry in hits[:10]} for hits in found)
                         return found
 
-                    ranks += rank(questions, noted, lambda entry: entry.turn)
+                    ranks += rank_evidence(questions, noted, lambda entry: entry.turn)
                 if name.endswith("looked at"):
                     every = tens
                 row = {"memory": "a conversation" if of is asked else "all turns", "route": route, "store": name}
-                row |= summary(ranks)
+                row |= summarize_ranks(ranks)
                 if name.startswith("Post"):
                     row["as all"] = sum(len(a & b) for a, b in zip(tens, every, strict=True)) / sum(map(len, every))
                 rows.append(row)

@@ -38,9 +38,9 @@ def evaluate(
     if text is not None:
         _evaluate_text(*text, as_json=as_json)
         return
-    from memalpha.qa.from_config import run_evaluation, settings_of
+    from memalpha.qa.from_config import load_settings, run_evaluation
 
-    settings = settings_of(config, keys)
+    settings = load_settings(config, keys)
     if settings.benchmark == "locomo-search":
         from memalpha.qa.locomo_search import format_locomo_search, run_locomo_search
 

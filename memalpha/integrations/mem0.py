@@ -14,8 +14,8 @@ from typing import Any
 
 from memalpha.errors import ConfigError
 from memalpha.qa.systems.base import Passage
-from memalpha.qa.systems.baselines import turns_of
-from memalpha.qa.systems.budget import length
+from memalpha.qa.systems.baselines import turn_passages
+from memalpha.qa.systems.budget import passage_tokens
 from memalpha.store.embedding import Embedder
 from memalpha.types import Chunk
 
@@ -52,7 +52,7 @@ class Mem0System:
 
     def read(self, chunk: Chunk) -> None:
         """Add its turns, one by one."""
-        for turn in turns_of(chunk):
+        for turn in turn_passages(chunk):
             message = {"role": "user", "content": turn.text}
             for result in self._memory.add([message], **_SCOPE, infer=False)["results"]:
                 stored = Passage(result["memory"], result["id"], None, turn.timestamp, turn.turns, len(self._added))
@@ -64,7 +64,7 @@ class Mem0System:
 
     def size(self) -> int:
         """All that was added."""
-        return length(self._added.values())
+        return passage_tokens(self._added.values())
 
     def entries(self) -> Sequence[Passage]:
         """What it says it holds."""

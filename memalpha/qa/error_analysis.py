@@ -36,7 +36,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from memalpha.agent.text_match import contains, same
-from memalpha.qa.systems.base import Passage, Shown
+from memalpha.qa.systems.base import Passage, Retrieval
 from memalpha.store.slots import key_value, normalize
 from memalpha.types import MemoryEntry, Operation, Question, Task, Trajectory, TrajectoryGroup
 
@@ -46,24 +46,24 @@ if TYPE_CHECKING:
 Rule = Literal["facts", "turns", "answers"]
 Style = Literal["full", "compact"]
 
-GOLD = "gold_faulty"
-ABSTAIN = "should_have_abstained"
-NEVER = "never_written"
-WRONG = "written_wrong"
-GONE = "overwritten_or_deleted"
-MISSED = "not_retrieved"
-UNKNOWN = "not_found"
-READER = "answered_wrong"
+GOLD_FAULTY = "gold_faulty"
+SHOULD_HAVE_ABSTAINED = "should_have_abstained"
+NEVER_WRITTEN = "never_written"
+WRITTEN_WRONG = "written_wrong"
+OVERWRITTEN = "overwritten_or_deleted"
+NOT_RETRIEVED = "not_retrieved"
+NOT_FOUND = "not_found"
+ANSWERED_WRONG = "answered_wrong"
 
-LOSSES: Mapping[str, str] = {
-    GOLD: "the gold answer is marked as faulty",
-    NEVER: "what was asked for was never written",
-    WRONG: "what was asked for was written wrong",
-    GONE: "what was asked for was written, then overwritten or deleted",
-    MISSED: "the memory held what was asked for, but it was not retrieved",
-    UNKNOWN: "what was asked for was not among what was retrieved",
-    READER: "what was asked for was retrieved, and the answer is wrong all the same",
-    ABSTAIN: "there is no answer to the question, and one was given",
+ERROR_CLASSES: Mapping[str, str] = {
+    GOLD_FAULTY: "the gold answer is marked as faulty",
+    NEVER_WRITTEN: "what was asked for was never written",
+    WRITTEN_WRONG: "what was asked for was written wrong",
+    OVERWRITTEN: "what was asked for was written, then overwritten or deleted",
+    NOT_RETRIEVED: "the memory held what was asked for, but it was not retrieved",
+    NOT_FOUND: "what was asked for was not among what was retrieved",
+    ANSWERED_WRONG: "what was asked for was retrieved, and the answer is wrong all the same",
+    SHOULD_HAVE_ABSTAINED: "there is no answer to the question, and one was given",
 }
 """The classes in the order in which an answer is lost, with what they say."""
 
@@ -77,78 +77,84 @@ class Trace:
     """
 
     rule: Rule | None = None
-    ever: bool | None = None
-    held: bool | None = None
-    found: bool | None = None
-    wrong: bool = False
+    written: bool | None = None
+    live: bool | None = None
+    retrieved: bool | None = None
+    written_wrong: bool = False
 
 
-def trace(task: Task, shown: Shown) -> Trace:
+def trace(task: Task, retrieval: Retrieval) -> Trace:
     """What became of the support of the question that `shown` is about."""
-    if not shown.question.answers:
+    if not retrieval.question.answers:
         return Trace()
-    support = _Support(task, shown)
-    found = support.within((*shown.passages, Passage(shown.core)))
-    if not found and not support.to_be_found(task):
-        nothing = False if shown.ever is not None and not any(passage.text for passage in shown.ever) else None
-        return Trace(support.rule, ever=nothing, held=nothing, found=False)
-    core = Passage(shown.core_held or shown.core)  # what the budget cut off it was held all the same
-    held = _or(found, None if shown.held is None else (*shown.held, core), support)
-    ever = _or(bool(held), shown.ever, support)
-    wrong = not ever and shown.ever is not None and support.mistaken((*shown.ever, core))
-    return Trace(support.rule, ever, held, found, wrong)
+    support = _Support(task, retrieval)
+    retrieved = support.is_held_by((*retrieval.passages, Passage(retrieval.core)))
+    if not retrieved and not support.is_findable(task):
+        written_before = (
+            False if retrieval.history is not None and not any(passage.text for passage in retrieval.history) else None
+        )
+        return Trace(support.rule, written=written_before, live=written_before, retrieved=False)
+    core = Passage(retrieval.full_core or retrieval.core)  # what the budget cut off it was held all the same
+    live = _found_by_stage(retrieved, None if retrieval.entries is None else (*retrieval.entries, core), support)
+    written = _found_by_stage(bool(live), retrieval.history, support)
+    written_wrong = (
+        not written and retrieval.history is not None and support.is_written_wrong((*retrieval.history, core))
+    )
+    return Trace(support.rule, written, live, retrieved, written_wrong)
 
 
-def _or(sooner: bool, passages: Sequence[Passage] | None, support: _Support) -> bool | None:
+def _found_by_stage(earlier: bool, passages: Sequence[Passage] | None, support: _Support) -> bool | None:
     """Whether it was there sooner or is within the passages; None where these are not known."""
-    if sooner:
+    if earlier:
         return True
-    return None if passages is None else support.within(passages)
+    return None if passages is None else support.is_held_by(passages)
 
 
-def classify(task: Task, shown: Shown, record: Record) -> str | None:
+def classify(task: Task, retrieval: Retrieval, record: Record) -> str | None:
     """The class of a wrong answer, one of `LOSSES`; None for a right one."""
     if record.correct:
         return None
-    if is_faulty(shown.question):
-        return GOLD
-    if not shown.question.answers:
-        return ABSTAIN
-    return _class(trace(task, shown))
+    if is_gold_faulty(retrieval.question):
+        return GOLD_FAULTY
+    if not retrieval.question.answers:
+        return SHOULD_HAVE_ABSTAINED
+    return _class_of(trace(task, retrieval))
 
 
-def is_faulty(question: Question) -> bool:
+def is_gold_faulty(question: Question) -> bool:
     """Whether an audit marked the gold answer (`meta["fault"]`); a fault of the evidence alone is not meant."""
     fault = question.meta.get("fault")
     return bool(fault) and (not isinstance(fault, Mapping) or fault.get("of", "answer") == "answer")
 
 
-def _class(traced: Trace) -> str:
-    if traced.found:
-        return READER
-    if traced.held:
-        return MISSED
-    if traced.held is None or traced.ever is None:
-        return UNKNOWN
-    if traced.ever:
-        return GONE
-    return WRONG if traced.wrong else NEVER
+def _class_of(support_trace: Trace) -> str:
+    if support_trace.retrieved:
+        return ANSWERED_WRONG
+    if support_trace.live:
+        return NOT_RETRIEVED
+    if support_trace.live is None or support_trace.written is None:
+        return NOT_FOUND
+    if support_trace.written:
+        return OVERWRITTEN
+    return WRITTEN_WRONG if support_trace.written_wrong else NEVER_WRITTEN
 
 
-def evidence_recall(shown: Shown) -> float | None:
+def evidence_recall(retrieval: Retrieval) -> float | None:
     """The share of the question's evidence turns that what was shown was taken from.
 
     None without evidence, and where the system shows passages that do not say what they were taken from. Turns that a
     passage lost to the budget were not shown.
     """
-    wanted = set(shown.question.evidence)
-    if not wanted or (shown.passages and not any(passage.turns or passage.lost for passage in shown.passages)):
+    evidence = set(retrieval.question.evidence)
+    if not evidence or (
+        retrieval.passages and not any(passage.turns or passage.cut_turns for passage in retrieval.passages)
+    ):
         return None
-    return len(wanted & {turn for passage in shown.passages for turn in passage.turns}) / len(wanted)
+    return len(evidence & {turn for passage in retrieval.passages for turn in passage.turns}) / len(evidence)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Same:
+class _TaskKey:
     """A task by identity: its hash by content would take as long as what is to be saved."""
 
     task: Task
@@ -157,81 +163,81 @@ class _Same:
         return id(self.task)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.task is self.task
+        return isinstance(other, _TaskKey) and other.task is self.task
 
 
 class _Sources(NamedTuple):
     """The words of each turn, the gold contents that each stated, and all gold contents, normalised."""
 
     texts: dict[str, str]
-    stated: dict[str, list[str]]
+    facts: dict[str, list[str]]
     values: set[str]
 
 
 @lru_cache(maxsize=4)
-def _sources(of: _Same) -> _Sources:
+def _sources(key: _TaskKey) -> _Sources:
     """Of a task; kept, because its questions come one after the other."""
-    texts = {turn.id: turn.text for chunk in of.task.chunks for turn in chunk.turns if turn.id is not None}
-    stated: dict[str, list[str]] = {}
-    gold = [(operation.turn, operation.content) for operation in of.task.gold_operations if operation.content]
+    texts = {turn.id: turn.text for chunk in key.task.chunks for turn in chunk.turns if turn.id is not None}
+    facts: dict[str, list[str]] = {}
+    gold = [(operation.turn, operation.content) for operation in key.task.gold_operations if operation.content]
     for turn, content in gold:
         if turn is not None:
-            stated.setdefault(turn, []).append(content)
-    return _Sources(texts, stated, {normalize(content) for _, content in gold})
+            facts.setdefault(turn, []).append(content)
+    return _Sources(texts, facts, {normalize(content) for _, content in gold})
 
 
 class _Support:
     """What a question's answer rests on, by the first rule that the task allows, and whether passages hold it."""
 
-    def __init__(self, task: Task, shown: Shown) -> None:
-        question, sources = shown.question, _sources(_Same(task))
+    def __init__(self, task: Task, retrieval: Retrieval) -> None:
+        question, sources = retrieval.question, _sources(_TaskKey(task))
         self.answers = question.answers
         self.texts = {turn: sources.texts[turn] for turn in question.evidence if turn in sources.texts}
         self.facts: list[tuple[str, str | None]] = []  # (content, turn)
         for turn in question.evidence:
-            stated = sources.stated.get(turn, [])
-            answering = [content for content in stated if self._answered(content)]
-            self.facts += [(content, turn) for content in answering or stated]
+            facts = sources.facts.get(turn, [])
+            answering = [content for content in facts if self._has_answer(content)]
+            self.facts += [(content, turn) for content in answering or facts]
         self.values = sources.values
-        parts = (shown.passages, shown.held, shown.ever)
-        known = any(passage.turns or passage.lost for part in parts for passage in part or ())
-        self.rule: Rule = "facts" if self.facts else "turns" if self.texts and known else "answers"
+        parts = (retrieval.passages, retrieval.entries, retrieval.history)
+        has_turn_ids = any(passage.turns or passage.cut_turns for part in parts for passage in part or ())
+        self.rule: Rule = "facts" if self.facts else "turns" if self.texts and has_turn_ids else "answers"
 
-    def within(self, passages: Sequence[Passage]) -> bool:
+    def is_held_by(self, passages: Sequence[Passage]) -> bool:
         """Whether the passages together hold all of the support."""
         if self.rule == "facts":
-            return all(self._stated(passages, *fact) for fact in self.facts)
+            return all(self._state_fact(passages, *fact) for fact in self.facts)
         if self.rule == "turns":
-            return all(any(self._covers(passage, turn) for passage in passages) for turn in self.texts)
-        return any(self._answered(passage.text) for passage in passages)
+            return all(any(self._covers_turn(passage, turn) for passage in passages) for turn in self.texts)
+        return any(self._has_answer(passage.text) for passage in passages)
 
-    def to_be_found(self, task: Task) -> bool:
+    def is_findable(self, task: Task) -> bool:
         """Whether the rule can find the support at all: by `answers`, only an answer that the conversation has."""
-        return self.rule != "answers" or any(self._answered(chunk.render()) for chunk in task.chunks)
+        return self.rule != "answers" or any(self._has_answer(chunk.render()) for chunk in task.chunks)
 
-    def mistaken(self, passages: Sequence[Passage]) -> bool:
+    def is_written_wrong(self, passages: Sequence[Passage]) -> bool:
         """Whether something else was written in the place of what is missing."""
         if self.rule == "facts":
             return any(
-                self._instead(passage, *fact)
+                self._states_other_value(passage, *fact)
                 for fact in self.facts
-                if not self._stated(passages, *fact)
+                if not self._state_fact(passages, *fact)
                 for passage in passages
             )
         return self.rule == "turns" and any(
             turn in passage.turns
             for turn in self.texts
-            if not any(self._covers(passage, turn) for passage in passages)
+            if not any(self._covers_turn(passage, turn) for passage in passages)
             for passage in passages
         )
 
-    def _answered(self, text: str) -> bool:
+    def _has_answer(self, text: str) -> bool:
         return any(contains(text, answer) for answer in self.answers)
 
-    def _stated(self, passages: Sequence[Passage], content: str, turn: str | None) -> bool:
+    def _state_fact(self, passages: Sequence[Passage], content: str, turn: str | None) -> bool:
         """Whether a line states the fact (a `key: value` line just that, free text among other things), or the turn
         that stated it is there word for word."""
-        if turn is not None and any(self._is_raw(passage, turn) for passage in passages):
+        if turn is not None and any(self._quotes_turn(passage, turn) for passage in passages):
             return True
         needle, free = normalize(content), key_value(content) is None
         return any(
@@ -241,12 +247,12 @@ class _Support:
             for line in passage.text.split("\n")
         )
 
-    def _is_raw(self, passage: Passage, turn: str) -> bool:
+    def _quotes_turn(self, passage: Passage, turn: str) -> bool:
         if passage.turns and turn not in passage.turns:
             return False
         return turn in self.texts and contains(passage.text, self.texts[turn])
 
-    def _instead(self, passage: Passage, content: str, turn: str | None) -> bool:
+    def _states_other_value(self, passage: Passage, content: str, turn: str | None) -> bool:
         """Whether a line gives the fact's slot a value that it never had, or the entry was taken from its turn."""
         pair = key_value(content)
         for line in passage.text.split("\n"):
@@ -255,43 +261,51 @@ class _Support:
                 return True
         return turn in passage.turns and normalize(passage.text) not in self.values
 
-    def _covers(self, passage: Passage, turn: str) -> bool:
+    def _covers_turn(self, passage: Passage, turn: str) -> bool:
         if turn not in passage.turns:
             return False
-        return not self._answered(self.texts[turn]) or self._answered(passage.text) or self._is_raw(passage, turn)
+        return (
+            not self._has_answer(self.texts[turn]) or self._has_answer(passage.text) or self._quotes_turn(passage, turn)
+        )
 
 
 # ----------------------------------------------------------------------------------------------------------- over many
 
 
-def with_losses(groups: Iterable[TrajectoryGroup], records: Sequence[Record], style: Style = "full") -> list[Record]:
+def with_error_classes(
+    groups: Iterable[TrajectoryGroup], records: Sequence[Record], style: Style = "full"
+) -> list[Record]:
     """The records of built memories, each with its loss, the loss in words (see `feedback`), and whether the support
     was found."""
-    built = {(group.task.id, rollout.rollout): rollout for group in groups for rollout in group.trajectories}
-    asked = {id: {question.id: question for question in built[id].task.questions} for id in built}
-    told = []
+    trajectories = {(group.task.id, rollout.rollout): rollout for group in groups for rollout in group.trajectories}
+    questions = {id: {question.id: question for question in trajectories[id].task.questions} for id in trajectories}
+    classified = []
     for record in records:
-        place = record.task, record.rollout
-        shown = shown_by(built[place], asked[place][record.question_id], record.retrieved)
-        task = built[place].task
-        record = replace(record, found=trace(task, shown).found, loss=classify(task, shown, record))
-        told.append(replace(record, feedback=feedback(task, shown, record, style=style)))
-    return told
+        key = record.task, record.rollout
+        retrieval = retrieval_at(trajectories[key], questions[key][record.question_id], record.retrieved)
+        task = trajectories[key].task
+        record = replace(
+            record, support_retrieved=trace(task, retrieval).retrieved, error_class=classify(task, retrieval, record)
+        )
+        classified.append(replace(record, feedback=feedback(task, retrieval, record, style=style)))
+    return classified
 
 
-def shown_by(trajectory: Trajectory, question: Question, retrieved: Sequence[str]) -> Shown:
+def retrieval_at(trajectory: Trajectory, question: Question, retrieved: Sequence[str]) -> Retrieval:
     """What a built memory had for a question of its task when it was asked, and which entries (ids) were retrieved."""
     last = len(trajectory.task.chunks) - 1 if question.asked_after_chunk is None else question.asked_after_chunk
     state = trajectory.states[last]
 
-    def passage(of: MemoryEntry | Operation) -> Passage:
-        turns = () if of.turn is None else (of.turn,)
-        return Passage(of.content or "", of.id, of.category, of.timestamp, turns)
+    def passage(item: MemoryEntry | Operation) -> Passage:
+        turns = () if item.turn is None else (item.turn,)
+        return Passage(item.content or "", item.id, item.category, item.timestamp, turns)
 
-    held = tuple(map(passage, state.entries.values()))
+    entries = tuple(map(passage, state.entries.values()))
     written = (o for turn in trajectory.turns if turn.chunk <= last for o in turn.operations if o.content)
     passages = tuple(passage(state.entries[id]) for id in retrieved if id in state.entries)
-    return Shown(question, passages, 0, 0, core=state.core, held=held, ever=(*held, *map(passage, written)))
+    return Retrieval(
+        question, passages, 0, 0, core=state.core, entries=entries, history=(*entries, *map(passage, written))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,14 +328,14 @@ class Waterfall:
     kept: float | None
     retrieved: float
     answered: float
-    losses: Mapping[str, int]
+    error_counts: Mapping[str, int]
     ceiling: float | None = None
     ceiling_n: int = 0
     ceiling_answered: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The waterfall as plain values."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {"losses" if name == "error_counts" else name: getattr(self, name) for name in self.__slots__}
 
 
 def waterfall(records: Iterable[Record]) -> list[Waterfall]:
@@ -332,51 +346,55 @@ def waterfall(records: Iterable[Record]) -> list[Waterfall]:
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(record.ability, []).append(record)
-    whole = [record for group in groups.values() for record in group]
-    if any(not record.correct and record.loss is None for record in whole):
+    all_records = [record for group in groups.values() for record in group]
+    if any(not record.correct and record.error_class is None for record in all_records):
         return []
-    named = [(ability, groups[ability]) for ability in sorted(groups)]
-    return [_fall(ability, group) for ability, group in (*named, ("all", whole)) if group]
+    by_ability = [(ability, groups[ability]) for ability in sorted(groups)]
+    return [_waterfall_of(ability, group) for ability, group in (*by_ability, ("all", all_records)) if group]
 
 
-def _fall(ability: str, records: Sequence[Record]) -> Waterfall:
+def _waterfall_of(ability: str, records: Sequence[Record]) -> Waterfall:
     n = len(records)
-    losses = Counter(record.loss for record in records if record.loss is not None)
-    ceiling, ceiling_n, answered = ceiling_of(records)
+    error_counts = Counter(record.error_class for record in records if record.error_class is not None)
+    ceiling, ceiling_n, answered = ceiling_accuracy(records)
 
-    def left(*classes: str) -> float:
-        return (n - sum(losses[name] for name in classes)) / n
+    def remaining_share(*classes: str) -> float:
+        return (n - sum(error_counts[name] for name in classes)) / n
 
-    untold = bool(losses[UNKNOWN])
+    has_unknown_support = bool(error_counts[NOT_FOUND])
     return Waterfall(
         ability=ability,
         n=n,
-        sound=left(GOLD),
-        written=None if untold else left(GOLD, NEVER, WRONG),
-        kept=None if untold else left(GOLD, NEVER, WRONG, GONE),
-        retrieved=left(GOLD, NEVER, WRONG, GONE, MISSED, UNKNOWN),
-        answered=left(*LOSSES),
-        losses={name: losses[name] for name in LOSSES if losses[name]},
+        sound=remaining_share(GOLD_FAULTY),
+        written=None if has_unknown_support else remaining_share(GOLD_FAULTY, NEVER_WRITTEN, WRITTEN_WRONG),
+        kept=None if has_unknown_support else remaining_share(GOLD_FAULTY, NEVER_WRITTEN, WRITTEN_WRONG, OVERWRITTEN),
+        retrieved=remaining_share(GOLD_FAULTY, NEVER_WRITTEN, WRITTEN_WRONG, OVERWRITTEN, NOT_RETRIEVED, NOT_FOUND),
+        answered=remaining_share(*ERROR_CLASSES),
+        error_counts={name: error_counts[name] for name in ERROR_CLASSES if error_counts[name]},
         ceiling=ceiling,
         ceiling_n=ceiling_n,
         ceiling_answered=answered,
     )
 
 
-def ceiling_of(records: Iterable[Record]) -> tuple[float | None, int, float | None]:
+def ceiling_accuracy(records: Iterable[Record]) -> tuple[float | None, int, float | None]:
     """Of the records whose question was also asked with its evidence in view: the share right that way, how many they
     are, and the share of them that is right as they stand."""
-    asked = [record for record in records if record.ceiling is not None]
-    if not asked:
+    with_ceiling = [record for record in records if record.ceiling is not None]
+    if not with_ceiling:
         return None, 0, None
-    return sum(bool(one.ceiling) for one in asked) / len(asked), len(asked), sum(o.correct for o in asked) / len(asked)
+    return (
+        sum(bool(one.ceiling) for one in with_ceiling) / len(with_ceiling),
+        len(with_ceiling),
+        sum(o.correct for o in with_ceiling) / len(with_ceiling),
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- in words
 
 
 def feedback(
-    task: Task, shown: Shown, record: Record, *, passages: int = 3, length: int = 300, style: Style = "full"
+    task: Task, retrieval: Retrieval, record: Record, *, passages: int = 3, length: int = 300, style: Style = "full"
 ) -> str:
     """A wrong answer in words, for whoever shall do better; "" for a right one.
 
@@ -384,29 +402,29 @@ def feedback(
     of each, cut at `length` characters), and where it was lost. `compact`, for the policies that ship: only the
     question, the answer, what is right and what had said it.
     """
-    loss = record.loss or classify(task, shown, record)
-    if loss is None:
+    error_class = record.error_class or classify(task, retrieval, record)
+    if error_class is None:
         return ""
-    question, support = shown.question, _Support(task, shown)
+    question, support = retrieval.question, _Support(task, retrieval)
     if style == "compact":
-        right = " or ".join(question.answers) or "unknown"
-        lines = [f"ask: {question.question}", f"answer: {record.answer}", f"right: {right}"]
+        expected = " or ".join(question.answers) or "unknown"
+        lines = [f"ask: {question.question}", f"answer: {record.answer}", f"right: {expected}"]
         if support.texts:
-            lines.append(f"said: {_listed(list(support.texts.values())[:passages], length)}")
+            lines.append(f"said: {_join_texts(list(support.texts.values())[:passages], length)}")
         return "\n".join(" ".join(line.split()) for line in lines)
-    right = " or ".join(question.answers) or "that it is not known"
-    lines = [f"Question: {question.question}", f"Answered: {record.answer or '(nothing)'}", f"Right: {right}"]
-    lines.append(f"Retrieved: {_listed([passage.text for passage in shown.passages[:passages]], length)}")
+    expected = " or ".join(question.answers) or "that it is not known"
+    lines = [f"Question: {question.question}", f"Answered: {record.answer or '(nothing)'}", f"Right: {expected}"]
+    lines.append(f"Retrieved: {_join_texts([passage.text for passage in retrieval.passages[:passages]], length)}")
     if support.texts:
-        lines.append(f"Said: {_listed(list(support.texts.values())[:passages], length)}")
+        lines.append(f"Said: {_join_texts(list(support.texts.values())[:passages], length)}")
     if support.facts:
-        lines.append(f"To be noted: {_listed(list(dict.fromkeys(fact for fact, _ in support.facts)), length)}")
-    lines.append(f"Lost: {LOSSES[loss]}.")
+        lines.append(f"To be noted: {_join_texts(list(dict.fromkeys(fact for fact, _ in support.facts)), length)}")
+    lines.append(f"Lost: {ERROR_CLASSES[error_class]}.")
     if record.stale or record.conflict:
         lines.append("An outdated statement about this is still in the memory.")
     return "\n".join(lines)
 
 
-def _listed(texts: Sequence[str], length: int) -> str:
+def _join_texts(texts: Sequence[str], length: int) -> str:
     flat = [" ".join(text.split()) for text in texts]
     return " | ".join(text if len(text) <= length else f"{text[: length - 1]}…" for text in flat) or "(nothing)"

@@ -22,18 +22,18 @@ from memalpha.policy.base import Policy
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
 from memalpha.qa.records import Record
-from memalpha.qa.report import CHANGED, Report, characters_by_four, make_report
+from memalpha.qa.report import CHANGED, Report, estimate_tokens, make_report
 from memalpha.qa.scoring.cited import cited_scores, evidence_notes
-from memalpha.qa.scoring.gold import fact
-from memalpha.qa.scoring.judge_scores import Content, judge_step
-from memalpha.qa.scoring.metrics import RIGHT, is_right, score_answer, score_question
+from memalpha.qa.scoring.gold import comparable_fact
+from memalpha.qa.scoring.judge_scores import ContentVerdicts, judge_step
+from memalpha.qa.scoring.metrics import CORRECT_FROM, is_correct, score_answer, score_question
 from memalpha.qa.systems.base import as_passage
 from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.state import MemoryState
 from memalpha.types import Question, Task, Trajectory, TrajectoryGroup
 
-SINGLE = ("stated", "updated", "retracted")
+SINGLE_VALUED = ("stated", "updated", "retracted")
 """Kinds of questions (`Question.meta["kind"]`) about a slot that has one value at a time."""
 
 
@@ -49,22 +49,22 @@ def evaluate_memory(
     memories: dict[int, WorkingMemory] = {}
     for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
         for question in trajectory.task.questions:
-            state = trajectory.states[asked_at(question, trajectory.task)]
-            more = (
+            state = trajectory.states[question_chunk(question, trajectory.task)]
+            has_details = (
                 asked_in_full(question) != question.question
             )  # a reader of one's own need not know of choices and dates
             items.append(
                 (
-                    question if more else question.question,
+                    question if has_details else question.question,
                     memories.setdefault(id(state), WorkingMemory(state, embedder)),
                 )
             )
-    _embed(embedder, items, memories.values())
+    _cache_embeddings(embedder, items, memories.values())
     answers = iter(reader.answer(items))
     return [
         [
             [
-                _record(trajectory, question, next(answers), metric, refuse=reader.conflicts == "refuse")
+                _make_record(trajectory, question, next(answers), metric, refuse=reader.conflicts == "refuse")
                 for question in trajectory.task.questions
             ]
             for trajectory in group.trajectories
@@ -73,21 +73,21 @@ def evaluate_memory(
     ]
 
 
-def asked_texts(groups: Sequence[TrajectoryGroup]) -> list[str]:
+def texts_to_embed(groups: Sequence[TrajectoryGroup]) -> list[str]:
     """All texts whose vectors `evaluate_memory` of these groups will search with or among, each once."""
     texts: dict[str, None] = {}
     memories: dict[int, MemoryState] = {}
     for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
         for question in trajectory.task.questions:
             texts[question.question] = None
-            state = trajectory.states[asked_at(question, trajectory.task)]
+            state = trajectory.states[question_chunk(question, trajectory.task)]
             memories[id(state)] = state
     for state in memories.values():
         texts.update(dict.fromkeys(entry.content for entry in state.entries.values()))
     return list(texts)
 
 
-def asked_at(question: Question, task: Task) -> int:
+def question_chunk(question: Question, task: Task) -> int:
     """The chunk whose memory answers."""
     return len(task.chunks) - 1 if question.asked_after_chunk is None else question.asked_after_chunk
 
@@ -97,24 +97,24 @@ def score_groups(
 ) -> tuple[list[TrajectoryGroup], list[Record]]:
     """The groups with every trajectory's reward set, and all records."""
     metric = "exact" if rewards.config.metric == "judge" else rewards.config.metric
-    asked = evaluate_memory(groups, reader, metric, embedder=embedder)
-    contents: dict[int, tuple[Content, ...]] = {}
+    records = evaluate_memory(groups, reader, metric, embedder=embedder)
+    contents: dict[int, tuple[ContentVerdicts, ...]] = {}
     if rewards.judge is not None:
-        asked, contents = judge_step(rewards.config, rewards.judge, groups, asked)
-    modelled = rewards.modelled(groups)
+        records, contents = judge_step(rewards.config, rewards.judge, groups, records)
+    model_scores = rewards.score_by_model(groups)
 
     def with_reward(trajectory: Trajectory, records: Sequence[Record]) -> Trajectory:
-        own = id(trajectory)
-        return replace(trajectory, reward=rewards.reward(trajectory, records, contents.get(own), modelled.get(own)))
+        key = id(trajectory)
+        return replace(trajectory, reward=rewards.reward(trajectory, records, contents.get(key), model_scores.get(key)))
 
     scored = [
-        TrajectoryGroup(group.task, tuple(map(with_reward, group.trajectories, of_group)))
-        for group, of_group in zip(groups, asked, strict=True)
+        TrajectoryGroup(group.task, tuple(map(with_reward, group.trajectories, group_records)))
+        for group, group_records in zip(groups, records, strict=True)
     ]
-    return scored, [record for of_group in asked for records in of_group for record in records]
+    return scored, [record for of_group in records for records in of_group for record in records]
 
 
-def _embed(
+def _cache_embeddings(
     embedder: Embedder, items: Sequence[tuple[str | Question, WorkingMemory]], memories: Iterable[WorkingMemory]
 ) -> None:
     """Fill the embedder's cache in one batch with all that the searches will ask for."""
@@ -125,14 +125,14 @@ def _embed(
         embedder.encode(list(texts))
 
 
-def _record(trajectory: Trajectory, question: Question, answer: Answer, metric: str, *, refuse: bool) -> Record:
+def _make_record(trajectory: Trajectory, question: Question, answer: Answer, metric: str, *, refuse: bool) -> Record:
     if refuse:
-        state = trajectory.states[asked_at(question, trajectory.task)]
+        state = trajectory.states[question_chunk(question, trajectory.task)]
         statements = [*(entry.content for entry in state.entries.values()), *state.core.splitlines()]
         answer = replace(answer, conflict=answer.conflict or is_disputed(question, statements))
-    score, correct, scores = _scored(trajectory.task, question, answer, metric)
-    written, live = _traced(trajectory, question, asked_at(question, trajectory.task))
-    return record_of(
+    score, correct, scores = _score(trajectory.task, question, answer, metric)
+    written, live = _find_in_memory(trajectory, question, question_chunk(question, trajectory.task))
+    return build_record(
         trajectory.task,
         question,
         answer,
@@ -142,13 +142,13 @@ def _record(trajectory: Trajectory, question: Question, answer: Answer, metric: 
         retrieved=tuple(hit.entry.id for hit in answer.hits),
         written=written,
         live=live,
-        tokens=sum(characters_by_four(hit.entry.content) for hit in answer.hits),
+        tokens=sum(estimate_tokens(hit.entry.content) for hit in answer.hits),
         scores=scores,
     )
 
 
-def record_of(
-    task: Task, question: Question, answer: Answer, score: float, correct: bool, *, rollout: int = 0, **more: Any
+def build_record(
+    task: Task, question: Question, answer: Answer, score: float, correct: bool, *, rollout: int = 0, **fields: Any
 ) -> Record:
     """The record of an answer with what every record has; `more` are its further fields."""
     return Record(
@@ -165,25 +165,25 @@ def record_of(
         stale=is_stale(question, answer, correct),
         conflict=answer.conflict,
         abstained=answer.abstained,
-        **more,
+        **fields,
     )
 
 
-def _scored(task: Task, question: Question, answer: Answer, metric: str) -> tuple[float, bool, dict[str, float]]:
+def _score(task: Task, question: Question, answer: Answer, metric: str) -> tuple[float, bool, dict[str, float]]:
     """What an answer is worth, whether it counts as right, and the parts of that where it has some."""
     if metric not in ("question", "cited"):
         score = score_answer(metric, answer, question.answers)
-        return score, score >= RIGHT[metric], {}
+        return score, score >= CORRECT_FROM[metric], {}
     score = score_question(question, answer)
     if score is None:
         raise DataError(f"question {question.id!r}: its metric needs a judge: set reward.metric=judge")
-    correct = is_right(question, score)
+    correct = is_correct(question, score)
     if metric == "question":
         return score, correct, {}
     if answer.cited is None:
         raise ConfigError("reward.metric: cited scores replies that name their evidence: set reader.cite=true")
-    found = [as_passage(hit.entry) for hit in answer.hits]
-    parts = cited_scores(answer.cited, score, evidence_notes(task, question, answer.notes, found))
+    passages = [as_passage(hit.entry) for hit in answer.hits]
+    parts = cited_scores(answer.cited, score, evidence_notes(task, question, answer.notes, passages))
     return parts["cited"], correct, parts
 
 
@@ -203,37 +203,37 @@ def is_disputed(question: Question, statements: Sequence[str]) -> bool:
     """
     meta = question.meta
     values = meta.get("values") or (meta.get("stale") and [*question.answers, *meta["stale"]])
-    if meta.get("kind") not in SINGLE or not (meta.get("slot") and values):
+    if meta.get("kind") not in SINGLE_VALUED or not (meta.get("slot") and values):
         return False
     return disputed(str(meta["slot"]), list(map(str, values)), statements)
 
 
-def _traced(trajectory: Trajectory, question: Question, at: int) -> tuple[bool | None, bool | None]:
+def _find_in_memory(trajectory: Trajectory, question: Question, chunk_index: int) -> tuple[bool | None, bool | None]:
     """Whether what the question asks for was ever written, and whether it is live.
 
     By the gold facts of its evidence turns where there are any (all of them), else by an entry that holds an answer.
     """
     if not question.answers:
         return None, None
-    state = trajectory.states[at]
+    state = trajectory.states[chunk_index]
     live = [(entry.category, entry.content) for entry in state.entries.values()] + [("core", state.core)]
-    ever = live + [
+    written = live + [
         (operation.category, operation.content)
         for turn in trajectory.turns
-        if turn.chunk <= at
+        if turn.chunk <= chunk_index
         for operation in turn.operations
         if operation.content
     ]
     evidence = set(question.evidence)
     facts = {
-        fact(operation.category, operation.content)
+        comparable_fact(operation.category, operation.content)
         for operation in trajectory.task.gold_operations
         if operation.content and operation.turn in evidence
     }
     if facts:
-        return facts <= {fact(*pair) for pair in ever}, facts <= {fact(*pair) for pair in live}
+        return facts <= {comparable_fact(*pair) for pair in written}, facts <= {comparable_fact(*pair) for pair in live}
     return (
-        any(contains(content or "", text) for _, content in ever for text in question.answers),
+        any(contains(content or "", text) for _, content in written for text in question.answers),
         any(contains(content, text) for _, content in live for text in question.answers),
     )
 
@@ -245,7 +245,7 @@ def evaluate(
     *,
     config: AgentConfig | None = None,
     reward: RewardConfig | None = None,
-    count_tokens: Callable[[str], int] = characters_by_four,
+    count_tokens: Callable[[str], int] = estimate_tokens,
     embedder: Embedder | None = None,
     seed: int = 0,
     name: str | None = None,

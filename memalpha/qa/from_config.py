@@ -25,11 +25,11 @@ from memalpha.errors import ConfigError
 from memalpha.policy.base import in_own_style, load_policy
 from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import Reader, load_reader
-from memalpha.qa.report import Report, result_folder
+from memalpha.qa.report import Report, make_result_folder
 from memalpha.qa.reporting.tables import check_folder, check_names, provenance, save_results
 from memalpha.qa.scoring.gold import check_categories
 from memalpha.qa.scoring.judge import Judge, load_judge
-from memalpha.qa.systems.builtin import Source, Writer, load_source
+from memalpha.qa.systems.builtin import EvaluatedSystem, Writer, load_system
 from memalpha.store.embedding import load_embedder
 from memalpha.store.schema import load_schema
 from memalpha.tasks.catalog import MODULES, data_set
@@ -38,15 +38,15 @@ from memalpha.tasks.load import load_tasks
 from memalpha.tasks.splits import load_evaluation_tasks
 from memalpha.types import Task
 
-TRAINED = "trained"
+TRAINED_SYSTEM = "trained"
 """Among the systems of a run directory's evaluation: the run's best checkpoint."""
 
 
-def settings_of(name: str, overrides: Mapping[str, Any] | None = None) -> EvalConfig:
+def load_settings(name: str, overrides: Mapping[str, Any] | None = None) -> EvalConfig:
     """The evaluation that a name stands for: a training run's directory, a configuration (shipped, or a YAML file), or
     a data set with everything else as default. Raises `ConfigError` for anything else, with what there is."""
     if (Path(name) / "config.yaml").is_file():
-        return settings_of_run(Path(name), overrides)
+        return load_run_settings(Path(name), overrides)
     if name in MODULES and not (name in shipped_configs() and "benchmark" in read_config(name)):
         return build_config(EvalConfig, merge({"benchmark": name}, overrides or {}), name)
     path = Path(name)
@@ -58,7 +58,7 @@ def settings_of(name: str, overrides: Mapping[str, Any] | None = None) -> EvalCo
     return load_config(EvalConfig, name, overrides)
 
 
-def settings_of_run(run: Path, overrides: Mapping[str, Any] | None = None) -> EvalConfig:
+def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> EvalConfig:
     """How a training run evaluated its writer: `checkpoints/best`, prompted, read and scored as in the run.
 
     On the run's `eval_data`; a run that held out a part of its own file needs `data`, a synthetic one is evaluated on
@@ -66,43 +66,43 @@ def settings_of_run(run: Path, overrides: Mapping[str, Any] | None = None) -> Ev
     best checkpoint, so that it can stand beside others. Raises `ConfigError` where RUN has no best checkpoint yet.
     """
     overrides = dict(overrides or {})
-    trained = training_config(run / "config.yaml")
-    if isinstance(trained, RewardModelConfig):
+    run_config = training_config(run / "config.yaml")
+    if isinstance(run_config, RewardModelConfig):
         raise ConfigError(f"{run} trained a reward model, which writes no memory: use it by reward.model.path={run}")
-    if isinstance(trained, PreferenceConfig):
+    if isinstance(run_config, PreferenceConfig):
         raise ConfigError(
             f"{run} asked no questions: evaluate its checkpoints/best with systems=[{run}/checkpoints/best]"
         )
-    if isinstance(trained, TextConfig):
+    if isinstance(run_config, TextConfig):
         raise ConfigError(f"{run} trained replies to prompts, and keeps no memory: memalpha eval {run}")
-    reader = trained.reader.model_copy(update={"conflicts": trained.reader.conflicts or "refuse"})
+    reader = run_config.reader.model_copy(update={"conflicts": run_config.reader.conflicts or "refuse"})
     if reader.kind == "policy" and reader.policy is None:
-        reader = reader.model_copy(update={"policy": trained.policy})
-    found: dict[str, Any] = {
-        "systems": TRAINED,
-        "agent": trained.agent.model_dump(),
+        reader = reader.model_copy(update={"policy": run_config.policy})
+    fields: dict[str, Any] = {
+        "systems": TRAINED_SYSTEM,
+        "agent": run_config.agent.model_dump(),
         "reader": reader.model_dump(),
-        "metric": None if trained.reward.metric in ("question", "cited") else trained.reward.metric,
-        "judge": None if trained.reward.judge is None else trained.reward.judge.model_dump(),
-        "device": trained.device,
-        "dtype": trained.dtype,
+        "metric": None if run_config.reward.metric in ("question", "cited") else run_config.reward.metric,
+        "judge": None if run_config.reward.judge is None else run_config.reward.judge.model_dump(),
+        "device": run_config.device,
+        "dtype": run_config.dtype,
     }
-    if trained.eval_data is not None:
-        found["data"] = trained.eval_data
-    elif "data" not in overrides and trained.data == "synthetic":
-        world = trained.eval_world or trained.world.model_copy(update={"split": "test"})
-        found |= {"benchmark": "synthetic", "world": world.model_dump(), "limit": trained.eval_tasks}
-    elif "data" not in overrides and trained.data == "babi":
-        streams = trained.eval_babi or trained.babi
-        found |= {"benchmark": "babi", "babi": streams.model_dump(), "limit": trained.eval_tasks}
-    settings = build_config(EvalConfig, merge(found, overrides), str(run))
-    if TRAINED not in settings.systems:
+    if run_config.eval_data is not None:
+        fields["data"] = run_config.eval_data
+    elif "data" not in overrides and run_config.data == "synthetic":
+        world = run_config.eval_world or run_config.world.model_copy(update={"split": "test"})
+        fields |= {"benchmark": "synthetic", "world": world.model_dump(), "limit": run_config.eval_tasks}
+    elif "data" not in overrides and run_config.data == "babi":
+        streams = run_config.eval_babi or run_config.babi
+        fields |= {"benchmark": "babi", "babi": streams.model_dump(), "limit": run_config.eval_tasks}
+    settings = build_config(EvalConfig, merge(fields, overrides), str(run))
+    if TRAINED_SYSTEM not in settings.systems:
         return settings
-    best = run / "checkpoints" / "best"
-    if not best.is_dir():
+    best_checkpoint = run / "checkpoints" / "best"
+    if not best_checkpoint.is_dir():
         raise ConfigError(f"{run} has no checkpoints/best: validate in training, or name systems=[CHECKPOINT]")
-    named = tuple(str(best) if name == TRAINED else name for name in settings.systems)
-    return settings.model_copy(update={"systems": named})
+    systems = tuple(str(best_checkpoint) if name == TRAINED_SYSTEM else name for name in settings.systems)
+    return settings.model_copy(update={"systems": systems})
 
 
 def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None] | None = None) -> list[Report]:
@@ -114,48 +114,48 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
     """
     if config.out is not None:
         check_names(config.systems)
-    folder = None if config.out is None else result_folder(config.out)
-    tasks = tasks_of(config)
-    source = provenance(config, tasks)
+    folder = None if config.out is None else make_result_folder(config.out)
+    tasks = load_config_tasks(config)
+    provenance_fields = provenance(config, tasks)
     if folder is not None:
-        check_folder(folder, config.systems, source)
+        check_folder(folder, config.systems, provenance_fields)
     endpoint = config.endpoint.kept_in(config.out)
-    sources = [
-        load_source(name, device=config.device, dtype=config.dtype, endpoint=endpoint) for name in config.systems
+    systems = [
+        load_system(name, device=config.device, dtype=config.dtype, endpoint=endpoint) for name in config.systems
     ]
-    if any(isinstance(source, Writer) for source in sources):
-        place = f"data: {config.data}" if config.benchmark == "tasks" else config.benchmark
-        check_categories(tasks, load_schema(config.agent.memory_schema), place)
-    reader = reader_of(config)
-    done: list[Report] = []
+    if any(isinstance(source, Writer) for source in systems):
+        data_source = f"data: {config.data}" if config.benchmark == "tasks" else config.benchmark
+        check_categories(tasks, load_schema(config.agent.memory_schema), data_source)
+    reader = load_config_reader(config)
+    reports: list[Report] = []
     try:
         if progress is not None:
-            return _run(config, sources, tasks, reader, progress, done)
+            return _run_systems(config, systems, tasks, reader, progress, reports)
         console = Console(stderr=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-            return _run(config, sources, tasks, reader, _shown_by(bars), done)
+            return _run_systems(config, systems, tasks, reader, _progress_on(bars), reports)
     finally:  # where a system, a judge or an endpoint failed, what is done stays
-        if folder is not None and done:
-            save_results(folder, done, source)
+        if folder is not None and reports:
+            save_results(folder, reports, provenance_fields)
 
 
-def _run(
+def _run_systems(
     config: EvalConfig,
-    sources: Sequence[Source],
+    systems: Sequence[EvaluatedSystem],
     tasks: Sequence[Task],
     reader: Reader,
     progress: Callable[[str, int, int], None],
-    done: list[Report],
+    reports: list[Report],
 ) -> list[Report]:
     """The reports, each in `done` and saved as soon as it is there."""
 
-    def finished(report: Report) -> None:
-        done.append(report)
+    def save_report(report: Report) -> None:
+        reports.append(report)
         if config.out is not None:
             report.save(config.out)
 
     return run_systems(
-        sources,
+        systems,
         tasks,
         reader,
         budget=config.context_tokens,
@@ -164,37 +164,37 @@ def _run(
         k=config.reader.k,
         embedder=load_embedder(config.agent.embedder),
         agent=config.agent,
-        judge=_judge_of(config),
+        judge=_load_judge(config),
         progress=progress,
-        finished=finished,
+        on_report=save_report,
     )
 
 
-def _judge_of(config: EvalConfig) -> Judge | None:
+def _load_judge(config: EvalConfig) -> Judge | None:
     if config.judge is None:
         return None
     endpoint = config.judge.endpoint.kept_in(config.out)
     return load_judge(config.judge.model_copy(update={"endpoint": endpoint}))
 
 
-def _shown_by(bars: Progress) -> Callable[[str, int, int], None]:
-    known: dict[str, TaskID] = {}
+def _progress_on(bars: Progress) -> Callable[[str, int, int], None]:
+    task_ids: dict[str, TaskID] = {}
 
     def progress(name: str, done: int, total: int) -> None:
-        if name not in known:
-            known[name] = bars.add_task(name, total=total)
-        bars.update(known[name], completed=done)
+        if name not in task_ids:
+            task_ids[name] = bars.add_task(name, total=total)
+        bars.update(task_ids[name], completed=done)
 
     return progress
 
 
-def tasks_of(config: EvalConfig) -> list[Task]:
+def load_config_tasks(config: EvalConfig) -> list[Task]:
     """The tasks of a configuration: of its data set, under each seed, or of its task file; cut to `chunk_tokens`."""
-    tasks = _named_tasks(config)
+    tasks = _load_whole_tasks(config)
     return tasks if config.chunk_tokens is None else [recut(task, config.chunk_tokens) for task in tasks]
 
 
-def _named_tasks(config: EvalConfig) -> list[Task]:
+def _load_whole_tasks(config: EvalConfig) -> list[Task]:
     if config.benchmark == "tasks":
         if config.data is None:
             raise ConfigError("data: name the task file (JSON Lines), for example data=mine.jsonl")
@@ -215,7 +215,7 @@ def _named_tasks(config: EvalConfig) -> list[Task]:
     ]
 
 
-def reader_of(config: EvalConfig) -> Reader:
+def load_config_reader(config: EvalConfig) -> Reader:
     """The one reader of an evaluation, on the device and in the precision that it names."""
     settings = config.reader
     if settings.kind != "policy" or settings.policy is None:

@@ -25,8 +25,8 @@ from rich.progress import Progress
 from memalpha.agent.copying_reader import spoken
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
-from memalpha.qa.report import result_folder
-from memalpha.qa.scoring.recall import Asked, Ranks, rank, searching, summary
+from memalpha.qa.report import make_result_folder
+from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, search_function, summarize_ranks
 from memalpha.store.embedding import load_embedder
 from memalpha.store.search.corpus import Route
 from memalpha.store.store import MemoryStore
@@ -44,23 +44,29 @@ def run_locomo_search(config: EvalConfig) -> dict[str, Any]:
     """
     if config.data is None:
         raise DataError("locomo-search: give the path of its file, data=PATH (locomo10.json; see data/README.md)")
-    folder = None if config.out is None else result_folder(config.out)
+    folder = None if config.out is None else make_result_folder(config.out)
     tasks = load_locomo(config.data, config.limit)
     embedders = [load_embedder(name) for name in config.embedders]
     result: dict[str, Any] = {"retrieval": []}
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for number, embedder in enumerate(embedders):
             bar = progress.add_task(f"locomo, {embedder.name}", total=len(tasks))
-            ranks: dict[Route, list[Ranks]] = {method: [] for method in METHODS if method != "bm25" or number == 0}
+            ranks: dict[Route, list[EvidenceRanks]] = {
+                method: [] for method in METHODS if method != "bm25" or number == 0
+            }
             for task in tasks:
                 with MemoryStore.open(":memory:", embedder=embedder) as store:
-                    store.insert_many(turns(task))
+                    store.insert_many(turn_entries(task))
                     for method, collected in ranks.items():
-                        collected += rank(questions(task), searching(store, method), lambda entry: entry.turn)
+                        collected += rank_evidence(
+                            evidence_questions(task), search_function(store, method), lambda entry: entry.turn
+                        )
                 progress.advance(bar)
             for method, collected in ranks.items():
                 name = "none" if method == "bm25" else embedder.name
-                result["retrieval"].append({"method": method, "embedder": name, **summary(collected, ANSWERABLE)})
+                result["retrieval"].append(
+                    {"method": method, "embedder": name, **summarize_ranks(collected, ANSWERABLE)}
+                )
     if folder is not None:
         (folder / "locomo-search.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result
@@ -80,38 +86,38 @@ def format_locomo_search(result: dict[str, Any]) -> str:
 # ------------------------------------------------------------------------------------------------------------- search
 
 
-def turns(task: Task) -> list[dict[str, Any]]:
+def turn_entries(task: Task) -> list[dict[str, Any]]:
     """A conversation's turns as facts for `MemoryStore.insert_many`."""
     return [
         {
             "category": "episodic",
-            "content": f"{spoken(_day(chunk))} {turn.speaker}: {turn.text}",
+            "content": f"{spoken(_chunk_date(chunk))} {turn.speaker}: {turn.text}",
             "timestamp": chunk.timestamp,
             "source": task.id,
             "chunk": chunk.index,
-            "turn": _id(turn),
+            "turn": _turn_id(turn),
         }
         for chunk in task.chunks
         for turn in chunk.turns
     ]
 
 
-def questions(task: Task) -> list[Asked]:
+def evidence_questions(task: Task) -> list[EvidenceQuestion]:
     """A conversation's answerable questions with usable evidence."""
     return [
-        Asked(question.question, question.category, question.evidence)
+        EvidenceQuestion(question.question, question.category, question.evidence)
         for question in task.questions
         if question.evidence and question.category in ANSWERABLE
     ]
 
 
-def _id(turn: SpeakerTurn) -> str:
+def _turn_id(turn: SpeakerTurn) -> str:
     if turn.id is None:
         raise DataError("every turn of a LoCoMo conversation has an id")
     return turn.id
 
 
-def _day(chunk: Chunk) -> date:
+def _chunk_date(chunk: Chunk) -> date:
     if chunk.timestamp is None:
         raise DataError(f"session {chunk.index} has no date")
     return date.fromisoformat(chunk.timestamp[:10])

@@ -28,9 +28,9 @@ from memalpha.store.state import MemoryState
 from memalpha.types import Task
 
 FAULTS = ("missing", "stale", "wrong", "duplicate", "chitchat", "category")
-MOST = 3
+MAX_FAULTS = 3
 """The most faults by which two memories of a pair differ."""
-FLAWED = 0.5
+FLAWED_SHARE = 0.5
 """Share of pairs whose better memory has one to three faults too."""
 
 Fact = tuple[str, str]
@@ -83,19 +83,19 @@ def memory_pairs(tasks: Sequence[Task], each: int, *, seed: int = 0) -> list[Mem
     Other conversations' values come from `tasks` themselves. Equal arguments give equal pairs. Raises `DataError` where
     a task has no gold operations.
     """
-    values = _values(tasks)
-    found = []
+    values = _values_by_slot(tasks)
+    pairs = []
     for task in tasks:
         if not task.gold_operations:
             raise DataError(f"task {task.id!r} has no gold operations: what a good memory would be is not known")
         rng = Random(f"{seed}|{task.id}")
-        told = _Told(task, values)
+        conversation = _ConversationFacts(task, values)
         kinds: list[str] = []
         while len(kinds) < each:
             kinds += rng.sample(FAULTS, len(FAULTS))
         for first in kinds[:each]:
-            found.append(_pair(task, told, first, rng))
-    return found
+            pairs.append(_make_pair(task, conversation, first, rng))
+    return pairs
 
 
 def write_memory_pairs(path: Path, pairs: Iterable[MemoryPair]) -> None:
@@ -104,114 +104,125 @@ def write_memory_pairs(path: Path, pairs: Iterable[MemoryPair]) -> None:
     path.write_text("".join(json.dumps(pair.as_json()) + "\n" for pair in pairs), encoding="utf-8")
 
 
-class _Told:
+class _ConversationFacts:
     """What a conversation tells: `facts` that hold at its end, the `old` contents of each, `gone` ones, that were taken
     back, and `idle` lines, that state nothing."""
 
     def __init__(self, task: Task, values: Mapping[Fact, Sequence[str]]) -> None:
         self.core = ""
-        self.old: dict[Fact, list[Fact]] = {}
-        self.gone: list[Fact] = []
+        self.old_versions: dict[Fact, list[Fact]] = {}
+        self.retracted: list[Fact] = []
         self.values = values
-        for operation in sorted(task.gold_operations, key=lambda one: one.chunk):
+        for operation in sorted(task.gold_operations, key=lambda entry: entry.chunk):
             if operation.kind == "core_update":
                 self.core = operation.content
                 continue
             category = operation.category or ""
             new, before = (category, operation.content), (category, operation.replaces or "")
             if operation.kind == "delete":
-                self.gone += [before, *self.old.pop(before, [])]
-            elif operation.kind == "update" and before in self.old:  # which keeps its place
-                past = [*self.old[before], before]
-                self.old = {
-                    new if fact == before else fact: past if fact == before else self.old[fact] for fact in self.old
+                self.retracted += [before, *self.old_versions.pop(before, [])]
+            elif operation.kind == "update" and before in self.old_versions:  # which keeps its place
+                versions = [*self.old_versions[before], before]
+                self.old_versions = {
+                    new if fact == before else fact: versions if fact == before else self.old_versions[fact]
+                    for fact in self.old_versions
                 }
             else:
-                self.old.setdefault(new, [])
-        self.facts = list(self.old)
-        held = {operation.turn for operation in task.gold_operations}
+                self.old_versions.setdefault(new, [])
+        self.facts = list(self.old_versions)
+        stated_turns = {operation.turn for operation in task.gold_operations}
         turns = (turn for chunk in task.chunks for turn in chunk.turns or ())
-        self.idle = [turn.text for turn in turns if turn.id not in held]
+        self.small_talk = [turn.text for turn in turns if turn.id not in stated_turns]
         self.categories = sorted({operation.category for operation in task.gold_operations if operation.category})
 
 
-def _pair(task: Task, told: _Told, first: str, rng: Random) -> MemoryPair:
+def _make_pair(task: Task, conversation: _ConversationFacts, first: str, rng: Random) -> MemoryPair:
     """A pair with faults of kind `first`, or of the next kind that the conversation allows."""
-    better = list(told.facts)
-    if rng.random() < FLAWED:
-        for _ in range(rng.randint(1, MOST)):
-            better = _FAULTY[rng.choice(FAULTS)](better, told, rng) or better
-    at = FAULTS.index(first)
-    for fault in (*FAULTS[at:], *FAULTS[:at]):
+    better = list(conversation.facts)
+    if rng.random() < FLAWED_SHARE:
+        for _ in range(rng.randint(1, MAX_FAULTS)):
+            better = _ADD_FAULT[rng.choice(FAULTS)](better, conversation, rng) or better
+    start = FAULTS.index(first)
+    for fault in (*FAULTS[start:], *FAULTS[:start]):
         worse, grade = better, 0
-        for _ in range(rng.randint(1, MOST)):
-            if (next_one := _FAULTY[fault](worse, told, rng)) is not None:
-                worse, grade = next_one, grade + 1
+        for _ in range(rng.randint(1, MAX_FAULTS)):
+            if (changed := _ADD_FAULT[fault](worse, conversation, rng)) is not None:
+                worse, grade = changed, grade + 1
         if grade:
             break
     else:
         raise DataError(f"task {task.id!r}: its gold operations leave nothing that could be remembered wrongly")
-    texts = (memory_text(facts, told.core) for facts in (better, worse))
+    texts = (memory_text(facts, conversation.core) for facts in (better, worse))
     return MemoryPair(task.id, fault, grade, conversation_messages(task), *texts)
 
 
-def _missing(facts: list[Fact], told: _Told, rng: Random) -> list[Fact] | None:
-    right = [place for place, fact in enumerate(facts) if fact in told.old]
-    if not right:
+def _missing(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> list[Fact] | None:
+    true_facts = [index for index, fact in enumerate(facts) if fact in conversation.old_versions]
+    if not true_facts:
         return None
-    place = rng.choice(right)
+    place = rng.choice(true_facts)
     return [*facts[:place], *facts[place + 1 :]]
 
 
-def _stale(facts: list[Fact], told: _Told, rng: Random) -> list[Fact] | None:
+def _stale(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> list[Fact] | None:
     """An old value in the place of the new one, or beside it; or what was taken back is kept."""
     options: list[list[Fact]] = []
-    for place, fact in enumerate(facts):
-        for old in told.old.get(fact, []):
+    for index, fact in enumerate(facts):
+        for old in conversation.old_versions.get(fact, []):
             if old not in facts:
-                options += [[*facts[:place], old, *facts[place + 1 :]], [*facts[:place], old, *facts[place:]]]
-    options += [_put(facts, gone, rng) for gone in told.gone if gone not in facts]
+                options += [[*facts[:index], old, *facts[index + 1 :]], [*facts[:index], old, *facts[index:]]]
+    options += [
+        _insert_at_random(facts, retracted, rng) for retracted in conversation.retracted if retracted not in facts
+    ]
     return rng.choice(options) if options else None
 
 
-def _wrong(facts: list[Fact], told: _Told, rng: Random) -> list[Fact] | None:
-    right = [place for place, fact in enumerate(facts) if fact in told.old]
-    known = {content for past in told.old.values() for _, content in past} | {content for _, content in told.facts}
-    known |= {content for _, content in told.gone}
-    rng.shuffle(right)
-    for place in right:
+def _wrong(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> list[Fact] | None:
+    true_facts = [index for index, fact in enumerate(facts) if fact in conversation.old_versions]
+    own_contents = {content for versions in conversation.old_versions.values() for _, content in versions} | {
+        content for _, content in conversation.facts
+    }
+    own_contents |= {content for _, content in conversation.retracted}
+    rng.shuffle(true_facts)
+    for place in true_facts:
         category, content = facts[place]
-        others = [other for other in told.values[_slot((category, content))] if other not in known]
-        if others:
-            return [*facts[:place], (category, rng.choice(others)), *facts[place + 1 :]]
+        candidates = [
+            candidate for candidate in conversation.values[_slot((category, content))] if candidate not in own_contents
+        ]
+        if candidates:
+            return [*facts[:place], (category, rng.choice(candidates)), *facts[place + 1 :]]
     return None
 
 
-def _duplicate(facts: list[Fact], told: _Told, rng: Random) -> list[Fact] | None:
-    ways = (lambda text: text.replace(": ", " is ", 1), lambda text: text.upper(), lambda text: f"{text}.")
+def _duplicate(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> list[Fact] | None:
+    rewrites = (lambda text: text.replace(": ", " is ", 1), lambda text: text.upper(), lambda text: f"{text}.")
     options = [
-        (category, other)
+        (category, reworded)
         for category, content in facts
-        if (category, content) in told.old
-        for way in ways
-        if (category, other := way(content)) not in facts and other != content
+        if (category, content) in conversation.old_versions
+        for rewrite in rewrites
+        if (category, reworded := rewrite(content)) not in facts and reworded != content
     ]
-    return _put(facts, rng.choice(options), rng) if options else None
+    return _insert_at_random(facts, rng.choice(options), rng) if options else None
 
 
-def _chitchat(facts: list[Fact], told: _Told, rng: Random) -> list[Fact] | None:
-    held = {content for _, content in facts}
-    options = [line for line in told.idle if line not in held]
-    return _put(facts, (rng.choice(told.categories), rng.choice(options)), rng) if options and told.categories else None
+def _chitchat(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> list[Fact] | None:
+    contents = {content for _, content in facts}
+    options = [line for line in conversation.small_talk if line not in contents]
+    return (
+        _insert_at_random(facts, (rng.choice(conversation.categories), rng.choice(options)), rng)
+        if options and conversation.categories
+        else None
+    )
 
 
-def _category(facts: list[Fact], told: _Told, rng: Random) -> list[Fact] | None:
+def _category(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> list[Fact] | None:
     options = [
-        (place, other)
-        for place, fact in enumerate(facts)
-        if fact in told.old
-        for other in told.categories
-        if other != fact[0] and (other, fact[1]) not in facts
+        (index, category)
+        for index, fact in enumerate(facts)
+        if fact in conversation.old_versions
+        for category in conversation.categories
+        if category != fact[0] and (category, fact[1]) not in facts
     ]
     if not options:
         return None
@@ -219,12 +230,12 @@ def _category(facts: list[Fact], told: _Told, rng: Random) -> list[Fact] | None:
     return [*facts[:place], (other, facts[place][1]), *facts[place + 1 :]]
 
 
-_FAULTY = dict(zip(FAULTS, (_missing, _stale, _wrong, _duplicate, _chitchat, _category), strict=True))
+_ADD_FAULT = dict(zip(FAULTS, (_missing, _stale, _wrong, _duplicate, _chitchat, _category), strict=True))
 
 
-def _put(facts: list[Fact], fact: Fact, rng: Random) -> list[Fact]:
-    place = rng.randint(0, len(facts))
-    return [*facts[:place], fact, *facts[place:]]
+def _insert_at_random(facts: list[Fact], fact: Fact, rng: Random) -> list[Fact]:
+    index = rng.randint(0, len(facts))
+    return [*facts[:index], fact, *facts[index:]]
 
 
 def _slot(fact: Fact) -> Fact:
@@ -234,11 +245,11 @@ def _slot(fact: Fact) -> Fact:
     return category, key if colon else ""
 
 
-def _values(tasks: Sequence[Task]) -> dict[Fact, list[str]]:
+def _values_by_slot(tasks: Sequence[Task]) -> dict[Fact, list[str]]:
     """All contents by what they are values of, in order."""
-    found: dict[Fact, dict[str, None]] = defaultdict(dict)
+    by_slot: dict[Fact, dict[str, None]] = defaultdict(dict)
     for task in tasks:
         for operation in task.gold_operations:
             if operation.kind in ("insert", "update") and operation.category and operation.content:
-                found[_slot((operation.category, operation.content))][operation.content] = None
-    return {slot: list(contents) for slot, contents in found.items()}
+                by_slot[_slot((operation.category, operation.content))][operation.content] = None
+    return {slot: list(contents) for slot, contents in by_slot.items()}

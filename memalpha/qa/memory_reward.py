@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING
 from memalpha.config import RewardConfig
 from memalpha.policy.base import load_reward_model
 from memalpha.qa.memory_pairs import conversation_messages, state_text
-from memalpha.qa.scoring.gold import Gold, valid
+from memalpha.qa.scoring.gold import GoldFacts, is_valid
 from memalpha.qa.scoring.judge import load_judge
 from memalpha.store.state import MemoryState
 from memalpha.types import Reward, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
 
 if TYPE_CHECKING:
     from memalpha.qa.records import Record
-    from memalpha.qa.scoring.judge_scores import Content
+    from memalpha.qa.scoring.judge_scores import ContentVerdicts
 
-CHANGES = ("inserted", "updated", "deleted", "core_updated")
+CHANGING_CODES = ("inserted", "updated", "deleted", "core_updated")
 
 
 def memory_tokens(state: MemoryState, count_tokens: Callable[[str], int]) -> int:
@@ -58,22 +58,22 @@ class MemoryReward:
         model = config.model
         self.model = load_reward_model(model.path, device=model.device) if model is not None else None
 
-    def modelled(self, groups: Sequence[TrajectoryGroup]) -> dict[int, float]:
+    def score_by_model(self, groups: Sequence[TrajectoryGroup]) -> dict[int, float]:
         """What the reward model gives the final memories, by `id` of their trajectories, in one batch; nothing without
         one. Raises `PolicyError` for a conversation that is longer than it takes."""
         if self.model is None:
             return {}
-        found = [trajectory for group in groups for trajectory in group.trajectories]
-        prompts = [conversation_messages(trajectory.task) for trajectory in found]
-        scores = self.model.score(prompts, [state_text(trajectory.states[-1]) for trajectory in found])
-        return {id(trajectory): score for trajectory, score in zip(found, scores, strict=True)}
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        prompts = [conversation_messages(trajectory.task) for trajectory in trajectories]
+        scores = self.model.score(prompts, [state_text(trajectory.states[-1]) for trajectory in trajectories])
+        return {id(trajectory): score for trajectory, score in zip(trajectories, scores, strict=True)}
 
     def reward(
         self,
         trajectory: Trajectory,
         records: Sequence[Record],
-        contents: Sequence[Content] | None = None,
-        modelled: float | None = None,
+        contents: Sequence[ContentVerdicts] | None = None,
+        model_score: float | None = None,
     ) -> Reward:
         """Components and totals per turn; `records` are this trajectory's questions (none: r1 is 0).
 
@@ -83,14 +83,14 @@ class MemoryReward:
         task, turns, published = trajectory.task, trajectory.turns, self.config.preset == "published"
         r1 = sum(record.score for record in records) / len(records) if records else 0.0
         r3 = self._compression(trajectory)
-        r2 = [_executed_published(turn) if published else _executed(turn) for turn in turns]
+        r2 = [_published_call_share(turn) if published else _call_share(turn) for turn in turns]
         r4 = [0.0] * len(turns)
         if contents is not None:
-            judged = _judged_published if published else _judged
-            r4 = [judged(turn, content) for turn, content in zip(turns, contents, strict=True)]
+            judge_turn = _published_judged_share if published else _judged_share
+            r4 = [judge_turn(turn, content) for turn, content in zip(turns, contents, strict=True)]
         elif task.gold_operations:
-            gold, judge = Gold(task), _content_published if published else _content
-            r4 = [judge(turn, gold, task, trajectory.states[place]) for place, turn in enumerate(turns)]
+            gold, judge = GoldFacts(task), _published_valid_share if published else _valid_share
+            r4 = [judge(turn, gold, task, trajectory.states[index]) for index, turn in enumerate(turns)]
         weights = {
             "r1": self.config.accuracy,
             "r2": self.config.calls,
@@ -99,9 +99,9 @@ class MemoryReward:
         }
         components = {"r1": (r1,) * len(turns), "r2": tuple(r2), "r3": (r3,) * len(turns), "r4": tuple(r4)}
         if self.config.model is not None:
-            if modelled is None:
+            if model_score is None:
                 raise ValueError("reward.model: this trajectory was not scored by it")
-            weights["model"], components["model"] = self.config.model.weight, (modelled,) * len(turns)
+            weights["model"], components["model"] = self.config.model.weight, (model_score,) * len(turns)
         totals = tuple(
             sum(weights[name] * values[place] for name, values in components.items()) for place in range(len(turns))
         )
@@ -109,68 +109,68 @@ class MemoryReward:
 
     def notes(self, tasks: Sequence[Task]) -> list[str]:
         """What a run must say about its reward: how many tasks have no gold operations, so that r4 is off for them."""
-        without = sum(not task.gold_operations for task in tasks)
-        if not without or not self.config.gamma or self.config.content == "judge":
+        missing = sum(not task.gold_operations for task in tasks)
+        if not missing or not self.config.gamma or self.config.content == "judge":
             return []
-        return [f"reward: r4 is off (weight 0) for {without} of {len(tasks)} tasks: they carry no gold operations"]
+        return [f"reward: r4 is off (weight 0) for {missing} of {len(tasks)} tasks: they carry no gold operations"]
 
     def _compression(self, trajectory: Trajectory) -> float:
-        read = conversation_tokens(trajectory.task, self.count_tokens)
-        if not read or not trajectory.states:
+        conversation = conversation_tokens(trajectory.task, self.count_tokens)
+        if not conversation or not trajectory.states:
             return 0.0
-        r3 = 1.0 - memory_tokens(trajectory.states[-1], self.count_tokens) / read
+        r3 = 1.0 - memory_tokens(trajectory.states[-1], self.count_tokens) / conversation
         return r3 if self.config.preset == "published" else max(0.0, r3)
 
 
-def _executed(turn: Turn) -> float:
-    done = sum(result.code in CHANGES for result in turn.results)
+def _call_share(turn: Turn) -> float:
+    succeeded = sum(result.code in CHANGING_CODES for result in turn.results)
     failed = sum(not result.ok for result in turn.results)
-    return done / (done + failed) if failed else 1.0
+    return succeeded / (succeeded + failed) if failed else 1.0
 
 
-def _content(turn: Turn, gold: Gold, task: Task, state: MemoryState) -> float:
-    judged = [valid(result, gold, turn.chunk, state) for result in turn.results]
-    judged = [verdict for verdict in judged if verdict is not None]
-    if not judged:
+def _valid_share(turn: Turn, gold: GoldFacts, task: Task, state: MemoryState) -> float:
+    verdicts = [is_valid(result, gold, turn.chunk, state) for result in turn.results]
+    verdicts = [verdict for verdict in verdicts if verdict is not None]
+    if not verdicts:
         return float(not task.gold_at(turn.chunk))
-    return sum(judged) / len(judged)
+    return sum(verdicts) / len(verdicts)
 
 
-def _judged(turn: Turn, content: Content) -> float:
+def _judged_share(turn: Turn, content: ContentVerdicts) -> float:
     """As `_content`, by a judge."""
     pairs = zip(turn.results, content.writes, strict=True)
-    judged = [0.0 if result.code == "duplicate" else value for result, value in pairs]
-    judged = [value for value in judged if value is not None]
-    if not judged:
+    verdicts = [0.0 if result.code == "duplicate" else value for result, value in pairs]
+    verdicts = [value for value in verdicts if value is not None]
+    if not verdicts:
         return content.nothing or 0.0
-    return sum(judged) / len(judged)
+    return sum(verdicts) / len(verdicts)
 
 
-def _executed_published(turn: Turn) -> float:
-    calls = _calls_published(turn)
-    good = sum(result.code in CHANGES or _bogus_delete(result) for result in calls)
-    return good / len(calls) if calls else 0.0
+def _published_call_share(turn: Turn) -> float:
+    calls = _published_calls(turn)
+    succeeded = sum(result.code in CHANGING_CODES or _deletes_unknown_id(result) for result in calls)
+    return succeeded / len(calls) if calls else 0.0
 
 
-def _content_published(turn: Turn, gold: Gold, task: Task, state: MemoryState) -> float:
-    calls = _calls_published(turn)
-    good = sum(
+def _published_valid_share(turn: Turn, gold: GoldFacts, task: Task, state: MemoryState) -> float:
+    calls = _published_calls(turn)
+    valid_count = sum(
         result.code in ("inserted", "updated") and gold.holds(result.category, result.content, turn.chunk)
         for result in calls
     )
-    return good / len(calls) if calls else 0.0
+    return valid_count / len(calls) if calls else 0.0
 
 
-def _judged_published(turn: Turn, content: Content) -> float:
+def _published_judged_share(turn: Turn, content: ContentVerdicts) -> float:
     """As `_content_published`, by a judge."""
-    calls = _calls_published(turn)
+    calls = _published_calls(turn)
     return sum(value for value in content.writes if value is not None) / len(calls) if calls else 0.0
 
 
-def _calls_published(turn: Turn) -> list[ToolResult]:
+def _published_calls(turn: Turn) -> list[ToolResult]:
     """All calls; the published system has no explicit no-op, so a skip is no call."""
     return [result for result in turn.results if result.code != "skipped"]
 
 
-def _bogus_delete(result: ToolResult) -> bool:
+def _deletes_unknown_id(result: ToolResult) -> bool:
     return result.call.name == "memory_delete" and result.code == "unknown_id"

@@ -16,33 +16,40 @@ from memalpha.agent.prompts import asked
 from memalpha.agent.reader import Answer, Reader, Reading
 from memalpha.config import EVAL_K, AgentConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
-from memalpha.qa.error_analysis import ceiling_of, classify, evidence_recall, feedback, trace, waterfall
-from memalpha.qa.evaluate import is_disputed, record_of
+from memalpha.qa.error_analysis import ceiling_accuracy, classify, evidence_recall, feedback, trace, waterfall
+from memalpha.qa.evaluate import build_record, is_disputed
 from memalpha.qa.memory_reward import conversation_tokens
 from memalpha.qa.records import Record
-from memalpha.qa.report import Report, characters_by_four, summarize
+from memalpha.qa.report import Report, estimate_tokens, summarize
 from memalpha.qa.scoring.cited import cited_scores, evidence_notes
 from memalpha.qa.scoring.judge import Judge
-from memalpha.qa.scoring.judge_scores import Unjudged, judge_records
-from memalpha.qa.scoring.metrics import JUDGED, QUESTION_METRICS, best_score, is_right, official_scores, score_question
+from memalpha.qa.scoring.judge_scores import UnjudgedAnswer, judge_records
+from memalpha.qa.scoring.metrics import (
+    JUDGED,
+    QUESTION_METRICS,
+    best_score,
+    is_correct,
+    official_scores,
+    score_question,
+)
 from memalpha.qa.scoring.official import LONGMEMEVAL_TYPES, longmemeval, session_scores
-from memalpha.qa.scoring.stats import Row, estimate, macro
-from memalpha.qa.systems.base import Passage, Shown
-from memalpha.qa.systems.builtin import Oracle, Progress, Settings, Showing, Source, load_source
+from memalpha.qa.scoring.stats import ScoredAnswer, estimate, macro
+from memalpha.qa.systems.base import Passage, Retrieval
+from memalpha.qa.systems.builtin import EvaluatedSystem, Oracle, Progress, Retrievals, SystemSettings, load_system
 from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.types import Hit, MemoryEntry, Question, Task
 
 BUDGET = 2048
 """Tokens (characters / 4) that a system may show for a question."""
-AT_ONCE = 200_000
+MAX_BATCH_PASSAGES = 200_000
 """Passages that a reader has before it at once."""
 KS = (5, 10, 20)
-ALSO = ("exact", "f1", "contains")
+EXTRA_METRICS = ("exact", "f1", "contains")
 """Metrics that every record carries beside its own."""
 
 
 def run_systems(
-    systems: Sequence[str | Source],
+    systems: Sequence[str | EvaluatedSystem],
     tasks: Sequence[Task],
     reader: Reader,
     *,
@@ -54,7 +61,7 @@ def run_systems(
     agent: AgentConfig | None = None,
     judge: Judge | None = None,
     progress: Callable[[str, int, int], None] | None = None,
-    finished: Callable[[Report], None] | None = None,
+    on_report: Callable[[Report], None] | None = None,
 ) -> list[Report]:
     """Evaluate `systems` (names, see `systems`, or sources of one's own) and report on each, in their order.
 
@@ -66,46 +73,46 @@ def run_systems(
         raise DataError("nothing to evaluate: " + ("no task has a question" if tasks else "the data set is empty"))
     if budget < 1 or k < 1:
         raise ConfigError("a system needs a budget of at least one token, and one passage")
-    sources = [load_source(system) if isinstance(system, str) else system for system in systems]
+    sources = [load_system(system) if isinstance(system, str) else system for system in systems]
     names = [source.name for source in sources]
     if len(set(names)) < len(names):
         raise ConfigError(f"systems: {Counter(names).most_common(1)[0][0]!r} is named twice")
     if repeated := [id for id, count in Counter(task.id for task in tasks).items() if count > 1]:
         raise DataError(f"task {repeated[0]!r} is there twice: records are told apart by the ids of their tasks")
-    tasks = [_scored_by(metric, default_metric, task) for task in tasks]
+    tasks = [_with_metric(metric, default_metric, task) for task in tasks]
     check_metrics(tasks, judge is not None)
     embedder = load_embedder(embedder) if isinstance(embedder, str) else embedder
-    settings = Settings(budget, k, embedder, agent or AgentConfig())
+    settings = SystemSettings(budget, k, embedder, agent or AgentConfig())
     embedder.encode(list(dict.fromkeys(question.question for task in tasks for question in task.questions)))
-    run = _Run(tasks, reader, settings, judge)
-    nothing = _bills(None, reader, judge)
+    run = _Evaluation(tasks, reader, settings, judge)
+    bills_before = _collect_bills(None, reader, judge)
     ceiling = run.ceiling()
-    common = _between(nothing, _bills(None, reader, judge))
+    ceiling_bills = _bill_difference(bills_before, _collect_bills(None, reader, judge))
     reports = []
     for source in sources:
-        before = _bills(source, reader, judge)
-        showing = source.show(tasks, settings, None if progress is None else _named(progress, source.name))
-        report = run.report(source.name, showing, ceiling)
-        report.summary["bills"] = _between(before, _bills(source, reader, judge))
-        report.summary["ceiling_bills"] = common
+        before = _collect_bills(source, reader, judge)
+        retrievals = source.retrieve(tasks, settings, None if progress is None else _with_name(progress, source.name))
+        report = run.report(source.name, retrievals, ceiling)
+        report.summary["bills"] = _bill_difference(before, _collect_bills(source, reader, judge))
+        report.summary["ceiling_bills"] = ceiling_bills
         reports.append(report)
-        if finished is not None:
-            finished(report)
+        if on_report is not None:
+            on_report(report)
     return reports
 
 
-def _bills(source: Source | None, reader: Reader, judge: Judge | None) -> dict[str, dict[str, Any]]:
+def _collect_bills(source: EvaluatedSystem | None, reader: Reader, judge: Judge | None) -> dict[str, dict[str, Any]]:
     """By role and name, what models behind endpoints (and judges) have asked and paid so far; see `endpoint.Bill`."""
-    found: dict[str, dict[str, Any]] = {}
+    bills: dict[str, dict[str, Any]] = {}
     for role, part in (("writer", source), ("reader", reader)):
         policy: Any = getattr(part, "policy", None)
         if hasattr(policy, "statistics"):
-            found[f"{role} {policy.name}"] = policy.statistics()
+            bills[f"{role} {policy.name}"] = policy.statistics()
     judges = {} if judge is None else judge.statistics()
-    return found | {f"judge {name}": bill for name, bill in judges.items()}
+    return bills | {f"judge {name}": bill for name, bill in judges.items()}
 
 
-def _between(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _bill_difference(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What one system's writing, answering and judging came to."""
     return {
         name: {key: None if value is None else value - before[name][key] for key, value in bill.items()}
@@ -113,15 +120,15 @@ def _between(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mappin
     }
 
 
-def _named(progress: Callable[[str, int, int], None], name: str) -> Progress:
+def _with_name(progress: Callable[[str, int, int], None], name: str) -> Progress:
     return lambda done, total: progress(name, done, total)
 
 
-def _scored_by(metric: str | None, otherwise: str, task: Task) -> Task:
+def _with_metric(metric: str | None, default: str, task: Task) -> Task:
     """The task with the metric of each question noted in its `meta`."""
     questions = [
         question.model_copy(
-            update={"meta": {**question.meta, "metric": metric or question.meta.get("metric", otherwise)}}
+            update={"meta": {**question.meta, "metric": metric or question.meta.get("metric", default)}}
         )
         for question in task.questions
     ]
@@ -142,134 +149,140 @@ def check_metrics(tasks: Sequence[Task], judged: bool) -> None:
             raise ConfigError(f"metric: there is no {metric!r}; there are {', '.join([*QUESTION_METRICS, *JUDGED])}")
 
 
-class _Run:
+class _Evaluation:
     """What all systems of an evaluation are asked, and how their answers become records."""
 
-    def __init__(self, tasks: Sequence[Task], reader: Reader, settings: Settings, judge: Judge | None) -> None:
+    def __init__(self, tasks: Sequence[Task], reader: Reader, settings: SystemSettings, judge: Judge | None) -> None:
         self.tasks, self.reader, self.settings, self.judge = tasks, reader, settings, judge
 
     def ceiling(self) -> dict[tuple[str, str], bool]:
         """By task and question, whether the reader is right when shown the evidence; only where there is some."""
-        shown = [
+        questions = [
             (task, item)
-            for task, items in zip(self.tasks, Oracle().show(self.tasks, self.settings).shown, strict=True)
+            for task, items in zip(self.tasks, Oracle().retrieve(self.tasks, self.settings).by_task, strict=True)
             for item in items
             if item.question.evidence and item.passages
         ]
-        records, _ = self._records("oracle", shown, {}) if shown else ([], [])
+        records, _ = self._records("oracle", questions, {}) if questions else ([], [])
         return {(record.task, record.question_id): record.correct for record in records}
 
-    def report(self, name: str, showing: Showing, ceiling: Mapping[tuple[str, str], bool]) -> Report:
+    def report(self, name: str, retrievals: Retrievals, ceiling: Mapping[tuple[str, str], bool]) -> Report:
         """One system's report."""
-        shown = [(task, item) for task, items in zip(self.tasks, showing.shown, strict=True) for item in items]
-        records, unjudged = self._records(name, shown, ceiling)
+        questions = [(task, item) for task, items in zip(self.tasks, retrievals.by_task, strict=True) for item in items]
+        records, unjudged = self._records(name, questions, ceiling)
         if not records:
             raise PolicyError(
                 f"system {name}: no verdict on any of its {len(unjudged)} answers could be read: take another judge, "
                 "or give it more room (judge.max_new_tokens)"
             )
-        trajectories = [trajectory for group in showing.groups for trajectory in group.trajectories]
+        trajectories = [trajectory for group in retrievals.groups for trajectory in group.trajectories]
         summary: dict[str, Any] = {
             "system": name,
             "reader": self.reader.name,
-            "conflicts": _rule(self.reader, [item for _, item in shown]),
-            "metric": "+".join(sorted({metric_of(item.question) for _, item in shown})),
+            "conflicts": _conflict_rule(self.reader, [item for _, item in questions]),
+            "metric": "+".join(sorted({metric_of(item.question) for _, item in questions})),
             "budget": self.settings.budget,
             **summarize(records, trajectories),
-            **self._figures(records),
+            **self._system_metrics(records),
         }
         for ability, figures in summary["by_ability"].items():
-            of_ability = [record for record in records if record.ability == ability]
-            figures["interval"] = _interval(of_ability)
-            figures["score"] = sum(record.score for record in of_ability) / len(of_ability)
+            ability_records = [record for record in records if record.ability == ability]
+            figures["interval"] = _interval(ability_records)
+            figures["score"] = sum(record.score for record in ability_records) / len(ability_records)
         if not trajectories:
-            summary["memory_tokens"] = sum(showing.sizes) / len(showing.sizes)
-            read = [conversation_tokens(task, characters_by_four) for task in self.tasks]
-            summary["conversation_tokens"] = sum(read) / len(read)
+            summary["memory_tokens"] = sum(retrievals.sizes) / len(retrievals.sizes)
+            conversation_sizes = [conversation_tokens(task, estimate_tokens) for task in self.tasks]
+            summary["conversation_tokens"] = sum(conversation_sizes) / len(conversation_sizes)
         if self.judge is not None:
             summary["unjudged"] = len(unjudged)
-        return Report(name, summary, tuple(records), showing.groups, tuple(unjudged))
+        return Report(name, summary, tuple(records), retrievals.groups, tuple(unjudged))
 
-    def _figures(self, records: Sequence[Record]) -> dict[str, Any]:
+    def _system_metrics(self, records: Sequence[Record]) -> dict[str, Any]:
         """What is measured of systems alone. Retrieval is over questions that have an answer."""
 
         def mean(values: Sequence[float]) -> float | None:
             return sum(values) / len(values) if values else None
 
-        found = [record for record in records if record.gold and record.evidence_recall is not None]
-        ceiling, asked, answered = ceiling_of(records)
+        with_recall = [record for record in records if record.gold and record.evidence_recall is not None]
+        ceiling, ceiling_n, ceiling_answered = ceiling_accuracy(records)
         figures: dict[str, Any] = {
             "ceiling": ceiling,
-            "ceiling_n": asked or None,
-            "ceiling_answered": answered,
+            "ceiling_n": ceiling_n or None,
+            "ceiling_answered": ceiling_answered,
             "abstained": mean([float(record.abstained) for record in records]),
             "tokens": mean([float(record.tokens) for record in records]),
-            "evidence_recall": mean([record.evidence_recall for record in found if record.evidence_recall is not None]),
+            "evidence_recall": mean(
+                [record.evidence_recall for record in with_recall if record.evidence_recall is not None]
+            ),
         }
         for k in KS:
-            figures[f"evidence_recall@{k}"] = mean([record.scores[f"evidence_recall@{k}"] for record in found])
+            figures[f"evidence_recall@{k}"] = mean([record.scores[f"evidence_recall@{k}"] for record in with_recall])
         if {record.ability for record in records} <= set(LONGMEMEVAL_TYPES):
             figures["longmemeval"] = _longmemeval(records)
         figures["accuracy_interval"] = _interval(records)
-        figures["macro"] = macro([_row(record) for record in records])
+        figures["macro"] = macro([_scored_answer(record) for record in records])
         figures["waterfall"] = [fall.as_json() for fall in waterfall(records)]
-        figures["losses"] = dict(sorted(Counter(record.loss for record in records if record.loss).items()))
+        figures["losses"] = dict(
+            sorted(Counter(record.error_class for record in records if record.error_class).items())
+        )
         return figures
 
     def _records(
-        self, name: str, shown: Sequence[tuple[Task, Shown]], ceiling: Mapping[tuple[str, str], bool]
-    ) -> tuple[list[Record], list[Unjudged]]:
+        self, name: str, questions: Sequence[tuple[Task, Retrieval]], ceiling: Mapping[tuple[str, str], bool]
+    ) -> tuple[list[Record], list[UnjudgedAnswer]]:
         """A record for every question, and the answers on which no judge could be read."""
-        tells = _tells_turns([item for _, item in shown])
+        names_turns = _names_turns([item for _, item in questions])
         records = [
-            self._record(name, task, item, answer, ceiling, tells)
-            for part in _parts(shown)
-            for (task, item), answer in zip(part, self._answers(part), strict=True)
+            self._record(name, task, item, answer, ceiling, names_turns)
+            for batch in _batches(questions)
+            for (task, item), answer in zip(batch, self._answers(batch), strict=True)
         ]
-        unjudged: list[Unjudged] = []
+        unjudged: list[UnjudgedAnswer] = []
         if self.judge is not None:
             records, unjudged = judge_records(records, self.tasks, self.judge)
-        sources = {(task.id, item.question.id): (task, item) for task, item in shown}
-        return [_traced(record, *sources[record.task, record.question_id]) for record in records], unjudged
+        sources = {(task.id, item.question.id): (task, item) for task, item in questions}
+        return [_with_error_class(record, *sources[record.task, record.question_id]) for record in records], unjudged
 
-    def _answers(self, shown: Sequence[tuple[Task, Shown]]) -> list[Answer]:
+    def _answers(self, questions: Sequence[tuple[Task, Retrieval]]) -> list[Answer]:
         """The reader's answers, the rule on conflicts applied where it has one."""
         refuse = self.reader.conflicts == "refuse"
-        live: dict[int, list[MemoryEntry]] = {}
-        known: dict[int, MemoryEntry] = {}
+        live_entries: dict[int, list[MemoryEntry]] = {}
+        entries: dict[int, MemoryEntry] = {}
         readings = []
-        for _, item in shown:
-            held = None
-            if refuse and item.held is not None:
-                held = live.get(id(item.held))
-                if held is None:
-                    held = live[id(item.held)] = [hit.entry for hit in hits_of(item.held, known)]
+        for _, item in questions:
+            live = None
+            if refuse and item.entries is not None:
+                live = live_entries.get(id(item.entries))
+                if live is None:
+                    live = live_entries[id(item.entries)] = [
+                        hit.entry for hit in passages_as_hits(item.entries, entries)
+                    ]
             question = item.question
-            hits = hits_of(item.passages, known)
-            readings.append(Reading(question.question, hits, item.core, held, asked(question)))
+            hits = passages_as_hits(item.passages, entries)
+            readings.append(Reading(question.question, hits, item.core, live, asked(question)))
         answers = self.reader.read(readings)
         if not refuse:
             return answers
         return [
             replace(answer, conflict=True) if is_disputed(item.question, _statements(item)) else answer
-            for answer, (_, item) in zip(answers, shown, strict=True)
+            for answer, (_, item) in zip(answers, questions, strict=True)
         ]
 
     def _record(
         self,
         name: str,
         task: Task,
-        item: Shown,
+        item: Retrieval,
         answer: Answer,
         ceiling: Mapping[tuple[str, str], bool],
-        tells: bool,
+        names_turns: bool,
     ) -> Record:
-        question, traced = item.question, trace(task, item)
+        question, support = item.question, trace(task, item)
         score = score_question(question, answer) or 0.0  # None: a judge has yet to say
-        correct = is_right(question, score)
-        recall = evidence_recall(item) if tells else None
+        correct = is_correct(question, score)
+        recall = evidence_recall(item) if names_turns else None
         scores = {metric_of(question): score}
-        scores |= {other: best_score(other, answer.text, question.answers) for other in ALSO}
+        scores |= {other: best_score(other, answer.text, question.answers) for other in EXTRA_METRICS}
         scores |= official_scores(question, answer)
         if answer.cited is not None:
             scores |= cited_scores(answer.cited, score, evidence_notes(task, question, answer.notes, item.passages))
@@ -278,95 +291,101 @@ class _Run:
         if question.answers:  # LongMemEval's retrieval leaves abstention out
             turns = (turn for passage in item.passages for turn in passage.turns)
             scores |= session_scores(turns, question.meta.get("answer_session_ids", ()))
-        return record_of(
+        return build_record(
             task,
             question,
             answer,
             score,
             correct,
-            retrieved=tuple(passage.id or f"#{place}" for place, passage in enumerate(item.passages)),
-            written=traced.ever,
-            live=traced.held,
+            retrieved=tuple(passage.id or f"#{index}" for index, passage in enumerate(item.passages)),
+            written=support.written,
+            live=support.live,
             system=name,
             tokens=item.tokens,
             evidence_recall=recall,
-            found=traced.found,
+            support_retrieved=support.retrieved,
             scores=scores,
             ceiling=ceiling.get((task.id, question.id)),
         )
 
 
-def _traced(record: Record, task: Task, item: Shown) -> Record:
+def _with_error_class(record: Record, task: Task, item: Retrieval) -> Record:
     """The record with where it was lost, and that in words."""
-    record = replace(record, loss=classify(task, item, record))
-    return record if record.loss is None else replace(record, feedback=feedback(task, item, record))
+    record = replace(record, error_class=classify(task, item, record))
+    return record if record.error_class is None else replace(record, feedback=feedback(task, item, record))
 
 
 def _longmemeval(records: Sequence[Record]) -> dict[str, Any]:
     """The benchmark's own table, and its retrieval by session where the system says what it showed."""
     table = longmemeval((record.question_id, record.ability, record.correct) for record in records)
-    found = [record.scores for record in records if record.evidence_recall is not None and record.gold]
-    names = dict.fromkeys(name for scores in found for name in scores if name.startswith(("recall_", "ndcg_")))
-    means = {name: [scores[name] for scores in found if name in scores] for name in names}
+    scores_by_record = [record.scores for record in records if record.evidence_recall is not None and record.gold]
+    names = dict.fromkeys(
+        name for scores in scores_by_record for name in scores if name.startswith(("recall_", "ndcg_"))
+    )
+    means = {name: [scores[name] for scores in scores_by_record if name in scores] for name in names}
     return {**table, "retrieval": {name: sum(values) / len(values) for name, values in means.items()}}
 
 
-def _row(record: Record) -> Row:
-    return Row(record.task, record.ability, float(record.correct))
+def _scored_answer(record: Record) -> ScoredAnswer:
+    return ScoredAnswer(record.task, record.ability, float(record.correct))
 
 
 def _interval(records: Sequence[Record]) -> tuple[float, float] | None:
     """Of the accuracy, over conversations; None of a single one."""
-    found = estimate([_row(record) for record in records])
-    return None if found.low is None or found.high is None else (found.low, found.high)
+    accuracy = estimate([_scored_answer(record) for record in records])
+    return None if accuracy.low is None or accuracy.high is None else (accuracy.low, accuracy.high)
 
 
-def _rule(reader: Reader, shown: Sequence[Shown]) -> str:
+def _conflict_rule(reader: Reader, retrievals: Sequence[Retrieval]) -> str:
     """The reader's rule on conflicts. Refusing what contradicts itself goes by all that a system holds where it shows
     that, as in training, and is stricter than going by what it shows for the question: so it is said by which."""
     if reader.conflicts != "refuse":
         return reader.conflicts
-    return "refuse, by what is shown" if any(item.held is None for item in shown) else "refuse, by all that is held"
+    return (
+        "refuse, by what is shown"
+        if any(item.entries is None for item in retrievals)
+        else "refuse, by all that is held"
+    )
 
 
-def _statements(item: Shown) -> list[str]:
+def _statements(item: Retrieval) -> list[str]:
     """What the memory states, as far as it is known: what it holds, else what it shows; and its core, line by line."""
-    if item.held is None:
+    if item.entries is None:
         return [*(passage.text for passage in item.passages), *item.core.splitlines()]
-    return [*(passage.text for passage in item.held), *(item.core_held or item.core).splitlines()]
+    return [*(passage.text for passage in item.entries), *(item.full_core or item.core).splitlines()]
 
 
-def _tells_turns(shown: Sequence[Shown]) -> bool:
+def _names_turns(retrievals: Sequence[Retrieval]) -> bool:
     """Whether a system says what its passages were taken from: of one that never does, showing nothing (before its
     first entry, say) is no recall of 0."""
-    passages = [passage for item in shown for passage in item.passages]
-    return not passages or any(passage.turns or passage.lost for passage in passages)
+    passages = [passage for item in retrievals for passage in item.passages]
+    return not passages or any(passage.turns or passage.cut_turns for passage in passages)
 
 
-def _parts(shown: Sequence[tuple[Task, Shown]]) -> Iterator[Sequence[tuple[Task, Shown]]]:
+def _batches(questions: Sequence[tuple[Task, Retrieval]]) -> Iterator[Sequence[tuple[Task, Retrieval]]]:
     """Questions in order, as many at a time as have `AT_ONCE` passages before the reader: as a reader's entries these
     take a hundred times the memory."""
-    part: list[tuple[Task, Shown]] = []
+    batch: list[tuple[Task, Retrieval]] = []
     passages = 0
-    for pair in shown:
-        if part and passages + len(pair[1].passages) > AT_ONCE:
-            yield part
-            part, passages = [], 0
-        part.append(pair)
+    for pair in questions:
+        if batch and passages + len(pair[1].passages) > MAX_BATCH_PASSAGES:
+            yield batch
+            batch, passages = [], 0
+        batch.append(pair)
         passages += len(pair[1].passages)
-    if part:
-        yield part
+    if batch:
+        yield batch
 
 
-def hits_of(passages: Sequence[Passage], known: dict[int, MemoryEntry] | None = None) -> tuple[Hit, ...]:
+def passages_as_hits(passages: Sequence[Passage], entries: dict[int, MemoryEntry] | None = None) -> tuple[Hit, ...]:
     """Passages as a reader gets them. `known`: entries by `id()` of passages that have an id, filled here: a system
     that shows all it holds shows the same passages for every question."""
-    known = {} if known is None else known
+    entries = {} if entries is None else entries
     hits = []
-    for place, passage in enumerate(passages):
-        if (entry := known.get(id(passage))) is None:
+    for index, passage in enumerate(passages):
+        if (entry := entries.get(id(passage))) is None:
             entry = MemoryEntry(
-                id=passage.id or f"#{place}",
+                id=passage.id or f"#{index}",
                 category=passage.category or "",
                 content=passage.text,
                 timestamp=passage.timestamp,
@@ -374,12 +393,12 @@ def hits_of(passages: Sequence[Passage], known: dict[int, MemoryEntry] | None = 
                 valid_from=passage.order,
             )
             if passage.id:
-                known[id(passage)] = entry
-        hits.append(Hit(entry, score=-float(place)))
+                entries[id(passage)] = entry
+        hits.append(Hit(entry, score=-float(index)))
     return tuple(hits)
 
 
-def recall_at(shown: Shown, k: int) -> float:
+def recall_at(retrieval: Retrieval, k: int) -> float:
     """The share of the evidence turns that the first `k` passages were taken from."""
-    wanted = set(shown.question.evidence)
-    return len(wanted & {turn for passage in shown.passages[:k] for turn in passage.turns}) / len(wanted)
+    evidence = set(retrieval.question.evidence)
+    return len(evidence & {turn for passage in retrieval.passages[:k] for turn in passage.turns}) / len(evidence)

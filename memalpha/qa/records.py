@@ -41,15 +41,29 @@ class Record:
     abstained: bool = False
     tokens: int = 0
     evidence_recall: float | None = None
-    found: bool | None = None
-    loss: str | None = None
+    support_retrieved: bool | None = None
+    error_class: str | None = None
     ceiling: bool | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     feedback: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The record as one line of `eval/<name>.jsonl`."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {_JSON_KEYS.get(name, name): getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Record:
+        """Build a record from a line of `eval/<name>.jsonl`; keys must be among `RECORD_KEYS`."""
+        attributes = {_ATTRIBUTES.get(key, key): value for key, value in fields.items()}
+        lists: dict[str, Any] = {name: tuple(attributes.get(name, ())) for name in ("gold", "retrieved")}
+        return cls(**{"rollout": 0, "kind": None, "answer": "", **attributes, **lists})
+
+
+_JSON_KEYS = {"error_class": "loss", "support_retrieved": "found"}
+"""Attribute -> key in files, where they differ: the keys are those of release 0.1."""
+_ATTRIBUTES = {key: attribute for attribute, key in _JSON_KEYS.items()}
+RECORD_KEYS = frozenset(_JSON_KEYS.get(name, name) for name in Record.__slots__)
+"""Keys that a line of `eval/<name>.jsonl` may have."""
 
 
 def save_records(records: Iterable[Record], path: str | Path) -> None:

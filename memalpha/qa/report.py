@@ -11,18 +11,18 @@ from typing import Any
 
 from memalpha.agent.reader import Reader
 from memalpha.errors import ConfigError
-from memalpha.qa.error_analysis import with_losses
+from memalpha.qa.error_analysis import with_error_classes
 from memalpha.qa.memory_reward import MemoryReward, conversation_tokens, memory_tokens
 from memalpha.qa.records import Record, save_records
-from memalpha.qa.scoring.gold import ById, changes_by_id
-from memalpha.qa.scoring.judge_scores import Unjudged
+from memalpha.qa.scoring.gold import ChangesById, count_changes_by_id
+from memalpha.qa.scoring.judge_scores import UnjudgedAnswer
 from memalpha.types import Trajectory, TrajectoryGroup
 
 CHANGED = ("updated", "retracted")
 """Kinds of questions (`Question.meta["kind"]`) that have a stale answer (`meta["stale"]`)."""
 
 
-def characters_by_four(text: str) -> int:
+def estimate_tokens(text: str) -> int:
     """The measure of length where no tokenizer is common to all systems: characters / 4, rounded up."""
     return -(-len(text) // 4)
 
@@ -32,15 +32,15 @@ def mean_and_error(clusters: Iterable[Sequence[float]]) -> tuple[float | None, f
 
     None where there are no values, and no error from a single cluster.
     """
-    filled = [values for values in clusters if values]
-    total = sum(len(values) for values in filled)
+    non_empty = [values for values in clusters if values]
+    total = sum(len(values) for values in non_empty)
     if not total:
         return None, None
-    mean = sum(sum(values) for values in filled) / total
-    if len(filled) < 2:
+    mean = sum(sum(values) for values in non_empty) / total
+    if len(non_empty) < 2:
         return mean, None
-    squares = sum((sum(values) - mean * len(values)) ** 2 for values in filled)
-    return mean, (squares * len(filled) / (len(filled) - 1)) ** 0.5 / total
+    squares = sum((sum(values) - mean * len(values)) ** 2 for values in non_empty)
+    return mean, (squares * len(non_empty) / (len(non_empty) - 1)) ** 0.5 / total
 
 
 def _accuracy(records: Iterable[Record]) -> tuple[float | None, float | None]:
@@ -53,7 +53,7 @@ def _accuracy(records: Iterable[Record]) -> tuple[float | None, float | None]:
 def summarize(
     records: Sequence[Record],
     trajectories: Sequence[Trajectory],
-    count_tokens: Callable[[str], int] = characters_by_four,
+    count_tokens: Callable[[str], int] = estimate_tokens,
 ) -> dict[str, Any]:
     """What a system shows on its tasks; None where nothing was there to measure.
 
@@ -68,40 +68,40 @@ def summarize(
     accuracy, error = _accuracy(records)
     changed = [record for record in records if record.kind in CHANGED]
     results = [result for trajectory in trajectories for turn in trajectory.turns for result in turn.results]
-    by_id = sum((changes_by_id(trajectory) for trajectory in trajectories), ById())
+    by_id = sum((count_changes_by_id(trajectory) for trajectory in trajectories), ChangesById())
     rewards = [trajectory.reward.total for trajectory in trajectories if trajectory.reward is not None]
     by_ability: dict[str, Any] = {}
     for ability in sorted({record.ability for record in records}):
-        chosen = [record for record in records if record.ability == ability]
-        mean, spread = _accuracy(chosen)
-        by_ability[ability] = {"accuracy": mean, "n": len(chosen), "se": spread}
+        ability_records = [record for record in records if record.ability == ability]
+        mean, ability_error = _accuracy(ability_records)
+        by_ability[ability] = {"accuracy": mean, "n": len(ability_records), "se": ability_error}
     return {
         "accuracy": accuracy,
         "se": error,
-        "score": _share(sum(record.score for record in records), len(records)),
+        "score": _ratio(sum(record.score for record in records), len(records)),
         "answerable_accuracy": _accuracy(record for record in records if record.gold)[0],
         "update_accuracy": _accuracy(record for record in records if record.kind == "updated")[0],
         "retract_accuracy": _accuracy(record for record in records if record.kind == "retracted")[0],
-        "stale_rate": _share(sum(record.stale for record in changed), len(changed)),
-        "reward": _share(sum(rewards), len(rewards)),
-        "valid_calls": _share(sum(result.ok for result in results), len(results)),
-        "duplicates": _share(sum(result.code == "duplicate" for result in results), len(results)),
-        "update_share": _share(sum(result.code == "updated" for result in results), len(results)),
-        "delete_share": _share(sum(result.code == "deleted" for result in results), len(results)),
-        "update_hit": _share(by_id.updates_hit, by_id.updates),
-        "delete_hit": _share(by_id.deletes_hit, by_id.deletes),
-        "memory_tokens": _share(
+        "stale_rate": _ratio(sum(record.stale for record in changed), len(changed)),
+        "reward": _ratio(sum(rewards), len(rewards)),
+        "valid_calls": _ratio(sum(result.ok for result in results), len(results)),
+        "duplicates": _ratio(sum(result.code == "duplicate" for result in results), len(results)),
+        "update_share": _ratio(sum(result.code == "updated" for result in results), len(results)),
+        "delete_share": _ratio(sum(result.code == "deleted" for result in results), len(results)),
+        "update_hit": _ratio(by_id.updates_hit, by_id.updates),
+        "delete_hit": _ratio(by_id.deletes_hit, by_id.deletes),
+        "memory_tokens": _ratio(
             sum(memory_tokens(trajectory.states[-1], count_tokens) for trajectory in trajectories), len(trajectories)
         ),
-        "conversation_tokens": _share(
+        "conversation_tokens": _ratio(
             sum(conversation_tokens(trajectory.task, count_tokens) for trajectory in trajectories), len(trajectories)
         ),
         "by_ability": by_ability,
     }
 
 
-def _share(part: float, whole: int) -> float | None:
-    return part / whole if whole else None
+def _ratio(total: float, count: int) -> float | None:
+    return total / count if count else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Report:
     summary: dict[str, Any]
     records: tuple[Record, ...]
     groups: tuple[TrajectoryGroup, ...] = ()
-    unjudged: tuple[Unjudged, ...] = ()
+    unjudged: tuple[UnjudgedAnswer, ...] = ()
 
     def table(self) -> None:
         """Print accuracy by ability and the summary's figures."""
@@ -121,33 +121,33 @@ class Report:
         from rich.table import Table
 
         table = Table("", "accuracy", "± se", "questions", title=self.name)
-        whole = {"accuracy": self.summary["accuracy"], "se": self.summary["se"], "n": len(self.records)}
-        for label, row in [*self.summary["by_ability"].items(), ("all", whole)]:
-            table.add_row(label, figure(row["accuracy"]), figure(row["se"]), str(row["n"]))
+        overall = {"accuracy": self.summary["accuracy"], "se": self.summary["se"], "n": len(self.records)}
+        for label, row in [*self.summary["by_ability"].items(), ("all", overall)]:
+            table.add_row(label, format_cell(row["accuracy"]), format_cell(row["se"]), str(row["n"]))
         rest = Table("measure", "value")
         for key, value in self.summary.items():
             if key not in ("accuracy", "se", "by_ability") and not isinstance(value, dict | list | tuple):
-                rest.add_row(key, figure(value))
+                rest.add_row(key, format_cell(value))
         console = Console()
         console.print(table)
         console.print(rest)
 
     def save(self, directory: str | Path) -> Path:
         """Write `eval/<name>.json` (the summary) and `eval/<name>.jsonl` (a line a question) under `directory`."""
-        folder = result_folder(directory)
+        folder = make_result_folder(directory)
         stem = file_stem(self.name)
         summary = json.dumps(self.summary, indent=2)
         (folder / f"{stem}.json").write_text(summary + "\n", encoding="utf-8")
         save_records(self.records, folder / f"{stem}.jsonl")
-        left = folder / f"{stem}.unjudged.json"
-        left.unlink(missing_ok=True)  # of an evaluation before this one
+        unjudged_path = folder / f"{stem}.unjudged.json"
+        unjudged_path.unlink(missing_ok=True)  # of an evaluation before this one
         if self.unjudged:
-            lines = [one.as_json() for one in self.unjudged]
-            left.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
+            lines = [answer.as_json() for answer in self.unjudged]
+            unjudged_path.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
         return folder / f"{stem}.json"
 
 
-def figure(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """A cell of a table: three decimals, none above 10; counts and names as they are, "-" for None."""
     if value is None or not isinstance(value, float):
         return "-" if value is None else str(value)
@@ -159,7 +159,7 @@ def file_stem(name: str) -> str:
     return name.replace(":", "-").replace("/", "-")
 
 
-def result_folder(directory: str | Path) -> Path:
+def make_result_folder(directory: str | Path) -> Path:
     """`directory`/eval, made where it is missing; call it before the work. `ConfigError` where it cannot be made."""
     folder = Path(directory) / "eval"
     try:
@@ -178,6 +178,6 @@ def make_report(
 ) -> Report:
     """The report on scored `groups` and all their `records`, each with where its answer was lost."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    answered_by = {"reader": reader.name, "metric": rewards.config.metric}
-    summary = {**answered_by, **summarize(records, trajectories, rewards.count_tokens)}
-    return Report(name, summary, tuple(with_losses(groups, records)), tuple(groups))
+    setup = {"reader": reader.name, "metric": rewards.config.metric}
+    summary = {**setup, **summarize(records, trajectories, rewards.count_tokens)}
+    return Report(name, summary, tuple(with_error_classes(groups, records)), tuple(groups))

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from memalpha.qa.error_analysis import LOSSES, Waterfall, waterfall
+from memalpha.qa.error_analysis import ERROR_CLASSES, Waterfall, waterfall
 from memalpha.qa.records import Record
 from memalpha.qa.reporting.compare import load_records
-from memalpha.qa.scoring.stats import Estimate, Row, estimate, micro
+from memalpha.qa.scoring.stats import Estimate, ScoredAnswer, estimate, micro
 from memalpha.report.charts import Bar, stacked_bars, swatch
 
 SHOWN = 40  # failures of one class of one system
@@ -42,7 +42,9 @@ Systems = Mapping[str, Sequence[Record]]
 def systems_of(folder: Path) -> dict[str, list[Record]]:
     """Records by file of an `eval` folder, of the files that tell losses, best mean score first; {} where none does."""
     files = {path.stem: load_records(path) for path in sorted(folder.glob("*.jsonl"))}
-    told = {name: records for name, records in files.items() if all(r.correct or r.loss for r in records) and records}
+    told = {
+        name: records for name, records in files.items() if all(r.correct or r.error_class for r in records) and records
+    }
     return dict(sorted(told.items(), key=lambda item: -micro(_rows(item[1]))))
 
 
@@ -61,7 +63,7 @@ def evaluation(systems: Systems, titles: Mapping[str, str], unjudged: Mapping[st
     names = {name: titles.get(name) or records[0].system or name for name, records in systems.items()}
     falls = {name: waterfall(records) for name, records in systems.items()}
     wholes = {names[name]: fall[-1] for name, fall in falls.items() if fall}
-    seen = {RIGHT, *(loss for fall in wholes.values() for loss in fall.losses)}
+    seen = {RIGHT, *(loss for fall in wholes.values() for loss in fall.error_counts)}
     legend = "".join(f"<li>{swatch(_kind(loss))}{escape(label)}</li>" for loss, label in LABELS.items() if loss in seen)
     about = (
         "All questions of each system: answered rightly (left), and what became of the others, from wrong although "
@@ -86,8 +88,8 @@ def evaluation(systems: Systems, titles: Mapping[str, str], unjudged: Mapping[st
     return "\n".join(parts)
 
 
-def _rows(records: Sequence[Record]) -> list[Row]:
-    return [Row(record.task, record.ability, float(record.score)) for record in records]
+def _rows(records: Sequence[Record]) -> list[ScoredAnswer]:
+    return [ScoredAnswer(record.task, record.ability, float(record.score)) for record in records]
 
 
 def _kind(loss: str) -> str:
@@ -95,7 +97,7 @@ def _kind(loss: str) -> str:
 
 
 def _bar(label: str, fall: Waterfall) -> Bar:
-    counts = {RIGHT: round(fall.answered * fall.n), **fall.losses}
+    counts = {RIGHT: round(fall.answered * fall.n), **fall.error_counts}
     shares = [(_kind(name), LABELS[name], counts[name] / fall.n) for name in LABELS if counts.get(name)]
     return Bar(f"{label} ({fall.n})", tuple(shares), fall.ceiling if fall.ceiling_n == fall.n else None)
 
@@ -125,14 +127,14 @@ def _left_out(unjudged: Mapping[str, int]) -> list[str]:
 
 
 def _by_ability(name: str, title: str, falls: Sequence[Waterfall]) -> str:
-    lost = [loss for loss in LABELS if loss in falls[-1].losses]
+    lost = [loss for loss in LABELS if loss in falls[-1].error_counts]
     rows = []
     for fall in falls:
         cells = [f"{fall.n:,}", *(_share(getattr(fall, step)) for step in STEPS)]
         cells += [_share(fall.ceiling), f"{fall.ceiling_n:,}", _share(fall.ceiling_answered)]
         whole = fall.ability == "all"
         for loss in lost:
-            count = fall.losses.get(loss, 0)
+            count = fall.error_counts.get(loss, 0)
             cells.append(f'<a href="#{_anchor(name, loss)}">{count:,}</a>' if whole and count else f"{count:,}")
         rows.append(_row(fall.ability, cells))
     head = ("ability", "n", *STEPS, *CEILING, *(LABELS[loss] for loss in lost))
@@ -150,7 +152,7 @@ def _by_ability(name: str, title: str, falls: Sequence[Waterfall]) -> str:
 def _failures(name: str, title: str, records: Sequence[Record]) -> str:
     parts = []
     for loss in LABELS:
-        failed = [record for record in records if record.loss == loss]
+        failed = [record for record in records if record.error_class == loss]
         if not failed:
             continue
         items = "".join(_failure(name, record) for record in failed[:SHOWN])
@@ -158,7 +160,7 @@ def _failures(name: str, title: str, records: Sequence[Record]) -> str:
         rest = f'<p class="soft">… and {more:,} more in eval/{escape(name)}.jsonl.</p>' if more > 0 else ""
         parts.append(
             f'<details id="{_anchor(name, loss)}"><summary>{swatch(_kind(loss))}{escape(LABELS[loss])}: {len(failed):,}'
-            f'</summary><p class="soft">In short: {escape(LOSSES[loss])}.</p>{items}{rest}</details>'
+            f'</summary><p class="soft">In short: {escape(ERROR_CLASSES[loss])}.</p>{items}{rest}</details>'
         )
     return f'<div class="card failures"><h3>{escape(title)}</h3>{"".join(parts) or "<p>None.</p>"}</div>'
 

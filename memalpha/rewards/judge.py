@@ -23,7 +23,7 @@ from typing import Any
 from memalpha.config import JudgeConfig
 from memalpha.config.rewards import template_fields
 from memalpha.qa.scoring.judge import load_judge
-from memalpha.qa.scoring.judge_prompts import Asked
+from memalpha.qa.scoring.judge_prompts import JudgePrompt
 from memalpha.rewards.base import UNSCORED, column_of, reply_text
 
 SYSTEM = """\
@@ -64,7 +64,9 @@ class JudgeReward:
         """By judge: what was asked, cached and paid, and how many questions it left without a grade."""
         return self.judge.statistics()
 
-    def _asked(self, row: int, prompt: Any, reply: Any, columns: Mapping[str, Sequence[Any]]) -> Asked | float | None:
+    def _asked(
+        self, row: int, prompt: Any, reply: Any, columns: Mapping[str, Sequence[Any]]
+    ) -> JudgePrompt | float | None:
         values = {name: column_of(columns, name)[row] for name in self.columns}
         if None in values.values():
             return None
@@ -74,15 +76,15 @@ class JudgeReward:
         parts = {"prompt": _shown(prompt), "completion": text, **{name: str(value) for name, value in values.items()}}
         tagged = {name: f"<{name}>\n{_closed(text, name)}\n</{name}>" for name, text in parts.items()}
         what = self.template.format_map(tagged)
-        return Asked(f"{what}\n\nReply with one JSON object and nothing else:\n{self._form}", self._verdicts)
+        return JudgePrompt(f"{what}\n\nReply with one JSON object and nothing else:\n{self._form}", self._verdicts)
 
-    def _scores(self, rows: Sequence[Asked | float | None]) -> list[float | None]:
-        unique = list({one.prompt: one for one in rows if isinstance(one, Asked)}.values())
+    def _scores(self, rows: Sequence[JudgePrompt | float | None]) -> list[float | None]:
+        unique = list({one.prompt: one for one in rows if isinstance(one, JudgePrompt)}.values())
         with ThreadPoolExecutor(len(self.judge.policies)) as pool:
             found = list(pool.map(lambda policy: self.judge.verdicts(policy, unique, SYSTEM), self.judge.policies))
-        return [self._score(row, one, found) if isinstance(one, Asked) else one for row, one in enumerate(rows)]
+        return [self._score(row, one, found) if isinstance(one, JudgePrompt) else one for row, one in enumerate(rows)]
 
-    def _score(self, row: int, asked: Asked, found: Sequence[Mapping[str, tuple[str | None, str]]]) -> float:
+    def _score(self, row: int, asked: JudgePrompt, found: Sequence[Mapping[str, tuple[str | None, str]]]) -> float:
         votes = [answers[asked.prompt] for answers in found]
         heard = [
             (self._verdicts[verdict], weight)

@@ -48,7 +48,7 @@ def test_a_store_of_another_library_is_evaluated(library, name):
         and report.summary["evidence_recall@10"] == pytest.approx(2 / 3)
         and report.summary["memory_tokens"] > 20
     )
-    assert report.records[2].loss == "never_written" and len(report.records[2].retrieved) == 2
+    assert report.records[2].error_class == "never_written" and len(report.records[2].retrieved) == 2
 
 
 @pytest.mark.parametrize(("library", "name"), SYSTEMS, ids=["mem0", "langgraph"])

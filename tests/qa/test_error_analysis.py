@@ -11,10 +11,19 @@ from memalpha.agent.reader import ExtractiveReader
 from memalpha.config import AgentConfig, ReaderConfig, WorldConfig
 from memalpha.policy.hermes import format_call
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.error_analysis import LOSSES, Trace, classify, evidence_recall, feedback, trace, waterfall, with_losses
+from memalpha.qa.error_analysis import (
+    ERROR_CLASSES,
+    Trace,
+    classify,
+    evidence_recall,
+    feedback,
+    trace,
+    waterfall,
+    with_error_classes,
+)
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.records import Record
-from memalpha.qa.systems.base import Passage, Shown
+from memalpha.qa.systems.base import Passage, Retrieval
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
@@ -51,7 +60,7 @@ def entries(*texts, turns=()):
 
 
 def shown(question=CITY, passages=(), held=None, ever=None, core=""):
-    return Shown(question, passages, 0, 0, core=core, held=held, ever=ever)
+    return Retrieval(question, passages, 0, 0, core=core, entries=held, history=ever)
 
 
 def wrong(question=CITY, **changes):
@@ -160,16 +169,16 @@ def test_evidence_recall_is_none_where_it_is_not_known():
     assert evidence_recall(shown(CITY, entries("city: Rome"))) is None
     assert evidence_recall(shown(CITY)) == 0.0
     assert evidence_recall(shown(CITY.model_copy(update={"evidence": ()}))) is None
-    assert evidence_recall(shown(CITY, (Passage("city", lost=CITY.evidence),))) == 0.0
+    assert evidence_recall(shown(CITY, (Passage("city", cut_turns=CITY.evidence),))) == 0.0
 
 
 def test_core_text_that_the_budget_cut_off_was_held_all_the_same():
     """Not overwritten: it is in the memory, and was not in view."""
     whole = "pet: cat. city: Rome"
-    seen = replace(shown(CITY, (), (), entries(whole)), core="pet: cat.", core_held=whole)
+    seen = replace(shown(CITY, (), (), entries(whole)), core="pet: cat.", full_core=whole)
     assert lost(seen, FREE) == "not_retrieved"
     assert lost(replace(seen, core=whole), FREE) == "answered_wrong"
-    assert lost(replace(seen, core_held="pet: cat."), FREE) == "overwritten_or_deleted"
+    assert lost(replace(seen, full_core="pet: cat."), FREE) == "overwritten_or_deleted"
 
 
 @pytest.mark.parametrize("world", [WorldConfig(split="test"), WorldConfig(preset="full", split="test", tokens=8000)])
@@ -201,17 +210,19 @@ def test_built_memories_have_their_losses_told():
     }.items():
         report = evaluate(policy, made, reader, config=AgentConfig(prompt="compact", embedder="hash"), embedder=HASH)
         told = report.records
-        bare = [replace(record, loss=None, feedback="", found=None) for record in told]
-        assert with_losses(report.groups, bare) == list(told) != bare
-        assert all((record.loss is None) == record.correct for record in told)
+        bare = [replace(record, error_class=None, feedback="", support_retrieved=None) for record in told]
+        assert with_error_classes(report.groups, bare) == list(told) != bare
+        assert all((record.error_class is None) == record.correct for record in told)
         assert all(bool(record.feedback) != record.correct for record in told)
         found[name] = {fall.ability: fall for fall in waterfall(told)}
     assert found["oracle"]["extraction"].answered == 1.0
     half = found["half"]["extraction"]
-    assert set(half.losses) == {"never_written"} and half.written == half.answered < 0.8
+    assert set(half.error_counts) == {"never_written"} and half.written == half.answered < 0.8
     update = found["append"]["knowledge-update"]
-    assert update.written == update.kept == 1.0 and update.losses["answered_wrong"]  # both values are live: a conflict
-    assert found["wrong"]["all"].losses["written_wrong"] > 0
+    assert (
+        update.written == update.kept == 1.0 and update.error_counts["answered_wrong"]
+    )  # both values are live: a conflict
+    assert found["wrong"]["all"].error_counts["written_wrong"] > 0
 
 
 def insert(content):
@@ -227,16 +238,16 @@ def test_waterfall_by_hand():
         "not_retrieved",
         "answered_wrong",
     ]
-    records = [wrong(loss=loss, ceiling=loss != "gold_faulty") for loss in lost_by]
-    records += [wrong(correct=True, ceiling=True) for _ in range(3)] + [wrong(loss="should_have_abstained")]
-    records += [wrong(Question(id="x", question="?", category="other"), loss="not_found")]
+    records = [wrong(error_class=loss, ceiling=loss != "gold_faulty") for loss in lost_by]
+    records += [wrong(correct=True, ceiling=True) for _ in range(3)] + [wrong(error_class="should_have_abstained")]
+    records += [wrong(Question(id="x", question="?", category="other"), error_class="not_found")]
     other, update, whole = waterfall(records)
     assert (update.ability, update.n, update.ceiling) == ("update", 10, 8 / 9)
     assert (update.ceiling_n, update.ceiling_answered, other.ceiling_n) == (9, 3 / 9, 0), "of the same questions"
     steps = (update.sound, update.written, update.kept, update.retrieved, update.answered)
     assert steps == (0.9, 0.7, 0.6, 0.5, 0.3)
-    assert update.losses == {**dict.fromkeys(lost_by, 1), "should_have_abstained": 1}
-    assert list(update.losses) == [name for name in LOSSES if name != "not_found"]
+    assert update.error_counts == {**dict.fromkeys(lost_by, 1), "should_have_abstained": 1}
+    assert list(update.error_counts) == [name for name in ERROR_CLASSES if name != "not_found"]
     assert (other.ability, other.written, other.kept, other.retrieved, other.answered) == (
         "other",
         None,

@@ -14,7 +14,7 @@ from memalpha.qa.evaluate import evaluate, evaluate_memory, score_groups
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
 from memalpha.qa.records import Record, save_records
-from memalpha.qa.report import characters_by_four, mean_and_error, result_folder, summarize
+from memalpha.qa.report import estimate_tokens, make_result_folder, mean_and_error, summarize
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
@@ -197,7 +197,7 @@ def test_mean_and_error():
 
 def test_score_groups_sets_rewards_in_order():
     groups = [TrajectoryGroup(TASK, (GOOD, LAZY)), TrajectoryGroup(TASK, (OLD,))]
-    rewards = MemoryReward(RewardConfig(), characters_by_four)
+    rewards = MemoryReward(RewardConfig(), estimate_tokens)
     scored, records = score_groups(groups, REFUSING, rewards, embedder=EMBEDDER)
     r1 = [[t.reward.components["r1"][0] for t in group.trajectories] for group in scored]
     assert r1 == [[pytest.approx(1.0), pytest.approx(1 / 3)], [pytest.approx(1 / 3)]]
@@ -311,7 +311,7 @@ def test_nothing_to_evaluate_is_an_error(tmp_path):
         evaluate(ScriptedPolicy("oracle"), [goldless], "extractive", config=CONFIG)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write"):
-        result_folder(tmp_path / "file")
+        make_result_folder(tmp_path / "file")
 
 
 def test_half_a_surrogate_pair_can_be_saved(tmp_path):

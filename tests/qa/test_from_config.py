@@ -9,7 +9,7 @@ import yaml
 
 from memalpha.config import EvalConfig, WorldConfig, load_config
 from memalpha.errors import ConfigError, DataError, PolicyError
-from memalpha.qa.from_config import run_evaluation, settings_of, settings_of_run, tasks_of
+from memalpha.qa.from_config import load_config_tasks, load_run_settings, load_settings, run_evaluation
 from memalpha.qa.reporting.tables import provenance
 from memalpha.tasks.datasets import babi
 from memalpha.tasks.formats.jsonl import save_jsonl
@@ -47,19 +47,19 @@ def run_directory(path: Path, **settings) -> Path:
 def test_a_run_directory_stands_for_its_own_evaluation(tmp_path):
     settings = {"policy": "some/start", "agent": {"max_new_tokens": 7}, "reward": {"metric": "f1"}}
     run = run_directory(tmp_path / "run", **settings, reader={"kind": "policy", "k": 3}, eval_data="held.jsonl")
-    config = settings_of_run(run)
+    config = load_run_settings(run)
     assert (config.benchmark, config.data, config.limit) == ("tasks", "held.jsonl", None)
     assert config.systems == (str(run / "checkpoints" / "best"),)
     assert (config.agent.max_new_tokens, config.metric) == (7, "f1")
     assert (config.reader.policy, config.reader.k, config.reader.conflicts) == ("some/start", 3, "refuse")
-    other = settings_of_run(run, {"data": "other.jsonl", "systems": "scripted:oracle", "reader": {"k": 5}})
+    other = load_run_settings(run, {"data": "other.jsonl", "systems": "scripted:oracle", "reader": {"k": 5}})
     assert (other.data, other.systems, other.reader.k) == ("other.jsonl", ("scripted:oracle",), 5)
     assert other.reader.policy == "some/start"
 
 
 def test_device_and_precision_are_those_of_the_run(tmp_path):
     run = run_directory(tmp_path / "run", device="nowhere", dtype="bfloat16", eval_data=str(tmp_path / "mine.jsonl"))
-    config = settings_of_run(run, {"systems": "tiny"})
+    config = load_run_settings(run, {"systems": "tiny"})
     assert (config.device, config.dtype) == ("nowhere", "bfloat16")
     pytest.importorskip("torch")
     save_jsonl(synthetic.tasks(WorldConfig(), 0, 0, 1), tmp_path / "mine.jsonl")
@@ -69,18 +69,18 @@ def test_device_and_precision_are_those_of_the_run(tmp_path):
 
 def test_a_supervised_run_is_evaluated_alike(tmp_path):
     run = run_directory(tmp_path / "run", algorithm="sft", policy="some/start", reader={"kind": "policy"})
-    assert settings_of_run(run, {"data": "held.jsonl"}).reader.policy == "some/start"
+    assert load_run_settings(run, {"data": "held.jsonl"}).reader.policy == "some/start"
 
 
 def test_a_synthetic_run_is_evaluated_on_its_held_out_world(tmp_path):
     run = run_directory(tmp_path / "run", world={"pseudo_values": 0.6}, eval_tasks=3)
-    config = settings_of_run(run)
+    config = load_run_settings(run)
     assert (config.benchmark, config.world.split, config.limit) == ("synthetic", "test", 3)
-    given = settings_of_run(run, {"data": "mine.jsonl"})
+    given = load_run_settings(run, {"data": "mine.jsonl"})
     assert (given.benchmark, given.data, given.limit) == ("tasks", "mine.jsonl", None)
     with pytest.raises(ConfigError, match="data: name the task file"):
         run_evaluation(
-            settings_of_run(run_directory(tmp_path / "file", data="mine.jsonl"), {"systems": "scripted:add-all"})
+            load_run_settings(run_directory(tmp_path / "file", data="mine.jsonl"), {"systems": "scripted:add-all"})
         )
 
 
@@ -88,29 +88,29 @@ def test_a_run_without_a_best_checkpoint_is_refused(tmp_path):
     run = run_directory(tmp_path / "run")
     (run / "checkpoints" / "best").rmdir()
     with pytest.raises(ConfigError, match=r"no checkpoints/best.*name systems="):
-        settings_of_run(run)
-    assert settings_of_run(run, {"systems": ["tiny"]}).systems == ("tiny",)
+        load_run_settings(run)
+    assert load_run_settings(run, {"systems": ["tiny"]}).systems == ("tiny",)
 
 
 def test_a_trained_writer_stands_beside_others(tmp_path):
     run = run_directory(tmp_path / "run")
     best = str(run / "checkpoints" / "best")
-    assert settings_of_run(run, {"systems": ["rag", "trained"]}).systems == ("rag", best)
+    assert load_run_settings(run, {"systems": ["rag", "trained"]}).systems == ("rag", best)
 
 
 def test_a_run_on_babi_is_evaluated_on_the_streams_it_held_out(tmp_path):
     run = run_directory(tmp_path / "run", data="babi", eval_babi={"stories": 6}, eval_tasks=2)
-    settings = settings_of_run(run, {"systems": ["scripted:oracle", "rag"]})
+    settings = load_run_settings(run, {"systems": ["scripted:oracle", "rag"]})
     assert (settings.benchmark, settings.babi.stories, settings.limit) == ("babi", 6, 2)
-    asked = tasks_of(settings)
+    asked = load_config_tasks(settings)
     assert len(asked) == 2 and all(len(task.meta["stories"]) == 6 for task in asked)
     assert [task.id for task in asked] == [task.id for task in babi.streams(settings.babi, "test", 0, 0, 2)]
 
 
 @pytest.mark.parametrize("name", ["synthetic", "friendsqa", "tasks", "locomo"])
 def test_naming_a_reader_does_not_change_how_many_passages_are_shown(name):
-    assert settings_of(name).reader.k == settings_of(name, {"reader": {"kind": "copy"}}).reader.k == 20
-    assert settings_of(name, {"reader": {"k": 3}}).reader.k == 3
+    assert load_settings(name).reader.k == load_settings(name, {"reader": {"kind": "copy"}}).reader.k == 20
+    assert load_settings(name, {"reader": {"k": 3}}).reader.k == 3
 
 
 def test_data_are_hashed_in_a_folder_as_the_loaders_find_them(tmp_path):
@@ -137,14 +137,14 @@ def test_a_folder_without_known_files_is_hashed_whole(tmp_path):
 
 
 def test_a_name_stands_for_an_evaluation():
-    assert settings_of("babi").benchmark == "babi"
-    assert settings_of("locomo").systems[0] == "empty" and settings_of("locomo").reader.kind == "copy"
+    assert load_settings("babi").benchmark == "babi"
+    assert load_settings("locomo").systems[0] == "empty" and load_settings("locomo").reader.kind == "copy"
     with pytest.raises(ConfigError, match=r"no configuration 'nonesuch'.*, locomo.* or a data set: .*longmemeval"):
-        settings_of("nonesuch")
+        load_settings("nonesuch")
     with pytest.raises(ConfigError, match="benchmark: no data set 'nonesuch'"):
-        tasks_of(EvalConfig(benchmark="nonesuch"))
+        load_config_tasks(EvalConfig(benchmark="nonesuch"))
     with pytest.raises(DataError, match="no option 'colour'"):
-        tasks_of(EvalConfig(benchmark="babi", options={"colour": 1}))
+        load_config_tasks(EvalConfig(benchmark="babi", options={"colour": 1}))
 
 
 def test_systems_whose_files_would_have_one_name_are_refused(tmp_path):
@@ -174,6 +174,8 @@ def test_other_systems_on_other_tasks_do_not_share_a_folder(tmp_path):
 
 def test_seeds_are_asked_together():
     config = EvalConfig(benchmark="synthetic", seeds=(0, 1), limit=2)
-    assert [task.id for task in tasks_of(config)] == [f"demo-test-{seed}-{at}" for seed in (0, 1) for at in (0, 1)]
+    assert [task.id for task in load_config_tasks(config)] == [
+        f"demo-test-{seed}-{at}" for seed in (0, 1) for at in (0, 1)
+    ]
     with pytest.raises(DataError, match="is there twice"):
         run_evaluation(EvalConfig(benchmark="synthetic", seeds=(3, 3), limit=1))

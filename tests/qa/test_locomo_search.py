@@ -8,8 +8,8 @@ import pytest
 
 from memalpha.config import EvalConfig, load_config
 from memalpha.errors import DataError
-from memalpha.qa.locomo_search import format_locomo_search, run_locomo_search, turns
-from memalpha.qa.scoring.recall import Asked, Ranks, figures, rank
+from memalpha.qa.locomo_search import format_locomo_search, run_locomo_search, turn_entries
+from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, recall_metrics
 from memalpha.tasks.datasets.locomo import load_locomo
 from memalpha.types import MemoryEntry
 
@@ -19,7 +19,7 @@ REAL = Path(__file__).parents[3] / "shared" / "data" / "locomo" / "locomo10.json
 
 def test_turns_are_spans_of_their_conversation():
     (task,) = load_locomo(FIXTURE)
-    facts = turns(task)
+    facts = turn_entries(task)
     assert [fact["chunk"] for fact in facts] == [0] * 4 + [1] * 2 + [2] * 3
     assert {fact["source"] for fact in facts} == {task.id}
     assert facts[4]["content"] == "1 June 2024 Tom: I moved into a flat by the harbour."
@@ -29,15 +29,21 @@ def test_turns_are_spans_of_their_conversation():
 
 def test_a_unit_of_several_entries_is_found_with_the_first():
     entries = [MemoryEntry(f"n{at}", "semantic", "x" * 4 * at, source=f"p{at % 3}") for at in range(12)]
-    asked = [Asked("?", "kind", ("p1", "p2", "p9"))]
-    (found,) = rank(asked, lambda queries, k: [entries], lambda entry: entry.source)
-    assert found == Ranks("kind", (2, 3, math.inf), 45.0)
+    asked = [EvidenceQuestion("?", "kind", ("p1", "p2", "p9"))]
+    (found,) = rank_evidence(asked, lambda queries, k: [entries], lambda entry: entry.source)
+    assert found == EvidenceRanks("kind", (2, 3, math.inf), 45.0)
     assert (found.recall(2), found.recall(3)) == (1 / 3, 2 / 3)
 
 
 def test_figures_by_hand():
-    ranks = [Ranks("temporal", (1, 7), 100.0), Ranks("temporal", (20, math.inf), 200.0)]
-    assert figures(ranks) == {"questions": 2, "recall@5": 0.25, "recall@10": 0.5, "recall@20": 0.75, "mrr": 0.525}
+    ranks = [EvidenceRanks("temporal", (1, 7), 100.0), EvidenceRanks("temporal", (20, math.inf), 200.0)]
+    assert recall_metrics(ranks) == {
+        "questions": 2,
+        "recall@5": 0.25,
+        "recall@10": 0.5,
+        "recall@20": 0.75,
+        "mrr": 0.525,
+    }
 
 
 def test_shape_of_the_result(tmp_path):

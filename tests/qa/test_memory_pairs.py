@@ -19,7 +19,7 @@ from memalpha.qa.memory_pairs import (
     state_text,
     write_memory_pairs,
 )
-from memalpha.qa.scoring.gold import Gold
+from memalpha.qa.scoring.gold import GoldFacts
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.types import GoldOperation
@@ -40,7 +40,7 @@ def facts(text):
 
 def truth(task, text):
     """(facts that hold and are there, all that is there)."""
-    gold, there = Gold(task), facts(text)
+    gold, there = GoldFacts(task), facts(text)
     right = {fact for fact in there if gold.holds(*fact, len(task.chunks) - 1)}
     return right, there
 
@@ -75,8 +75,8 @@ def test_the_worse_memory_has_the_faults_that_it_is_said_to_have():
         elif pair.fault == "category":
             assert {content for _, content in lost} == {content for _, content in gained}
         else:
-            gold = Gold(of[pair.task])
-            assert all(gold.ended(*fact, len(of[pair.task].chunks) - 1) for fact in gained)
+            gold = GoldFacts(of[pair.task])
+            assert all(gold.has_ended(*fact, len(of[pair.task].chunks) - 1) for fact in gained)
 
 
 def test_equal_arguments_give_equal_pairs_and_a_file_that_is_read(tmp_path):

@@ -10,7 +10,7 @@ from memalpha.agent.agent import act
 from memalpha.agent.parsing import format_call
 from memalpha.config import RewardConfig
 from memalpha.qa.memory_reward import MemoryReward
-from memalpha.qa.scoring.gold import Gold
+from memalpha.qa.scoring.gold import GoldFacts
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
@@ -223,12 +223,12 @@ def test_bounds_and_that_the_order_of_questions_does_not_matter(one, two, three,
 
 
 def test_gold_knows_when_a_fact_holds():
-    gold = Gold(TASK)
+    gold = GoldFacts(TASK)
     assert [gold.holds("semantic", "city: Oslo", chunk) for chunk in range(3)] == [True, False, False]
     assert [gold.holds("semantic", "CITY: Rome", chunk) for chunk in range(3)] == [False, True, True]
     again = TASK.model_copy(update={"gold_operations": (*GOLD, op("update", 2, "city: Oslo", "city: Rome"))})
-    assert [Gold(again).holds("semantic", "city: Oslo", chunk) for chunk in range(3)] == [True, False, True]
+    assert [GoldFacts(again).holds("semantic", "city: Oslo", chunk) for chunk in range(3)] == [True, False, True]
     twice = TASK.model_copy(update={"gold_operations": (op("insert", 0, "pet: cat"), *GOLD)})
-    assert [Gold(twice).holds("semantic", "pet: cat", chunk) for chunk in range(3)] == [
+    assert [GoldFacts(twice).holds("semantic", "pet: cat", chunk) for chunk in range(3)] == [
         gold.holds("semantic", "pet: cat", chunk) for chunk in range(3)
     ]

@@ -18,16 +18,16 @@ from memalpha.cli import main
 from memalpha.config import EvalConfig, ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.qa.from_config import run_evaluation
-from memalpha.qa.protocol import hits_of, run_systems
+from memalpha.qa.protocol import passages_as_hits, run_systems
 from memalpha.qa.reader import load_reader
-from memalpha.qa.report import characters_by_four
-from memalpha.qa.reporting.tables import as_markdown, print_table, table
+from memalpha.qa.report import estimate_tokens
+from memalpha.qa.reporting.tables import as_markdown, print_table, table_rows
 from memalpha.qa.scoring.judge import Judge
-from memalpha.qa.scoring.judge_scores import Unjudged
+from memalpha.qa.scoring.judge_scores import UnjudgedAnswer
 from memalpha.qa.systems.base import Passage
-from memalpha.qa.systems.baselines import turns_of, windows_of
-from memalpha.qa.systems.budget import cut, length
-from memalpha.qa.systems.builtin import Settings, Streamed, load_source
+from memalpha.qa.systems.baselines import turn_passages, window_passages
+from memalpha.qa.systems.budget import cut_to_budget, passage_tokens
+from memalpha.qa.systems.builtin import Streamed, SystemSettings, load_system
 from memalpha.store.embedding import load_embedder
 from memalpha.tasks.chunking import recut
 from memalpha.tasks.formats.jsonl import save_jsonl
@@ -66,7 +66,7 @@ ALL = ("empty", *RAW, "facts", "heuristic", "oracle", "scripted:add-all")
 
 
 def shown(name: str, budget: int = 2048, tasks=(TASK,)):
-    return load_source(name).show(tasks, Settings(budget, 8, load_embedder("hash")))
+    return load_system(name).retrieve(tasks, SystemSettings(budget, 8, load_embedder("hash")))
 
 
 def run(*systems, tasks=(TASK,), **options):
@@ -80,18 +80,18 @@ PASSAGES = st.lists(
 
 @given(PASSAGES, st.integers(1, 60), st.text("ab c", max_size=80))
 def test_the_budget_is_never_exceeded_and_only_the_end_is_cut(passages, budget, core):
-    kept_core, kept = cut(passages, budget, core)
-    assert characters_by_four(kept_core) + length(kept) <= budget
+    kept_core, kept = cut_to_budget(passages, budget, core)
+    assert estimate_tokens(kept_core) + passage_tokens(kept) <= budget
     assert core.startswith(kept_core) and len(kept) <= len(passages)
     assert kept[1:] == tuple(passages)[1 : len(kept)], "whole passages, but for the first of all"
     assert all(one.text.startswith(part.text) for one, part in zip(passages, kept, strict=False))
-    assert cut(passages, None, core) == (core, tuple(passages))
+    assert cut_to_budget(passages, None, core) == (core, tuple(passages))
 
 
 @given(st.lists(st.text("ab \u00e9", min_size=1, max_size=90).filter(str.strip), min_size=1, max_size=6))
 def test_windows_hold_all_words_and_no_more_than_they_may(texts):
     chunk = Chunk(turns=tuple(SpeakerTurn(speaker="user", text=text, id=str(at)) for at, text in enumerate(texts)))
-    windows = windows_of(chunk, 8)
+    windows = window_passages(chunk, 8)
     assert all(len(window.text) <= 32 for window in windows)
     assert "".join("".join(window.text.split()) for window in windows) == "".join("".join(texts).split())
     assert {turn for window in windows for turn in window.turns} == {str(at) for at in range(len(texts))}
@@ -99,33 +99,33 @@ def test_windows_hold_all_words_and_no_more_than_they_may(texts):
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_system_keeps_to_the_budget(name):
-    [whole] = shown(name).shown
-    [cut_short] = shown(name, budget=12).shown
+    [whole] = shown(name).by_task
+    [cut_short] = shown(name, budget=12).by_task
     assert [item.question.id for item in whole] == ["early", "late", "when", "none"]
     for item in (*whole, *cut_short):
-        assert item.tokens == length(item.passages) + characters_by_four(item.core)
+        assert item.tokens == passage_tokens(item.passages) + estimate_tokens(item.core)
     assert all(item.tokens <= 12 for item in cut_short) == (name != "full")
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_question_in_mid_stream_sees_only_what_was_read(name):
-    early, late, *_ = shown(name).shown[0]
-    for passages in (early.passages, early.held, early.ever):
+    early, late, *_ = shown(name).by_task[0]
+    for passages in (early.passages, early.entries, early.history):
         assert passages is not None
         assert not any("Lima" in passage.text or "2.0" in passage.turns for passage in passages)
     if name not in ("empty", "facts"):
-        assert any("Oslo" in passage.text for passage in early.ever)
+        assert any("Oslo" in passage.text for passage in early.history)
     if name in RAW:
-        assert any("Lima" in passage.text for passage in late.ever)
-        assert {turn for passage in late.ever for turn in passage.turns} == {
+        assert any("Lima" in passage.text for passage in late.history)
+        assert {turn for passage in late.history for turn in passage.turns} == {
             turn.id for chunk in TASK.chunks for turn in chunk.turns
         }
 
 
 def test_a_window_forgets_and_says_so():
-    *_, late = shown("window", budget=12).shown[0]
+    *_, late = shown("window", budget=12).by_task[0]
     assert [passage.text for passage in late.passages] == ["Ana: Rex came along."]
-    assert len(late.ever) == 6 and len(late.held) == 1 and late.size <= 12
+    assert len(late.history) == 6 and len(late.entries) == 1 and late.size <= 12
 
 
 def test_records_say_what_is_known():
@@ -137,7 +137,12 @@ def test_records_say_what_is_known():
     assert empty["accuracy"] == 0.25, "of four questions, of which the ceiling's three name evidence"
     assert reports["empty"].summary["losses"] == {"never_written": 3} and reports["empty"].summary["tokens"] == 0
     early, late, *_ = reports["facts"].records
-    assert early.loss == "never_written" and late.correct and late.loss is None and late.evidence_recall == 1.0
+    assert (
+        early.error_class == "never_written"
+        and late.correct
+        and late.error_class is None
+        and late.evidence_recall == 1.0
+    )
     assert reports["rag"].summary["conflicts"] == "keep"
     assert reports["rag"].summary["evidence_recall@5"] == 1.0 and reports["rag"].records[0].system == "rag"
     assert reports["rag"].records[0].scores.keys() >= {"contains", "f1", "exact", "evidence_recall@5"}
@@ -149,11 +154,11 @@ def test_records_say_what_is_known():
 def test_a_passage_that_is_cut_keeps_the_turns_that_are_left_of_it(name, budget):
     """One long passage is no way to a recall of 1: what the reader does not see is not shown."""
     everything = [Passage("Ana: I moved to Oslo yesterday. Ana: It rains a lot.", turns=("0.0", "0.1"))]
-    source = load_source(name) if name == "rag:chunks" else Streamed(name, lambda task, settings: _Odd(everything))
-    [_, _, when, _] = source.show([TASK], Settings(budget, 1, load_embedder("hash"))).shown[0]
+    source = load_system(name) if name == "rag:chunks" else Streamed(name, lambda task, settings: _Odd(everything))
+    [_, _, when, _] = source.retrieve([TASK], SystemSettings(budget, 1, load_embedder("hash"))).by_task[0]
     [passage] = when.passages
     assert "Oslo" in passage.text and "a lot" not in passage.text
-    assert (passage.turns, passage.lost) == (("0.0",), ("0.1",))
+    assert (passage.turns, passage.cut_turns) == (("0.0",), ("0.1",))
     told = [Passage("A summary of all that Ana said about where she lives and her dog.", turns=("0.0", "2.0"))]
     [report] = run(Streamed("told", lambda task, settings: _Odd(told)), budget=8)
     assert report.summary["evidence_recall"] == 0.0, "what is left of a summary is not known: it does not count"
@@ -190,16 +195,16 @@ def test_what_is_said_again_is_the_newest(name):
         chunks=tuple(Chunk(turns=(SpeakerTurn(speaker="story", text=t, id=str(n)),)) for n, t in enumerate(lines)),
         questions=(Question(id="q", question="Where is Mary?", answers=("kitchen",)),),
     )
-    [[item]] = shown(name, tasks=[stream]).shown
-    assert notes(hits_of(item.passages))[-1].content == lines[2]
+    [[item]] = shown(name, tasks=[stream]).by_task
+    assert notes(passages_as_hits(item.passages))[-1].content == lines[2]
     assert {turn for passage in item.passages for turn in passage.turns} == {"0", "1", "2"}
 
 
 def test_evidence_of_one_day_is_read_in_the_order_in_which_it_was_said():
     question = TASK.questions[0].model_copy(update={"evidence": ("0.1", "0.0")})
-    [[item]] = shown("oracle", tasks=[TASK.model_copy(update={"questions": (question,)})]).shown
+    [[item]] = shown("oracle", tasks=[TASK.model_copy(update={"questions": (question,)})]).by_task
     assert [passage.turns for passage in item.passages] == [("0.1",), ("0.0",)], "best first is as the task names them"
-    assert [entry.turn for entry in notes(hits_of(item.passages))] == ["0.0", "0.1"]
+    assert [entry.turn for entry in notes(passages_as_hits(item.passages))] == ["0.0", "0.1"]
 
 
 def test_the_order_of_systems_and_their_company_do_not_matter():
@@ -237,7 +242,7 @@ def test_what_is_beyond_rules_is_judged():
 
     [report] = run("rag", metric="judge", judge=Judge([Fixed()]))
     assert [record.score for record in report.records] == [1.0] * 4 and report.summary["unjudged"] == 0
-    assert not any(record.loss for record in report.records) and report.records[0].ceiling
+    assert not any(record.error_class for record in report.records) and report.records[0].ceiling
     with pytest.raises(ConfigError, match=r"metric judge needs a judge.*judge\.judges"):
         run("rag", metric="judge")
     with pytest.raises(ConfigError, match="there is no 'colour'"):
@@ -258,7 +263,7 @@ def test_answers_without_a_verdict_are_counted_where_the_figures_are(capsys):
             return len(text)
 
     reports = run("rag", "empty", metric="judge", judge=Judge([Terse()]))
-    header, rows = table(reports)
+    header, rows = table_rows(reports)
     assert [row[header.index("unjudged")] for row in rows] == [1, 1] and [row[1] for row in rows] == [3, 3]
     said = "rag: no judge gave a readable verdict on 1 of 4 answers; they are in no figure"
     print_table(reports)
@@ -282,7 +287,7 @@ def test_a_judge_that_cannot_be_read_at_all_ends_the_run_in_words():
 def test_what_was_left_unjudged_before_is_not_told_again(tmp_path):
     [report] = run("rag")
     record = report.records[0]
-    replace(report, unjudged=(Unjudged(record, {}),)).save(tmp_path)
+    replace(report, unjudged=(UnjudgedAnswer(record, {}),)).save(tmp_path)
     assert (tmp_path / "eval" / "rag.unjudged.json").exists()
     report.save(tmp_path)
     assert not (tmp_path / "eval" / "rag.unjudged.json").exists()
@@ -300,9 +305,9 @@ def test_showing_nothing_at_first_is_no_recall_of_a_system_that_tells_no_turns()
 
 
 def test_facts_stand_where_they_were_said_in_finer_chunks_too():
-    [early, late, *_] = shown("facts", tasks=[recut(TASK, 8)]).shown[0]
-    assert len(recut(TASK, 8).chunks) == 6 and not early.held
-    assert [(passage.text, passage.timestamp) for passage in late.held] == [("Ana lives in Lima.", "2024-06-01")]
+    [early, late, *_] = shown("facts", tasks=[recut(TASK, 8)]).by_task[0]
+    assert len(recut(TASK, 8).chunks) == 6 and not early.entries
+    assert [(passage.text, passage.timestamp) for passage in late.entries] == [("Ana lives in Lima.", "2024-06-01")]
 
 
 def test_bad_input_is_refused(tmp_path, monkeypatch):
@@ -453,13 +458,13 @@ def test_a_system_that_raises_ends_the_run_in_words_and_what_is_done_stays(tmp_p
 
 
 def test_the_writer_by_rule_updates_what_is_restated():
-    [late] = [item for item in shown("heuristic").shown[0] if item.question.id == "late"]
-    assert {passage.text for passage in late.held} == {"Ana: I live in Lima now.", "Ana: My dog is called Rex."}
-    assert "Ana: I moved to Oslo yesterday." in {passage.text for passage in late.ever}
+    [late] = [item for item in shown("heuristic").by_task[0] if item.question.id == "late"]
+    assert {passage.text for passage in late.entries} == {"Ana: I live in Lima now.", "Ana: My dog is called Rex."}
+    assert "Ana: I moved to Oslo yesterday." in {passage.text for passage in late.history}
 
 
 def test_lines_of_a_text_are_turns_without_ids():
-    lines = turns_of(Chunk(text="one\n\n two ", timestamp="2024-05-01"))
+    lines = turn_passages(Chunk(text="one\n\n two ", timestamp="2024-05-01"))
     assert [(line.text, line.turns) for line in lines] == [("one", ()), ("two", ())]
 
 

@@ -22,7 +22,7 @@ def record(number: int, loss: str | None = None, *, ability: str = "temporal", *
         f"t{number % 3}", 0, f"q{number}", ability, None, f"Question <{number}>?", "a & b", ("Oslo",), right, right
     )
     fields = base.as_json() | {"system": "rag:chunks", "loss": loss, "ceiling": True, "tokens": 100} | more
-    return Record(**fields)
+    return Record.from_json(fields)
 
 
 def save(folder: Path, name: str, records: list[Record]) -> None:
@@ -106,7 +106,7 @@ def test_a_training_run_whose_losses_are_known_shows_them(run: Path) -> None:
 
 
 def test_records_without_losses_make_no_page(tmp_path: Path) -> None:
-    save(tmp_path, "old", [replace(record(1, "never_written"), loss=None), record(2)])
+    save(tmp_path, "old", [replace(record(1, "never_written"), error_class=None), record(2)])
     with pytest.raises(DataError, match="whose losses were looked for"):
         write_report(tmp_path)
 

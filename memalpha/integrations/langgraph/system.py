@@ -11,8 +11,8 @@ from typing import Any
 
 from memalpha.errors import ConfigError
 from memalpha.qa.systems.base import Passage
-from memalpha.qa.systems.baselines import turns_of
-from memalpha.qa.systems.budget import length
+from memalpha.qa.systems.baselines import turn_passages
+from memalpha.qa.systems.budget import passage_tokens
 from memalpha.store.embedding import Embedder
 from memalpha.types import Chunk
 
@@ -38,11 +38,11 @@ class LangGraphSystem:
     def read(self, chunk: Chunk) -> None:
         """Put its turns, embedded in one batch."""
         puts = []
-        for turn in turns_of(chunk):
+        for turn in turn_passages(chunk):
             value = {"text": turn.text, "timestamp": turn.timestamp, "turns": list(turn.turns), "order": self._count}
             puts.append(self._put(_NAMESPACE, f"{chunk.index}-{turn.id}", value))
             self._count += 1
-            self._tokens += length((turn,))
+            self._tokens += passage_tokens((turn,))
         self._store.batch(puts)
 
     def context(self, question: str) -> Sequence[Passage]:

@@ -11,45 +11,44 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from memalpha.errors import DataError
-from memalpha.qa.records import Record
+from memalpha.qa.records import RECORD_KEYS, Record
 from memalpha.qa.scoring.stats import (
     RESAMPLES,
     Estimate,
     Paired,
-    Row,
+    ScoredAnswer,
+    compare_paired,
     estimate,
     exact_mcnemar,
     mean_and_deviation,
-    paired,
 )
 
 Value = Literal["score", "correct"]
-ALL = "all"
-_FIELDS = {field.name: field for field in fields(Record)}
+ALL_ABILITIES = "all"
 
-RULES = ("reader", "conflicts", "metric", "budget")
+SETUP_KEYS = ("reader", "conflicts", "metric", "budget")
 """What the summary beside records says of how they came about; where systems differ in it, a comparison says so."""
 
-Key = tuple[str, str, str, tuple[str, ...]]
+QuestionKey = tuple[str, str, str, tuple[str, ...]]
 """Task, question id, question, accepted answers."""
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class ComparedSystem:
     """One system's records, a list a run (several seeds are several runs), and its `RULES` as far as they are known."""
 
     name: str
     runs: tuple[tuple[Record, ...], ...]
-    rules: Mapping[str, str] = field(default_factory=dict)
+    setup: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ComparisonLine:
     """One system on one ability, beside the first system (None for that itself)."""
 
     system: str
@@ -71,7 +70,7 @@ class Comparison:
     baseline: str
     questions: int
     conversations: int
-    lines: tuple[Line, ...]
+    lines: tuple[ComparisonLine, ...]
     seeds: Mapping[str, Mapping[str, Any]]
     left_out: Mapping[str, int]
     method: str
@@ -100,12 +99,11 @@ def load_records(path: str | Path) -> list[Record]:
         for name in ("task", "question_id", "question", "gold", "score", "correct", "ability"):
             if name not in item:
                 raise DataError(f"{where}: no {name!r}: not a record of an evaluation")
-        if unknown := sorted(set(item) - set(_FIELDS)):
+        if unknown := sorted(set(item) - RECORD_KEYS):
             raise DataError(f"{where}: {unknown[0]!r} is no field of a record: written by another version?")
         if not isinstance(item["score"], int | float) or not isinstance(item["correct"], bool):
             raise DataError(f"{where}: 'score' is a number and 'correct' true or false in a record")
-        lists: dict[str, Any] = {name: tuple(item.get(name, ())) for name in ("gold", "retrieved")}
-        records.append(Record(**{"rollout": 0, "kind": None, "answer": "", **item, **lists}))
+        records.append(Record.from_json(item))
     return records
 
 
@@ -114,26 +112,26 @@ def load_run(run: str | Path) -> dict[str, tuple[Record, ...]]:
 
     The name is the system's where the records tell it, else the file's. Raises `DataError` where there are none.
     """
-    return {name: records for name, (records, _) in _load(Path(run)).items()}
+    return {name: records for name, (records, _) in _load_files(Path(run)).items()}
 
 
-def _load(path: Path) -> dict[str, tuple[tuple[Record, ...], Path]]:
+def _load_files(path: Path) -> dict[str, tuple[tuple[Record, ...], Path]]:
     """The records of a run by name, and the file of each."""
     if path.is_file():
-        found = [path]
+        paths = [path]
     else:
         folder = path / "eval" if (path / "eval").is_dir() else path
-        found = sorted(folder.glob("*.jsonl"))
-    files = {file.stem: (tuple(records), file) for file in found if (records := load_records(file))}
+        paths = sorted(folder.glob("*.jsonl"))
+    files = {file.stem: (tuple(records), file) for file in paths if (records := load_records(file))}
     if not files:
         raise DataError(f"{path}: no records (eval/*.jsonl): not the directory of an evaluation, or one that failed")
-    named = {records[0].system or stem: (records, file) for stem, (records, file) in files.items()}
-    return named if len(named) == len(files) else files
+    by_system = {records[0].system or stem: (records, file) for stem, (records, file) in files.items()}
+    return by_system if len(by_system) == len(files) else files
 
 
-def _rules(files: Iterable[Path]) -> dict[str, str]:
+def _load_setup(files: Iterable[Path]) -> dict[str, str]:
     """`RULES` of the summaries beside these files; of several runs, what each says."""
-    said: dict[str, dict[str, None]] = {}
+    values: dict[str, dict[str, None]] = {}
     for file in files:
         try:
             summary = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
@@ -141,24 +139,24 @@ def _rules(files: Iterable[Path]) -> dict[str, str]:
             continue
         except (OSError, ValueError) as error:
             raise DataError(f"{file.with_suffix('.json')}: cannot be read: {error}") from error
-        for name in RULES:
+        for name in SETUP_KEYS:
             if isinstance(summary, Mapping) and summary.get(name) is not None:
-                said.setdefault(name, {})[str(summary[name])] = None
-    return {name: " or ".join(values) for name, values in said.items()}
+                values.setdefault(name, {})[str(summary[name])] = None
+    return {name: " or ".join(values) for name, values in values.items()}
 
 
-def load_systems(runs: Sequence[str]) -> list[System]:
+def load_systems(runs: Sequence[str]) -> list[ComparedSystem]:
     """The systems of all RUNs, in order; "a,b,c" are the runs of one experiment under several seeds.
 
     A system is named by its run, and by its own name where a run holds several. Raises `DataError` for seeds that did
     not evaluate the same systems.
     """
-    systems: list[System] = []
-    for place, run in enumerate(runs):
+    systems: list[ComparedSystem] = []
+    for run_index, run in enumerate(runs):
         parts = [part for part in run.split(",") if part]
-        seeds = [_load(Path(part)) for part in parts]
+        seeds = [_load_files(Path(part)) for part in parts]
         if not seeds:
-            raise DataError(f"run {place + 1} has no name")
+            raise DataError(f"run {run_index + 1} has no name")
         names = list(seeds[0])
         for part, other in zip(parts[1:], seeds[1:], strict=True):
             if len(names) > 1 and set(other) != set(names):
@@ -166,16 +164,20 @@ def load_systems(runs: Sequence[str]) -> list[System]:
             if len(names) == 1 != len(other):
                 raise DataError(f"{part} evaluated {', '.join(other)}, the first seed only {names[0]}")
         for name in names:
-            chosen = tuple(seed[name] if len(names) > 1 else next(iter(seed.values())) for seed in seeds)
+            seed_files = tuple(seed[name] if len(names) > 1 else next(iter(seed.values())) for seed in seeds)
             label = f"{run}:{name}" if len(names) > 1 and len(runs) > 1 else name if len(names) > 1 else run
-            systems.append(System(label, tuple(records for records, _ in chosen), _rules(file for _, file in chosen)))
+            systems.append(
+                ComparedSystem(
+                    label, tuple(records for records, _ in seed_files), _load_setup(file for _, file in seed_files)
+                )
+            )
     if len({system.name for system in systems}) < len(systems):
         raise DataError("a run is named twice")
     return systems
 
 
 def compare(
-    systems: Sequence[System],
+    systems: Sequence[ComparedSystem],
     *,
     baseline: str | None = None,
     common: bool = False,
@@ -196,20 +198,22 @@ def compare(
     if first not in names:
         raise DataError(f"baseline {first!r} is none of {', '.join(names)}")
     answered = {system.name: _by_question(system) for system in systems}
-    keys = _shared(answered, common)
-    rights = {name: _rows(answered[name], keys, "correct") for name in names}
-    rows = rights if value == "correct" else {name: _rows(answered[name], keys, value) for name in names}
+    keys = _shared_questions(answered, common)
+    correct = {name: _mean_values(answered[name], keys, "correct") for name in names}
+    rows = correct if value == "correct" else {name: _mean_values(answered[name], keys, value) for name in names}
     single = all(len(records) == 1 for by_key in answered.values() for records in by_key.values())
     abilities = sorted({row.group for row in rows[first]})
     lines = []
     for name in [first, *(name for name in names if name != first)]:
-        for ability in (ALL, "macro", *abilities):
-            places = [n for n, row in enumerate(rows[name]) if ability in (ALL, "macro", row.group)]
-            own = [rows[name][n] for n in places]
-            line = Line(name, ability, estimate(own, macro=ability == "macro", seed=seed, resamples=resamples))
+        for ability in (ALL_ABILITIES, "macro", *abilities):
+            indices = [n for n, row in enumerate(rows[name]) if ability in (ALL_ABILITIES, "macro", row.group)]
+            answers = [rows[name][n] for n in indices]
+            line = ComparisonLine(
+                name, ability, estimate(answers, macro=ability == "macro", seed=seed, resamples=resamples)
+            )
             if name != first and ability != "macro":
-                against = paired([rows[first][n] for n in places], own, seed=seed, resamples=resamples)
-                pair = [[rights[system][n].value for n in places] for system in (first, name)]
+                against = compare_paired([rows[first][n] for n in indices], answers, seed=seed, resamples=resamples)
+                pair = [[correct[system][n].value for n in indices] for system in (first, name)]
                 line = replace(line, against=_with_mcnemar(against, *pair) if single else against)
             lines.append(line)
     return Comparison(
@@ -218,36 +222,36 @@ def compare(
         questions=len(keys),
         conversations=len({key[0] for key in keys}),
         lines=tuple(lines),
-        seeds={system.name: _seeds(system, set(keys), value) for system in systems if len(system.runs) > 1},
+        seeds={system.name: _seed_statistics(system, set(keys), value) for system in systems if len(system.runs) > 1},
         left_out={name: len(by_key) - len(keys) for name, by_key in answered.items() if len(by_key) > len(keys)},
         method=f"95 % intervals: BCa bootstrap over conversations, {resamples} resamples, seed {seed}; p: paired "
         "bootstrap over conversations; McNemar: exact, over questions that count as correct or not",
         differ={
-            rule: said
-            for rule in RULES
-            if len(set((said := {s.name: s.rules[rule] for s in systems if rule in s.rules}).values())) > 1
+            rule: by_system
+            for rule in SETUP_KEYS
+            if len(set((by_system := {s.name: s.setup[rule] for s in systems if rule in s.setup}).values())) > 1
         },
     )
 
 
-def _by_question(system: System) -> dict[Key, list[Record]]:
-    found: dict[Key, list[Record]] = {}
+def _by_question(system: ComparedSystem) -> dict[QuestionKey, list[Record]]:
+    by_question: dict[QuestionKey, list[Record]] = {}
     for records in system.runs:
         for record in records:
-            found.setdefault(_key(record), []).append(record)
-    return found
+            by_question.setdefault(_question_key(record), []).append(record)
+    return by_question
 
 
-def _key(record: Record) -> Key:
+def _question_key(record: Record) -> QuestionKey:
     return record.task, record.question_id, record.question, record.gold
 
 
-def _shared(answered: Mapping[str, Mapping[Key, Any]], common: bool) -> list[Key]:
-    (first, keys), *others = answered.items()
-    shared = [key for key in keys if all(key in by_key for _, by_key in others)]
+def _shared_questions(answered: Mapping[str, Mapping[QuestionKey, Any]], common: bool) -> list[QuestionKey]:
+    (first, keys), *rest = answered.items()
+    shared = [key for key in keys if all(key in by_key for _, by_key in rest)]
     if not shared:
         raise DataError("the runs have no question in common")
-    for name, by_key in others:
+    for name, by_key in rest:
         if common or by_key.keys() == keys.keys():
             continue
         more, fewer = len(by_key.keys() - keys.keys()), len(keys.keys() - by_key.keys())
@@ -260,28 +264,32 @@ def _shared(answered: Mapping[str, Mapping[Key, Any]], common: bool) -> list[Key
     return shared
 
 
-def _value(record: Record, value: Value) -> float:
+def _value_of(record: Record, value: Value) -> float:
     return float(record.correct) if value == "correct" else float(record.score)
 
 
-def _rows(answered: Mapping[Key, Sequence[Record]], keys: Iterable[Key], value: Value) -> list[Row]:
+def _mean_values(
+    answered: Mapping[QuestionKey, Sequence[Record]], keys: Iterable[QuestionKey], value: Value
+) -> list[ScoredAnswer]:
     rows = []
     for key in keys:
-        values = [_value(record, value) for record in answered[key]]
-        rows.append(Row(key[0], answered[key][0].ability, sum(values) / len(values)))
+        values = [_value_of(record, value) for record in answered[key]]
+        rows.append(ScoredAnswer(key[0], answered[key][0].ability, sum(values) / len(values)))
     return rows
 
 
 def _with_mcnemar(against: Paired, first: Sequence[float], second: Sequence[float]) -> Paired:
-    one = sum(a > b for a, b in zip(first, second, strict=True))
-    two = sum(a < b for a, b in zip(first, second, strict=True))
-    return replace(against, only_first=one, only_second=two, mcnemar=exact_mcnemar(one, two))
+    only_first = sum(a > b for a, b in zip(first, second, strict=True))
+    only_second = sum(a < b for a, b in zip(first, second, strict=True))
+    return replace(
+        against, only_first=only_first, only_second=only_second, mcnemar=exact_mcnemar(only_first, only_second)
+    )
 
 
-def _seeds(system: System, keys: set[Key], value: Value) -> dict[str, Any]:
+def _seed_statistics(system: ComparedSystem, keys: set[QuestionKey], value: Value) -> dict[str, Any]:
     means = []
     for records in system.runs:
-        values = [_value(record, value) for record in records if _key(record) in keys]
+        values = [_value_of(record, value) for record in records if _question_key(record) in keys]
         means += [sum(values) / len(values)] if values else []
     mean, deviation = mean_and_deviation(means)
     return {"values": means, "mean": mean, "sd": deviation}
@@ -296,7 +304,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def table(comparison: Comparison) -> list[list[Any]]:
+def comparison_rows(comparison: Comparison) -> list[list[Any]]:
     """A row of plain values for each line, by `COLUMNS`; None where there is nothing to say."""
     rows = []
     for line in comparison.lines:
@@ -316,7 +324,7 @@ def as_csv(comparison: Comparison) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows(table(comparison))
+    writer.writerows(comparison_rows(comparison))
     return text.getvalue()
 
 
@@ -334,18 +342,18 @@ def as_markdown(comparison: Comparison) -> str:
         "McNemar",
     ]
     lines = ["| " + " | ".join(map(_cell, head)) + " |", "|---|---|" + "--:|" * 7]
-    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in _figures(comparison)]
+    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in _text_rows(comparison)]
     return "\n".join([*lines, "", *_notes(comparison)]) + "\n"
 
 
 def as_text(comparison: Comparison) -> str:
     """The comparison for a terminal."""
     head = ["system", "ability", "n", comparison.value, "95 %", "difference", "95 %", "p", "McNemar"]
-    rows = [head, *_figures(comparison)]
+    rows = [head, *_text_rows(comparison)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     align: list[Callable[[str, int], str]] = [str.ljust, str.ljust, *[str.rjust] * 7]
     lines = [
-        "  ".join(put(text, width) for put, text, width in zip(align, row, widths, strict=True)).rstrip()
+        "  ".join(pad(text, width) for pad, text, width in zip(align, row, widths, strict=True)).rstrip()
         for row in rows
     ]
     return "\n".join([*lines, "", *_notes(comparison)])
@@ -357,9 +365,9 @@ def _notes(comparison: Comparison) -> list[str]:
         f"{comparison.baseline}.",
         comparison.method + ".",
     ]
-    for rule, said in comparison.differ.items():
-        each = "; ".join(f"{name}: {value}" for name, value in said.items())
-        notes.append(f"NOT EVALUATED ALIKE, {rule}: {each}.")
+    for key, values in comparison.differ.items():
+        listed = "; ".join(f"{name}: {value}" for name, value in values.items())
+        notes.append(f"NOT EVALUATED ALIKE, {key}: {listed}.")
     for name, seeds in comparison.seeds.items():
         spread = "" if seeds["sd"] is None else f", standard deviation {seeds['sd']:.3f}"
         notes.append(f"{name}: {len(seeds['values'])} runs, mean {seeds['mean']:.3f}{spread}.")
@@ -368,17 +376,17 @@ def _notes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _figures(comparison: Comparison) -> list[list[str]]:
+def _text_rows(comparison: Comparison) -> list[list[str]]:
     rows = []
-    for name, ability, n, _, mean, low, high, difference, below, above, p, _, _, mcnemar in table(comparison):
+    for name, ability, n, _, mean, low, high, difference, below, above, p, _, _, mcnemar in comparison_rows(comparison):
         change = "" if difference is None else f"{difference:+.3f}"
         span = "" if below is None else f"{below:+.3f} … {above:+.3f}"
         figures = [f"{mean:.3f}", "" if low is None else f"{low:.3f} … {high:.3f}", change, span]
-        rows.append([name, ability, str(n), *figures, _p(p), _p(mcnemar)])
+        rows.append([name, ability, str(n), *figures, _format_p(p), _format_p(mcnemar)])
     return rows
 
 
-def _p(p: float | None) -> str:
+def _format_p(p: float | None) -> str:
     return "" if p is None else "<.001" if p < 0.001 else f"{p:.3f}"
 
 

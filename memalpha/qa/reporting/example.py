@@ -18,21 +18,21 @@ from memalpha.types import Task, ToolResult, Trajectory
 def choose_example(tasks: Sequence[Task]) -> int:
     """Index of the first task whose gold operations hold an update and a delete (else an update, else the first)."""
     kinds = [{operation.kind for operation in task.gold_operations} for task in tasks]
-    for wanted in ({"update", "delete"}, {"update"}):
-        for index, found in enumerate(kinds):
-            if wanted <= found:
+    for required in ({"update", "delete"}, {"update"}):
+        for index, present in enumerate(kinds):
+            if required <= present:
                 return index
     return 0
 
 
-def walk(trajectory: Trajectory, records: Sequence[Record]) -> dict[str, Any]:
+def walk_trajectory(trajectory: Trajectory, records: Sequence[Record]) -> dict[str, Any]:
     """One writer's way through its task: `chunks` (calls with results, memory after) and `answers`."""
     steps = []
     for chunk, state in enumerate(trajectory.states):
         turns = [turn for turn in trajectory.turns if turn.chunk == chunk]
         steps.append(
             {
-                "calls": [_call(result) for turn in turns for result in turn.results],
+                "calls": [_call_fields(result) for turn in turns for result in turn.results],
                 "core": state.core,
                 "memory": [
                     {"id": entry.id, "category": entry.category, "content": entry.content, "timestamp": entry.timestamp}
@@ -40,14 +40,14 @@ def walk(trajectory: Trajectory, records: Sequence[Record]) -> dict[str, Any]:
                 ],
             }
         )
-    asked = {question.id: question.asked_after_chunk for question in trajectory.task.questions}
+    asked_after = {question.id: question.asked_after_chunk for question in trajectory.task.questions}
     last = len(trajectory.task.chunks) - 1
     answers = [
         {
             "question_id": record.question_id,
             "ability": record.ability,
             "question": record.question,
-            "asked_after_chunk": last if asked[record.question_id] is None else asked[record.question_id],
+            "asked_after_chunk": last if asked_after[record.question_id] is None else asked_after[record.question_id],
             "gold": list(record.gold),
             "answer": record.answer,
             "correct": record.correct,
@@ -66,13 +66,13 @@ def write_example(path: Path, task: Task, systems: Mapping[str, tuple[Trajectory
     value = {
         "task": task.id,
         "chunks": [{"timestamp": chunk.timestamp, "text": chunk.render()} for chunk in task.chunks],
-        "systems": {name: walk(trajectory, records) for name, (trajectory, records) in systems.items()},
+        "systems": {name: walk_trajectory(trajectory, records) for name, (trajectory, records) in systems.items()},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
-def _call(result: ToolResult) -> dict[str, Any]:
+def _call_fields(result: ToolResult) -> dict[str, Any]:
     return {
         "name": result.call.name,
         "arguments": dict(result.call.arguments),

@@ -14,7 +14,7 @@ from typing import Any
 
 from memalpha.config import EvalConfig
 from memalpha.errors import ConfigError
-from memalpha.qa.report import Report, figure, file_stem
+from memalpha.qa.report import Report, file_stem, format_cell
 from memalpha.tasks.catalog import data_set, locate
 from memalpha.tasks.sources.files import sha256
 from memalpha.types import Task
@@ -25,7 +25,7 @@ COLUMNS = (
     "accuracy", "score", "answerable_accuracy", "stale_rate", "ceiling", "ceiling_n", "ceiling_answered",
     "evidence_recall", "evidence_recall@10", "tokens", "memory_tokens", "unjudged",
 )  # fmt: skip
-_SHOWN = {
+_TERMINAL_HEADS = {
     "score": "score", "answerable_accuracy": "answerable", "stale_rate": "stale", "ceiling_answered": "of the same",
     "evidence_recall": "evidence", "tokens": "tokens", "memory_tokens": "held", "unjudged": "unjudged",
 }  # fmt: skip
@@ -33,9 +33,9 @@ _SHOWN = {
 _PACKAGES = ("memalpha", "numpy", "faiss-cpu", "torch", "transformers", "sentence-transformers")
 
 
-def table(reports: Sequence[Report]) -> tuple[list[str], list[list[Any]]]:
+def table_rows(reports: Sequence[Report]) -> tuple[list[str], list[list[Any]]]:
     """Header and rows: a row a system, the columns that any of them has a figure for, then the score by ability."""
-    columns = [name for name in COLUMNS if _any(reports, name)]
+    columns = [name for name in COLUMNS if _has_column(reports, name)]
     abilities = _abilities(reports)
     header = ["system", "questions", *columns[:1], "low", "high", *columns[1:], *abilities]
     rows = []
@@ -47,7 +47,7 @@ def table(reports: Sequence[Report]) -> tuple[list[str], list[list[Any]]]:
     return header, rows
 
 
-def _any(reports: Sequence[Report], name: str) -> bool:
+def _has_column(reports: Sequence[Report], name: str) -> bool:
     return any(report.summary.get(name) is not None for report in reports)
 
 
@@ -57,10 +57,10 @@ def _abilities(reports: Sequence[Report]) -> list[str]:
 
 def as_markdown(reports: Sequence[Report]) -> str:
     """The table in Markdown, under a line that says what all systems had in common."""
-    header, rows = table(reports)
+    header, rows = table_rows(reports)
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(figure(value) for value in row) + " |" for row in rows]
-    return "\n\n".join([_common(reports), "\n".join(lines), *_unjudged(reports)]) + "\n"
+    lines += ["| " + " | ".join(format_cell(value) for value in row) + " |" for row in rows]
+    return "\n\n".join([_common_setup(reports), "\n".join(lines), *_unjudged_notes(reports)]) + "\n"
 
 
 def print_table(reports: Sequence[Report]) -> None:
@@ -72,17 +72,17 @@ def print_table(reports: Sequence[Report]) -> None:
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 160  # a file or a pipe has room
-    console.print(_common(reports))
-    shown = {"accuracy": "accuracy", "": "95 %", **_SHOWN}
-    shown = {name: label for name, label in shown.items() if not name or _any(reports, name)}
+    console.print(_common_setup(reports))
+    heads_of = {"accuracy": "accuracy", "": "95 %", **_TERMINAL_HEADS}
+    heads_of = {name: label for name, label in heads_of.items() if not name or _has_column(reports, name)}
     if all(report.summary["score"] == report.summary["accuracy"] for report in reports):
-        del shown["score"]
+        del heads_of["score"]
     if all(report.summary["ceiling_n"] in (None, len(report.records)) for report in reports):
-        shown.pop("ceiling_answered", None)  # it is the accuracy
-    whole, parts = (
+        heads_of.pop("ceiling_answered", None)  # it is the accuracy
+    overall, by_ability_table = (
         Table(box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), title=title) for title in (None, "score by ability")
     )
-    for grid, heads in ((whole, shown.values()), (parts, _abilities(reports))):
+    for grid, heads in ((overall, heads_of.values()), (by_ability_table, _abilities(reports))):
         grid.add_column("system", overflow="fold", min_width=12)
         for head in heads:
             grid.add_column(head, justify="right", overflow="fold", min_width=11 if head == "95 %" else 5)
@@ -90,45 +90,46 @@ def print_table(reports: Sequence[Report]) -> None:
         summary = report.summary
         low, high = summary["accuracy_interval"] or (None, None)
         interval = "-" if low is None else f"{low:.3f}-{high:.3f}"
-        whole.add_row(report.name, *(figure(summary.get(name)) if name else interval for name in shown))
+        overall.add_row(report.name, *(format_cell(summary.get(name)) if name else interval for name in heads_of))
         by_ability = [summary["by_ability"].get(ability, {}).get("score") for ability in _abilities(reports)]
-        parts.add_row(report.name, *map(figure, by_ability))
-    console.print(whole)
-    console.print(parts)
-    for line in _unjudged(reports):
+        by_ability_table.add_row(report.name, *map(format_cell, by_ability))
+    console.print(overall)
+    console.print(by_ability_table)
+    for line in _unjudged_notes(reports):
         console.print(line)
 
 
-def _common(reports: Sequence[Report]) -> str:
+def _common_setup(reports: Sequence[Report]) -> str:
     summary = reports[0].summary
     ceiling = ""
     if summary["ceiling"] is not None:
-        right, asked = summary["ceiling"], summary["ceiling_n"]
-        ceiling = f"; shown the raw evidence it is right in {right:.3f} of the {asked:,} questions that name some"
+        ceiling_accuracy, ceiling_n = summary["ceiling"], summary["ceiling_n"]
+        share = f"{ceiling_accuracy:.3f} of the {ceiling_n:,} questions"
+        ceiling = f"; shown the raw evidence it is right in {share} that name some"
     reader, metric, budget = (summary[name] for name in ("reader", "metric", "budget"))
     rules: dict[str, list[str]] = {}
     for report in reports:
         rules.setdefault(report.summary["conflicts"], []).append(report.name)
-    each = [f"{rule} ({', '.join(names)})" if len(rules) > 1 else rule for rule, names in rules.items()]
-    rule = "" if list(rules) == ["keep"] else f"; conflicts: {'; '.join(each)}"
+    listed = [f"{rule} ({', '.join(names)})" if len(rules) > 1 else rule for rule, names in rules.items()]
+    rule = "" if list(rules) == ["keep"] else f"; conflicts: {'; '.join(listed)}"
     return f"reader: {reader}{rule}{ceiling}; metric: {metric}; budget: {budget} tokens of context"
 
 
-def _unjudged(reports: Sequence[Report]) -> list[str]:
+def _unjudged_notes(reports: Sequence[Report]) -> list[str]:
     """What is said of the answers that are in no figure, a line a system."""
     return [
-        f"{report.name}: no judge gave a readable verdict on {left:,} of {left + len(report.records):,} answers; "
-        f"they are in no figure and no denominator (eval/{file_stem(report.name)}.unjudged.json)"
+        f"{report.name}: no judge gave a readable verdict on {unjudged:,} of {unjudged + len(report.records):,} "
+        f"answers; they are in no figure and no denominator (eval/{file_stem(report.name)}.unjudged.json)"
         for report in reports
-        if (left := report.summary.get("unjudged"))
+        if (unjudged := report.summary.get("unjudged"))
     ]
 
 
 def save_results(folder: Path, reports: Sequence[Report], source: Mapping[str, Any]) -> None:
     """Write `summary.json` (all summaries, and where they come from), `systems.csv` and `systems.md` into `folder`."""
-    whole = {**source, "systems": {report.name: report.summary for report in reports}}
-    (folder / f"{SUMMARY}.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    header, rows = table(reports)
+    summary = {**source, "systems": {report.name: report.summary for report in reports}}
+    (folder / f"{SUMMARY}.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    header, rows = table_rows(reports)
     with (folder / "systems.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(header)
@@ -153,17 +154,19 @@ def check_folder(folder: Path, systems: Sequence[str], source: Mapping[str, Any]
     """Raise `ConfigError` where `folder` has results of other systems on other tasks than those of `source`: the page
     and `memalpha compare` would take them for one evaluation. The same systems are written over."""
     try:
-        before = json.loads((folder / f"{SUMMARY}.json").read_text(encoding="utf-8"))
-        others = sorted({file.stem for file in folder.glob("*.jsonl")} - {file_stem(name) for name in systems})
-        same = before["tasks_sha256"] == source["tasks_sha256"]
+        previous = json.loads((folder / f"{SUMMARY}.json").read_text(encoding="utf-8"))
+        other_systems = sorted({file.stem for file in folder.glob("*.jsonl")} - {file_stem(name) for name in systems})
+        same_tasks = previous["tasks_sha256"] == source["tasks_sha256"]
     except FileNotFoundError:
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"out: {folder / f'{SUMMARY}.json'} is not of an evaluation ({error}): name another"
         ) from error
-    if others and not same:
-        raise ConfigError(f"out: {folder} holds {', '.join(others)} on other tasks: name another folder, or remove it")
+    if other_systems and not same_tasks:
+        raise ConfigError(
+            f"out: {folder} holds {', '.join(other_systems)} on other tasks: name another folder, or remove it"
+        )
 
 
 def provenance(config: EvalConfig, tasks: Sequence[Task]) -> dict[str, Any]:
@@ -183,26 +186,26 @@ def provenance(config: EvalConfig, tasks: Sequence[Task]) -> dict[str, Any]:
     return {
         "config": config.model_dump(mode="json"),
         "versions": versions,
-        "data_sha256": {str(path): sha256(path) for path in dict.fromkeys(_files(config))},
+        "data_sha256": {str(path): sha256(path) for path in dict.fromkeys(_data_files(config))},
         "tasks_sha256": digest.hexdigest(),
     }
 
 
-def _files(config: EvalConfig) -> Iterator[Path]:
+def _data_files(config: EvalConfig) -> Iterator[Path]:
     """The files, or folders of them, that the tasks are read from; none of what ships or is made here."""
-    path, known = None if config.data is None else Path(config.data), ()
+    path, files = None if config.data is None else Path(config.data), ()
     if config.benchmark != "tasks":
-        of = data_set(config.benchmark)
-        variant = config.variant or next(iter(of.variants), None)
-        path, known = locate(of, variant, config.data), of.files_for(variant)
+        spec = data_set(config.benchmark)
+        variant = config.variant or next(iter(spec.variants), None)
+        path, files = locate(spec, variant, config.data), spec.files_for(variant)
     # the last part of `folder/file` will do, as for the loaders
-    found = [
-        place
-        for file in known
+    matches = [
+        match
+        for file in files
         if path is not None and path.is_dir()
-        for place in sorted(path.glob(file.path)) or sorted(path.glob(Path(file.path).name))
+        for match in sorted(path.glob(file.path)) or sorted(path.glob(Path(file.path).name))
     ]
-    yield from found or ([path] if path is not None and path.exists() else [])
+    yield from matches or ([path] if path is not None and path.exists() else [])
     for value in config.options.values():  # an option may name a file too: an audit, a table of candidates
         if isinstance(value, str | Path) and Path(value).exists():
             yield Path(value)

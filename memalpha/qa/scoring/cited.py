@@ -18,35 +18,35 @@ from memalpha.agent.citations import Cited
 from memalpha.qa.systems.base import Passage
 from memalpha.types import Question, Task
 
-GREATEST = 1.5
+MAX_SCORE = 1.5
 
 
 def cited_scores(reply: Cited, answer: float, notes: Sequence[bool]) -> dict[str, float]:
     """The components and `cited`. `answer` is what the answer scored, `notes` says of each note, in the order that the
     reader saw them, whether it is evidence."""
     form = 0.1 * (reply.answer is not None) + 0.05 * (reply.evidence is not None) + 0.05 * (reply.reasoning is not None)
-    named = reply.evidence or ()
-    hits = sum(0 < number <= len(notes) and notes[number - 1] for number in named)
-    evidence = min(0.3, max(-0.1, 0.1 * hits - 0.05 * (len(named) - hits)))
-    return with_answer({"cited.format": form, "cited.evidence": evidence}, answer)
+    numbers = reply.evidence or ()
+    hits = sum(0 < number <= len(notes) and notes[number - 1] for number in numbers)
+    evidence = min(0.3, max(-0.1, 0.1 * hits - 0.05 * (len(numbers) - hits)))
+    return replace_answer_score({"cited.format": form, "cited.evidence": evidence}, answer)
 
 
-def with_answer(scores: Mapping[str, float], answer: float) -> dict[str, float]:
+def replace_answer_score(scores: Mapping[str, float], answer: float) -> dict[str, float]:
     """The components where the answer scored `answer`: a judge says so after all else."""
     form, evidence = scores["cited.format"], scores["cited.evidence"]
     return {
         "cited.format": form,
         "cited.answer": answer,
         "cited.evidence": evidence,
-        "cited": max(0.0, form + answer + evidence) / GREATEST,
+        "cited": max(0.0, form + answer + evidence) / MAX_SCORE,
     }
 
 
 def evidence_notes(task: Task, question: Question, notes: Sequence[str], passages: Sequence[Passage]) -> list[bool]:
     """Of each note (by the id of its passage, or `#place` where that has none), whether it comes from the question's
     evidence: from one of its turns or, where a passage names no turn, from the chunk of one."""
-    wanted = set(question.evidence)
-    chunks = {chunk.index for chunk in task.chunks if any(turn.id in wanted for turn in chunk.turns)}
-    known = {passage.id or f"#{place}": passage for place, passage in enumerate(passages)}
-    shown = [known[id] for id in notes]
-    return [not wanted.isdisjoint(note.turns) if note.turns else note.chunk in chunks for note in shown]
+    evidence = set(question.evidence)
+    chunks = {chunk.index for chunk in task.chunks if any(turn.id in evidence for turn in chunk.turns)}
+    by_id = {passage.id or f"#{index}": passage for index, passage in enumerate(passages)}
+    cited_passages = [by_id[id] for id in notes]
+    return [not evidence.isdisjoint(note.turns) if note.turns else note.chunk in chunks for note in cited_passages]

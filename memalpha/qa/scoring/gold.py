@@ -19,42 +19,42 @@ _Fact = tuple[str, str]
 _CORE = "core"
 
 
-def fact(category: str | None, content: str | None) -> _Fact:
+def comparable_fact(category: str | None, content: str | None) -> _Fact:
     """A fact as it is compared."""
     return category or _CORE, normalize(content or "")
 
 
-class Gold:
+class GoldFacts:
     """The facts of a task and from which chunk to which each holds."""
 
     def __init__(self, task: Task) -> None:
-        self._held: dict[_Fact, list[tuple[int, int | None]]] = {}
+        self._spans: dict[_Fact, list[tuple[int, int | None]]] = {}
         self.judges_core = any(operation.kind == "core_update" for operation in task.gold_operations)
         core: _Fact | None = None
         for operation in sorted(task.gold_operations, key=lambda operation: operation.chunk):
             category = _CORE if operation.kind == "core_update" else operation.category
-            ended = core if operation.kind == "core_update" else fact(category, operation.replaces)
-            if operation.kind != "insert" and ended in self._held and self._held[ended][-1][1] is None:
-                self._held[ended][-1] = (self._held[ended][-1][0], operation.chunk)
+            previous = core if operation.kind == "core_update" else comparable_fact(category, operation.replaces)
+            if operation.kind != "insert" and previous in self._spans and self._spans[previous][-1][1] is None:
+                self._spans[previous][-1] = (self._spans[previous][-1][0], operation.chunk)
             if operation.kind != "delete":
-                stated = fact(category, operation.content)
-                spans = self._held.setdefault(stated, [])
+                current = comparable_fact(category, operation.content)
+                spans = self._spans.setdefault(current, [])
                 if not spans or spans[-1][1] is not None:  # said again while it holds: still one span
                     spans.append((operation.chunk, None))
-                core = stated if operation.kind == "core_update" else core
+                core = current if operation.kind == "core_update" else core
 
     def holds(self, category: str | None, content: str | None, chunk: int) -> bool:
         """Whether a fact is true after `chunk`."""
-        spans = self._held.get(fact(category, content), ())
+        spans = self._spans.get(comparable_fact(category, content), ())
         return any(start <= chunk and (end is None or chunk < end) for start, end in spans)
 
-    def ended(self, category: str | None, content: str | None, chunk: int) -> bool:
+    def has_ended(self, category: str | None, content: str | None, chunk: int) -> bool:
         """Whether a fact was true at some time and is no longer after `chunk`."""
-        known = any(start <= chunk for start, _ in self._held.get(fact(category, content), ()))
-        return known and not self.holds(category, content, chunk)
+        was_true = any(start <= chunk for start, _ in self._spans.get(comparable_fact(category, content), ()))
+        return was_true and not self.holds(category, content, chunk)
 
 
-def check_categories(tasks: Iterable[Task], schema: MemorySchema, place: str) -> None:
+def check_categories(tasks: Iterable[Task], schema: MemorySchema, data_source: str) -> None:
     """Raise `DataError` for a gold operation that no writer could do, because `schema` has no place for it.
 
     `place` is the key and file that the tasks came from.
@@ -65,14 +65,14 @@ def check_categories(tasks: Iterable[Task], schema: MemorySchema, place: str) ->
             if schema.core if core else operation.category in schema.category_names:
                 continue
             raise DataError(
-                f"{place}: gold_operations[{number}] of task {task.id!r} is of "
+                f"{data_source}: gold_operations[{number}] of task {task.id!r} is of "
                 f"{'the core memory' if core else f'category {operation.category!r}'}, which schema "
                 f"{schema.describe()} does not have: set agent.memory_schema to the schema that the file was written "
                 "for (mem-alpha, life, or a YAML file)"
             )
 
 
-def valid(result: ToolResult, gold: Gold, chunk: int, state: MemoryState) -> bool | None:
+def is_valid(result: ToolResult, gold: GoldFacts, chunk: int, state: MemoryState) -> bool | None:
     """Whether a call made the memory truer; `state` is the memory after `chunk`. None: not a write, or not judged.
 
     An insert or update is valid when what it states holds in its category and no other live entry says the same; an
@@ -85,7 +85,7 @@ def valid(result: ToolResult, gold: Gold, chunk: int, state: MemoryState) -> boo
     if result.code == "core_updated":
         return gold.holds(None, result.content, chunk) if gold.judges_core else None
     if result.code == "deleted":
-        if gold.ended(result.category, result.before, chunk):
+        if gold.has_ended(result.category, result.before, chunk):
             return True
         return False if gold.holds(result.category, result.before, chunk) else None
     if result.code not in ("inserted", "updated"):
@@ -94,12 +94,12 @@ def valid(result: ToolResult, gold: Gold, chunk: int, state: MemoryState) -> boo
         return False
     if result.code == "updated" and gold.holds(result.category, result.before, chunk):
         return False
-    stated = fact(result.category, result.content)
-    return sum(fact(entry.category, entry.content) == stated for entry in state.entries.values()) <= 1
+    current = comparable_fact(result.category, result.content)
+    return sum(comparable_fact(entry.category, entry.content) == current for entry in state.entries.values()) <= 1
 
 
 @dataclass(frozen=True, slots=True)
-class ById:
+class ChangesById:
     """How often a change of a fact that was stored was made on that very entry."""
 
     updates: int = 0
@@ -107,8 +107,8 @@ class ById:
     deletes: int = 0
     deletes_hit: int = 0
 
-    def __add__(self, other: ById) -> ById:
-        return ById(
+    def __add__(self, other: ChangesById) -> ChangesById:
+        return ChangesById(
             self.updates + other.updates,
             self.updates_hit + other.updates_hit,
             self.deletes + other.deletes,
@@ -116,7 +116,7 @@ class ById:
         )
 
 
-def changes_by_id(trajectory: Trajectory) -> ById:
+def count_changes_by_id(trajectory: Trajectory) -> ChangesById:
     """Over the gold updates and deletes whose old content was live before their chunk: an update is hit when the same
     entry then holds the new content, a delete when the entry is gone."""
     count: Counter[str] = Counter()
@@ -125,12 +125,12 @@ def changes_by_id(trajectory: Trajectory) -> ById:
         for operation in trajectory.task.gold_at(chunk):
             if operation.kind not in ("update", "delete"):
                 continue
-            old = fact(operation.category, operation.replaces)
-            stored = [entry.id for entry in before.values() if fact(entry.category, entry.content) == old]
+            old = comparable_fact(operation.category, operation.replaces)
+            stored = [entry.id for entry in before.values() if comparable_fact(entry.category, entry.content) == old]
             if not stored:
                 continue
-            new = fact(operation.category, operation.content)
-            now = {id: fact(after[id].category, after[id].content) for id in stored if id in after}
+            new = comparable_fact(operation.category, operation.content)
+            now = {id: comparable_fact(after[id].category, after[id].content) for id in stored if id in after}
             count[operation.kind] += 1
             count[f"{operation.kind} hit"] += new in now.values() if operation.kind == "update" else not now
-    return ById(count["update"], count["update hit"], count["delete"], count["delete hit"])
+    return ChangesById(count["update"], count["update hit"], count["delete"], count["delete hit"])

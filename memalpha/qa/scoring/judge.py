@@ -22,7 +22,16 @@ from memalpha.agent.parsing import after_thinking
 from memalpha.config import JudgeConfig
 from memalpha.errors import DataError, PolicyError
 from memalpha.policy.base import Policy, load_policy
-from memalpha.qa.scoring.judge_prompts import BENCHMARKS, SYSTEM, Asked, Item, Write, item_of, prompts_of, score_of
+from memalpha.qa.scoring.judge_prompts import (
+    BENCHMARKS,
+    SYSTEM,
+    Item,
+    JudgePrompt,
+    Write,
+    item_of,
+    prompts_of,
+    score_of,
+)
 from memalpha.types import SampleRequest
 
 __all__ = ["Item", "Judge", "Judgement", "Vote", "Write", "agreement", "item_of", "load_judge", "read_verdict"]
@@ -73,69 +82,71 @@ class Judge:
 
         An empty prediction is wrong, and no judge is asked. Raises `PolicyError` where a judge's endpoint fails.
         """
-        asked = [[] if _says_nothing(item) else prompts_of(item) for item in items]
-        unique = list({prompt.prompt: prompt for prompts in asked for prompt in prompts}.values())
+        prompts_by_item = [[] if _is_empty_prediction(item) else prompts_of(item) for item in items]
+        unique = list({prompt.prompt: prompt for prompts in prompts_by_item for prompt in prompts}.values())
         with ThreadPoolExecutor(len(self.policies)) as pool:
-            found = list(pool.map(lambda policy: self.verdicts(policy, unique), self.policies))
-        return [self._judgement(prompts, found) for prompts in asked]
+            verdicts_by_policy = list(pool.map(lambda policy: self.verdicts(policy, unique), self.policies))
+        return [self._judgement(prompts, verdicts_by_policy) for prompts in prompts_by_item]
 
     def score(self, items: Sequence[Item | Write]) -> list[float]:
         """The score of each item, for rewards. Raises `PolicyError` where one has none: that is no 0."""
         scores = []
         for item, judgement in zip(items, self.judge(items), strict=True):
             if judgement.score is None:
-                what = f"answer {item.prediction!r} to {item.question!r}" if isinstance(item, Item) else repr(item)
-                said = "; ".join(f"{vote.judge}: {vote.replies[-1][:200]!r}" for vote in judgement.votes)
+                subject = f"answer {item.prediction!r} to {item.question!r}" if isinstance(item, Item) else repr(item)
+                replies = "; ".join(f"{vote.judge}: {vote.replies[-1][:200]!r}" for vote in judgement.votes)
                 raise PolicyError(
-                    f"no judge gave a readable verdict on {what[:300]} ({said}): take another judge, or give it more "
-                    f"room (judge.max_new_tokens is {self.max_new_tokens})"
+                    f"no judge gave a readable verdict on {subject[:300]} ({replies}): take another judge, or give it "
+                    f"more room (judge.max_new_tokens is {self.max_new_tokens})"
                 )
             scores.append(judgement.score)
         return scores
 
     def statistics(self) -> dict[str, Any]:
         """By judge: its bill, if it has one (`endpoint.Bill`), and how many prompts it left without a verdict."""
-        found = {}
+        by_policy = {}
         for policy in self.policies:
             bill: Callable[[], dict[str, Any]] | None = getattr(policy, "statistics", None)
-            found[policy.name] = {**(bill() if bill else {}), "unreadable": self.unreadable[policy.name]}
-        return found
+            by_policy[policy.name] = {**(bill() if bill else {}), "unreadable": self.unreadable[policy.name]}
+        return by_policy
 
     def verdicts(
-        self, policy: Policy, asked: Sequence[Asked], system: str = SYSTEM
+        self, policy: Policy, prompts: Sequence[JudgePrompt], system: str = SYSTEM
     ) -> dict[str, tuple[str | None, str]]:
         """Prompt → (verdict, last reply) of one judge; what cannot be read is asked once more."""
-        if not asked:
+        if not prompts:
             return {}
-        replies = self._sample(policy, [_messages(prompt, system) for prompt in asked])
-        verdicts = [read_verdict(reply, prompt.verdicts) for prompt, reply in zip(asked, replies, strict=True)]
-        again = [number for number, verdict in enumerate(verdicts) if verdict is None]
-        if again:
-            more = [_messages(asked[number], system, replies[number]) for number in again]
-            for number, reply in zip(again, self._sample(policy, more), strict=True):
-                replies[number], verdicts[number] = reply, read_verdict(reply, asked[number].verdicts)
+        replies = self._sample(policy, [_messages(prompt, system) for prompt in prompts])
+        verdicts = [read_verdict(reply, prompt.verdicts) for prompt, reply in zip(prompts, replies, strict=True)]
+        unreadable = [number for number, verdict in enumerate(verdicts) if verdict is None]
+        if unreadable:
+            retries = [_messages(prompts[number], system, replies[number]) for number in unreadable]
+            for number, reply in zip(unreadable, self._sample(policy, retries), strict=True):
+                replies[number], verdicts[number] = reply, read_verdict(reply, prompts[number].verdicts)
         with self._lock:  # asked from several threads
             self.unreadable[policy.name] += verdicts.count(None)
         pairs = zip(verdicts, replies, strict=True)
-        return {prompt.prompt: pair for prompt, pair in zip(asked, pairs, strict=True)}
+        return {prompt.prompt: pair for prompt, pair in zip(prompts, pairs, strict=True)}
 
     def _sample(self, policy: Policy, messages: Iterable[tuple[Mapping[str, str], ...]]) -> list[str]:
-        requests = [SampleRequest(one, max_new_tokens=self.max_new_tokens) for one in messages]
+        requests = [SampleRequest(conversation, max_new_tokens=self.max_new_tokens) for conversation in messages]
         return [completion.text for completion in policy.sample(requests)]
 
-    def _judgement(self, asked: Sequence[Asked], found: Sequence[Mapping[str, tuple[str | None, str]]]) -> Judgement:
-        if not asked:
+    def _judgement(
+        self, prompts: Sequence[JudgePrompt], verdicts_by_policy: Sequence[Mapping[str, tuple[str | None, str]]]
+    ) -> Judgement:
+        if not prompts:
             return Judgement(0.0, ())
         votes = []
-        for policy, answers in zip(self.policies, found, strict=True):
-            verdicts, replies = zip(*(answers[prompt.prompt] for prompt in asked), strict=True)
-            values = [prompt.verdicts[word] for prompt, word in zip(asked, verdicts, strict=True) if word is not None]
-            score = score_of(asked, values) if len(values) == len(asked) else None
+        for policy, answers in zip(self.policies, verdicts_by_policy, strict=True):
+            verdicts, replies = zip(*(answers[prompt.prompt] for prompt in prompts), strict=True)
+            values = [prompt.verdicts[word] for prompt, word in zip(prompts, verdicts, strict=True) if word is not None]
+            score = score_of(prompts, values) if len(values) == len(prompts) else None
             votes.append(Vote(policy.name, score, verdicts, replies))
         pairs = zip((vote.score for vote in votes), self.weights, strict=True)
-        heard = [(score, weight) for score, weight in pairs if score is not None]
-        weight = sum(weight for _, weight in heard)
-        return Judgement(sum(score * part for score, part in heard) / weight if heard else None, tuple(votes))
+        weighted = [(score, weight) for score, weight in pairs if score is not None]
+        weight = sum(weight for _, weight in weighted)
+        return Judgement(sum(score * share for score, share in weighted) / weight if weighted else None, tuple(votes))
 
 
 def load_judge(config: JudgeConfig) -> Judge:
@@ -153,22 +164,22 @@ def _load_judge(text: str) -> Judge:
     return Judge(policies, config.weights, max_new_tokens=config.max_new_tokens)
 
 
-def _says_nothing(item: Item | Write) -> bool:
+def _is_empty_prediction(item: Item | Write) -> bool:
     return isinstance(item, Item) and not item.prediction.strip()
 
 
-def _messages(asked: Asked, system: str, unreadable: str | None = None) -> tuple[Mapping[str, str], ...]:
-    first = ({"role": "system", "content": system}, {"role": "user", "content": asked.prompt})
+def _messages(prompt: JudgePrompt, system: str, unreadable: str | None = None) -> tuple[Mapping[str, str], ...]:
+    first = ({"role": "system", "content": system}, {"role": "user", "content": prompt.prompt})
     if unreadable is None:
         return first
-    more = f'No verdict could be read. Reply with {{"verdict": "..."}} alone, one of: {", ".join(asked.verdicts)}.'
-    return (*first, {"role": "assistant", "content": unreadable}, {"role": "user", "content": more})
+    retry = f'No verdict could be read. Reply with {{"verdict": "..."}} alone, one of: {", ".join(prompt.verdicts)}.'
+    return (*first, {"role": "assistant", "content": unreadable}, {"role": "user", "content": retry})
 
 
 # ----------------------------------------------------------------------------------------------------- verdicts
 
 _DECODER = json.JSONDecoder(strict=False)
-_AROUND = re.compile(r"^[\s\"'`*_.(\[]+|[\s\"'`*_.!)\]]+$")
+_WRAPPING = re.compile(r"^[\s\"'`*_.(\[]+|[\s\"'`*_.!)\]]+$")
 
 
 def read_verdict(reply: str, words: Iterable[str]) -> str | None:
@@ -177,16 +188,16 @@ def read_verdict(reply: str, words: Iterable[str]) -> str | None:
     It is the field "verdict" of a JSON object in the reply, or the reply is that word and nothing else. A leading
     `<think>` part does not count. Two different verdicts are none; so is a word that merely holds another.
     """
-    known = {word.casefold(): word for word in words}
+    by_folded = {word.casefold(): word for word in words}
     text = reply[after_thinking(reply) :]
-    given = _fields(text) or [text]
-    plain = {_AROUND.sub("", str(value)).casefold() if isinstance(value, str | int) else "" for value in given}
-    return known.get(plain.pop()) if len(plain) == 1 else None
+    candidates = _verdict_fields(text) or [text]
+    folded = {_WRAPPING.sub("", str(value)).casefold() if isinstance(value, str | int) else "" for value in candidates}
+    return by_folded.get(folded.pop()) if len(folded) == 1 else None
 
 
-def _fields(text: str) -> list[Any]:
+def _verdict_fields(text: str) -> list[Any]:
     """The values of "verdict" in the JSON objects of a text, those inside others left out."""
-    found, position = [], text.find("{")
+    values, position = [], text.find("{")
     while position >= 0:
         try:
             value, end = _DECODER.raw_decode(text, position)
@@ -194,16 +205,16 @@ def _fields(text: str) -> list[Any]:
             end = position + 1
         else:
             if isinstance(value, dict):
-                found += [value[name] for name in value if name.casefold() == "verdict"]
+                values += [value[name] for name in value if name.casefold() == "verdict"]
         position = text.find("{", end)
-    return found
+    return values
 
 
 # -------------------------------------------------------------------------------------------------- known labels
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LabelledItem:
     """An item whose score is known."""
 
     item: Item | Write
@@ -212,13 +223,13 @@ class Labelled:
 
 
 _ITEM_FIELDS = ("question", "prediction", "category", "benchmark", "refused", "date")
-_LISTS = ("gold", "rubric", "keypoints")
+_LIST_FIELDS = ("gold", "rubric", "keypoints")
 _WRITE_FIELDS = ("kind", "chunk", "category", "content", "before", "timestamp")
 
-_CHOICES = {"benchmark": BENCHMARKS, "kind": ("insert", "update", "delete", "core_update", "nothing")}
+_ALLOWED_VALUES = {"benchmark": BENCHMARKS, "kind": ("insert", "update", "delete", "core_update", "nothing")}
 
 
-def load_labels(path: str | Path | None = None) -> list[Labelled]:
+def load_labels(path: str | Path | None = None) -> list[LabelledItem]:
     """Labelled items from JSON Lines (default: those that ship). Raises `DataError` naming file, line and field.
 
     A line is an answer: {"question", "gold": [...], "prediction", "label": 0..1, and "benchmark", "category",
@@ -230,39 +241,39 @@ def load_labels(path: str | Path | None = None) -> list[Labelled]:
         lines = source.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{source} cannot be read ({error})") from error
-    found = [_labelled(line, f"{source}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
+    labelled = [_parse_label(line, f"{source}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not labelled:
         raise DataError(f"{source} holds no labelled item")
-    return found
+    return labelled
 
 
-def _labelled(line: str, place: str) -> Labelled:
+def _parse_label(line: str, where: str) -> LabelledItem:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{place}: not JSON ({error})") from error
+        raise DataError(f"{where}: not JSON ({error})") from error
     if not isinstance(row, dict):
-        raise DataError(f"{place}: a JSON object is needed")
-    write = "chunk" in row
-    texts, lists = (_WRITE_FIELDS, ()) if write else (_ITEM_FIELDS, _LISTS)
+        raise DataError(f"{where}: a JSON object is needed")
+    is_write = "chunk" in row
+    texts, lists = (_WRITE_FIELDS, ()) if is_write else (_ITEM_FIELDS, _LIST_FIELDS)
     for name, value in row.items():
         if name in lists and not (isinstance(value, list) and all(isinstance(part, str) for part in value)):
-            raise DataError(f"{place}: field {name!r}: a list of texts is needed")
+            raise DataError(f"{where}: field {name!r}: a list of texts is needed")
         if name in texts and not isinstance(value, str):
-            raise DataError(f"{place}: field {name!r}: a text is needed")
+            raise DataError(f"{where}: field {name!r}: a text is needed")
         if name not in (*texts, *lists, "label", "id"):
-            raise DataError(f"{place}: field {name!r} is not known; there are {', '.join((*texts, *lists))}, label, id")
-        if name in _CHOICES and value not in _CHOICES[name]:
-            raise DataError(f"{place}: field {name!r}: {value!r} is none of {', '.join(_CHOICES[name])}")
-    if missing := [name for name in (("kind",) if write else ("question", "prediction")) if name not in row]:
-        raise DataError(f"{place}: field {missing[0]!r} is missing")
-    label, id = row.pop("label", None), str(row.pop("id", place))
+            raise DataError(f"{where}: field {name!r} is not known; there are {', '.join((*texts, *lists))}, label, id")
+        if name in _ALLOWED_VALUES and value not in _ALLOWED_VALUES[name]:
+            raise DataError(f"{where}: field {name!r}: {value!r} is none of {', '.join(_ALLOWED_VALUES[name])}")
+    if missing := [name for name in (("kind",) if is_write else ("question", "prediction")) if name not in row]:
+        raise DataError(f"{where}: field {missing[0]!r} is missing")
+    label, id = row.pop("label", None), str(row.pop("id", where))
     if isinstance(label, bool) or not isinstance(label, int | float) or not 0 <= label <= 1:
-        raise DataError(f"{place}: field 'label': a number from 0 to 1 is needed, the score that is right")
-    if write:
-        return Labelled(Write(**row), float(label), id)
-    given = {**row, **{name: tuple(row.get(name, ())) for name in lists}}
-    return Labelled(Item(**given), float(label), id)
+        raise DataError(f"{where}: field 'label': a number from 0 to 1 is needed, the score that is right")
+    if is_write:
+        return LabelledItem(Write(**row), float(label), id)
+    fields = {**row, **{name: tuple(row.get(name, ())) for name in lists}}
+    return LabelledItem(Item(**fields), float(label), id)
 
 
 def agreement(labels: Sequence[float], scores: Sequence[float | None]) -> dict[str, Any]:
@@ -273,37 +284,37 @@ def agreement(labels: Sequence[float], scores: Sequence[float | None]) -> dict[s
     """
     classes = sorted(set(labels))
     pairs = [
-        (label, min(classes, key=lambda known: (abs(known - score), known)))
+        (label, min(classes, key=lambda candidate: (abs(candidate - score), candidate)))
         for label, score in zip(labels, scores, strict=True)
         if score is not None
     ]
-    kept = [(label, score) for label, score in zip(labels, scores, strict=True) if score is not None]
+    judged = [(label, score) for label, score in zip(labels, scores, strict=True) if score is not None]
     n = len(pairs)
-    agreed = sum(label == found for label, found in pairs) / n if n else None
+    accuracy = sum(label == nearest for label, nearest in pairs) / n if n else None
     chance = sum(
         sum(label == known for label, _ in pairs) * sum(found == known for _, found in pairs) for known in classes
     ) / max(1, n * n)
     return {
         "items": len(labels),
         "unreadable": len(labels) - n,
-        "accuracy": agreed,
-        "kappa": None if agreed is None or chance == 1 else (agreed - chance) / (1 - chance),
-        "leniency": sum(score - label for label, score in kept) / n if n else None,
+        "accuracy": accuracy,
+        "kappa": None if accuracy is None or chance == 1 else (accuracy - chance) / (1 - chance),
+        "leniency": sum(score - label for label, score in judged) / n if n else None,
     }
 
 
-def check_judge(judge: Judge, labelled: Sequence[Labelled]) -> dict[str, Any]:
+def check_judge(judge: Judge, labelled: Sequence[LabelledItem]) -> dict[str, Any]:
     """`agreement` over all, by benchmark ("writes" for operations) and of each judge, and what was disagreed on."""
-    judged = judge.judge([one.item for one in labelled])
+    judgements = judge.judge([item.item for item in labelled])
     labels = [one.label for one in labelled]
     kinds = [one.item.benchmark if isinstance(one.item, Item) else "writes" for one in labelled]
-    scores = [one.score for one in judged]
+    scores = [one.score for one in judgements]
     by_benchmark = {}
     for kind in sorted(set(kinds)):
-        chosen = [place for place, of in enumerate(kinds) if of == kind]
-        by_benchmark[kind] = agreement([labels[place] for place in chosen], [scores[place] for place in chosen])
+        indices = [index for index, item_kind in enumerate(kinds) if item_kind == kind]
+        by_benchmark[kind] = agreement([labels[place] for place in indices], [scores[place] for place in indices])
     by_judge = {
-        policy.name: agreement(labels, [one.votes[place].score if one.votes else one.score for one in judged])
+        policy.name: agreement(labels, [one.votes[place].score if one.votes else one.score for one in judgements])
         for place, policy in enumerate(judge.policies)
     }
     return {
@@ -312,7 +323,7 @@ def check_judge(judge: Judge, labelled: Sequence[Labelled]) -> dict[str, Any]:
         "by_judge": by_judge,
         "disagreed": [
             {"id": one.id, "label": one.label, **judgement.as_json()}
-            for one, judgement in zip(labelled, judged, strict=True)
+            for one, judgement in zip(labelled, judgements, strict=True)
             if judgement.score is None or abs(judgement.score - one.label) >= 0.5
         ],
         "statistics": judge.statistics(),

@@ -35,8 +35,8 @@ Benchmark = Literal["generic", "longmemeval", "locomo", "halumem", "beam"]
 BENCHMARKS: tuple[Benchmark, ...] = ("generic", "longmemeval", "locomo", "halumem", "beam")
 
 RIGHT_OR_WRONG = {"correct": 1.0, "wrong": 0.0}
-THREE_WAYS = {"correct": 1.0, "hallucination": 0.0, "omission": 0.0}
-POINTS = {"full": 1.0, "partial": 0.5, "none": 0.0}
+HALLUCINATION_OR_OMISSION = {"correct": 1.0, "hallucination": 0.0, "omission": 0.0}
+RUBRIC_POINTS = {"full": 1.0, "partial": 0.5, "none": 0.0}
 VALIDITY = {"valid": 1.0, "invalid": 0.0}
 STATED = {"stated": 1.0, "missing": 0.0}
 SUPPORTED = {"supported": 1.0, "unsupported": 0.0}
@@ -80,7 +80,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class JudgePrompt:
     """One prompt, and what each verdict on it is worth."""
 
     prompt: str
@@ -104,12 +104,12 @@ def item_of(question: Question, prediction: str, benchmark: Benchmark | None = N
     kinds of LongMemEval, which MemoryAgentBench uses too; else generic. Raises `DataError` for a name that is none.
     """
     meta = question.meta
-    shown = "generic"
+    implied = "generic"
     if meta.get("rubric"):
-        shown = "beam"
+        implied = "beam"
     elif question.category in _LME_KINDS:
-        shown = "longmemeval"
-    name = benchmark or meta.get("benchmark", shown)
+        implied = "longmemeval"
+    name = benchmark or meta.get("benchmark", implied)
     if name not in BENCHMARKS:
         raise DataError(f"question {question.id!r}: no judge knows benchmark {name!r}; use {', '.join(BENCHMARKS)}")
     return Item(
@@ -125,15 +125,15 @@ def item_of(question: Question, prediction: str, benchmark: Benchmark | None = N
     )
 
 
-def prompts_of(item: Item | Write) -> list[Asked]:
+def prompts_of(item: Item | Write) -> list[JudgePrompt]:
     """The prompts whose verdicts make the item's score (`score_of`)."""
     if isinstance(item, Write):
-        return [_asked(_write_rule(item), _write_parts(item), VALIDITY)]
+        return [_make_prompt(_write_rule(item), _write_parts(item), VALIDITY)]
     if item.rubric and item.benchmark == "beam" and item.category == _ORDERING:
         return _event_prompts(item)
     if item.rubric:
         return [
-            _asked(_POINT, {**_question(item), "point": point, "answer": item.prediction}, POINTS)
+            _make_prompt(_POINT, {**_question(item), "point": point, "answer": item.prediction}, RUBRIC_POINTS)
             for point in item.rubric
         ]
     if item.keypoints:
@@ -141,68 +141,76 @@ def prompts_of(item: Item | Write) -> list[Asked]:
     parts = _question(item)
     if not item.gold:
         parts |= {"remark": item.refused} if item.refused else {}
-        return [_asked(_ABSTAIN, {**parts, "answer": item.prediction}, RIGHT_OR_WRONG)]
+        return [_make_prompt(_ABSTAIN, {**parts, "answer": item.prediction}, RIGHT_OR_WRONG)]
     parts["accepted answer"] = "\nor: ".join(item.gold)
     rule, verdicts = _rule(item)
-    return [_asked(rule, {**parts, "answer": item.prediction}, verdicts)]
+    return [_make_prompt(rule, {**parts, "answer": item.prediction}, verdicts)]
 
 
-def score_of(asked: Sequence[Asked], values: Sequence[float]) -> float:
+def score_of(prompts: Sequence[JudgePrompt], values: Sequence[float]) -> float:
     """An item's score from its prompts' verdicts: their mean, for a summary with key points its `keypoint_f1`, for
     events in order the `tau` of `event_order`."""
-    if _FIRST in asked[0].verdicts:
-        return _order(values, len(asked[0].verdicts) - 1)
-    if not any(one.verdicts is FLUENT for one in asked):
+    if _FIRST in prompts[0].verdicts:
+        return _order_score(values, len(prompts[0].verdicts) - 1)
+    if not any(prompt.verdicts is FLUENT for prompt in prompts):
         return sum(values) / len(values)
-    pairs = list(zip(asked, values, strict=True))
-    found = [value for one, value in pairs if one.verdicts is STATED]
+    pairs = list(zip(prompts, values, strict=True))
+    stated = [value for one, value in pairs if one.verdicts is STATED]
     supported = [value for one, value in pairs if one.verdicts is SUPPORTED]
-    return keypoint_f1(int(sum(found)), len(found), int(sum(supported)), len(supported), values[-1])
+    return keypoint_f1(int(sum(stated)), len(stated), int(sum(supported)), len(supported), values[-1])
 
 
 _ORDERING = "event_ordering"
 _FIRST = "1"
 
 
-def _event_prompts(item: Item) -> list[Asked]:
+def _event_prompts(item: Item) -> list[JudgePrompt]:
     """Per line of the answer. BEAM's script asks of every pair of event and line whether they are the same, and counts
     blank lines as events told; here a line is asked about once, and blank lines are none."""
     verdicts = {**{str(number): float(number) for number in range(1, len(item.rubric) + 1)}, "none": 0.0}
     events = "\n".join(f"{number}. {event}" for number, event in enumerate(item.rubric, start=1))
     lines = [line.strip() for line in item.prediction.splitlines() if line.strip()]
-    return [_asked(_EVENT, {**_question(item), "events": events, "line": line}, verdicts) for line in lines]
+    return [_make_prompt(_EVENT, {**_question(item), "events": events, "line": line}, verdicts) for line in lines]
 
 
-def _order(told: Sequence[float], events: int) -> float:
+def _order_score(events_by_line: Sequence[float], event_count: int) -> float:
     """As in the script, an event is told where it is told first; any other line is an event that there was not."""
-    names, seen = [], set()
-    for place, number in enumerate(told):
-        names.append(f"event {number:.0f}" if number and number not in seen else f"line {place}")
-        seen.add(number)
-    return event_order([f"event {number}" for number in range(1, events + 1)], names)["tau"]
+    names, numbers = [], set()
+    for line, number in enumerate(events_by_line):
+        names.append(f"event {number:.0f}" if number and number not in numbers else f"line {line}")
+        numbers.add(number)
+    return event_order([f"event {number}" for number in range(1, event_count + 1)], names)["tau"]
 
 
-def _summary_prompts(item: Item) -> list[Asked]:
+def _summary_prompts(item: Item) -> list[JudgePrompt]:
     """Per key point, per sentence, and of fluency, last."""
     sentences = [text.strip() for text in _SENTENCE.split(item.prediction) if text.strip()]
     reference = "\nor: ".join(item.gold) or "\n".join(item.keypoints)
     return [
-        *(_asked(_KEYPOINT, {"summary": item.prediction, "key point": point}, STATED) for point in item.keypoints),
-        *(_asked(_SENTENCES, {"reference": reference, "sentence": one}, SUPPORTED) for one in sentences),
-        _asked(_FLUENCY, {"summary": item.prediction}, FLUENT),
+        *(
+            _make_prompt(_KEYPOINT, {"summary": item.prediction, "key point": point}, STATED)
+            for point in item.keypoints
+        ),
+        *(
+            _make_prompt(_SENTENCES, {"reference": reference, "sentence": sentence}, SUPPORTED)
+            for sentence in sentences
+        ),
+        _make_prompt(_FLUENCY, {"summary": item.prediction}, FLUENT),
     ]
 
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
-def _asked(rule: str, parts: Mapping[str, str], verdicts: Mapping[str, float]) -> Asked:
-    closed = {name: text.replace(f"</{name}>", f"< /{name}>") for name, text in parts.items()}  # no way out of a tag
-    shown = "\n".join(f"<{name}>\n{text}\n</{name}>" for name, text in closed.items())
+def _make_prompt(rule: str, parts: Mapping[str, str], verdicts: Mapping[str, float]) -> JudgePrompt:
+    escaped = {name: text.replace(f"</{name}>", f"< /{name}>") for name, text in parts.items()}  # no way out of a tag
+    material = "\n".join(f"<{name}>\n{text}\n</{name}>" for name, text in escaped.items())
     words = list(verdicts)
     choice = f"{', '.join(words[:-1])} or {words[-1]}"
     form = f'{{"reason": "one short sentence", "verdict": "{choice}"}}'
-    return Asked(f"{rule.strip()}\n\n{shown}\n\nReply with one JSON object and nothing else:\n{form}", verdicts)
+    return JudgePrompt(
+        f"{rule.strip()}\n\n{material}\n\nReply with one JSON object and nothing else:\n{form}", verdicts
+    )
 
 
 def _question(item: Item) -> dict[str, str]:
@@ -214,7 +222,7 @@ def _rule(item: Item) -> tuple[str, Mapping[str, float]]:
     if item.benchmark == "locomo":
         return _STRICT, RIGHT_OR_WRONG
     if item.benchmark == "halumem":
-        return _HALUMEM, THREE_WAYS
+        return _HALUMEM, HALLUCINATION_OR_OMISSION
     if item.benchmark == "longmemeval":
         if kind.endswith("preference"):
             return _PREFERENCE, RIGHT_OR_WRONG

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memalpha.config import RewardConfig
-from memalpha.qa.scoring.cited import with_answer
+from memalpha.qa.scoring.cited import replace_answer_score
 from memalpha.qa.scoring.judge import Item, Judge, Write, item_of
 from memalpha.qa.scoring.judge_prompts import Benchmark
-from memalpha.qa.scoring.metrics import JUDGED, RIGHT
+from memalpha.qa.scoring.metrics import CORRECT_FROM, JUDGED
 from memalpha.types import Question, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _PUBLISHED = ("inserted", "updated")
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ContentVerdicts:
     """Validity of one turn's writes, a value for each of its results (None: not one that is judged).
 
     `nothing`: whether it was right to write nothing, where nothing was written.
@@ -39,7 +39,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Unjudged:
+class UnjudgedAnswer:
     """An answer on which no judge gave a readable verdict."""
 
     record: Record
@@ -47,90 +47,106 @@ class Unjudged:
 
     def as_json(self) -> dict[str, Any]:
         """One line of an error file."""
-        one = self.record
-        named = {"task": one.task, "rollout": one.rollout, "question_id": one.question_id, "system": one.system}
-        return {**named, "question": one.question, "answer": one.answer, **self.votes}
+        record = self.record
+        keys = {
+            "task": record.task,
+            "rollout": record.rollout,
+            "question_id": record.question_id,
+            "system": record.system,
+        }
+        return {**keys, "question": record.question, "answer": record.answer, **self.votes}
 
 
-Asked = list[list[list["Record"]]]
+GroupedRecords = list[list[list["Record"]]]
 
 
 def judge_step(
-    config: RewardConfig, judge: Judge, groups: Sequence[TrajectoryGroup], asked: Asked
-) -> tuple[Asked, dict[int, tuple[Content, ...]]]:
+    config: RewardConfig, judge: Judge, groups: Sequence[TrajectoryGroup], grouped: GroupedRecords
+) -> tuple[GroupedRecords, dict[int, tuple[ContentVerdicts, ...]]]:
     """The records with the judge's scores (`metric=judge`), and by `id` of a trajectory its turns' contents
     (`content=judge`). All verdicts are one batch; raises `PolicyError` where one is missing."""
     pairs = [
-        pair for group, rows in zip(groups, asked, strict=True) for pair in zip(group.trajectories, rows, strict=True)
+        pair for group, rows in zip(groups, grouped, strict=True) for pair in zip(group.trajectories, rows, strict=True)
     ]
     items: list[Item | Write] = []
     if config.metric == "judge":
-        items += [_item(one, question) for trajectory, records in pairs for one, question in _open(trajectory, records)]
+        items += [
+            _judge_item(record, question)
+            for trajectory, records in pairs
+            for record, question in _without_conflicts(trajectory, records)
+        ]
     if config.content == "judge":
         published = config.preset == "published"
         for trajectory, _ in pairs:
-            items += [write for turn in trajectory.turns for write in _writes(trajectory, turn, published) if write]
+            items += [
+                write for turn in trajectory.turns for write in _turn_writes(trajectory, turn, published) if write
+            ]
     scores = iter(judge.score(items))
     if config.metric == "judge":
-        asked = [
-            [[_scored(one, 0.0 if one.conflict else next(scores)) for one in records] for records in rows]
-            for rows in asked
+        grouped = [
+            [[_with_score(one, 0.0 if one.conflict else next(scores)) for one in records] for records in rows]
+            for rows in grouped
         ]
-    contents: dict[int, tuple[Content, ...]] = {}
+    contents: dict[int, tuple[ContentVerdicts, ...]] = {}
     if config.content == "judge":
         for trajectory, _ in pairs:
-            contents[id(trajectory)] = tuple(_content(trajectory, turn, published, scores) for turn in trajectory.turns)
-    return asked, contents
+            contents[id(trajectory)] = tuple(
+                _content_verdicts(trajectory, turn, published, scores) for turn in trajectory.turns
+            )
+    return grouped, contents
 
 
 def judge_records(
     records: Sequence[Record], tasks: Sequence[Task], judge: Judge, benchmark: Benchmark | None = None
-) -> tuple[list[Record], list[Unjudged]]:
+) -> tuple[list[Record], list[UnjudgedAnswer]]:
     """Records of `tasks` with the judge's score as `scores["judge"]`, in one batch, and those it could not judge.
 
     Where the question's own metric (`meta["metric"]`) is a judged one, it is that and the record's score too. Answers
     from a conflict are wrong without asking. Raises `PolicyError` where a judge's endpoint fails.
     """
     questions = {(task.id, question.id): question for task in tasks for question in task.questions}
-    chosen = [questions[one.task, one.question_id] for one in records]
-    judged = judge.judge(
-        [item_of(q, "" if one.conflict else one.answer, benchmark) for one, q in zip(records, chosen, strict=True)]
+    record_questions = [questions[record.task, record.question_id] for record in records]
+    judgements = judge.judge(
+        [
+            item_of(q, "" if one.conflict else one.answer, benchmark)
+            for one, q in zip(records, record_questions, strict=True)
+        ]
     )
-    done, failed = [], []
-    for one, question, judgement in zip(records, chosen, judged, strict=True):
+    judged, unjudged = [], []
+    for one, question, judgement in zip(records, record_questions, judgements, strict=True):
         if judgement.score is None:
-            failed.append(Unjudged(one, judgement.as_json()))
+            unjudged.append(UnjudgedAnswer(one, judgement.as_json()))
             continue
-        own = str(question.meta.get("metric"))
-        scored = _scored(one, judgement.score, own) if own in JUDGED else one
-        names = {"judge", own} if own in JUDGED else {"judge"}
+        metric = str(question.meta.get("metric"))
+        scored = _with_score(one, judgement.score, metric) if metric in JUDGED else one
+        names = {"judge", metric} if metric in JUDGED else {"judge"}
         scores = {**one.scores, **dict.fromkeys(sorted(names), judgement.score)}
-        if own in JUDGED and "cited.answer" in scores:
-            scores |= with_answer(scores, judgement.score)
-        done.append(replace(scored, scores=scores))
-    return done, failed
+        if metric in JUDGED and "cited.answer" in scores:
+            scores |= replace_answer_score(scores, judgement.score)
+        judged.append(replace(scored, scores=scores))
+    return judged, unjudged
 
 
-def _open(trajectory: Trajectory, records: Sequence[Record]) -> list[tuple[Record, Question]]:
+def _without_conflicts(trajectory: Trajectory, records: Sequence[Record]) -> list[tuple[Record, Question]]:
     pairs = zip(records, trajectory.task.questions, strict=True)
-    return [(one, question) for one, question in pairs if not one.conflict]
+    return [(record, question) for record, question in pairs if not record.conflict]
 
 
-def _item(record: Record, question: Question) -> Item:
+def _judge_item(record: Record, question: Question) -> Item:
     return item_of(question, record.answer)
 
 
-def _scored(record: Record, score: float, metric: str = "judge") -> Record:
-    correct = score > MAJORITY if metric == "judge" else score >= RIGHT[metric]
+def _with_score(record: Record, score: float, metric: str = "judge") -> Record:
+    correct = score > MAJORITY if metric == "judge" else score >= CORRECT_FROM[metric]
     return replace(record, score=score, correct=correct, stale=record.stale and not correct)
 
 
-def _writes(trajectory: Trajectory, turn: Turn, published: bool) -> list[Write | None]:
+def _turn_writes(trajectory: Trajectory, turn: Turn, published: bool) -> list[Write | None]:
     """What is asked about a turn: one a result (None: not judged), or that nothing was written."""
     chunk = trajectory.task.chunks[turn.chunk]
-    found = [_write(result, chunk.render(), chunk.timestamp or "", published) for result in turn.results]
+    writes = [_write(result, chunk.render(), chunk.timestamp or "", published) for result in turn.results]
     silent = not published and not any(result.code in _WRITES or result.code == "duplicate" for result in turn.results)
-    return [*found, Write("nothing", chunk.render(), timestamp=chunk.timestamp or "")] if silent else found
+    return [*writes, Write("nothing", chunk.render(), timestamp=chunk.timestamp or "")] if silent else writes
 
 
 def _write(result: ToolResult, chunk: str, timestamp: str, published: bool) -> Write | None:
@@ -146,7 +162,7 @@ def _write(result: ToolResult, chunk: str, timestamp: str, published: bool) -> W
     )
 
 
-def _content(trajectory: Trajectory, turn: Turn, published: bool, scores: Any) -> Content:
-    values = [next(scores) if write else None for write in _writes(trajectory, turn, published)]
-    kept = len(turn.results)
-    return Content(tuple(values[:kept]), values[kept] if len(values) > kept else None)
+def _content_verdicts(trajectory: Trajectory, turn: Turn, published: bool, scores: Any) -> ContentVerdicts:
+    values = [next(scores) if write else None for write in _turn_writes(trajectory, turn, published)]
+    count = len(turn.results)
+    return ContentVerdicts(tuple(values[:count]), values[count] if len(values) > count else None)

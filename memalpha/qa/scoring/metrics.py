@@ -14,7 +14,7 @@ from memalpha.errors import DataError
 from memalpha.qa.scoring.official import (
     all_mentioned,
     bag_f1,
-    choice,
+    choice_score,
     keyword_share,
     locomo_f1,
     numeric_label,
@@ -46,7 +46,7 @@ def token_f1(prediction: str, gold: str) -> float:
 
 
 METRICS: Mapping[str, Metric] = {"exact": exact_match, "f1": token_f1, "contains": containment}
-RIGHT = {
+CORRECT_FROM = {
     "exact": 1.0, "contains": 1.0, "substring": 1.0, "eventqa": 1.0, "label": 1.0, "choice": 1.0, "judge": 1.0,
     "f1": 0.5, "locomo-f1": 0.5, "recall@5": 0.5, "keywords": 0.5, "parts": 0.5, "rouge": 0.5, "rubric": 0.5,
     "keypoint-f1": 0.5,
@@ -89,8 +89,8 @@ def score_question(question: Question, answer: Answer, default: str = "exact") -
     if metric in JUDGED:
         return None
     if metric not in QUESTION_METRICS:
-        known = ", ".join(sorted({*QUESTION_METRICS, *JUDGED}))
-        raise DataError(f"question {question.id!r}: there is no metric {metric!r}; there are {known}")
+        names = ", ".join(sorted({*QUESTION_METRICS, *JUDGED}))
+        raise DataError(f"question {question.id!r}: there is no metric {metric!r}; there are {names}")
     if metric == "locomo-f1" and question.category == "adversarial":
         return 0.0 if answer.conflict else float(answer.abstained or locomo_f1(answer.text, "", 5) > 0)
     if answer.conflict or not question.answers or (answer.abstained and metric in METRICS):
@@ -108,29 +108,29 @@ def official_scores(question: Question, answer: Answer) -> dict[str, float]:
     if not question.answers or metric not in ("rouge", "choice", "parts"):
         return {}
     if metric == "rouge":
-        return dict(max((rouge(text, gold) for gold in question.answers), key=lambda found: found["rougeL"]))
-    rule = choice if metric == "choice" else parts_share
+        return dict(max((rouge(text, gold) for gold in question.answers), key=lambda scores: scores["rougeL"]))
+    rule = choice_score if metric == "choice" else parts_share
     return {f"{metric} (official)": max(rule(text, gold, official=True) for gold in question.answers)}
 
 
-def is_right(question: Question, score: float, default: str = "exact") -> bool:
+def is_correct(question: Question, score: float, default: str = "exact") -> bool:
     """Whether a score by the question's own metric counts as correct where a yes or no is needed."""
-    return score >= RIGHT.get(str(question.meta.get("metric", default)), 0.5)
+    return score >= CORRECT_FROM.get(str(question.meta.get("metric", default)), 0.5)
 
 
-def _best(metric: Callable[[str, str], float]) -> Callable[[str, Question], float]:
+def _best_over_answers(metric: Callable[[str, str], float]) -> Callable[[str, Question], float]:
     return lambda text, question: max(metric(text, gold) for gold in question.answers)
 
 
 QUESTION_METRICS: Mapping[str, Callable[[str, Question], float]] = {
-    "f1": _best(token_f1),
-    "contains": _best(containment),
+    "f1": _best_over_answers(token_f1),
+    "contains": _best_over_answers(containment),
     "exact": lambda text, question: max(
         strict_match(text, question.answers), best_score("exact", text, question.answers)
     ),
     "substring": lambda text, question: substring_match(text, question.answers),
     "eventqa": lambda text, question: all_mentioned(text, question.answers),
-    "label": _best(numeric_label),
+    "label": _best_over_answers(numeric_label),
     "locomo-f1": lambda text, question: max(
         locomo_f1(text, gold, question.category or "single-hop") for gold in question.answers
     ),
@@ -138,13 +138,13 @@ QUESTION_METRICS: Mapping[str, Callable[[str, Question], float]] = {
         text, question.answers, candidates=question.meta.get("candidates")
     ),
     "choice": lambda text, question: max(
-        choice(text, gold, options=question.meta.get("choices")) for gold in question.answers
+        choice_score(text, gold, options=question.meta.get("choices")) for gold in question.answers
     ),
     "keywords": lambda text, question: keyword_share(
         text, question.answers[0] if len(question.answers) == 1 else question.answers
     ),
-    "parts": _best(parts_share),
-    "rouge": _best(lambda text, gold: rouge(text, gold)["rougeL"]),
+    "parts": _best_over_answers(parts_share),
+    "rouge": _best_over_answers(lambda text, gold: rouge(text, gold)["rougeL"]),
 }
 """Metrics of one answer by name, for a question that has accepted answers; each in 0..1."""
 JUDGED = ("judge", "rubric", "keypoint-f1")

@@ -52,7 +52,7 @@ def locomo_f1(prediction: str, gold: str, category: int | str) -> float:
     if number == 1:
         parts = [_locomo_tokens(part) for part in prediction.split(",")]
         golds = [_locomo_tokens(part) for part in gold.split(",")]
-        return sum(max(bag_f1(part, wanted) for part in parts) for wanted in golds) / len(golds)
+        return sum(max(bag_f1(part, gold_part) for part in parts) for gold_part in golds) / len(golds)
     if number not in (2, 3, 4):
         raise ValueError(f"LoCoMo has the categories 1 to 5, not {category!r}")
     return bag_f1(_locomo_tokens(prediction), _locomo_tokens(gold))
@@ -114,7 +114,7 @@ def retrieval_scores(
     on, so that the second place counts as much as the first. Both recalls follow the script: of no correct id, any is 0
     and all is 1.
     """
-    found = set(ranking[:k])
+    top = set(ranking[:k])
     shift = 0 if official else 1
 
     def dcg(relevances: Sequence[bool]) -> float:
@@ -124,16 +124,16 @@ def retrieval_scores(
             if relevant
         )
 
-    wanted = set(correct)
-    best = dcg(sorted((id in wanted for id in (ranking if corpus is None else corpus)), reverse=True)[:k])
+    relevant_ids = set(correct)
+    best = dcg(sorted((id in relevant_ids for id in (ranking if corpus is None else corpus)), reverse=True)[:k])
     return {
-        "recall_any": float(any(id in found for id in wanted)),
-        "recall_all": float(all(id in found for id in wanted)),
-        "ndcg_any": dcg([id in wanted for id in ranking[:k]]) / best if best else 0.0,
+        "recall_any": float(any(id in top for id in relevant_ids)),
+        "recall_all": float(all(id in top for id in relevant_ids)),
+        "ndcg_any": dcg([id in relevant_ids for id in ranking[:k]]) / best if best else 0.0,
     }
 
 
-def as_sessions(turns: Sequence[str], k: int) -> tuple[list[str], int]:
+def session_ranking(turns: Sequence[str], k: int) -> tuple[list[str], int]:
     """A ranking of LongMemEval's turn ids (`<session>_<number>`) as one of sessions, and how many places of it hold `k`
     different sessions (all of them where there are fewer): the k with which `retrieval_scores` is then asked."""
     sessions = [turn.rpartition("_")[0] for turn in turns]
@@ -162,7 +162,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _ANSWER = re.compile("answer:", re.IGNORECASE)
 
 
-def plain(text: str) -> str:
+def normalize_text(text: str) -> str:
     """Lower case without ASCII punctuation and articles, blanks collapsed: SQuAD's rule as MemoryAgentBench has it."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
@@ -171,21 +171,21 @@ def answer_line(text: str) -> str:
     """What MemoryAgentBench takes for the answer: the rest of the first line after "Answer:", else the first line."""
     match = _ANSWER.search(text)
     line = text[match.end() if match else 0 :].split("\n", 1)[0].strip()
-    again = _ANSWER.match(line)
-    return line[again.end() :].strip() if again else line
+    prefix = _ANSWER.match(line)
+    return line[prefix.end() :].strip() if prefix else line
 
 
 def substring_match(prediction: str, golds: Sequence[str]) -> float:
     """1 if any gold, normalised, is a substring of the normalised prediction or of its answer line (characters, not
     tokens: "oslo" is in "osloer")."""
-    texts = [plain(prediction), plain(answer_line(prediction))]
-    return float(any(plain(gold) in text for gold in golds for text in texts))
+    texts = [normalize_text(prediction), normalize_text(answer_line(prediction))]
+    return float(any(normalize_text(gold) in text for gold in golds for text in texts))
 
 
 def strict_match(prediction: str, golds: Sequence[str]) -> float:
     """1 if the prediction or its answer line, normalised, equals a normalised gold; nothing equals an empty text."""
-    texts = {plain(prediction), plain(answer_line(prediction))} - {""}
-    return float(any(plain(gold) in texts for gold in golds))
+    texts = {normalize_text(prediction), normalize_text(answer_line(prediction))} - {""}
+    return float(any(normalize_text(gold) in texts for gold in golds))
 
 
 def all_mentioned(prediction: str, golds: Sequence[str]) -> float:
@@ -195,9 +195,9 @@ def all_mentioned(prediction: str, golds: Sequence[str]) -> float:
 
 def recommendations(text: str) -> list[str]:
     """The items of a numbered list from "1." on, without numbers and brackets; without a "1." commas part them too."""
-    _, found, rest = text.partition("1.")
-    lines = rest.split("\n") if found else text.replace(",", "\n").split("\n")
-    return [_item(line) for line in lines]
+    _, separator, rest = text.partition("1.")
+    lines = rest.split("\n") if separator else text.replace(",", "\n").split("\n")
+    return [_strip_numbering(line) for line in lines]
 
 
 def recommendation_recall(
@@ -212,11 +212,11 @@ def recommendation_recall(
     items = recommendations(prediction)[:k]
     if candidates is not None:
         items = [_nearest(item, candidates) for item in items]
-    named = {item.lower() for item in items}
-    return sum(gold.lower() in named for gold in golds) / len(golds) if golds else 0.0
+    names = {item.lower() for item in items}
+    return sum(gold.lower() in names for gold in golds) / len(golds) if golds else 0.0
 
 
-def _item(line: str) -> str:
+def _strip_numbering(line: str) -> str:
     without_brackets = re.sub(r"\([^()]*\)", "", line.strip())
     return " ".join(re.sub(r"^\d+[.)\u3001]?\s*[-\u2014\u2013]?", "", without_brackets).split())
 
@@ -225,29 +225,29 @@ def _nearest(name: str, candidates: Sequence[str]) -> str:
     best, distance = "", math.inf
     for candidate in candidates:
         if abs(len(candidate) - len(name)) < distance:
-            if (found := _edits(name.lower(), candidate.lower())) < distance:
-                best, distance = candidate, found
+            if (edits := _edit_distance(name.lower(), candidate.lower())) < distance:
+                best, distance = candidate, edits
             if not distance:
                 break
     return best
 
 
-def _edits(one: str, two: str) -> int:
+def _edit_distance(first: str, second: str) -> int:
     """Levenshtein distance."""
-    row = list(range(len(two) + 1))
-    for number, letter in enumerate(one, start=1):
-        corner, row[0] = row[0], number
-        for place, other in enumerate(two, start=1):
-            corner, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, corner + (letter != other))
+    row = list(range(len(second) + 1))
+    for row_number, letter in enumerate(first, start=1):
+        corner, row[0] = row[0], row_number
+        for column, other in enumerate(second, start=1):
+            corner, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, corner + (letter != other))
     return row[-1]
 
 
-def keypoint_f1(found: int, keypoints: int, supported: int, sentences: int, fluency: float = 1.0) -> float:
+def keypoint_f1(stated: int, keypoints: int, supported: int, sentences: int, fluency: float = 1.0) -> float:
     """The summary score: fluency (0 or 1) x F1 of recall (`found` of `keypoints`) and precision (`supported` of
     `sentences`), as a judge counted them. Raises `DataError` for counts that cannot be."""
-    if not 0 <= found <= keypoints or not 0 <= supported <= sentences:
-        raise DataError(f"key points: {found} of {keypoints} found and {supported} of {sentences} sentences supported")
-    recall = found / keypoints if keypoints else 0.0
+    if not 0 <= stated <= keypoints or not 0 <= supported <= sentences:
+        raise DataError(f"key points: {stated} of {keypoints} found and {supported} of {sentences} sentences supported")
+    recall = stated / keypoints if keypoints else 0.0
     precision = supported / sentences if sentences else 0.0
     return fluency * 2 * recall * precision / (recall + precision) if recall + precision else 0.0
 
@@ -261,7 +261,9 @@ _BARE = re.compile(
 )
 
 
-def choice(prediction: str, gold: str, *, options: Mapping[str, str] | None = None, official: bool = False) -> float:
+def choice_score(
+    prediction: str, gold: str, *, options: Mapping[str, str] | None = None, official: bool = False
+) -> float:
     """1 if the prediction names the gold option's letter and no other. `gold`: "(c)", "c" or "(c) its text".
 
     Read is what follows the last `<final_answer>`. A letter counts in brackets, in `\\boxed{}`, or where it is all
@@ -270,18 +272,18 @@ def choice(prediction: str, gold: str, *, options: Mapping[str, str] | None = No
     that the article in "a walk" is a vote for (a); and the whole reply where the part after `<final_answer>` does not
     say.
     """
-    wanted = _letter(gold)
+    gold_letter = _letter(gold)
     text = prediction.strip()
     if "<final_answer>" in text:
         text = text.split("<final_answer>")[-1].strip()
     text = text.removesuffix("</final_answer>").strip()
     if official:
-        return float({wanted} in (_any_letters(text), _any_letters(prediction)))
+        return float({gold_letter} in (_any_letters(text), _any_letters(prediction)))
     lowered = text.lower()
-    named = set(_BRACKETED.findall(lowered)) or set(_BOXED.findall(lowered)) or set(_BARE.findall(lowered))
-    if not named and options:
-        named = {letter for letter, option in options.items() if plain(option) == plain(text)}
-    return float(named == {wanted})
+    letters = set(_BRACKETED.findall(lowered)) or set(_BOXED.findall(lowered)) or set(_BARE.findall(lowered))
+    if not letters and options:
+        letters = {letter for letter, option in options.items() if normalize_text(option) == normalize_text(text)}
+    return float(letters == {gold_letter})
 
 
 def _letter(gold: str) -> str:
@@ -307,27 +309,35 @@ def rubric_mean(scores: Sequence[float], *, official: bool = False) -> float:
     return sum(int(score) if official else score for score in scores) / len(scores)
 
 
-def event_order(reference: Sequence[str], told: Sequence[str]) -> dict[str, float]:
+def event_order(reference: Sequence[str], predicted: Sequence[str]) -> dict[str, float]:
     """BEAM's event ordering once the told events are aligned with the reference (an aligned one has its very words).
 
     `precision`, `recall`, `f1` of the events; `tau`: Kendall's tau-b between the two orders, missing events tied at the
     end, scaled to 0..1 (what the published tables report); `score`: tau x f1. A tau that is not defined is 0.
     """
-    shared = len(set(reference) & set(told))
-    wrong, missed = sum(item not in reference for item in told), sum(item not in told for item in reference)
+    shared = len(set(reference) & set(predicted))
+    wrong, missed = sum(item not in reference for item in predicted), sum(item not in predicted for item in reference)
     precision = shared / (shared + wrong) if shared + wrong else 0.0
     recall = shared / (shared + missed) if shared + missed else 0.0
     f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-    union = list(dict.fromkeys([*reference, *told]))
-    one, two = ({item: place for place, item in enumerate(order)} for order in (reference, told))
-    tau = _tau_b([one.get(item, len(union)) for item in union], [two.get(item, len(union)) for item in union])
+    union = list(dict.fromkeys([*reference, *predicted]))
+    reference_ranks, predicted_ranks = (
+        {item: rank for rank, item in enumerate(order)} for order in (reference, predicted)
+    )
+    tau = _tau_b(
+        [reference_ranks.get(item, len(union)) for item in union],
+        [predicted_ranks.get(item, len(union)) for item in union],
+    )
     scaled = 0.0 if tau is None else (tau + 1) / 2
     return {"precision": precision, "recall": recall, "f1": f1, "tau": scaled, "score": scaled * f1}
 
 
-def _tau_b(one: Sequence[int], two: Sequence[int]) -> float | None:
-    pairs = [(i, j) for j in range(len(one)) for i in range(j)]
-    signs = [((one[i] > one[j]) - (one[i] < one[j]), (two[i] > two[j]) - (two[i] < two[j])) for i, j in pairs]
+def _tau_b(first: Sequence[int], second: Sequence[int]) -> float | None:
+    pairs = [(i, j) for j in range(len(first)) for i in range(j)]
+    signs = [
+        ((first[i] > first[j]) - (first[i] < first[j]), (second[i] > second[j]) - (second[i] < second[j]))
+        for i, j in pairs
+    ]
     untied = [sum(sign[side] != 0 for sign in signs) for side in (0, 1)]
     return sum(a * b for a, b in signs) / math.sqrt(untied[0] * untied[1]) if all(untied) else None
 
@@ -345,16 +355,16 @@ def parts_share(prediction: str, gold: str, *, official: bool = False) -> float:
     """PerLTQA: the share of the gold's parts (split at ";") that occur, case aside. With `official` as the script has
     it: of several parts, each is lower-cased and the prediction is not, so that a name in it is never found."""
     parts = gold.split(";")
-    said = prediction if official and len(parts) > 1 else prediction.lower()
-    found = [(part.strip() if len(parts) > 1 else part).lower() in said for part in parts]
-    return sum(found) / len(parts)
+    text = prediction if official and len(parts) > 1 else prediction.lower()
+    matches = [(part.strip() if len(parts) > 1 else part).lower() in text for part in parts]
+    return sum(matches) / len(parts)
 
 
 def numeric_label(prediction: str, gold: str) -> float:
     """Test-time learning: 1 if the content of `\\boxed{}` (else the whole text) is digits only and the gold label."""
     boxed = re.search(r"\\boxed\{([^}]*)\}", prediction)
-    said = (boxed[1] if boxed else prediction).strip().strip("\"'").strip()
-    return float(re.fullmatch(r"\d+", said) is not None and said == gold.strip("\"'").strip())
+    label = (boxed[1] if boxed else prediction).strip().strip("\"'").strip()
+    return float(re.fullmatch(r"\d+", label) is not None and label == gold.strip("\"'").strip())
 
 
 # -------------------------------------------------------------------------------------------------------------- ROUGE

@@ -22,7 +22,7 @@ KS = (5, 10, 20)
 DEPTH = 100
 
 
-class Asked(NamedTuple):
+class EvidenceQuestion(NamedTuple):
     """A question, its kind, and the units that are its evidence (at least one)."""
 
     text: str
@@ -31,7 +31,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class EvidenceRanks:
     """Where one question's gold units were found: their 1-based ranks (infinite beyond `DEPTH`), and the length of the
     first ten hits."""
 
@@ -44,41 +44,41 @@ class Ranks:
         return float(np.mean(np.array(self.gold) <= k))
 
 
-def rank(
-    questions: Sequence[Asked],
+def rank_evidence(
+    questions: Sequence[EvidenceQuestion],
     search: Callable[[Sequence[str], int], Sequence[Sequence[MemoryEntry]]],
     unit: Callable[[MemoryEntry], str | None],
-) -> list[Ranks]:
+) -> list[EvidenceRanks]:
     """The ranks of each question's gold units. `search` gives the k best entries for several queries, `unit` says which
     unit an entry is, or is a part of: the first of its entries counts."""
     ranks = []
     for question, hits in zip(questions, search([question.text for question in questions], DEPTH), strict=True):
-        place: dict[str | None, int] = {}
+        first_rank: dict[str | None, int] = {}
         for number, entry in enumerate(hits, start=1):
-            place.setdefault(unit(entry), number)
-        gold = tuple(place.get(name, math.inf) for name in question.gold)
-        ranks.append(Ranks(question.kind, gold, sum(len(entry.content) / 4 for entry in hits[:10])))
+            first_rank.setdefault(unit(entry), number)
+        gold = tuple(first_rank.get(name, math.inf) for name in question.gold)
+        ranks.append(EvidenceRanks(question.kind, gold, sum(len(entry.content) / 4 for entry in hits[:10])))
     return ranks
 
 
-def searching(store: Memory, route: Route) -> Callable[[Sequence[str], int], list[list[MemoryEntry]]]:
+def search_function(store: Memory, route: Route) -> Callable[[Sequence[str], int], list[list[MemoryEntry]]]:
     """A route of a store's search, as `rank` asks for it."""
     return lambda queries, k: [[hit.entry for hit in hits] for hits in store.search_many(queries, k, route=route)]
 
 
-def summary(ranks: Sequence[Ranks], kinds: Sequence[str] = ()) -> dict[str, Any]:
+def summarize_ranks(ranks: Sequence[EvidenceRanks], kinds: Sequence[str] = ()) -> dict[str, Any]:
     """Figures of all questions, and under `by_type` those of each of some `kinds` that is there."""
-    of_kind: dict[str, list[Ranks]] = defaultdict(list)
+    by_kind: dict[str, list[EvidenceRanks]] = defaultdict(list)
     for item in ranks:
-        of_kind[item.kind].append(item)
+        by_kind[item.kind].append(item)
     return {
-        **figures(ranks),
+        **recall_metrics(ranks),
         "tokens@10": round(float(np.mean([item.tokens for item in ranks])), 1),
-        "by_type": {kind: figures(of_kind[kind]) for kind in kinds if kind in of_kind},
+        "by_type": {kind: recall_metrics(by_kind[kind]) for kind in kinds if kind in by_kind},
     }
 
 
-def figures(ranks: Sequence[Ranks]) -> dict[str, Any]:
+def recall_metrics(ranks: Sequence[EvidenceRanks]) -> dict[str, Any]:
     """questions, recall@5, @10, @20 and mrr."""
     values: dict[str, Any] = {"questions": len(ranks)}
     for k in KS:

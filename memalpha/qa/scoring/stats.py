@@ -26,7 +26,7 @@ _BLOCK = 1_000  # resamples at once
 _NORMAL = NormalDist()
 
 
-class Row(NamedTuple):
+class ScoredAnswer(NamedTuple):
     """One answer's worth (`value`), in which conversation (`cluster`) and of which ability (`group`)."""
 
     cluster: str
@@ -64,7 +64,7 @@ class Paired:
     mcnemar: float | None = None
 
 
-def micro(rows: Iterable[Row]) -> float:
+def micro(rows: Iterable[ScoredAnswer]) -> float:
     """The mean over all answers. Raises `DataError` where there are none."""
     values = [row.value for row in rows]
     if not values:
@@ -72,7 +72,7 @@ def micro(rows: Iterable[Row]) -> float:
     return math.fsum(values) / len(values)
 
 
-def macro(rows: Iterable[Row]) -> float:
+def macro(rows: Iterable[ScoredAnswer]) -> float:
     """The mean of the abilities' means, each weighing the same. Raises `DataError` where there are no answers."""
     groups: dict[str, list[float]] = {}
     for row in rows:
@@ -82,7 +82,9 @@ def macro(rows: Iterable[Row]) -> float:
     return math.fsum(math.fsum(values) / len(values) for values in groups.values()) / len(groups)
 
 
-def estimate(rows: Sequence[Row], *, macro: bool = False, seed: int = 0, resamples: int = RESAMPLES) -> Estimate:
+def estimate(
+    rows: Sequence[ScoredAnswer], *, macro: bool = False, seed: int = 0, resamples: int = RESAMPLES
+) -> Estimate:
     """The micro (or macro) average with its interval. An ability that a resample lacks is left out of its macro mean.
 
     Raises `DataError` where there are no answers.
@@ -92,29 +94,44 @@ def estimate(rows: Sequence[Row], *, macro: bool = False, seed: int = 0, resampl
     return Estimate(value, low, high, len(rows), clusters)
 
 
-def paired(first: Sequence[Row], second: Sequence[Row], *, seed: int = 0, resamples: int = RESAMPLES) -> Paired:
+def compare_paired(
+    first: Sequence[ScoredAnswer], second: Sequence[ScoredAnswer], *, seed: int = 0, resamples: int = RESAMPLES
+) -> Paired:
     """Compare two systems by their answers to the same questions, in the same order.
 
     Raises `DataError` where these are not the same questions, or there are none.
     """
     if [row[:2] for row in first] != [row[:2] for row in second]:
         raise DataError("a paired comparison needs both systems' answers to the same questions, in the same order")
-    differences = [Row(one.cluster, one.group, two.value - one.value) for one, two in zip(first, second, strict=True)]
+    differences = [
+        ScoredAnswer(baseline.cluster, baseline.group, other.value - baseline.value)
+        for baseline, other in zip(first, second, strict=True)
+    ]
     value, spread, clusters = _bootstrap(differences, False, seed, resamples)
     low, high = _bca(value, spread) if spread else (None, None)
-    result = Paired(micro(first), micro(second), Estimate(value, low, high, len(first), clusters), _p(value, spread))
+    result = Paired(
+        micro(first), micro(second), Estimate(value, low, high, len(first), clusters), _p_value(value, spread)
+    )
     if any(row.value not in (0.0, 1.0) for row in (*first, *second)):
         return result
-    only = [sum(a.value > b.value for a, b in zip(*pair, strict=True)) for pair in ((first, second), (second, first))]
+    only_one = [
+        sum(a.value > b.value for a, b in zip(*pair, strict=True)) for pair in ((first, second), (second, first))
+    ]
     return Paired(
-        result.first, result.second, result.difference, result.p, only[0], only[1], exact_mcnemar(only[0], only[1])
+        result.first,
+        result.second,
+        result.difference,
+        result.p,
+        only_one[0],
+        only_one[1],
+        exact_mcnemar(only_one[0], only_one[1]),
     )
 
 
 def exact_mcnemar(only_first: int, only_second: int) -> float:
     """Two-sided p of a split at least as uneven by a fair coin (McNemar 1947, exact)."""
-    n, fewer = only_first + only_second, min(only_first, only_second)
-    return min(1.0, 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / 2**n)
+    n, smaller = only_first + only_second, min(only_first, only_second)
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(smaller + 1)) / 2**n)
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
@@ -135,22 +152,24 @@ class _Spread(NamedTuple):
     without: np.ndarray
 
 
-def _bootstrap(rows: Sequence[Row], by_group: bool, seed: int, resamples: int) -> tuple[float, _Spread | None, int]:
-    value = macro(rows) if by_group else micro(rows)
-    sums, counts = _table(rows, by_group)
+def _bootstrap(
+    rows: Sequence[ScoredAnswer], is_macro: bool, seed: int, resamples: int
+) -> tuple[float, _Spread | None, int]:
+    value = macro(rows) if is_macro else micro(rows)
+    sums, counts = _sums_and_counts(rows, is_macro)
     clusters = len(sums)
     if clusters < 2:
         return value, None, clusters
-    drawn = []
+    statistics = []
     for start in range(0, resamples, _BLOCK):
-        weights = _draws(clusters, seed, resamples)[start : start + _BLOCK].astype(np.float64)
-        drawn.append(_means(weights @ sums, weights @ counts))
-    left_out = _means(sums.sum(axis=0) - sums, counts.sum(axis=0) - counts)
-    return value, _Spread(np.concatenate(drawn), left_out), clusters
+        weights = _resample_counts(clusters, seed, resamples)[start : start + _BLOCK].astype(np.float64)
+        statistics.append(_means(weights @ sums, weights @ counts))
+    without = _means(sums.sum(axis=0) - sums, counts.sum(axis=0) - counts)
+    return value, _Spread(np.concatenate(statistics), without), clusters
 
 
 @lru_cache(maxsize=2)
-def _draws(clusters: int, seed: int, resamples: int) -> np.ndarray:
+def _resample_counts(clusters: int, seed: int, resamples: int) -> np.ndarray:
     """How often each cluster is in each resample [R, C]; kept, because a comparison asks for the same ones often."""
     rng = np.random.default_rng(seed)
     draws = np.empty((resamples, clusters), dtype=np.uint8)  # a count above 255 will not be seen
@@ -160,26 +179,26 @@ def _draws(clusters: int, seed: int, resamples: int) -> np.ndarray:
     return draws
 
 
-def _table(rows: Sequence[Row], by_group: bool) -> tuple[np.ndarray, np.ndarray]:
+def _sums_and_counts(rows: Sequence[ScoredAnswer], is_macro: bool) -> tuple[np.ndarray, np.ndarray]:
     """Sums and counts [C, G], in order of appearance; one column unless `by_group`."""
-    places: dict[str, int] = {}
+    rows_of: dict[str, int] = {}
     columns: dict[str, int] = {}
     for row in rows:
-        places.setdefault(row.cluster, len(places))
-        columns.setdefault(row.group if by_group else "", len(columns))
-    sums, counts = np.zeros((2, len(places), len(columns)))
+        rows_of.setdefault(row.cluster, len(rows_of))
+        columns.setdefault(row.group if is_macro else "", len(columns))
+    sums, counts = np.zeros((2, len(rows_of), len(columns)))
     for row in rows:
-        at = places[row.cluster], columns[row.group if by_group else ""]
-        sums[at] += row.value
-        counts[at] += 1
+        cell = rows_of[row.cluster], columns[row.group if is_macro else ""]
+        sums[cell] += row.value
+        counts[cell] += 1
     return sums, counts
 
 
 def _means(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The mean over columns of sums / counts [N], of the columns that have any."""
-    there = counts > 0
-    ratios = np.divide(sums, counts, out=np.zeros_like(sums), where=there)
-    return ratios.sum(axis=1) / np.maximum(1, there.sum(axis=1))
+    present = counts > 0
+    ratios = np.divide(sums, counts, out=np.zeros_like(sums), where=present)
+    return ratios.sum(axis=1) / np.maximum(1, present.sum(axis=1))
 
 
 def _bca(value: float, spread: _Spread) -> tuple[float, float]:
@@ -189,21 +208,21 @@ def _bca(value: float, spread: _Spread) -> tuple[float, float]:
     if not 0 < below < 1:
         return float(resampled.min()), float(resampled.max())
     bias = _NORMAL.inv_cdf(below)
-    pull = without.mean() - without
-    scale = float((pull**2).sum() ** 1.5)
-    acceleration = float((pull**3).sum()) / (6 * scale) if scale > 1e-300 else 0.0
+    influence = without.mean() - without
+    scale = float((influence**2).sum() ** 1.5)
+    acceleration = float((influence**3).sum()) / (6 * scale) if scale > 1e-300 else 0.0
 
-    def at(z: float) -> float:
+    def level(z: float) -> float:
         return _NORMAL.cdf(bias + (bias + z) / max(1e-9, 1 - acceleration * (bias + z)))
 
     z = _NORMAL.inv_cdf((1 + CONFIDENCE) / 2)
-    low, high = np.quantile(resampled, [at(-z), at(z)])
+    low, high = np.quantile(resampled, [level(-z), level(z)])
     return float(low), float(high)
 
 
-def _p(value: float, spread: _Spread | None) -> float | None:
+def _p_value(value: float, spread: _Spread | None) -> float | None:
     """How often the centred resamples are as far from 0 as the value, two-sided, never quite 0."""
     if spread is None:
         return None
-    far = int(np.sum(np.abs(spread.resampled - value) >= abs(value) - 1e-12))
-    return (far + 1) / (len(spread.resampled) + 1)
+    extreme = int(np.sum(np.abs(spread.resampled - value) >= abs(value) - 1e-12))
+    return (extreme + 1) / (len(spread.resampled) + 1)

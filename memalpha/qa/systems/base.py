@@ -30,7 +30,7 @@ class Passage:
     turns: tuple[str, ...] = ()
     order: int = 0
     chunk: int | None = None
-    lost: tuple[str, ...] = ()
+    cut_turns: tuple[str, ...] = ()
 
 
 class System(Protocol):
@@ -70,7 +70,7 @@ class Historical(Inspectable, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Retrieval:
     """What one system had for one question when it was asked.
 
     `passages`: what the reader saw, best first, already cut at the budget, and of how many `tokens`; `core`: text that
@@ -83,9 +83,9 @@ class Shown:
     tokens: int
     size: int
     core: str = ""
-    held: tuple[Passage, ...] | None = None
-    ever: tuple[Passage, ...] | None = None
-    core_held: str = ""
+    entries: tuple[Passage, ...] | None = None
+    history: tuple[Passage, ...] | None = None
+    full_core: str = ""
 
 
 def as_passage(entry: MemoryEntry) -> Passage:

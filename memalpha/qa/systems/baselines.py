@@ -11,26 +11,28 @@ from typing import Any
 from memalpha.agent.copying_reader import spoken
 from memalpha.errors import DataError
 from memalpha.qa.systems.base import Passage
-from memalpha.qa.systems.budget import length
+from memalpha.qa.systems.budget import passage_tokens
 from memalpha.store.embedding import Embedder
 from memalpha.store.store import MemoryStore
 from memalpha.types import Chunk, Task, is_iso_time
 
-WINDOW = 256
+WINDOW_TOKENS = 256
 """Tokens of a window of consecutive turns."""
-UNNAMED = frozenset({"user", "story"})
+UNNAMED_SPEAKERS = frozenset({"user", "story"})
 """Speakers whose name says nothing: it is not put in front of what they said."""
 
 
-def turns_of(chunk: Chunk) -> list[Passage]:
+def turn_passages(chunk: Chunk) -> list[Passage]:
     """The turns of a chunk, or the lines of its text, as they were said, with the speaker in front where he has a
     name. A line has the id `<chunk>.<number>` and no turn."""
     if chunk.text is not None:
         lines = [line.strip() for line in chunk.text.splitlines() if line.strip()]
-        return [Passage(line, f"{chunk.index}.{at}", "episodic", chunk.timestamp) for at, line in enumerate(lines)]
+        return [
+            Passage(line, f"{chunk.index}.{index}", "episodic", chunk.timestamp) for index, line in enumerate(lines)
+        ]
     return [
         Passage(
-            turn.text if turn.speaker in UNNAMED else f"{turn.speaker}: {turn.text}",
+            turn.text if turn.speaker in UNNAMED_SPEAKERS else f"{turn.speaker}: {turn.text}",
             turn.id or f"{chunk.index}.{at}",
             "episodic",
             chunk.timestamp,
@@ -41,9 +43,11 @@ def turns_of(chunk: Chunk) -> list[Passage]:
     ]
 
 
-def windows_of(chunk: Chunk, tokens: int = WINDOW) -> list[Passage]:
+def window_passages(chunk: Chunk, tokens: int = WINDOW_TOKENS) -> list[Passage]:
     """A chunk in windows: consecutive turns as long as they fit into `tokens`; a longer turn is cut at words."""
-    pieces = [replace(turn, text=part) for turn in turns_of(chunk) for part in _parts(turn.text, 4 * tokens)]
+    pieces = [
+        replace(turn, text=part) for turn in turn_passages(chunk) for part in _split_at_words(turn.text, 4 * tokens)
+    ]
     windows: list[list[Passage]] = []
     for piece in pieces:
         if windows and sum(len(part.text) + 1 for part in windows[-1]) + len(piece.text) <= 4 * tokens:
@@ -53,16 +57,16 @@ def windows_of(chunk: Chunk, tokens: int = WINDOW) -> list[Passage]:
     return [
         Passage(
             "\n".join(part.text for part in window),
-            f"{chunk.index}.{at}",
+            f"{chunk.index}.{index}",
             "episodic",
             chunk.timestamp,
             tuple(dict.fromkeys(turn for part in window for turn in part.turns)),
         )
-        for at, window in enumerate(windows)
+        for index, window in enumerate(windows)
     ]
 
 
-def _parts(text: str, size: int) -> Iterator[str]:
+def _split_at_words(text: str, size: int) -> Iterator[str]:
     while len(text) > size:
         end = text.rfind(" ", size // 2, size) + 1 or size
         yield text[:end].rstrip()
@@ -71,7 +75,7 @@ def _parts(text: str, size: int) -> Iterator[str]:
         yield text
 
 
-class Empty:
+class EmptySystem:
     """Keeps nothing."""
 
     name = "empty"
@@ -96,7 +100,7 @@ class Empty:
         return ()
 
 
-class Searched:
+class SearchSystem:
     """Passages of every chunk in a store of their own, found by its default search.
 
     `pieces` gives a chunk's passages. `raw`: they are raw text to the store, dated, of which it also counts the words
@@ -104,37 +108,39 @@ class Searched:
     """
 
     def __init__(
-        self, name: str, pieces: Callable[[Chunk], Sequence[Passage]], k: int, embedder: Embedder, *, raw: bool = True
+        self, name: str, split: Callable[[Chunk], Sequence[Passage]], k: int, embedder: Embedder, *, raw: bool = True
     ) -> None:
         self.name = name
-        self._pieces, self._k, self._raw = pieces, k, raw
+        self._split, self._k, self._raw = split, k, raw
         self._store = MemoryStore.open(":memory:", embedder=embedder)
-        self._held: dict[str, Passage] = {}
-        self._tokens = self._read = 0
+        self._passages: dict[str, Passage] = {}
+        self._tokens = self._pieces_read = 0
 
     def read(self, chunk: Chunk) -> None:
         """Store its passages."""
-        pieces = self._pieces(chunk)
-        entries = self._store.insert_many(self._fact(piece, chunk) for piece in pieces)
+        pieces = self._split(chunk)
+        entries = self._store.insert_many(self._insert_fields(piece, chunk) for piece in pieces)
         for piece, entry in zip(pieces, entries, strict=True):
-            self._read += 1
-            known = self._held.get(entry.id)
-            if known is None:
-                self._tokens += length((piece,))
-            turns = piece.turns if known is None else (*known.turns, *piece.turns)  # the same words: taken from both
-            self._held[entry.id] = replace(piece, id=entry.id, turns=turns, order=self._read)
+            self._pieces_read += 1
+            previous = self._passages.get(entry.id)
+            if previous is None:
+                self._tokens += passage_tokens((piece,))
+            turns = (
+                piece.turns if previous is None else (*previous.turns, *piece.turns)
+            )  # the same words: taken from both
+            self._passages[entry.id] = replace(piece, id=entry.id, turns=turns, order=self._pieces_read)
 
-    def _fact(self, piece: Passage, chunk: Chunk) -> dict[str, Any]:
-        fact: dict[str, Any] = {"category": piece.category, "content": piece.text, "timestamp": piece.timestamp}
+    def _insert_fields(self, piece: Passage, chunk: Chunk) -> dict[str, Any]:
+        fields: dict[str, Any] = {"category": piece.category, "content": piece.text, "timestamp": piece.timestamp}
         if not self._raw:
-            return fact
+            return fields
         if piece.timestamp and is_iso_time(piece.timestamp[:10]):
-            fact["content"] = f"{spoken(date.fromisoformat(piece.timestamp[:10]))} {piece.text}"
-        return fact | {"source": "conversation", "chunk": chunk.index, "turn": piece.id}
+            fields["content"] = f"{spoken(date.fromisoformat(piece.timestamp[:10]))} {piece.text}"
+        return fields | {"source": "conversation", "chunk": chunk.index, "turn": piece.id}
 
     def context(self, question: str) -> Sequence[Passage]:
         """The k best."""
-        return [self._held[hit.entry.id] for hit in self._store.search(question, self._k)]
+        return [self._passages[hit.entry.id] for hit in self._store.search(question, self._k)]
 
     def size(self) -> int:
         """All that was read."""
@@ -142,36 +148,36 @@ class Searched:
 
     def entries(self) -> Sequence[Passage]:
         """All passages."""
-        return tuple(self._held.values())
+        return tuple(self._passages.values())
 
     def history(self) -> Sequence[Passage]:
         """All passages: none is ever given up."""
         return self.entries()
 
 
-class Recent:
+class RecentSystem:
     """The last turns of a conversation up to `tokens` (None: all of it), newest first."""
 
     def __init__(self, name: str, tokens: int | None) -> None:
         self.name = name
         self._limit = tokens
-        self._held: deque[Passage] = deque()
-        self._ever: list[Passage] = []
+        self._passages: deque[Passage] = deque()
+        self._history: list[Passage] = []
         self._tokens = 0
 
     def read(self, chunk: Chunk) -> None:
         """Take in its turns; those that no longer fit fall out at the other end."""
-        for turn in turns_of(chunk):
-            turn = replace(turn, order=len(self._ever))
-            self._held.append(turn)
-            self._ever.append(turn)
-            self._tokens += length((turn,))
-            while self._limit is not None and self._tokens > self._limit and len(self._held) > 1:
-                self._tokens -= length((self._held.popleft(),))
+        for turn in turn_passages(chunk):
+            turn = replace(turn, order=len(self._history))
+            self._passages.append(turn)
+            self._history.append(turn)
+            self._tokens += passage_tokens((turn,))
+            while self._limit is not None and self._tokens > self._limit and len(self._passages) > 1:
+                self._tokens -= passage_tokens((self._passages.popleft(),))
 
     def context(self, question: str) -> Sequence[Passage]:
         """All it holds, newest first."""
-        return tuple(reversed(self._held))
+        return tuple(reversed(self._passages))
 
     def size(self) -> int:
         """Of what it holds."""
@@ -179,14 +185,14 @@ class Recent:
 
     def entries(self) -> Sequence[Passage]:
         """What it holds."""
-        return tuple(self._held)
+        return tuple(self._passages)
 
     def history(self) -> Sequence[Passage]:
         """Every turn it has read."""
-        return tuple(self._ever)
+        return tuple(self._history)
 
 
-def facts_of(task: Task) -> Callable[[Chunk], Sequence[Passage]]:
+def fact_passages(task: Task) -> Callable[[Chunk], Sequence[Passage]]:
     """A task's own facts by the chunk that states them.
 
     `Task.meta["observations"]` is a list of `{"text", "chunk"}`, with `turns` (ids) and `timestamp` where known.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from memalpha.qa.report import characters_by_four
+from memalpha.qa.report import estimate_tokens
 from memalpha.qa.systems.base import Passage
 from memalpha.types import Task
 
 
-def cut(
-    passages: Sequence[Passage], budget: int | None, core: str = "", said: Mapping[str, str] | None = None
+def cut_to_budget(
+    passages: Sequence[Passage], budget: int | None, core: str = "", turn_texts: Mapping[str, str] | None = None
 ) -> tuple[str, tuple[Passage, ...]]:
     """Core text and passages, best first, up to `budget` tokens in all; what is over ends at the last whole word.
 
@@ -21,40 +21,40 @@ def cut(
     """
     if budget is None:
         return core, tuple(passages)
-    if characters_by_four(core) > budget:
-        return _shortened(core, budget), ()
-    left, kept = budget - characters_by_four(core), []
+    if estimate_tokens(core) > budget:
+        return _truncate(core, budget), ()
+    remaining, selected = budget - estimate_tokens(core), []
     for passage in passages:
-        if (taken := length((passage,))) > left:
-            room = left - (taken - characters_by_four(passage.text))  # its date has to fit too
-            if not kept and not core and (part := _shortened(passage.text, room)):
-                kept.append(_part(passage, part, said or {}))
+        if (tokens := passage_tokens((passage,))) > remaining:
+            room = remaining - (tokens - estimate_tokens(passage.text))  # its date has to fit too
+            if not selected and not core and (shortened := _truncate(passage.text, room)):
+                selected.append(_cut_passage(passage, shortened, turn_texts or {}))
             break
-        kept.append(passage)
-        left -= taken
-    return core, tuple(kept)
+        selected.append(passage)
+        remaining -= tokens
+    return core, tuple(selected)
 
 
-def words_of(task: Task) -> dict[str, str]:
+def turn_texts_of(task: Task) -> dict[str, str]:
     """What each turn that has an id says."""
     return {turn.id: turn.text for chunk in task.chunks for turn in chunk.turns if turn.id is not None}
 
 
-def _part(passage: Passage, text: str, said: Mapping[str, str]) -> Passage:
-    left = f" {' '.join(text.split())} "
-    whole = [turn for turn in passage.turns if f" {' '.join(said.get(turn, '').split())} " in left]
-    lost = tuple(turn for turn in passage.turns if turn not in whole)
-    return replace(passage, text=text, turns=tuple(whole), lost=lost)
+def _cut_passage(passage: Passage, text: str, turn_texts: Mapping[str, str]) -> Passage:
+    words = f" {' '.join(text.split())} "
+    complete = [turn for turn in passage.turns if f" {' '.join(turn_texts.get(turn, '').split())} " in words]
+    cut_turns = tuple(turn for turn in passage.turns if turn not in complete)
+    return replace(passage, text=text, turns=tuple(complete), cut_turns=cut_turns)
 
 
-def _shortened(text: str, tokens: int) -> str:
-    kept = text[: 4 * max(tokens, 0)]
-    return kept.rsplit(None, 1)[0] if kept.strip() and len(kept.split()) > 1 else kept
+def _truncate(text: str, tokens: int) -> str:
+    head = text[: 4 * max(tokens, 0)]
+    return head.rsplit(None, 1)[0] if head.strip() and len(head.split()) > 1 else head
 
 
-def length(passages: Iterable[Passage]) -> int:
+def passage_tokens(passages: Iterable[Passage]) -> int:
     """Tokens of passages as a reader sees them, each with its date behind it."""
     return sum(
-        characters_by_four(passage.text) + (characters_by_four(f" ({passage.timestamp})") if passage.timestamp else 0)
+        estimate_tokens(passage.text) + (estimate_tokens(f" ({passage.timestamp})") if passage.timestamp else 0)
         for passage in passages
     )

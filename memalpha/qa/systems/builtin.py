@@ -34,12 +34,19 @@ from memalpha.agent.builder import Builder
 from memalpha.config import AgentConfig, EndpointConfig
 from memalpha.errors import ConfigError, EvaluationError, MemalphaError
 from memalpha.policy.base import ENDPOINTS, SHIPPED, Policy, in_own_style, load_policy
-from memalpha.qa.evaluate import asked_at
+from memalpha.qa.evaluate import question_chunk
 from memalpha.qa.memory_reward import memory_tokens
-from memalpha.qa.report import characters_by_four
-from memalpha.qa.systems.base import Historical, Inspectable, Passage, Shown, System, as_passage
-from memalpha.qa.systems.baselines import Empty, Recent, Searched, facts_of, turns_of, windows_of
-from memalpha.qa.systems.budget import cut, length, words_of
+from memalpha.qa.report import estimate_tokens
+from memalpha.qa.systems.base import Historical, Inspectable, Passage, Retrieval, System, as_passage
+from memalpha.qa.systems.baselines import (
+    EmptySystem,
+    RecentSystem,
+    SearchSystem,
+    fact_passages,
+    turn_passages,
+    window_passages,
+)
+from memalpha.qa.systems.budget import cut_to_budget, passage_tokens, turn_texts_of
 from memalpha.store.embedding import Embedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.types import Chunk, Question, Task, TrajectoryGroup
@@ -50,7 +57,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SystemSettings:
     """What all systems of an evaluation have in common: the budget of tokens, how many passages those that search give,
     the embedder they search with, and how a writer is prompted."""
 
@@ -63,16 +70,16 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Showing:
+class Retrievals:
     """What a system showed: [task][question], in the order of the tasks; the tokens it held at the end of each; and the
     trajectories of a writer."""
 
-    shown: list[list[Shown]]
+    by_task: list[list[Retrieval]]
     sizes: list[int]
     groups: tuple[TrajectoryGroup, ...] = ()
 
 
-class Source(Protocol):
+class EvaluatedSystem(Protocol):
     """A system as the runner sees it: something that has an answer's material for all questions of all tasks."""
 
     @property
@@ -80,7 +87,7 @@ class Source(Protocol):
         """What reports call it."""
         ...
 
-    def show(self, tasks: Sequence[Task], settings: Settings, progress: Progress | None = None) -> Showing:
+    def retrieve(self, tasks: Sequence[Task], settings: SystemSettings, progress: Progress | None = None) -> Retrievals:
         """What it has for every question when that is asked; `progress(done, total)` counts chunks."""
         ...
 
@@ -97,70 +104,72 @@ class Streamed:
     """
 
     name: str
-    make: Callable[[Task, Settings], System]
+    make: Callable[[Task, SystemSettings], System]
     exempt: bool = False
 
-    def show(self, tasks: Sequence[Task], settings: Settings, progress: Progress | None = None) -> Showing:
+    def retrieve(self, tasks: Sequence[Task], settings: SystemSettings, progress: Progress | None = None) -> Retrievals:
         """See `Source`."""
-        total, done, shown, sizes = sum(len(task.chunks) for task in tasks), 0, [], []
+        total, chunks_read, by_task, sizes = sum(len(task.chunks) for task in tasks), 0, [], []
         for task in tasks:
-            with self._at(task):
+            with self._name_errors(task):
                 system = self.make(task, settings)
-            found: dict[str, Shown] = {}
-            ever: dict[tuple[str | None, str], Passage] = {}
-            said = words_of(task)
+            by_question: dict[str, Retrieval] = {}
+            history: dict[tuple[str | None, str], Passage] = {}
+            turn_texts = turn_texts_of(task)
             for chunk in task.chunks:
-                with self._at(task, chunk):
+                with self._name_errors(task, chunk):
                     system.read(chunk)
                     if isinstance(system, Inspectable) and not isinstance(system, Historical):
-                        ever.update(((entry.id, entry.text), entry) for entry in system.entries())
-                if asked := [question for question in task.questions if asked_at(question, task) == chunk.index]:
-                    with self._at(task, chunk):
-                        shown_now = list(self._ask(system, asked, ever, said, settings.budget))
-                    found.update((item.question.id, item) for item in shown_now)
-                done += 1
+                        history.update(((entry.id, entry.text), entry) for entry in system.entries())
+                if questions := [
+                    question for question in task.questions if question_chunk(question, task) == chunk.index
+                ]:
+                    with self._name_errors(task, chunk):
+                        retrievals = list(self._ask(system, questions, history, turn_texts, settings.budget))
+                    by_question.update((item.question.id, item) for item in retrievals)
+                chunks_read += 1
                 if progress is not None:
-                    progress(done, total)
-            shown.append([found[question.id] for question in task.questions])
-            with self._at(task):
+                    progress(chunks_read, total)
+            by_task.append([by_question[question.id] for question in task.questions])
+            with self._name_errors(task):
                 sizes.append(system.size())
-        return Showing(shown, sizes)
+        return Retrievals(by_task, sizes)
 
     @contextmanager
-    def _at(self, task: Task, chunk: Chunk | None = None) -> Iterator[None]:
+    def _name_errors(self, task: Task, chunk: Chunk | None = None) -> Iterator[None]:
         """Says where the system was when it raised, and the line of its own code; what we raise on purpose stays."""
         try:
             yield
         except MemalphaError:
             raise
         except Exception as error:
-            own = [frame for frame in extract_tb(error.__traceback__) if frame.filename != __file__]
-            lines = [f" ({one.filename}, line {one.lineno})" for one in own if one.filename == own[0].filename]
-            at = f"task {task.id!r}" + ("" if chunk is None else f", chunk {chunk.index}")
+            frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename != __file__]
+            lines = [f" ({one.filename}, line {one.lineno})" for one in frames if one.filename == frames[0].filename]
+            where = f"task {task.id!r}" + ("" if chunk is None else f", chunk {chunk.index}")
             raise EvaluationError(
-                f"system {self.name}: {at}: {type(error).__name__}: {error}{''.join(lines[-1:])}"
+                f"system {self.name}: {where}: {type(error).__name__}: {error}{''.join(lines[-1:])}"
             ) from error
 
     def _ask(
         self,
         system: System,
         questions: Sequence[Question],
-        ever: Mapping[tuple[str | None, str], Passage],
-        said: Mapping[str, str],
+        seen_entries: Mapping[tuple[str | None, str], Passage],
+        turn_texts: Mapping[str, str],
         budget: int,
-    ) -> Iterator[Shown]:
-        held = tuple(system.entries()) if isinstance(system, Inspectable) else None
-        before = None if held is None else tuple(ever.values())
+    ) -> Iterator[Retrieval]:
+        entries = tuple(system.entries()) if isinstance(system, Inspectable) else None
+        history = None if entries is None else tuple(seen_entries.values())
         if isinstance(system, Historical):
-            before = tuple(system.history())
+            history = tuple(system.history())
         size = system.size()
         for question in questions:
-            given = system.context(question.question)
-            if isinstance(given, str) or not isinstance(given, Iterable):
-                raise ConfigError(f"system {self.name}: context() gives a list, not {type(given).__name__}")
-            passages = tuple(_passage(item, self.name) for item in given)
-            _, kept = cut(passages, None if self.exempt else budget, said=said)
-            yield Shown(question, kept, length(kept), size, held=held, ever=before)
+            context = system.context(question.question)
+            if isinstance(context, str) or not isinstance(context, Iterable):
+                raise ConfigError(f"system {self.name}: context() gives a list, not {type(context).__name__}")
+            passages = tuple(_as_passage(item, self.name) for item in context)
+            _, selected = cut_to_budget(passages, None if self.exempt else budget, turn_texts=turn_texts)
+            yield Retrieval(question, selected, passage_tokens(selected), size, entries=entries, history=history)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,35 +179,39 @@ class Writer:
     name: str
     policy: Policy
 
-    def show(self, tasks: Sequence[Task], settings: Settings, progress: Progress | None = None) -> Showing:
+    def retrieve(self, tasks: Sequence[Task], settings: SystemSettings, progress: Progress | None = None) -> Retrievals:
         """See `Source`."""
         agent = in_own_style(settings.agent, self.policy)
         groups = Builder(self.policy, agent, settings.embedder).build(tasks, progress=progress)
-        sizes = [memory_tokens(group.trajectories[0].states[-1], characters_by_four) for group in groups]
-        return Showing([self._shown(group, settings) for group in groups], sizes, tuple(groups))
+        sizes = [memory_tokens(group.trajectories[0].states[-1], estimate_tokens) for group in groups]
+        return Retrievals([self._retrieve_for_task(group, settings) for group in groups], sizes, tuple(groups))
 
-    def _shown(self, group: TrajectoryGroup, settings: Settings) -> list[Shown]:
+    def _retrieve_for_task(self, group: TrajectoryGroup, settings: SystemSettings) -> list[Retrieval]:
         [trajectory], task = group.trajectories, group.task
-        found: dict[str, Shown] = {}
-        ever: dict[tuple[str | None, str], Passage] = {}
-        said = words_of(task)
+        by_question: dict[str, Retrieval] = {}
+        writes: dict[tuple[str | None, str], Passage] = {}
+        turn_texts = turn_texts_of(task)
         for index, state in enumerate(trajectory.states):
             for turn in (turn for turn in trajectory.turns if turn.chunk == index):
                 for operation in turn.operations:
                     if operation.content:
                         passage = Passage(operation.content, operation.id, operation.category, operation.timestamp)
-                        ever[operation.id, operation.content] = passage
-            asked = [question for question in task.questions if asked_at(question, task) == index]
-            if not asked:
+                        writes[operation.id, operation.content] = passage
+            questions = [question for question in task.questions if question_chunk(question, task) == index]
+            if not questions:
                 continue
-            memory, held = WorkingMemory(state, settings.embedder), tuple(map(as_passage, state.list()))
-            size, before = memory_tokens(state, characters_by_four), tuple(ever.values())
-            found_hits = memory.search_many([question.question for question in asked], settings.k)
-            for question, hits in zip(asked, found_hits, strict=True):
-                core, kept = cut([as_passage(hit.entry) for hit in hits], settings.budget, state.core, said)
-                tokens = length(kept) + characters_by_four(core)
-                found[question.id] = Shown(question, kept, tokens, size, core, held, before, state.core)
-        return [found[question.id] for question in task.questions]
+            memory, entries = WorkingMemory(state, settings.embedder), tuple(map(as_passage, state.list()))
+            size, history = memory_tokens(state, estimate_tokens), tuple(writes.values())
+            hits_by_question = memory.search_many([question.question for question in questions], settings.k)
+            for question, hits in zip(questions, hits_by_question, strict=True):
+                core, selected = cut_to_budget(
+                    [as_passage(hit.entry) for hit in hits], settings.budget, state.core, turn_texts
+                )
+                tokens = passage_tokens(selected) + estimate_tokens(core)
+                by_question[question.id] = Retrieval(
+                    question, selected, tokens, size, core, entries, history, state.core
+                )
+        return [by_question[question.id] for question in task.questions]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,33 +220,35 @@ class Oracle:
 
     name: str = "oracle"
 
-    def show(self, tasks: Sequence[Task], settings: Settings, progress: Progress | None = None) -> Showing:
+    def retrieve(self, tasks: Sequence[Task], settings: SystemSettings, progress: Progress | None = None) -> Retrievals:
         """See `Source`."""
-        shown = []
+        by_task = []
         for number, task in enumerate(tasks, start=1):
-            lines = [(chunk.index, passage) for chunk in task.chunks for passage in turns_of(chunk)]
-            said = {
+            lines = [(chunk.index, passage) for chunk in task.chunks for passage in turn_passages(chunk)]
+            turns = {
                 turn: (chunk, replace(passage, order=order))  # as of all systems: the newest of two has the greater
                 for order, (chunk, passage) in enumerate(lines)
                 for turn in passage.turns
             }
-            shown.append([self._shown(question, task, said, settings) for question in task.questions])
+            by_task.append([self._retrieve_evidence(question, task, turns, settings) for question in task.questions])
             if progress is not None:
                 progress(number, len(tasks))
-        used = [{passage.id: passage for item in items for passage in item.held or ()} for items in shown]
-        return Showing(shown, [length(passages.values()) for passages in used])
+        used = [{passage.id: passage for item in items for passage in item.entries or ()} for items in by_task]
+        return Retrievals(by_task, [passage_tokens(passages.values()) for passages in used])
 
-    def _shown(
-        self, question: Question, task: Task, said: Mapping[str, tuple[int, Passage]], settings: Settings
-    ) -> Shown:
-        at = asked_at(question, task)
-        passages = [said[turn][1] for turn in question.evidence if turn in said and said[turn][0] <= at]
-        _, kept = cut(passages, settings.budget, said=words_of(task))
-        held = tuple(passages)
-        return Shown(question, kept, length(kept), length(held), held=held, ever=held)
+    def _retrieve_evidence(
+        self, question: Question, task: Task, turns: Mapping[str, tuple[int, Passage]], settings: SystemSettings
+    ) -> Retrieval:
+        chunk_index = question_chunk(question, task)
+        passages = [turns[turn][1] for turn in question.evidence if turn in turns and turns[turn][0] <= chunk_index]
+        _, selected = cut_to_budget(passages, settings.budget, turn_texts=turn_texts_of(task))
+        evidence = tuple(passages)
+        return Retrieval(
+            question, selected, passage_tokens(selected), passage_tokens(evidence), entries=evidence, history=evidence
+        )
 
 
-def _passage(item: Any, name: str) -> Passage:
+def _as_passage(item: Any, name: str) -> Passage:
     if isinstance(item, str):
         return Passage(item)
     if not isinstance(item, Passage):
@@ -243,31 +258,35 @@ def _passage(item: Any, name: str) -> Passage:
 
 # ------------------------------------------------------------------------------------------------------------- by name
 
-_OUTSIDE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_FACTORY_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
-def load_source(
+def load_system(
     name: str, *, device: str = "cpu", dtype: str = "float32", endpoint: EndpointConfig | None = None
-) -> Source:
+) -> EvaluatedSystem:
     """A system by its name (see the table above); `device`, `dtype` and `endpoint` are those of a policy.
 
     Raises `ConfigError` or `PolicyError` for a name that nothing goes by.
     """
-    makers: dict[str, Callable[[Task, Settings], System]] = {
-        "empty": lambda task, settings: Empty(),
-        "append-only": lambda task, settings: Searched(name, turns_of, settings.k, settings.embedder, raw=False),
-        "rag": lambda task, settings: Searched(name, turns_of, settings.k, settings.embedder),
-        "rag:chunks": lambda task, settings: Searched(name, windows_of, settings.k, settings.embedder),
-        "window": lambda task, settings: Recent(name, settings.budget),
-        "full": lambda task, settings: Recent(name, None),
-        "facts": lambda task, settings: Searched(name, facts_of(task), settings.k, settings.embedder, raw=False),
+    makers: dict[str, Callable[[Task, SystemSettings], System]] = {
+        "empty": lambda task, settings: EmptySystem(),
+        "append-only": lambda task, settings: SearchSystem(
+            name, turn_passages, settings.k, settings.embedder, raw=False
+        ),
+        "rag": lambda task, settings: SearchSystem(name, turn_passages, settings.k, settings.embedder),
+        "rag:chunks": lambda task, settings: SearchSystem(name, window_passages, settings.k, settings.embedder),
+        "window": lambda task, settings: RecentSystem(name, settings.budget),
+        "full": lambda task, settings: RecentSystem(name, None),
+        "facts": lambda task, settings: SearchSystem(
+            name, fact_passages(task), settings.k, settings.embedder, raw=False
+        ),
     }
     if name in makers:
         return Streamed(name, makers[name], exempt=name == "full")
     if name == "oracle":
         return Oracle()
-    if _OUTSIDE.fullmatch(name) and not name.startswith(("scripted:", *ENDPOINTS)):
-        return Streamed(name, outside(name))
+    if _FACTORY_PATH.fullmatch(name) and not name.startswith(("scripted:", *ENDPOINTS)):
+        return Streamed(name, load_factory(name))
     if name != "heuristic" and re.fullmatch(r"[\w.-]+", name) and name not in SHIPPED and not Path(name).exists():
         raise ConfigError(
             f"no system {name!r}: there are {', '.join(BUILT_IN)}; a policy: {', '.join(SHIPPED)}, scripted:KIND, a "
@@ -277,14 +296,14 @@ def load_source(
     return Writer(name, load_policy(policy, device=device, dtype=dtype, endpoint=endpoint))
 
 
-def outside(path: str) -> Callable[[Task, Settings], System]:
+def load_factory(path: str) -> Callable[[Task, SystemSettings], System]:
     """What makes a system of somebody else's, from `package.module:factory`; modules of the working directory count.
 
     Raises `ConfigError` where it is not there, cannot be called, or gives something without the three methods.
     """
     module, _, attribute = path.partition(":")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)
+    if (working_directory := str(Path.cwd())) not in sys.path:
+        sys.path.append(working_directory)
     try:
         factory = getattr(import_module(module), attribute, None)
     except ModuleNotFoundError as error:
@@ -292,10 +311,10 @@ def outside(path: str) -> Callable[[Task, Settings], System]:
             f"system {path}: there is no module {error.name!r} here; write package.module:factory"
         ) from error
     except Exception as error:
-        place = extract_tb(error.__traceback__)[-1]
+        frame = extract_tb(error.__traceback__)[-1]
         raise ConfigError(
-            f"system {path}: {module} cannot be imported: {type(error).__name__}: {error} ({place.filename}, line "
-            f"{place.lineno})"
+            f"system {path}: {module} cannot be imported: {type(error).__name__}: {error} ({frame.filename}, line "
+            f"{frame.lineno})"
         ) from error
     if not callable(factory):
         raise ConfigError(f"system {path}: {module} has no {attribute!r} that can be called")
@@ -304,19 +323,19 @@ def outside(path: str) -> Callable[[Task, Settings], System]:
     except ValueError:  # some of those written in C have none
         parameters = {}
 
-    known = ("embedder", "k")
+    supported = ("embedder", "k")
     if needed := [
         key
         for key, parameter in parameters.items()
-        if key not in known
+        if key not in supported
         and parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]:
         raise ConfigError(f"system {path}: it needs {', '.join(needed)}, and is given embedder and k alone")
 
-    def make(task: Task, settings: Settings) -> System:
+    def make(task: Task, settings: SystemSettings) -> System:
         common = {"embedder": settings.embedder, "k": settings.k}
-        system = factory(**{key: common[key] for key in known if key in parameters})
+        system = factory(**{key: common[key] for key in supported if key in parameters})
         if missing := [method for method in ("read", "context", "size") if not callable(getattr(system, method, None))]:
             raise ConfigError(
                 f"system {path}: what it makes lacks {', '.join(missing)}: see memalpha.qa.systems.System"

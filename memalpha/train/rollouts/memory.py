@@ -18,7 +18,7 @@ from memalpha.policy.base import Policy
 from memalpha.policy.endpoints.policy import EndpointPolicy
 from memalpha.policy.sampling_keys import Start
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.qa.evaluate import asked_texts, score_groups
+from memalpha.qa.evaluate import score_groups, texts_to_embed
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.records import Record
 from memalpha.qa.report import Report, make_report
@@ -219,7 +219,7 @@ class Collector:
         reader = self.reader if isinstance(reads, EndpointPolicy) else _OneByOne(self.reader)
 
         def begin(groups: Sequence[TrajectoryGroup]) -> Callable[[], Scored[Task]]:
-            embedder = _Kept(self.builder.embedder, asked_texts(groups))
+            embedder = _Kept(self.builder.embedder, texts_to_embed(groups))
             return lambda: score_groups(groups, reader, self.rewards, embedder=embedder)
 
         def give_up() -> None:

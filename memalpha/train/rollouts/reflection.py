@@ -25,7 +25,7 @@ from memalpha.errors import InvalidContent
 from memalpha.policy.base import Policy
 from memalpha.policy.sampling_keys import noise_key
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.qa.error_analysis import with_losses
+from memalpha.qa.error_analysis import with_error_classes
 from memalpha.qa.records import Record
 from memalpha.store.embedding import Embedder
 from memalpha.store.in_memory import WorkingMemory
@@ -60,7 +60,7 @@ def look_back(
             reached = accuracy(of_attempt)
             if reached is None or (config.algorithm == 2 and reached >= config.reward_threshold):
                 continue
-            told = with_losses([TrajectoryGroup(group.task, (attempt,))], of_attempt, style)
+            told = with_error_classes([TrajectoryGroup(group.task, (attempt,))], of_attempt, style)
             found.append(Tried(number, attempt, reached, in_words(told, style, count, config.feedback_tokens)))
     return found
 

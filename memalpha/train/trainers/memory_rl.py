@@ -13,7 +13,7 @@ from memalpha.config import TrainConfig
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.records import Record
 from memalpha.qa.report import Report, summarize
-from memalpha.qa.reporting.example import choose_example, walk, write_example
+from memalpha.qa.reporting.example import choose_example, walk_trajectory, write_example
 from memalpha.train.learner.distributed import World
 from memalpha.train.rollouts.memory import Collector, TaskSource
 from memalpha.train.trainers.checkpoint import read_json, write_json
@@ -84,7 +84,7 @@ class MemoryRun(ReinforcementRun[TrainConfig], TaskRun[TrainConfig]):
         path = self.out / "eval" / "example.json"
         example = read_json(path)
         place = [task.id for task in self.source.held_out].index(example["task"])
-        example["systems"]["after"] = walk(after.groups[place].trajectories[0], after.records)
+        example["systems"]["after"] = walk_trajectory(after.groups[place].trajectories[0], after.records)
         write_json(path, example)
         systems = {
             name: read_json(self.out / "eval" / f"{name}.json")

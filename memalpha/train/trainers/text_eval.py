@@ -14,7 +14,7 @@ from memalpha.environments.evaluate import check_tasks, make_text_report, text_r
 from memalpha.environments.rollouts import Player
 from memalpha.errors import ConfigError
 from memalpha.policy.base import load_policy
-from memalpha.qa.report import Report, result_folder
+from memalpha.qa.report import Report, make_result_folder
 from memalpha.train.rollouts.text_inputs import environment_of
 from memalpha.train.rollouts.text_tasks import TextSource
 
@@ -56,7 +56,7 @@ def evaluate_run(
 ) -> Report:
     """Greedy replies of `config.policy` to the held-out tasks; saved under `out`. Raises as a run of it would."""
     if out is not None:
-        result_folder(out)
+        make_result_folder(out)
     source = TextSource(config)
     environment = environment_of(config.model_copy(update={"out": out}))  # where paid answers are kept
     check_tasks(source.held_out, environment)

@@ -14,17 +14,17 @@ from memalpha.errors import DataError
 from memalpha.qa.records import Record, save_records
 from memalpha.qa.reporting.compare import (
     COLUMNS,
-    System,
+    ComparedSystem,
     as_csv,
     as_markdown,
     as_text,
     compare,
+    comparison_rows,
     load_records,
     load_run,
     load_systems,
-    table,
 )
-from memalpha.qa.scoring.stats import Row, estimate, paired
+from memalpha.qa.scoring.stats import ScoredAnswer, compare_paired, estimate
 
 
 def record(task, number, correct, *, score=None, ability="extraction", text="Where?"):
@@ -45,7 +45,7 @@ LOW, HIGH = records(0.3, 1), records(0.8, 2)
 
 
 def systems(**runs):
-    return [System(name, (tuple(found),)) for name, found in runs.items()]
+    return [ComparedSystem(name, (tuple(found),)) for name, found in runs.items()]
 
 
 def write(folder, found, name="system"):
@@ -57,23 +57,23 @@ def write(folder, found, name="system"):
 def test_figures_are_those_of_stats():
     found = compare(systems(low=LOW, high=HIGH), resamples=500)
     rows = {
-        name: [Row(item.task, item.ability, float(item.correct)) for item in of]
+        name: [ScoredAnswer(item.task, item.ability, float(item.correct)) for item in of]
         for name, of in (("low", LOW), ("high", HIGH))
     }
     lines = {(line.system, line.ability): line for line in found.lines}
     assert list(lines) == [(s, a) for s in ("low", "high") for a in ("all", "macro", "extraction", "temporal")]
     assert lines["low", "all"].mean == estimate(rows["low"], resamples=500)
     assert lines["high", "macro"].mean == estimate(rows["high"], macro=True, resamples=500)
-    assert lines["high", "all"].against == paired(rows["low"], rows["high"], resamples=500)
+    assert lines["high", "all"].against == compare_paired(rows["low"], rows["high"], resamples=500)
     assert lines["low", "all"].against is lines["high", "macro"].against is None
     temporal = [[row for row in rows[name] if row.group == "temporal"] for name in ("low", "high")]
-    assert lines["high", "temporal"].against == paired(*temporal, resamples=500)
+    assert lines["high", "temporal"].against == compare_paired(*temporal, resamples=500)
     assert (found.questions, found.conversations, found.baseline) == (48, 6, "low")
 
 
 def test_order_of_records_does_not_matter():
     shuffled = random.Random(0).sample(HIGH, len(HIGH))
-    assert table(compare(systems(a=LOW, b=HIGH))) == table(compare(systems(a=LOW, b=shuffled)))
+    assert comparison_rows(compare(systems(a=LOW, b=HIGH))) == comparison_rows(compare(systems(a=LOW, b=shuffled)))
 
 
 def test_the_baseline_goes_first():
@@ -141,7 +141,7 @@ def test_what_was_not_evaluated_alike_is_told(tmp_path):
     assert found.differ == {"metric": {one: "exact", two: "f1"}}
     assert f"NOT EVALUATED ALIKE, metric: {one}: exact; {two}: f1." in as_text(found)
     assert compare(load_systems([one, three]), resamples=50).differ == {}, "what is not known is no difference"
-    assert load_systems([f"{one},,{two}"])[0].rules["metric"] == "exact or f1"
+    assert load_systems([f"{one},,{two}"])[0].setup["metric"] == "exact or f1"
     (tmp_path / "b" / "eval" / "system.json").write_text("{")
     with pytest.raises(DataError, match=r"system\.json: cannot be read"):
         load_systems([two])

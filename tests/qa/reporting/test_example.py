@@ -12,7 +12,7 @@ from memalpha.config import WorldConfig
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.report import Report
-from memalpha.qa.reporting.example import choose_example, walk, write_example
+from memalpha.qa.reporting.example import choose_example, walk_trajectory, write_example
 from memalpha.report.conversation import conversation
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.types import GoldOperation, Task, ToolCall, ToolResult
@@ -45,7 +45,7 @@ def test_the_first_task_with_a_change_and_a_retraction_is_chosen(tasks: list[Tas
 def test_the_walk_tells_what_happened(tasks: list[Task], report: Report) -> None:
     number = choose_example(tasks)
     trajectory = report.groups[number].trajectories[0]
-    walked = walk(trajectory, report.records)
+    walked = walk_trajectory(trajectory, report.records)
     assert len(walked["chunks"]) == len(tasks[number].chunks)
     codes = [call["code"] for step in walked["chunks"] for call in step["calls"]]
     assert codes == [result.code for turn in trajectory.turns for result in turn.results]

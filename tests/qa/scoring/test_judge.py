@@ -17,7 +17,7 @@ from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.scoring.judge import (
     Item,
     Judge,
-    Labelled,
+    LabelledItem,
     Write,
     agreement,
     check_judge,
@@ -426,4 +426,4 @@ def test_a_label_file_that_is_none(row, message, tmp_path):
 def test_labels_are_read_as_they_stand(tmp_path):
     path = tmp_path / "labels.jsonl"
     path.write_text('{"id": 7, "question": "q", "gold": ["a", "b"], "prediction": "p", "label": 1}\n')
-    assert load_labels(path) == [Labelled(Item("q", ("a", "b"), "p"), 1.0, "7")]
+    assert load_labels(path) == [LabelledItem(Item("q", ("a", "b"), "p"), 1.0, "7")]

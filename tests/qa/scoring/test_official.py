@@ -12,7 +12,14 @@ from memalpha.agent.text_match import is_abstention
 from memalpha.errors import DataError
 from memalpha.qa.protocol import run_systems
 from memalpha.qa.scoring import official
-from memalpha.qa.scoring.metrics import JUDGED, QUESTION_METRICS, RIGHT, is_right, official_scores, score_question
+from memalpha.qa.scoring.metrics import (
+    CORRECT_FROM,
+    JUDGED,
+    QUESTION_METRICS,
+    is_correct,
+    official_scores,
+    score_question,
+)
 from memalpha.store.search.stemmer import nltk_stem, stem
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
@@ -68,7 +75,7 @@ def test_longmemeval_retrieval(table):
     for case in CASES[table]:
         ranking, k, correct = case["ranking"], case["k"], case["correct"]
         if table == "retrieval_turns":
-            ranking, k = official.as_sessions(ranking, k)
+            ranking, k = official.session_ranking(ranking, k)
             correct = sorted({turn.rpartition("_")[0] for turn in correct})
         found = official.retrieval_scores(ranking, correct, k, official=True)
         assert found == {name: close(case[name]) for name in ("recall_any", "recall_all", "ndcg_any")}, case
@@ -170,7 +177,7 @@ def test_beam():
 
 def test_personamem():
     for case in CASES["personamem"]:
-        assert official.choice(case["prediction"], case["gold"], official=True) == case["official"], case
+        assert official.choice_score(case["prediction"], case["gold"], official=True) == case["official"], case
 
 
 @pytest.mark.parametrize(
@@ -192,23 +199,23 @@ def test_personamem():
     ],
 )
 def test_a_letter_must_be_given_as_a_letter(prediction, right):
-    assert official.choice(prediction, "(c)") == right
-    assert official.choice(prediction, "(b) another") == 0
+    assert official.choice_score(prediction, "(c)") == right
+    assert official.choice_score(prediction, "(b) another") == 0
 
 
 def test_an_article_is_no_vote_unless_official():
-    assert official.choice("take a walk", "(a)") == 0.0
-    assert official.choice("take a walk", "(a)", official=True) == 1.0
+    assert official.choice_score("take a walk", "(a)") == 0.0
+    assert official.choice_score("take a walk", "(a)", official=True) == 1.0
     with pytest.raises(DataError, match="not a letter"):
-        official.choice("(c)", "a walk")
+        official.choice_score("(c)", "a walk")
 
 
 def test_the_text_of_an_option_names_it():
     options = {"a": "Try the new place", "b": "Stay at home"}
-    assert official.choice("stay at home.", "(b) Stay at home", options=options) == 1.0
-    assert official.choice("stay at home.", "(a) Try the new place", options=options) == 0.0
-    assert official.choice("stay", "(b) Stay at home", options=options) == 0.0
-    assert official.choice("stay at home", "(b) Stay at home") == 0.0
+    assert official.choice_score("stay at home.", "(b) Stay at home", options=options) == 1.0
+    assert official.choice_score("stay at home.", "(a) Try the new place", options=options) == 0.0
+    assert official.choice_score("stay", "(b) Stay at home", options=options) == 0.0
+    assert official.choice_score("stay at home", "(b) Stay at home") == 0.0
     question = asked("choice", ("(b) Stay at home",), choices=options)
     assert score_question(question, Answer("Stay at home")) == 1.0
 
@@ -266,7 +273,7 @@ def asked(metric=None, answers=("Oslo",), category=None, **meta):
 def test_a_question_is_scored_by_its_own_metric(metric, text, answers, score):
     question = asked(metric, answers)
     assert score_question(question, Answer(text)) == score
-    assert is_right(question, score) == (score >= 0.5)
+    assert is_correct(question, score) == (score >= 0.5)
     assert score_question(question, Answer(text, conflict=True)) == 0.0
     assert score_question(question, Answer("unknown", abstained=True)) == 0.0
 
@@ -315,7 +322,7 @@ def test_a_question_without_an_answer_wants_an_abstention():
 
 
 def test_metrics_have_a_threshold_and_judged_ones_wait():
-    assert set(RIGHT) == {*QUESTION_METRICS, *JUDGED}
+    assert set(CORRECT_FROM) == {*QUESTION_METRICS, *JUDGED}
     for metric in JUDGED:
         assert score_question(asked(metric), Answer("Oslo")) is None
     with pytest.raises(DataError, match=r"no metric 'bleu'.*substring"):

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memalpha.errors import DataError
-from memalpha.qa.scoring.stats import Row, estimate, exact_mcnemar, macro, mean_and_deviation, micro, paired
+from memalpha.qa.scoring.stats import (
+    ScoredAnswer,
+    compare_paired,
+    estimate,
+    exact_mcnemar,
+    macro,
+    mean_and_deviation,
+    micro,
+)
 
 
 def made(conversations=12, seed=0, rate=0.6, size=(3, 9)):
@@ -18,12 +26,19 @@ def made(conversations=12, seed=0, rate=0.6, size=(3, 9)):
     rows = []
     for number in range(conversations):
         own = min(1.0, max(0.0, rng.gauss(rate, 0.2)))
-        rows += [Row(f"c{number}", rng.choice("xyz"), float(rng.random() < own)) for _ in range(rng.randint(*size))]
+        rows += [
+            ScoredAnswer(f"c{number}", rng.choice("xyz"), float(rng.random() < own)) for _ in range(rng.randint(*size))
+        ]
     return rows
 
 
 def test_averages_by_hand():
-    rows = [Row("c1", "x", 1.0), Row("c1", "x", 1.0), Row("c1", "y", 0.0), Row("c2", "x", 0.0)]
+    rows = [
+        ScoredAnswer("c1", "x", 1.0),
+        ScoredAnswer("c1", "x", 1.0),
+        ScoredAnswer("c1", "y", 0.0),
+        ScoredAnswer("c2", "x", 0.0),
+    ]
     assert micro(rows) == 0.5
     assert macro(rows) == (2 / 3 + 0) / 2
     for empty in (micro, macro, estimate):
@@ -75,7 +90,7 @@ def test_the_interval_is_bca(by_group):
 def test_the_interval_agrees_with_scipy():
     stats = pytest.importorskip("scipy.stats", reason="scipy comes with memalpha[embed]")
     rng = random.Random(3)
-    rows = [Row(f"c{n}", "x", rng.expovariate(1.0)) for n in range(25)]  # one answer a conversation: plain BCa
+    rows = [ScoredAnswer(f"c{n}", "x", rng.expovariate(1.0)) for n in range(25)]  # one answer a conversation: plain BCa
     theirs = stats.bootstrap(([row.value for row in rows],), mean, method="BCa", n_resamples=4000, random_state=0)
     ours = estimate(rows, resamples=20_000)
     assert ours.low == pytest.approx(theirs.confidence_interval.low, abs=0.02)
@@ -88,7 +103,7 @@ def test_the_interval_covers_about_as_often_as_it_says():
     inside = 0
     for number in range(200):
         rows = [
-            Row(f"c{n}", "x", float(rng.random() < own))
+            ScoredAnswer(f"c{n}", "x", float(rng.random() < own))
             for n in range(20)
             for own in [rng.choice([0.4, 0.6, 0.8])]
             for _ in range(10)
@@ -99,50 +114,60 @@ def test_the_interval_covers_about_as_often_as_it_says():
 
 
 def test_questions_of_one_conversation_are_not_independent():
-    alike = [Row(f"c{n}", "x", float(n % 2)) for n in range(10) for _ in range(50)]
-    apart = [Row(f"c{n}.{k}", "x", float(n % 2)) for n in range(10) for k in range(50)]
+    alike = [ScoredAnswer(f"c{n}", "x", float(n % 2)) for n in range(10) for _ in range(50)]
+    apart = [ScoredAnswer(f"c{n}.{k}", "x", float(n % 2)) for n in range(10) for k in range(50)]
     wide, narrow = estimate(alike), estimate(apart)
     assert wide.value == narrow.value == 0.5
     assert wide.high - wide.low > 5 * (narrow.high - narrow.low)
 
 
 def test_edges():
-    one = estimate([Row("c", "x", 1.0), Row("c", "x", 0.0)])
+    one = estimate([ScoredAnswer("c", "x", 1.0), ScoredAnswer("c", "x", 0.0)])
     assert (one.value, one.low, one.high, one.clusters) == (0.5, None, None, 1)
-    same = estimate([Row(f"c{n}", "x", 1.0) for n in range(5)])
+    same = estimate([ScoredAnswer(f"c{n}", "x", 1.0) for n in range(5)])
     assert (same.value, same.low, same.high) == (1.0, 1.0, 1.0)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xy"), st.floats(0, 1)), min_size=1, max_size=20))
 def test_an_interval_holds_what_can_be(items):
-    rows = [Row(*item) for item in items]
+    rows = [ScoredAnswer(*item) for item in items]
     for by_group in (False, True):
         found = estimate(rows, macro=by_group, resamples=50)
         assert found.low is None or -1e-9 <= found.low <= found.high <= 1 + 1e-9
 
 
 def test_paired_by_hand():
-    first = [Row("c1", "x", 1.0), Row("c1", "x", 0.0), Row("c2", "x", 0.0), Row("c3", "y", 0.0)]
-    second = [Row("c1", "x", 0.0), Row("c1", "x", 1.0), Row("c2", "x", 1.0), Row("c3", "y", 1.0)]
-    found = paired(first, second)
+    first = [
+        ScoredAnswer("c1", "x", 1.0),
+        ScoredAnswer("c1", "x", 0.0),
+        ScoredAnswer("c2", "x", 0.0),
+        ScoredAnswer("c3", "y", 0.0),
+    ]
+    second = [
+        ScoredAnswer("c1", "x", 0.0),
+        ScoredAnswer("c1", "x", 1.0),
+        ScoredAnswer("c2", "x", 1.0),
+        ScoredAnswer("c3", "y", 1.0),
+    ]
+    found = compare_paired(first, second)
     assert (found.first, found.second, found.difference.value) == (0.25, 0.75, 0.5)
     assert (found.only_first, found.only_second, found.mcnemar) == (1, 3, 0.625)  # 2 * (1 + 4) / 16
-    scored = paired(first, [row._replace(value=0.5) for row in second])
+    scored = compare_paired(first, [row._replace(value=0.5) for row in second])
     assert (scored.only_first, scored.mcnemar) == (None, None)
     with pytest.raises(DataError, match="same questions"):
-        paired(first, second[::-1])
+        compare_paired(first, second[::-1])
     with pytest.raises(DataError, match="same questions"):
-        paired(first, second[1:])
+        compare_paired(first, second[1:])
 
 
 def test_the_paired_p_is_that_of_all_resamples():
     """With five conversations all 3,125 resamples can be counted."""
     gains = [0.2, 0.4, -0.1, 0.3, 0.1]
-    first = [Row(f"c{n}", "x", 0.5) for n in range(5)]
-    second = [Row(f"c{n}", "x", 0.5 + gain) for n, gain in enumerate(gains)]
+    first = [ScoredAnswer(f"c{n}", "x", 0.5) for n in range(5)]
+    second = [ScoredAnswer(f"c{n}", "x", 0.5 + gain) for n, gain in enumerate(gains)]
     centre = mean(gains)
     exact = mean(abs(mean(draw) - centre) >= centre - 1e-12 for draw in itertools.product(gains, repeat=5))
-    assert paired(first, second, resamples=50_000).p == pytest.approx(exact, abs=0.005)
+    assert compare_paired(first, second, resamples=50_000).p == pytest.approx(exact, abs=0.005)
 
 
 def test_the_paired_test_is_level_and_has_power():
@@ -153,8 +178,8 @@ def test_the_paired_test_is_level_and_has_power():
         shuffled = [row._replace(value=float(rng.random() < 0.6)) for row in first]
         again = [row._replace(value=float(rng.random() < 0.6)) for row in first]
         better = [row._replace(value=float(rng.random() < 0.85)) for row in first]
-        small += paired(shuffled, again, resamples=500).p < 0.05
-        large += paired(shuffled, better, resamples=500).p < 0.05
+        small += compare_paired(shuffled, again, resamples=500).p < 0.05
+        large += compare_paired(shuffled, better, resamples=500).p < 0.05
     assert small <= 18  # 5 % of 150, and a little for 15 conversations
     assert large >= 120
 

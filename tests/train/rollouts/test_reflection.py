@@ -83,9 +83,9 @@ def test_feedback_is_bounded_in_whole_answers():
     one = look_back(groups, records, 0, builder, ERLConfig())[0]
     parts = one.feedback.split("\n\n")
     assert all(part.startswith("Question: ") and "\nLost: " in part for part in parts)
-    from memalpha.qa.error_analysis import with_losses
+    from memalpha.qa.error_analysis import with_error_classes
 
-    told = [record for record in with_losses(groups, records) if record.feedback]
+    told = [record for record in with_error_classes(groups, records) if record.feedback]
     whole = in_words(told, "full", len, 10**6)
     half = in_words(told, "full", len, len(whole) // 2)
     assert half and len(half) <= len(whole) // 2 and set(half.split("\n\n")) < set(whole.split("\n\n"))

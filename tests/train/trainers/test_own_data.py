@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from memalpha.config import WorldConfig
-from memalpha.qa.from_config import run_evaluation, settings_of_run
+from memalpha.qa.from_config import load_run_settings, run_evaluation
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.api import train
@@ -22,7 +22,7 @@ def test_the_evaluation_of_a_run_directory_is_the_runs_own(small, tmp_path):
         ({"systems": "scripted:oracle"}, summary["baselines"]["oracle"]),
         ({"systems": "scripted:append-only"}, summary["baselines"]["append_only"]),
     ):
-        [report] = run_evaluation(settings_of_run(settings.out, system))
+        [report] = run_evaluation(load_run_settings(settings.out, system))
         found, tokens = report.summary, {"memory_tokens", "conversation_tokens"}  # the run counts the writer's own
         for key in trained.keys() - tokens - {"by_ability", "reward"}:
             assert found[key] == trained[key], key

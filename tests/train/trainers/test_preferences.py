@@ -13,7 +13,7 @@ from memalpha import train_on_preferences
 from memalpha.config import PreferenceConfig, build_config, merge, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError
 from memalpha.policy.base import load_policy
-from memalpha.qa.from_config import settings_of
+from memalpha.qa.from_config import load_settings
 from memalpha.report.page import write_report
 from memalpha.train.api import train
 
@@ -182,4 +182,4 @@ def test_a_run_has_a_page_and_no_questions(prefers):
     page = write_report(settings.out).read_text()
     assert "pair loss 0.693 before" in page and "Preferences" in page and "not finished" not in page
     with pytest.raises(ConfigError, match="asked no questions"):
-        settings_of(str(settings.out))
+        load_settings(str(settings.out))

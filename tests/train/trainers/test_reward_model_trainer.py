@@ -16,7 +16,7 @@ from memalpha.config import RewardModelConfig, build_config, merge, training_con
 from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
 from memalpha.policy.base import load_policy
 from memalpha.policy.reward_model import Head, bare, pack_rows, with_head
-from memalpha.qa.from_config import settings_of
+from memalpha.qa.from_config import load_settings
 from memalpha.report.page import write_report
 from memalpha.train.api import train
 from memalpha.train.data.rewards import Compared, Rated, read_judged
@@ -312,7 +312,7 @@ def test_a_run_has_a_page_and_is_no_policy(judges):
     page = write_report(settings.out).read_text()
     assert "pair loss 0.693 before" in page and "Preferences" in page and "not finished" not in page
     with pytest.raises(ConfigError, match="trained a reward model"):
-        settings_of(str(settings.out))
+        load_settings(str(settings.out))
     with pytest.raises(PolicyError, match="is a reward model, which scores replies"):
         load_policy(settings.out)
     shipped = training_config("reward", {"data": "pairs.jsonl"})
