@@ -1,4 +1,4 @@
-"""The algorithms by name (`ReinforcementConfig.algorithm`), a file each."""
+"""Reinforcement-learning algorithms by name (`ReinforcementConfig.algorithm`), one file each."""
 
 from memalpha.train.algorithms.base import Algorithm
 from memalpha.train.algorithms.dpo import DPO

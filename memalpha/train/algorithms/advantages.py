@@ -1,8 +1,9 @@
-"""Group-relative advantages per turn: baselines over rollouts, never over rows.
+"""Group-relative advantages per turn.
 
-A reward component is either shared by a whole trajectory (r1, r3: centred over the G rollouts, whatever their number of
-turns) or belongs to a turn (r2, r4: centred over the rollouts that have a turn at the same chunk index). With equal
-chunk counts the two together are r_t minus the group's mean r_t at that chunk.
+Baselines are over rollouts, never over rows. A reward component belongs either to the whole trajectory (r1, r3) or to
+one turn (r2, r4). Trajectory components are centred over the G rollouts, whatever their number of turns. Turn
+components are centred over the rollouts that have a turn at the same chunk index. With equal chunk counts the sum of
+both is r_t minus the group's mean r_t at that chunk.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from memalpha.errors import TrainingError
 from memalpha.types import Reward, Trajectory, TrajectoryGroup
 
 SHARED_COMPONENTS = frozenset({"r1", "r3", "model"})
-"""Components that belong to the whole trajectory, in a `Reward` that does not say; all others belong to a turn."""
+"""Components of the whole trajectory if a `Reward` does not name its own; all others belong to a turn."""
 
 
 def group_advantages(
@@ -26,11 +27,24 @@ def group_advantages(
     floor: float = 0.01,
     extra_rewards: Sequence[Sequence[float]] | None = None,
 ) -> list[list[float]]:
-    """One advantage per turn of each trajectory of `group`; `extra` is added to the turns' own rewards.
+    """Return one advantage per turn of each trajectory in `group`.
 
-    `leave_one_out` compares a rollout with the mean of the others only. `scale="group"` divides by the population
-    standard deviation over the G rollouts at that chunk index plus `floor`; a rollout that has no turn there counts as
-    if its turn had earned the mean of those there, so that a chunk which one rollout alone reached is not blown up.
+    A rollout without a turn at some chunk index counts there as if its turn had earned the mean of the others. So a
+    chunk that only one rollout reached gets no inflated advantage.
+
+    Args:
+        group: Scored rollouts of one task.
+        baseline: "mean" subtracts the mean of all G rollouts, "leave_one_out" that of the other G - 1.
+        scale: "group" divides by the population standard deviation over the G rollouts at that chunk index, "none" by
+            nothing.
+        floor: Added to the standard deviation before dividing.
+        extra_rewards: Reward to add per trajectory and turn, for example a KL penalty.
+
+    Returns:
+        Advantages by trajectory and turn.
+
+    Raises:
+        TrainingError: A trajectory has no reward for each of its turns.
     """
     shared, turn_rewards = zip(*(split_reward(trajectory) for trajectory in group.trajectories), strict=True)
     if extra_rewards is not None:
@@ -53,9 +67,11 @@ def group_advantages(
 
 
 def reward_std(groups: Sequence[TrajectoryGroup[Any]], extra_rewards: Sequence[Sequence[Sequence[float]]]) -> float:
-    """The population standard deviation of r_t over all turns of all groups; every rollout weighs the same.
+    """Return the population standard deviation of r_t over all turns; each rollout has equal weight.
 
-    `extra` is added to the turns' own rewards, by group and trajectory.
+    Args:
+        groups: Scored groups of the step.
+        extra_rewards: Reward to add, by group, trajectory and turn.
     """
     values, weights = [], []
     for group, group_extra in zip(groups, extra_rewards, strict=True):
@@ -71,7 +87,11 @@ def reward_std(groups: Sequence[TrajectoryGroup[Any]], extra_rewards: Sequence[S
 
 
 def split_reward(trajectory: Trajectory[Any]) -> tuple[float, list[float]]:
-    """The shared reward of a trajectory and its turns' own rewards, weighted."""
+    """Return a trajectory's weighted shared reward and its weighted reward per turn.
+
+    Raises:
+        TrainingError: The reward is missing, or has another number of turns than the trajectory.
+    """
     reward = trajectory.reward
     if reward is None or len(reward.turns) != len(trajectory.turns) or not reward.turns:
         raise TrainingError(f"task {trajectory.task.id!r}, rollout {trajectory.rollout}: no reward for each turn")
@@ -91,7 +111,7 @@ def _weighted_sum(reward: Reward, index: int, *, shared: bool) -> float:
 
 
 def _centre(values: Sequence[float], baseline: str) -> list[float]:
-    """Minus the mean of all, or of the others; a value without others is its own baseline."""
+    """Subtract the mean of all values, or of the other values; a single value is its own baseline."""
     count = len(values)
     mean = sum(values) / count
     factor = count / (count - 1) if baseline == "leave_one_out" and count > 1 else 1.0

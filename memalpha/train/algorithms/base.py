@@ -1,7 +1,8 @@
-"""What an algorithm is: it says what is collected and writes per-token annotations; the engine executes them.
+"""Interface of an algorithm, and the row helpers that several algorithms share.
 
-A step of the loop: `collect`, then `annotate` once, then before each optimizer step `refresh` on its rows, at the end
-`learnt`. Baselines are over rollouts, never over rows: a rollout is one row a chunk, each with a context of its own.
+An algorithm decides what to collect and writes per-token annotations; the engine executes them. The training loop calls
+`collect`, then `annotate` once, then `refresh` before each optimizer step, and `finish_step` at the end. Baselines are
+over rollouts, never over rows: a rollout is one row per chunk, each with its own context.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from memalpha.types import TrajectoryGroup
 
 
 class Scorer(Protocol):
-    """Forward passes of the weights as they are; one array of shape (T,) a row, T its completion's tokens."""
+    """Forward passes with the current weights; each returns one array (T,) per row of T completion tokens."""
 
     def forward(self, samples: Sequence[TrainingSample], *, reference: bool = False) -> list[np.ndarray]:
-        """Log-probs of the completion's tokens, of the policy or of its reference."""
+        """Return log-probs of the completion tokens under the policy, or under the reference policy."""
         ...
 
     def values(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """What the value head says before each of the completion's tokens."""
+        """Return the value head's estimate before each completion token."""
         ...
 
 
 class Algorithm(ABC):
-    """Base of all. `state` is JSON and part of every checkpoint."""
+    """Base class of all algorithms. `state` is JSON and part of every checkpoint."""
 
     def __init__(self, config: ReinforcementConfig) -> None:
         self.config = config
@@ -43,46 +44,56 @@ class Algorithm(ABC):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether `annotate` or `refresh` will ask for log-probs of the start policy."""
+        """True if `annotate` or `refresh` asks for log-probs of the start policy."""
         return self.config.beta > 0
 
     @property
     def value_learning_rate(self) -> float | None:
-        """That of a value head; None: the algorithm needs no values."""
+        """Learning rate of a value head; None if the algorithm needs no values."""
         return None
 
     @property
     def advice_tokens(self) -> int:
-        """The most advice that a rollout's prompts may carry."""
+        """Maximum number of advice tokens in a rollout's prompt."""
         return 0
 
     def collect(
         self, collector: RolloutCollector[Any], tasks: Sequence[Any], step: int
     ) -> tuple[list[TrajectoryGroup[Any]], list[Record]]:
-        """The step's scored groups, and the records of their questions."""
+        """Sample and score the rollouts of one step.
+
+        Args:
+            collector: Samples rollouts and scores them.
+            tasks: Tasks of the step; each becomes one group.
+            step: Step index; seeds the sampling.
+
+        Returns:
+            The scored groups and the evaluation records of their questions.
+        """
         return collector.attempts(tasks, step)
 
     @abstractmethod
     def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
-        """The rows to train on, with their weights not yet normalised."""
+        """Return the rows to train on, with weights that are not yet normalised."""
 
     def updates(self, samples: Sequence[TrainingSample]) -> dict[str, Sequence[TrainingSample]]:
-        """The rows of a step's updates, one after the other; each is of minibatches and iterations as configured.
+        """Return the rows of each update phase in order, by phase name.
 
-        The step's figures are those of the update named "", of others there is `<name>_loss`.
+        Each phase runs the configured minibatches and iterations. The phase named "" gives the step's metrics; any
+        other phase only adds `<name>_loss`.
         """
         return {"": samples}
 
     def refresh(self, samples: Sequence[TrainingSample], score: Scorer) -> Sequence[TrainingSample]:
-        """The rows of one optimizer step, with what depends on the weights of this moment."""
+        """Return the rows of one optimizer step, with weights that depend on the current policy recomputed."""
         return samples
 
     def finish_step(self, metrics: dict[str, Any]) -> None:  # noqa: B027  # most have nothing to do here
-        """The step's updates are done; `line` holds their figures and may be added to."""
+        """Update the algorithm's state after the step's last update; may add to `metrics`."""
 
 
 def build_rows(groups: Sequence[TrajectoryGroup[Any]], entropy_coef: float = 0.0) -> list[TrainingSample]:
-    """One row a turn, in the order of groups, trajectories, turns; no advantages yet."""
+    """Return one row per turn, in the order of groups, trajectories, turns, without advantages."""
     rows = [
         policy_gradient_sample(turn, task=group.task.id, rollout=trajectory.rollout, role=trajectory.role)
         for group in groups
@@ -95,17 +106,32 @@ def build_rows(groups: Sequence[TrajectoryGroup[Any]], entropy_coef: float = 0.0
 def compute_old_logprobs(
     rows: Sequence[TrainingSample], score: Scorer, config: ReinforcementConfig
 ) -> list[np.ndarray]:
-    """Log-probs of the policy before a step's updates, as `config.old_logprobs` says: recorded, or the learner's."""
+    """Return log-probs of the policy before the step's first update, recorded or recomputed.
+
+    Args:
+        rows: Rows of the step.
+        score: Recomputes log-probs for `old_logprobs="recomputed"`.
+        config: `old_logprobs` chooses between the sampler's record and the learner's forward pass.
+
+    Returns:
+        One array (T,) per row.
+    """
     return score.forward(rows) if config.old_logprobs == "recomputed" else [row.logprobs for row in rows]
 
 
 def add_reference_kl(
     rows: list[TrainingSample], score: Scorer, config: ReinforcementConfig, old: Sequence[np.ndarray] | None = None
 ) -> tuple[list[TrainingSample], list[np.ndarray] | None]:
-    """The rows with the KL to the reference as `beta` and `kl_in` say.
+    """Add the KL to the reference policy, as `beta` and `kl_in` say.
 
-    In the loss it is a stream of the rows. As a reward it is the second result: each token's `beta` times its estimate
-    (from `old_logprobs`: `old`, where they are known already), a cost.
+    Args:
+        rows: Rows of the step.
+        score: Computes the reference's log-probs.
+        config: `kl_in="loss"` adds a KL stream to the rows; `kl_in="reward"` returns a cost per token.
+        old: Old log-probs of the rows, if already computed.
+
+    Returns:
+        The rows, and for `kl_in="reward"` one array (T,) per row of `beta` times the KL estimate, else None.
     """
     if not config.beta:
         return rows, None
@@ -124,7 +150,7 @@ def add_reference_kl(
 def turn_penalties(
     groups: Sequence[TrajectoryGroup[Any]], costs: Sequence[np.ndarray] | None
 ) -> list[list[list[float]]]:
-    """Minus the costs of each turn's tokens, by group, trajectory and turn; 0 without costs."""
+    """Return minus the summed token costs of each turn, by group, trajectory and turn; 0 without costs."""
     remaining = iter(costs or ())
     return [
         [
@@ -136,5 +162,5 @@ def turn_penalties(
 
 
 def set_advantages(rows: Sequence[TrainingSample], values: Sequence[float]) -> list[TrainingSample]:
-    """Every token of row i weighed by `values[i]`."""
+    """Give every token of row i the advantage `values[i]`."""
     return [replace(row, advantages=row.pg * np.float32(value)) for row, value in zip(rows, values, strict=True)]

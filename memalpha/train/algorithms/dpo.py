@@ -4,18 +4,19 @@
     Delta = sum over ALL completion tokens of ALL turns of (log pi - log pi_ref) of chosen, minus the same of rejected
     loss  = - mean over pairs of log sigma(beta Delta)
 
-Losses beside it (cDPO, IPO, reference-free) and how the exact gradient comes from single rows: `train.pairs`.
+`pairwise` has the related losses (cDPO, IPO, reference-free) and computes the exact gradient from single rows.
 
-Departures from the paper, which has a fixed set of pairs that people compared:
+Deviations from the paper, which trains on a fixed set of pairs that people compared:
 
-* pairs are new in every step, of rollouts sampled with the weights of then, and the reward compares (online DPO, Guo
-  et al. 2024, arXiv 2402.04792, where a model does); `num_iterations` passes over them are off-policy like the paper's;
-* a side is a whole trajectory of several contexts, not one completion: the log-probs of its turns add up, for the
-  probability of a trajectory is their product with the environment's own part, which both policies share;
-* one pair a task, best against worst: the pair with the clearest difference. Rollouts whose totals are equal give none
-  (`TIE`), nor do those that differ by less than `dpo.margin`. A step without any pair updates nothing.
+* Each step builds new pairs from rollouts of the current weights, and the reward compares them (online DPO, Guo et al.
+  2024, arXiv 2402.04792, where a model compares). Extra epochs over them (`num_iterations`) are off-policy as in the
+  paper.
+* A side is a whole trajectory of several contexts. The log-probs of its turns add up: the probability of a trajectory
+  is their product with the environment's part, which both policies share.
+* Each task gives one pair, best against worst, because that difference is clearest. Groups whose totals are equal
+  (`TIE_TOLERANCE`) or closer than `dpo.margin` give none. A step without pairs updates nothing.
 
-The reference is the start policy: adapters off, else a frozen copy.
+The reference is the start policy: the model with its adapters off, else a frozen copy.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from memalpha.train.data.samples import TrainingSample
 from memalpha.types import Trajectory, TrajectoryGroup
 
 TIE_TOLERANCE = 1e-9
-"""Totals closer than this are equal: they may be sums of the same numbers in another order."""
+"""Totals closer than this are ties: they may be sums of the same numbers in another order."""
 
 
 class DPO(Algorithm):
-    """One sample per turn of a chosen or rejected rollout; a pair is a unit. No state between steps."""
+    """DPO with one row per turn of a chosen or rejected rollout; a pair is one unit. Keeps no state between steps."""
 
     def __init__(self, config: ReinforcementConfig) -> None:
         super().__init__(config)
@@ -48,11 +49,11 @@ class DPO(Algorithm):
 
     @property
     def needs_reference(self) -> bool:
-        """Unless the loss is reference-free."""
+        """True unless the loss is reference-free."""
         return not self.settings.reference_free
 
     def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
-        """The rows of all pairs, with the reference's log-probs; `refresh` gives them their weights."""
+        """Return the rows of all pairs with the reference's log-probs; `refresh` sets their weights."""
         pairs = choose_pairs(groups, self.settings.margin)
         self._pair_count, self._update_metrics = len(pairs), []
         rows = [
@@ -76,15 +77,15 @@ class DPO(Algorithm):
         return [replace(row, reference=reference) for row, reference in zip(rows, references, strict=True)]
 
     def refresh(self, samples: Sequence[TrainingSample], score: Scorer) -> Sequence[TrainingSample]:
-        """Whole pairs, weighed by the loss's gradient at the weights of this moment."""
+        """Weight whole pairs by the gradient of the loss at the current weights."""
         weighted, metrics = weight_pairs(samples, score.forward(samples), self.settings)
         self._update_metrics.append(metrics)
         return weighted
 
     def finish_step(self, metrics: dict[str, Any]) -> None:
-        """How many tasks gave a pair; loss, margin and share of rightly ordered pairs, each before its update."""
+        """Add the number of pairs, and the loss, margin and accuracy of each pair before its update."""
         for name in [name for name in metrics if name.startswith(("clipped", "old_", "ratio_", "mismatch_"))]:
-            del metrics[name]  # of a policy gradient, which there is none of
+            del metrics[name]  # metrics of a policy gradient, which DPO has not
         metrics["pairs"] = self._pair_count
         for name in self._update_metrics[0] if self._pair_count else ():
             metrics[name] = float(np.concatenate([update[name] for update in self._update_metrics]).mean())
@@ -93,10 +94,12 @@ class DPO(Algorithm):
 def choose_pairs(
     groups: Sequence[TrajectoryGroup[Any]], margin: float = 0.0
 ) -> list[tuple[Trajectory[Any], Trajectory[Any]]]:
-    """(chosen, rejected) of each group in order: the first rollouts with the highest and the lowest total reward.
+    """Return one (chosen, rejected) pair per group, by highest and lowest total reward.
 
-    None of a group whose totals are equal, or less than `margin` apart. Raises `TrainingError` for a rollout
-    without a reward.
+    Among equal totals the first rollout wins. Groups whose totals are equal or less than `margin` apart give no pair.
+
+    Raises:
+        TrainingError: A rollout has no reward.
     """
     pairs = []
     for group in groups:

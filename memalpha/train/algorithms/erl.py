@@ -1,37 +1,34 @@
-"""ERL: experiential reinforcement learning (2026, arXiv 2602.13949): attempt, reflect, try again, make it one's own.
+"""ERL: experiential reinforcement learning (2026, arXiv 2602.13949): attempt, reflect, retry, internalize.
 
-A step, all with the weights of its beginning: attempts at each task, with reward r1; for each attempt that is gated
-(`train.reflection`), a reflection from the evaluator's feedback and earlier advice, then a second attempt at the whole
-task whose prompts carry that advice and nothing else of all this, with reward r2. The reflection earns r2 as well. What
-helped goes into one bounded reflection memory for all tasks, which is part of `state`.
+A step samples everything with its first weights. Every task gets attempts with reward r1. Each gated attempt gets a
+reflection from the evaluator's feedback and earlier advice (`rollouts.reflection`). A second attempt at the whole task
+then sees only that advice and earns r2; so does the reflection. Advice that helped enters one bounded memory for all
+tasks, part of `state`.
 
     L = L_GRPO(attempts with r1, reflections with r2, second attempts with r2: one mean over the rows of all three)
         - coef E_attempts[ 1(the second attempt succeeded) log pi(second attempt | the task's own prompts) ]
 
-Groups are by task and role, baselines over rollouts; the only one of its group has no advantage. The last term
-(internalization) is the cross-entropy of the very ids that the second attempt sampled. Their prompts are rendered anew
-without the advice, and with the memory that the second attempt itself had built by then: what it did for a chunk
-depends on what it had written before. Turns that were cut off or of which a call failed are not imitated. The term's
-weights carry the share of attempts it stands for, which makes of the mean over its rows (`normalize`) the mean over
-all attempts.
+Groups are by task and role, baselines over rollouts; a group of one has no advantage. The last term (internalization)
+is the cross-entropy of the second attempt's sampled ids. Its prompts are rendered again without the advice, but with
+the memory that the second attempt had written by then. Turns that were cut off or had a failed call are skipped. The
+term's weights carry the share of attempts, so the mean over its rows becomes the mean over all attempts
+(`loss_weights`).
 
-`erl.algorithm=1`: every attempt is reflected on, advantages are scaled over the whole step (`scale_rewards=batch`), and
-one update is on everything. `2`: only attempts that have not succeeded, scaled in each group, and internalization is an
-update of its own after the others.
+`erl.algorithm=1` reflects on every attempt, scales over the whole step (`scale_rewards=batch`) and does one update. `2`
+reflects on failed attempts only, scales within groups, and internalizes in an update of its own.
 
-Departures from the paper and its code:
+Deviations from the paper and its code:
 
-* success is a share of right answers, at least `erl.reward_threshold` (`train.reflection` says why "at least");
-  `erl.internalization_margin` also takes second attempts that are so much better than the first;
-* the task's prompt is a whole conversation, so a reflection sees the memory that the attempt left and the feedback. The
-  compact style, on which the shipped policies are trained, leaves out that memory, and of the feedback what had been
-  retrieved and where the answer was lost (never written, overwritten, not retrieved): see `qa.loss.feedback`;
-* a group of one: advantage 0 (in the paper's code the raw reward);
-* old log-probs and ids are the sampler's own, also of what is internalized (there: tokenized again);
-* `erl.enable_reflection=false`: the second attempt is told the feedback itself in the place of advice.
+* Success is accuracy of at least `erl.reward_threshold` (reason: `rollouts.reflection`). `erl.internalization_margin`
+  also takes second attempts that are better than the first by that much.
+* A task's prompt is a whole conversation, so a reflection sees the attempt's memory and the feedback. The compact style
+  of the shipped policies omits that memory, the retrieved passages and the error class (`qa.error_analysis.feedback`).
+* The advantage of a group of one is 0 (the paper's code keeps the raw reward).
+* Ids and old log-probs are the sampler's, internalized ids too (the paper's code tokenizes again).
+* `erl.enable_reflection=false` gives the feedback itself to the second attempt instead of advice.
 
-Second attempts have seen what was wrong: their scores are metrics of training (`retry_*`) and nothing else. Validation
-and evaluation are first attempts without advice and without the reflection memory.
+Second attempts have seen the feedback: their scores are training metrics (`retry_*`) only. Validation and evaluation
+use first attempts, without advice and reflection memory.
 """
 
 from __future__ import annotations
@@ -64,13 +61,22 @@ class ERL(GRPO):
 
     @property
     def advice_tokens(self) -> int:
-        """A whole reflection, or the feedback itself."""
+        """Token limit of a reflection, or of the feedback if reflections are off."""
         return self.settings.reflection_tokens if self.settings.enable_reflection else self.settings.feedback_tokens
 
     def collect(
         self, collector: RolloutCollector[Any], tasks: Sequence[Any], step: int
     ) -> tuple[list[TrajectoryGroup[Any]], list[Record]]:
-        """Groups of attempts, reflections, second attempts and what is internalized; the attempts' records."""
+        """Sample attempts, reflections and second attempts.
+
+        Args:
+            collector: Samples rollouts and scores them.
+            tasks: Tasks of the step.
+            step: Step index; seeds the sampling.
+
+        Returns:
+            Groups of attempts, reflections, second attempts and internalized turns; the records of first attempts.
+        """
         groups, records = collector.attempts(tasks, step)
         memory = ReflectionMemory(self.state["reflections"], self.settings, collector.embedder)
         seconds = second_attempts(collector, groups, records, memory, self.settings, step)
@@ -83,7 +89,7 @@ class ERL(GRPO):
         return [*groups, *by_role(groups, seconds)], records
 
     def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
-        """GRPO's rows of all roles, then those of what is internalized."""
+        """Return GRPO's rows of all roles, then the internalized rows."""
         sampled = [group for group in groups if group.trajectories[0].role != INTERNALIZED]
         attempt_rows = sum(
             len(trajectory.turns)
@@ -101,7 +107,7 @@ class ERL(GRPO):
         return super().annotate(sampled, score) + [replace(row, ce=row.pg * weight, pg=row.ce) for row in internalized]
 
     def updates(self, samples: Sequence[TrainingSample]) -> dict[str, Sequence[TrainingSample]]:
-        """With algorithm 2 internalization comes after the rest."""
+        """Split off internalization as a second update phase with algorithm 2."""
         if self.settings.algorithm == 1:
             return {"": samples}
         phases = {"": False, INTERNALIZED: True}
@@ -112,6 +118,6 @@ class ERL(GRPO):
         return {name: part for name, part in rows.items() if part}
 
     def finish_step(self, metrics: dict[str, Any]) -> None:
-        """The reflection memory moves on with the weights: a step that is broken off before has changed nothing."""
+        """Store the new reflection memory; a step interrupted earlier leaves the old one."""
         self.state = {"reflections": self._pending[0]}
         metrics |= self._pending[1]

@@ -4,19 +4,19 @@
     loss    = - sum_{g,t,tokens} min(rho A, clip(rho, 1 - eps, 1 + eps_high) A) / (rows x constant)
               [+ beta x KL to the start policy, per token likewise, - entropy_coef x mean entropy]
 
-Departures from the paper, each a setting or measured:
+Deviations from the paper, each a setting or measured:
 
-* a rollout is one row per chunk (a fresh context each), and a row's advantage is that of its turn: shared reward
-  components are centred over rollouts, turn components at the same chunk index (`train.advantages`);
-* `loss_type="dr_grpo"` (2503.20783): no 1/length, which made the tiny policy spam short inserts; "grpo" is the paper's,
-  "dapo" (2503.14476) is a mean over tokens, "cispo" (2506.13585) also weighs log-probs in the place of clipping;
-* `importance_sampling_level="sequence"` with `loss_type="grpo"` is GSPO (2507.18071), a sequence being a row;
-* `epsilon_high` (DAPO), `delta` (INTELLECT-2) and `beta` = 0 by default; old log-probs are the sampler's own, or the
-  learner's (`old_logprobs`, which the loop sees to);
-* `kl_in="reward"`: the KL is no term of the loss but a turn component of the reward, minus `beta` times the sum over
-  the turn's tokens of its estimate (k1, whose sum is the log-ratio of the whole completion, is the usual one there);
-* `scale_rewards`: "none" (Dr. GRPO) divides by nothing, "batch" by the standard deviation of rewards over
-  all rollouts of the step, as in TRL; both population ones, of rollouts, where TRL takes the sample's, of rows.
+* A rollout is one row per chunk, each with a fresh context. A row's advantage is that of its turn: shared reward
+  components are centred over rollouts, turn components at the same chunk index (`advantages`).
+* `loss_type="dr_grpo"` (2503.20783) does not divide by length; 1/length made the tiny policy spam short inserts. "grpo"
+  is the paper's, "dapo" (2503.14476) a mean over tokens. "cispo" (2506.13585) weights log-probs instead of clipping.
+* `importance_sampling_level="sequence"` with `loss_type="grpo"` is GSPO (2507.18071); a sequence is a row.
+* `epsilon_high` is DAPO's and `delta` INTELLECT-2's. `beta` is 0 by default. Old log-probs are the sampler's, or the
+  learner's (`old_logprobs`; the training loop recomputes them).
+* `kl_in="reward"` makes the KL a turn component of the reward instead of a loss term. It is minus `beta` times the
+  estimate, summed over the turn's tokens. k1 is usual there: its sum is the log-ratio of the completion.
+* `scale_rewards="none"` (Dr. GRPO) divides by nothing. "batch" divides by the standard deviation over all rollouts of
+  the step, as in TRL. Both are population deviations over rollouts; TRL takes the sample's, over rows.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from memalpha.types import TrajectoryGroup
 
 
 class GRPO(Algorithm):
-    """One sample per turn, weighed by how its rollout compares with the group. No state."""
+    """GRPO with one row per turn; advantages compare a rollout with its group. Keeps no state."""
 
     def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
-        """One sample per turn, in the order of groups, trajectories, turns. `score` is called where `beta` is not 0."""
+        """Return one row per turn, in the order of groups, trajectories, turns; `score` is used if `beta` is set."""
         config = self.config
         rows, costs = add_reference_kl(build_rows(groups, config.entropy_coef), score, config)
         extra_rewards = turn_penalties(groups, costs)

@@ -1,20 +1,22 @@
-"""Preference pairs as weights of the cross-entropy stream: the exact gradient of DPO, with one row in memory at a time.
+"""Preference pairs as weights of the cross-entropy stream: the exact gradient of DPO with one row in memory at a time.
 
-A pair is one `unit`: rows of a chosen and of a rejected side, each of one or more contexts (the turns of a trajectory).
-With logr(t) = log pi(t) - log pi_ref(t) of a completion token t (log pi(t) alone where `reference_free`)
+A pair is one `unit`: rows of a chosen and a rejected side, each with one or more contexts (the turns of a trajectory).
+Let logr(t) = log pi(t) - log pi_ref(t) of a completion token t (log pi(t) alone if `reference_free`).
 
     Delta = sum over all tokens of the chosen rows of logr(t)  -  the same of the rejected rows
     sigmoid   -(1 - s) log sigma(beta Delta) - s log sigma(-beta Delta)      s = label_smoothing (0: DPO; else cDPO)
-    ipo       (D - 1 / (2 beta))^2            D as Delta, but of means over a side's tokens in the place of sums
+    ipo       (D - 1 / (2 beta))^2            D is Delta with means over a side's tokens instead of sums
 
-and the loss is the mean over pairs. A token's part in it is d loss / d log pi(t) = slope x sign, where the slope is one
-number a pair. So the summed loss of `train.losses` with ce(t) = -slope x sign, taken from log-probs of the same weights
-(a forward pass before the update), has the same gradient, though no two rows of a pair ever meet in a backward pass.
+The loss is the mean over pairs. A token's part is d loss / d log pi(t) = slope x sign, with one slope per pair. The
+summed loss (`learner.losses`) with ce(t) = -slope x sign has the same gradient. The slope comes from a forward pass
+with the same weights before the update, so no two rows of a pair ever share a backward pass.
 
 Papers: DPO, Rafailov et al. 2023, arXiv 2305.18290, whose note on noisy labels is cDPO (Mitchell 2023); IPO, Azar et
-al. 2023, arXiv 2310.12036. IPO's means, which the paper does not have, are those of TRL (`DPOTrainer`), where its
-authors confirmed them; beta is their tau. TRL's `label_smoothing` is that of another loss (`robust`), which divides
-by 1 - 2 s; ours is cDPO's and leaves ipo as it is.
+al. 2023, arXiv 2310.12036. Deviations:
+
+* IPO's means are not in the paper. They follow TRL's `DPOTrainer`, where its authors confirmed them; beta is their tau.
+* TRL's `label_smoothing` belongs to another loss (`robust`), which divides by 1 - 2 s. Here it is cDPO's, and IPO
+  ignores it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from memalpha.config import DPOConfig
 from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
 
 MIN_WEIGHT = np.finfo(np.float32).tiny
-"""A weight is never less, so that a pair which no longer pulls still counts among those the mean is taken over."""
+"""Smallest weight of a token: a pair without gradient still counts among the pairs that the mean is taken over."""
 
 
 def build_pair_row(
@@ -42,14 +44,28 @@ def build_pair_row(
     rollout: int = 0,
     chunk: int = 0,
 ) -> TrainingSample:
-    """A row of the pair `unit`; its side is the sign of its `advantages`, which nothing else reads."""
+    """Build one row of a pair.
+
+    Args:
+        prompt_ids: Prompt tokens.
+        completion_ids: Completion tokens; all are trained.
+        unit: Name of the pair that the row belongs to.
+        chosen: The side; stored as the sign of `advantages`, which nothing else reads.
+        temperature: Sampling temperature.
+        task: Task id.
+        rollout: Rollout index.
+        chunk: Chunk index.
+    """
     row = cross_entropy_sample(prompt_ids, completion_ids, task=task, rollout=rollout, chunk=chunk)
     sign = np.float32(1 if chosen else -1)
     return replace(row, advantages=row.ce * sign, ce=row.ce * sign, temperature=temperature, unit=unit)
 
 
 def pair_losses(differences: np.ndarray, config: DPOConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Each pair's loss and its slope d loss / d difference, float64 of shape (P,); of Delta, or of ipo's D."""
+    """Return each pair's loss and its slope d loss / d difference, float64 (P,).
+
+    `differences` (P,) are Delta, or D for IPO.
+    """
     if config.loss_type == "ipo":
         errors = differences - 1.0 / (2.0 * config.beta)
         return errors**2, 2.0 * errors
@@ -63,11 +79,19 @@ def pair_losses(differences: np.ndarray, config: DPOConfig) -> tuple[np.ndarray,
 def weight_pairs(
     rows: Sequence[TrainingSample], logprobs: Sequence[np.ndarray], config: DPOConfig
 ) -> tuple[list[TrainingSample], dict[str, np.ndarray]]:
-    """The rows with the weights of the loss's gradient at `logprobs`, and figures of each pair in order.
+    """Weight rows by the gradient of the pair loss at `logprobs`.
 
-    Rows are whole pairs from `pair_row`, with `reference` log-probs unless `reference_free`; `logprobs` are theirs
-    under the weights that the update starts from. Figures, (P,) each: `loss`, `margins` (beta Delta, TRL's margin of
-    implicit rewards) and `accuracies` (1 where Delta > 0).
+    Args:
+        rows: Whole pairs from `build_pair_row`, with `reference` log-probs unless `reference_free`.
+        logprobs: Log-probs of the rows under the current weights, (T,) per row.
+        config: Loss type, beta, label smoothing.
+
+    Returns:
+        The weighted rows, and metrics (P,) of each pair in order: `loss`, `margins` (beta Delta, TRL's margin of
+        implicit rewards) and `accuracies` (1 if Delta > 0).
+
+    Raises:
+        ValueError: A pair has no rows on one side.
     """
     pair_indices = {unit: place for place, unit in enumerate(dict.fromkeys(row.unit for row in rows))}
     sums, tokens = np.zeros((2, len(pair_indices))), np.zeros((2, len(pair_indices)))

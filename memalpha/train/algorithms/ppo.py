@@ -1,26 +1,24 @@
 """PPO: proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347) with a value head on the policy's trunk.
 
-    A_t, R_t = GAE over all tokens that a rollout sampled, in order, across its contexts      (`train.gae`, 1506.02438)
+    A_t, R_t = GAE over all tokens of a rollout, in order, across its contexts                  (`gae`, 1506.02438)
     loss     = mean over tokens of  - min(rho_t A_t, clip(rho_t, 1 - eps, 1 + eps_high) A_t)
                                     + vf_coef max((V_t - R_t)^2, (clip(V_t, V_old - c, V_old + c) - R_t)^2) / 2
                                     - entropy_coef H_t  [+ beta k_t with kl_in=loss]
 
-The details that matter:
+Details that matter, and deviations:
 
-* an episode is a rollout over all chunks, not a row: what a turn wrote shows its worth in later contexts, so the value
-  after its last token is that before the next turn's first. After the last turn it is 0. A turn that was cut at
-  `max_new_tokens` is a turn like others;
-* rewards: a turn's own components (r2, r4) at its last token, shared ones (r1, r3) at the last token of the episode;
-* `kl_in=reward`: each token also costs `beta` times the estimate of its KL to the start policy (`kl_estimator=k1` is
-  the usual one there), which the value function then has to foresee too;
-* `beta` is fixed, or with `kl_target` follows the KL of an episode (Ziegler et al. 2019, 1909.08593, section 2.2):
-  beta *= 1 + clip((KL - target) / target, -0.2, 0.2) n / horizon after n rollouts, kept in every checkpoint;
-* V is a level plus a linear map of the hidden state that predicts a token; the map is 0 at first, float32, and has a
-  learning rate of its own. The level is the mean return of the first step: without it the value loss drowns the
-  policy for many steps (`eval/LOG.md`). Both share all layers, where `vf_coef` says how much V pulls;
-* advantages are whitened over the tokens of a step, not of a minibatch; returns are not. Values, advantages and old
-  log-probs are those before the step's first update, in all its epochs (`num_iterations`);
-* there is no group: several rollouts of a task are so many episodes, and as many different tasks teach more.
+* An episode is a rollout over all chunks, because a turn's writes pay in later contexts. The value after a turn's last
+  token is that before the next turn's first token, and 0 after the last turn. Turns cut at `max_new_tokens` count too.
+* A turn's own components (r2, r4) are rewards of its last token, shared ones (r1, r3) of the episode's last token.
+* `kl_in=reward`: each token costs `beta` times its KL estimate (`kl_estimator=k1` is usual), which V then predicts too.
+* `beta` is fixed, or follows an episode's KL with `kl_target` (Ziegler et al. 2019, 1909.08593, section 2.2):
+  beta *= 1 + clip((KL - target) / target, -0.2, 0.2) n / horizon after n rollouts. Checkpoints keep it.
+* V is a level plus a linear map of the hidden state that predicts a token. The map starts at 0, is float32 and has its
+  own learning rate. The level is the mean return of the first step; without it the value loss drowns the policy for
+  many steps (`eval/LOG.md`). Policy and V share all layers; `vf_coef` weights V's pull on them.
+* Advantages are whitened over the tokens of a step, not of a minibatch; returns are not. Values, advantages and old
+  log-probs are those before the step's first update, in all epochs (`num_iterations`).
+* There are no groups: several rollouts of a task are several episodes; as many different tasks teach more.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ from memalpha.types import Trajectory, TrajectoryGroup
 
 
 class PPO(Algorithm):
-    """One sample per turn, each token with its own advantage. `state`: the KL's coefficient, the values' level."""
+    """PPO with one row per turn and one advantage per token. `state`: the KL coefficient and the value level."""
 
     def __init__(self, config: ReinforcementConfig) -> None:
         super().__init__(config)
@@ -52,11 +50,11 @@ class PPO(Algorithm):
 
     @property
     def value_learning_rate(self) -> float:
-        """That of the value head."""
+        """Learning rate of the value head."""
         return self.settings.value_learning_rate or 10 * self.config.learning_rate
 
     def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
-        """One sample per turn, in the order of groups, trajectories, turns, with values, returns and advantages."""
+        """Return one row per turn, in the order of groups, trajectories, turns, with values, returns and advantages."""
         settings, beta, level = self.settings, self.state["beta"], self.state["level"]
         config = self.config.model_copy(update={"beta": beta})
         rows = build_rows(groups, config.entropy_coef)
@@ -94,13 +92,16 @@ class PPO(Algorithm):
         ]
 
     def finish_step(self, metrics: dict[str, Any]) -> None:
-        """Add the figures of value function and KL; from here on the state is the next step's."""
+        """Add the metrics of value function and KL, and switch to the next step's state."""
         metrics |= self._metrics
         self.state = self._next_state
 
 
 def token_rewards(episodes: Sequence[Trajectory[Any]], costs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What each token of each episode earned, less its cost; `costs` are those of the turns, in order."""
+    """Return each token's reward minus its cost, one array per episode.
+
+    `costs` has one array per turn, in the order of episodes and turns.
+    """
     rows = [-np.asarray(cost, dtype=np.float64) for cost in costs]
     remaining = iter(rows)
     for episode in episodes:
@@ -112,6 +113,6 @@ def token_rewards(episodes: Sequence[Trajectory[Any]], costs: Sequence[np.ndarra
 
 
 def _join_turns(rows: Iterable[np.ndarray], episodes: Sequence[Trajectory[Any]]) -> list[np.ndarray]:
-    """Rows of turns as rows of episodes."""
+    """Concatenate arrays of turns into one array per episode."""
     remaining = iter(rows)
     return [np.concatenate(list(islice(remaining, len(episode.turns)))) for episode in episodes]

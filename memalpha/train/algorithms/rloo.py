@@ -3,15 +3,17 @@
     A_{g,t} = r_{g,t} - mean_{h != g} r_{h,t} = G / (G - 1) x (r_{g,t} - mean r_t)
     loss    = - sum_{g,t,tokens} min(rho A, clip(rho, 1 - eps, 1 + eps_high) A) / (rows x constant)
 
-The baseline is an unbiased one: no rollout is compared with itself, and nothing divides by the spread of the group.
-With the first update of a step the ratio rho is 1 and this is REINFORCE, as published; further ones (`minibatches`,
+The baseline is unbiased: no rollout is compared with itself, and nothing divides by the group's standard deviation. In
+the first update of a step the ratio rho is 1, which is REINFORCE as published. Later updates (`minibatches`,
 `num_iterations`) are clipped.
 
-* `importance_sampling_level="token"`: a ratio a token, as in GRPO; "sequence": that of the whole completion, the
-  product over its tokens, and a mean over completions, as in TRL's `RLOOTrainer` (a completion is a row: one turn);
-* the KL to the start policy is a cost of each turn's reward with `kl_in="reward"` `kl_estimator="k1"`, as in the paper
-  and in TRL (whose `beta` is 0.05); the default here is none, and `kl_in="loss"` is possible too;
-* shared reward components are compared over rollouts, turn components at the same chunk index (`train.advantages`).
+Details and deviations:
+
+* `importance_sampling_level="token"` uses one ratio per token, as GRPO does. "sequence" uses the product over the
+  completion and a mean over completions, as TRL's `RLOOTrainer` does. A completion is one row, so one turn.
+* `kl_in="reward"` with `kl_estimator="k1"` makes the KL a cost of each turn's reward, as in the paper and in TRL
+  (`beta` 0.05 there). The default is no KL; `kl_in="loss"` works too.
+* Shared reward components are compared over rollouts, turn components at the same chunk index (`advantages`).
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ from memalpha.types import TrajectoryGroup
 
 
 class RLOO(Algorithm):
-    """One sample per turn, weighed by how its rollout compares with the others of the group. No state."""
+    """RLOO with one row per turn; advantages compare a rollout with the others of its group. Keeps no state."""
 
     def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
-        """One sample per turn, in the order of groups, trajectories, turns. `score` is called where `beta` is not 0."""
+        """Return one row per turn, in the order of groups, trajectories, turns; `score` is used if `beta` is set."""
         rows, costs = add_reference_kl(build_rows(groups, self.config.entropy_coef), score, self.config)
         advantages = [
             value
