@@ -98,10 +98,10 @@ class ERL(GRPO):
             if trajectory.role == "attempt"
         )
         internalized = [
-            policy_gradient_sample(turn, task=group.task.id, rollout=one.rollout, role=one.role)
+            policy_gradient_sample(turn, task=group.task.id, rollout=trajectory.rollout, role=trajectory.role)
             for group in groups[len(sampled) :]
-            for one in group.trajectories
-            for turn in one.turns
+            for trajectory in group.trajectories
+            for turn in trajectory.turns
         ]
         weight = np.float32(self.settings.internalization_coef * len(internalized) / max(1, attempt_rows))
         return super().annotate(sampled, score) + [replace(row, ce=row.pg * weight, pg=row.ce) for row in internalized]

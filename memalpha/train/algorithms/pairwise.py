@@ -93,16 +93,16 @@ def weight_pairs(
     Raises:
         ValueError: A pair has no rows on one side.
     """
-    pair_indices = {unit: place for place, unit in enumerate(dict.fromkeys(row.unit for row in rows))}
+    pair_indices = {unit: index for index, unit in enumerate(dict.fromkeys(row.unit for row in rows))}
     sums, tokens = np.zeros((2, len(pair_indices))), np.zeros((2, len(pair_indices)))
     sides = [(0 if row.advantages[0] > 0 else 1, pair_indices[row.unit]) for row in rows]
-    for row, row_logprobs, place in zip(rows, logprobs, sides, strict=True):
+    for row, row_logprobs, side in zip(rows, logprobs, sides, strict=True):
         log_ratios = row_logprobs.astype(np.float64)
         if not config.reference_free:
             assert row.reference is not None
             log_ratios -= row.reference
-        sums[place] += log_ratios.sum()
-        tokens[place] += len(log_ratios)
+        sums[side] += log_ratios.sum()
+        tokens[side] += len(log_ratios)
     if not tokens.all():
         raise ValueError("a pair lacks the rows of one of its sides")
     deltas = sums[0] - sums[1]
@@ -112,7 +112,7 @@ def weight_pairs(
     pair_weights = np.where(slopes > 0, -1.0, 1.0) * np.maximum(np.abs(slopes), MIN_WEIGHT * counts.max(axis=0))
     weights = pair_weights / counts
     weighted = [
-        replace(row, ce=row.advantages * np.float32(weights[place])) for row, place in zip(rows, sides, strict=True)
+        replace(row, ce=row.advantages * np.float32(weights[side])) for row, side in zip(rows, sides, strict=True)
     ]
     metrics = {"loss": losses, "margins": config.beta * deltas, "accuracies": (deltas > 0).astype(np.float64)}
     return weighted, metrics

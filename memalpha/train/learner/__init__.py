@@ -1,4 +1,4 @@
-"""Own the weights and the optimizer: losses, log-probs, model state."""
+"""The learner: weights, optimizer, losses, log-probs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""`Learner`: an `Engine` behind futures. Each call is a request to one worker and returns a `Future` at once.
+"""`Learner`: an `Engine` behind futures; each call submits a request to one worker and returns a `Future` at once.
 
-The interface is that of Tinker's training client (Thinking Machines, 2025): forward, forward_backward, optim_step,
-save. They are done in the order they were submitted and give, bit for bit, what the same calls on the engine give,
-whoever waits for what. So the caller may wait elsewhere (for a reader, a judge) while the learner learns. What a
-failure does, and what giving up waiting does not, `train.futures` says.
+The interface follows Tinker's training client (Thinking Machines, 2025): forward, forward_backward, optim_step, save.
+Requests run in the order of submission and give, bit for bit, the results of the same calls on the engine. So the
+caller can wait for a reader or a judge while the learner works. `learner.futures` describes failures and cancelling.
 
 The sampler shares the engine's weights: wait for the last `optim_step` before sampling again.
 """
@@ -27,16 +26,19 @@ from memalpha.train.learner.futures import Future, Pipeline
 from memalpha.train.trainers.checkpoint import load_checkpoint, save_checkpoint
 
 CustomLoss = Callable[[list[torch.Tensor], Sequence[TrainingSample]], torch.Tensor]
-"""A loss of one's own: from the log-probs of each row's completion, (T,) float32 with gradient, and the rows, to a
-scalar."""
+"""Custom loss: takes log-probs of each row's completion, (T,) float32 with gradient, and the rows; returns a scalar."""
 
 
 class Learner:
-    """Requests to `engine`, done one after the other in a thread of their own, or `inline`, before the call returns.
+    """Run requests to `engine` in order, in a worker thread or `inline`, before the call returns.
 
-    Of several processes each does its requests inline: collectives come from one thread in one order, as they must. A
-    new learner begins without a gradient. After a failed request make another one, from a checkpoint. A context
-    manager, which waits for all requests at its end.
+    With several processes each process runs its requests inline: collectives must come from one thread, in one order. A
+    new learner starts without a gradient. After a failed request, create a new learner from a checkpoint. As a context
+    manager it waits for all requests on exit.
+
+    Args:
+        engine: Owner of weights and optimizer.
+        inline: Run each request before the call returns, without a thread.
     """
 
     def __init__(self, engine: Engine, *, inline: bool = False) -> None:
@@ -45,53 +47,71 @@ class Learner:
         self._pipeline = Pipeline(inline=inline or engine.world.size > 1, name="memalpha learner")
 
     def forward(self, samples: Sequence[TrainingSample], *, reference: bool = False) -> Future[list[np.ndarray]]:
-        """Log-probs of each row's completion, of the weights as they are then (`Engine.forward`)."""
+        """Compute log-probs of each row's completion with the weights at that point (`Engine.forward`)."""
         return self._pipeline.submit("forward", lambda: self.engine.forward(samples, reference=reference))
 
     def values(self, samples: Sequence[TrainingSample]) -> Future[list[np.ndarray]]:
-        """What the value head says before each of a row's completion tokens (`Engine.values`)."""
+        """Compute the value head's estimates before each completion token (`Engine.values`)."""
         return self._pipeline.submit("values", lambda: self.engine.values(samples))
 
     def forward_backward(
         self, samples: Sequence[TrainingSample], loss: CustomLoss | None = None
     ) -> Future[dict[str, float]]:
-        """Add a gradient to what has been added since the last `optim_step`; returns figures (`merged`).
+        """Add a gradient to those since the last `optim_step`.
 
-        Without `loss` it is the engine's loss of the samples' streams, whose weights must be normalised for the whole
-        optimizer step, however many calls it takes: use `update`, or `normalized` for all their rows at once.
+        Without `loss` the engine's loss of the samples' streams is used. The samples' weights must then be normalised
+        for the whole optimizer step, however many calls it takes: use `update`, or `normalized` for all rows at once.
 
-        With `loss` it is that of one's own loss over all rows of this call together, exact however they are split into
-        micro-batches: one pass for the log-probs, d loss / d log-prob of each token, and a pass with these as linear
-        weights. The samples' own weights are not read, nor is anything normalised. Its future raises `TrainingError`
-        for a result without a gradient, or one that is not finite.
+        A custom `loss` sees all rows of this call together, so the gradient is exact for every split into
+        micro-batches. One pass computes the log-probs, a second one uses d loss / d log-prob as linear weights of the
+        tokens. The samples' own weights are ignored and nothing is normalised. Its future raises `TrainingError` if the
+        result has no gradient or is not finite.
+
+        Args:
+            samples: Token rows.
+            loss: Custom loss; None uses the engine's.
+
+        Returns:
+            A future of metrics (see `merge_metrics`).
         """
         if loss is None:
             return self._pipeline.submit("forward_backward", lambda: self.engine.forward_backward(samples))
         return self._pipeline.submit("forward_backward", lambda: _custom_forward_backward(self.engine, samples, loss))
 
     def optim_step(self, rate: float) -> Future[float]:
-        """One optimizer step at learning rate `rate` with the gradient so far, clipped; returns its norm."""
+        """Clip the accumulated gradient and step at learning rate `rate`; returns the gradient's norm."""
         return self._pipeline.submit("optim_step", lambda: self.engine.optim_step(rate))
 
     def save(
         self, out: Path, step: int, policy: TransformersPolicy, state: Mapping[str, Any] | None = None
     ) -> Future[Path]:
-        """Write `out/checkpoints/step-N`, weights and optimizer as they are then (`checkpoint.save_checkpoint`)."""
+        """Write weights and optimizer to `out/checkpoints/step-N` (`checkpoint.save_checkpoint`).
+
+        Args:
+            out: Run directory.
+            step: Step number N.
+            policy: Policy whose tokenizer and configuration are saved.
+            state: JSON state of the run; empty by default.
+
+        Returns:
+            A future of the checkpoint's path.
+        """
         return self._pipeline.submit("save", lambda: save_checkpoint(out, step, policy, self.engine, state or {}))
 
     def load(self, path: Path) -> Future[dict[str, Any]]:
-        """Put weights and optimizer of a checkpoint back; returns its state (`checkpoint.load_checkpoint`)."""
+        """Restore weights and optimizer from a checkpoint and return its state (`checkpoint.load_checkpoint`)."""
         return self._pipeline.submit("load", lambda: load_checkpoint(path, self.engine))
 
     def normalized(self, *parts: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
-        """The parts of ONE optimizer step with their weights divided for all of them together."""
+        """Return the parts of ONE optimizer step, their weights normalised over all parts together."""
         remaining = iter(self.engine.normalized([sample for part in parts for sample in part]))
         return [[next(remaining) for _ in part] for part in parts]
 
     def update(self, *parts: Sequence[TrainingSample], rate: float) -> Future[dict[str, float]]:
-        """One optimizer step: `parts` normalised together, a `forward_backward` for each, an `optim_step`.
+        """Take one optimizer step: normalise `parts` together, add each part's gradient, step.
 
-        Returns their figures (`merged`), the gradient's norm (`grad_norm`) and the `learning_rate`.
+        Returns:
+            A future of the merged metrics (`merge_metrics`), `grad_norm` and `learning_rate`.
         """
         gradients = [self.forward_backward(part) for part in self.normalized(*parts)]
 
@@ -107,11 +127,11 @@ class Learner:
 
     @property
     def idle_since(self) -> float | None:
-        """When it ran out of requests, by `time.monotonic`; None while it has some."""
+        """Time (`time.monotonic`) since which the worker has no requests; None while it has some."""
         return self._pipeline.idle_since
 
     def close(self, *, drop: bool = False) -> None:
-        """Wait for all requests, or for the one under way and drop the others (`Pipeline.close`)."""
+        """Wait for all requests; `drop=True` waits for the running one and drops the rest (`Pipeline.close`)."""
         self._pipeline.close(drop=drop)
 
     def __enter__(self) -> Learner:
@@ -124,24 +144,24 @@ class Learner:
 
 
 def merge_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Figures of several `forward_backward` of one optimizer step as those of one.
+    """Merge the metrics of several `forward_backward` calls of one optimizer step.
 
-    Loss and tokens are sums, what ends with `_max` and `ratio_deviation` maxima, all else is a mean weighed by tokens
-    (exact but for quantiles).
+    Loss and tokens are summed. `ratio_deviation` and names that end with `_max` are maxima. All others are means
+    weighted by tokens, exact except for quantiles.
     """
     if len(results) == 1:
         return dict(results[0])
     tokens = sum(metrics["tokens"] for metrics in results)
     totals: dict[str, float] = {}
     for name in results[0]:
-        values = [one[name] for one in results]
+        values = [metrics[name] for metrics in results]
         if name in ("loss", "tokens"):
             totals[name] = sum(values)
         elif name == "ratio_deviation" or name.endswith("_max"):
             totals[name] = max(values)
         else:
-            weighed = sum(value * one["tokens"] for value, one in zip(values, results, strict=True))
-            totals[name] = weighed / max(1.0, tokens)
+            weighted = sum(value * metrics["tokens"] for value, metrics in zip(values, results, strict=True))
+            totals[name] = weighted / max(1.0, tokens)
     return totals
 
 

@@ -1,11 +1,12 @@
-"""Several processes as one: who does which part, what all must know, and how the weights are shared or sharded.
+"""Several processes as one: assignment of work, collectives, replicated or sharded weights.
 
-A launcher (`accelerate launch`, `torchrun`) starts the processes and names them in the environment; without one there
-is `ONE`, which calls nothing of torch.distributed. Tasks are dealt in blocks, so that `gather` returns them in one
-process's order; micro-batches of a step are dealt in turn. DDP and FSDP2 average gradients over processes, hence `size`
-times the loss; FSDP2 exchanges weights in every pass, hence dead micro-batches where a process has fewer than others.
+A launcher (`accelerate launch`, `torchrun`) starts the processes and describes them in the environment. Without one the
+world is `SINGLE_PROCESS`, which never calls torch.distributed. Tasks are assigned in contiguous shards, so `gather`
+returns them in the order of one process. Micro-batches of a step are assigned round-robin.
 
-FSDP2 is torch's `fully_shard` on CPU and GPU alike: accelerate leaves it out on CPU.
+DDP and FSDP2 average gradients over processes, so the engine multiplies its loss by `size`. FSDP2 exchanges weights in
+every pass, so a process with fewer micro-batches runs dead ones. FSDP2 is torch's `fully_shard` on CPU and GPU alike:
+accelerate does not support it on CPU.
 """
 
 from __future__ import annotations
@@ -33,16 +34,18 @@ ACCELERATE_SETTINGS = {
     "ACCELERATE_USE_MEGATRON_LM": "set sharding=fsdp",
     "ACCELERATE_MIXED_PRECISION": "set dtype=bfloat16",
 }
-"""What `accelerate launch` asks for in the environment, and the setting that is read instead."""
+"""Environment variables of `accelerate launch` that are refused, with the setting to use instead."""
 
 COLLECTIVE_TIMEOUT = timedelta(days=1)
-"""How long a process waits for the others: their parts of an evaluation may differ by hours. A launcher ends all
-processes as soon as one dies, so nobody waits that long for the dead."""
+"""Timeout of a collective: evaluation times may differ by hours between processes.
+
+A long wait does no harm: launchers end all processes as soon as one dies.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The processes of a run and this one's place among them; `kind` is that of their devices."""
+    """The processes of a run and this process's rank; `device_type` is "cpu" or "cuda"."""
 
     rank: int = 0
     size: int = 1
@@ -50,34 +53,40 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes the files and speaks."""
+        """True for the process that writes files and prints."""
         return self.rank == 0
 
-    # --------------------------------------------------------------------------------------------- who does what
+    # --------------------------------------------------------------------------------------------- assignment
 
     def shard(self, values: Sequence[T], offset: int = 0) -> tuple[int, Sequence[T]]:
-        """This process's run of neighbouring `values`, and the place of its first; `gather` restores the order.
+        """Return the index of this process's first value and its contiguous shard of `values`.
 
-        The first run is process `turn`'s (modulo their number): so that of many short lists not all go to the same.
+        `gather` with the same `offset` restores the order. Process `offset` (modulo `size`) gets the first shard, so
+        many short lists can start at different processes.
         """
         index = (self.rank - offset) % self.size
         first, end = (len(values) * i // self.size for i in (index, index + 1))
         return first, values[first:end]
 
     def assign_microbatches(self, parts: Sequence[list[int]]) -> list[tuple[list[int], bool]]:
-        """This process's micro-batches (indices of rows, longest first), equally many for all; False: a dead one.
+        """Return this process's micro-batches as (row indices, is live), equally many for every process.
 
-        A dead micro-batch is the shortest row: its pass is made for the others' sake, and its loss counts nothing.
+        A dead micro-batch repeats the shortest row: its pass keeps the processes in step, and its loss does not count.
+
+        Args:
+            parts: Row indices per micro-batch, longest first.
         """
         dealt = [(part, True) for part in parts[self.rank :: self.size]]
         rounds = -(-len(parts) // self.size)
         return dealt + [(part[-1:], False) for part in parts[-1:]] * (rounds - len(dealt))
 
-    # --------------------------------------------------------------------------------------------- what all must know
+    # --------------------------------------------------------------------------------------------- collectives
 
     def gather(self, values: Sequence[T], offset: int = 0) -> list[T]:
-        """Everybody's values, in the order of the processes from `turn` on. They are pickled: no tensors on other
-        devices."""
+        """Return the values of all processes, in the order of processes from `offset` on.
+
+        Values are pickled, so they must not hold tensors on other devices.
+        """
         if self.size == 1:
             return list(values)
         per_process: list[Any] = [None] * self.size
@@ -86,7 +95,10 @@ class World:
         return [value for process_values in per_process[offset:] + per_process[:offset] for value in process_values]
 
     def run_on_main(self, function: Callable[[], T]) -> T:
-        """What `work` returns in the main process; the `MemalphaError` that it raises there is raised everywhere."""
+        """Run `function` in the main process and return its result in every process.
+
+        A `MemalphaError` is raised in every process too.
+        """
         if self.size == 1:
             return function()
         result: list[Any] = [None, None]
@@ -105,17 +117,24 @@ class World:
     def wrap_module(
         self, module: nn.Module, layer_classes: Sequence[str], sharding: Literal["ddp", "fsdp"]
     ) -> nn.Module:
-        """`module` such that its backward pass averages gradients over processes; what is trained stays the same.
+        """Wrap `module` so that backward passes average gradients over processes.
 
-        `fsdp` shards every submodule whose class is named in `blocks`, then the rest, in place: parameters become
-        `DTensor`s. Autocast must be inside `module`: its cache of casts outlives what FSDP gathers for one pass.
-        Raises `ConfigError` where no class is there: all weights would be gathered at once.
+        Args:
+            module: Must apply autocast inside: the cast cache outlives what FSDP gathers for one pass.
+            layer_classes: Class names of the submodules that FSDP shards; used for "fsdp" only.
+            sharding: "ddp" replicates weights. "fsdp" shards them in place, so parameters become `DTensor`s.
+
+        Returns:
+            The module to call; the same object for one process and for FSDP.
+
+        Raises:
+            ConfigError: No submodule has one of `layer_classes`: FSDP would gather all weights at once.
         """
         if self.size == 1:
             return module
         if sharding == "fsdp":
             from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.fsdp import fully_shard  # a second to import, for FSDP alone
+            from torch.distributed.fsdp import fully_shard  # takes a second to import; only FSDP needs it
 
             layers = [layer for layer in module.modules() if type(layer).__name__ in layer_classes]
             if not layers:
@@ -123,36 +142,40 @@ class World:
             mesh = init_device_mesh(self.device_type, (self.size,))
             for part in layers:
                 fully_shard(part, mesh=mesh)
-            # The root too: a forward pass without a backward would leave it gathered, and stale after the next step.
+            # Reshard the root too: a forward pass without a backward would leave it gathered and stale after a step.
             fully_shard(module, mesh=mesh, reshard_after_forward=True)
             return module
         if not any(parameter.requires_grad for parameter in module.parameters()):
-            return module  # a frozen reference, which DDP refuses
+            return module  # a frozen reference: DDP refuses modules without gradients
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 has another name for it, older ones do not
+            warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 renamed an argument; older releases lack it
             return DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
 
     @contextmanager
     def accumulate(self, module: nn.Module, last: bool) -> Iterator[None]:
-        """One micro-batch's forward and backward pass; DDP exchanges gradients in the `last` one only."""
+        """Run one micro-batch's forward and backward pass; DDP exchanges gradients only in the `last` one."""
         with module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext():
             yield
 
 
 SINGLE_PROCESS = World()
-"""The world of a process that no launcher started."""
+"""World of a process without a launcher."""
 
 
 def local_device(name: str) -> str:
-    """The device `name`, or this process's own of that kind where a launcher started several."""
+    """Return device `name`, or this process's own device of that type if a launcher started several."""
     device_type = name.partition(":")[0]
     return name if device_type == "cpu" or _world_size() == 1 else f"{device_type}:{os.environ['LOCAL_RANK']}"
 
 
 def join_world(device: str) -> World:
-    """The world that a launcher describes in the environment, for processes on devices like `device`, its own.
+    """Return the world that a launcher describes in the environment.
 
-    Raises `ConfigError` for what accelerate is told to do and this package does itself.
+    Args:
+        device: This process's device; its type decides the backend.
+
+    Raises:
+        ConfigError: accelerate was told to do something that memalpha does itself.
     """
     if _world_size() == 1:
         return SINGLE_PROCESS
@@ -172,7 +195,7 @@ def _world_size() -> int:
 
 
 def gather_weights(sharded: Mapping[str, torch.Tensor], model: nn.Module) -> None:
-    """Copy sharded weights, by name, into a model that has them whole (every process must call this)."""
+    """Copy sharded weights by name into an unsharded model; every process must call this."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in sharded and sharded[name] is not parameter:
@@ -180,7 +203,7 @@ def gather_weights(sharded: Mapping[str, torch.Tensor], model: nn.Module) -> Non
 
 
 def scatter_weights(model: nn.Module, sharded: Mapping[str, torch.Tensor]) -> None:
-    """The reverse of `gather_weights`."""
+    """Copy an unsharded model's weights by name into sharded parameters; every process must call this."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in sharded and sharded[name] is not parameter:
@@ -188,12 +211,18 @@ def scatter_weights(model: nn.Module, sharded: Mapping[str, torch.Tensor]) -> No
 
 
 def full_tensor(tensor: Any) -> torch.Tensor:
-    """A sharded tensor put together (every process must ask for it), any other as it is."""
+    """Return a sharded tensor as one tensor, any other unchanged.
+
+    Every process must call this.
+    """
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def shard_like(tensor: torch.Tensor, like: Any) -> torch.Tensor:
-    """`tensor`, the same in every process, sharded as `like` is (every process must call this), on its device."""
+    """Return `tensor` on the device of `like`, sharded as `like` is.
+
+    Every process must call this with the same values.
+    """
     if not hasattr(like, "full_tensor"):
         return tensor.to(like.device)
     from torch.distributed.tensor import distribute_tensor

@@ -1,8 +1,8 @@
-"""The engine: takes `TrainingSample`s, updates weights with them, and is blind to the algorithm.
+"""The engine: updates weights from `TrainingSample`s and knows no algorithm.
 
-Why our own and not a `GRPOTrainer` subclass: one rollout is many rows with contexts of their own, and reductions are
-data (`normalize`). Rows are right-padded in length-sorted micro-batches under a token budget. Dropout stays off, so
-that the first ratio of a step is 1.
+It is no `GRPOTrainer` subclass: one rollout is many rows with their own contexts, and reductions are data
+(`loss_weights`). Rows are right-padded in length-sorted micro-batches under a token budget. Dropout stays off, so the
+first ratio of a step is 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from memalpha.train.learner.token_logprobs import TokenScorer, check_head
 
 
 def scheduled_learning_rate(step: int, config: LearnerConfig) -> float:
-    """Linear warm-up, constant, linear decay over the last `decay_fraction` of `schedule_steps`; `step` from 0."""
+    """Return the learning rate of `step` (from 0): linear warm-up, constant, linear decay.
+
+    The decay covers the last `decay_fraction` of `schedule_steps`.
+    """
     warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     decay_steps = config.decay_fraction * config.schedule_steps
     steps_left = config.schedule_steps - step
@@ -40,16 +43,23 @@ def scheduled_learning_rate(step: int, config: LearnerConfig) -> float:
 
 
 class Engine(BaseEngine):
-    """Updates `model` (a `PreTrainedModel`, or a `PeftModel` from `add_lora`) in place: what of it requires gradients.
+    """Update the trainable weights of `model` in place.
 
-    Trained weights are kept in float32 at least; with `dtype` bfloat16 the passes are not, nor are frozen weights.
-    `reference`: keep what is needed for log-probs of the model as it is now, without adapters where it has some, else a
-    frozen copy; construct the engine on the start weights then, and load a checkpoint afterwards.
-    `value_learning_rate`: train a value head too, at this rate where the weights' is `learning_rate`, and with the same
-    schedule.
+    Trained weights are float32 at least; with `dtype` bfloat16 the passes and the frozen weights are bfloat16. Rows are
+    those of a whole step, the same in every process of `world`; each process computes its share, and all get the same
+    results.
 
-    Rows are those of a whole step, the same in every process of `world`; each process computes its share, and all get
-    the same results. Raises `PolicyError` for a model whose logits are not its output embedding's.
+    Args:
+        model: A `PreTrainedModel`, or a `PeftModel` from `add_lora`.
+        config: Optimizer, precision and micro-batch settings.
+        loss: Settings of the loss.
+        reference: Keep log-probs of the current weights available: without adapters for a `PeftModel`, else from a
+            frozen copy. Construct the engine on the start weights then, and load a checkpoint afterwards.
+        value_learning_rate: Train a value head too, with the same schedule but this rate instead of `learning_rate`.
+        world: Processes of the run.
+
+    Raises:
+        PolicyError: The model's logits are not those of its output embedding.
     """
 
     def __init__(
@@ -80,7 +90,15 @@ class Engine(BaseEngine):
             self._make_optimizer(head, value_learning_rate / config.learning_rate)
 
     def forward(self, samples: Sequence[TrainingSample], *, reference: bool = False) -> list[np.ndarray]:
-        """Log-probs of each row's completion tokens at the row's temperature, of the model or of the reference."""
+        """Return log-probs (T,) of each row's completion tokens at the row's temperature.
+
+        Args:
+            samples: Token rows.
+            reference: Use the reference policy instead of the current weights.
+
+        Raises:
+            TrainingError: `reference` is set, but the engine keeps none.
+        """
         scorer, adapters = self.scorer, nullcontext()
         if reference and self._reference_model is not None:
             adapters = self._reference_model.disable_adapter()
@@ -92,13 +110,17 @@ class Engine(BaseEngine):
             return self._score_rows(samples, scorer, 0)
 
     def values(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """What the value head says before each of a row's completion tokens."""
+        """Return the value head's estimates (T,) before each row's completion tokens.
+
+        Raises:
+            TrainingError: The engine has no value head.
+        """
         if not self.value_head:
             raise TrainingError("this engine has no value head: construct it with a value_learning_rate")
         return self._score_rows(samples, self.scorer, 2)
 
     def _score_rows(self, samples: Sequence[TrainingSample], scorer: nn.Module, output: int) -> list[np.ndarray]:
-        """One of the scorer's results, without a gradient, row by row."""
+        """Return one of the scorer's outputs per row, without a gradient."""
         rows_by_index: list[tuple[int, np.ndarray]] = []
         with torch.no_grad():
             for part, is_live in self.world.assign_microbatches(split(samples, self.config.microbatch_tokens)):
@@ -112,15 +134,21 @@ class Engine(BaseEngine):
     def recompute_old_logprobs(
         self, samples: Sequence[TrainingSample], cap: float | None = None, old: Sequence[np.ndarray] | None = None
     ) -> tuple[list[TrainingSample], dict[str, float]]:
-        """The rows with the learner's own log-probs as the ratio's denominator, before the first update of a step.
+        """Replace the sampler's log-probs by the learner's, before the first update of a step.
 
-        `old` are they, where `forward` was asked already.
-
-        With `cap` the policy gradient's weights are multiplied by min(pi_learner / pi_sampler, cap), token by token:
+        With `cap`, policy-gradient weights are multiplied token by token by min(pi_learner / pi_sampler, cap). This is
         truncated importance sampling (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
-        training"; TRL's `token_truncate`). Returns how sampler and learner differ, over tokens of the policy gradient:
-        `mismatch_kl` (k3 of KL(sampler || learner)), `mismatch_p99` and `mismatch_max` of |log ratio|, and with a cap
-        `mismatch_capped`, the share of ratios above it.
+        training"; TRL's `token_truncate`).
+
+        Args:
+            samples: Rows of the step.
+            cap: Largest importance weight; None applies no weights.
+            old: The learner's log-probs, if already computed.
+
+        Returns:
+            The rows, and the mismatch of sampler and learner over policy-gradient tokens: `mismatch_kl` (k3 of
+            KL(sampler || learner)), `mismatch_p99` and `mismatch_max` of |log ratio|, and with `cap` `mismatch_capped`,
+            the share of ratios above it.
         """
         policy_gradient_ratios, rows = [], []
         for sample, logprobs in zip(samples, self.forward(samples) if old is None else old, strict=True):
@@ -136,11 +164,12 @@ class Engine(BaseEngine):
         return rows, stats
 
     def forward_backward(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
-        """Add the gradient of the summed loss; the samples' weights must be normalised for the whole step already.
+        """Add the gradient of the summed loss; weights must be normalised for the whole step already.
 
-        Returns loss, tokens, per-token means of entropy, clipped share, KL to the old policy (`old_kl`, k3) and to the
-        reference, and with a value head of its loss, `old_p99` and `old_max` of |log ratio|, and the largest
-        |ratio - 1| (`ratio_deviation`).
+        Returns:
+            `loss`; `tokens`; per-token means of entropy, clipped share, KL to the old policy (`old_kl`, k3) and to the
+            reference, and with a value head its loss; `old_p99` and `old_max` of |log ratio|; the largest |ratio - 1|
+            (`ratio_deviation`).
         """
         totals = np.zeros(1 + len(STATS))
         log_ratios: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
@@ -170,8 +199,10 @@ class Engine(BaseEngine):
     def normalized(
         self, samples: Sequence[TrainingSample], step_counts: Mapping[str, StreamCount] | None = None
     ) -> list[TrainingSample]:
-        """The rows of ONE optimizer step (or some of the step that `of` counts), their weights divided as the loss
-        settings say."""
+        """Return the rows of ONE optimizer step with normalised weights, as the loss settings say.
+
+        `step_counts` are the counts of the whole step if `samples` are only a part of it.
+        """
         return normalize(
             samples,
             self.loss.normalizer,
@@ -181,7 +212,7 @@ class Engine(BaseEngine):
         )
 
     def update(self, samples: Sequence[TrainingSample], rate: float) -> dict[str, float]:
-        """One optimizer step on `samples`: normalise their weights, accumulate the gradient, step."""
+        """Take one optimizer step on `samples`: normalise weights, accumulate the gradient, step."""
         stats = self.forward_backward(self.normalized(samples))
         return {**stats, "grad_norm": self.optim_step(rate), "learning_rate": rate}
 
@@ -197,7 +228,10 @@ class Engine(BaseEngine):
 
 
 def _cast_linear_layers(model: nn.Module) -> None:
-    """To bfloat16, in place, what autocast multiplies in it anyway: a frozen copy stays equal to what it copies."""
+    """Cast a frozen copy's linear layers to bfloat16 in place.
+
+    Autocast multiplies in bfloat16 anyway, so the copy stays equal to the original.
+    """
     embedding_weights = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for part in model.modules():
         if isinstance(part, nn.Linear | Conv1D) and id(part.weight) not in embedding_weights:
@@ -205,6 +239,6 @@ def _cast_linear_layers(model: nn.Module) -> None:
 
 
 def log_ratio_tails(log_ratio: np.ndarray) -> dict[str, float]:
-    """The 99th percentile (`p99`) and the largest (`max`) of |log ratio|; 0 of none."""
+    """Return the 99th percentile (`p99`) and the maximum (`max`) of |log ratio|; 0 for an empty array."""
     sizes = np.abs(log_ratio) if len(log_ratio) else np.zeros(1)
     return {"p99": float(np.quantile(sizes, 0.99)), "max": float(sizes.max())}

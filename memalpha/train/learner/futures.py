@@ -1,14 +1,14 @@
-"""Requests to one worker, which does them one after the other in the order they were submitted, and their futures.
+"""A pipeline runs requests one by one in the order of submission; each request has a future.
 
-* Order: whoever waits for a future, and whether anybody does, changes nothing. What a request does is what the same
-  call would have done in a plain program.
-* Poison: the first request that fails raises its error from its own future. Nothing after it is done: every later
-  future, of requests submitted before or after the failure, raises a `TrainingError` whose `__cause__` is that error.
-  Half an update on top of a failed one would be worse than none; go on from a checkpoint, with a new pipeline.
-* Cancelling: a request is not withdrawn by whoever waits. A task that is cancelled in `await`, or a `result(timeout)`
-  that ran out of time, leaves it as it was: others may build on it.
-* End: `close` waits until all is done (`drop=True`: until the request under way is), so does the interpreter's end,
-  which drops the rest. Nothing fails in silence: `close` raises what no future has told anybody.
+* Order: waiting for a future changes nothing, whoever waits. A request does what the same call would do in a plain
+  program.
+* Failure: the future of the first failed request raises its error. Nothing runs afterwards: every later future raises
+  `TrainingError` with that error as `__cause__`. Half an update on top of a failed one would be worse than none, so
+  resume from a checkpoint with a new pipeline.
+* Cancelling: a cancelled `await`, or a `result(timeout)` that times out, does not withdraw the request. Others may
+  depend on it.
+* End: `close` waits for all requests (`drop=True`: for the running one). The interpreter's exit drops what has not
+  started. `close` raises a failure that no future has reported.
 """
 
 from __future__ import annotations
@@ -30,19 +30,23 @@ T = TypeVar("T")
 
 
 class Future(Generic[T]):
-    """What a request will return: `await` it, in any event loop and any number of times, or ask for its `result`."""
+    """Result of a request: `await` it in any event loop, any number of times, or call `result`."""
 
     def __init__(self, pipeline: Pipeline, label: str) -> None:
-        self._pipeline = pipeline  # which lives as long as a request is not done
+        self._pipeline = pipeline  # keeps the pipeline alive until the request is done
         self._inner: futures.Future[T] = futures.Future()
         self._inner.set_running_or_notify_cancel()
         self.label = label
 
     def result(self, timeout: float | None = None) -> T:
-        """What the request returned, or the error it raised. `TimeoutError` after `timeout` seconds.
+        """Return the request's result, or raise its error.
 
-        Raises `TrainingError` where an earlier request failed, and in a request's own code, which cannot wait for what
-        comes after it.
+        Args:
+            timeout: Seconds to wait; None waits without limit.
+
+        Raises:
+            TimeoutError: The request did not finish in time.
+            TrainingError: An earlier request failed, or the call comes from a request that runs before this one.
         """
         self._raise_if_in_request()
         try:
@@ -56,7 +60,7 @@ class Future(Generic[T]):
             raise TrainingError(f"{self.label}: a request cannot wait for one that is done after it")
 
     def done(self) -> bool:
-        """Whether it is over, with a result or an error."""
+        """Return True if the request has finished, with a result or an error."""
         return self._inner.done()
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -78,30 +82,34 @@ class Future(Generic[T]):
 
 
 class Pipeline:
-    """The worker: a thread, or with `inline` none, where a request is done before `submit` returns.
+    """Worker of the requests: a thread, or with `inline` the caller, before `submit` returns.
 
-    Both do the same in the same order. A context manager: `close()` at its end, `close(drop=True)` after an exception.
+    Both run the same requests in the same order. As a context manager it calls `close()` on exit, and
+    `close(drop=True)` after an exception.
     """
 
     def __init__(self, *, inline: bool = False, name: str = "memalpha pipeline") -> None:
         self.failure_reported = False
-        """Whether somebody has been told of a failure."""
+        """True once a future has raised its failure to a caller."""
         self._state = _WorkerState()
         self._closed = False
         self._lock = threading.RLock()
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         if not inline:
-            # A daemon, which the finalizer ends: what hangs in C code can be left by a second Ctrl-C at the very end.
+            # A daemon that the finalizer stops: a second Ctrl-C at exit can leave a thread that hangs in C code.
             worker_args = (self._requests, self._state)
             self._thread = threading.Thread(target=_run_worker, args=worker_args, name=name, daemon=True)
             self._thread.start()
             self._finalizer = weakref.finalize(self, _shut_down, *worker_args, self._thread)
 
     def submit(self, label: str, work: Callable[[], T]) -> Future[T]:
-        """Have `work` done after all that was submitted before it; `what` names it in messages.
+        """Queue `work` after all earlier requests and return its future at once, even after a failure.
 
-        Returns at once, also after a failure (see above). Raises `TrainingError` once the pipeline is closed.
+        `label` names the request in messages.
+
+        Raises:
+            TrainingError: The pipeline is closed.
         """
         future: Future[T] = Future(self, label)
         with self._lock:
@@ -110,13 +118,16 @@ class Pipeline:
             if self._thread is not None:
                 self._requests.put((future, work))
             elif (error := _run_request(future, work, self._state)) is not None and not isinstance(error, Exception):
-                raise error  # a Ctrl-C: it hit the caller
+                raise error  # a Ctrl-C interrupts the caller, which runs the request inline
         return future
 
     def close(self, *, drop: bool = False) -> None:
-        """Take no more requests and wait for those that are here, or drop those that have not begun.
+        """Accept no more requests and wait for the queued ones, or with `drop` only for the running one.
 
-        Futures of dropped ones raise `TrainingError`. Raises one too where a request failed and nobody has been told.
+        Futures of dropped requests raise `TrainingError`.
+
+        Raises:
+            TrainingError: A request failed and no future has reported it, or the caller is a request of this pipeline.
         """
         if self.is_in_request():
             raise TrainingError("a request cannot close the pipeline that it is done in")
@@ -133,11 +144,11 @@ class Pipeline:
 
     @property
     def idle_since(self) -> float | None:
-        """When the worker ran out of requests, by `time.monotonic`; None while it has some."""
+        """Time (`time.monotonic`) since which the worker has no requests; None while it has some."""
         return self._state.idle_since
 
     def is_in_request(self) -> bool:
-        """Whether the caller is itself part of a request."""
+        """Return True if the caller runs inside a request."""
         return self._thread is not None and threading.current_thread() is self._thread
 
     def __enter__(self) -> Pipeline:
@@ -153,8 +164,14 @@ _Request = tuple[Future[Any], Callable[[], Any]]
 
 
 class _WorkerState:
-    """What the worker and its pipeline share: the first failure, whether to drop what has not begun, since when it has
-    nothing to do."""
+    """State shared by worker and pipeline.
+
+    Attributes:
+        failure: Error of the first failed request.
+        failed_label: Name of that request.
+        dropped: True if queued requests are to be dropped.
+        idle_since: Time (`time.monotonic`) since which the queue is empty; None while it is not.
+    """
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
@@ -164,7 +181,7 @@ class _WorkerState:
 
 
 def _run_request(future: Future[Any], work: Callable[[], Any], state: _WorkerState) -> BaseException | None:
-    """Do one request, or say why not; returns its error."""
+    """Run one request, or set the reason why it is not run; returns its error."""
     if state.failure is not None:
         reason = " ".join(str(state.failure).split()) or type(state.failure).__name__
         error: BaseException = TrainingError(
@@ -176,7 +193,7 @@ def _run_request(future: Future[Any], work: Callable[[], Any], state: _WorkerSta
     else:
         try:
             value = work()
-        except BaseException as raised:  # noqa: BLE001  # an exit too: it is for whoever waits
+        except BaseException as raised:  # noqa: BLE001  # exits too: the waiting caller gets them
             error = state.failure = raised
             state.failed_label = future.label
         else:
@@ -190,13 +207,13 @@ def _run_worker(requests: SimpleQueue[_Request | None], state: _WorkerState) -> 
     while (request := requests.get()) is not None:
         state.idle_since = None
         _run_request(*request, state)
-        del request  # a pipeline that nobody holds ends here
+        del request  # drop the reference: an unused pipeline is finalized here
         if requests.empty():
             state.idle_since = time.monotonic()
 
 
 def _shut_down(requests: SimpleQueue[_Request | None], state: _WorkerState, thread: threading.Thread) -> None:
-    """At the interpreter's end, or when nobody holds the pipeline any more (then nothing is left to be done)."""
+    """Stop the worker at the interpreter's exit, or once the pipeline is garbage: no future can wait then."""
     state.dropped = True
     requests.put(None)
     if thread is not threading.current_thread():

@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) on a transformers model, by peft.
 
-The adapters sit in the model's own layers, so that whoever holds the model samples with them. They are float32 whatever
-the model is in, and their start is a function of the seed alone; the second factor starts at 0, so the adapted model is
-the model at first. With the adapters off it stays so: that is the reference of a KL.
+The adapters sit in the model's own layers, so the sampler uses them too. They are float32 in any model and initialized
+from the seed alone. The second factor starts at 0, so the adapted model equals the base at first. With the adapters off
+it stays so: that is the reference of a KL.
 """
 
 from __future__ import annotations
@@ -29,11 +29,19 @@ def add_lora(
     modules_to_save: Sequence[str] = (),
     task_type: str = "CAUSAL_LM",
 ) -> PeftModel:
-    """`model` with new adapters in its layers, in place; only they train. `name` is what its base can be loaded by.
+    """Add new trainable adapters to `model` in place and freeze the rest.
 
-    `whole` names modules that train as they are and are kept with the adapters (a head); `task_type` is peft's. Raises
-    `ConfigError` for target modules that are not there, for those, and for the output embedding: the learner projects
-    hidden states itself.
+    Args:
+        model: The base model.
+        config: Rank, alpha and target modules.
+        name: Name or path that loads the base model; saved with the adapters.
+        seed: Seed of the adapters' initialization.
+        modules_to_save: Modules that are trained whole and saved with the adapters (a head).
+        task_type: peft's task type.
+
+    Raises:
+        ConfigError: A target module does not exist, is in `modules_to_save`, or is the output embedding. The learner
+            projects hidden states itself, so that one takes no adapter.
     """
     head = model.get_output_embeddings()
     layers = {path: part for path, part in model.named_modules() if isinstance(part, torch.nn.Linear | Conv1D)}
@@ -47,17 +55,17 @@ def add_lora(
             if not any(_matches(path, target) for path in adaptable):
                 available = ", ".join(sorted({path.rpartition(".")[2] for path in adaptable}))
                 raise ConfigError(f"lora.target_modules: {name!r} has no linear layer {target!r}; it has {available}")
-    elif modules_to_save:  # which peft leaves out of all linear layers by their usual names only
+    elif modules_to_save:  # peft excludes them from "all-linear" by their usual names only
         targets = tuple(sorted({path.rpartition(".")[2] for path in adaptable}))
     settings = PeftLoraConfig(
         task_type=task_type,
         r=config.r,
-        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft scales by it, whole or not
+        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft accepts floats too
         target_modules=targets if isinstance(targets, str) else list(targets),
         modules_to_save=list(modules_to_save) or None,
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft calls transformers by names on their way out
+        warnings.simplefilter("ignore", FutureWarning)  # peft uses deprecated names of transformers
         torch.manual_seed(seed)
         adapted = get_peft_model(model, settings)
     settings.base_model_name_or_path = name

@@ -1,6 +1,6 @@
 """Reduction as data: stream weights are divided once per optimizer step, then the loss is a plain sum.
 
-Because the divisor is computed over all rows of the step before any forward pass, every split of these rows into
+The divisor is computed over all rows of the step before any forward pass. So any split of these rows into
 micro-batches, futures or processes gives the same gradient.
 """
 
@@ -25,7 +25,7 @@ class StreamCount:
 
 
 def count_streams(samples: Sequence[TrainingSample]) -> dict[str, StreamCount]:
-    """What each stream trains, by its name."""
+    """Count trained rows, tokens and units of each stream, by its name."""
     counts = {}
     for name in STREAMS:
         tokens = _trained_tokens(samples, name)
@@ -49,12 +49,20 @@ def normalize(
 ) -> list[TrainingSample]:
     """Divide each stream's weights, for the rows of ONE optimizer step.
 
-    `constant`: by rows x `constant` (Dr. GRPO: no length bias); `token`: by the tokens the stream trains (DAPO, TRL's
-    `dapo`); `row`: by rows x the row's own trained tokens (GRPO as published); `unit`: by the units that rows belong
-    to. Rows, tokens and units of a stream are those whose weight is not zero, so a stream's strength does not depend
-    on rows that only other streams train. `how` is that of policy gradient and KL, `ce` (default: the same) that of
-    the cross-entropy; the entropy bonus and the value loss are means over tokens. `of` is the `count` of the whole
-    optimizer step, where `samples` are a part of it.
+    Only rows, tokens and units with a non-zero weight count. So a stream's strength does not depend on rows that only
+    other streams train. The entropy bonus and the value loss are always means over tokens.
+
+    Args:
+        samples: Rows of the step, or a part of them.
+        normalizer: Divisor of policy gradient and KL. "constant": rows x `constant` (Dr. GRPO, no length bias);
+            "token": trained tokens of the stream (DAPO, TRL's `dapo`); "row": rows x trained tokens of the row (GRPO as
+            published).
+        constant: Tokens per row for "constant".
+        ce_normalizer: Divisor of the cross-entropy, by default `normalizer`; "unit" divides by the number of units.
+        step_counts: Counts of the whole optimizer step if `samples` are a part of it.
+
+    Returns:
+        The rows with divided weights.
     """
     normalizers = {"pg": normalizer, "kl": normalizer, "ce": ce_normalizer or normalizer, "ent": "token", "vf": "token"}
     divided: list[dict[str, np.ndarray]] = [{} for _ in samples]

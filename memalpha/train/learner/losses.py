@@ -6,23 +6,24 @@
                   - ent_t H_t                                                     H_t = entropy of pi at t
                   + vf_t  max((V_t - R_t)^2, (clip(V_t, V_old - c, V_old + c) - R_t)^2) / 2
 
-The clip is PPO's (1707.06347) with DAPO's separate upper range (2503.14476); `delta` (INTELLECT-2, 2505.07291) bounds
-what a bad token may pull, and is left out by default. CISPO (MiniMax-M1, 2506.13585) has in its place
+The clip is PPO's (1707.06347) with DAPO's separate upper range (2503.14476). `delta` (INTELLECT-2, 2505.07291) bounds a
+bad token's gradient and is off by default. CISPO (MiniMax-M1, 2506.13585) replaces the first term by
 
-                  - pg_t  min(sg[rho_t], high) A_t log pi(t)      sg: no gradient; no token is ever silenced
+                  - pg_t  min(sg[rho_t], high) A_t log pi(t)      sg: no gradient; every token keeps its gradient
 
-and the ratio of a whole completion stands for each of its tokens' with `level="mean"` (GSPO, 2507.18071: the geometric
-mean) or `level="product"` (the importance weight of the sequence, as in TRL's RLOO). The estimates k of
-KL(pi || pi_ref) are Schulman's ("Approximating KL divergence", 2020), with log r = log pi_ref(t) - log pi(t):
+With `level="mean"` the ratio of the whole completion, a geometric mean, replaces each token's (GSPO, 2507.18071). With
+`level="product"` it is the importance weight of the sequence, as in TRL's RLOO. The estimates k of KL(pi || pi_ref) are
+Schulman's ("Approximating KL divergence", 2020), with log r = log pi_ref(t) - log pi(t):
 
     k1 = -log r       its value is unbiased, but its gradient is zero in expectation: as a loss it does nothing
     k2 = log^2 r / 2  biased, never negative; its expected gradient is that of KL(pi || pi_ref)
     k3 = r - log r - 1  unbiased, never negative; its expected gradient is that of the other KL, KL(pi_ref || pi)
 
-Those gradients leave out that the tokens were sampled from pi. The ratio as a factor (not clipped, as in TRL) puts it
-back: rho k1 and rho k3 then have the expected gradient of KL(pi || pi_ref), on old samples too; rho k2 that of E[k2].
-No rho is more than e^20, and none above it has a gradient: the product of a long completion leaves float32's range, and
-the gradient of an infinite ratio is not a number even where the clip would have silenced it.
+These gradients ignore that the tokens were sampled from pi. The ratio as a factor (not clipped, as in TRL) corrects for
+it: rho k1 and rho k3 then have the expected gradient of KL(pi || pi_ref), on old samples too; rho k2 that of E[k2].
+
+No rho exceeds e^20, and a larger one has no gradient. The product over a long completion leaves float32's range, and an
+infinite ratio has a NaN gradient even where the clip would remove it.
 """
 
 from __future__ import annotations
@@ -42,10 +43,12 @@ NORMALIZERS: Mapping[str, Literal["constant", "token", "row"]] = {
     "dr_grpo": "constant",
     "cispo": "token",
 }
-"""`TrainConfig.loss_type`, by what its sum is divided by. (TRL's `bnpo` averages within a micro-batch, whatever that
-is; over the whole step it is `dapo`.)"""
+"""Divisor of the sum, by `TrainConfig.loss_type`.
+
+TRL's `bnpo` averages within a micro-batch; over the whole step it is `dapo`.
+"""
 CISPO_CAP = 5.0
-"""The largest weight of CISPO where none is set, that of ScaleRL (2510.13786), which TRL recommends."""
+"""Default largest weight of CISPO, that of ScaleRL (2510.13786), which TRL recommends."""
 
 MAX_LOG_RATIO = 20.0
 
@@ -54,9 +57,9 @@ STATS = ("tokens", "entropy", "clipped", "old_kl", "reference_kl", "value_loss")
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """Clip range, KL estimator, and how the sum is normalised (`train.normalize`); weights of streams are data.
+    """Clip range, KL estimator and normalisation (`loss_weights`); stream weights are data.
 
-    With `objective="cispo"`, `epsilon_high` is the largest weight (needed then) and `epsilon` is not read.
+    With `objective="cispo"`, `epsilon_high` is the largest weight and required; `epsilon` is ignored.
     """
 
     epsilon: float = 0.2
@@ -73,7 +76,7 @@ class LossSettings:
 
     @classmethod
     def from_config(cls, config: ReinforcementConfig) -> LossSettings:
-        """Those of a reinforcement-learning run."""
+        """Return the settings of a reinforcement-learning run."""
         cispo = config.loss_type == "cispo"
         sequence_level: Literal["mean", "product"] = "product" if config.algorithm == "rloo" else "mean"
         return cls(
@@ -92,7 +95,13 @@ class LossSettings:
 
 
 def kl_estimate(logprobs: torch.Tensor, reference: torch.Tensor, estimator: Literal["k1", "k2", "k3"]) -> torch.Tensor:
-    """k1, k2 or k3 of KL(pi || pi_ref) at tokens sampled from pi, from the log-probs of both."""
+    """Estimate KL(pi || pi_ref) per token, at tokens sampled from pi.
+
+    Args:
+        logprobs: Log-probs under pi.
+        reference: Log-probs under pi_ref, same shape.
+        estimator: k1, k2 or k3; see the module docstring.
+    """
     log_ratio = reference - logprobs
     if estimator == "k1":
         return -log_ratio
@@ -106,9 +115,18 @@ def loss_sum(
     settings: LossSettings,
     values: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The summed loss, the sums of `STATS`, and log rho of the tokens of the policy gradient; the last two detached.
+    """Compute the summed loss of a micro-batch with N completion tokens.
 
-    `values` (N,), the value head's, are needed where a sample has a weight `vf`.
+    Args:
+        logprobs: Log-probs of the tokens (N,).
+        entropy: Entropies of their distributions (N,).
+        batch: Weights, advantages, old and reference log-probs.
+        settings: Clip range, estimator, level.
+        values: Value estimates (N,); required if a sample has a weight `vf`.
+
+    Returns:
+        The loss with gradient, the sums of `STATS`, and log rho of the policy-gradient tokens; the last two are
+        detached.
     """
     log_ratio = logprobs - batch.logprobs
     ratio = torch.exp(_aggregate_log_ratio(log_ratio, batch, settings.level).clamp(max=MAX_LOG_RATIO))
@@ -127,7 +145,9 @@ def loss_sum(
     loss = -(batch.pg * surrogate).sum() - (batch.ce * logprobs).sum()
     reference_kl = logprobs.new_zeros(())
     if batch.reference is not None:
-        reference = torch.where(batch.reference.isnan(), logprobs.detach(), batch.reference)  # no reference: no gap
+        reference = torch.where(
+            batch.reference.isnan(), logprobs.detach(), batch.reference
+        )  # NaN: the row has no reference, so no KL
         estimate = kl_estimate(logprobs, reference, settings.kl_estimator)
         reference_kl = estimate.detach().sum()
         loss = loss + (batch.kl * (estimate * ratio if settings.use_bias_correction_kl else estimate)).sum()
@@ -139,7 +159,7 @@ def loss_sum(
         value_loss = errors.detach().sum()
         loss = loss + (batch.vf * errors).sum()
     elif values is not None:
-        loss = loss + 0.0 * values.sum()  # DDP wants a gradient for every weight
+        loss = loss + 0.0 * values.sum()  # DDP needs a gradient for every weight
     with torch.no_grad():
         trained = batch.pg != 0
         is_clipped = trained & is_clipped
@@ -152,7 +172,7 @@ def loss_sum(
 def _aggregate_log_ratio(
     log_ratio: torch.Tensor, batch: MicroBatch, level: Literal["token", "mean", "product"]
 ) -> torch.Tensor:
-    """Each token's log ratio, or that of its whole completion (over the tokens of the policy gradient)."""
+    """Return each token's log ratio, or its completion's, over the tokens of the policy gradient."""
     if level == "token":
         return log_ratio
     trained = (batch.pg != 0).to(log_ratio)
@@ -164,7 +184,10 @@ def _aggregate_log_ratio(
 
 
 def _value_errors(values: torch.Tensor | None, batch: MicroBatch, cliprange: float | None) -> torch.Tensor:
-    """Half the squared error of each token's value; with a clip range the worse of it and of the clipped value's."""
+    """Return half the squared error per token.
+
+    With a clip range it is the maximum of the plain and the clipped value's error.
+    """
     assert values is not None and batch.values is not None and batch.returns is not None
     errors = (values - batch.returns) ** 2
     if cliprange is not None:

@@ -1,7 +1,6 @@
-"""`Weights`: a model's weights and their optimizer, whatever they learn from: steps, precision, shards, files.
+"""`BaseEngine`: a model's weights and optimizer, with precision, sharding and files.
 
-What is learnt, and from what, is a subclass's (`train.engine`: token rows, `train.reward_engine`: replies that are
-compared).
+Its subclasses add the loss: `engine` learns from token rows, `reward_engine` from compared or rated replies.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from memalpha.train.learner.token_logprobs import unwrap_peft
 
 
 class BaseEngine:
-    """Owns `model` (a `PreTrainedModel`, or a `PeftModel`) and the optimizer of what of it requires gradients.
+    """Own a model and the optimizer of its trainable weights.
 
-    Trained weights are kept in float32 at least; with `dtype` bfloat16 the passes are not, nor are frozen weights.
-    A subclass builds what computes with `trained` (the model, or the copy of it that is sharded in place), wraps that
-    (`_wrap`), and then calls `_optimize`.
+    Trained weights are float32 at least; with `dtype` bfloat16 the passes and the frozen weights are bfloat16. A
+    subclass builds its scorer from `trained` (the model, or its sharded copy), wraps it (`_wrap_scorer`) and calls
+    `_make_optimizer`.
     """
 
     scorer: nn.Module
@@ -41,13 +40,17 @@ class BaseEngine:
         self.config = config
         self.world = world
         self._cast_weights(model)
-        # Shards are made in place: of a copy, for the sampler and the checkpoints need the weights whole.
+        # FSDP shards in place, so shard a copy: sampler and checkpoints need the full weights.
         self.trained = copy.deepcopy(model) if world.size > 1 and config.sharding == "fsdp" else model
         self.trainable: dict[str, nn.Parameter] = {}
         self.value_head: dict[str, nn.Parameter] = {}
 
     def optim_step(self, rate: float) -> float:
-        """Clip the gradient, step the optimizer at learning rate `rate`, clear the gradient; returns its norm."""
+        """Clip the gradient, step at learning rate `rate`, clear the gradient; returns the unclipped norm.
+
+        Raises:
+            TrainingError: The norm is not finite.
+        """
         norm = float(full_tensor(nn.utils.clip_grad_norm_(self.trainable.values(), self.config.max_grad_norm)))
         if not math.isfinite(norm):
             raise TrainingError(f"the gradient norm is {norm}: lower learning_rate or check the rewards")
@@ -59,7 +62,7 @@ class BaseEngine:
         return norm
 
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:
-        """The optimizer's state by `parameter/key`, put together where it is sharded; empty before the first step."""
+        """Return the optimizer's unsharded state by `parameter/key`; empty before the first step."""
         state = self.optimizer.state
         return {
             f"{name}/{key}": full_tensor(value).cpu().contiguous()
@@ -68,7 +71,7 @@ class BaseEngine:
         }
 
     def load_optimizer_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put `optimizer_tensors` back. Raises `KeyError` for an unknown parameter."""
+        """Restore the result of `optimizer_tensors`. Raises `KeyError` for an unknown parameter."""
         self.optimizer.state.clear()
         for path, value in tensors.items():
             name, _, key = path.rpartition("/")
@@ -78,18 +81,20 @@ class BaseEngine:
             )
 
     def write(self, folder: Path) -> None:
-        """Write what trains: all weights as a plain transformers directory, or the adapters of a `PeftModel`, whose
-        configuration names the base."""
+        """Write the trained weights: a plain transformers directory, or the adapters of a `PeftModel`.
+
+        An adapter's configuration names its base model.
+        """
         if not isinstance(self.model, PeftModel):
             self._write_model(folder)
             return
-        # Not PeftModel.save_pretrained: it writes a model card, and asks the model hub what the base is.
+        # Not PeftModel.save_pretrained: it writes a model card and asks the model hub about the base.
         tensors = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
         self.model.peft_config["default"].save_pretrained(str(folder))
 
     def read(self, folder: Path) -> None:
-        """Copy what `write` wrote into the model, in place. Raises what the libraries do for files that are not it."""
+        """Load what `write` wrote into the model in place. Raises the libraries' errors for other files."""
         if isinstance(self.model, PeftModel):
             load_adapter(self.model, folder)
         else:
@@ -105,7 +110,10 @@ class BaseEngine:
         return saved.state_dict()
 
     def _make_optimizer(self, head: Mapping[str, nn.Parameter] | None = None, rate_scale: float = 1.0) -> None:
-        """Make the optimizer, of what trains and of a value head beside the model, at `share` of the learning rate."""
+        """Create the optimizer of the trainable weights and of a value head.
+
+        The head's learning rate is `rate_scale` times that of the weights.
+        """
         config = self.config
         self.trainable = {
             name: parameter for name, parameter in self.trained.named_parameters() if parameter.requires_grad
@@ -120,11 +128,11 @@ class BaseEngine:
             lr=config.learning_rate,
             betas=config.adam_betas,
             weight_decay=config.weight_decay,
-            fused=True,  # one pass over the weights and no temporaries
+            fused=True,  # one pass over the weights, no temporaries
         )
 
     def _wrap_scorer(self, scorer: Any) -> nn.Module:
-        """The scorer of a `model`, dealt to the processes."""
+        """Wrap a model's scorer for the processes of the run."""
         return self.world.wrap_module(
             scorer, list(unwrap_peft(scorer.model)._no_split_modules or ()), self.config.sharding
         )
@@ -134,7 +142,7 @@ class BaseEngine:
         return self.model.device
 
     def _cast_weights(self, model: Any) -> None:
-        """Put the weights in the precision they train (or rest) in, in place."""
+        """Cast trained weights to float32 at least and frozen ones to the configured type, in place."""
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))

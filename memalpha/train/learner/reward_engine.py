@@ -1,18 +1,18 @@
-"""The engine of reward models: pairs and rated replies in, a gradient out.
+"""The engine of reward models: learns from pairs and rated replies.
 
-With s the head's outputs of a row and w the objectives' weights, an item's loss is
+With s the head's outputs for a row and w the objectives' weights, an item's loss is
 
     pair      -log sigma(v(chosen) - v(rejected) - margin) + c (v(chosen) + v(rejected))^2
-    rating    the mean over the objectives k that are rated of (s_k - score_k)^2
+    rating    mean over the rated objectives k of (s_k - score_k)^2
 
-where v = s_k for a pair of objective k, else w s, and c is `center_rewards_coefficient` (0 where it is not set). An
-optimizer step takes the mean over its items. The rows of an item stay in one micro-batch; which items share one makes
-no difference.
+where v = s_k for a pair of objective k, else w s, and c is `center_rewards_coefficient` (0 if not set). An optimizer
+step takes the mean over its items. The rows of an item stay in one micro-batch; the split into micro-batches does not
+change the gradient.
 
-Papers: the Bradley-Terry likelihood of pairs, Ouyang et al. 2022, arXiv 2203.02155; margins, Touvron et al. 2023,
-arXiv 2307.09288; the centring term, Eisenstein et al. 2023, arXiv 2312.09244, eq. 2; several heads on one trunk with
-regression of ratings, Wang et al. 2024 (ArmoRM), arXiv 2406.12845. For pairs without objectives loss and gradient are
-those of TRL's RewardTrainer on the same token rows (tests/train/learner/test_trl_reward.py).
+Papers: the Bradley-Terry likelihood of pairs, Ouyang et al. 2022, arXiv 2203.02155; margins, Touvron et al. 2023, arXiv
+2307.09288; the centring term, Eisenstein et al. 2023, arXiv 2312.09244, eq. 2; several heads on one trunk with
+regression of ratings, Wang et al. 2024 (ArmoRM), arXiv 2406.12845. For pairs without objectives, loss and gradient
+equal those of TRL's RewardTrainer on the same token rows (tests/train/learner/test_trl_reward.py).
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from memalpha.train.learner.token_logprobs import checkpointed_layers, recompute
 
 
 class RewardEngine(BaseEngine):
-    """Updates `model` (from `with_head`, or a `PeftModel` of one) in place.
+    """Update `model` (from `with_head`, or a `PeftModel` of one) in place.
 
-    Items are those of a whole step, the same in every process of `world`; each process computes its share, and all get
-    the same results."""
+    Items are those of a whole step, the same in every process of `world`. Each process computes its share, and all get
+    the same results.
+    """
 
     def __init__(self, model: Any, config: RewardModelConfig, head: Head, world: World = SINGLE_PROCESS) -> None:
         super().__init__(model, config, world)
@@ -53,7 +54,10 @@ class RewardEngine(BaseEngine):
         self._make_optimizer()
 
     def scores(self, items: Sequence[Judged]) -> list[np.ndarray]:
-        """The head's outputs of each item's rows: (2, K) of a pair, (1, K) of a rating; without a gradient."""
+        """Return the head's K outputs per row of each item, without a gradient.
+
+        A pair has two rows (2, K), a rating one (1, K).
+        """
         scores_by_item: list[tuple[int, np.ndarray]] = []
         with torch.no_grad():
             for part, is_live in self.world.assign_microbatches(
@@ -68,12 +72,12 @@ class RewardEngine(BaseEngine):
         return [by_index[i] for i in range(len(items))]
 
     def losses(self, items: Sequence[Judged], scores: Sequence[np.ndarray]) -> np.ndarray:
-        """Each item's loss by its scores, float32."""
+        """Return each item's loss from its scores, float32."""
         values = torch.from_numpy(np.concatenate(list(scores))).to(self._device)
         return self._item_losses(items, values).cpu().numpy()
 
     def forward_backward(self, items: Sequence[Judged]) -> list[np.ndarray]:
-        """Add the gradient of the mean loss over the items of a step; returns their scores, as `scores` does."""
+        """Add the gradient of the mean loss over a step's items; returns their scores as `scores` does."""
         scores_by_item: list[tuple[int, np.ndarray]] = []
         microbatches = self.world.assign_microbatches(split_microbatches(items, self.config.microbatch_tokens))
         for number, (part, is_live) in enumerate(microbatches, start=1):
@@ -89,14 +93,20 @@ class RewardEngine(BaseEngine):
         return [by_index[i] for i in range(len(items))]
 
     def update(self, items: Sequence[Judged], rate: float) -> dict[str, float]:
-        """One optimizer step on `items`; returns `figures` of the weights before it, and what the step was."""
+        """Take one optimizer step on `items`.
+
+        Returns:
+            `compute_metrics` of the weights before the step, `grad_norm` and `learning_rate`.
+        """
         scores = self.forward_backward(items)
         return {**self.compute_metrics(items, scores), "grad_norm": self.optim_step(rate), "learning_rate": rate}
 
     def compute_metrics(self, items: Sequence[Judged], scores: Sequence[np.ndarray]) -> dict[str, float]:
-        """Means over the items: `loss`; of pairs `accuracies` (1 where chosen is above rejected, a half where they are
-        equal), `margins` (their difference) and `scores` (both sides'); of ratings `errors` (the root of the mean
-        square)."""
+        """Return means over the items.
+
+        `loss` covers all items. Pairs give `accuracies` (1 if chosen scores higher, 0.5 for a tie), `margins` (the
+        difference) and `scores` (of both sides). Ratings give `errors` (root of the mean square).
+        """
         metrics = {"loss": float(self.losses(items, scores).mean())}
         weights = self._objective_weights.cpu().numpy()
         sides = np.array(
@@ -115,16 +125,16 @@ class RewardEngine(BaseEngine):
                 "scores": float(sides.mean()),
             }
         squares = [
-            np.square(row[0] - np.array(one.scores))
-            for one, row in zip(items, scores, strict=True)
-            if not isinstance(one, Compared)
+            np.square(row[0] - np.array(item.scores))
+            for item, row in zip(items, scores, strict=True)
+            if not isinstance(item, Compared)
         ]
         if squares:
             metrics["errors"] = float(np.sqrt(np.nanmean(np.concatenate(squares))))
         return metrics
 
     def _score_rows(self, items: Sequence[Judged]) -> torch.Tensor:
-        """(rows, K) scores of all rows of the items, in order; equal rows are computed once."""
+        """Return scores (rows, K) of all rows of the items in order; equal rows are computed once."""
         rows = [row for item in items for row in item.rows]
         row_indices = {row: index for index, row in enumerate(dict.fromkeys(rows))}
         scores = self.scorer(*pack_rows(list(row_indices), self.head.pooling, self._pad_id, self._device))
@@ -155,27 +165,38 @@ class RewardEngine(BaseEngine):
         return read_whole(folder, self.head, dtype, "cpu")[0].state_dict()
 
     def write(self, folder: Path) -> None:
-        """As every engine's, and what the head is."""
+        """Write the weights and the head's configuration."""
         super().write(folder)
         self.head.write(folder)
 
 
 class _CheckpointedScorer(RewardScorer):
-    """Layers' activations are computed again in the backward pass, where asked."""
+    """`RewardScorer` that can recompute the layers' activations in the backward pass."""
 
     def __init__(self, model: Any, pooling: str, *, autocast: bool, checkpointing: bool) -> None:
         super().__init__(model, pooling, autocast=autocast)
         self._layers = checkpointed_layers(model) if checkpointing else []
 
     def forward(self, input_ids: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """As `RewardScorer`'s."""
+        """Score rows as `RewardScorer.forward` does.
+
+        Args:
+            input_ids: Right-padded token ids (B, L).
+            first: Index of each reply's first token (B,).
+            last: Index of each reply's last token (B,).
+
+        Returns:
+            Scores (B, K), float32 at least.
+        """
         with recompute_activations(self._layers):
             return super().forward(input_ids, first, last)
 
 
 def split_microbatches(items: Sequence[Judged], max_tokens: int) -> list[list[int]]:
-    """Indices of `items` in micro-batches of at most `tokens` padded tokens, those of the longest rows first; an item
-    that has more is one of its own."""
+    """Split item indices into micro-batches of at most `max_tokens` padded tokens, longest rows first.
+
+    A larger item gets a micro-batch of its own.
+    """
     lengths = [max(len(prompt) + len(reply) for prompt, reply in item.rows) for item in items]
     parts: list[list[int]] = []
     width = rows = 0

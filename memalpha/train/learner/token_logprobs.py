@@ -1,9 +1,8 @@
-"""Log-probs and entropies of chosen tokens, and the values before them where there is a value head, as the one module
-that a launcher may wrap: all parameters are read inside its `forward`.
+"""Log-probs, entropies and values of completion tokens, as one module that a launcher may wrap.
 
-Only the hidden states that predict a completion token reach the LM head, block by block. The logits of `head_tokens`
-tokens exist at most: those of the last ones wait for the backward pass, which costs no memory (nothing else is made in
-between), the others are projected again there.
+All parameters are used inside its `forward`, as DDP and FSDP need. Only hidden states that predict a completion token
+reach the LM head, block by block. At most the logits of `head_tokens` tokens exist at once. Those of the last tokens
+are saved for the backward pass, which costs no extra memory; the others are projected again there.
 """
 
 from __future__ import annotations
@@ -24,19 +23,22 @@ from memalpha.errors import ConfigError, PolicyError
 
 
 def unwrap_peft(model: Any) -> PreTrainedModel:
-    """The transformers model itself; under peft, with the adapters in its layers."""
+    """Return the transformers model itself; a `PeftModel`'s adapters stay in its layers."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 class TokenScorer(nn.Module):
-    """`model`, a `PreTrainedModel` or a `PeftModel`, as a function from rows to log-probs of their tokens.
+    """Compute log-probs, entropies and values of completion tokens.
 
-    `head_tokens` bounds the completion tokens whose logits exist at once. `autocast`: passes in bfloat16, whatever the
-    weights are in. `checkpointing`: each layer's activations are computed again in the backward pass; nothing else of
-    the model changes (transformers' own switch would turn dropout on and the cache of generation off).
+    The value head is a float32 linear map of the hidden state that predicts a token. It starts at 0, so all values do.
 
-    `values`: with a `value_head`, a linear map of the hidden state that predicts a token to the value before it. It is
-    0 at first, so all values are, and float32 whatever the passes are in.
+    Args:
+        model: A `PreTrainedModel` or a `PeftModel`.
+        head_tokens: Maximum number of completion tokens whose logits exist at once.
+        autocast: Run passes in bfloat16, whatever the weights' type.
+        checkpointing: Recompute each layer's activations in the backward pass. Unlike transformers' own switch it
+            leaves dropout off and the generation cache on.
+        values: Add a value head.
     """
 
     def __init__(
@@ -58,11 +60,17 @@ class TokenScorer(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Log-probs (N,) of `targets`, entropies (N,) of their distributions, both at `temperature` (N,), and values
-        (N,) of what comes before the targets (None without a value head).
+        """Compute log-probs, entropies and values of N target tokens; all carry a gradient.
 
-        `input_ids` (B, L) are right-padded; `positions` (N,) index the flattened hidden states that predict `targets`.
-        float32 at least. All results carry a gradient.
+        Args:
+            input_ids: Right-padded ids (B, L).
+            positions: Indices (N,) into the flattened hidden states that predict `targets`.
+            targets: Token ids (N,).
+            temperature: Sampling temperature (N,) that divides the logits.
+
+        Returns:
+            Log-probs (N,), entropies (N,), and values (N,) before the targets, None without a value head. float32 at
+            least.
         """
         model = unwrap_peft(self.model)
         precision = torch.autocast(input_ids.device.type, torch.bfloat16) if self.autocast else nullcontext()
@@ -79,7 +87,7 @@ class TokenScorer(nn.Module):
 
 
 def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers of a model that can be computed again. Raises `ConfigError` where it names none."""
+    """Return the layers whose activations can be recomputed. Raises `ConfigError` if there are none."""
     layers: list[nn.Module] = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigError(
@@ -91,7 +99,7 @@ def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def recompute_activations(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Where gradients are made, these layers' activations are computed again in the backward pass."""
+    """Recompute these layers' activations in the backward pass of what runs inside, if gradients are on."""
     layers = layers if torch.is_grad_enabled() else []
     try:
         for layer in layers:
@@ -103,7 +111,7 @@ def recompute_activations(layers: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _value_head(model: PreTrainedModel) -> nn.Linear:
-    """A linear map from the model's hidden states to one number, 0 for all of them."""
+    """Create a zero-initialized linear map from the model's hidden states to one number."""
     embeddings: Any = model.get_output_embeddings()
     head = nn.Linear(embeddings.weight.shape[1], 1, device=model.device)
     nn.init.zeros_(head.weight)
@@ -112,13 +120,16 @@ def _value_head(model: PreTrainedModel) -> nn.Linear:
 
 
 PROBE_SCALE = 1000.0
-"""How much louder than they are logits must be for any soft cap to show."""
+"""Factor that makes the probe's logits large enough for any soft cap to show."""
 
 
 def check_head(model: nn.Module) -> None:
-    """Refuse models whose logits are not those of their output embedding: soft caps, scales, adapters on it.
+    """Check that the model's logits are exactly those of its output embedding.
 
-    Raises `PolicyError`.
+    Soft caps, scales and adapters on the embedding fail the check.
+
+    Raises:
+        PolicyError: The logits differ.
     """
     base: Any = unwrap_peft(model)
     probe = torch.arange(8, device=base.device)[None] * 7 % base.config.get_text_config().vocab_size
@@ -140,7 +151,7 @@ def check_head(model: nn.Module) -> None:
 
 
 BLOCK_ROWS = 256
-"""Rows of one product with the head: enough for its speed, few enough for the cache."""
+"""Rows per product with the head: large enough for speed, small enough for the cache."""
 
 
 def head_logprobs(
@@ -153,13 +164,21 @@ def head_logprobs(
     max_rows: int = 1024,
     bfloat16: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs of `targets` and entropies (N,) of softmax((hidden weight^T + bias) / temperature).
+    """Compute log-probs of `targets` and entropies of softmax((hidden weight^T + bias) / temperature).
 
-    `hidden` (N, H), `weight` (V, H), `bias` (V,), `targets` and `temperature` (N,); logits of `tokens` rows and a block
-    exist at most. Products are in bfloat16 where asked, else in the wider of the two types; all else, the sums of
-    gradients included, is float32 at least.
+    Args:
+        hidden: Hidden states (N, H).
+        weight: Output embedding (V, H).
+        bias: (V,) or None.
+        targets: Token ids (N,).
+        temperature: (N,).
+        max_rows: Rows whose logits may exist at once, beside one block.
+        bfloat16: Multiply in bfloat16; else in the wider of the two types. Everything else is float32 at least.
+
+    Returns:
+        Log-probs (N,) and entropies (N,).
     """
-    saved_rows = max_rows if torch.is_grad_enabled() else 0  # inside a Function it always says no
+    saved_rows = max_rows if torch.is_grad_enabled() else 0  # inside a Function it is always False
     result: Any = _Head.apply(
         hidden, weight, bias, targets, temperature, saved_rows, min(BLOCK_ROWS, max_rows), bfloat16
     )
@@ -167,11 +186,12 @@ def head_logprobs(
 
 
 class _Head(torch.autograd.Function):
-    """With z = logits / T, p = softmax(z), H its entropy: d log p[target] / dz = onehot - p, dH / dz = -p (log p + H).
+    """Function behind `head_logprobs` with its own backward pass.
 
-    For that, exp(z - max z) of the last `keep` rows is kept; the rows before are projected again. The gradient of z is
-    put together in float32 and rounded once, its target's 1 - p taken from log p: where p is near 1, the difference of
-    what is rounded already would be noise.
+    With z = logits / T, p = softmax(z), H its entropy: d log p[target] / dz = onehot - p, dH / dz = -p (log p + H). For
+    that, exp(z - max z) of the last `saved_rows` rows is saved; earlier rows are projected again. The gradient of z is
+    summed in float32 and rounded once. The target's 1 - p comes from log p: where p is near 1, a difference of rounded
+    numbers would be noise.
     """
 
     @staticmethod
@@ -186,6 +206,14 @@ class _Head(torch.autograd.Function):
         block: int,
         bfloat16: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute log-probs and entropies block by block.
+
+        Args:
+            hidden, weight, bias, targets, temperature: See `head_logprobs`.
+            saved_rows: Number of last rows whose exponentials are saved for the backward pass.
+            block: Rows per block.
+            bfloat16: Multiply in bfloat16.
+        """
         count = len(hidden)
         first_saved = max(0, count - saved_rows)  # of the rows to keep
         project = _Projection(hidden, weight, bias, temperature, bfloat16)
@@ -219,6 +247,12 @@ class _Head(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: torch.Tensor | None, grad_entropies: torch.Tensor | None) -> Any:
+        """Compute gradients of `hidden`, `weight` and `bias`.
+
+        Args:
+            grad_logprobs: Gradient of the log-probs (N,), or None.
+            grad_entropies: Gradient of the entropies (N,), or None.
+        """
         hidden, weight, bias, targets, temperature, logprobs, norm, total, entropies, saved = ctx.saved_tensors
         project = _Projection(hidden, weight, bias, temperature, ctx.bfloat16)
         scaled_logprobs = torch.zeros_like(norm) if grad_logprobs is None else grad_logprobs / temperature
@@ -267,7 +301,7 @@ class _Head(torch.autograd.Function):
 
 
 class _Projection:
-    """Scaled logits of a block of rows, and the precision of the products and of all else."""
+    """Scaled logits of a block of rows, and the types of products and of everything else."""
 
     def __init__(
         self,
@@ -283,11 +317,11 @@ class _Projection:
         self.bias, self.temperature = bias, temperature
 
     def new_buffer(self, rows: int) -> torch.Tensor:
-        """Room for the logits of `rows` rows: on CPU, fresh memory costs more than most of what is computed in it."""
+        """Allocate logits of `rows` rows for reuse: on CPU, fresh memory costs more than most of the computation."""
         return self.hidden.new_empty(rows, len(self.weight), dtype=self.wide)
 
     def __call__(self, part: slice, buffer: torch.Tensor) -> torch.Tensor:
-        """Logits / T of the rows of `part`, in `space`."""
+        """Return logits / T of the rows `part`, computed in `buffer`."""
         rows = self.hidden[part]
         z = buffer[: len(rows)]
         if self.product == self.wide:
@@ -300,6 +334,6 @@ class _Projection:
 
 
 def _blocks(count: int, first: int, block: int) -> list[slice]:
-    """`count` rows in blocks, of which none holds rows on both sides of `first`."""
+    """Split `count` rows into blocks; no block spans `first`."""
     ends = ((0, first), (first, count))
     return [slice(start, min(start + block, end)) for begin, end in ends for start in range(begin, end, block)]
