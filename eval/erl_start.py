@@ -24,8 +24,13 @@ from memalpha.qa.evaluate import evaluate_memory
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import mean_and_error
 from memalpha.tasks.synthetic import worlds as synthetic
-from memalpha.train.rollouts.reflection import advice, asked, look_back, reflections
-from memalpha.train.trainers.reflection_demos import as_advice, named_by
+from memalpha.train.rollouts.reflection import (
+    extract_advice,
+    group_records,
+    memory_reflection_requests,
+    reflection_candidates,
+)
+from memalpha.train.trainers.reflection_demos import evidence_operations, format_advice
 from memalpha.types import TrajectoryGroup
 
 SEED = 0
@@ -53,16 +58,20 @@ def measure(name: str, count: int, temperature: float) -> dict[str, Any]:
 
     groups = builder.build(tasks, 1, temperature, SEED)
     records = answers(groups)
-    of_task = [one for group in asked(groups, records) for one in group]
+    of_task = [one for group in group_records(groups, records) for one in group]
     settings = ERLConfig(feedback_tokens=512, reflection_tokens=48)
-    tried = look_back(groups, records, 0, builder, settings)
-    requests = reflections(builder, tried, [()] * len(tried), settings.reflection_tokens, temperature, SEED, 0)
-    own = [advice(reply.text) for reply in policy.sample(requests)]
+    tried = reflection_candidates(groups, records, 0, builder, settings)
+    requests = memory_reflection_requests(
+        builder, tried, [()] * len(tried), settings.reflection_tokens, temperature, SEED, 0
+    )
+    own = [extract_advice(reply.text) for reply in policy.sample(requests)]
     gold = [
-        as_advice(named_by(one.attempt.task, [r for r in of_task[one.number] if not r.correct]), "compact")
+        format_advice(
+            evidence_operations(one.attempt.task, [r for r in of_task[one.task_index] if not r.correct]), "compact"
+        )
         for one in tried
     ]
-    first = [[float(record.correct) for record in of_task[one.number]] for one in tried]
+    first = [[float(record.correct) for record in of_task[one.task_index]] for one in tried]
     found: dict[str, Any] = {
         "policy": Path(name).parts[-3] if "checkpoints" in Path(name).parts else Path(name).name,
         "temperature": temperature,
@@ -75,9 +84,9 @@ def measure(name: str, count: int, temperature: float) -> dict[str, Any]:
     found["advice_precision"] = both / max(1, said)
     found["advice_recall"] = both / max(1, sum(len(b) for _, b in pairs))
     for kind, told in {"own": own, "gold": gold, "another's": gold[1:] + gold[:1], "none": [""] * len(own)}.items():
-        starts = [Start(one.attempt.task, one.number, 0, text) for one, text in zip(tried, told, strict=True)]
+        starts = [Start(one.attempt.task, one.task_index, 0, text) for one, text in zip(tried, told, strict=True)]
         again = [TrajectoryGroup(t.task, (t,)) for t in builder.run(starts, temperature, SEED, 0, role="retry")]
-        second = [[float(r.correct) for r in one] for group in asked(again, answers(again)) for one in group]
+        second = [[float(r.correct) for r in one] for group in group_records(again, answers(again)) for one in group]
         gains = [[b - a for a, b in zip(x, y, strict=True)] for x, y in zip(first, second, strict=True)]
         gain = dict(zip(("gain", "gain_se"), mean_and_error(gains), strict=True))
         passed = sum(sum(one) / len(one) >= 0.75 for one in second) / len(second)

@@ -39,7 +39,7 @@ from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.rollouts.memory import collect
+from memalpha.train.rollouts.memory import MemoryCollector
 from memalpha.train.trainers.checkpoint import save_checkpoint
 from memalpha.types import Chunk, Task
 
@@ -141,7 +141,9 @@ def step(arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
     learner = timed("learner", lambda: Engine(adapted, config, LossSettings.from_config(config)))
     rewards = MemoryReward(config.reward, policy.count_tokens)
     builder, reader = Builder(policy, config.agent), load_reader(config.reader)
-    groups, _ = timed("sample", lambda: collect(builder, [long_task()], reader, rewards, config, 0))
+    groups, _ = timed(
+        "sample", lambda: MemoryCollector(builder, reader, rewards, config).collect_attempts([long_task()], 0)
+    )
     samples = timed("annotate", lambda: GRPO(config).annotate(groups, learner))
     stats = timed("update", lambda: learner.update(samples, config.learning_rate))
     folder = timed("checkpoint", lambda: save_checkpoint(out, 1, policy, learner, {}))

@@ -25,7 +25,7 @@ from memalpha import evaluate, load_policy
 from memalpha.config import SFTConfig, training_config
 from memalpha.policy.base import in_own_style
 from memalpha.qa.reader import load_reader
-from memalpha.train.rollouts.memory import TaskSource
+from memalpha.train.rollouts.memory_tasks import TaskSource
 
 KINDS = {"gold": (), "best": ("source=best", "tasks=32", "rounds=4", "schedule_steps=48")}
 FIGURES = ("accuracy", "update_accuracy", "retract_accuracy", "stale_rate", "update_hit", "delete_hit", "valid_calls")

@@ -111,7 +111,7 @@ def width(rows: list[Row]) -> int:
 def ours(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[Callable[[list[Row]], object], int]:
     """An update, and the padded tokens of `rows`."""
     from memalpha.config import TrainConfig
-    from memalpha.train.data.samples import TrainingSample, pack, policy_gradient_sample, split
+    from memalpha.train.data.samples import TrainingSample, pack, policy_gradient_sample, split_micro_batches
     from memalpha.train.learner.engine import Engine
     from memalpha.train.learner.losses import LossSettings
     from memalpha.types import Completion, Turn
@@ -132,7 +132,7 @@ def ours(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[Callable[[l
         return policy_gradient_sample(Turn(0, done), advantage)
 
     samples = [sample(row) for row in rows]
-    parts = split(samples, tokens)
+    parts = split_micro_batches(samples, tokens)
     padded = sum(pack([samples[i] for i in part]).input_ids.numel() for part in parts)
     return lambda part: learner.update([sample(row) for row in part], 1e-5), padded
 

@@ -31,10 +31,10 @@ def evaluate(
 
     Example: memalpha eval locomo data=locomo10.json 'systems=[empty,rag,my.module:Memory]' reader.kind=copy
     """
-    from memalpha.train.trainers.text_eval import text_settings
+    from memalpha.train.trainers.text_eval import resolve_text_run
 
     keys = parse_overrides(overrides or [])
-    text = text_settings(config, keys)
+    text = resolve_text_run(config, keys)
     if text is not None:
         _evaluate_text(*text, as_json=as_json)
         return
@@ -67,12 +67,12 @@ def _evaluate_text(settings: TextConfig, out: Path | None, name: str, *, as_json
     from rich.console import Console
     from rich.progress import Progress
 
-    from memalpha.train.trainers.text_eval import evaluate_run
+    from memalpha.train.trainers.text_eval import evaluate_text_run
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(name)
-        report = evaluate_run(
+        report = evaluate_text_run(
             settings, out, name, lambda done, total: progress.update(bar, completed=done, total=total)
         )
     if not as_json:

@@ -12,13 +12,13 @@ from typing import Any
 from memalpha.config import PreferenceConfig, RewardModelConfig, SFTConfig, TextConfig, training_config
 from memalpha.config.training import AnyTraining
 from memalpha.errors import ConfigError
-from memalpha.train.rollouts.text_inputs import Given
+from memalpha.train.rollouts.text_inputs import pop_python_inputs
 from memalpha.train.trainers.base import launch
-from memalpha.train.trainers.memory_rl import MemoryRun
-from memalpha.train.trainers.preferences import PreferenceRun
-from memalpha.train.trainers.reward_model import RewardModelRun
-from memalpha.train.trainers.sft import SFTRun
-from memalpha.train.trainers.text_rl import TextRun
+from memalpha.train.trainers.memory_rl import MemoryRLTrainer
+from memalpha.train.trainers.preferences import PreferenceTrainer
+from memalpha.train.trainers.reward_model import RewardModelTrainer
+from memalpha.train.trainers.sft import SFTTrainer
+from memalpha.train.trainers.text_rl import TextRLTrainer
 
 
 def train(config: AnyTraining | str | Path, **overrides: Any) -> dict[str, Any]:
@@ -29,14 +29,14 @@ def train(config: AnyTraining | str | Path, **overrides: Any) -> dict[str, Any]:
     ...]`, `environment=` a class, `feedback_func=` a callable; a run that goes on needs the same ones again. A Ctrl-C
     saves a checkpoint that the same call resumes, and comes out as `KeyboardInterrupt`.
     """
-    given = Given.taken_from(overrides)
+    given = pop_python_inputs(overrides)
     settings = training_config(config, overrides)
     if isinstance(settings, TextConfig):
-        return launch(lambda config, world: TextRun(config, world, given), settings)
+        return launch(lambda config, world: TextRLTrainer(config, world, given), settings)
     if given.names:
         raise ConfigError(f"{given.names[0]}: tasks and functions themselves are for text runs (task: text)")
     if isinstance(settings, PreferenceConfig):
-        return launch(PreferenceRun, settings)
+        return launch(PreferenceTrainer, settings)
     if isinstance(settings, RewardModelConfig):
-        return launch(RewardModelRun, settings)
-    return launch(SFTRun, settings) if isinstance(settings, SFTConfig) else launch(MemoryRun, settings)
+        return launch(RewardModelTrainer, settings)
+    return launch(SFTTrainer, settings) if isinstance(settings, SFTConfig) else launch(MemoryRLTrainer, settings)

@@ -15,8 +15,8 @@ from memalpha.environments import evaluate_text
 from memalpha.errors import ConfigError
 from memalpha.policy.base import load_policy
 from memalpha.report.page import write_report
-from memalpha.train.rollouts.text_tasks import TextSource
-from memalpha.train.trainers.text_eval import text_settings
+from memalpha.train.rollouts.text_tasks import TextTaskSource
+from memalpha.train.trainers.text_eval import resolve_text_run
 
 
 def call(*words: str) -> str:
@@ -56,8 +56,10 @@ def test_a_run_is_evaluated_as_it_evaluated_itself(trained: Path) -> None:
     assert (trained / "again" / "eval" / "trained.jsonl").exists() and (trained / "again" / "report.html").exists()
     table = call("eval", str(trained / "words.yaml"), "policy=scripted:fixed", "eval_tasks=3")
     assert "rewards: format 1.000, digits 0.000" in table and "easy" in table
-    config, _, _ = text_settings(str(trained / "run"), {}) or pytest.fail("a text run")
-    report = evaluate_text(load_policy(trained / "run"), TextSource(config).held_out, config.rewards, max_new_tokens=4)
+    config, _, _ = resolve_text_run(str(trained / "run"), {}) or pytest.fail("a text run")
+    report = evaluate_text(
+        load_policy(trained / "run"), TextTaskSource(config).held_out, config.rewards, max_new_tokens=4
+    )
     assert report.summary == after
 
 
@@ -78,7 +80,7 @@ def test_the_page_shows_curves_categories_and_replies(trained: Path) -> None:
 
 
 def test_what_is_no_text_run_is_left_to_others(trained: Path, tmp_path: Path) -> None:
-    assert text_settings("locomo", {}) is None and text_settings("demo", {}) is None
+    assert resolve_text_run("locomo", {}) is None and resolve_text_run("demo", {}) is None
     (tmp_path / "config.yaml").write_text((trained / "run" / "config.yaml").read_text())
     with pytest.raises(ConfigError, match="has no checkpoints/best"):
-        text_settings(str(tmp_path), {})
+        resolve_text_run(str(tmp_path), {})

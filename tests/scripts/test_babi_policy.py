@@ -24,7 +24,7 @@ from memalpha.qa.evaluate import evaluate  # noqa: E402
 from memalpha.qa.reader import load_reader  # noqa: E402
 from memalpha.tasks.datasets import babi  # noqa: E402
 from memalpha.tasks.formats.jsonl import save_jsonl  # noqa: E402
-from memalpha.train.rollouts.memory import TaskSource  # noqa: E402
+from memalpha.train.rollouts.memory_tasks import TaskSource  # noqa: E402
 
 FOLDER = Path(str(resources.files("memalpha"))) / "weights" / "babi"
 

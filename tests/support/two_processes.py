@@ -26,7 +26,7 @@ from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.loss_weights import normalize
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.rollouts.memory import Collector
+from memalpha.train.rollouts.memory import MemoryCollector
 from memalpha.train.trainers.checkpoint import load_weights
 
 
@@ -153,9 +153,9 @@ def watch() -> tuple[list[int], list[dict[str, Any]]]:
     """How many tasks this process samples at a time, and what ERL has learnt after each step: both lists are filled."""
     counts: list[int] = []
     states: list[dict[str, Any]] = []
-    build, learnt = Collector.sampled, ERL.finish_step
+    build, learnt = MemoryCollector.sample, ERL.finish_step
 
-    def counted(self: Collector, *args: Any, **more: Any) -> Any:
+    def counted(self: MemoryCollector, *args: Any, **more: Any) -> Any:
         groups = build(self, *args, **more)
         counts.append(len(groups))
         return groups
@@ -164,21 +164,21 @@ def watch() -> tuple[list[int], list[dict[str, Any]]]:
         learnt(self, line)
         states.append(self.state)
 
-    Collector.sampled, ERL.finish_step = counted, noted
+    MemoryCollector.sample, ERL.finish_step = counted, noted
     return counts, states
 
 
 def press_in_step(at: int) -> None:
     """Let this process get a Ctrl-C while it collects step `at`."""
-    attempts = Collector.attempts
+    attempts = MemoryCollector.collect_attempts
 
-    def pressed(self: Collector, tasks: Any, step: int) -> Any:
+    def pressed(self: MemoryCollector, tasks: Any, step: int) -> Any:
         if step == at:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)  # a launcher passes its own on
         return attempts(self, tasks, step)
 
-    Collector.attempts = pressed
+    MemoryCollector.collect_attempts = pressed
 
 
 def main(folder: Path) -> None:

@@ -24,9 +24,9 @@ from memalpha.report.page import write_report
 from memalpha.train import api as loop
 from memalpha.train.api import train
 from memalpha.train.learner.distributed import SINGLE_PROCESS
-from memalpha.train.rollouts.memory import TaskSource
+from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.trainers import rl as reinforcement
-from memalpha.train.trainers.checkpoint import locked
+from memalpha.train.trainers.checkpoint import lock_run_directory
 
 
 def test_a_run_writes_what_is_promised(small):
@@ -145,7 +145,7 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes(small, tmp_path, capfd):
 
 def rate_validations(monkeypatch, accuracies: dict[int, float]) -> None:
     """Let validations find these accuracies by step (0.2 where none is given)."""
-    real = loop.MemoryRun._report
+    real = loop.MemoryRLTrainer._evaluate_on
 
     def scripted(self, name, *args):
         report = real(self, name, *args)
@@ -153,7 +153,7 @@ def rate_validations(monkeypatch, accuracies: dict[int, float]) -> None:
             report.summary["accuracy"] = accuracies.get(self.step, 0.2)
         return report
 
-    monkeypatch.setattr(loop.MemoryRun, "_report", scripted)
+    monkeypatch.setattr(loop.MemoryRLTrainer, "_evaluate_on", scripted)
 
 
 def test_the_best_validation_step_is_evaluated(small, monkeypatch):
@@ -218,7 +218,7 @@ def test_a_run_goes_on_from_the_start_it_had(small, policy_path, tmp_path):
 
 
 def test_the_frozen_start_reads_in_the_precision_of_the_run(small):
-    run = loop.MemoryRun(small(dtype="bfloat16", reader={"kind": "policy", "max_new_tokens": 4}), SINGLE_PROCESS)
+    run = loop.MemoryRLTrainer(small(dtype="bfloat16", reader={"kind": "policy", "max_new_tokens": 4}), SINGLE_PROCESS)
     [start] = run._others.values()
     parameters = list(start.model.parameters())
     assert all(parameter.dtype == torch.bfloat16 and not parameter.requires_grad for parameter in parameters)
@@ -243,7 +243,7 @@ def test_an_end_that_was_not_validated_is(small, monkeypatch):
     rate_validations(monkeypatch, {3: 0.9})
     settings = small(save_every=1)
     with monkeypatch.context() as patch:
-        patch.setattr(loop.MemoryRun, "_finish", lambda run: {})
+        patch.setattr(loop.MemoryRLTrainer, "_finish", lambda run: {})
         train(settings)
     shutil.rmtree(settings.out / "checkpoints" / "step-4")
     assert train(settings, max_steps=3)["best_step"] == 3, "step 3 was saved on the way to step 4"
@@ -251,7 +251,7 @@ def test_an_end_that_was_not_validated_is(small, monkeypatch):
 
 def test_one_process_a_run_directory(small):
     settings = small(max_steps=0)
-    with locked(settings.out), pytest.raises(CheckpointError, match="in use by another"):
+    with lock_run_directory(settings.out), pytest.raises(CheckpointError, match="in use by another"):
         train(settings)
     train(settings)
 

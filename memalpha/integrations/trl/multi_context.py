@@ -32,8 +32,8 @@ from memalpha.qa.reader import load_reader
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.data.samples import TrainingSample
-from memalpha.train.rollouts.base import RolloutCollector, rewarded
-from memalpha.train.rollouts.memory import Collector
+from memalpha.train.rollouts.base import RolloutCollector, drop_unscored
+from memalpha.train.rollouts.memory import MemoryCollector
 from memalpha.train.trainers.directory import trainable_policy
 
 from trl.models.utils import disable_gradient_checkpointing  # isort: skip
@@ -44,7 +44,7 @@ POLICY_GRADIENT_ALGORITHMS = ("grpo", "rloo")
 """Algorithms whose rows are a policy gradient's alone."""
 
 
-def memory_collector(config: TrainConfig) -> Collector:
+def memory_collector(config: TrainConfig) -> MemoryCollector:
     """Policy, writer, reader and reward of a memory run's configuration, for `MultiContextGRPOTrainer`."""
     policy = trainable_policy(config)
     reader, reader_policy = config.training_reader or config.reader, None
@@ -54,7 +54,7 @@ def memory_collector(config: TrainConfig) -> Collector:
             reader_policy.model.requires_grad_(False)
         reader = in_own_style(reader, reader_policy)
     reader = reader.model_copy(update={"policy": None, "conflicts": reader.conflicts or "refuse"})
-    return Collector(
+    return MemoryCollector(
         Builder(policy, in_own_style(config.agent, policy), load_embedder(config.agent.embedder)),
         load_reader(reader, reader_policy),
         MemoryReward(config.reward.kept_in(config.out), policy.count_tokens),
@@ -113,9 +113,9 @@ class MultiContextGRPOTrainer(RowTrainer):
         step += self._step % self.args.gradient_accumulation_steps
         self.model.eval()
         try:
-            sampled = self.collector.sampled(tasks, step, self.accelerator.process_index * len(tasks))
-            groups, _ = self.collector.scored(sampled)
-            groups = rewarded(groups)
+            sampled = self.collector.sample(tasks, step, self.accelerator.process_index * len(tasks))
+            groups, _ = self.collector.score(sampled)
+            groups = drop_unscored(groups)
         finally:
             self.model.train()
         samples = self.algorithm.annotate(groups, None)  # type: ignore[arg-type]  # asked for a KL's sake only

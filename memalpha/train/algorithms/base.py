@@ -70,7 +70,7 @@ class Algorithm(ABC):
         Returns:
             The scored groups and the evaluation records of their questions.
         """
-        return collector.attempts(tasks, step)
+        return collector.collect_attempts(tasks, step)
 
     @abstractmethod
     def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:

@@ -46,7 +46,7 @@ from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.rollouts.base import RolloutCollector
 from memalpha.train.rollouts.reflection import ReflectionMemory
-from memalpha.train.rollouts.second_attempts import INTERNALIZED, by_role, figures, second_attempts
+from memalpha.train.rollouts.second_attempts import INTERNALIZED, group_by_role, reflection_metrics, run_second_attempts
 from memalpha.types import TrajectoryGroup
 
 
@@ -77,16 +77,16 @@ class ERL(GRPO):
         Returns:
             Groups of attempts, reflections, second attempts and internalized turns; the records of first attempts.
         """
-        groups, records = collector.attempts(tasks, step)
+        groups, records = collector.collect_attempts(tasks, step)
         memory = ReflectionMemory(self.state["reflections"], self.settings, collector.embedder)
-        seconds = second_attempts(collector, groups, records, memory, self.settings, step)
+        seconds = run_second_attempts(collector, groups, records, memory, self.settings, step)
         for second in seconds:
             if second.succeeded and second.reflection is not None and self.settings.enable_memory:
-                reached = {"before": second.tried.accuracy, "after": second.accuracy}
-                memory.keep(second.advice, task=second.retry.task.id, step=step, **reached)
+                reached = {"before": second.first.accuracy, "after": second.accuracy}
+                memory.add(second.advice, task=second.retry.task.id, step=step, **reached)
         reflections = memory.as_json()
-        self._pending = reflections, {**figures(groups, seconds), "reflections_kept": len(reflections)}
-        return [*groups, *by_role(groups, seconds)], records
+        self._pending = reflections, {**reflection_metrics(groups, seconds), "reflections_kept": len(reflections)}
+        return [*groups, *group_by_role(groups, seconds)], records
 
     def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
         """Return GRPO's rows of all roles, then the internalized rows."""

@@ -45,7 +45,7 @@ _TOOLS = TypeAdapter(list[_Function])
 # ------------------------------------------------------------------------------------------------------------- lines
 
 
-def lines_of(path: Path) -> list[tuple[str, bytes]]:
+def read_lines(path: Path) -> list[tuple[str, bytes]]:
     """(file:line, text) of every line that is not blank. Raises `DataError` where there is none."""
     try:
         data = path.read_bytes()
@@ -57,9 +57,9 @@ def lines_of(path: Path) -> list[tuple[str, bytes]]:
     return found
 
 
-def objects_of(path: Path, keys: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_objects(path: Path, keys: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(file:line, JSON object) of every line. Raises `DataError` for anything else and for a key not in `keys`."""
-    for where, raw in lines_of(path):
+    for where, raw in read_lines(path):
         try:
             value = json.loads(raw)
             json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is text to JSON, to no tokenizer
@@ -76,34 +76,38 @@ def objects_of(path: Path, keys: Collection[str]) -> Iterator[tuple[str, dict[st
 # ------------------------------------------------------------------------------------------- messages, prompts, replies
 
 
-def messages_of(value: Any, where: str) -> list[dict[str, Any]]:
+def validate_messages(value: Any, where: str) -> list[dict[str, Any]]:
     """Chat messages as they were given. Raises `DataError` for what is none, naming the message and its field."""
-    return _read(_MESSAGES, value, where)
+    return _validate(_MESSAGES, value, where)
 
 
-def tools_of(value: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def validate_tools(value: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """The line's `tools`; none where it has none."""
-    return _read(_TOOLS, value["tools"], f"{where}: tools") if value.get("tools") is not None else []
+    return _validate(_TOOLS, value["tools"], f"{where}: tools") if value.get("tools") is not None else []
 
 
-def prompt_ids(
+def encode_prompt(
     prompt: Any, tools: Sequence[Mapping[str, Any]], policy: TransformersPolicy, where: str
 ) -> Sequence[int]:
     """Ids of the field `prompt` of a line: a text as it is, or messages through the chat template."""
-    checked = prompt_of(prompt, tools, where)
-    return encode(policy, checked) if isinstance(checked, str) else render(policy, checked, tools, f"{where}: prompt")
+    checked = validate_prompt(prompt, tools, where)
+    return (
+        encode(policy, checked)
+        if isinstance(checked, str)
+        else render_messages(policy, checked, tools, f"{where}: prompt")
+    )
 
 
-def prompt_of(prompt: Any, tools: Sequence[Mapping[str, Any]], where: str) -> str | list[dict[str, Any]]:
+def validate_prompt(prompt: Any, tools: Sequence[Mapping[str, Any]], where: str) -> str | list[dict[str, Any]]:
     """The field `prompt` of a line: a text, or messages. Raises `DataError`."""
     if not isinstance(prompt, str):
-        return messages_of(prompt, f"{where}: prompt")
+        return validate_messages(prompt, f"{where}: prompt")
     if tools:
         raise DataError(f"{where}: tools: they go with messages; a prompt that is a text is taken as it is")
     return prompt
 
 
-def render(
+def render_messages(
     policy: TransformersPolicy, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], where: str
 ) -> Sequence[int]:
     """Ids of messages up to where the assistant speaks. Raises `DataError` where the template refuses them."""
@@ -119,13 +123,13 @@ def reply_text(value: Any, where: str) -> str:
     """A reply that is given as a text or as one assistant message."""
     if isinstance(value, str):
         return value
-    messages = messages_of(value, where)
+    messages = validate_messages(value, where)
     if len(messages) != 1 or messages[0]["role"] != "assistant":
         raise DataError(f"{where}: give a text or one message of the assistant")
-    return said_by(messages[0], where)
+    return format_message(messages[0], where)
 
 
-def said_by(message: Mapping[str, Any], where: str) -> str:
+def format_message(message: Mapping[str, Any], where: str) -> str:
     """What an assistant message says: its content, then its tool calls as the agent's parser reads them."""
     calls = from_openai(message.get("tool_calls") or [])
     if any(call.error for call in calls):
@@ -144,15 +148,15 @@ def encode_reply(policy: TransformersPolicy, text: str, where: str) -> tuple[int
         raise DataError(f"{where}: the completion is empty: there is nothing to learn from")
     if policy.eos_ids & set(ids):
         raise DataError(f"{where}: the completion holds an end token of policy {policy.name!r}: take it out")
-    if _asked(parse_calls(decode(policy, ids))) != _asked(parse_calls(text)):
+    if _call_tuples(parse_calls(decode(policy, ids))) != _call_tuples(parse_calls(text)):
         raise DataError(
             f"{where}: the tokenizer of policy {policy.name!r} does not give the completion's tool calls back: it "
             "loses characters of them"
         )
-    return (*ids, end_of_turn(policy))
+    return (*ids, end_of_turn_id(policy))
 
 
-def end_of_turn(policy: TransformersPolicy) -> int:
+def end_of_turn_id(policy: TransformersPolicy) -> int:
     """The end token that the chat template writes after an assistant's turn; the tokenizer's where it writes none."""
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     text = policy.tokenizer.apply_chat_template(turns, tokenize=False)
@@ -185,19 +189,19 @@ def decode(policy: TransformersPolicy, ids: Sequence[int]) -> str:
     return text
 
 
-def told(error: ValidationError) -> str:
+def format_validation_error(error: ValidationError) -> str:
     """The first thing that pydantic minds, with its place."""
     item = error.errors()[0]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"])
     return f"{place}: {item['msg']}"
 
 
-def _read(kind: TypeAdapter[Any], value: Any, where: str) -> list[dict[str, Any]]:
+def _validate(kind: TypeAdapter[Any], value: Any, where: str) -> list[dict[str, Any]]:
     try:
         return [item.model_dump(exclude_unset=True) for item in kind.validate_python(value)]
     except ValidationError as error:
-        raise DataError(f"{where}{told(error)}") from error
+        raise DataError(f"{where}{format_validation_error(error)}") from error
 
 
-def _asked(calls: Iterable[ToolCall]) -> list[tuple[str, Any, str | None]]:
+def _call_tuples(calls: Iterable[ToolCall]) -> list[tuple[str, Any, str | None]]:
     return [(call.name, call.arguments, call.error) for call in calls]

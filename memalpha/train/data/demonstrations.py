@@ -28,16 +28,16 @@ from memalpha.train.data.chat_format import (
     check_room,
     decode,
     encode,
+    encode_prompt,
     encode_reply,
-    lines_of,
-    messages_of,
-    objects_of,
-    prompt_ids,
-    render,
+    format_message,
+    format_validation_error,
+    read_lines,
+    read_objects,
+    render_messages,
     reply_text,
-    said_by,
-    told,
-    tools_of,
+    validate_messages,
+    validate_tools,
 )
 from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
 from memalpha.types import Chunk, Completion, Observation, SampleRequest, Trajectory, TrajectoryGroup, Turn, ViewEntry
@@ -79,7 +79,7 @@ def is_imitable(turn: Turn) -> bool:
     return turn.completion.stop_reason != "length" and all(result.ok for result in turn.results)
 
 
-def imitable(trajectories: Iterable[Trajectory]) -> tuple[list[TrainingSample], int]:
+def imitation_rows(trajectories: Iterable[Trajectory]) -> tuple[list[TrainingSample], int]:
     """Rows of all turns but those of which a call failed or whose reply was cut off, and how many these were."""
     rows, left_out = [], 0
     for trajectory in trajectories:
@@ -93,7 +93,7 @@ def imitable(trajectories: Iterable[Trajectory]) -> tuple[list[TrainingSample], 
     return rows, left_out
 
 
-def best_of(groups: Iterable[TrajectoryGroup]) -> list[Trajectory]:
+def best_rollouts(groups: Iterable[TrajectoryGroup]) -> list[Trajectory]:
     """The rollout of each group with the highest reward (the first of equals); none of a group without a spread."""
     chosen = []
     for group in groups:
@@ -119,7 +119,7 @@ class _LoggedTurn(BaseModel):
     role: str = "attempt"
 
 
-def logged(
+def load_best_rollouts(
     run: Path, policy: TransformersPolicy, agent: AgentConfig, schema: MemorySchema
 ) -> tuple[list[list[TrainingSample]], int]:
     """The best attempts in `run`'s turns.jsonl as rows, a list for each task of which a group has a best, and how many
@@ -131,16 +131,15 @@ def logged(
     """
     path = run / "turns.jsonl"
     turns: list[tuple[str, _LoggedTurn]] = []
-    for where, raw in lines_of(path):
+    for where, raw in read_lines(path):
         try:
             turn = _LoggedTurn.model_validate_json(raw)
         except ValidationError as error:
-            raise DataError(
-                f"{where}: {told(error).removeprefix('.')}: not a turn that a run wrote (keep_tokens=true)"
-            ) from error
+            problem = format_validation_error(error).removeprefix(".")
+            raise DataError(f"{where}: {problem}: not a turn that a run wrote (keep_tokens=true)") from error
         if turn.role == "attempt":  # a second one has prompts with advice
             turns.append((where, turn))
-    begins, ends = _frame(policy, agent, schema)
+    begins, ends = _prompt_frame(policy, agent, schema)
     vocabulary = policy.model.config.get_text_config().vocab_size
     known: set[tuple[int, ...]] = set()
     for where, turn in turns:
@@ -160,7 +159,7 @@ def logged(
             raise DataError(f"{where}: the prompt is not in the tokens of policy {policy.name!r}: it was another's run")
     by_task: dict[str, list[TrainingSample]] = {}
     left_out = 0
-    for group in _groups([turn for _, turn in turns]):
+    for group in _rollout_groups([turn for _, turn in turns]):
         means = [sum(turn.reward for turn in rollout) / len(rollout) for rollout in group]
         if max(means) == min(means):
             continue
@@ -176,7 +175,7 @@ def _row(turn: _LoggedTurn) -> TrainingSample:
     return cross_entropy_sample(turn.prompt_ids, turn.completion_ids, **place)
 
 
-def _groups(turns: Iterable[_LoggedTurn]) -> Iterator[list[list[_LoggedTurn]]]:
+def _rollout_groups(turns: Iterable[_LoggedTurn]) -> Iterator[list[list[_LoggedTurn]]]:
     """Turns by group and rollout, as they follow each other: a task may come twice in one step."""
     group: list[list[_LoggedTurn]] = []
     for (step, task, rollout), found in groupby(turns, key=lambda turn: (turn.step, turn.task, turn.rollout)):
@@ -189,7 +188,7 @@ def _groups(turns: Iterable[_LoggedTurn]) -> Iterator[list[list[_LoggedTurn]]]:
         yield group
 
 
-def _frame(policy: TransformersPolicy, agent: AgentConfig, schema: MemorySchema) -> tuple[str, str]:
+def _prompt_frame(policy: TransformersPolicy, agent: AgentConfig, schema: MemorySchema) -> tuple[str, str]:
     """The text that every writer prompt begins with, and the one it ends with."""
     views = (
         Observation(Chunk(text="a")),
@@ -197,10 +196,10 @@ def _frame(policy: TransformersPolicy, agent: AgentConfig, schema: MemorySchema)
         Observation(Chunk(text="c"), "", (ViewEntry("y#0", "semantic", "z"),)),
     )
     texts = [decode(policy, policy.render(*writer_messages(seen, agent, schema))) for seen in views]
-    return _shared(texts), _shared([text[::-1] for text in texts])[::-1]
+    return _common_prefix(texts), _common_prefix([text[::-1] for text in texts])[::-1]
 
 
-def _shared(texts: Sequence[str]) -> str:
+def _common_prefix(texts: Sequence[str]) -> str:
     """The longest beginning that all have in common."""
     return "".join(letters[0] for letters in takewhile(lambda some: len(set(some)) == 1, zip(*texts, strict=False)))
 
@@ -210,7 +209,7 @@ def _shared(texts: Sequence[str]) -> str:
 _KEYS = ("prompt", "completion", "messages", "tools")
 
 
-def from_file(path: Path, policy: TransformersPolicy) -> list[list[TrainingSample]]:
+def load_rows(path: Path, policy: TransformersPolicy) -> list[list[TrainingSample]]:
     """The rows of a JSON Lines file in TRL's formats, a list for each line.
 
     `{"prompt", "completion"}`: the prompt is a text, taken as it is, or messages, which go through the policy's chat
@@ -220,9 +219,9 @@ def from_file(path: Path, policy: TransformersPolicy) -> list[list[TrainingSampl
     row longer than the model takes.
     """
     found = []
-    for where, value in objects_of(path, _KEYS):
+    for where, value in read_objects(path, _KEYS):
         rows = []
-        for prompt, reply, field in _pairs(value, policy, where):
+        for prompt, reply, field in _prompts_and_replies(value, policy, where):
             if not prompt:
                 raise DataError(f"{where}: {field}: there is no prompt before it")
             ids = encode_reply(policy, reply, f"{where}: {field}")
@@ -232,25 +231,25 @@ def from_file(path: Path, policy: TransformersPolicy) -> list[list[TrainingSampl
     return found
 
 
-def _pairs(
+def _prompts_and_replies(
     value: Mapping[str, Any], policy: TransformersPolicy, where: str
 ) -> Iterator[tuple[Sequence[int], str, str]]:
     """(prompt ids, reply, field of the reply) of one line."""
-    tools = tools_of(value, where)
+    tools = validate_tools(value, where)
     if ("messages" in value) == ("prompt" in value or "completion" in value):
         raise DataError(f"{where}: write either prompt and completion, or messages")
     if "messages" in value:
-        messages = messages_of(value["messages"], f"{where}: messages")
+        messages = validate_messages(value["messages"], f"{where}: messages")
         replies = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
         if not replies:
             raise DataError(f"{where}: messages: none is the assistant's, so there is nothing to imitate")
         for place in replies:
             field = f"messages[{place}]"
-            before = render(policy, messages[:place], tools, f"{where}: {field}")
-            yield before, said_by(messages[place], f"{where}: {field}"), field
+            before = render_messages(policy, messages[:place], tools, f"{where}: {field}")
+            yield before, format_message(messages[place], f"{where}: {field}"), field
         return
     for key in ("prompt", "completion"):
         if key not in value:
             raise DataError(f"{where}: {key}: missing")
-    ids = prompt_ids(value["prompt"], tools, policy, where)
+    ids = encode_prompt(value["prompt"], tools, policy, where)
     yield ids, reply_text(value["completion"], f"{where}: completion"), "completion"

@@ -23,13 +23,13 @@ from memalpha.train.data.chat_format import (
     check_room,
     encode,
     encode_reply,
-    messages_of,
-    objects_of,
-    prompt_of,
-    render,
+    format_message,
+    read_objects,
+    render_messages,
     reply_text,
-    said_by,
-    tools_of,
+    validate_messages,
+    validate_prompt,
+    validate_tools,
 )
 from memalpha.train.data.samples import TrainingSample
 
@@ -40,7 +40,7 @@ _KEYS = ("prompt", "chosen", "rejected", "tools")
 class Pair:
     """Ids of a prompt and of two replies to it, each with the token that ends a turn; `place` is its file:line."""
 
-    place: str
+    source: str
     prompt_ids: tuple[int, ...]
     chosen_ids: tuple[int, ...]
     rejected_ids: tuple[int, ...]
@@ -48,19 +48,19 @@ class Pair:
     def rows(self, unit: str) -> list[TrainingSample]:
         """Its two rows, chosen first."""
         sides = ((self.chosen_ids, True), (self.rejected_ids, False))
-        return [build_pair_row(self.prompt_ids, ids, unit, chosen=chosen, task=self.place) for ids, chosen in sides]
+        return [build_pair_row(self.prompt_ids, ids, unit, chosen=chosen, task=self.source) for ids, chosen in sides]
 
 
 def read_pairs(path: Path, policy: TransformersPolicy) -> list[Pair]:
     """The pairs of a file, in its order. Raises `DataError` with file, line and field for anything that is none, for
     two replies that are the same, and for a row longer than the model takes."""
     found = []
-    for where, value in objects_of(path, _KEYS):
-        said = said_of(value, where)
+    for where, value in read_objects(path, _KEYS):
+        said = parse_preference_line(value, where)
         if isinstance(said.prompt, str):
             prompt = encode(policy, said.prompt)
         else:
-            prompt = render(policy, said.prompt, said.tools, f"{where}: {said.field}")
+            prompt = render_messages(policy, said.prompt, said.tools, f"{where}: {said.field}")
         if not prompt:
             raise DataError(f"{where}: prompt: is empty")
         named = zip(("chosen", "rejected"), (said.chosen, said.rejected), strict=True)
@@ -75,7 +75,7 @@ def read_pairs(path: Path, policy: TransformersPolicy) -> list[Pair]:
 
 
 def write_pairs(
-    path: Path, prompts: Sequence[Any], chosen: Sequence[Any], rejected: Sequence[Any], *, begun: bool
+    path: Path, prompts: Sequence[Any], chosen: Sequence[Any], rejected: Sequence[Any], *, is_resuming: bool
 ) -> None:
     """Write what `read_pairs` reads, in one rename; where a run has `begun` with the file, its pairs must be these.
 
@@ -93,7 +93,7 @@ def write_pairs(
             lines.append(json.dumps({"prompt": prompt, "chosen": one, "rejected": two}) + "\n")
         except (TypeError, ValueError) as error:
             raise DataError(f"preferences: pair {number} is neither texts nor messages: {error}") from error
-    if begun and path.exists():
+    if is_resuming and path.exists():
         theirs = zip_longest(path.read_text(encoding="utf-8").splitlines(keepends=True), lines)
         other = [number for number, (one, two) in enumerate(theirs) if one != two]
         if other:
@@ -115,7 +115,7 @@ def pairs_fingerprint(pairs: Sequence[Pair]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class PreferenceLine:
     """What one line says: a prompt (a text, or messages from the field `field`), tools, two replies."""
 
     prompt: str | list[dict[str, Any]]
@@ -125,22 +125,24 @@ class Said:
     field: str = "prompt"
 
 
-def said_of(value: Mapping[str, Any], where: str) -> Said:
+def parse_preference_line(value: Mapping[str, Any], where: str) -> PreferenceLine:
     """The parts of one line, checked. Raises `DataError`."""
     for key in ("chosen", "rejected"):
         if key not in value:
             raise DataError(f"{where}: {key}: missing")
-    tools = tools_of(value, where)
+    tools = validate_tools(value, where)
     if "prompt" in value:
-        prompt = prompt_of(value["prompt"], tools, where)
-        return Said(prompt, tools, *(reply_text(value[key], f"{where}: {key}") for key in ("chosen", "rejected")))
+        prompt = validate_prompt(value["prompt"], tools, where)
+        return PreferenceLine(
+            prompt, tools, *(reply_text(value[key], f"{where}: {key}") for key in ("chosen", "rejected"))
+        )
     if isinstance(value["chosen"], str) or isinstance(value["rejected"], str):
         raise DataError(f"{where}: prompt: missing (only chats may hold it themselves)")
-    chats = {key: messages_of(value[key], f"{where}: {key}") for key in ("chosen", "rejected")}
+    chats = {key: validate_messages(value[key], f"{where}: {key}") for key in ("chosen", "rejected")}
     for key, messages in chats.items():
         if not messages or messages[-1]["role"] != "assistant":
             raise DataError(f"{where}: {key}: its last message must be the assistant's")
     if chats["chosen"][:-1] != chats["rejected"][:-1]:
         raise DataError(f"{where}: rejected: what stands before its last message is not what chosen has there")
-    chosen, rejected = (said_by(chat[-1], f"{where}: {key}[{len(chat) - 1}]") for key, chat in chats.items())
-    return Said(chats["chosen"][:-1], tools, chosen, rejected, "chosen")
+    chosen, rejected = (format_message(chat[-1], f"{where}: {key}[{len(chat) - 1}]") for key, chat in chats.items())
+    return PreferenceLine(chats["chosen"][:-1], tools, chosen, rejected, "chosen")

@@ -147,11 +147,11 @@ class MicroBatch:
     returns: torch.Tensor | None
 
 
-PADDING = 1.05
+MAX_PADDING_RATIO = 1.05
 """How many tokens a micro-batch may compute for each token it holds."""
 
 
-def split(samples: Sequence[TrainingSample], tokens: int) -> list[list[int]]:
+def split_micro_batches(samples: Sequence[TrainingSample], tokens: int) -> list[list[int]]:
     """Indices of `samples` in micro-batches, those of the longest rows first.
 
     A micro-batch of several distinct rows computes at most `tokens` tokens and at most `PADDING` x those of its rows.
@@ -167,7 +167,7 @@ def split(samples: Sequence[TrainingSample], tokens: int) -> list[list[int]]:
             parts[-1].append(i)
             continue
         last, room = ids, width * (rows + 1)
-        if parts and room <= min(tokens, PADDING * (real + length)):
+        if parts and room <= min(tokens, MAX_PADDING_RATIO * (real + length)):
             parts[-1].append(i)
             rows, real = rows + 1, real + length
         else:

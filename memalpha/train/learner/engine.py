@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
-from memalpha.train.data.samples import TrainingSample, pack, split
+from memalpha.train.data.samples import TrainingSample, pack, split_micro_batches
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.loss_weights import StreamCount, normalize
 from memalpha.train.learner.losses import STATS, LossSettings, loss_sum
@@ -123,7 +123,7 @@ class Engine(BaseEngine):
         """Return one of the scorer's outputs per row, without a gradient."""
         rows_by_index: list[tuple[int, np.ndarray]] = []
         with torch.no_grad():
-            for part, is_live in self.world.assign_microbatches(split(samples, self.config.microbatch_tokens)):
+            for part, is_live in self.world.assign_microbatches(split_micro_batches(samples, self.config.microbatch_tokens)):
                 batch = pack([samples[i] for i in part], self._device)
                 result = scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature)[output]
                 values = result.float().cpu().split([len(samples[i].completion_ids) for i in part])
@@ -173,7 +173,7 @@ class Engine(BaseEngine):
         """
         totals = np.zeros(1 + len(STATS))
         log_ratios: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
-        microbatches = self.world.assign_microbatches(split(samples, self.config.microbatch_tokens))
+        microbatches = self.world.assign_microbatches(split_micro_batches(samples, self.config.microbatch_tokens))
         for number, (part, is_live) in enumerate(microbatches, start=1):
             batch = pack([samples[i] for i in part], self._device)
             with self.world.accumulate(self.scorer, number == len(microbatches)):

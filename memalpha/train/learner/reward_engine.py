@@ -27,7 +27,7 @@ from torch.nn.functional import logsigmoid
 
 from memalpha.config import RewardModelConfig
 from memalpha.policy.reward_model import Head, RewardScorer, pack_rows, read_whole, write_whole
-from memalpha.train.data.rewards import Compared, Judged
+from memalpha.train.data.rewards import ComparedReplies, RewardExample
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.model_state import BaseEngine
 from memalpha.train.learner.token_logprobs import checkpointed_layers, recompute_activations
@@ -53,7 +53,7 @@ class RewardEngine(BaseEngine):
         self.scorer = self._wrap_scorer(scorer)
         self._make_optimizer()
 
-    def scores(self, items: Sequence[Judged]) -> list[np.ndarray]:
+    def scores(self, items: Sequence[RewardExample]) -> list[np.ndarray]:
         """Return the head's K outputs per row of each item, without a gradient.
 
         A pair has two rows (2, K), a rating one (1, K).
@@ -71,12 +71,12 @@ class RewardEngine(BaseEngine):
         by_index = dict(self.world.gather(scores_by_item))
         return [by_index[i] for i in range(len(items))]
 
-    def losses(self, items: Sequence[Judged], scores: Sequence[np.ndarray]) -> np.ndarray:
+    def losses(self, items: Sequence[RewardExample], scores: Sequence[np.ndarray]) -> np.ndarray:
         """Return each item's loss from its scores, float32."""
         values = torch.from_numpy(np.concatenate(list(scores))).to(self._device)
         return self._item_losses(items, values).cpu().numpy()
 
-    def forward_backward(self, items: Sequence[Judged]) -> list[np.ndarray]:
+    def forward_backward(self, items: Sequence[RewardExample]) -> list[np.ndarray]:
         """Add the gradient of the mean loss over a step's items; returns their scores as `scores` does."""
         scores_by_item: list[tuple[int, np.ndarray]] = []
         microbatches = self.world.assign_microbatches(split_microbatches(items, self.config.microbatch_tokens))
@@ -92,7 +92,7 @@ class RewardEngine(BaseEngine):
         by_index = dict(self.world.gather(scores_by_item))
         return [by_index[i] for i in range(len(items))]
 
-    def update(self, items: Sequence[Judged], rate: float) -> dict[str, float]:
+    def update(self, items: Sequence[RewardExample], rate: float) -> dict[str, float]:
         """Take one optimizer step on `items`.
 
         Returns:
@@ -101,7 +101,7 @@ class RewardEngine(BaseEngine):
         scores = self.forward_backward(items)
         return {**self.compute_metrics(items, scores), "grad_norm": self.optim_step(rate), "learning_rate": rate}
 
-    def compute_metrics(self, items: Sequence[Judged], scores: Sequence[np.ndarray]) -> dict[str, float]:
+    def compute_metrics(self, items: Sequence[RewardExample], scores: Sequence[np.ndarray]) -> dict[str, float]:
         """Return means over the items.
 
         `loss` covers all items. Pairs give `accuracies` (1 if chosen scores higher, 0.5 for a tie), `margins` (the
@@ -113,7 +113,7 @@ class RewardEngine(BaseEngine):
             [
                 row @ weights if item.objective is None else row[:, item.objective]
                 for item, row in zip(items, scores, strict=True)
-                if isinstance(item, Compared)
+                if isinstance(item, ComparedReplies)
             ],
             dtype=np.float64,
         ).reshape(-1, 2)
@@ -127,25 +127,25 @@ class RewardEngine(BaseEngine):
         squares = [
             np.square(row[0] - np.array(item.scores))
             for item, row in zip(items, scores, strict=True)
-            if not isinstance(item, Compared)
+            if not isinstance(item, ComparedReplies)
         ]
         if squares:
             metrics["errors"] = float(np.sqrt(np.nanmean(np.concatenate(squares))))
         return metrics
 
-    def _score_rows(self, items: Sequence[Judged]) -> torch.Tensor:
+    def _score_rows(self, items: Sequence[RewardExample]) -> torch.Tensor:
         """Return scores (rows, K) of all rows of the items in order; equal rows are computed once."""
         rows = [row for item in items for row in item.rows]
         row_indices = {row: index for index, row in enumerate(dict.fromkeys(rows))}
         scores = self.scorer(*pack_rows(list(row_indices), self.head.pooling, self._pad_id, self._device))
         return scores[torch.tensor([row_indices[row] for row in rows], device=scores.device)]
 
-    def _item_losses(self, items: Sequence[Judged], values: torch.Tensor) -> torch.Tensor:
+    def _item_losses(self, items: Sequence[RewardExample], values: torch.Tensor) -> torch.Tensor:
         losses, offset = [], 0
         for item in items:
             item_scores = values[offset : offset + len(item.rows)]
             offset += len(item.rows)
-            if isinstance(item, Compared):
+            if isinstance(item, ComparedReplies):
                 chosen, rejected = (
                     item_scores @ self._objective_weights if item.objective is None else item_scores[:, item.objective]
                 )
@@ -192,7 +192,7 @@ class _CheckpointedScorer(RewardScorer):
             return super().forward(input_ids, first, last)
 
 
-def split_microbatches(items: Sequence[Judged], max_tokens: int) -> list[list[int]]:
+def split_microbatches(items: Sequence[RewardExample], max_tokens: int) -> list[list[int]]:
     """Split item indices into micro-batches of at most `max_tokens` padded tokens, longest rows first.
 
     A larger item gets a micro-batch of its own.

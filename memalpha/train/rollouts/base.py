@@ -18,14 +18,14 @@ from memalpha.store.embedding import Embedder
 from memalpha.train.learner.distributed import World
 from memalpha.types import AnyTask, SampleRequest, Trajectory, TrajectoryGroup
 
-Scored = tuple[list[TrajectoryGroup[AnyTask]], list[Record]]
+ScoredGroups = tuple[list[TrajectoryGroup[AnyTask]], list[Record]]
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class ReflectionCandidate:
     """An attempt, the place of its task among all of the step, the accuracy it came to, what went wrong in words."""
 
-    number: int
+    task_index: int
     attempt: Trajectory[Any]
     accuracy: float
     feedback: str
@@ -39,10 +39,10 @@ class Scoring:
     rollouts gives the work that another thread is to do. `give_up` ends what is under way, with an error there.
     """
 
-    waits: bool
-    side_by_side: bool
-    begin: Callable[[Sequence[TrajectoryGroup[Any]]], Callable[[], Scored[Any]]]
-    give_up: Callable[[], None]
+    has_endpoint: bool
+    is_concurrent: bool
+    start: Callable[[Sequence[TrajectoryGroup[Any]]], Callable[[], ScoredGroups[Any]]]
+    cancel: Callable[[], None]
 
 
 class RolloutCollector(Protocol[AnyTask]):
@@ -53,7 +53,7 @@ class RolloutCollector(Protocol[AnyTask]):
 
     config: Any  # a RolloutConfig; each kind of tasks has its own
     world: World
-    waited: float
+    scoring_seconds: float
     """Seconds that scoring has taken."""
 
     @property
@@ -66,26 +66,28 @@ class RolloutCollector(Protocol[AnyTask]):
         """For texts that are to be found again."""
         ...
 
-    def attempts(self, tasks: Sequence[AnyTask], step: int) -> Scored[AnyTask]:
+    def collect_attempts(self, tasks: Sequence[AnyTask], step: int) -> ScoredGroups[AnyTask]:
         """`group_size` sampled rollouts of each task, with rewards, and the records of all their questions."""
         ...
 
-    def scored(self, groups: Sequence[TrajectoryGroup[AnyTask]]) -> Scored[AnyTask]:
+    def score(self, groups: Sequence[TrajectoryGroup[AnyTask]]) -> ScoredGroups[AnyTask]:
         """This process's groups with rewards, and the records of all their questions."""
         ...
 
-    def sampled(
+    def sample(
         self, tasks: Sequence[AnyTask], step: int, first: int = 0, turn: int = 0
     ) -> list[TrajectoryGroup[AnyTask]]:
         """This process's share of the rollouts, not yet scored; `first` is the place of `tasks` in the step, `turn` as
         for `World.block`."""
         ...
 
-    def scoring(self) -> Scoring:
+    def background_scoring(self) -> Scoring:
         """How rollouts are scored beside other work."""
         ...
 
-    def asked(self, groups: Sequence[TrajectoryGroup[AnyTask]], records: Sequence[Record]) -> list[list[list[Record]]]:
+    def group_records(
+        self, groups: Sequence[TrajectoryGroup[AnyTask]], records: Sequence[Record]
+    ) -> list[list[list[Record]]]:
         """The records of scored groups, which come in a row, as [group][trajectory][question]."""
         ...
 
@@ -93,17 +95,17 @@ class RolloutCollector(Protocol[AnyTask]):
         """What a scored attempt with these records has come to, from 0 to 1; None where nothing was asked."""
         ...
 
-    def look_back(
+    def reflection_candidates(
         self, groups: Sequence[TrajectoryGroup[AnyTask]], records: Sequence[Record], first: int, settings: ERLConfig
-    ) -> list[Tried]:
+    ) -> list[ReflectionCandidate]:
         """The attempts at tasks number `first` and on that are to be reflected on, with feedback."""
         ...
 
-    def reflection(self, tried: Tried, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
+    def reflection_prompt(self, tried: ReflectionCandidate, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
         """The prompt of a reflection, with what earlier ones have said."""
         ...
 
-    def retried(self, starts: Sequence[Start[AnyTask]], step: int) -> list[Trajectory[AnyTask]]:
+    def sample_retries(self, starts: Sequence[Start[AnyTask]], step: int) -> list[Trajectory[AnyTask]]:
         """Second attempts, not yet scored."""
         ...
 
@@ -112,7 +114,7 @@ class RolloutCollector(Protocol[AnyTask]):
         ...
 
 
-def rewarded(groups: Sequence[TrajectoryGroup[AnyTask]]) -> list[TrajectoryGroup[AnyTask]]:
+def drop_unscored(groups: Sequence[TrajectoryGroup[AnyTask]]) -> list[TrajectoryGroup[AnyTask]]:
     """The groups without what has no reward: a rollout of which nothing could be said is not learnt from.
 
     Raises `RewardError` where nothing is left.

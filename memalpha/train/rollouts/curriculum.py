@@ -20,8 +20,10 @@ from memalpha.types import TextTask
 class Curriculum:
     """`take(level, first, count)` gives so many tasks of a level from number `first` on, without end."""
 
-    def __init__(self, config: CurriculumConfig, take: Callable[[str, int, int], list[TextTask]], seed: int) -> None:
-        self.config, self.seed, self._take = config, seed, take
+    def __init__(
+        self, config: CurriculumConfig, tasks_of_level: Callable[[str, int, int], list[TextTask]], seed: int
+    ) -> None:
+        self.config, self.seed, self._tasks_of_level = config, seed, tasks_of_level
         self.state: dict[str, Any] = {"unlocked": 1, "recent": [], "drawn": dict.fromkeys(config.order, 0)}
 
     @property
@@ -37,11 +39,11 @@ class Curriculum:
         found = []
         for _ in range(count):
             level = rng.choice(earlier) if earlier and rng.random() < config.review else self.level
-            found += self._take(level, drawn[level], 1)
+            found += self._tasks_of_level(level, drawn[level], 1)
             drawn[level] += 1
         return found
 
-    def learnt(self, tasks: Sequence[TextTask], records: Sequence[Record]) -> dict[str, Any]:
+    def record_outcomes(self, tasks: Sequence[TextTask], records: Sequence[Record]) -> dict[str, Any]:
         """A step on these tasks is done; `records` are of all its attempts. What metrics.jsonl is to know."""
         config, state = self.config, self.state
         drawn = dict(state["drawn"])

@@ -13,7 +13,7 @@ from memalpha.errors import ConfigError
 T = TypeVar("T")
 
 
-class _InPasses(Protocol):
+class EpochConfig(Protocol):
     """A configuration whose schedule `epochs` may set."""
 
     epochs: float | None
@@ -21,27 +21,27 @@ class _InPasses(Protocol):
     schedule_steps: int
 
 
-def nth(items: Sequence[T], number: int, key: str) -> T:
+def shuffled_item(items: Sequence[T], index: int, seed: str) -> T:
     """The item of place `number`, from 0 on and without end, in passes over `items` shuffled by `key`."""
-    turn, place = divmod(number, len(items))
-    return items[_order(f"{key}|{turn}", len(items))[place]]
+    turn, place = divmod(index, len(items))
+    return items[_epoch_order(f"{seed}|{turn}", len(items))[place]]
 
 
-def steps_of(config: _InPasses, count: int, batch: int) -> int:
+def schedule_steps(config: EpochConfig, item_count: int, batch_size: int) -> int:
     """Steps of `batch` items in `epochs` passes over `count` of them, or `schedule_steps` where no epochs are set.
 
     Raises `ConfigError` for a `max_steps` beyond them.
     """
     if config.epochs is None:
         return config.schedule_steps
-    steps = math.ceil(config.epochs * count / batch)
+    steps = math.ceil(config.epochs * item_count / batch_size)
     if config.max_steps is not None and config.max_steps > steps:
         raise ConfigError(f"max_steps: {config.max_steps} is beyond the {steps} steps of epochs={config.epochs}")
     return steps
 
 
 @lru_cache(maxsize=2)
-def _order(key: str, count: int) -> list[int]:
+def _epoch_order(key: str, count: int) -> list[int]:
     order = list(range(count))
     Random(key).shuffle(order)
     return order

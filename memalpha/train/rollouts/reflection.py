@@ -31,10 +31,12 @@ from memalpha.store.embedding import Embedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import Category, MemorySchema
 from memalpha.store.state import MemoryState
-from memalpha.train.rollouts.base import Tried
+from memalpha.train.rollouts.base import ReflectionCandidate
 from memalpha.types import Operation, SampleRequest, TrajectoryGroup
 
-KEPT = MemorySchema("reflections", (Category("advice", "Advice with which a second attempt has succeeded."),))
+REFLECTION_SCHEMA = MemorySchema(
+    "reflections", (Category("advice", "Advice with which a second attempt has succeeded."),)
+)
 
 
 def accuracy(records: Sequence[Record]) -> float | None:
@@ -42,30 +44,32 @@ def accuracy(records: Sequence[Record]) -> float | None:
     return sum(record.correct for record in records) / len(records) if records else None
 
 
-def asked(groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> list[list[list[Record]]]:
+def group_records(groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> list[list[list[Record]]]:
     """The records of scored groups, which come in a row, as [group][trajectory][question]."""
     rest = iter(records)
     return [[[next(rest) for _ in one.task.questions] for one in group.trajectories] for group in groups]
 
 
-def look_back(
+def reflection_candidates(
     groups: Sequence[TrajectoryGroup], records: Sequence[Record], first: int, builder: Builder, config: ERLConfig
-) -> list[Tried]:
+) -> list[ReflectionCandidate]:
     """The attempts at tasks number `first` and on that are to be reflected on, with feedback as the policy's prompts
     have it: those that have not succeeded; with algorithm 1 all. A task without questions has no outcome to look at."""
     found = []
     style, count = builder.config.prompt, builder.policy.count_tokens
-    for number, (group, of_group) in enumerate(zip(groups, asked(groups, records), strict=True), start=first):
+    for number, (group, of_group) in enumerate(zip(groups, group_records(groups, records), strict=True), start=first):
         for attempt, of_attempt in zip(group.trajectories, of_group, strict=True):
             reached = accuracy(of_attempt)
             if reached is None or (config.algorithm == 2 and reached >= config.reward_threshold):
                 continue
             told = with_error_classes([TrajectoryGroup(group.task, (attempt,))], of_attempt, style)
-            found.append(Tried(number, attempt, reached, in_words(told, style, count, config.feedback_tokens)))
+            found.append(
+                ReflectionCandidate(number, attempt, reached, join_feedback(told, style, count, config.feedback_tokens))
+            )
     return found
 
 
-def in_words(records: Sequence[Record], style: str, count_tokens: Callable[[str], int], budget: int) -> str:
+def join_feedback(records: Sequence[Record], style: str, count_tokens: Callable[[str], int], budget: int) -> str:
     """The feedback of all wrong answers, as many whole ones as the budget holds (of the first its beginning)."""
     between, told = "\n" if style == "compact" else "\n\n", ""
     for record in records:
@@ -77,7 +81,9 @@ def in_words(records: Sequence[Record], style: str, count_tokens: Callable[[str]
     return told if count_tokens(told) <= budget else told.encode()[:budget].decode(errors="ignore")
 
 
-def reflection_prompt(builder: Builder, one: Tried, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
+def reflection_prompt(
+    builder: Builder, one: ReflectionCandidate, earlier: Sequence[str]
+) -> tuple[Mapping[str, str], ...]:
     """What a reflection is asked: the memory that the attempt left, its feedback, earlier advice."""
     memory = WorkingMemory(one.attempt.states[-1], builder.embedder)
     last = one.attempt.task.chunks[-1]
@@ -85,22 +91,24 @@ def reflection_prompt(builder: Builder, one: Tried, earlier: Sequence[str]) -> t
     return reflection_messages(seen.core, seen.entries, one.feedback, earlier, builder.config)
 
 
-def reflections(
+def memory_reflection_requests(
     builder: Builder,
-    tried: Sequence[Tried],
+    tried: Sequence[ReflectionCandidate],
     earlier: Sequence[Sequence[str]],
     tokens: int,
     temperature: float,
     *key: int,
 ) -> list[SampleRequest]:
     """The request of each reflection on a memory; `key` is (seed, step)."""
-    return requested(builder.policy, partial(reflection_prompt, builder), tried, earlier, tokens, temperature, *key)
+    return reflection_requests(
+        builder.policy, partial(reflection_prompt, builder), tried, earlier, tokens, temperature, *key
+    )
 
 
-def requested(
+def reflection_requests(
     policy: Policy,
-    prompt: Callable[[Tried, Sequence[str]], tuple[Mapping[str, str], ...]],
-    tried: Sequence[Tried],
+    prompt: Callable[[ReflectionCandidate, Sequence[str]], tuple[Mapping[str, str], ...]],
+    tried: Sequence[ReflectionCandidate],
     earlier: Sequence[Sequence[str]],
     tokens: int,
     temperature: float,
@@ -123,12 +131,12 @@ def requested(
         while rest and too_long(messages):
             del rest[0]
             messages = prompt(one, rest)
-        noise = noise_key(seed, step, one.number, one.attempt.rollout, 0, "reflection")
+        noise = noise_key(seed, step, one.task_index, one.attempt.rollout, 0, "reflection")
         requests.append(SampleRequest(messages, (), noise, temperature, tokens))
     return requests
 
 
-def advice(reply: str) -> str:
+def extract_advice(reply: str) -> str:
     """What a reflection says."""
     return reply[after_thinking(reply) :].strip()
 
@@ -141,8 +149,8 @@ class ReflectionMemory:
 
     def __init__(self, kept: Sequence[Mapping[str, Any]], config: ERLConfig, embedder: Embedder) -> None:
         self.config = config
-        self.memory = WorkingMemory(MemoryState.empty(KEPT), embedder)
-        self._made = 0
+        self.memory = WorkingMemory(MemoryState.empty(REFLECTION_SCHEMA), embedder)
+        self._next_number = 0
         for entry in kept:
             self._insert(entry["number"], entry["advice"], entry["from"])
 
@@ -155,12 +163,12 @@ class ReflectionMemory:
         found = self.memory.search_many(list(feedback), count)
         return [[hit.entry.content for hit in reversed(hits)] for hits in found]
 
-    def keep(self, text: str, **origin: Any) -> None:
+    def add(self, text: str, **origin: Any) -> None:
         """Add advice, if it is new and not empty; `origin` says where it helped (JSON)."""
         if not text or self.memory.find("advice", text) is not None:
             return
         try:
-            self._insert(self._made, text, origin)
+            self._insert(self._next_number, text, origin)
         except InvalidContent:  # control characters, say: the policy may write anything
             return
         while len(self.memory.state.entries) > self.config.memory_size:
@@ -175,4 +183,4 @@ class ReflectionMemory:
 
     def _insert(self, number: int, text: str, origin: Mapping[str, Any]) -> None:
         self.memory.apply(Operation("insert", id=str(number), category="advice", content=text, metadata=origin))
-        self._made = number + 1
+        self._next_number = number + 1

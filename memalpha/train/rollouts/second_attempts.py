@@ -11,8 +11,8 @@ from memalpha.policy.sampling_keys import Start
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.records import Record
 from memalpha.train.data.demonstrations import is_imitable
-from memalpha.train.rollouts.base import RolloutCollector, Tried
-from memalpha.train.rollouts.reflection import ReflectionMemory, advice, requested
+from memalpha.train.rollouts.base import ReflectionCandidate, RolloutCollector
+from memalpha.train.rollouts.reflection import ReflectionMemory, extract_advice, reflection_requests
 from memalpha.types import Completion, Reward, Trajectory, TrajectoryGroup, Turn
 
 INTERNALIZED = "internalization"
@@ -20,11 +20,11 @@ INTERNALIZED = "internalization"
 
 
 @dataclass(frozen=True, slots=True)
-class Second:
+class SecondAttempt:
     """A second attempt: what came before it, its advice, what it came to (None: nobody can say),
     and what of it is to be internalized."""
 
-    tried: Tried
+    first: ReflectionCandidate
     advice: str
     reflection: Trajectory[Any] | None
     retry: Trajectory[Any]
@@ -33,54 +33,59 @@ class Second:
     internalized: Trajectory[Any] | None
 
 
-def second_attempts(
+def run_second_attempts(
     collector: RolloutCollector[Any],
     groups: Sequence[TrajectoryGroup[Any]],
     records: Sequence[Record],
     memory: ReflectionMemory,
     settings: ERLConfig,
     step: int,
-) -> list[Second]:
+) -> list[SecondAttempt]:
     """Second attempts at all tasks of the step; `groups` and `records` are the scored attempts at them.
 
     Processes do a share of the tasks each, and all get everything. Reflections are one batch, second attempts another.
     """
     config, policy = collector.config, collector.policy
     first, mine = collector.world.shard(groups)
-    others = collector.asked(groups[:first], records)
+    others = collector.group_records(groups[:first], records)
     before = sum(len(of_one) for of_group in others for of_one in of_group)
-    tried = collector.look_back(mine, records[before:], first, settings)
+    tried = collector.reflection_candidates(mine, records[before:], first, settings)
     carried = feedback = [one.feedback for one in tried]
     replies: list[Completion | None] = [None] * len(tried)
     if settings.enable_reflection:
         earlier = memory.recall(feedback) if settings.enable_memory else [()] * len(tried)
         tokens = settings.reflection_tokens
         heat, seed = config.temperature, config.seed
-        replies = [*policy.sample(requested(policy, collector.reflection, tried, earlier, tokens, heat, seed, step))]
-        carried = [advice(reply.text) for reply in replies if reply is not None]
+        replies = [
+            *policy.sample(
+                reflection_requests(policy, collector.reflection_prompt, tried, earlier, tokens, heat, seed, step)
+            )
+        ]
+        carried = [extract_advice(reply.text) for reply in replies if reply is not None]
     starts = [
-        Start(one.attempt.task, one.number, one.attempt.rollout, text) for one, text in zip(tried, carried, strict=True)
+        Start(one.attempt.task, one.task_index, one.attempt.rollout, text)
+        for one, text in zip(tried, carried, strict=True)
     ]
-    retries = collector.retried(starts, step)
-    scored, answers = collector.scored([TrajectoryGroup(one.task, (one,)) for one in retries])
+    retries = collector.sample_retries(starts, step)
+    scored, answers = collector.score([TrajectoryGroup(one.task, (one,)) for one in retries])
     found = [
-        _second(collector, settings, one, text, reply, group.trajectories[0], of_group[0])
+        _build_second_attempt(collector, settings, one, text, reply, group.trajectories[0], of_group[0])
         for one, text, reply, group, of_group in zip(
-            tried, carried, replies, scored, collector.asked(scored, answers), strict=True
+            tried, carried, replies, scored, collector.group_records(scored, answers), strict=True
         )
     ]
     return collector.world.gather(found)
 
 
-def _second(
+def _build_second_attempt(
     collector: RolloutCollector[Any],
     settings: ERLConfig,
-    tried: Tried,
+    tried: ReflectionCandidate,
     advice: str,
     reply: Completion | None,
     retry: Trajectory[Any],
     records: Sequence[Record],
-) -> Second:
+) -> SecondAttempt:
     attempt, reached = tried.attempt, collector.accuracy(retry, records)
     retry = replace(retry, parent=attempt.rollout)
     margin = settings.internalization_margin
@@ -99,12 +104,12 @@ def _second(
             parent=attempt.rollout,
         )
     if settings.enable_internalization and (succeeded or better):
-        turns = tuple(turn for turn in original(collector, retry) if is_imitable(turn))
+        turns = tuple(turn for turn in turns_without_advice(collector, retry) if is_imitable(turn))
         own = replace(retry, turns=turns, reward=None, role=INTERNALIZED) if turns else None
-    return Second(tried, advice, reflection, retry, reached, succeeded, own)
+    return SecondAttempt(tried, advice, reflection, retry, reached, succeeded, own)
 
 
-def original(collector: RolloutCollector[Any], retry: Trajectory[Any]) -> Iterator[Turn]:
+def turns_without_advice(collector: RolloutCollector[Any], retry: Trajectory[Any]) -> Iterator[Turn]:
     """The turns of a second attempt, ids as sampled, under the prompts that they would have had without advice."""
     policy = collector.policy
     assert isinstance(policy, TransformersPolicy)
@@ -113,24 +118,26 @@ def original(collector: RolloutCollector[Any], retry: Trajectory[Any]) -> Iterat
         yield replace(turn, completion=replace(turn.completion, prompt_ids=prompt))
 
 
-def by_role(groups: Sequence[TrajectoryGroup[Any]], seconds: Sequence[Second]) -> list[TrajectoryGroup[Any]]:
+def group_by_role(
+    groups: Sequence[TrajectoryGroup[Any]], seconds: Sequence[SecondAttempt]
+) -> list[TrajectoryGroup[Any]]:
     """Reflections, then second attempts, then what is internalized; in groups by the place of their task."""
     found = []
     for name in ("reflection", "retry", "internalized"):
         for number, group in enumerate(groups):
-            own = [getattr(second, name) for second in seconds if second.tried.number == number]
+            own = [getattr(second, name) for second in seconds if second.first.task_index == number]
             own = tuple(one for one in own if one is not None and (one.reward is not None or name == "internalized"))
             found += [TrajectoryGroup(group.task, own)] if own else []
     return found
 
 
-def figures(groups: Sequence[TrajectoryGroup[Any]], seconds: Sequence[Second]) -> dict[str, Any]:
+def reflection_metrics(groups: Sequence[TrajectoryGroup[Any]], seconds: Sequence[SecondAttempt]) -> dict[str, Any]:
     """Metrics of the step. `retry_*` is of attempts that were told what had been wrong: never a test accuracy.
 
     `gated`: the share of attempts that were looked at again; `retry_gain`: over those same attempts.
     """
     count = len(seconds)
-    reached = [(one.accuracy, one.tried.accuracy) for one in seconds if one.accuracy is not None]
+    reached = [(one.accuracy, one.first.accuracy) for one in seconds if one.accuracy is not None]
 
     def mean(values: Iterator[float], of: int) -> float | None:
         return sum(values) / of if of else None

@@ -23,22 +23,22 @@ from memalpha.qa.records import Record
 from memalpha.rewards.base import called, close_loop
 from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
-from memalpha.train.rollouts.base import Scored, Scoring, Tried, rewarded
+from memalpha.train.rollouts.base import ReflectionCandidate, ScoredGroups, Scoring, drop_unscored
 from memalpha.types import Reward, SampleRequest, TextTask, Trajectory, TrajectoryGroup
 
 Groups = Sequence[TrajectoryGroup[TextTask]]
-Feedback = Callable[..., Any]
+FeedbackFunction = Callable[..., Any]
 
 
 class TextCollector:
     """The rollouts of a text run (`RolloutCollector`)."""
 
     def __init__(
-        self, player: Player, config: TextConfig, world: World = SINGLE_PROCESS, feedback_func: Feedback | None = None
+        self, player: Player, config: TextConfig, world: World = SINGLE_PROCESS, feedback_func: FeedbackFunction | None = None
     ) -> None:
         self.player, self.config, self.world = player, config, world
         self.feedback_func = feedback_func
-        self.waited = 0.0
+        self.scoring_seconds = 0.0
         self._embedder: Embedder | None = None
 
     @property
@@ -53,23 +53,23 @@ class TextCollector:
             self._embedder = load_embedder("static")
         return self._embedder
 
-    def attempts(self, tasks: Sequence[TextTask], step: int) -> Scored[TextTask]:
+    def collect_attempts(self, tasks: Sequence[TextTask], step: int) -> ScoredGroups[TextTask]:
         """`group_size` sampled rollouts of each task, with rewards, and a record each; without those that have none."""
-        groups, records = self.scored(self.sampled(tasks, step))
-        return rewarded(self.world.gather(groups)), self.world.gather(records)
+        groups, records = self.score(self.sample(tasks, step))
+        return drop_unscored(self.world.gather(groups)), self.world.gather(records)
 
-    def scored(self, groups: Groups) -> Scored[TextTask]:
+    def score(self, groups: Groups) -> ScoredGroups[TextTask]:
         """This process's groups with rewards (None where nothing can be said), and a record of each that has one."""
         begun = time.monotonic()
-        found = self._score(groups)
-        self.waited += time.monotonic() - begun
+        found = self._score_groups(groups)
+        self.scoring_seconds += time.monotonic() - begun
         return found
 
-    def _score(self, groups: Groups) -> Scored[TextTask]:
+    def _score_groups(self, groups: Groups) -> ScoredGroups[TextTask]:
         found = self.player.scored(groups)
         return found, text_records(self.player, found)
 
-    def sampled(
+    def sample(
         self, tasks: Sequence[TextTask], step: int, first: int = 0, turn: int = 0
     ) -> list[TrajectoryGroup[TextTask]]:
         """This process's share of the rollouts, not yet scored where that is done in batches."""
@@ -79,16 +79,16 @@ class TextCollector:
             mine, config.group_size, config.temperature, seed=config.seed, step=step, first=first + place
         )
 
-    def scoring(self) -> Scoring:
+    def background_scoring(self) -> Scoring:
         """Reward functions are asked in another thread; an environment of one's own has given its rewards already."""
         return Scoring(
-            waits=is_scored(self.player.environment),
-            side_by_side=False,
-            begin=lambda groups: lambda: self._score(groups),
-            give_up=close_loop,
+            has_endpoint=is_scored(self.player.environment),
+            is_concurrent=False,
+            start=lambda groups: lambda: self._score_groups(groups),
+            cancel=close_loop,
         )
 
-    def asked(self, groups: Groups, records: Sequence[Record]) -> list[list[list[Record]]]:
+    def group_records(self, groups: Groups, records: Sequence[Record]) -> list[list[list[Record]]]:
         """As [group][trajectory][the one record, if it has a reward]."""
         rest = iter(records)
         return [[[next(rest)] if one.reward else [] for one in group.trajectories] for group in groups]
@@ -97,7 +97,9 @@ class TextCollector:
         """How far the rollout is a success (`Player.reached`)."""
         return None if trajectory.reward is None else self.player.reached(trajectory.reward)
 
-    def look_back(self, groups: Groups, records: Sequence[Record], first: int, settings: ERLConfig) -> list[Tried]:
+    def reflection_candidates(
+        self, groups: Groups, records: Sequence[Record], first: int, settings: ERLConfig
+    ) -> list[ReflectionCandidate]:
         """Attempts that have not succeeded (with algorithm 1: all), with feedback cut to its budget."""
         chosen = []
         for number, group in enumerate(groups, start=first):
@@ -107,11 +109,11 @@ class TextCollector:
                     chosen.append((number, attempt, reached))
         told = self._feedback([attempt for _, attempt, _ in chosen])
         return [
-            Tried(number, attempt, reached, self._cut(text, settings.feedback_tokens))
+            ReflectionCandidate(number, attempt, reached, self._truncate(text, settings.feedback_tokens))
             for (number, attempt, reached), text in zip(chosen, told, strict=True)
         ]
 
-    def reflection(self, tried: Tried, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
+    def reflection_prompt(self, tried: ReflectionCandidate, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
         """The attempt's last prompt and reply, its reward, feedback and earlier advice."""
         attempt, settings = tried.attempt, self.config.erl or ERLConfig()
         assert attempt.reward is not None
@@ -119,7 +121,7 @@ class TextCollector:
         template = settings.reflection_prompt
         return reflection_messages(attempt.states[-1], reply, total, tried.feedback, earlier, template)
 
-    def retried(self, starts: Sequence[Start[TextTask]], step: int) -> list[Trajectory[TextTask]]:
+    def sample_retries(self, starts: Sequence[Start[TextTask]], step: int) -> list[Trajectory[TextTask]]:
         """Second attempts: the prompt and the advice, nothing else of the first."""
         return self.player.run(starts, self.config.temperature, self.config.seed, step, role="retry")
 
@@ -132,7 +134,7 @@ class TextCollector:
             return []
         tasks = [attempt.task for attempt in attempts]
         if self.feedback_func is None:
-            return [self._lacking(attempt) for attempt in attempts]
+            return [self._describe_failure(attempt) for attempt in attempts]
         replies = [attempt.turns[-1].completion.text for attempt in attempts]
         prompts = [prompt_of(task) for task in tasks]
         told = called(self.feedback_func, "feedback_func", prompts, replies, columns_of(tasks))
@@ -141,29 +143,29 @@ class TextCollector:
             raise RewardError(f"feedback_func gave {found!r:.80} for {len(attempts)} replies: a text each is needed")
         return found
 
-    def _lacking(self, attempt: Trajectory[TextTask]) -> str:
+    def _describe_failure(self, attempt: Trajectory[TextTask]) -> str:
         """By component: what the reply lacks."""
         reward = attempt.reward
         assert reward is not None
-        told = _in_words(reward, _maxima(self.player))
+        told = _describe_shortfalls(reward, _component_maxima(self.player))
         answer = attempt.task.columns.get("answer")
         if self.config.tell_answer and told and answer is not None:
             told += [f"The answer is {answer}."]
         return " ".join(told)
 
-    def _cut(self, text: str, budget: int) -> str:
+    def _truncate(self, text: str, budget: int) -> str:
         # No tokenizer makes more tokens than bytes.
         if len(text.encode()) <= budget or self.policy.count_tokens(text) <= budget:
             return text
         return text.encode()[:budget].decode(errors="ignore")
 
 
-def _maxima(player: Player) -> dict[str, float]:
+def _component_maxima(player: Player) -> dict[str, float]:
     environment = player.environment
     return {one.name: one.maximum for one in environment.rewards} if isinstance(environment, TextGeneration) else {}
 
 
-def _in_words(reward: Reward, maxima: Mapping[str, float]) -> list[str]:
+def _describe_shortfalls(reward: Reward, maxima: Mapping[str, float]) -> list[str]:
     found = []
     for name, values in reward.components.items():
         value, most = values[0], maxima.get(name, 1.0)
@@ -174,7 +176,7 @@ def _in_words(reward: Reward, maxima: Mapping[str, float]) -> list[str]:
     return found
 
 
-def check_feedback(function: Any) -> Feedback | None:
+def check_feedback_function(function: Any) -> FeedbackFunction | None:
     """Raise `ConfigError` for what cannot give feedback."""
     if function is not None and not callable(function):
         raise ConfigError(f"feedback_func: {function!r} is not callable")

@@ -19,7 +19,7 @@ from memalpha.types import TextTask
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class PythonInputs:
     """What Python can give a run and a file cannot: callables and lists, in the place of what the settings name."""
 
     rewards: Any = None
@@ -28,25 +28,29 @@ class Given:
     environment: Any = None
     feedback_func: Any = None
 
-    @classmethod
-    def taken_from(cls, overrides: dict[str, Any]) -> Given:
-        """Those of the overrides that are no settings; they are taken out."""
-        found: dict[str, Any] = {}
-        for field in fields(cls):
-            value: Any = overrides.get(field.name)
-            if _is_object(field.name, value):
-                several = isinstance(value, Iterable) and field.name in ("tasks", "eval_data", "rewards")
-                found[field.name] = list(value) if several else value
-                if several and not found[field.name]:
-                    raise ConfigError(f"{field.name}: empty; leave it out, or give some")
-            if _is_object(field.name, value) or (value is None and field.name != "eval_data"):
-                overrides.pop(field.name, None)
-        return cls(**found)
-
     @property
     def names(self) -> list[str]:
         """Which were given."""
         return [field.name for field in fields(self) if getattr(self, field.name) is not None]
+
+
+def pop_python_inputs(overrides: dict[str, Any]) -> PythonInputs:
+    """Remove non-config values from `overrides` in place and return them.
+
+    Raises:
+        ConfigError: A list of tasks or rewards is empty.
+    """
+    inputs: dict[str, Any] = {}
+    for field in fields(PythonInputs):
+        value: Any = overrides.get(field.name)
+        if _is_object(field.name, value):
+            is_list = isinstance(value, Iterable) and field.name in ("tasks", "eval_data", "rewards")
+            inputs[field.name] = list(value) if is_list else value
+            if is_list and not inputs[field.name]:
+                raise ConfigError(f"{field.name}: empty; leave it out, or give some")
+        if _is_object(field.name, value) or (value is None and field.name != "eval_data"):
+            overrides.pop(field.name, None)
+    return PythonInputs(**inputs)
 
 
 def _is_object(name: str, value: Any) -> bool:
@@ -58,9 +62,9 @@ def _is_object(name: str, value: Any) -> bool:
     return True
 
 
-def environment_of(config: TextConfig, given: Given | None = None) -> Any:
+def build_environment(config: TextConfig, given: PythonInputs | None = None) -> Any:
     """The environment that the settings, or what is given in their place, make. Raises `ConfigError` for none."""
-    given = given or Given()
+    given = given or PythonInputs()
     if given.environment is not None or config.environment is not None:
         if given.rewards is not None or config.rewards:
             raise ConfigError("rewards: have no effect with an environment, which gives its own; leave one of them out")

@@ -10,14 +10,14 @@ from typing import Any
 from memalpha.config import TextConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.tasks.text_tasks import KNOWN, MADE, load_text_tasks
-from memalpha.train.rollouts.epochs import nth
+from memalpha.train.rollouts.epochs import shuffled_item
 from memalpha.types import TextTask
 
 HELD_OUT_SEED = -1
 """Seed of made validation and evaluation tasks: the same for every run, so that runs compare on equal tasks."""
 
 
-class TextSource:
+class TextTaskSource:
     """A run's tasks: `batch(position)` for training, `validation` and `held_out` fixed.
 
     `arithmetic`, `programs`: training tasks are made by number from the run's seed and do not come again; held out is
@@ -34,7 +34,7 @@ class TextSource:
         self, config: TextConfig, tasks: Sequence[TextTask] | None = None, eval_data: Sequence[TextTask] | None = None
     ) -> None:
         self.config = config
-        self.listed: list[TextTask] = []
+        self.training_tasks: list[TextTask] = []
         self.notes: list[str] = []
         self._levels: Mapping[str, list[TextTask]] = {}
         self._name = config.data if tasks is None else "tasks"
@@ -52,21 +52,21 @@ class TextSource:
         given = None if eval_data is None else list(eval_data)
         if given is None and config.eval_data is not None:
             given = self._load(config.eval_data, "test", config.eval_tasks)
-        self._made = None if tasks is not None else MADE.get(self._name)
-        if self._made is not None:
+        self._generator = None if tasks is not None else MADE.get(self._name)
+        if self._generator is not None:
             if config.columns or config.limit is not None:
                 key = "columns" if config.columns else "limit"
                 raise ConfigError(f"{key}: {self._name} is made here, without end: leave it out")
-            self.validation = self._made("train", HELD_OUT_SEED, 0, config.validation_tasks)
-            self.held_out = given or self._made("test", HELD_OUT_SEED, 0, config.eval_tasks)
+            self.validation = self._generator("train", HELD_OUT_SEED, 0, config.validation_tasks)
+            self.held_out = given or self._generator("test", HELD_OUT_SEED, 0, config.eval_tasks)
         else:
             rest = list(tasks) if tasks is not None else self._load(self._name, "train", config.limit)
             named = given is not None
             if given is None and tasks is None and self._name in KNOWN:
                 given = self._load(self._name, "test", config.eval_tasks)
-            self._split(rest, given, named=named)
+            self._split_tasks(rest, given, named=named)
         if config.curriculum is not None:
-            self._by_level()
+            self._group_by_level()
 
     def _load(self, name: str, split: Any, limit: int | None) -> list[TextTask]:
         folder = self.config.data_folder if name in KNOWN else None
@@ -74,7 +74,7 @@ class TextSource:
             return MADE[name](split, HELD_OUT_SEED, 0, limit or self.config.eval_tasks)
         return load_text_tasks(name, columns=self.config.columns, split=split, limit=limit, data=folder)
 
-    def _split(self, rest: list[TextTask], given: list[TextTask] | None, *, named: bool) -> None:
+    def _split_tasks(self, rest: list[TextTask], given: list[TextTask] | None, *, named: bool) -> None:
         config = self.config
         needed, why = (5, "of which a fifth is held out (or name other tasks as eval_data)")
         if given is not None:
@@ -89,26 +89,26 @@ class TextSource:
         cut = len(rest) - min(config.validation_tasks, max(1, len(rest) // 5))
         train, self.validation = rest[:cut], rest[cut:]
         _check_ids(self.held_out, f"eval_data: {config.eval_data}")
-        kept_apart = {_said(task): task.id for task in [*self.validation, *self.held_out]}
-        self.listed = [task for task in train if _said(task) not in kept_apart]
-        if len(self.listed) == len(train):
+        kept_apart = {_prompt_key(task): task.id for task in [*self.validation, *self.held_out]}
+        self.training_tasks = [task for task in train if _prompt_key(task) not in kept_apart]
+        if len(self.training_tasks) == len(train):
             return
         if named:
-            copy = next(task for task in train if _said(task) in kept_apart)
+            copy = next(task for task in train if _prompt_key(task) in kept_apart)
             raise ConfigError(
-                f"eval_data: the prompt of task {kept_apart[_said(copy)]!r} is also that of training task {copy.id!r}: "
-                "held-out tasks must be others"
+                f"eval_data: the prompt of task {kept_apart[_prompt_key(copy)]!r} is also that of training task "
+                f"{copy.id!r}: held-out tasks must be others"
             )
-        if not self.listed:
+        if not self.training_tasks:
             raise DataError(f"data: every prompt of {self._name} comes so often that none is left to train on")
-        left_out = len(train) - len(self.listed)
+        left_out = len(train) - len(self.training_tasks)
         self.notes.append(f"data: {left_out} tasks are not trained on: their prompts are among those that are held out")
 
-    def _by_level(self) -> None:
+    def _group_by_level(self) -> None:
         """Training tasks by the curriculum's levels."""
         curriculum = self.config.curriculum
         assert curriculum is not None
-        looked_at = self.listed or (self._made("train", HELD_OUT_SEED, 0, 12) if self._made else [])
+        looked_at = self.training_tasks or (self._generator("train", HELD_OUT_SEED, 0, 12) if self._generator else [])
         found: dict[str, list[TextTask]] = {level: [] for level in curriculum.order}
         for task in looked_at:
             if curriculum.column not in task.columns:
@@ -126,24 +126,26 @@ class TextSource:
     def batch(self, position: int) -> list[TextTask]:
         """The `tasks_per_step` tasks from number `position` on."""
         config = self.config
-        if self._made is not None:
-            return self._made("train", config.seed, position, config.tasks_per_step)
-        return [nth(self.listed, position + i, str(config.seed)) for i in range(config.tasks_per_step)]
+        if self._generator is not None:
+            return self._generator("train", config.seed, position, config.tasks_per_step)
+        return [
+            shuffled_item(self.training_tasks, position + i, str(config.seed)) for i in range(config.tasks_per_step)
+        ]
 
-    def of_level(self, level: str, first: int, count: int) -> list[TextTask]:
+    def tasks_of_level(self, level: str, first: int, count: int) -> list[TextTask]:
         """Training tasks of one level from number `first` on."""
-        if self._made is not None:
-            return self._made("train", self.config.seed, first, count, level)  # type: ignore[call-arg]
+        if self._generator is not None:
+            return self._generator("train", self.config.seed, first, count, level)  # type: ignore[call-arg]
         own = self._levels[level]
-        return [nth(own, first + i, f"{self.config.seed}|{level}") for i in range(count)]
+        return [shuffled_item(own, first + i, f"{self.config.seed}|{level}") for i in range(count)]
 
     @property
-    def all_read(self) -> list[TextTask]:
+    def known_tasks(self) -> list[TextTask]:
         """Every task that is known now."""
-        return [*(self.listed or self.batch(0)), *self.validation, *self.held_out]
+        return [*(self.training_tasks or self.batch(0)), *self.validation, *self.held_out]
 
 
-def _said(task: TextTask) -> tuple[tuple[str, str], ...]:
+def _prompt_key(task: TextTask) -> tuple[tuple[str, str], ...]:
     return tuple((message["role"], message["content"]) for message in task.messages)
 
 

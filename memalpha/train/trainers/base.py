@@ -29,114 +29,114 @@ from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.losses import LossSettings
 from memalpha.train.trainers.checkpoint import (
     append_lines,
-    check_out,
+    check_run_directory,
     checkpoint_path,
-    cut_lines,
-    fingerprint,
+    link_best,
     load_checkpoint,
     load_weights,
-    locked,
-    point_best,
+    lock_run_directory,
     prune_checkpoints,
     save_checkpoint,
     saved_steps,
+    truncate_lines,
+    weights_fingerprint,
     write_json,
 )
 from memalpha.train.trainers.directory import (
-    StoppedTogether,
+    CoordinatedInterrupt,
     check_device,
     check_settings,
-    finished,
-    started,
+    defer_interrupt,
+    load_finished_summary,
+    resolve_init_from,
     trainable_policy,
-    undivided,
     write_settings,
 )
 from memalpha.train.trainers.progress import Display
-from memalpha.train.trainers.tracking import check_trackers, tracking
+from memalpha.train.trainers.tracking import check_trackers, open_trackers
 
 C = TypeVar("C", bound=LearnerConfig)
 
 
-def launch(kind: Callable[[C, World], Run[C]], config: C) -> dict[str, Any]:
+def launch(kind: Callable[[C, World], Trainer[C]], config: C) -> dict[str, Any]:
     """Check that there can be a run, join the other processes, hold the run directory, go."""
-    check_out(config.out)
-    config = started(config).model_copy(update={"device": local_device(config.device)})
+    check_run_directory(config.out)
+    config = resolve_init_from(config).model_copy(update={"device": local_device(config.device)})
     check_device(config.device)
     check_trackers(config.report_to)
     world = join_world(config.device)
     run = kind(config, world)
     if world.size > 1:
-        run.display.say(f"{world.size} processes ({config.sharding})")
-    with locked(run.out, world):
-        return run.go()
+        run.display.log(f"{world.size} processes ({config.sharding})")
+    with lock_run_directory(run.out, world):
+        return run.train()
 
 
-class Run(ABC, Generic[C]):
+class Trainer(ABC, Generic[C]):
     """One process's work on a run directory, alone or with the others of `world`.
 
     A subclass sets `engine` (`_new_engine` makes it) and says what a step and a validation are.
     """
 
     engine: Any
-    files: ClassVar[tuple[str, ...]] = ("metrics.jsonl",)
+    log_files: ClassVar[tuple[str, ...]] = ("metrics.jsonl",)
     """JSON Lines with a `step`, which a resumed run goes on with."""
 
     def __init__(self, config: C, world: World) -> None:
         torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
         self.world = world
-        self.several = world.size > 1
+        self.is_distributed = world.size > 1
         self.out = config.out
-        self.began = time.monotonic()
+        self.started_at = time.monotonic()
         self.display = Display(quiet=not world.is_main)
         self.policy = trainable_policy(config)
-        self.started_from = fingerprint(self.policy.model)
+        self.start_fingerprint = weights_fingerprint(self.policy.model)
         self.config: C = config
         self.step = 0
-        self.consistent = not self.several  # whether this process may save on its own account, at any time
-        self.minutes_before = self.learning_before = self.learning = 0.0
+        self.is_consistent = not self.is_distributed  # whether this process may save on its own account, at any time
+        self.minutes_before = self.learning_minutes_before = self.learning_minutes = 0.0
         self.best: dict[str, Any] | None = None
         self.final: dict[str, Any] | None = None
 
     # ---------------------------------------------------------------------------------------------- what is learnt
 
     @abstractmethod
-    def _length(self) -> int:
+    def _schedule_steps(self) -> int:
         """Steps of the whole schedule."""
 
     @abstractmethod
-    def _begin(self) -> None:
+    def _before_training(self) -> None:
         """What a new run does before its first validation and checkpoint."""
 
     @abstractmethod
-    def _prepare(self) -> Any:
+    def _prepare_batch(self) -> Any:
         """What the step learns from. A Ctrl-C here is taken at once: nothing may have changed."""
 
     @abstractmethod
-    def _learn(self, prepared: Any) -> dict[str, Any]:
+    def _train_on(self, prepared: Any) -> dict[str, Any]:
         """The step's update and its line of metrics.jsonl."""
 
     @abstractmethod
-    def _score(self, line: dict[str, Any]) -> float | None:
+    def _validation_score(self, metrics: dict[str, Any]) -> float | None:
         """Validate the weights as they are, into `line`; higher is better, None: there is nothing to validate with."""
 
     @abstractmethod
-    def _end(self, chosen: int) -> dict[str, Any]:
+    def _final_summary(self, chosen: int) -> dict[str, Any]:
         """The run's own part of its summary; the weights are those of step `chosen`."""
 
-    def _state(self) -> dict[str, Any]:
+    def _checkpoint_state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the common state."""
         return {}
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore_state(self, state: dict[str, Any]) -> None:
         """Put back what `_state` gave."""
 
-    def _keeps_all(self) -> bool:
+    def _should_keep_all_checkpoints(self) -> bool:
         """Whether every step leaves a checkpoint that stays."""
         return False
 
-    def _new_engine(
+    def _build_engine(
         self, loss: LossSettings, *, reference: bool = False, value_learning_rate: float | None = None
     ) -> Engine:
         """The engine of the policy's weights, or of new adapters in its layers."""
@@ -150,96 +150,96 @@ class Run(ABC, Generic[C]):
 
     # ------------------------------------------------------------------------------------------------- the whole run
 
-    def go(self) -> dict[str, Any]:
+    def train(self) -> dict[str, Any]:
         """Resume if there is something to resume, train to the end, return the summary."""
         self.world.run_on_main(lambda: check_settings(self.out, self.config))
         try:
-            length = self._length()
+            length = self._schedule_steps()
             stop = length if self.config.max_steps is None else self.config.max_steps
-            summary = self.world.run_on_main(lambda: finished(self.out, stop))
+            summary = self.world.run_on_main(lambda: load_finished_summary(self.out, stop))
             if summary is not None:
-                self.display.say(f"{self.out}: this run is finished; its summary is in {self.out / 'summary.json'}")
+                self.display.log(f"{self.out}: this run is finished; its summary is in {self.out / 'summary.json'}")
                 return summary
             steps = self.world.run_on_main(lambda: saved_steps(self.out))
             if steps:
                 self._resume(steps[-1], stop)
             else:
-                self._start()
-            self._steps(stop)
+                self._start_fresh()
+            self._train_until(stop)
         except KeyboardInterrupt as stopped:
-            self._interrupted(together=isinstance(stopped, StoppedTogether))
+            self._handle_interrupt(together=isinstance(stopped, CoordinatedInterrupt))
             raise
         self._save()
         return self._finish()
 
-    def _start(self) -> None:
-        self.world.run_on_main(lambda: self._files_at(0))
+    def _start_fresh(self) -> None:
+        self.world.run_on_main(lambda: self._reset_files(0))
         start = Path(lasting_name(self.config.policy))
         if self.config.lora is not None and start.parent.name == "checkpoints":
-            self.display.say(
+            self.display.log(
                 f"the adapters' base is {start}: keep it (a run that goes on there may delete it), or start from a copy"
             )
-        self._begin()
+        self._before_training()
         self._validate({})
         self._save()
 
     def _resume(self, step: int, stop: int) -> None:
         if step > stop:
             raise CheckpointError(f"{self.out} is already at step {step}, beyond max_steps={stop}")
-        self.consistent = False
+        self.is_consistent = False
         state = load_checkpoint(checkpoint_path(self.out, step), self.engine)
-        if state.get("started_from") != self.started_from:
+        if state.get("started_from") != self.start_fingerprint:
             raise CheckpointError(
                 f"{self.out} started from other weights than policy={self.config.policy} holds now (a link such as "
                 "checkpoints/best moves on; adapters merged on another device differ in last bits): put back what was "
                 "there, or start again in another out"
             )
-        self.minutes_before, self.learning_before = state["minutes"], state["learning_minutes"]
+        self.minutes_before, self.learning_minutes_before = state["minutes"], state["learning_minutes"]
         self.best = state["best"]
-        self._restore(state)
-        self.world.run_on_main(lambda: self._files_at(step))
-        self.step, self.consistent = step, not self.several
-        self.display.say(f"resuming {self.out} at step {self.step}")
+        self._restore_state(state)
+        self.world.run_on_main(lambda: self._reset_files(step))
+        self.step, self.is_consistent = step, not self.is_distributed
+        self.display.log(f"resuming {self.out} at step {self.step}")
 
-    def _files_at(self, step: int) -> None:
+    def _reset_files(self, step: int) -> None:
         """Make the files those of a run that has come to `step`."""
-        for name in self.files:
-            cut_lines(self.out / name, step)
+        for name in self.log_files:
+            truncate_lines(self.out / name, step)
         write_settings(self.out, self.config)
         if self.best:  # the link may name the end of a shorter run
-            point_best(self.out, self.best["step"])
+            link_best(self.out, self.best["step"])
 
-    def _steps(self, stop: int) -> None:
+    def _train_until(self, stop: int) -> None:
         first, started = self.step, time.monotonic()
         with (
-            tracking(self.config, self.step, self.world.is_main) as trackers,
-            self.display.steps(self.step, stop) as show,
+            open_trackers(self.config, self.step, self.world.is_main) as trackers,
+            self.display.training_progress(self.step, stop) as show,
         ):
             while self.step < stop:
                 # A process alone may drop what a step learns from at any time; several have to stop together.
-                with undivided(self.display.say, self.world) if self.several else nullcontext():
-                    line = self._one_step(stop, started)
+                with defer_interrupt(self.display.log, self.world) if self.is_distributed else nullcontext():
+                    line = self._run_step(stop, started)
                 if trackers is not None:
                     trackers.log(line)
-                show(self.step, line, self.learning / (self.step - first) * (stop - self.step))
+                show(self.step, line, self.learning_minutes / (self.step - first) * (stop - self.step))
 
-    def _one_step(self, stop: int, started: float) -> dict[str, Any]:
+    def _run_step(self, stop: int, started: float) -> dict[str, Any]:
         begun = time.monotonic()
-        prepared = self._prepare()
+        prepared = self._prepare_batch()
         ready = time.monotonic()
-        with nullcontext() if self.several else undivided(self.display.say):
-            self.consistent = False
-            line = {"step": self.step, **self._learn(prepared)}
+        with nullcontext() if self.is_distributed else defer_interrupt(self.display.log):
+            self.is_consistent = False
+            line = {"step": self.step, **self._train_on(prepared)}
             line |= {"sample_seconds": ready - begun, "train_seconds": time.monotonic() - ready}
             self.step += 1
             if self.step % self.config.validate_every == 0 or self.step == stop:
                 self._validate(line)
             if self.world.is_main:
                 append_lines(self.out / "metrics.jsonl", [line])
-            self.learning = (time.monotonic() - started) / 60
-            if self._keeps_all() or self.step % self.config.save_every == 0 or self._is_best():
+            self.learning_minutes = (time.monotonic() - started) / 60
+            if self._should_keep_all_checkpoints() or self.step % self.config.save_every == 0 or self._is_best():
                 self._save()
-            self.consistent = not self.several
+            self.is_consistent = not self.is_distributed
         return line
 
     def _finish(self) -> dict[str, Any]:
@@ -247,19 +247,19 @@ class Run(ABC, Generic[C]):
             self._validate({})
         chosen = self.step
         if self.best and self.final:
-            chosen = _better(self.best, self.final)["step"]
+            chosen = _better_validation(self.best, self.final)["step"]
             if self.world.is_main:
-                point_best(self.out, chosen)
+                link_best(self.out, chosen)
         load_weights(checkpoint_path(self.out, chosen), self.engine)
-        own = self._end(chosen)
+        own = self._final_summary(chosen)
         summary = {
             "seed": self.config.seed,
             "steps": self.step,
             "best_step": chosen,
-            "started_from": self.started_from,
+            "started_from": self.start_fingerprint,
             "policy_parameters": self.policy.parameters,
             "minutes": self._minutes(),
-            "learning_minutes": self.learning_before + self.learning,
+            "learning_minutes": self.learning_minutes_before + self.learning_minutes,
             **own,
         }
         if self.world.is_main:
@@ -273,11 +273,11 @@ class Run(ABC, Generic[C]):
 
         Off schedule only the end of a run is validated: it may be chosen there, and is forgotten when the run goes on.
         """
-        score = self._score(line)
+        score = self._validation_score(line)
         if score is not None:
             self.final = {"step": self.step, "score": score}
             if self.step % self.config.validate_every == 0:
-                self.best = _better(self.best, self.final)
+                self.best = _better_validation(self.best, self.final)
 
     def _is_best(self) -> bool:
         return self.best is not None and self.best["step"] == self.step
@@ -285,33 +285,33 @@ class Run(ABC, Generic[C]):
     def _save(self) -> None:
         state = {
             "seed": self.config.seed,
-            "started_from": self.started_from,
+            "started_from": self.start_fingerprint,
             "best": self.best,
             "minutes": self._minutes(),
-            "learning_minutes": self.learning_before + self.learning,
-            **self._state(),
+            "learning_minutes": self.learning_minutes_before + self.learning_minutes,
+            **self._checkpoint_state(),
         }
         save_checkpoint(self.out, self.step, self.policy, self.engine, state)
         if not self.world.is_main:
             return
         if self._is_best():
-            point_best(self.out, self.step)
-        if not self._keeps_all():
+            link_best(self.out, self.step)
+        if not self._should_keep_all_checkpoints():
             prune_checkpoints(self.out, self.config.keep_checkpoints, [self.best["step"]] if self.best else [])
 
     def _minutes(self) -> float:
-        return self.minutes_before + (time.monotonic() - self.began) / 60
+        return self.minutes_before + (time.monotonic() - self.started_at) / 60
 
-    def _interrupted(self, *, together: bool) -> None:
-        if (self.consistent or together) and self.world.run_on_main(lambda: saved_steps(self.out)):
+    def _handle_interrupt(self, *, together: bool) -> None:
+        if (self.is_consistent or together) and self.world.run_on_main(lambda: saved_steps(self.out)):
             self._save()
         steps = saved_steps(self.out)
         if steps:
-            self.display.say(f"stopped: {self.out} holds a checkpoint of step {steps[-1]}; the same command resumes it")
+            self.display.log(f"stopped: {self.out} holds a checkpoint of step {steps[-1]}; the same command resumes it")
         else:
-            self.display.say(f"stopped before training began: the same command starts {self.out} again")
+            self.display.log(f"stopped before training began: the same command starts {self.out} again")
 
 
-def _better(one: dict[str, Any] | None, two: dict[str, Any]) -> dict[str, Any]:
+def _better_validation(one: dict[str, Any] | None, two: dict[str, Any]) -> dict[str, Any]:
     """The validation with the higher score; `two`, the later one, where they are equal."""
     return two if one is None or two["score"] >= one["score"] else one

@@ -36,7 +36,7 @@ RNG = "rng/torch"
 VALUE_HEAD = "value_head.safetensors"
 
 
-def check_out(run: Path) -> None:
+def check_run_directory(run: Path) -> None:
     """Raise `ConfigError` where `run` can be no run directory; makes nothing."""
     try:
         place = next(path for path in (run, *run.absolute().parents) if path.exists())
@@ -49,7 +49,7 @@ def check_out(run: Path) -> None:
 
 
 @contextmanager
-def locked(run: Path, world: World = SINGLE_PROCESS) -> Iterator[None]:
+def lock_run_directory(run: Path, world: World = SINGLE_PROCESS) -> Iterator[None]:
     """Hold the run directory (made where it is missing) for one process, or for one `world` of them.
 
     Raises `CheckpointError` if another has it, `ConfigError` where there can be none.
@@ -153,7 +153,7 @@ def load_weights(path: Path, engine: BaseEngine) -> None:
     scatter_weights(model, engine.trainable)
 
 
-def fingerprint(model: torch.nn.Module) -> str:
+def weights_fingerprint(model: torch.nn.Module) -> str:
     """What tells one set of weights from another, whatever device they are on: a sum over each tensor's bits."""
     found = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
@@ -175,7 +175,7 @@ def prune_checkpoints(run: Path, newest: int, also: Iterable[int] = ()) -> None:
         shutil.rmtree(old)
 
 
-def point_best(run: Path, step: int) -> None:
+def link_best(run: Path, step: int) -> None:
     """Let `checkpoints/best` link to `step-N`, in one rename."""
     link = run / "checkpoints" / "best"
     aside = link.with_name(".best.part")
@@ -214,7 +214,7 @@ def append_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
             file.write(json.dumps(value) + "\n")
 
 
-def cut_lines(path: Path, step: int) -> None:
+def truncate_lines(path: Path, step: int) -> None:
     """Drop the lines of steps from `step` on, and a last line that a kill left half-written.
 
     Raises `CheckpointError` for any other line that is no JSON object with a step.

@@ -27,7 +27,9 @@ from memalpha.train.trainers.checkpoint import checkpoint_path, read_json, saved
 
 L = TypeVar("L", bound=LearnerConfig)
 
-FREE = frozenset({"out", "max_steps", "save_every", "keep_checkpoints", "threads", "device", "sharding", "report_to"})
+CHANGEABLE_ON_RESUME = frozenset(
+    {"out", "max_steps", "save_every", "keep_checkpoints", "threads", "device", "sharding", "report_to"}
+)
 """Settings that may change when a run is resumed; all others must be those it began with."""
 
 
@@ -48,20 +50,20 @@ def trainable_policy(config: LearnerConfig) -> TransformersPolicy:
     return policy
 
 
-def started(config: L) -> L:
+def resolve_init_from(config: L) -> L:
     """The configuration with `policy` the checkpoint that `init_from` stands for: of a run that goes on, the one it
     began with. Raises `ConfigError` for an `init_from` that holds none."""
     if config.init_from is None or "policy" in config.model_fields_set:  # a run's own config.yaml names both
         return config
     if config.init_from.resolve() == config.out.resolve():
         raise ConfigError(f"init_from: {config.init_from} is this run's own out: name the run before it")
-    began = _recorded(config.out) if saved_steps(config.out) else {}
+    began = _load_recorded_settings(config.out) if saved_steps(config.out) else {}
     if began.get("init_from") == str(config.init_from) and isinstance(began.get("policy"), str):
         return config.model_copy(update={"policy": began["policy"]})
-    return config.model_copy(update={"policy": str(_best_of(config.init_from))})
+    return config.model_copy(update={"policy": str(_best_checkpoint(config.init_from))})
 
 
-def _best_of(run: Path) -> Path:
+def _best_checkpoint(run: Path) -> Path:
     """A run's best checkpoint; its newest where nothing validated."""
     steps = saved_steps(run)
     if not steps:
@@ -82,11 +84,11 @@ def check_settings(run: Path, config: LearnerConfig) -> None:
     """Raise `CheckpointError` where the directory holds a run with other settings, or ones that cannot be read."""
     if not (run / "config.yaml").exists() or not saved_steps(run):
         return
-    theirs = _recorded(run)
+    theirs = _load_recorded_settings(run)
     with suppress(ValidationError):  # a key that is newer than the run has its default: what the run did without it
         theirs = json.loads(type(config).model_validate(theirs).model_dump_json())
     ours = json.loads(config.model_dump_json())
-    other = [key for key in ours if key not in FREE and theirs.get(key) != ours[key]]
+    other = [key for key in ours if key not in CHANGEABLE_ON_RESUME and theirs.get(key) != ours[key]]
     if other:
         told = ", ".join(f"{key}: {theirs.get(key)!r} there, {ours[key]!r} now" for key in other)
         raise CheckpointError(
@@ -94,7 +96,7 @@ def check_settings(run: Path, config: LearnerConfig) -> None:
         )
 
 
-def _recorded(run: Path) -> dict[str, Any]:
+def _load_recorded_settings(run: Path) -> dict[str, Any]:
     """The settings that a run directory names; none where it has no `config.yaml`."""
     path = run / "config.yaml"
     try:
@@ -115,7 +117,7 @@ def write_settings(run: Path, config: LearnerConfig) -> None:
     aside.replace(run / "config.yaml")
 
 
-def finished(run: Path, stop: int) -> dict[str, Any] | None:
+def load_finished_summary(run: Path, stop: int) -> dict[str, Any] | None:
     """The summary of a run that has ended at step `stop`."""
     path = run / "summary.json"
     if not path.exists() or not saved_steps(run):
@@ -124,12 +126,12 @@ def finished(run: Path, stop: int) -> dict[str, Any] | None:
     return summary if summary.get("steps") == stop else None
 
 
-class StoppedTogether(KeyboardInterrupt):
+class CoordinatedInterrupt(KeyboardInterrupt):
     """A Ctrl-C that all of several processes take at the same place, where the state is whole."""
 
 
 @contextmanager
-def undivided(say: Callable[[str], None], world: World = SINGLE_PROCESS) -> Iterator[None]:
+def defer_interrupt(say: Callable[[str], None], world: World = SINGLE_PROCESS) -> Iterator[None]:
     """Hold a Ctrl-C back until the block has made the state whole again; a second one stops at once.
 
     Of several processes all stop at the block's end if one was asked to (`StoppedTogether`); a second Ctrl-C is the
@@ -153,7 +155,7 @@ def undivided(say: Callable[[str], None], world: World = SINGLE_PROCESS) -> Iter
     try:
         yield
         if world.size > 1 and any(world.gather([pressed])):  # held: one that is left out here waits for the others
-            raise StoppedTogether
+            raise CoordinatedInterrupt
     finally:
         if held:
             signal.signal(signal.SIGINT, before)

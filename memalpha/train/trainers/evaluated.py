@@ -15,61 +15,65 @@ from memalpha.qa.reader import load_reader
 from memalpha.qa.report import Report
 from memalpha.store.embedding import load_embedder
 from memalpha.train.learner.distributed import World
-from memalpha.train.rollouts.memory import examine
-from memalpha.train.trainers.base import Run
+from memalpha.train.rollouts.memory import evaluate_distributed
+from memalpha.train.trainers.base import Trainer
 
 T = TypeVar("T", TrainConfig, SFTConfig)
 
 
-class TaskRun(Run[T]):
+class EvaluatedTrainer(Trainer[T]):
     """Beside what every run is: other policies by name, readers, and evaluations on tasks."""
 
     def __init__(self, config: T, world: World) -> None:
         super().__init__(config, world)
-        self._others: dict[str, Policy] = {}
-        self.config = self._in_own_styles()
+        self._frozen_policies: dict[str, Policy] = {}
+        self.config = self._with_trained_prompts()
         self.embedder = load_embedder(config.agent.embedder)
         self.rewards = MemoryReward(self.config.reward.kept_in(self.out), self.policy.count_tokens)
 
-    def _readers(self, *settings: ReaderConfig) -> list[Reader]:
+    def _load_readers(self, *settings: ReaderConfig) -> list[Reader]:
         """Readers that refuse conflicts unless told otherwise; the frozen start reads where none is named."""
         found = [reader.model_copy(update={"conflicts": reader.conflicts or "refuse"}) for reader in settings]
         return [
             load_reader(
                 reader.model_copy(update={"policy": None}),
-                self._other(reader.policy or self.config.policy) if reader.kind == "policy" else None,
+                self._load_frozen_policy(reader.policy or self.config.policy) if reader.kind == "policy" else None,
             )
             for reader in found
         ]
 
-    def _other(self, name: str) -> Policy:
+    def _load_frozen_policy(self, name: str) -> Policy:
         """A policy that is not trained, by name: loaded once, where and in the precision that the run is."""
-        if name not in self._others:
+        if name not in self._frozen_policies:
             endpoint = self.config.endpoint.kept_in(self.out)
             policy = load_policy(name, dtype=self.config.dtype, device=self.config.device, endpoint=endpoint)
             if isinstance(policy, TransformersPolicy):
                 policy.model.requires_grad_(False)
-            self._others[name] = policy
-        return self._others[name]
+            self._frozen_policies[name] = policy
+        return self._frozen_policies[name]
 
-    def _in_own_styles(self) -> T:
+    def _with_trained_prompts(self) -> T:
         """Writer and readers prompted as the run's policy was trained; a reader with another policy as that one was."""
         found: dict[str, Any] = {"agent": in_own_style(self.config.agent, self.policy)}
         for name in ("reader", "training_reader"):
             reader: ReaderConfig | None = getattr(self.config, name, None)
             if reader is not None and reader.kind == "policy" and "prompt" not in reader.model_fields_set:
-                found[name] = in_own_style(reader, self._other(reader.policy) if reader.policy else self.policy)
+                found[name] = in_own_style(
+                    reader, self._load_frozen_policy(reader.policy) if reader.policy else self.policy
+                )
         return self.config.model_copy(update=found)
 
-    def _report(self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader, progress: Any = None) -> Report:
+    def _evaluate_on(
+        self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader, progress: Any = None
+    ) -> Report:
         builder = Builder(policy, self.config.agent, self.embedder)
-        return examine(name, builder, tasks, reader, self.rewards, self.world, progress)
+        return evaluate_distributed(name, builder, tasks, reader, self.rewards, self.world, progress)
 
-    def _evaluate(self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader) -> Report:
+    def _evaluate_and_save(self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader) -> Report:
         """Greedy; saved as `eval/<name>.json` and `.jsonl`."""
-        with self.display.work(f"evaluating {name} on {len(tasks)} held-out tasks") as progress:
-            report = self._report(name, policy, tasks, reader, progress)
+        with self.display.task_progress(f"evaluating {name} on {len(tasks)} held-out tasks") as progress:
+            report = self._evaluate_on(name, policy, tasks, reader, progress)
         if self.world.is_main:
             report.save(self.out)
-        self.display.say(f"{name}: accuracy {report.summary['accuracy']:.3f}")
+        self.display.log(f"{name}: accuracy {report.summary['accuracy']:.3f}")
         return report

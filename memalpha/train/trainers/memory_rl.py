@@ -15,19 +15,20 @@ from memalpha.qa.records import Record
 from memalpha.qa.report import Report, summarize
 from memalpha.qa.reporting.example import choose_example, walk_trajectory, write_example
 from memalpha.train.learner.distributed import World
-from memalpha.train.rollouts.memory import Collector, TaskSource
+from memalpha.train.rollouts.memory import MemoryCollector
+from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.trainers.checkpoint import read_json, write_json
-from memalpha.train.trainers.evaluated import TaskRun
-from memalpha.train.trainers.rl import ReinforcementRun
+from memalpha.train.trainers.evaluated import EvaluatedTrainer
+from memalpha.train.trainers.rl import RLTrainer
 from memalpha.types import Task, Trajectory, Turn
 
 BASELINES = {"append_only": "append-only", "oracle": "oracle"}
 
-READABLE = 0.5
+MIN_READER_CEILING = 0.5
 """A reader that gets less than this out of the oracle's memory is spoken of."""
 
 
-class MemoryRun(ReinforcementRun[TrainConfig], TaskRun[TrainConfig]):
+class MemoryRLTrainer(RLTrainer[TrainConfig], EvaluatedTrainer[TrainConfig]):
     """Rollouts are memories built over conversations; their reward is what can be answered from them."""
 
     nobody_waited_for = "neither reader nor judge is behind an endpoint"
@@ -36,18 +37,18 @@ class MemoryRun(ReinforcementRun[TrainConfig], TaskRun[TrainConfig]):
         self.source = TaskSource(config)
         super().__init__(config, world)
         config = self.config
-        self.reader, self.training_reader = self._readers(config.reader, config.training_reader or config.reader)
+        self.reader, self.training_reader = self._load_readers(config.reader, config.training_reader or config.reader)
         self.builder = Builder(self.policy, config.agent, self.embedder)
-        self.collector = Collector(self.builder, self.training_reader, self.rewards, config, world)
-        self.algorithm = self._new_algorithm()
+        self.collector = MemoryCollector(self.builder, self.training_reader, self.rewards, config, world)
+        self.algorithm = self._build_algorithm()
         self.source.check(self.policy, config.agent, self.builder.schema, self.algorithm.advice_tokens)
-        self._ready()
+        self._build_engine_and_overlap()
 
-    def _begin(self) -> None:
+    def _before_training(self) -> None:
         held_out = self.source.held_out
         for note in self.rewards.notes([*self.source.batch(0), *held_out]):
-            self.display.say(note)
-        before = self._evaluate("before", self.policy, held_out, self.reader)
+            self.display.log(note)
+        before = self._evaluate_and_save("before", self.policy, held_out, self.reader)
         example = choose_example(held_out)
         task, group = held_out[example], before.groups[example]
         if self.world.is_main:
@@ -55,31 +56,31 @@ class MemoryRun(ReinforcementRun[TrainConfig], TaskRun[TrainConfig]):
             write_example(self.out / "eval" / "example.json", task, systems)
         if all(task.gold_operations for task in held_out):
             baselines = {
-                name: self._evaluate(name, ScriptedPolicy(kind), held_out, self.reader)
+                name: self._evaluate_and_save(name, ScriptedPolicy(kind), held_out, self.reader)
                 for name, kind in BASELINES.items()
             }
             ceiling = baselines["oracle"].summary["answerable_accuracy"]
-            if ceiling is not None and ceiling < READABLE:
-                self.display.say(
+            if ceiling is not None and ceiling < MIN_READER_CEILING:
+                self.display.log(
                     f"{self.reader.name} answers {ceiling:.0%} of the answerable questions from the oracle's memory, "
                     "and no training gets above that: see reader.kind, reader.policy, reward.metric, docs/own-data.md"
                 )
         else:
-            self.display.say("no baselines: not every held-out task carries gold operations")
+            self.display.log("no baselines: not every held-out task carries gold operations")
 
-    def _score(self, line: dict[str, Any]) -> float | None:
+    def _validation_score(self, line: dict[str, Any]) -> float | None:
         """Accuracy on the validation tasks."""
         if not self.source.validation:
             return None
-        summary = self._report("validation", self.policy, self.source.validation, self.reader).summary
+        summary = self._evaluate_on("validation", self.policy, self.source.validation, self.reader).summary
         line |= {"validation_accuracy": summary["accuracy"], "validation_se": summary["se"]}
         return summary["accuracy"]
 
-    def _end(self, chosen: int) -> dict[str, Any]:
-        after = self._evaluate("after", self.policy, self.source.held_out, self.reader)
-        return self.world.run_on_main(lambda: self._compare(after))
+    def _final_summary(self, chosen: int) -> dict[str, Any]:
+        after = self._evaluate_and_save("after", self.policy, self.source.held_out, self.reader)
+        return self.world.run_on_main(lambda: self._collect_evaluations(after))
 
-    def _compare(self, after: Report) -> dict[str, Any]:
+    def _collect_evaluations(self, after: Report) -> dict[str, Any]:
         """The example's last part, and all evaluations together."""
         path = self.out / "eval" / "example.json"
         example = read_json(path)
@@ -99,17 +100,17 @@ class MemoryRun(ReinforcementRun[TrainConfig], TaskRun[TrainConfig]):
             "baselines": systems,
         }
 
-    def _tasks(self) -> list[Task]:
+    def _step_tasks(self) -> list[Task]:
         return self.source.batch(self.step * self.config.tasks_per_step)
 
-    def _summary(self, records: Sequence[Record], trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    def _attempt_metrics(self, records: Sequence[Record], trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         summary = summarize(records, trajectories, self.policy.count_tokens)
         keep = ("reward", "accuracy", "answerable_accuracy", "valid_calls", "duplicates", "update_share")
         keep += ("delete_share", "update_hit", "delete_hit", "memory_tokens")
         return {name: summary[name] for name in keep}
 
-    def _figures_of_turns(self, turns: Sequence[Turn], rollouts: int) -> dict[str, Any]:
+    def _turn_metrics(self, turns: Sequence[Turn], rollouts: int) -> dict[str, Any]:
         return {"calls": sum(len(turn.calls) for turn in turns) / rollouts}
 
-    def _left(self, trajectory: Trajectory) -> dict[str, Any]:
+    def _trajectory_fields(self, trajectory: Trajectory) -> dict[str, Any]:
         return {"memory": [entry.content for entry in trajectory.states[-1].list()]}

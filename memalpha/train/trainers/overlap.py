@@ -36,7 +36,7 @@ from memalpha.train.learner.async_engine import Learner, merge_metrics
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.futures import Future, Pipeline
 from memalpha.train.learner.loss_weights import StreamCount, count_streams
-from memalpha.train.rollouts.base import RolloutCollector, Scored, rewarded
+from memalpha.train.rollouts.base import RolloutCollector, ScoredGroups, drop_unscored
 from memalpha.types import TrajectoryGroup
 
 
@@ -48,8 +48,8 @@ class Part:
     """
 
     rows: list[TrainingSample]
-    scored: Future[Scored[Any]]
-    passes: dict[bool, Future[list[np.ndarray]]] = field(default_factory=dict)
+    scored: Future[ScoredGroups[Any]]
+    forward_passes: dict[bool, Future[list[np.ndarray]]] = field(default_factory=dict)
     """By whether they are the reference's."""
 
     def forward(self, samples: Sequence[TrainingSample], *, reference: bool = False) -> list[np.ndarray]:
@@ -58,9 +58,9 @@ class Part:
         for place in reversed(range(len(self.rows))):
             places.setdefault(_tokens(self.rows[place]), []).append(place)
         wanted = [places[key].pop() if places.get(key := _tokens(sample)) else -1 for sample in samples]
-        if reference not in self.passes or -1 in wanted:
+        if reference not in self.forward_passes or -1 in wanted:
             raise TrainingError("overlap: this algorithm scores rows that were not sampled: set overlap=1")
-        found = self.passes[reference].result()
+        found = self.forward_passes[reference].result()
         return [found[place] for place in wanted]
 
     def values(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
@@ -69,7 +69,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt:
+class StepResult:
     """A step: its scored groups and records, its rows, the figures of each optimizer step, and `mismatch_*`."""
 
     groups: list[TrajectoryGroup[Any]]
@@ -79,7 +79,7 @@ class Learnt:
     mismatch: dict[str, float]
 
 
-class Overlap:
+class OverlapPipeline:
     """Does the steps of a run in `config.overlap` parts. A context manager: at its end nothing is under way.
 
     `waits`: whether there is an endpoint to wait for. `waited`: seconds in which nothing was sampled or learnt, for
@@ -90,32 +90,34 @@ class Overlap:
         self, collector: RolloutCollector[Any], algorithm: Algorithm, engine: Engine, config: ReinforcementConfig
     ) -> None:
         self.collector, self.algorithm, self.engine, self.config = collector, algorithm, engine, config
-        self.waited = 0.0
-        self._scoring = collector.scoring()
-        self.waits = self._scoring.waits
-        inline = not self.waits
+        self.wait_seconds = 0.0
+        self._scoring = collector.background_scoring()
+        self.has_endpoint = self._scoring.has_endpoint
+        inline = not self.has_endpoint
         self.learner = Learner(engine, inline=inline)
-        lanes = config.overlap if self._scoring.side_by_side else 1
-        self._lanes = [Pipeline(inline=inline, name=f"memalpha scores {number}") for number in range(lanes)]
+        lanes = config.overlap if self._scoring.is_concurrent else 1
+        self._pipelines = [Pipeline(inline=inline, name=f"memalpha scores {number}") for number in range(lanes)]
 
-    def begin(self, tasks: Sequence[Any], step: int) -> list[Part]:
+    def start_step(self, tasks: Sequence[Any], step: int) -> list[Part]:
         """Sample all parts, have them scored, and wait for the first one's rewards. Changes no weights."""
-        self.waited = 0.0
+        self.wait_seconds = 0.0
         try:
-            sampled = [self._sample(number, tasks, step) for number in range(self.config.overlap)]
-            parts = [self._part(number, *own) for number, own in enumerate(sampled)]  # now that all processes have
+            sampled = [self._sample_part(number, tasks, step) for number in range(self.config.overlap)]
+            parts = [
+                self._build_part(number, *own) for number, own in enumerate(sampled)
+            ]  # now that all processes have
             for part in parts:
                 if self.algorithm.needs_reference:
-                    part.passes[True] = self.learner.forward(part.rows, reference=True)
+                    part.forward_passes[True] = self.learner.forward(part.rows, reference=True)
                 if self.config.old_logprobs == "recomputed":
-                    part.passes[False] = self.learner.forward(part.rows)
-            self._scored(parts[0])
+                    part.forward_passes[False] = self.learner.forward(part.rows)
+            self._wait_for_scores(parts[0])
         except KeyboardInterrupt:
             self.close()  # before a checkpoint is made
             raise
         return parts
 
-    def learn(self, parts: Sequence[Part], rate: float) -> Learnt:
+    def learn(self, parts: Sequence[Part], rate: float) -> StepResult:
         """Learn from each part in its turn, as soon as its rewards are there."""
         config, world = self.config, self.collector.world
         whole = count_streams([row for part in parts for row in part.rows])["pg"]
@@ -125,10 +127,10 @@ class Overlap:
         mismatches: list[dict[str, float]] = []
         passes: list[Future[dict[str, float]]] = []
         for turn, part in enumerate(parts):
-            mine = self._scored(part)
-            scored = rewarded(world.gather(mine[0], turn))
+            mine = self._wait_for_scores(part)
+            scored = drop_unscored(world.gather(mine[0], turn))
             rows = self.algorithm.annotate(scored, part)
-            _check(rows, build_rows(scored, config.entropy_coef))
+            _check_trained_tokens(rows, build_rows(scored, config.entropy_coef))
             if config.old_logprobs == "recomputed":
                 rows, mismatch = self.engine.recompute_old_logprobs(rows, config.importance_cap, part.forward(rows))
                 mismatches.append({**mismatch, "tokens": float(count_streams(rows)["pg"].tokens)})
@@ -149,16 +151,16 @@ class Overlap:
         mismatch = (
             {name: value for name, value in merge_metrics(mismatches).items() if name != "tokens"} if mismatches else {}
         )
-        return Learnt(groups, records, samples, stats, mismatch)
+        return StepResult(groups, records, samples, stats, mismatch)
 
     def close(self) -> None:
         """Ask no more, and wait for the one pass that may be under way. Answers under way are kept where a cache is."""
-        self._scoring.give_up()
-        for pipeline in self._lanes:
+        self._scoring.cancel()
+        for pipeline in self._pipelines:
             pipeline.close(drop=True)
         self.learner.close(drop=True)
 
-    def __enter__(self) -> Overlap:
+    def __enter__(self) -> OverlapPipeline:
         return self
 
     def __exit__(
@@ -166,28 +168,28 @@ class Overlap:
     ) -> None:
         self.close()
 
-    def _sample(
+    def _sample_part(
         self, number: int, tasks: Sequence[Any], step: int
-    ) -> tuple[list[TrajectoryGroup[Any]], Future[Scored[Any]]]:
+    ) -> tuple[list[TrajectoryGroup[Any]], Future[ScoredGroups[Any]]]:
         """This process's share of a part: its rollouts, and their rewards on their way."""
         first, end = (len(tasks) * place // self.config.overlap for place in (number, number + 1))
         collector = self.collector
-        mine = collector.sampled(tasks[first:end], step, first, turn=number)
-        score = self._scoring.begin(mine)
-        lane = self._lanes[number % len(self._lanes)]
+        mine = collector.sample(tasks[first:end], step, first, turn=number)
+        score = self._scoring.start(mine)
+        lane = self._pipelines[number % len(self._pipelines)]
         begun = time.monotonic()
         scored = lane.submit(f"scoring part {number + 1} of step {step}", score)
-        self.waited += time.monotonic() - begun
+        self.wait_seconds += time.monotonic() - begun
         return mine, scored
 
-    def _part(self, number: int, mine: Sequence[TrajectoryGroup[Any]], scored: Future[Scored[Any]]) -> Part:
+    def _build_part(self, number: int, mine: Sequence[TrajectoryGroup[Any]], scored: Future[ScoredGroups[Any]]) -> Part:
         return Part(build_rows(self.collector.world.gather(mine, number), self.config.entropy_coef), scored)
 
-    def _scored(self, part: Part) -> Scored[Any]:
+    def _wait_for_scores(self, part: Part) -> ScoredGroups[Any]:
         begun = time.monotonic()
         found = part.scored.result()
         if (idle := self.learner.idle_since) is not None:
-            self.waited += time.monotonic() - max(begun, idle)
+            self.wait_seconds += time.monotonic() - max(begun, idle)
         return found
 
 
@@ -195,7 +197,7 @@ def _tokens(sample: TrainingSample) -> tuple[tuple[int, ...], tuple[int, ...], f
     return sample.prompt_ids, sample.completion_ids, sample.temperature
 
 
-def _check(rows: Sequence[TrainingSample], sampled: Sequence[TrainingSample]) -> None:
+def _check_trained_tokens(rows: Sequence[TrainingSample], sampled: Sequence[TrainingSample]) -> None:
     """Raise `TrainingError` where a stream trains other rows or tokens than were counted on."""
     expected, nothing = count_streams(sampled)["pg"], StreamCount(0, 0, 0)
     if any(found not in (expected, nothing) for found in count_streams(rows).values()):

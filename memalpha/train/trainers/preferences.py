@@ -24,7 +24,7 @@ from memalpha.train.data.samples import TrainingSample
 from memalpha.train.learner.distributed import World
 from memalpha.train.learner.engine import scheduled_learning_rate
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.trainers.pairs import OWN_DATA, PairsRun, Texts, launch_on_lists
+from memalpha.train.trainers.pairs import PAIRS_FILE, PairTrainer, Texts, train_on_lists
 
 
 def train_on_preferences(
@@ -46,36 +46,36 @@ def train_on_preferences(
     Raises `ConfigError` for settings, `DataError` for pairs that cannot be learnt from, with their line in
     `out/preferences.jsonl`, and `CheckpointError` where `out` holds another run.
     """
-    given = {**settings, "policy": str(policy), "out": Path(out), "data": Path(out) / OWN_DATA}
+    given = {**settings, "policy": str(policy), "out": Path(out), "data": Path(out) / PAIRS_FILE}
     config = build_config(PreferenceConfig, given, "train_on_preferences")
-    return launch_on_lists(PreferenceRun, config, prompts, chosen, rejected)
+    return train_on_lists(PreferenceTrainer, config, prompts, chosen, rejected)
 
 
-class PreferenceRun(PairsRun[PreferenceConfig, Pair]):
+class PreferenceTrainer(PairTrainer[PreferenceConfig, Pair]):
     """Each step learns from `batch_pairs` pairs."""
 
     unit = "pair"
 
     def __init__(self, config: PreferenceConfig, world: World) -> None:
         super().__init__(config, world)
-        self.engine = self._new_engine(LossSettings(ce_normalizer="unit"), reference=not config.dpo.reference_free)
+        self.engine = self._build_engine(LossSettings(ce_normalizer="unit"), reference=not config.dpo.reference_free)
         self.held_out: list[TrainingSample] = []
 
-    def _length(self) -> int:
-        steps = super()._length()
-        self.held_out = self._referred(self.validating)
+    def _schedule_steps(self) -> int:
+        steps = super()._schedule_steps()
+        self.held_out = self._rows_with_reference(self.validation_lines)
         return steps
 
-    def _lines(self, path: Path) -> list[Pair]:
+    def _read_file(self, path: Path) -> list[Pair]:
         return read_pairs(path, self.policy)
 
     def _fingerprint(self, lines: list[Pair]) -> str:
         return pairs_fingerprint(lines)
 
-    def _check(self, learnt: list[Pair], held_out: list[Pair]) -> None:
-        self.display.say(f"{len(learnt)} pairs to learn from, {len(held_out)} to validate")
+    def _check_lines(self, learnt: list[Pair], held_out: list[Pair]) -> None:
+        self.display.log(f"{len(learnt)} pairs to learn from, {len(held_out)} to validate")
 
-    def _referred(self, pairs: Sequence[Pair]) -> list[TrainingSample]:
+    def _rows_with_reference(self, pairs: Sequence[Pair]) -> list[TrainingSample]:
         """The rows of pairs, with the reference's log-probs where the loss has them."""
         rows = [row for number, pair in enumerate(pairs) for row in pair.rows(str(number))]
         if not rows or self.config.dpo.reference_free:
@@ -83,10 +83,10 @@ class PreferenceRun(PairsRun[PreferenceConfig, Pair]):
         references = self.engine.forward(rows, reference=True)
         return [replace(row, reference=reference) for row, reference in zip(rows, references, strict=True)]
 
-    def _prepare(self) -> list[TrainingSample]:
-        return self._referred(self._batch())
+    def _prepare_batch(self) -> list[TrainingSample]:
+        return self._rows_with_reference(self._batch())
 
-    def _learn(self, prepared: list[TrainingSample]) -> dict[str, Any]:
+    def _train_on(self, prepared: list[TrainingSample]) -> dict[str, Any]:
         rows, figures = weight_pairs(prepared, self.engine.forward(prepared), self.config.dpo)
         stats = self.engine.update(rows, scheduled_learning_rate(self.step, self.schedule))
         tokens = sum(len(row.completion_ids) for row in rows)
@@ -94,7 +94,7 @@ class PreferenceRun(PairsRun[PreferenceConfig, Pair]):
         keep = {name: stats[name] for name in ("entropy", "grad_norm", "learning_rate")}
         return {**{name: float(values.mean()) for name, values in figures.items()}, **keep, "tokens": tokens}
 
-    def _validation(self) -> dict[str, float]:
+    def _validation_metrics(self) -> dict[str, float]:
         """Mean loss, margin and share of rightly ordered pairs, of those held out."""
         if not self.held_out:
             return {}

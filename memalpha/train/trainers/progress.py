@@ -16,15 +16,15 @@ class Display:
     def __init__(self, quiet: bool = False) -> None:
         self.console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """One line that stays."""
         self.console.print(text, markup=False)
 
     @contextmanager
-    def work(self, title: str) -> Iterator[Callable[[int, int], None]]:
+    def task_progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
         """Show `title` while the block runs; it may report `(done, total)`."""
         if not self.console.is_terminal:
-            self.say(title)
+            self.log(title)
             yield lambda done, total: None
             return
         with self._bar() as bar:
@@ -32,14 +32,14 @@ class Display:
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
     @contextmanager
-    def steps(self, done: int, total: int) -> Iterator[Callable[[int, Mapping[str, Any], float], None]]:
+    def training_progress(self, done: int, total: int) -> Iterator[Callable[[int, Mapping[str, Any], float], None]]:
         """Show training; report `(steps done, metrics, minutes left)` after every step."""
         if not self.console.is_terminal:
-            yield lambda step, line, left: self.say(f"step {step}/{total}  {figures(line, left)}")
+            yield lambda step, line, left: self.log(f"step {step}/{total}  {format_metrics(line, left)}")
             return
         with self._bar() as bar:
             task = bar.add_task("training", total=total, completed=done, figures="first rollouts ...")
-            yield lambda step, line, left: bar.update(task, completed=step, figures=figures(line, left))
+            yield lambda step, line, left: bar.update(task, completed=step, figures=format_metrics(line, left))
 
     def _bar(self) -> Progress:
         return Progress(
@@ -52,7 +52,7 @@ class Display:
         )
 
 
-WATCHED = {
+STEP_METRICS = {
     "reward": ".2f",
     "accuracy": ".2f",
     "train_loss": ".3f",
@@ -60,14 +60,14 @@ WATCHED = {
     "calls": ".1f",
     "entropy": ".2f",
 }
-VALIDATED = {"validation_accuracy": ".2f", "validation_loss": ".3f", "validation_pair_loss": ".3f"}
+VALIDATION_METRICS = {"validation_accuracy": ".2f", "validation_loss": ".3f", "validation_pair_loss": ".3f"}
 
 
-def figures(line: Mapping[str, Any], left: float) -> str:
+def format_metrics(line: Mapping[str, Any], left: float) -> str:
     """The numbers of one step that a person watches; what a run does not have is left out."""
 
     def told(names: Mapping[str, str]) -> list[str]:
         there = {name: form for name, form in names.items() if line.get(name) is not None}
         return [f"{name.replace('_', ' ')} {line[name]:{form}}" for name, form in there.items()]
 
-    return "  ".join([*told(WATCHED), f"{left:.1f} min left", *(f"({text})" for text in told(VALIDATED))])
+    return "  ".join([*told(STEP_METRICS), f"{left:.1f} min left", *(f"({text})" for text in told(VALIDATION_METRICS))])

@@ -30,14 +30,19 @@ from memalpha.qa.evaluate import score_groups
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.records import Record
 from memalpha.store.slots import key_value
-from memalpha.train.data.demonstrations import Demonstrator, encode_reply, imitable
+from memalpha.train.data.demonstrations import Demonstrator, encode_reply, imitation_rows
 from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
-from memalpha.train.rollouts.base import Tried
-from memalpha.train.rollouts.reflection import ReflectionMemory, asked, look_back, reflections
+from memalpha.train.rollouts.base import ReflectionCandidate
+from memalpha.train.rollouts.reflection import (
+    ReflectionMemory,
+    group_records,
+    memory_reflection_requests,
+    reflection_candidates,
+)
 from memalpha.types import GoldOperation, Task, Trajectory
 
 
-def lesson_rows(
+def reflection_demo_rows(
     policy: TransformersPolicy,
     builder: Builder,
     reader: Reader,
@@ -60,47 +65,49 @@ def lesson_rows(
     groups, records = score_groups(groups, reader, rewards, embedder=builder.embedder)
     wrong = {
         (number, attempt.rollout): [record for record in of_attempt if not record.correct]
-        for number, (group, of_group) in enumerate(zip(groups, asked(groups, records), strict=True), start=first)
+        for number, (group, of_group) in enumerate(
+            zip(groups, group_records(groups, records), strict=True), start=first
+        )
         for attempt, of_attempt in zip(group.trajectories, of_group, strict=True)
     }
-    rows, left_out = imitable(group.trajectories[0] for group in groups)
+    rows, left_out = imitation_rows(group.trajectories[0] for group in groups)
     memory = ReflectionMemory([], settings, builder.embedder)
     starts = []
-    for one in look_back(groups, records, first, builder, settings):
+    for one in reflection_candidates(groups, records, first, builder, settings):
         task = one.attempt.task
-        named = named_by(task, wrong[one.number, one.attempt.rollout])
-        said = as_advice(named, builder.config.prompt)
+        named = evidence_operations(task, wrong[one.task_index, one.attempt.rollout])
+        said = format_advice(named, builder.config.prompt)
         if not said:
             continue
         earlier = memory.recall([one.feedback]) if settings.enable_memory else [[]]
-        [request] = reflections(builder, [one], earlier, settings.reflection_tokens, 0.0, config.seed, 0)
+        [request] = memory_reflection_requests(builder, [one], earlier, settings.reflection_tokens, 0.0, config.seed, 0)
         prompt = policy.render(request.messages, request.tools)
         ids = encode_reply(policy, said, f"task {task.id!r}, reflection")
         rows += [cross_entropy_sample(prompt, ids, task=task.id, rollout=one.attempt.rollout)] * 2
-        starts.append(Start(done_again(one, named), one.number, one.attempt.rollout, said))
-        memory.keep(said)
+        starts.append(Start(retry_task(one, named), one.task_index, one.attempt.rollout, said))
+        memory.add(said)
     oracle = Builder(Demonstrator(ScriptedPolicy("oracle"), policy), builder.config, builder.embedder, builder.schema)
-    again, more = imitable(oracle.run(starts, role="retry"))
+    again, more = imitation_rows(oracle.run(starts, role="retry"))
     return [*rows, *again], left_out + more
 
 
-def named_by(task: Task, wrong: Sequence[Record]) -> list[GoldOperation]:
+def evidence_operations(task: Task, wrong: Sequence[Record]) -> list[GoldOperation]:
     """The gold operations that the wrong answers rest on: those of their evidence, in the order of the conversation."""
     questions = {question.id: question for question in task.questions}
     turns = {turn for record in wrong for turn in questions[record.question_id].evidence}
     return [operation for operation in task.gold_operations if operation.turn in turns]
 
 
-def point(operation: GoldOperation) -> tuple[bool, str]:
+def operation_point(operation: GoldOperation) -> tuple[bool, str]:
     """What the advice says of an operation: whether something is to be there after it, and its key (or content)."""
     content = operation.content or operation.replaces or ""
     pair = key_value(content)
     return bool(operation.content), pair[0] if pair else content.rstrip(".")
 
 
-def as_advice(named: Sequence[GoldOperation], style: str) -> str:
+def format_advice(named: Sequence[GoldOperation], style: str) -> str:
     """The points of these operations, each once; "" for none."""
-    points = list(dict.fromkeys(map(point, named)))
+    points = list(dict.fromkeys(map(operation_point, named)))
     if style == "compact":
         return ",".join(f"{key}:" if there else f"-{key}" for there, key in points)
     written, ended = (", ".join(key for there, key in points if there == what) for what in (True, False))
@@ -109,17 +116,19 @@ def as_advice(named: Sequence[GoldOperation], style: str) -> str:
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
-def done_again(one: Tried, named: Sequence[GoldOperation]) -> Task:
+def retry_task(one: ReflectionCandidate, named: Sequence[GoldOperation]) -> Task:
     """The task with only those gold operations that the advice names or the attempt has done."""
-    points = {point(operation) for operation in named}
+    points = {operation_point(operation) for operation in named}
     task = one.attempt.task
     kept = [
-        operation for operation in task.gold_operations if point(operation) in points or _did(one.attempt, operation)
+        operation
+        for operation in task.gold_operations
+        if operation_point(operation) in points or _has_executed(one.attempt, operation)
     ]
     return task.model_copy(update={"gold_operations": tuple(kept)})
 
 
-def _did(attempt: Trajectory, operation: GoldOperation) -> bool:
+def _has_executed(attempt: Trajectory, operation: GoldOperation) -> bool:
     results = (result for turn in attempt.turns if turn.chunk == operation.chunk for result in turn.results)
     if operation.content:
         return any(r.code in ("inserted", "updated") and r.content == operation.content for r in results)

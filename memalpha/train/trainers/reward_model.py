@@ -21,12 +21,17 @@ from memalpha.config import RewardModelConfig, build_config
 from memalpha.errors import DataError
 from memalpha.policy.base import lasting_name
 from memalpha.policy.reward_model import Head, with_head
-from memalpha.train.data.rewards import Compared, Judged, fingerprint_of, read_judged
+from memalpha.train.data.rewards import (
+    ComparedReplies,
+    RewardExample,
+    read_reward_examples,
+    reward_examples_fingerprint,
+)
 from memalpha.train.learner.distributed import World
 from memalpha.train.learner.engine import scheduled_learning_rate
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.reward_engine import RewardEngine
-from memalpha.train.trainers.pairs import OWN_DATA, PairsRun, Texts, launch_on_lists
+from memalpha.train.trainers.pairs import PAIRS_FILE, PairTrainer, Texts, train_on_lists
 
 
 def train_reward_model(
@@ -48,12 +53,12 @@ def train_reward_model(
     Raises `ConfigError` for settings, `DataError` for pairs that cannot be learnt from, with their line in
     `out/preferences.jsonl`, and `CheckpointError` where `out` holds another run.
     """
-    given = {**settings, "policy": str(policy), "out": Path(out), "data": Path(out) / OWN_DATA}
+    given = {**settings, "policy": str(policy), "out": Path(out), "data": Path(out) / PAIRS_FILE}
     config = build_config(RewardModelConfig, given, "train_reward_model")
-    return launch_on_lists(RewardModelRun, config, prompts, chosen, rejected)
+    return train_on_lists(RewardModelTrainer, config, prompts, chosen, rejected)
 
 
-class RewardModelRun(PairsRun[RewardModelConfig, Judged]):
+class RewardModelTrainer(PairTrainer[RewardModelConfig, RewardExample]):
     """Each step learns from `batch_pairs` lines."""
 
     engine: RewardEngine
@@ -71,44 +76,44 @@ class RewardModelRun(PairsRun[RewardModelConfig, Judged]):
             model = add_lora(model, config.lora, name, config.seed, modules_to_save=whole, task_type=task_type)
         self.engine = RewardEngine(model, config, head, world)
 
-    def _lines(self, path: Path) -> list[Judged]:
-        return read_judged(path, self.policy, list(self.config.objectives))
+    def _read_file(self, path: Path) -> list[RewardExample]:
+        return read_reward_examples(path, self.policy, list(self.config.objectives))
 
-    def _fingerprint(self, lines: list[Judged]) -> str:
-        return fingerprint_of(lines)
+    def _fingerprint(self, lines: list[RewardExample]) -> str:
+        return reward_examples_fingerprint(lines)
 
-    def _check(self, learnt: list[Judged], held_out: list[Judged]) -> None:
+    def _check_lines(self, learnt: list[RewardExample], held_out: list[RewardExample]) -> None:
         config, objectives = self.config, list(self.config.objectives)
         for number, name in enumerate(objectives):
-            if len(objectives) > 1 and not any(_says(one, number) for one in learnt):
+            if len(objectives) > 1 and not any(_covers_objective(one, number) for one in learnt):
                 raise DataError(
                     f"data: no line of {config.data} that is learnt from says anything of objective {name!r}"
                 )
-        ratings = sum(not isinstance(one, Compared) for one in learnt)
+        ratings = sum(not isinstance(one, ComparedReplies) for one in learnt)
         told = f" and {ratings} ratings" if ratings else ""
-        self.display.say(f"{len(learnt) - ratings} pairs{told} to learn from, {len(held_out)} lines to validate")
+        self.display.log(f"{len(learnt) - ratings} pairs{told} to learn from, {len(held_out)} lines to validate")
 
-    def _prepare(self) -> list[Judged]:
+    def _prepare_batch(self) -> list[RewardExample]:
         return self._batch()
 
-    def _learn(self, prepared: list[Judged]) -> dict[str, Any]:
+    def _train_on(self, prepared: list[RewardExample]) -> dict[str, Any]:
         line = self.engine.update(prepared, scheduled_learning_rate(self.step, self.schedule))
         tokens = sum(len(prompt) + len(reply) for one in prepared for prompt, reply in one.rows)
         self.tokens += tokens
         return {**line, "tokens": tokens}
 
-    def _validation(self) -> dict[str, float]:
+    def _validation_metrics(self) -> dict[str, float]:
         """The engine's figures of what is held out."""
-        if not self.validating:
+        if not self.validation_lines:
             return {}
-        scores = self.engine.scores(self.validating)
-        figures = self.engine.compute_metrics(self.validating, scores)
+        scores = self.engine.scores(self.validation_lines)
+        figures = self.engine.compute_metrics(self.validation_lines, scores)
         figures = {f"validation_{'pair_loss' if name == 'loss' else name}": value for name, value in figures.items()}
         return {name: value for name, value in figures.items() if np.isfinite(value)}
 
 
-def _says(one: Judged, objective: int) -> bool:
+def _covers_objective(one: RewardExample, objective: int) -> bool:
     """Whether an objective's output learns from a line."""
-    if isinstance(one, Compared):
+    if isinstance(one, ComparedReplies):
         return one.objective is None or one.objective == objective
     return not np.isnan(one.scores[objective])

@@ -30,32 +30,39 @@ from memalpha.agent.reader import Reader
 from memalpha.config import SFTConfig
 from memalpha.errors import CheckpointError, ConfigError, DataError, TrainingError
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.train.data.demonstrations import Demonstrator, best_of, from_file, imitable, logged
+from memalpha.train.data.demonstrations import (
+    Demonstrator,
+    best_rollouts,
+    imitation_rows,
+    load_best_rollouts,
+    load_rows,
+)
 from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
 from memalpha.train.learner.distributed import World
 from memalpha.train.learner.engine import scheduled_learning_rate
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.rollouts.epochs import nth, steps_of
-from memalpha.train.rollouts.memory import Collector, TaskSource
+from memalpha.train.rollouts.epochs import schedule_steps, shuffled_item
+from memalpha.train.rollouts.memory import MemoryCollector
+from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.trainers.checkpoint import append_lines, read_json, saved_steps
-from memalpha.train.trainers.evaluated import TaskRun
-from memalpha.train.trainers.reflection_demos import lesson_rows
+from memalpha.train.trainers.evaluated import EvaluatedTrainer
+from memalpha.train.trainers.reflection_demos import reflection_demo_rows
 from memalpha.types import Task
 
-TOGETHER = 32
+TASKS_PER_BATCH = 32
 """Tasks whose rollouts are sampled at a time (`source=best`)."""
-BEFORE = -1
+BEFORE_TRAINING = -1
 """The step at which rows are noted that are there before the first."""
 
 
-class SFTRun(TaskRun[SFTConfig]):
+class SFTTrainer(EvaluatedTrainer[SFTConfig]):
     """Each step imitates `batch_rows` rows. Raises `ConfigError` for a source that is none, before all else."""
 
-    files: ClassVar[tuple[str, ...]] = ("metrics.jsonl", "rows.jsonl")
+    log_files: ClassVar[tuple[str, ...]] = ("metrics.jsonl", "rows.jsonl")
 
     def __init__(self, config: SFTConfig, world: World) -> None:
         _check_source(config.source)
-        self.samples = config.source == "best"
+        self.is_rejection_sampling = config.source == "best"
         by_tasks = config.source in ("best", "gold", "erl") or config.source.startswith("scripted:")
         self.source = TaskSource(config) if by_tasks or config.evaluate else None
         super().__init__(config, world)
@@ -63,9 +70,9 @@ class SFTRun(TaskRun[SFTConfig]):
         self.builder = Builder(self.policy, config.agent, self.embedder)
         if self.source is not None:
             self.source.check(self.policy, config.agent, self.builder.schema)
-        self.engine = self._new_engine(LossSettings(normalizer="token"))
+        self.engine = self._build_engine(LossSettings(normalizer="token"))
         self.rows: list[TrainingSample] = []
-        self.rows_from = BEFORE
+        self.rows_step = BEFORE_TRAINING
         self.held_out: list[TrainingSample] = []
         self.tokens = 0
         self.start_loss: float | None = None
@@ -73,71 +80,78 @@ class SFTRun(TaskRun[SFTConfig]):
     @cached_property
     def reader(self) -> Reader:
         """Loaded where something is asked: it may be a model of its own."""
-        return self._readers(self.config.reader)[0]
+        return self._load_readers(self.config.reader)[0]
 
     # ---------------------------------------------------------------------------------------------------- the rows
 
-    def _length(self) -> int:
+    def _schedule_steps(self) -> int:
         config = self.config
-        if not self.samples:
-            self.rows, self.held_out = self.world.run_on_main(self._fixed_rows)
-            self.rows_from = BEFORE
+        if not self.is_rejection_sampling:
+            self.rows, self.held_out = self.world.run_on_main(self._load_fixed_rows)
+            self.rows_step = BEFORE_TRAINING
         if config.epochs is None:
             return config.schedule_steps
-        steps = steps_of(config, len(self.rows), config.batch_rows)
+        steps = schedule_steps(config, len(self.rows), config.batch_rows)
         self.schedule = config.model_copy(update={"schedule_steps": steps})
         return steps
 
-    def _fixed_rows(self) -> tuple[list[TrainingSample], list[TrainingSample]]:
+    def _load_fixed_rows(self) -> tuple[list[TrainingSample], list[TrainingSample]]:
         """Rows to imitate and rows that validate, of a source that gives the same for all steps; noted at the start."""
         if saved_steps(self.out):
-            return self._noted(BEFORE)
+            return self._read_rows(BEFORE_TRAINING)
         config, left_out = self.config, 0
         if config.source == "erl":
-            tasks, validation = self._tasks(0), self._task_source.validation
-            (rows, left_out), (held_out, _) = self._lessons(tasks, 0), self._lessons(validation, len(tasks))
+            tasks, validation = self._round_tasks(0), self._task_source.validation
+            (rows, left_out), (held_out, _) = (
+                self._reflection_rows(tasks, 0),
+                self._reflection_rows(validation, len(tasks)),
+            )
         elif config.source.endswith(".jsonl"):
-            rows, held_out = _split(from_file(Path(config.source), self.policy), config)
+            rows, held_out = _split_validation(load_rows(Path(config.source), self.policy), config)
         elif Path(config.source).is_dir():
-            found, left_out = logged(Path(config.source), self.policy, config.agent, self.builder.schema)
-            rows, held_out = _split(found, config)
+            found, left_out = load_best_rollouts(Path(config.source), self.policy, config.agent, self.builder.schema)
+            rows, held_out = _split_validation(found, config)
         else:
             script = ScriptedPolicy("oracle" if config.source == "gold" else config.source.removeprefix("scripted:"))
             builder = Builder(Demonstrator(script, self.policy), config.agent, self.embedder, self.builder.schema)
-            parts = [builder.build(tasks) for tasks in (self._tasks(0), self._task_source.validation)]
-            (rows, left_out), (held_out, _) = (imitable(t for g in part for t in g.trajectories) for part in parts)
+            parts = [builder.build(tasks) for tasks in (self._round_tasks(0), self._task_source.validation)]
+            (rows, left_out), (held_out, _) = (
+                imitation_rows(t for g in part for t in g.trajectories) for part in parts
+            )
         if not rows:
             raise DataError(f"source: {config.source} gives no row to imitate ({left_out} turns were left out)")
         (self.out / "rows.jsonl").unlink(missing_ok=True)  # of a run that was stopped before its first checkpoint
-        self._note(BEFORE, rows, held_out)
+        self._write_rows(BEFORE_TRAINING, rows, held_out)
         tokens = sum(len(row.completion_ids) for row in rows)
         left = f"; {left_out} turns left out: a call failed, or the reply was cut off" if left_out else ""
-        self.display.say(f"{len(rows)} rows to imitate ({tokens} tokens), {len(held_out)} to validate{left}")
+        self.display.log(f"{len(rows)} rows to imitate ({tokens} tokens), {len(held_out)} to validate{left}")
         return rows, held_out
 
-    def _lessons(self, tasks: Sequence[Task], first: int) -> tuple[list[TrainingSample], int]:
+    def _reflection_rows(self, tasks: Sequence[Task], first: int) -> tuple[list[TrainingSample], int]:
         """Rows for the roles of reflection, and how many turns were left out."""
         config, rows, left_out = self.config, [], 0
-        for start in range(0, len(tasks), TOGETHER):
-            some = tasks[start : start + TOGETHER]
+        for start in range(0, len(tasks), TASKS_PER_BATCH):
+            some = tasks[start : start + TASKS_PER_BATCH]
             place = {"first": first + start}
-            found, more = lesson_rows(self.policy, self.builder, self.reader, self.rewards, some, config, **place)
+            found, more = reflection_demo_rows(
+                self.policy, self.builder, self.reader, self.rewards, some, config, **place
+            )
             rows, left_out = rows + found, left_out + more
         return rows, left_out
 
-    def _sample_rows(self, number: int) -> dict[str, Any]:
+    def _sample_round(self, number: int) -> dict[str, Any]:
         """The best rollouts of round `number`, which begins at this step; figures of what was sampled."""
-        config, tasks = self.config, self._tasks(number)
+        config, tasks = self.config, self._round_tasks(number)
         rewards, kept, rows, left_out = [], 0, [], 0
-        collector = Collector(self.builder, self.reader, self.rewards, config, self.world)
-        for first in range(0, len(tasks), TOGETHER):
+        collector = MemoryCollector(self.builder, self.reader, self.rewards, config, self.world)
+        for first in range(0, len(tasks), TASKS_PER_BATCH):
             step = number * len(tasks) + first  # keys the noise
-            some = tasks[first : first + TOGETHER]
-            groups, _ = collector.attempts(some, step)
+            some = tasks[first : first + TASKS_PER_BATCH]
+            groups, _ = collector.collect_attempts(some, step)
             rewards += [t.reward.total for group in groups for t in group.trajectories if t.reward is not None]
-            chosen = best_of(groups)
+            chosen = best_rollouts(groups)
             kept += len(chosen)
-            found, more = imitable(chosen)
+            found, more = imitation_rows(chosen)
             rows, left_out = rows + found, left_out + more
         if not rows:
             raise TrainingError(
@@ -145,9 +159,9 @@ class SFTRun(TaskRun[SFTConfig]):
                 "turn to imitate: raise tasks, group_size or temperature"
             )
         if self.world.is_main:
-            self._note(self.step, rows)
-        self.rows, self.rows_from = rows, self.step
-        self.display.say(
+            self._write_rows(self.step, rows)
+        self.rows, self.rows_step = rows, self.step
+        self.display.log(
             f"round {number + 1}/{config.rounds}: {len(rows)} rows of the best rollouts of {kept} tasks "
             f"({len(tasks) - kept} without a best one; {left_out} turns left out: a call failed, or was cut off)"
         )
@@ -158,19 +172,19 @@ class SFTRun(TaskRun[SFTConfig]):
         assert self.source is not None
         return self.source
 
-    def _tasks(self, number: int) -> list[Task]:
+    def _round_tasks(self, number: int) -> list[Task]:
         """The tasks of round `number`: of a file at most all, once."""
         source = self._task_source
-        count = min(self.config.tasks, len(source.file) or self.config.tasks)
+        count = min(self.config.tasks, len(source.file_tasks) or self.config.tasks)
         return source.batch(number * count)[:count]
 
-    def _round(self) -> tuple[int, int]:
+    def _current_round(self) -> tuple[int, int]:
         """The number, from 0, of the round that this step is in, and its first step: rounds share the schedule."""
         config = self.config
         starts = [number * config.schedule_steps // config.rounds for number in range(config.rounds)]
         return max((number, start) for number, start in enumerate(starts) if start <= self.step)
 
-    def _note(self, step: int, rows: Sequence[TrainingSample], held_out: Sequence[TrainingSample] = ()) -> None:
+    def _write_rows(self, step: int, rows: Sequence[TrainingSample], held_out: Sequence[TrainingSample] = ()) -> None:
         append_lines(
             self.out / "rows.jsonl",
             (
@@ -188,7 +202,7 @@ class SFTRun(TaskRun[SFTConfig]):
             ),
         )
 
-    def _noted(self, step: int) -> tuple[list[TrainingSample], list[TrainingSample]]:
+    def _read_rows(self, step: int) -> tuple[list[TrainingSample], list[TrainingSample]]:
         """What `_note` wrote for `step`."""
         path = self.out / "rows.jsonl"
         found: dict[bool, list[TrainingSample]] = {False: [], True: []}
@@ -207,28 +221,28 @@ class SFTRun(TaskRun[SFTConfig]):
 
     # ------------------------------------------------------------------------------------------------------- a step
 
-    def _begin(self) -> None:
+    def _before_training(self) -> None:
         if self.config.evaluate:
             held_out = self._task_source.held_out
             for note in self.rewards.notes(held_out):
-                self.display.say(note)
-            self._evaluate("before", self.policy, held_out, self.reader)
+                self.display.log(note)
+            self._evaluate_and_save("before", self.policy, held_out, self.reader)
 
-    def _prepare(self) -> tuple[list[TrainingSample], dict[str, Any]]:
+    def _prepare_batch(self) -> tuple[list[TrainingSample], dict[str, Any]]:
         sampled: dict[str, Any] = {}
-        if self.samples:
-            number, begins = self._round()
+        if self.is_rejection_sampling:
+            number, begins = self._current_round()
             if begins == self.step:
-                sampled = self._sample_rows(number)
-            elif self.rows_from != begins:
-                self.rows, _ = self.world.run_on_main(lambda: self._noted(begins))
-                self.rows_from = begins
+                sampled = self._sample_round(number)
+            elif self.rows_step != begins:
+                self.rows, _ = self.world.run_on_main(lambda: self._read_rows(begins))
+                self.rows_step = begins
         count = self.config.batch_rows
-        first = (self.step - max(self.rows_from, 0)) * count
-        key = f"{self.config.seed}|{self.rows_from}"
-        return [nth(self.rows, first + number, key) for number in range(count)], sampled
+        first = (self.step - max(self.rows_step, 0)) * count
+        key = f"{self.config.seed}|{self.rows_step}"
+        return [shuffled_item(self.rows, first + number, key) for number in range(count)], sampled
 
-    def _learn(self, prepared: tuple[list[TrainingSample], dict[str, Any]]) -> dict[str, Any]:
+    def _train_on(self, prepared: tuple[list[TrainingSample], dict[str, Any]]) -> dict[str, Any]:
         rows, sampled = prepared
         stats = self.engine.update(rows, scheduled_learning_rate(self.step, self.schedule))
         tokens = sum(len(row.completion_ids) for row in rows)
@@ -236,12 +250,12 @@ class SFTRun(TaskRun[SFTConfig]):
         keep = {name: stats[name] for name in ("entropy", "grad_norm", "learning_rate")}
         return {**sampled, "train_loss": stats["loss"], **keep, "tokens": tokens}
 
-    def _score(self, line: dict[str, Any]) -> float | None:
-        if self.samples:
+    def _validation_score(self, line: dict[str, Any]) -> float | None:
+        if self.is_rejection_sampling:
             tasks = self._task_source.validation
             if not tasks:
                 return None
-            summary = self._report("validation", self.policy, tasks, self.reader).summary
+            summary = self._evaluate_on("validation", self.policy, tasks, self.reader).summary
             line |= {"validation_accuracy": summary["accuracy"], "validation_se": summary["se"]}
             return summary["accuracy"]
         loss = self._held_out_loss()
@@ -259,13 +273,13 @@ class SFTRun(TaskRun[SFTConfig]):
         logprobs = np.concatenate(self.engine.forward(self.held_out))
         return -float(logprobs.mean(dtype=np.float64))
 
-    def _end(self, chosen: int) -> dict[str, Any]:
+    def _final_summary(self, chosen: int) -> dict[str, Any]:
         before: dict[str, Any] = {}
         after: dict[str, Any] = {}
         common = {"rows": len(self.rows), "validation_rows": len(self.held_out), "tokens": self.tokens}
         if self.config.evaluate:
             tasks = self._task_source.held_out
-            report = self._evaluate("after", self.policy, tasks, self.reader)
+            report = self._evaluate_and_save("after", self.policy, tasks, self.reader)
             before = self.world.run_on_main(lambda: read_json(self.out / "eval" / "before.json"))
             after = dict(report.summary)
             common |= {"tasks": len(tasks), "questions": len(report.records)}
@@ -273,14 +287,14 @@ class SFTRun(TaskRun[SFTConfig]):
             before["validation_loss"], after["validation_loss"] = self.start_loss, self._held_out_loss()
         return {**common, "before": before, "after": after}
 
-    def _state(self) -> dict[str, Any]:
+    def _checkpoint_state(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "start_loss": self.start_loss}
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore_state(self, state: dict[str, Any]) -> None:
         self.tokens, self.start_loss = state["tokens"], state["start_loss"]
 
 
-def _split(
+def _split_validation(
     units: Sequence[list[TrainingSample]], config: SFTConfig
 ) -> tuple[list[TrainingSample], list[TrainingSample]]:
     """Rows to imitate, and those of the last units, which validate."""

@@ -15,14 +15,14 @@ from memalpha.environments.rollouts import Player
 from memalpha.errors import ConfigError
 from memalpha.policy.base import load_policy
 from memalpha.qa.report import Report, make_result_folder
-from memalpha.train.rollouts.text_inputs import environment_of
-from memalpha.train.rollouts.text_tasks import TextSource
+from memalpha.train.rollouts.text_inputs import build_environment
+from memalpha.train.rollouts.text_tasks import TextTaskSource
 
-TRAINED = "trained"
+TRAINED_NAME = "trained"
 """What a run's best checkpoint is called."""
 
 
-def text_settings(name: str, overrides: Mapping[str, Any]) -> tuple[TextConfig, Path | None, str] | None:
+def resolve_text_run(name: str, overrides: Mapping[str, Any]) -> tuple[TextConfig, Path | None, str] | None:
     """The text run that a name stands for (its directory, a shipped configuration, a YAML file), where results go, and
     what the policy is called; None for anything else.
 
@@ -42,13 +42,13 @@ def text_settings(name: str, overrides: Mapping[str, Any]) -> tuple[TextConfig, 
         best = Path(name) / "checkpoints" / "best"
         if not best.is_dir():
             raise ConfigError(f"{name} has no checkpoints/best: validate in training, or name policy=CHECKPOINT")
-        over["policy"], called = str(best), TRAINED
+        over["policy"], called = str(best), TRAINED_NAME
     config = training_config(source, over)
     assert isinstance(config, TextConfig)
     return config, None if out is None else Path(out), called or config.policy
 
 
-def evaluate_run(
+def evaluate_text_run(
     config: TextConfig,
     out: Path | None = None,
     name: str | None = None,
@@ -57,8 +57,8 @@ def evaluate_run(
     """Greedy replies of `config.policy` to the held-out tasks; saved under `out`. Raises as a run of it would."""
     if out is not None:
         make_result_folder(out)
-    source = TextSource(config)
-    environment = environment_of(config.model_copy(update={"out": out}))  # where paid answers are kept
+    source = TextTaskSource(config)
+    environment = build_environment(config.model_copy(update={"out": out}))  # where paid answers are kept
     check_tasks(source.held_out, environment)
     policy = load_policy(config.policy, dtype=config.dtype, device=config.device)
     player = Player(

@@ -20,46 +20,46 @@ from memalpha.qa.report import Report
 from memalpha.rewards.base import imported
 from memalpha.train.learner.distributed import World
 from memalpha.train.rollouts.curriculum import Curriculum
-from memalpha.train.rollouts.text import TextCollector, check_feedback
-from memalpha.train.rollouts.text_inputs import Given, environment_of
-from memalpha.train.rollouts.text_tasks import TextSource
+from memalpha.train.rollouts.text import TextCollector, check_feedback_function
+from memalpha.train.rollouts.text_inputs import PythonInputs, build_environment
+from memalpha.train.rollouts.text_tasks import TextTaskSource
 from memalpha.train.trainers.checkpoint import read_json
 from memalpha.train.trainers.overlap import Part
-from memalpha.train.trainers.rl import Collected, ReinforcementRun
+from memalpha.train.trainers.rl import Collected, RLTrainer
 from memalpha.types import TextTask, Trajectory, TrajectoryGroup
 
 
-class TextRun(ReinforcementRun[TextConfig]):
+class TextRLTrainer(RLTrainer[TextConfig]):
     """Rollouts are replies to prompts, or episodes of an environment of one's own."""
 
     nobody_waited_for = "the environment gives its rewards while it is played"
 
-    def __init__(self, config: TextConfig, world: World, given: Given | None = None) -> None:
-        given = given or Given()
-        self.source = TextSource(config, given.tasks, given.eval_data)
-        environment = environment_of(config, given)
-        check_rewards(self.source.all_read, environment)
+    def __init__(self, config: TextConfig, world: World, given: PythonInputs | None = None) -> None:
+        given = given or PythonInputs()
+        self.source = TextTaskSource(config, given.tasks, given.eval_data)
+        environment = build_environment(config, given)
+        check_rewards(self.source.known_tasks, environment)
         named = None if config.feedback_func is None else imported(config.feedback_func, "feedback_func")
-        feedback = check_feedback(given.feedback_func or named)
+        feedback = check_feedback_function(given.feedback_func or named)
         if feedback is not None and config.algorithm != "erl":
             raise ConfigError(f"feedback_func: has no effect with algorithm={config.algorithm}; leave it out")
-        if config.algorithm == "erl" and not _decides(environment):
+        if config.algorithm == "erl" and not _can_succeed(environment):
             raise ConfigError(
                 "rewards: algorithm=erl looks again at replies that are no success, and none of these parts says what "
                 "is one (a reward model has no maximum): add a part that does, with weight 0 if it is not to count"
             )
         super().__init__(config, world)
         for note in self.source.notes:
-            self.display.say(note)
-        self.player = self._player(self.policy, environment)
+            self.display.log(note)
+        self.player = self._build_player(self.policy, environment)
         self.collector = TextCollector(self.player, config, world, feedback)
-        self.algorithm = self._new_algorithm()
-        self._check_room()
+        self.algorithm = self._build_algorithm()
+        self._check_prompt_lengths()
         curriculum = config.curriculum
-        self.curriculum = Curriculum(curriculum, self.source.of_level, config.seed) if curriculum else None
-        self._ready()
+        self.curriculum = Curriculum(curriculum, self.source.tasks_of_level, config.seed) if curriculum else None
+        self._build_engine_and_overlap()
 
-    def _player(self, policy: Policy, environment: Any) -> Player:
+    def _build_player(self, policy: Policy, environment: Any) -> Player:
         config = self.config
         return Player(
             policy,
@@ -70,14 +70,14 @@ class TextRun(ReinforcementRun[TextConfig]):
             retry_prompt=None if config.erl is None else config.erl.retry_prompt,
         )
 
-    def _check_room(self) -> None:
+    def _check_prompt_lengths(self) -> None:
         """Raise `DataError` for a task whose prompt would not fit beside advice and a full reply."""
         policy, config, advice = self.policy, self.config, self.algorithm.advice_tokens
         if policy.positions is None:
             return
         room = policy.positions - config.max_new_tokens - advice
         told = f" and {advice} of advice" if advice else ""
-        for task in self.source.all_read:
+        for task in self.source.known_tasks:
             length = len(policy.render(self.player.opening(task)))
             if length > room:
                 raise DataError(
@@ -87,20 +87,20 @@ class TextRun(ReinforcementRun[TextConfig]):
 
     # -------------------------------------------------------------------------------------------------- the whole run
 
-    def _begin(self) -> None:
-        self._evaluate("before")
+    def _before_training(self) -> None:
+        self._evaluate_and_save("before")
 
-    def _score(self, line: dict[str, Any]) -> float | None:
+    def _validation_score(self, line: dict[str, Any]) -> float | None:
         """Accuracy on the validation tasks; their mean reward where no part of it has a maximum to reach."""
         if not self.source.validation:
             return None
-        summary = self._report("validation", self.source.validation).summary
+        summary = self._evaluate_on("validation", self.source.validation).summary
         line |= {"validation_accuracy": summary["accuracy"], "validation_se": summary["se"]}
         line["validation_reward"] = summary["reward"]
-        return summary["accuracy"] if _decides(self.player.environment) else summary["reward"]
+        return summary["accuracy"] if _can_succeed(self.player.environment) else summary["reward"]
 
-    def _end(self, chosen: int) -> dict[str, Any]:
-        after = self._evaluate("after")
+    def _final_summary(self, chosen: int) -> dict[str, Any]:
+        after = self._evaluate_and_save("after")
         return {
             "task": "text",
             "tasks": len(self.source.held_out),
@@ -109,71 +109,75 @@ class TextRun(ReinforcementRun[TextConfig]):
             "after": after.summary,
         }
 
-    def _state(self) -> dict[str, Any]:
+    def _checkpoint_state(self) -> dict[str, Any]:
         own = {} if self.curriculum is None else {"curriculum": self.curriculum.state}
-        return {**super()._state(), **own}
+        return {**super()._checkpoint_state(), **own}
 
-    def _restore(self, state: dict[str, Any]) -> None:
-        super()._restore(state)
+    def _restore_state(self, state: dict[str, Any]) -> None:
+        super()._restore_state(state)
         if self.curriculum is not None:
             self.curriculum.state = state["curriculum"]
 
-    def _report(self, name: str, tasks: Sequence[TextTask], progress: Any = None) -> Report:
+    def _evaluate_on(self, name: str, tasks: Sequence[TextTask], progress: Any = None) -> Report:
         """Greedy; each process does a share of the tasks, and all get the whole."""
         _, mine = self.world.shard(tasks)
         groups = self.player.scored(self.player.build(mine, progress=progress))
         records = text_records(self.player, groups)
         return make_text_report(name, self.player, self.world.gather(groups), self.world.gather(records))
 
-    def _evaluate(self, name: str) -> Report:
+    def _evaluate_and_save(self, name: str) -> Report:
         """Of the held-out tasks; saved as `eval/<name>.json` and `.jsonl`."""
         tasks = self.source.held_out
-        with self.display.work(f"evaluating {name} on {len(tasks)} held-out tasks") as progress:
-            report = self._report(name, tasks, progress)
+        with self.display.task_progress(f"evaluating {name} on {len(tasks)} held-out tasks") as progress:
+            report = self._evaluate_on(name, tasks, progress)
         if self.world.is_main:
             report.save(self.out)
-        self.display.say(f"{name}: accuracy {report.summary['accuracy']:.3f}, reward {report.summary['reward']:.3f}")
+        self.display.log(f"{name}: accuracy {report.summary['accuracy']:.3f}, reward {report.summary['reward']:.3f}")
         return report
 
     # ------------------------------------------------------------------------------------------------------ one step
 
-    def _prepare(self) -> Collected | list[Part]:
+    def _prepare_batch(self) -> Collected | list[Part]:
         self.player.outgrown = 0
-        return super()._prepare()
+        return super()._prepare_batch()
 
-    def _tasks(self) -> list[TextTask]:
+    def _step_tasks(self) -> list[TextTask]:
         count = self.config.tasks_per_step
         if self.curriculum is not None:
             return self.curriculum.draw(self.step, count)
         return self.source.batch(self.step * count)
 
-    def _learn(self, prepared: Collected | list[Part]) -> dict[str, Any]:
-        step_of = self._tasks() if self.curriculum is not None else []
-        line = super()._learn(prepared)
+    def _train_on(self, prepared: Collected | list[Part]) -> dict[str, Any]:
+        step_of = self._step_tasks() if self.curriculum is not None else []
+        line = super()._train_on(prepared)
         if not is_scored(self.player.environment):
             line["outgrown"] = sum(self.world.gather([self.player.outgrown]))
         if self.curriculum is not None:
-            line |= self.curriculum.learnt(step_of, self._attempts)
+            line |= self.curriculum.record_outcomes(step_of, self._attempts)
         return line
 
-    def _summary(self, records: Sequence[Record], trajectories: Sequence[Trajectory[TextTask]]) -> dict[str, Any]:
+    def _attempt_metrics(
+        self, records: Sequence[Record], trajectories: Sequence[Trajectory[TextTask]]
+    ) -> dict[str, Any]:
         self._attempts = records
         summary = text_summary(records, trajectories)
         return {name: summary[name] for name in ("reward", "accuracy", "reply_tokens", "turns")}
 
-    def _figures(self, groups: Sequence[TrajectoryGroup[TextTask]], records: Sequence[Record]) -> dict[str, Any]:
-        line = super()._figures(groups, records)
+    def _rollout_metrics(
+        self, groups: Sequence[TrajectoryGroup[TextTask]], records: Sequence[Record]
+    ) -> dict[str, Any]:
+        line = super()._rollout_metrics(groups, records)
         sampled = self.config.tasks_per_step * self.config.group_size
         attempts = sum(one.role == "attempt" for group in groups for one in group.trajectories)
         return {**line, "unscored": sampled - attempts}
 
-    def _component(self, name: str) -> str:
+    def _component_metric(self, name: str) -> str:
         return f"rewards/{name}"
 
-    def _left(self, trajectory: Trajectory[TextTask]) -> dict[str, Any]:
+    def _trajectory_fields(self, trajectory: Trajectory[TextTask]) -> dict[str, Any]:
         return {"prompt": trajectory.task.text}
 
 
-def _decides(environment: Any) -> bool:
+def _can_succeed(environment: Any) -> bool:
     """Whether a reply can be a success by it."""
     return not isinstance(environment, TextGeneration) or environment.decides

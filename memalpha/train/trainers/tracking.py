@@ -68,7 +68,7 @@ class Trackers:
 
 
 @contextmanager
-def tracking(config: LearnerConfig, step: int, main: bool) -> Iterator[Trackers | None]:
+def open_trackers(config: LearnerConfig, step: int, main: bool) -> Iterator[Trackers | None]:
     """The trackers of a run's main process, where it has any."""
     if not (main and config.report_to):
         yield None

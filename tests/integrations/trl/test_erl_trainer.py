@@ -87,7 +87,7 @@ def test_phases_follow_from_one_another(made, chat):
         system = {"role": "system", "content": "Be brief."}
         data = data.map(lambda row: {"prompt": [system, *row["prompt"]]})
     trainer = made(Watched, data=data, reward=reward, reward_threshold=0.75, feedback_func=say)
-    trainer.reflections.keep("Old advice.")
+    trainer.reflections.add("Old advice.")
     one_update(trainer)
     [(inputs, first, seconds)] = trainer.seen
     r1 = upper(first.prompts, first.completions, kind=[row["kind"] for row in inputs])

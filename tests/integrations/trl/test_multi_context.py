@@ -52,7 +52,7 @@ class Recorded:
     policy: Any
     config: Any
 
-    def sampled(self, tasks, step, first=0, turn=0):
+    def sample(self, tasks, step, first=0, turn=0):
         random = np.random.default_rng(2)
 
         def turn_of(chunk):
@@ -67,7 +67,7 @@ class Recorded:
 
         return [TrajectoryGroup(task, tuple(rollout(task, n) for n in range(4))) for task in tasks]
 
-    def scored(self, groups):
+    def score(self, groups):
         return groups, []
 
 
@@ -115,7 +115,7 @@ def test_the_gradient_is_that_of_the_learner(policy, tmp_path, loss, beta, lora)
     model = add_lora(model, config.lora, "tiny") if lora else model
     engine = Engine(model, config, LossSettings.from_config(config), reference=beta > 0)
     moved(engine.trainable)
-    groups = Recorded(None, config).sampled(trainer.tasks, 0)
+    groups = Recorded(None, config).sample(trainer.tasks, 0)
     samples = ALGORITHMS["grpo"](config).annotate(groups, engine)
     assert sum(counts) > len(samples), "a dead row"
     stats = engine.forward_backward(engine.normalized(samples))

@@ -26,9 +26,9 @@ from memalpha.train.api import train
 from memalpha.train.learner.distributed import World
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.rollouts.memory import Collector
+from memalpha.train.rollouts.memory import MemoryCollector
 from memalpha.train.rollouts.reflection import ReflectionMemory
-from memalpha.train.rollouts.second_attempts import INTERNALIZED, second_attempts
+from memalpha.train.rollouts.second_attempts import INTERNALIZED, run_second_attempts
 
 EASY = {"algorithm": 1, "reward_threshold": 0.01, "reflection_tokens": 8}
 """Of a random policy every attempt with one right answer (an abstention) succeeds."""
@@ -45,11 +45,11 @@ def settings(**erl) -> TrainConfig:
     )
 
 
-def collector(config: TrainConfig, policy=None, world=None) -> Collector:
+def collector(config: TrainConfig, policy=None, world=None) -> MemoryCollector:
     policy = policy or tiny_policy()
     builder = Builder(policy, config.agent, HashEmbedder(16))
     rewards = MemoryReward(config.reward, policy.count_tokens)
-    return Collector(builder, ExtractiveReader(), rewards, config, *([world] if world else []))
+    return MemoryCollector(builder, ExtractiveReader(), rewards, config, *([world] if world else []))
 
 
 def collected(config: TrainConfig, policy=None):
@@ -122,10 +122,10 @@ def test_the_wait_for_rewards_is_that_of_both_attempts(monkeypatch):
     monkeypatch.setattr("memalpha.train.rollouts.memory.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     config = settings()
     made = collector(config)
-    made.attempts(TASKS, 0)
-    assert made.waited == 1.0, "a tick a scoring"
+    made.collect_attempts(TASKS, 0)
+    assert made.scoring_seconds == 1.0, "a tick a scoring"
     ALGORITHMS["erl"](config).collect(made, TASKS, 0)
-    assert made.waited == 3.0
+    assert made.scoring_seconds == 3.0
 
 
 def test_the_memory_fills_is_recalled_and_changes_only_with_the_weights():
@@ -262,12 +262,12 @@ def test_the_gradient_of_the_joint_loss(changes):
 def test_processes_share_the_tasks(monkeypatch):
     config, policy = settings(), tiny_policy()
     alone = collector(config, policy)
-    groups, records = alone.attempts(TASKS, 0)
+    groups, records = alone.collect_attempts(TASKS, 0)
     memory = ReflectionMemory([], config.erl, alone.builder.embedder)
-    whole = second_attempts(alone, groups, records, memory, config.erl, 0)
+    whole = run_second_attempts(alone, groups, records, memory, config.erl, 0)
     monkeypatch.setattr(World, "gather", lambda self, values: list(values))
     parts = [
-        second_attempts(collector(config, policy, World(rank, 2)), groups, records, memory, config.erl, 0)
+        run_second_attempts(collector(config, policy, World(rank, 2)), groups, records, memory, config.erl, 0)
         for rank in (0, 1)
     ]
     assert [len(part) for part in parts] == [3, 6]
@@ -278,7 +278,11 @@ def test_processes_share_the_tasks(monkeypatch):
             ):  # log-probs differ in last digits, by the batch
                 assert (x.completion.prompt_ids, x.results) == (y.completion.prompt_ids, y.results)
                 assert x.completion.completion_ids == y.completion.completion_ids
-        assert (one.tried.number, one.accuracy, one.retry.reward) == (two.tried.number, two.accuracy, two.retry.reward)
+        assert (one.first.task_index, one.accuracy, one.retry.reward) == (
+            two.first.task_index,
+            two.accuracy,
+            two.retry.reward,
+        )
 
 
 def assert_shown_by_similarity(config: TrainConfig, turns, step: int) -> None:

@@ -20,13 +20,13 @@ from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.schema import load_schema
 from memalpha.tasks.synthetic import worlds as synthetic
-from memalpha.train.data.chat_format import encode_reply, end_of_turn
+from memalpha.train.data.chat_format import encode_reply, end_of_turn_id
 from memalpha.train.data.demonstrations import (
     Demonstrator,
-    best_of,
-    from_file,
-    imitable,
-    logged,
+    best_rollouts,
+    imitation_rows,
+    load_best_rollouts,
+    load_rows,
 )
 from memalpha.types import Chunk, Completion, Observation, Reward, Task, Trajectory, TrajectoryGroup, ViewEntry
 
@@ -54,7 +54,7 @@ def gold_groups(count: int):
 def test_gold_rows_are_the_policy_s_prompt_and_the_oracle_s_calls():
     groups = gold_groups(3)
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    rows, left_out = imitable(trajectories)
+    rows, left_out = imitation_rows(trajectories)
     turns = [(trajectory, turn) for trajectory in trajectories for turn in trajectory.turns]
     assert not left_out and len(rows) == len(turns)
     for row, (trajectory, turn) in zip(rows, turns, strict=True):
@@ -112,12 +112,12 @@ def test_a_tokenizer_that_loses_characters_is_found():
 
 def test_the_end_is_the_one_that_the_template_writes():
     other = tiny_policy()
-    assert end_of_turn(other) == END
+    assert end_of_turn_id(other) == END
     user = other.tokenizer.convert_tokens_to_ids("<|user|>")
     other.eos_ids = frozenset({END, user})
-    assert end_of_turn(other) == user, "here the template writes nothing after a turn but a user's next one"
+    assert end_of_turn_id(other) == user, "here the template writes nothing after a turn but a user's next one"
     other.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}"
-    assert end_of_turn(other) == END
+    assert end_of_turn_id(other) == END
 
 
 def rollout(number: int, total: float, task: Task) -> Trajectory:
@@ -130,7 +130,7 @@ def test_the_best_rollout_is_kept_where_there_is_one():
     def group(*totals: float) -> TrajectoryGroup:
         return TrajectoryGroup(task, tuple(rollout(number, total, task) for number, total in enumerate(totals)))
 
-    chosen = best_of([group(0.1, 0.7, 0.7), group(0.1, 0.1, 0.1), group(0.3, 0.2, 0.1)])
+    chosen = best_rollouts([group(0.1, 0.7, 0.7), group(0.1, 0.1, 0.1), group(0.3, 0.2, 0.1)])
     assert [trajectory.rollout for trajectory in chosen] == [1, 0], "the first of equals; none where all are equal"
 
 
@@ -140,7 +140,7 @@ def test_failed_and_cut_turns_are_not_imitated():
     one, two, *rest = trajectory.turns
     failed = replace(one, results=tuple(replace(result, ok=False) for result in one.results))
     cut = replace(two, completion=replace(two.completion, stop_reason="length"))
-    rows, left_out = imitable([replace(trajectory, turns=(failed, cut, *rest))])
+    rows, left_out = imitation_rows([replace(trajectory, turns=(failed, cut, *rest))])
     assert left_out == 2 and [row.chunk for row in rows] == [turn.chunk for turn in rest]
 
 
@@ -177,7 +177,7 @@ def test_logged_turns_give_the_best_rollouts(tmp_path):
         *({**line, "role": "retry", "prompt_ids": [1, 2]} for line in turn_lines("c", [[9.0], [0.0]])),
     ]
     write(tmp_path / "turns.jsonl", lines)
-    by_task, left_out = logged(tmp_path, policy(), AGENT, SCHEMA)
+    by_task, left_out = load_best_rollouts(tmp_path, policy(), AGENT, SCHEMA)
     told = [[said(row.completion_ids[:-1]) for row in rows] for rows in by_task]
     assert told == [["r1c0", "r1c1", "r0c0", "r2c0"], ["r0c2"]] and left_out == 2
     assert list(by_task[0][0].prompt_ids) == lines[2]["prompt_ids"]
@@ -189,7 +189,7 @@ def test_turns_of_another_policy_are_refused(tmp_path):
     def refused(lines, match, agent=AGENT):
         write(tmp_path / "turns.jsonl", lines)
         with pytest.raises(DataError, match=match):
-            logged(tmp_path, policy(), agent, SCHEMA)
+            load_best_rollouts(tmp_path, policy(), agent, SCHEMA)
 
     refused([good[0], {**good[1], "completion_ids": [5, 9999]}], r"turns\.jsonl:2: holds ids that are none of policy")
     refused([{**good[0], "prompt_ids": good[0]["prompt_ids"][3:]}], r"jsonl:1: the prompt does not begin and end")
@@ -202,7 +202,7 @@ def test_turns_of_another_policy_are_refused(tmp_path):
     ids = [*good[0]["prompt_ids"][:-1], *broken, good[0]["prompt_ids"][-1]]
     refused([{**good[0], "prompt_ids": ids}], r"jsonl:1: the prompt is not in the tokens of policy")
     with pytest.raises(DataError, match=r"nowhere/turns\.jsonl: cannot be read"):
-        logged(tmp_path / "nowhere", policy(), AGENT, SCHEMA)
+        load_best_rollouts(tmp_path / "nowhere", policy(), AGENT, SCHEMA)
 
 
 # ---------------------------------------------------------------------------------------------------- a user's own rows
@@ -220,7 +220,7 @@ def test_a_user_s_rows(tmp_path):
         {"messages": messages + more},
     ]
     write(tmp_path / "mine.jsonl", lines)
-    found = from_file(tmp_path / "mine.jsonl", policy())
+    found = load_rows(tmp_path / "mine.jsonl", policy())
     told = [[(said(row.prompt_ids), said(row.completion_ids)) for row in rows] for rows in found]
     assert told == [
         [("<|user|>raw<|assistant|>", "one<|end|>")],
@@ -239,7 +239,7 @@ def test_tools_reach_the_template(tmp_path):
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
     line = {"prompt": [{"role": "user", "content": "a"}], "completion": "b", "tools": tools}
     write(tmp_path / "mine.jsonl", [line])
-    [[row]] = from_file(tmp_path / "mine.jsonl", own)
+    [[row]] = load_rows(tmp_path / "mine.jsonl", own)
     assert said(row.prompt_ids) == "[look]<|user|>a<|assistant|>"
 
 
@@ -282,10 +282,10 @@ def test_a_bad_line_is_named(tmp_path, line, told):
     path = tmp_path / "mine.jsonl"
     write(path, [{"prompt": "a", "completion": "b"}, line if isinstance(line, dict) else line + "\n"])
     if told is None:
-        assert len(from_file(path, policy())) == 2
+        assert len(load_rows(path, policy())) == 2
         return
     with pytest.raises(DataError, match=rf"mine\.jsonl:2: {told}"):
-        from_file(path, policy())
+        load_rows(path, policy())
 
 
 def test_a_template_s_own_refusal_is_passed_on(tmp_path):
@@ -293,7 +293,7 @@ def test_a_template_s_own_refusal_is_passed_on(tmp_path):
     own.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     write(tmp_path / "mine.jsonl", [{"prompt": [USER], "completion": "b"}])
     with pytest.raises(DataError, match=r"jsonl:1: prompt: the chat template .* refuses it: roles must alternate"):
-        from_file(tmp_path / "mine.jsonl", own)
+        load_rows(tmp_path / "mine.jsonl", own)
 
 
 def test_completions_of_a_demonstrator_are_marked_as_never_sampled():

@@ -48,7 +48,7 @@ def test_every_format(tmp_path):
         ("<|user|>a<|assistant|>", "three<|end|>", "b<|end|>"),
         ("<|user|>a<|assistant|>", "b<|end|>", format_call("memory_delete", {"id": "x"}) + "<|end|>"),
     ]
-    assert [pair.place for pair in found] == [f"{path}:{number}" for number in (1, 2, 4)]
+    assert [pair.source for pair in found] == [f"{path}:{number}" for number in (1, 2, 4)]
     chosen, rejected = found[0].rows("unit")
     assert chosen.prompt_ids == rejected.prompt_ids and chosen.unit == rejected.unit == "unit"
     assert (chosen.advantages > 0).all() and (rejected.advantages < 0).all() and not chosen.pg.any()
@@ -120,23 +120,23 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12
 def test_what_is_written_is_what_is_read(tmp_path_factory, texts):
     path = tmp_path_factory.mktemp("prefs") / "prefs.jsonl"
     prompts, replies = [prompt for prompt, _ in texts], [reply for _, reply in texts]
-    write_pairs(path, ["of"], ["an earlier"], ["call"], begun=False)
-    write_pairs(path, prompts, replies, [f"{reply}!" for reply in replies], begun=False)
+    write_pairs(path, ["of"], ["an earlier"], ["call"], is_resuming=False)
+    write_pairs(path, prompts, replies, [f"{reply}!" for reply in replies], is_resuming=False)
     found = read_pairs(path, policy())
     assert [(said(p.prompt_ids), said(p.chosen_ids[:-1]), said(p.rejected_ids[:-1])) for p in found] == [
         (prompt, reply, f"{reply}!") for prompt, reply in texts
     ]
-    write_pairs(path, prompts, replies, [f"{reply}!" for reply in replies], begun=True)
+    write_pairs(path, prompts, replies, [f"{reply}!" for reply in replies], is_resuming=True)
     with pytest.raises(CheckpointError, match=f"holds other pairs \\(from pair {len(texts) - 1} on\\)"):
-        write_pairs(path, prompts, replies, [*(f"{reply}!" for reply in replies[:-1]), "other"], begun=True)
+        write_pairs(path, prompts, replies, [*(f"{reply}!" for reply in replies[:-1]), "other"], is_resuming=True)
 
 
 def test_lists_that_are_no_pairs_are_refused(tmp_path):
     path = tmp_path / "prefs.jsonl"
     with pytest.raises(DataError, match="2 prompts, 1 chosen and 1 rejected"):
-        write_pairs(path, ["a", "b"], ["c"], ["d"], begun=False)
+        write_pairs(path, ["a", "b"], ["c"], ["d"], is_resuming=False)
     with pytest.raises(DataError, match=r"pair 1 is neither texts nor messages: .*not JSON serializable"):
-        write_pairs(path, ["a", "b"], ["c", object()], ["d", "e"], begun=False)
+        write_pairs(path, ["a", "b"], ["c", object()], ["d", "e"], is_resuming=False)
     assert not path.exists()
 
 

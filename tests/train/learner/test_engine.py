@@ -13,7 +13,7 @@ from tiny import VOCABULARY, tiny_model, tiny_policy
 
 from memalpha.config import TrainConfig
 from memalpha.errors import PolicyError, TrainingError
-from memalpha.train.data.samples import STREAMS, cross_entropy_sample, pack, policy_gradient_sample, split
+from memalpha.train.data.samples import STREAMS, cross_entropy_sample, pack, policy_gradient_sample, split_micro_batches
 from memalpha.train.learner.engine import Engine, scheduled_learning_rate
 from memalpha.train.learner.loss_weights import normalize
 from memalpha.train.learner.losses import LossSettings, loss_sum
@@ -121,7 +121,7 @@ def test_any_split_gives_the_same_gradient(how):
     nudged(model)
     rows = normalize(rows, how)
     whole = gradient(Engine(model, config(microbatch_tokens=WHOLE)), rows)
-    assert len(split(rows, APART)) == 55
+    assert len(split_micro_batches(rows, APART)) == 55
     assert relative(gradient(Engine(model, config(microbatch_tokens=APART)), rows), whole) < 1e-5
     halves = Engine(model, config())
     halves.optimizer.zero_grad(set_to_none=True)
@@ -186,7 +186,7 @@ def ragged_rows(count: int, low: int, high: int):
 @pytest.mark.parametrize(("count", "low", "high"), [(64, 300, 3500), (256, 60, 400), (24, 200, 8000)])
 def test_padding_stays_under_five_percent(tokens, count, low, high):
     rows = ragged_rows(count, low, high)
-    parts = split(rows, tokens)
+    parts = split_micro_batches(rows, tokens)
     assert sorted(i for part in parts for i in part) == list(range(count))
     computed = sum(pack([rows[i] for i in part]).input_ids.numel() for part in parts)
     assert computed <= 1.05 * sum(row.length - 1 for row in rows)
@@ -234,7 +234,7 @@ def test_equal_rows_are_computed_once_and_counted_each():
     for tokens in (WHOLE, 100, APART):
         learner = Engine(model, config(microbatch_tokens=tokens))
         assert relative(gradient(learner, rows), expected) < 1e-5
-    assert sum(len(part) for part in split(rows, APART)) == 15
+    assert sum(len(part) for part in split_micro_batches(rows, APART)) == 15
 
 
 def test_ratio_is_one_before_the_first_update_and_not_after():
@@ -251,7 +251,7 @@ def test_each_sampled_token_is_trained_exactly_once():
     model, rows = sampled_rows(9)
     rows = [replace(row, advantages=np.ones_like(row.advantages)) for row in rows]
     seen = []
-    for part in split(rows, 100):
+    for part in split_micro_batches(rows, 100):
         batch = pack([rows[i] for i in part])
         hidden = model.base_model(input_ids=batch.input_ids).last_hidden_state.detach().requires_grad_()
         chosen = hidden.flatten(0, 1)[batch.positions]

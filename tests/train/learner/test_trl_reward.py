@@ -21,7 +21,7 @@ from memalpha.config import RewardModelConfig, build_config
 from memalpha.policy.reward_model import Head, RewardModel, with_head
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.api import train
-from memalpha.train.data.rewards import Compared, read_judged
+from memalpha.train.data.rewards import ComparedReplies, read_reward_examples
 from memalpha.train.learner.reward_engine import RewardEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -82,7 +82,7 @@ def test_loss_and_gradient_equal_trl(policy_path, tmp_path, center):
     ours.score.weight.data.copy_(head)
     settings = {"out": "unused", "data": "unused", "microbatch_tokens": 60, "center_rewards_coefficient": center}
     engine = RewardEngine(ours, build_config(RewardModelConfig, settings, "test"), Head("last", {"reward": 1.0}))
-    items = [Compared("", ((p, c), (p, r)), number / 10) for number, (p, c, r) in enumerate(rows())]
+    items = [ComparedReplies("", ((p, c), (p, r)), number / 10) for number, (p, c, r) in enumerate(rows())]
     figures = engine.compute_metrics(items, engine.forward_backward(items))
     assert figures["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
     metrics = theirs._metrics["train"]
@@ -157,7 +157,7 @@ def test_rows_are_those_of_trl(policy_path, tmp_path, template, begins):
         theirs = trainer(str(policy_path), tmp_path, data=rows, tokenizer=tokenizer).train_dataset[0]
         path = tmp_path / "rows.jsonl"
         path.write_text(json.dumps(rows[0]) + "\n")
-        [ours] = read_judged(path, policy, ["reward"])
+        [ours] = read_reward_examples(path, policy, ["reward"])
         assert [[*prompt, *reply] for prompt, reply in ours.rows] == [theirs["chosen_ids"], theirs["rejected_ids"]]
         head = Head("last", {"reward": 1.0})
         model = RewardModel(with_head(tiny_model(), head, tokenizer, "x"), tokenizer, head)

@@ -15,14 +15,14 @@ from memalpha.qa.evaluate import evaluate_memory
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.rollouts.reflection import (
+    ReflectionCandidate,
     ReflectionMemory,
-    Tried,
     accuracy,
-    advice,
-    asked,
-    in_words,
-    look_back,
-    reflections,
+    extract_advice,
+    group_records,
+    join_feedback,
+    memory_reflection_requests,
+    reflection_candidates,
 )
 from memalpha.types import Question, Task
 
@@ -39,11 +39,15 @@ def attempts(kind: str, tasks=TASKS, rollouts: int = 2, prompt: str = "compact")
 
 def test_success_is_at_least_the_threshold():
     builder, groups, records = attempts("oracle")
-    reached = [accuracy(one) for group in asked(groups, records) for one in group]
+    reached = [accuracy(one) for group in group_records(groups, records) for one in group]
     assert set(reached) == {1.0}
-    assert look_back(groups, records, 0, builder, ERLConfig()) == []  # with ">" no attempt would ever succeed
-    everything = look_back(groups, records, 5, builder, ERLConfig(algorithm=1))
-    assert [(one.number, one.attempt.rollout) for one in everything] == [(n, r) for n in (5, 6, 7, 8) for r in (0, 1)]
+    assert (
+        reflection_candidates(groups, records, 0, builder, ERLConfig()) == []
+    )  # with ">" no attempt would ever succeed
+    everything = reflection_candidates(groups, records, 5, builder, ERLConfig(algorithm=1))
+    assert [(one.task_index, one.attempt.rollout) for one in everything] == [
+        (n, r) for n in (5, 6, 7, 8) for r in (0, 1)
+    ]
     assert {one.feedback for one in everything} == {""}
 
 
@@ -51,15 +55,15 @@ def test_the_gate_asks_for_right_answers_only():
     builder, groups, records = attempts("append-only")
     share = {
         (number, one.rollout): accuracy(of_one)
-        for number, (group, of_group) in enumerate(zip(groups, asked(groups, records), strict=True))
+        for number, (group, of_group) in enumerate(zip(groups, group_records(groups, records), strict=True))
         for one, of_one in zip(group.trajectories, of_group, strict=True)
     }
     limit = sorted(share.values())[4]
-    gated = look_back(groups, records, 0, builder, ERLConfig(reward_threshold=limit))
-    assert [(one.number, one.attempt.rollout) for one in gated] == [key for key, at in share.items() if at < limit]
-    assert all(one.accuracy == share[one.number, one.attempt.rollout] for one in gated)
-    for one in look_back(groups, records, 0, builder, ERLConfig()):
-        wrong = [r for r in asked(groups, records)[one.number][one.attempt.rollout] if not r.correct]
+    gated = reflection_candidates(groups, records, 0, builder, ERLConfig(reward_threshold=limit))
+    assert [(one.task_index, one.attempt.rollout) for one in gated] == [key for key, at in share.items() if at < limit]
+    assert all(one.accuracy == share[one.task_index, one.attempt.rollout] for one in gated)
+    for one in reflection_candidates(groups, records, 0, builder, ERLConfig()):
+        wrong = [r for r in group_records(groups, records)[one.task_index][one.attempt.rollout] if not r.correct]
         assert one.feedback.count("ask: ") == len(wrong) > 0
         assert all(f"ask: {record.question}" in one.feedback for record in wrong)
 
@@ -67,55 +71,55 @@ def test_the_gate_asks_for_right_answers_only():
 def test_a_task_without_questions_has_nothing_to_reflect_on():
     silent = TASKS[0].model_copy(update={"questions": ()})
     builder, groups, records = attempts("append-only", [silent, TASKS[1]])
-    assert {one.number for one in look_back(groups, records, 0, builder, ERLConfig(algorithm=1))} == {1}
+    assert {one.task_index for one in reflection_candidates(groups, records, 0, builder, ERLConfig(algorithm=1))} == {1}
     assert accuracy([]) is None
 
 
 def test_the_same_task_twice_in_a_step_is_not_mixed_up():
     builder, groups, records = attempts("append-only", [TASKS[0], TASKS[0]], rollouts=1)
-    first, second = look_back(groups, records, 0, builder, ERLConfig())
-    assert (first.number, second.number) == (0, 1) and first.feedback == second.feedback
+    first, second = reflection_candidates(groups, records, 0, builder, ERLConfig())
+    assert (first.task_index, second.task_index) == (0, 1) and first.feedback == second.feedback
 
 
 def test_feedback_is_bounded_in_whole_answers():
     _, groups, records = attempts("append-only", prompt="full")
     builder, _, _ = attempts("append-only", prompt="full")
-    one = look_back(groups, records, 0, builder, ERLConfig())[0]
+    one = reflection_candidates(groups, records, 0, builder, ERLConfig())[0]
     parts = one.feedback.split("\n\n")
     assert all(part.startswith("Question: ") and "\nLost: " in part for part in parts)
     from memalpha.qa.error_analysis import with_error_classes
 
     told = [record for record in with_error_classes(groups, records) if record.feedback]
-    whole = in_words(told, "full", len, 10**6)
-    half = in_words(told, "full", len, len(whole) // 2)
+    whole = join_feedback(told, "full", len, 10**6)
+    half = join_feedback(told, "full", len, len(whole) // 2)
     assert half and len(half) <= len(whole) // 2 and set(half.split("\n\n")) < set(whole.split("\n\n"))
-    assert in_words(told, "full", len, 20) == told[0].feedback[:20]
-    assert in_words([], "full", len, 20) == ""
+    assert join_feedback(told, "full", len, 20) == told[0].feedback[:20]
+    assert join_feedback([], "full", len, 20) == ""
 
 
 def test_prompts_of_reflections():
     builder, groups, records = attempts("append-only", prompt="full")
-    tried = look_back(groups, records, 0, builder, ERLConfig())
-    requests = reflections(builder, tried, [["Note pets."]] * len(tried), 40, 0.7, 11, 2)
+    tried = reflection_candidates(groups, records, 0, builder, ERLConfig())
+    requests = memory_reflection_requests(builder, tried, [["Note pets."]] * len(tried), 40, 0.7, 11, 2)
     assert len({request.key for request in requests}) == len(requests)
     for one, request in zip(tried, requests, strict=True):
         text = request.messages[1]["content"]
         assert one.feedback in text and "- Note pets." in text
         assert all(entry.content in text for entry in one.attempt.states[-1].list()[-8:])
         assert (request.temperature, request.max_new_tokens, request.tools) == (0.7, 40, ())
-        assert request.key == (11, 2, one.number, one.attempt.rollout, 0, 1)
+        assert request.key == (11, 2, one.task_index, one.attempt.rollout, 0, 1)
 
 
 def test_advice_is_the_reply_behind_its_thinking():
-    assert advice("<think>hm\n</think>\n Note pets. \n") == "Note pets."
-    assert advice(" city, no pet") == "city, no pet"
-    assert advice("<think>without end") == advice(" \n") == ""
+    assert extract_advice("<think>hm\n</think>\n Note pets. \n") == "Note pets."
+    assert extract_advice(" city, no pet") == "city, no pet"
+    assert extract_advice("<think>without end") == extract_advice(" \n") == ""
 
 
 def filled(*texts: str, **settings) -> ReflectionMemory:
     memory = ReflectionMemory([], ERLConfig(**settings), EMBEDDER)
     for step, text in enumerate(texts):
-        memory.keep(text, step=step)
+        memory.add(text, step=step)
     return memory
 
 
@@ -147,7 +151,7 @@ def test_what_is_kept_comes_back_from_json(by):
     assert again.as_json() == memory.as_json()
     assert again.recall(["advice 3", "on 11"]) == memory.recall(["advice 3", "on 11"])
     for one in (memory, again):
-        one.keep("more")
+        one.add("more")
     assert again.as_json() == memory.as_json() and kept(again) == [*texts[-4:], "more"]
 
 
@@ -157,7 +161,7 @@ def test_a_question_without_an_answer_is_told_too():
         questions=(Question(id="q", question="What is my shoe size?", answers=("9",)),),
     )  # fmt: skip
     builder, groups, records = attempts("append-only", [task], rollouts=1)
-    [one] = look_back(groups, records, 0, builder, ERLConfig())
+    [one] = reflection_candidates(groups, records, 0, builder, ERLConfig())
     assert one.accuracy == 0.0 and one.feedback.startswith("ask: What is my shoe size?\nanswer:")
 
 
@@ -170,7 +174,9 @@ def test_lessons_are_left_out_until_a_reflection_fits():
     def told(positions: int) -> str:
         policy.positions = positions
         attempt = attempts("oracle", TASKS[:1], 1)[1][0].trajectories[0]
-        (found,) = reflections(builder, [Tried(0, attempt, 0.0, "wrong")], [lessons], 20, 1.0, 0, 0)
+        (found,) = memory_reflection_requests(
+            builder, [ReflectionCandidate(0, attempt, 0.0, "wrong")], [lessons], 20, 1.0, 0, 0
+        )
         return found.messages[0]["content"]
 
     whole = told(10**6)

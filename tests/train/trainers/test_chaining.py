@@ -15,7 +15,7 @@ from memalpha.config import PreferenceConfig, SFTConfig, TrainConfig, build_conf
 from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.policy.base import load_policy
 from memalpha.train.api import train
-from memalpha.train.trainers.checkpoint import fingerprint, point_best, prune_checkpoints
+from memalpha.train.trainers.checkpoint import link_best, prune_checkpoints, weights_fingerprint
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def first(small, policy_path, tmp_path) -> Path:
     agent = {"prompt": "compact", "embedder": "hash"}
     config = {"out": out, "policy": str(policy_path), "source": str(mine), "evaluate": False, "agent": agent}
     train(build_config(SFTConfig, {**config, "schedule_steps": 2, "batch_rows": 4, "save_every": 1}, "test"))
-    point_best(out, 1)
+    link_best(out, 1)
     return out
 
 
@@ -53,7 +53,7 @@ def test_supervised_then_preferences_then_reinforcement(small, first, prefs, tmp
     summary = train(after(second, prefs, init_from=str(first)))
     assert same(weights(second / "checkpoints/step-0"), weights(first / "checkpoints/step-1"))
     assert not same(weights(second / "checkpoints/step-0"), weights(first / "checkpoints/step-2"))
-    started = fingerprint(load_policy(first / "checkpoints/step-1").model)
+    started = weights_fingerprint(load_policy(first / "checkpoints/step-1").model)
     assert summary["started_from"] == started
     assert json.loads((second / "checkpoints/step-2/state.json").read_text())["started_from"] == started
     recorded = yaml.safe_load((second / "config.yaml").read_text())
@@ -78,7 +78,7 @@ def test_it_goes_on_from_the_checkpoint_it_began_with(first, prefs, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(after(whole, prefs, init_from=str(first)))
     train(after(parts, prefs, init_from=str(first), max_steps=1))
-    point_best(first, 2)  # the run before it went on
+    link_best(first, 2)  # the run before it went on
     train(after(parts, prefs, init_from=str(first)))
     assert same(weights(whole / "checkpoints/step-3"), weights(parts / "checkpoints/step-3"))
     own = training_config(parts / "config.yaml")
@@ -92,7 +92,7 @@ def test_adapters_are_merged_into_their_base(first, prefs, tmp_path, lora):
     train(after(adapted, prefs, init_from=str(first), lora={"r": 2}))
     summary = train(after(then, prefs, init_from=str(adapted), lora=lora))
     merged = load_policy(adapted / "checkpoints/best").model
-    assert summary["started_from"] == fingerprint(merged)
+    assert summary["started_from"] == weights_fingerprint(merged)
     assert summary["before"]["validation_margins"] == 0, "the reference is the merged start"
     if lora is None:
         saved, state = weights(then / "checkpoints/step-0"), merged.state_dict()
@@ -102,7 +102,7 @@ def test_adapters_are_merged_into_their_base(first, prefs, tmp_path, lora):
 def test_without_validation_the_newest_checkpoint_is_the_start(first, prefs, tmp_path):
     (first / "checkpoints/best").unlink()
     summary = train(after(tmp_path / "then", prefs, init_from=str(first)))
-    assert summary["started_from"] == fingerprint(load_policy(first / "checkpoints/step-2").model)
+    assert summary["started_from"] == weights_fingerprint(load_policy(first / "checkpoints/step-2").model)
 
 
 def test_an_override_of_the_start_replaces_the_other(tmp_path):

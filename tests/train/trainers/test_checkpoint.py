@@ -20,10 +20,10 @@ from memalpha.train.api import train
 from memalpha.train.trainers.checkpoint import (
     append_lines,
     checkpoint_path,
-    cut_lines,
-    locked,
+    lock_run_directory,
     prune_checkpoints,
     saved_steps,
+    truncate_lines,
     write_json,
 )
 from memalpha.train.trainers.directory import check_settings, write_settings
@@ -38,12 +38,12 @@ def read(path: Path) -> list[dict]:
 def test_lines_are_cut_by_step_whatever_they_hold(tmp_path):
     path = tmp_path / "lines.jsonl"
     append_lines(path, LINES)
-    cut_lines(path, 2)
+    truncate_lines(path, 2)
     assert read(path) == LINES[:2]
     path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in LINES[:2]), encoding="utf-8")
-    cut_lines(path, 5)
+    truncate_lines(path, 5)
     assert read(path) == LINES[:2], "as other writers may have put it: not ASCII"
-    cut_lines(tmp_path / "missing.jsonl", 0)
+    truncate_lines(tmp_path / "missing.jsonl", 0)
 
 
 def test_a_kill_may_leave_any_part_of_the_last_line(tmp_path):
@@ -52,7 +52,7 @@ def test_a_kill_may_leave_any_part_of_the_last_line(tmp_path):
     first = whole.index(b"\n") + 1
     for end in range(first, len(whole)):
         path.write_bytes(whole[:end])
-        cut_lines(path, 9)
+        truncate_lines(path, 9)
         assert read(path) in (LINES[:1], LINES[:2])
         assert path.read_bytes().endswith(b"\n")
 
@@ -63,7 +63,7 @@ def test_a_bad_line_before_others_is_never_dropped_in_silence(tmp_path, bad):
     content = b'{"step": 0}\n' + bad + b'\n{"step": 1}\n'
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"lines\.jsonl:2: "):
-        cut_lines(path, 9)
+        truncate_lines(path, 9)
     assert path.read_bytes() == content
 
 
@@ -90,9 +90,13 @@ def test_pruning_that_was_killed_leaves_no_half_checkpoint(tmp_path, monkeypatch
 
 
 def test_a_run_directory_is_held_by_one(tmp_path):
-    with locked(tmp_path / "run"), pytest.raises(CheckpointError, match="another out"), locked(tmp_path / "run"):
+    with (
+        lock_run_directory(tmp_path / "run"),
+        pytest.raises(CheckpointError, match="another out"),
+        lock_run_directory(tmp_path / "run"),
+    ):
         pass
-    with locked(tmp_path / "run"):
+    with lock_run_directory(tmp_path / "run"):
         pass
 
 

@@ -29,9 +29,9 @@ from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.futures import Pipeline
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.rollouts.memory import Collector
-from memalpha.train.trainers.memory_rl import MemoryRun
-from memalpha.train.trainers.overlap import Overlap, Part
+from memalpha.train.rollouts.memory import MemoryCollector
+from memalpha.train.trainers.memory_rl import MemoryRLTrainer
+from memalpha.train.trainers.overlap import OverlapPipeline, Part
 
 PARTS = 3
 PATIENCE = 30.0
@@ -70,9 +70,11 @@ class Parts:
         self.engine = Engine(model, config, LossSettings.from_config(config), reference=config.beta > 0)
         embedder = load_embedder(config.agent.embedder)
         rewards = MemoryReward(config.reward, policy.count_tokens)
-        self.collector = Collector(Builder(policy, config.agent, embedder), load_reader(config.reader), rewards, config)
+        self.collector = MemoryCollector(
+            Builder(policy, config.agent, embedder), load_reader(config.reader), rewards, config
+        )
         self.algorithm = ALGORITHMS[config.algorithm](config)
-        self.overlap = Overlap(self.collector, self.algorithm, self.engine, config)
+        self.overlap = OverlapPipeline(self.collector, self.algorithm, self.engine, config)
 
     def tasks(self, step: int):
         return synthetic.tasks(self.config.world, self.config.seed, 4 * step, self.config.tasks_per_step)
@@ -80,7 +82,7 @@ class Parts:
     def steps(self, count: int = 2):
         """What `count` steps learnt, and the weights after."""
         with self.overlap:
-            found = [self.overlap.learn(self.overlap.begin(self.tasks(step), step), 1e-2) for step in range(count)]
+            found = [self.overlap.learn(self.overlap.start_step(self.tasks(step), step), 1e-2) for step in range(count)]
         return found, self.weights()
 
     def weights(self) -> torch.Tensor:
@@ -98,7 +100,7 @@ class NotByOthers(HashEmbedder):
 def one_by_one(parts: Parts) -> Parts:
     """With no threads at all."""
     parts.overlap.learner._pipeline = Pipeline(inline=True)
-    parts.overlap._lanes = [Pipeline(inline=True)]
+    parts.overlap._pipelines = [Pipeline(inline=True)]
     return parts
 
 
@@ -137,7 +139,7 @@ def test_parts_add_up_to_the_whole_step(judged, name):
         whole = Parts(judged(server, "unused", **VARIANTS[name], overlap=1))
         gradients = [gradient_of(one.engine) for one in (parts, whole)]
         [learnt], _ = parts.steps(1)
-        groups, _ = whole.collector.attempts(whole.tasks(0), 0)
+        groups, _ = whole.collector.collect_attempts(whole.tasks(0), 0)
         rows = whole.algorithm.annotate(groups, whole.engine)
         mismatch: dict[str, float] = {}
         if whole.config.old_logprobs == "recomputed":
@@ -295,8 +297,8 @@ def test_without_an_endpoint_there_is_nothing_to_wait_for(small, capfd):
     parts = Parts(small(overlap=2, minibatches=2))
     assert parts.overlap.learner._pipeline._thread is None and not workers()
     learnt, _ = parts.steps(1)
-    assert len(learnt[0].stats) == 2 and parts.overlap.waited > 0
-    MemoryRun(small(overlap=2, minibatches=2), SINGLE_PROCESS)
+    assert len(learnt[0].stats) == 2 and parts.overlap.wait_seconds > 0
+    MemoryRLTrainer(small(overlap=2, minibatches=2), SINGLE_PROCESS)
     assert "overlap=2: neither reader nor judge is behind an endpoint" in " ".join(capfd.readouterr().err.split())
 
 
@@ -306,7 +308,7 @@ def test_an_algorithm_that_trains_other_rows_is_found_out(small):
     parts.algorithm.annotate = lambda groups, score: annotate(groups, score)[1:]  # type: ignore[method-assign]
     with pytest.raises(TrainingError, match="overlap: this algorithm trains other tokens than were sampled"):
         parts.steps(1)
-    part: Part = Parts(small(overlap=2, minibatches=1)).overlap.begin(parts.tasks(0), 0)[0]
+    part: Part = Parts(small(overlap=2, minibatches=1)).overlap.start_step(parts.tasks(0), 0)[0]
     with pytest.raises(TrainingError, match="overlap: this algorithm scores rows that were not sampled"):
         part.forward(part.rows)
 

@@ -15,11 +15,11 @@ SHOWN = "reward 1.50  accuracy 0.25  calls 4.0  entropy 0.31  2.0 min left  (val
 def shown(terminal: bool) -> str:
     display = Display()
     display.console = Console(file=io.StringIO(), force_terminal=terminal, width=200, highlight=False)
-    with display.work("evaluating before") as progress:
+    with display.task_progress("evaluating before") as progress:
         progress(1, 2)
-    with display.steps(3, 10) as show:
+    with display.training_progress(3, 10) as show:
         show(4, LINE, 2.0)
-    display.say("[done] at checkpoints/step-4")
+    display.log("[done] at checkpoints/step-4")
     return display.console.file.getvalue()
 
 
@@ -35,7 +35,7 @@ def test_a_terminal_has_one_live_line():
 def test_an_accuracy_that_does_not_exist_is_left_out():
     display = Display()
     display.console = Console(file=io.StringIO(), force_terminal=False)
-    with display.steps(0, 1) as show:
+    with display.training_progress(0, 1) as show:
         show(1, {"reward": 1.0, "accuracy": None, "calls": 0.0, "entropy": 1.0}, 0.0)
     assert "accuracy" not in display.console.file.getvalue()
 
@@ -43,7 +43,7 @@ def test_an_accuracy_that_does_not_exist_is_left_out():
 def test_a_supervised_run_shows_its_losses():
     display = Display()
     display.console = Console(file=io.StringIO(), force_terminal=False, width=200)
-    with display.steps(0, 1) as show:
+    with display.training_progress(0, 1) as show:
         show(1, {"train_loss": 0.1234, "entropy": 0.5, "validation_loss": 0.25}, 1.0)
     assert display.console.file.getvalue() == (
         "step 1/1  train loss 0.123  entropy 0.50  1.0 min left  (validation loss 0.250)\n"

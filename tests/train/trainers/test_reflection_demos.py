@@ -16,7 +16,7 @@ from memalpha.qa.memory_reward import MemoryReward
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.api import train
-from memalpha.train.trainers.reflection_demos import as_advice, lesson_rows
+from memalpha.train.trainers.reflection_demos import format_advice, reflection_demo_rows
 from memalpha.types import GoldOperation
 
 CONFIG = {
@@ -45,10 +45,10 @@ def op(kind: str, content: str = "", replaces: str | None = None) -> GoldOperati
 def test_advice_names_keys_and_not_values():
     named = [op("insert", "city: Oslo"), op("update", "city: Rome", "city: Oslo"), op("delete", replaces="pet: cat")]
     named += [op("insert", "Ana's job: baker")]
-    assert as_advice(named[:3], "compact") == "city:,-pet"
-    assert as_advice(named[:4], "full") == "Write down city, ana's job; delete pet."
-    assert as_advice([op("insert", "Ana likes tea.")], "full") == "Write down Ana likes tea."
-    assert as_advice([], "compact") == as_advice([], "full") == ""
+    assert format_advice(named[:3], "compact") == "city:,-pet"
+    assert format_advice(named[:4], "full") == "Write down city, ana's job; delete pet."
+    assert format_advice([op("insert", "Ana likes tea.")], "full") == "Write down Ana likes tea."
+    assert format_advice([], "compact") == format_advice([], "full") == ""
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def rows():
     builder = Builder(policy, settings.agent, HashEmbedder(16))
     tasks = synthetic.tasks(settings.world, 5, 0, 4)
     rewards = MemoryReward(settings.reward, policy.count_tokens)
-    found, _ = lesson_rows(policy, builder, ExtractiveReader(), rewards, tasks, settings, first=7)
-    again, _ = lesson_rows(policy, builder, ExtractiveReader(), rewards, tasks, settings, first=7)
+    found, _ = reflection_demo_rows(policy, builder, ExtractiveReader(), rewards, tasks, settings, first=7)
+    again, _ = reflection_demo_rows(policy, builder, ExtractiveReader(), rewards, tasks, settings, first=7)
     assert [(r.prompt_ids, r.completion_ids) for r in found] == [(r.prompt_ids, r.completion_ids) for r in again]
     text = policy.tokenizer.decode
     return tasks, [(row, text(row.prompt_ids), text(row.completion_ids).removesuffix("<|end|>")) for row in found]
@@ -106,4 +106,6 @@ def test_what_cannot_be_is_refused(tmp_path):
     policy = load_policy("tiny")
     builder = Builder(policy, config("x").agent, HashEmbedder(16))
     with pytest.raises(DataError, match="needs tasks with gold operations"):
-        lesson_rows(policy, builder, ExtractiveReader(), MemoryReward(config("x").reward, len), [task], config("x"))
+        reflection_demo_rows(
+            policy, builder, ExtractiveReader(), MemoryReward(config("x").reward, len), [task], config("x")
+        )

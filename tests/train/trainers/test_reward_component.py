@@ -15,7 +15,7 @@ from memalpha.policy.reward_model import Head, RewardModel, with_head
 from memalpha.qa.memory_pairs import conversation_messages, memory_text
 from memalpha.rewards.base import load_rewards, score_texts
 from memalpha.train.api import train
-from memalpha.train.rollouts.memory import TaskSource
+from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.types import TextTask
 
 

@@ -19,7 +19,7 @@ from memalpha.policy.reward_model import Head, bare, pack_rows, with_head
 from memalpha.qa.from_config import load_settings
 from memalpha.report.page import write_report
 from memalpha.train.api import train
-from memalpha.train.data.rewards import Compared, Rated, read_judged
+from memalpha.train.data.rewards import ComparedReplies, RatedReply, read_reward_examples
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.reward_engine import RewardEngine, split_microbatches
 
@@ -121,9 +121,11 @@ def judged(objectives=1):
         one, two = ((prompt, ids(random.integers(1, 20))) for _ in range(2))
         if number % 3 == 2:
             told = [float(random.normal()) if number != 5 or k else float("nan") for k in range(objectives)]
-            found.append(Rated("", (one,), tuple(told) if objectives > 1 else (0.3,)))
+            found.append(RatedReply("", (one,), tuple(told) if objectives > 1 else (0.3,)))
         else:
-            found.append(Compared("", (one, two), number / 10, None if objectives == 1 else (None, 0, 1)[number % 3]))
+            found.append(
+                ComparedReplies("", (one, two), number / 10, None if objectives == 1 else (None, 0, 1)[number % 3])
+            )
     return found
 
 
@@ -150,7 +152,7 @@ def slowly(engine, items):
                     powers = [pull.exp() for pull in pulls]
                     pooled = sum(power * state for power, state in zip(powers, own, strict=True)) / sum(powers)
                 outputs.append(model.score(pooled))
-            if isinstance(one, Compared):
+            if isinstance(one, ComparedReplies):
                 v = [
                     sum(w * s for w, s in zip(weights, out, strict=True))
                     if one.objective is None
@@ -262,7 +264,7 @@ def test_objectives_learn_from_pairs_of_their_own_and_from_ratings(judges, tmp_p
 def test_bad_lines_are_refused_by_name(policy_path, tmp_path, line, told):
     path = written(tmp_path / "bad.jsonl", [*pairs()[:2], line])
     with pytest.raises(DataError, match=rf"bad\.jsonl:3: .*{told}"):
-        read_judged(path, load_policy(policy_path), ["reward"])
+        read_reward_examples(path, load_policy(policy_path), ["reward"])
 
 
 def test_a_run_does_not_go_on_with_other_lines_or_settings(judges, tmp_path):

@@ -19,8 +19,8 @@ from memalpha.train import api as loop
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.api import train
-from memalpha.train.rollouts.memory import TaskSource
-from memalpha.train.trainers.checkpoint import locked
+from memalpha.train.rollouts.memory_tasks import TaskSource
+from memalpha.train.trainers.checkpoint import lock_run_directory
 from memalpha.types import Chunk, Observation
 
 
@@ -184,18 +184,21 @@ def test_settings_with_effect_are_taken_and_a_written_configuration_is_read_agai
 
 @pytest.mark.parametrize("below", ["", "deeper/run"])
 def test_an_out_that_can_be_no_directory_is_refused_before_anything_is_loaded(small, tmp_path, monkeypatch, below):
-    monkeypatch.setattr(loop, "MemoryRun", None)
+    monkeypatch.setattr(loop, "MemoryRLTrainer", None)
     (tmp_path / "a-file").write_text("mine")
     with pytest.raises(ConfigError, match=r"out: .*a-file is a file"):
         train(small(out=str(tmp_path / "a-file" / below)))
-    with pytest.raises(ConfigError, match=r"out: .*cannot be a run directory"), locked(tmp_path / "a-file" / below):
+    with (
+        pytest.raises(ConfigError, match=r"out: .*cannot be a run directory"),
+        lock_run_directory(tmp_path / "a-file" / below),
+    ):
         pass
     assert (tmp_path / "a-file").read_text() == "mine"
 
 
 @pytest.mark.parametrize("device", ["nope", "meta", "cuda:999"])
 def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(small, monkeypatch, device):
-    monkeypatch.setattr(loop, "MemoryRun", None)
+    monkeypatch.setattr(loop, "MemoryRLTrainer", None)
     with pytest.raises(ConfigError, match=f"device: '{device}' cannot be used here .*try cpu"):
         train(small(device=device))
     assert not small().out.exists()
@@ -226,7 +229,7 @@ def test_training_tasks_without_a_question_are_refused(small, tmp_path):
 
 @pytest.mark.parametrize("key, place", [("data", 0), ("data", 4), ("data", 5), ("eval_data", 0), ("eval_data", 2)])
 def test_a_chunk_too_long_for_the_policy_is_named_before_any_work(small, tmp_path, monkeypatch, key, place):
-    monkeypatch.setattr(loop.MemoryRun, "go", None)
+    monkeypatch.setattr(loop.MemoryRLTrainer, "train", None)
     tasks = synthetic.tasks(WorldConfig(), 0, 0, 6)
     chunks = (*tasks[place].chunks, Chunk(text="x" * 3100))
     tasks[place] = tasks[place].model_copy(update={"chunks": chunks})
@@ -266,7 +269,7 @@ def test_a_chunk_that_just_fits_is_trained_on(small, tmp_path):
         return True
 
     longest = max(length for length in range(2900, 3100) if fits(length))
-    chunk = source(longest).file[0].chunks[-1]
+    chunk = source(longest).file_tasks[0].chunks[-1]
     prompt = policy.render(*writer_messages(Observation(chunk, "", ()), settings.agent, schema))
     left = policy.positions - len(prompt) - settings.agent.view_tokens - settings.agent.max_new_tokens
     assert 0 <= left <= 8

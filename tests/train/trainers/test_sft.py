@@ -20,7 +20,7 @@ from memalpha.train.api import train
 from memalpha.train.data.samples import cross_entropy_sample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.loss_weights import normalize
-from memalpha.train.rollouts.epochs import nth
+from memalpha.train.rollouts.epochs import shuffled_item
 from memalpha.train.trainers import sft
 
 
@@ -157,7 +157,7 @@ def test_the_losses_written_are_means_over_completion_tokens(supervised, policy_
         return total / count
 
     assert summary["before"]["validation_loss"] == pytest.approx(loss([r for r in found if r["validation"]]), rel=1e-5)
-    first = [nth([row for row in found if not row["validation"]], number, "0|-1") for number in range(4)]
+    first = [shuffled_item([row for row in found if not row["validation"]], number, "0|-1") for number in range(4)]
     [line] = lines(settings.out / "metrics.jsonl")
     assert line["train_loss"] == pytest.approx(loss(first), rel=1e-5)
     assert line["tokens"] == sum(len(row["completion_ids"]) for row in first)
@@ -226,7 +226,7 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes(supervised, tmp_path, capfd):
 
 def test_the_weights_that_validate_best_are_kept(supervised, monkeypatch):
     losses = iter([3.0, 1.0, 2.0, 1.5])
-    monkeypatch.setattr(sft.SFTRun, "_held_out_loss", lambda run: next(losses))
+    monkeypatch.setattr(sft.SFTTrainer, "_held_out_loss", lambda run: next(losses))
     summary = train(supervised())
     assert summary["best_step"] == 2
     assert summary["before"] == {"validation_loss": 3.0} and summary["after"] == {"validation_loss": 1.5}
@@ -258,7 +258,7 @@ def test_the_best_rollouts_are_its_own_samples(sampling):
 
 
 def test_rollouts_that_are_all_alike_are_refused(sampling, monkeypatch):
-    monkeypatch.setattr(sft, "best_of", lambda groups: [])
+    monkeypatch.setattr(sft, "best_rollouts", lambda groups: [])
     with pytest.raises(TrainingError, match="source=best: of 4 tasks none has a rollout that is better"):
         train(sampling())
 

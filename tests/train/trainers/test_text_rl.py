@@ -19,7 +19,7 @@ from memalpha.train.api import train
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.losses import LossSettings
 from memalpha.train.rollouts.text import TextCollector
-from memalpha.train.rollouts.text_tasks import TextSource
+from memalpha.train.rollouts.text_tasks import TextTaskSource
 from memalpha.types import TextTask
 
 LEVELS = ("easy", "hard")
@@ -133,7 +133,7 @@ def test_the_gradient_of_a_step_of_grpo():
     config = TextConfig(out="unused", group_size=4, scale_rewards="group")
     policy = tiny_policy()
     player = Player(policy, TextGeneration([upper, short]), max_new_tokens=3)
-    groups, _ = TextCollector(player, config).attempts(made(3), 0)
+    groups, _ = TextCollector(player, config).collect_attempts(made(3), 0)
     with torch.no_grad():  # away from the sampler, so that ratios are not 1
         generator = torch.Generator().manual_seed(1)
         for weight in policy.model.parameters():
@@ -198,14 +198,18 @@ def test_the_curriculum_moves_on_and_looks_back():
     from memalpha.qa.records import Record
     from memalpha.train.rollouts.curriculum import Curriculum
 
-    source = TextSource(config)
-    curriculum = Curriculum(config.curriculum, source.of_level, 0)
+    source = TextTaskSource(config)
+    curriculum = Curriculum(config.curriculum, source.tasks_of_level, 0)
 
     def step(number: int, correct: bool):
         tasks = curriculum.draw(number, 8)
         assert tasks == curriculum.draw(number, 8), "drawing changes nothing"
         records = [Record(t.id, 0, t.id, "", None, "", "", (), 0.0, correct) for t in tasks]
-        return [task.columns["level"] for task in tasks], curriculum.learnt(tasks, records), [t.id for t in tasks]
+        return (
+            [task.columns["level"] for task in tasks],
+            curriculum.record_outcomes(tasks, records),
+            [t.id for t in tasks],
+        )
 
     seen: list[str] = []
     for number, correct, unlocked in ((0, True, 1), (1, True, 2), (2, False, 2), (3, True, 2)):
@@ -241,12 +245,12 @@ def test_replies_of_which_nothing_can_be_said_are_left_out(text, changes):
 
 def test_held_out_prompts_are_not_trained_on(text):
     twice = made(20) + [task.model_copy(update={"id": f"again-{task.id}"}) for task in made(20)]
-    source = TextSource(text(), twice)
+    source = TextTaskSource(text(), twice)
     apart = {task.prompt for task in [*source.held_out, *source.validation]}
-    assert not apart & {task.prompt for task in source.listed} and "are not trained on" in source.notes[0]
+    assert not apart & {task.prompt for task in source.training_tasks} and "are not trained on" in source.notes[0]
     assert {task.category for task in source.held_out} == set(LEVELS), "not the file's tail"
     with pytest.raises(ConfigError, match="eval_data: the prompt of task 't3' is also that of training task"):
-        TextSource(text(validation_tasks=0), made(20), made(1, 3))
+        TextTaskSource(text(validation_tasks=0), made(20), made(1, 3))
     with pytest.raises(ConfigError, match="eval_data: empty"):
         run(text(), eval_data=[])
 
