@@ -17,7 +17,7 @@ from memalpha.tasks import text_tasks as text
 from memalpha.tasks.synthetic import arithmetic, programs
 from memalpha.tasks.synthetic.value_pools import is_held_out
 from memalpha.tasks.text_tasks import last_boxed, load_text_tasks
-from memalpha.train.rollouts.text_tasks import TextSource
+from memalpha.train.rollouts.text_tasks import TextTaskSource
 
 GSM8K = [
     {"question": "Tom has 2 pens and buys 3. How many?", "answer": "He has 2+3=<<2+3=5>>5 pens.\n#### 5"},
@@ -166,7 +166,7 @@ def test_other_splits_are_not_for_training(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gsm8k: .* is a file, which does not say which split it holds"):
         load_text_tasks("gsm8k", data=single)
     with pytest.raises(ConfigError, match=r"data_folder: .* is a file"):
-        TextSource(TextConfig(policy="tiny", out=tmp_path / "run", data="gsm8k", data_folder=str(single)))
+        TextTaskSource(TextConfig(policy="tiny", out=tmp_path / "run", data="gsm8k", data_folder=str(single)))
 
 
 def test_chat_prompts(tmp_path: Path) -> None:

@@ -115,13 +115,13 @@ def test_a_data_set_with_splits_is_trained_on_its_training_split(small, tmp_path
 
     write_memalpha_split(cache, "train", "trained", 10)
     source = TaskSource(small(data="memalpha"))
-    assert texts(source.file) == texts(source.validation) == texts(source.held_out) == {"trained"}
+    assert texts(source.file_tasks) == texts(source.validation) == texts(source.held_out) == {"trained"}
     source = TaskSource(small(data="memalpha", eval_data="memalpha"))
-    assert texts(source.file) == texts(source.validation) == {"trained"} and texts(source.held_out) == {"tested"}
-    assert {task.id for task in source.held_out} <= {task.id for task in [*source.file, *source.validation]}
+    assert texts(source.file_tasks) == texts(source.validation) == {"trained"} and texts(source.held_out) == {"tested"}
+    assert {task.id for task in source.held_out} <= {task.id for task in [*source.file_tasks, *source.validation]}
     evaluation = small(data="memalpha", train_on_evaluation_split=True, eval_tasks=1, validation_tasks=1)
     write_memalpha_split(cache, "test", "tested", 6)
-    assert texts(TaskSource(evaluation).file) == {"tested"}
+    assert texts(TaskSource(evaluation).file_tasks) == {"tested"}
     for name in ("memalpha", "memalpha_mab"):
         with pytest.raises(ConfigError, match="word for word in training tasks"):
             TaskSource(small(data=name, eval_data="memalpha", train_on_evaluation_split=True))
