@@ -123,7 +123,9 @@ class Engine(BaseEngine):
         """Return one of the scorer's outputs per row, without a gradient."""
         rows_by_index: list[tuple[int, np.ndarray]] = []
         with torch.no_grad():
-            for part, is_live in self.world.assign_microbatches(split_micro_batches(samples, self.config.microbatch_tokens)):
+            for part, is_live in self.world.assign_microbatches(
+                split_micro_batches(samples, self.config.microbatch_tokens)
+            ):
                 batch = pack([samples[i] for i in part], self._device)
                 result = scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature)[output]
                 values = result.float().cpu().split([len(samples[i].completion_ids) for i in part])

@@ -34,7 +34,11 @@ class TextCollector:
     """The rollouts of a text run (`RolloutCollector`)."""
 
     def __init__(
-        self, player: Player, config: TextConfig, world: World = SINGLE_PROCESS, feedback_func: FeedbackFunction | None = None
+        self,
+        player: Player,
+        config: TextConfig,
+        world: World = SINGLE_PROCESS,
+        feedback_func: FeedbackFunction | None = None,
     ) -> None:
         self.player, self.config, self.world = player, config, world
         self.feedback_func = feedback_func
