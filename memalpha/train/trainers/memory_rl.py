@@ -31,7 +31,7 @@ MIN_READER_CEILING = 0.5
 class MemoryRLTrainer(RLTrainer[TrainConfig], EvaluatedTrainer[TrainConfig]):
     """Rollouts are memories built over conversations; their reward is what can be answered from them."""
 
-    nobody_waited_for = "neither reader nor judge is behind an endpoint"
+    no_endpoint_reason = "neither reader nor judge is behind an endpoint"
 
     def __init__(self, config: TrainConfig, world: World) -> None:
         self.source = TaskSource(config)

@@ -32,7 +32,7 @@ from memalpha.types import TextTask, Trajectory, TrajectoryGroup
 class TextRLTrainer(RLTrainer[TextConfig]):
     """Rollouts are replies to prompts, or episodes of an environment of one's own."""
 
-    nobody_waited_for = "the environment gives its rewards while it is played"
+    no_endpoint_reason = "the environment gives its rewards while it is played"
 
     def __init__(self, config: TextConfig, world: World, given: PythonInputs | None = None) -> None:
         given = given or PythonInputs()
