@@ -1,4 +1,4 @@
-"""Keep the module paths of release 0.1 that its pages named importable until 0.3, with a DeprecationWarning."""
+"""Import hook for module paths of release 0.1 that its pages named; they warn and stay until 0.3."""
 
 from __future__ import annotations
 
@@ -30,25 +30,36 @@ MOVED = {
 
 
 class MovedModules(MetaPathFinder, Loader):
-    """Find modules at their old paths; it stands last on `sys.meta_path`, so existing modules never reach it."""
+    """Find modules at their old paths. It is last on `sys.meta_path`, so existing modules never reach it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Return the spec of a moved module.
+
+        Args:
+            fullname: Old path, with `memalpha.`.
+            path: Unused.
+            target: Unused.
+
+        Returns:
+            None for a path that did not move.
+        """
         if fullname.removeprefix("memalpha.") not in MOVED:
             return None
         return ModuleSpec(fullname, self)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Import the module at its new path and warn."""
         new = f"memalpha.{MOVED[spec.name.removeprefix('memalpha.')]}"
-        warnings.warn(f"{spec.name} is now {new}; the old path goes in 0.3", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"{spec.name} is now {new}; the old path is removed in 0.3", DeprecationWarning, stacklevel=2)
         return import_module(new)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: the module at the new path has run already."""
+        """Do nothing: the module was executed at its new path."""
 
 
 def install() -> None:
-    """Make old paths importable."""
+    """Make old paths importable, once."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
         sys.meta_path.append(MovedModules())

@@ -1,1 +1,1 @@
-"""memalpha and other libraries."""
+"""Adapters of other libraries and protocols to memalpha, each optional."""

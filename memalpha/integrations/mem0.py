@@ -1,8 +1,8 @@
 """mem0 as a system under evaluation: `memalpha eval … 'systems=[rag,memalpha.integrations.mem0:Mem0System]'`.
 
-Its `Memory` on its local Qdrant, in a folder that goes with the object, with `infer=False`: every turn is stored as it
-was said, no language model is asked, and nothing leaves the machine. Our embedder takes the place of its own, so that
-what differs from `append-only` is its store and its search. Needs mem0ai (2.2 was tried) and qdrant-client.
+Uses mem0's `Memory` with local Qdrant in a temporary folder and `infer=False`: every turn is stored verbatim, no
+language model runs, and nothing leaves the machine. memalpha's embedder replaces mem0's, so that only its store and
+search differ from `append-only`. Needs mem0ai (tested with 2.2) and qdrant-client.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from memalpha.store.embedding import Embedder
 from memalpha.types import Chunk
 
 _SCOPE = {"user_id": "conversation"}
-_ALL = 1_000_000
+_NO_LIMIT = 1_000_000
 
 
 class Mem0System:
-    """One conversation in a mem0 `Memory`; a question is shown the `k` memories that its search gives."""
+    """One conversation in a mem0 `Memory`; a question gets the `k` memories of mem0's search."""
 
     name = "mem0"
 
     def __init__(self, *, embedder: Embedder, k: int = 20) -> None:
         self._folder = TemporaryDirectory(prefix="memalpha-mem0-")
-        os.environ.setdefault("MEM0_TELEMETRY", "False")  # read when it is imported
+        os.environ.setdefault("MEM0_TELEMETRY", "False")  # read on import
         os.environ.setdefault("MEM0_DIR", self._folder.name)
         try:
             from mem0 import Memory  # pyright: ignore
         except ModuleNotFoundError as error:
             raise ConfigError(f"system mem0 needs {error.name}: pip install mem0ai qdrant-client") from error
-        unused = {"provider": "openai", "config": {"api_key": "none"}}  # it insists on having them, and asks neither
+        unused = {"provider": "openai", "config": {"api_key": "none"}}  # required by mem0, but never called
         vectors = {"path": f"{self._folder.name}/qdrant", "embedding_model_dims": embedder.dim, "on_disk": True}
         self._memory: Any = Memory.from_config(
             {
@@ -51,43 +51,43 @@ class Mem0System:
         self._added: dict[str, Passage] = {}
 
     def read(self, chunk: Chunk) -> None:
-        """Add its turns, one by one."""
+        """Add the turns of a chunk, one by one."""
         for turn in turn_passages(chunk):
             message = {"role": "user", "content": turn.text}
             for result in self._memory.add([message], **_SCOPE, infer=False)["results"]:
-                stored = Passage(result["memory"], result["id"], None, turn.timestamp, turn.turns, len(self._added))
-                self._added[stored.id or ""] = stored
+                passage = Passage(result["memory"], result["id"], None, turn.timestamp, turn.turns, len(self._added))
+                self._added[passage.id or ""] = passage
 
     def context(self, question: str) -> Sequence[Passage]:
-        """What its search gives, with the date and turn of what was added."""
+        """Return the memories of mem0's search, with the dates and turns of the passages added."""
         return self._passages(self._memory.search(question, filters=_SCOPE, top_k=self._k))
 
     def size(self) -> int:
-        """All that was added."""
+        """Return the tokens of all passages added."""
         return passage_tokens(self._added.values())
 
     def entries(self) -> Sequence[Passage]:
-        """What it says it holds."""
-        return self._passages(self._memory.get_all(filters=_SCOPE, top_k=_ALL))
+        """Return the memories that mem0 lists."""
+        return self._passages(self._memory.get_all(filters=_SCOPE, top_k=_NO_LIMIT))
 
     def history(self) -> Sequence[Passage]:
-        """All that was added: without a language model it changes nothing."""
+        """Return all passages added: without a language model mem0 changes none."""
         return tuple(self._added.values())
 
-    def _passages(self, found: Any) -> list[Passage]:
-        return [self._added.get(item["id"]) or Passage(item["memory"], item["id"]) for item in found["results"]]
+    def _passages(self, response: Any) -> list[Passage]:
+        return [self._added.get(item["id"]) or Passage(item["memory"], item["id"]) for item in response["results"]]
 
 
 class _Embedding:
-    """Our embedder as mem0 calls one."""
+    """memalpha's embedder behind mem0's interface."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
 
     def embed(self, text: str, memory_action: str | None = None) -> list[float]:
-        """One vector."""
+        """Embed one text."""
         return self._embedder.encode([text])[0].tolist()
 
     def embed_batch(self, texts: Sequence[str], memory_action: str | None = None) -> list[list[float]]:
-        """Several."""
+        """Embed several texts."""
         return self._embedder.encode(list(texts)).tolist()

@@ -153,7 +153,7 @@ def test_no_path_leaves(tool, path):
 
 @pytest.mark.parametrize("path", ["/memories/a\0b", "/memories/a\nb", "/memories/a%0Ab", "/memories/a\tb"])
 def test_control_characters_in_a_path_are_named(tool, path):
-    said = f"Error: Path {path!r} has control characters, as line breaks and tabs are"
+    said = f"Error: Path {path!r} has control characters, such as line breaks and tabs"
     assert refused(tool, "view", path=path) == said
     assert refused(tool, "create", path=path, file_text="x") == said
 

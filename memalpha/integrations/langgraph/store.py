@@ -1,14 +1,14 @@
 """LangGraph's `BaseStore` on a `MemoryStore`: `graph.compile(store=LangGraphStore(MemoryStore.open("memory.db")))`.
 
-An item is an entry of the store it is given, under an id of its namespace and key (`users.ana/prefs`): every version
-stays in the history; `undo`, `as_of`, audit and export hold. Its content is the text that searches look at: `fields`,
-or what `memalpha import` takes of LangGraph's own store (the text under `text`, `content`, `memory` or `data`, else the
-value as JSON). `metadata["item"]` has namespace, key, value and time of creation; the timestamp is that of the last
-change. All items lie in one namespace of the store: `MemoryStore.namespace` keeps tenants apart.
+An item is an entry; its id is made of namespace and key (`users.ana/prefs`). Every version stays in the history, and
+`undo`, `as_of`, audit and export work. The content is the text that searches use: `fields`, or else the text under
+`text`, `content`, `memory` or `data`, or the value as JSON (the same as `memalpha import` takes from LangGraph's own
+store). `metadata["item"]` has namespace, key, value and creation time; the timestamp is that of the last change. All
+items are in one namespace of the `MemoryStore`: `MemoryStore.namespace` separates tenants.
 
-What differs from LangGraph's own stores: values must be JSON; a search with a query is the store's default search, by
-words as well as by vectors; filters compare numbers with numbers and texts with texts; refreshing a time to live is a
-write. Needs langgraph-checkpoint (4.3 was tried), which langgraph brings.
+Differences to LangGraph's own stores: values must be JSON. A search with a query is the store's default search, by
+words and vectors. Filters compare numbers with numbers and texts with texts. Refreshing a time to live is a write.
+Needs langgraph-checkpoint (tested with 4.3), a dependency of langgraph.
 """
 
 from __future__ import annotations
@@ -51,13 +51,10 @@ Path = tuple[str, ...]
 
 
 class LangGraphStore(BaseStore):
-    """A `BaseStore` that keeps its items in `store`, in `category` ("semantic", or the schema's first).
+    """`BaseStore` that keeps its items in a `MemoryStore`.
 
-    `fields`: the paths of values that searches look at, as LangGraph's index configuration has them. `route`: the
-    store's, for searches with a query; with "dense" scores are cosines, as LangGraph's own are. `ttl`: LangGraph's
-    settings (`default_ttl` in minutes, `refresh_on_read`); expired items are never given, so nothing has to be swept.
-    A put with `index=False` is left out of searches with a query, but for filling up their last page, as LangGraph has
-    it. A batch reads first and then writes all or nothing. Several threads and event loops may share it.
+    Searches with a query skip items that were put with `index=False`, except to fill their last page, as in LangGraph.
+    A batch reads first, then writes all or nothing. Several threads and event loops may share a store.
     """
 
     supports_ttl = True
@@ -71,6 +68,16 @@ class LangGraphStore(BaseStore):
         route: Route = "soft",
         ttl: TTLConfig | None = None,
     ) -> None:
+        """Wrap a store.
+
+        Args:
+            store: Holds the items.
+            category: Category of the items; "semantic" by default, or the schema's first.
+            fields: Paths of the values that searches use, as in LangGraph's index configuration.
+            route: Route of searches with a query; scores of "dense" are cosines, as LangGraph's are.
+            ttl: LangGraph's settings (`default_ttl` in minutes, `refresh_on_read`). Expired items are never returned,
+                so no sweep is needed.
+        """
         self.store = store
         self.ttl_config = ttl
         self._items = Keyed(store, "item", category)
@@ -78,7 +85,10 @@ class LangGraphStore(BaseStore):
         self._route: Route = route
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """The result of each operation, in order: first all reads, then the last put of each key, all or none."""
+        """Return the result of each operation, in order.
+
+        All reads run first, then the last put of each key; all puts are written or none.
+        """
         results: list[Result] = []
         puts: dict[tuple[Path, str], PutOp] = {}
         for op in ops:
@@ -92,14 +102,14 @@ class LangGraphStore(BaseStore):
             elif isinstance(op, ListNamespacesOp):
                 results.append(self._namespaces(op))
             else:
-                raise ValueError(f"no operation of a store: {op!r}")
+                raise ValueError(f"unknown operation: {op!r}")
         with self._items.together():
             for op in puts.values():
                 self._put(op)
         return results
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """`batch`, in a thread."""
+        """Run `batch` in a thread."""
         return await asyncio.to_thread(self.batch, list(ops))
 
     def _get(self, op: GetOp) -> Item | None:
@@ -113,7 +123,7 @@ class LangGraphStore(BaseStore):
         if op.offset < 0 or op.limit < 0:
             raise ValueError(f"offset {op.offset}, limit {op.limit}: 0 or more is needed")
         end = op.offset + op.limit
-        where = [*_inside(op.namespace_prefix), *_conditions("item.value", op.filter or {})]
+        where = [*_prefix_conditions(op.namespace_prefix), *_conditions("item.value", op.filter or {})]
         scored: list[tuple[MemoryEntry, float | None]]
         if op.query:
             ranked = self.store.search(
@@ -132,8 +142,8 @@ class LangGraphStore(BaseStore):
 
     def _namespaces(self, op: ListNamespacesOp) -> list[Path]:
         conditions = op.match_conditions or ()
-        found = {tuple(entry.metadata["item"]["namespace"]) for entry in self._items.all()}
-        paths = [path for path in found if all(_matches(condition, path) for condition in conditions)]
+        namespaces = {tuple(entry.metadata["item"]["namespace"]) for entry in self._items.all()}
+        paths = [path for path in namespaces if all(_matches(condition, path) for condition in conditions)]
         return sorted({path[: op.max_depth] for path in paths})[op.offset : op.offset + op.limit]
 
     def _put(self, op: PutOp) -> None:
@@ -146,7 +156,7 @@ class LangGraphStore(BaseStore):
         created = utc(time) if current is None else current.metadata["item"]["created_at"]
         item: dict[str, Any] = {
             "namespace": list(op.namespace),
-            "within": _paths(op.namespace),
+            "within": _with_ancestors(op.namespace),
             "key": op.key,
             "value": value,
             "created_at": created,
@@ -155,19 +165,21 @@ class LangGraphStore(BaseStore):
             item["index"] = False
         if op.ttl is not None:
             item["ttl"] = op.ttl
-        expires = None if op.ttl is None else _later(time, op.ttl)
+        expires = None if op.ttl is None else _expiry(time, op.ttl)
         text = self._text(value, op.index or None)
         self._items.put(key, text, item, timestamp=utc(time), expires=expires)
 
     def _text(self, value: dict[str, Any], index: Sequence[str] | None) -> str:
-        """What searches look at."""
+        """Return the text that searches use."""
         fields = self._fields if index is None else index
         texts = [text for path in fields or () for text in get_text_at_path(value, tokenize_path(path))]
         return "\n".join(texts) or content_of(value)[0]
 
     def _refresh(self, entries: Iterable[MemoryEntry]) -> None:
-        """Let those that have a time to live expire that much after now, as they are now: others may have put or
-        deleted since they were read."""
+        """Restart the time to live of entries that have one.
+
+        Reads them again first: another thread may have changed or deleted them since.
+        """
         ids = [entry.id for entry in entries if "ttl" in entry.metadata["item"]]
         if not ids:
             return
@@ -176,16 +188,16 @@ class LangGraphStore(BaseStore):
                 entry = self._items.get(id)
                 minutes = None if entry is None else entry.metadata["item"].get("ttl")
                 if entry is not None and minutes is not None:
-                    expires = _later(self._items.now(), minutes)
-                    with suppress(DuplicateContent):  # it expires then already
+                    expires = _expiry(self._items.now(), minutes)
+                    with suppress(DuplicateContent):  # it already expires at that time
                         self.store.change(Operation("update", id=id, content=entry.content, expires=expires))
 
 
-def _later(time: datetime, minutes: float) -> str:
+def _expiry(time: datetime, minutes: float) -> str:
     try:
         return utc(time + timedelta(minutes=minutes))
     except (OverflowError, ValueError) as error:
-        raise InvalidContent(f"ttl {minutes!r}: not so many minutes") from error
+        raise InvalidContent(f"ttl {minutes!r}: too many minutes") from error
 
 
 def _key(namespace: Path, key: str) -> str:
@@ -196,8 +208,8 @@ def _joined(namespace: Path) -> str:
     return ".".join(escaped(label, "./") for label in namespace)
 
 
-def _paths(namespace: Path) -> list[str]:
-    """The namespace and all above it."""
+def _with_ancestors(namespace: Path) -> list[str]:
+    """Return the namespace and its ancestors."""
     return [_joined(namespace[: length + 1]) for length in range(len(namespace))]
 
 
@@ -212,26 +224,26 @@ def _fields(entry: MemoryEntry) -> dict[str, Any]:
     }
 
 
-def _inside(prefix: Path) -> list[dict[str, Any]]:
+def _prefix_conditions(prefix: Path) -> list[dict[str, Any]]:
     return [{"item.within": {"$contains": _joined(prefix)}} if prefix else {"item.key": {"$ne": None}}]
 
 
-def _conditions(place: str, wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The conditions of a filter; a mapping without operators is compared by the keys it has."""
-    found: list[dict[str, Any]] = []
-    for name, value in wanted.items():
+def _conditions(path: str, conditions: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the conditions of a filter; a mapping without operators is compared key by key."""
+    flat: list[dict[str, Any]] = []
+    for name, value in conditions.items():
         if isinstance(value, Mapping) and value and not any(str(key).startswith("$") for key in value):
-            found += _conditions(f"{place}.{name}", value)
+            flat += _conditions(f"{path}.{name}", value)
         else:
-            found.append({f"{place}.{name}": value})
-    return found
+            flat.append({f"{path}.{name}": value})
+    return flat
 
 
 def _matches(condition: MatchCondition, path: Path) -> bool:
-    wanted = condition.path
-    if len(path) < len(wanted):
+    pattern = condition.path
+    if len(path) < len(pattern):
         return False
     if condition.match_type not in ("prefix", "suffix"):
         raise ValueError(f"match type {condition.match_type!r}: prefix or suffix is needed")
-    part = path[: len(wanted)] if condition.match_type == "prefix" else path[len(path) - len(wanted) :]
-    return all(want in ("*", label) for want, label in zip(wanted, part, strict=True))
+    part = path[: len(pattern)] if condition.match_type == "prefix" else path[len(path) - len(pattern) :]
+    return all(expected in ("*", label) for expected, label in zip(pattern, part, strict=True))

@@ -1,7 +1,7 @@
 """LangGraph's store under evaluation: `memalpha eval … 'systems=[memalpha.integrations.langgraph:LangGraphSystem]'`.
 
-Every turn is a value of its `InMemoryStore`, embedded by our embedder, and found by the store's own search. Needs
-langgraph-checkpoint (4.3 was tried), which langgraph brings.
+Every turn is a value in LangGraph's `InMemoryStore`, embedded by memalpha's embedder and found by the store's own
+search. Needs langgraph-checkpoint (tested with 4.3), a dependency of langgraph.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMESPACE = ("conversation",)
 
 
 class LangGraphSystem:
-    """One conversation in an `InMemoryStore`; a question is shown the `k` values that its search gives."""
+    """One conversation in an `InMemoryStore`; a question gets the `k` values of its search."""
 
     name = "langgraph"
 
@@ -36,7 +36,7 @@ class LangGraphSystem:
         self._count = self._tokens = 0
 
     def read(self, chunk: Chunk) -> None:
-        """Put its turns, embedded in one batch."""
+        """Put the turns of a chunk, embedded in one batch."""
         puts = []
         for turn in turn_passages(chunk):
             value = {"text": turn.text, "timestamp": turn.timestamp, "turns": list(turn.turns), "order": self._count}
@@ -46,19 +46,19 @@ class LangGraphSystem:
         self._store.batch(puts)
 
     def context(self, question: str) -> Sequence[Passage]:
-        """What its search gives."""
+        """Return the values of LangGraph's search."""
         return self._passages(self._store.search(_NAMESPACE, query=question, limit=self._k))
 
     def size(self) -> int:
-        """All that was put."""
+        """Return the tokens of all turns put."""
         return self._tokens
 
     def entries(self) -> Sequence[Passage]:
-        """What it says it holds."""
+        """Return the values that LangGraph lists."""
         return self._passages(self._store.search(_NAMESPACE, limit=max(1, self._count)))
 
     def history(self) -> Sequence[Passage]:
-        """The same: nothing is ever taken out."""
+        """Return `entries`: nothing is ever deleted."""
         return self.entries()
 
     def _passages(self, items: Sequence[Any]) -> list[Passage]:

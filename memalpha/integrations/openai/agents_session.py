@@ -1,10 +1,10 @@
-"""A conversation of the OpenAI Agents SDK in a store: `Runner.run(agent, text, session=MemorySession("7", store))`.
+"""Sessions of the OpenAI Agents SDK in a store: `Runner.run(agent, text, session=MemorySession("7", store))`.
 
-Each session lies in a namespace of its own, `session:ID`, in the order in which its items came. An item is an entry:
-its content is what was said (`user: I live in Porto.`), of a call and the like the whole item as text;
-`metadata["message"]` is the item itself. `source` and `turn` say where it stands, so that searches know what was said
-around it. What is popped or cleared is ended, not destroyed: it stays in the history, and `undo` brings it back;
-`store.namespace("session:ID").erase_all()` is for good. Works with openai-agents (0.24 was tried), and needs nothing.
+Each session has its own namespace, `session:ID`, and keeps its items in order. An item is an entry: its content is the
+message (`user: I live in Porto.`), or the whole item as text for calls and the like. `metadata["message"]` is the item
+itself. `source` and `turn` give its position, so that searches know the neighbouring messages. Popped and cleared items
+are deleted but stay in the history, and `undo` restores them; `store.namespace("session:ID").erase_all()` erases them.
+Works with openai-agents (tested with 0.24), but does not import it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ _CATEGORY = "episodic"
 
 
 class MemorySession:
-    """The SDK's `Session`. `store` may hold other sessions and memories: they do not see each other.
-
-    `session_settings` is the SDK's; its `limit` holds where `get_items` is given none. Every method works in a thread.
-    """
+    """The SDK's `Session`, kept in a store. Every method works in a thread."""
 
     def __init__(self, session_id: str, store: MemoryStore, *, session_settings: Any = None) -> None:
+        """Open a session.
+
+        Args:
+            session_id: Name of the session.
+            store: May hold other sessions and memories; they do not see each other.
+            session_settings: The SDK's settings; their `limit` is the default of `get_items`.
+        """
         self.session_id = session_id
         self.session_settings = session_settings
         self.store = store.namespace(f"session:{session_id}")
@@ -36,23 +40,23 @@ class MemorySession:
         self._items = Keyed(self.store, "message", category)
 
     async def get_items(self, limit: int | None = None) -> list[Any]:
-        """The newest `limit` items (None: all), oldest first."""
+        """Return the newest `limit` items, oldest first; None returns all."""
         if limit is None:
             limit = getattr(self.session_settings, "limit", None)
         entries = await asyncio.to_thread(self._items.all)
-        kept = entries if limit is None else entries[max(0, len(entries) - max(0, limit)) :]
-        return [entry.metadata["message"] for entry in kept]
+        newest = entries if limit is None else entries[max(0, len(entries) - max(0, limit)) :]
+        return [entry.metadata["message"] for entry in newest]
 
     async def add_items(self, items: Sequence[Any]) -> None:
-        """Append items, all or none. Raises `InvalidContent` for one that is not JSON."""
+        """Append all items or none. Raises `InvalidContent` if one is not JSON."""
         await asyncio.to_thread(self._add, list(items))
 
     async def pop_item(self) -> Any | None:
-        """Take the newest item out and return it; None where there is none."""
+        """Remove the newest item and return it; None if there is none."""
         return await asyncio.to_thread(self._pop)
 
     async def clear_session(self) -> None:
-        """Take all items out."""
+        """Remove all items."""
         await asyncio.to_thread(self._clear)
 
     def _add(self, items: Sequence[Any]) -> None:
@@ -82,13 +86,13 @@ def _last(entries: Sequence[MemoryEntry]) -> MemoryEntry | None:
 
 
 def _text(item: Any) -> str:
-    """An item as a text that can be stored and searched."""
+    """Return the text of an item, to store and search."""
     text = ""
     if isinstance(item, Mapping):
         content = item.get("content")
         parts = content if isinstance(content, list) else ()
-        said = [part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
-        text = content if isinstance(content, str) else "\n".join(said)
+        texts = [part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+        text = content if isinstance(content, str) else "\n".join(texts)
         text = f"{item.get('role') or 'user'}: {text}" if text.strip() else ""
     if not text:
         text = json.dumps(item, ensure_ascii=False, default=str)

@@ -189,7 +189,7 @@ def test_the_other_ways_to_ask(server, store):
     assert raw.headers["content-type"] == "application/json" and raw.parse().choices
     assert [line.strip() for line in policy.heard] == ["user: I like tea.\nassistant: I see your point."] * 6
     with (
-        pytest.raises(ConfigError, match="cannot be kept"),
+        pytest.raises(ConfigError, match="cannot be recorded"),
         client.chat.completions.with_streaming_response.create(model="m", messages=messages),
     ):
         pass
@@ -219,7 +219,7 @@ def test_a_memory_that_fails_costs_no_answer(server, store, caplog):
         with caplog.at_level(logging.ERROR, "memalpha"):
             assert ask(client, "chat").choices
     assert [record.getMessage() for record in caplog.records] == [
-        "memory: an exchange was not kept: PolicyError: the writer is away"
+        "memory: an exchange was not stored: PolicyError: the writer is away"
     ] * 2
     with pytest.raises(PolicyError, match="away") as failure:
         ask(client_of(server, MemoryAgent(policy, store), errors="raise"), "chat")
@@ -239,7 +239,7 @@ def test_no_failure_of_whatever_type_costs_an_answer(server, store, caplog, monk
                 return await ask(with_memory(plain, MemoryAgent(policy, store)), "chat")
 
         assert asyncio.run(talk()).choices
-    said = f"memory: an exchange was not kept: {kind.__name__}: its own bug"
+    said = f"memory: an exchange was not stored: {kind.__name__}: its own bug"
     assert [record.getMessage() for record in caplog.records] == [said] * 3
     assert all(record.exc_info and record.exc_info[0] is kind for record in caplog.records)
     with pytest.raises(kind, match="its own bug") as failure:
@@ -253,7 +253,7 @@ def test_no_failure_of_whatever_type_costs_an_answer(server, store, caplog, monk
     caplog.clear()
     with caplog.at_level(logging.ERROR, "memalpha"):
         assert ask(client_of(server, store), "chat").choices
-    assert f"the request is sent without what the memory holds: {kind.__name__}: no disk" in caplog.text
+    assert f"the request is sent without notes: {kind.__name__}: no disk" in caplog.text
 
 
 def test_an_answer_without_the_parts_that_are_read_is_given(server, store, caplog, monkeypatch):
@@ -262,13 +262,13 @@ def test_an_answer_without_the_parts_that_are_read_is_given(server, store, caplo
 
     for form in (openai_._Chat, openai_._Responses):
         monkeypatch.setattr(form, "answer", staticmethod(no_text))
-        monkeypatch.setattr(form, "piece", staticmethod(no_text))
+        monkeypatch.setattr(form, "delta", staticmethod(no_text))
     client = client_of(server, store)
     with caplog.at_level(logging.ERROR, "memalpha"):
         for api in ("chat", "responses"):
             assert ask(client, api).id and list(ask(client, api, stream=True))
     assert [record.getMessage() for record in caplog.records] == [
-        "memory: an exchange was not kept: AttributeError: no message"
+        "memory: an exchange was not stored: AttributeError: no message"
     ] * 4
 
 
@@ -282,7 +282,7 @@ def test_a_memory_that_cannot_be_read_is_said(server, store, caplog, monkeypatch
     assert server.bodies == []
     with caplog.at_level(logging.ERROR, "memalpha"):
         assert ask(client_of(server, store), "chat").choices
-    assert "the request is sent without what the memory holds: StoreError: damaged" in caplog.text
+    assert "the request is sent without notes: StoreError: damaged" in caplog.text
 
 
 def test_what_is_no_client_is_refused(store):
