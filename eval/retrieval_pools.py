@@ -43,7 +43,8 @@ import numpy as np
 from memalpha.qa import locomo_search as locomo
 from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, search_function, summarize_ranks
 from memalpha.store.embedding import CachedEmbedder, Embedder, load_embedder
-from memalpha.store.search.corpus import Corpus, Document
+from memalpha.store.search.corpus import Corpus
+from memalpha.store.search.documents import Document
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.datasets.locomo import load_locomo
 from memalpha.types import MemoryEntry
@@ -178,7 +179,7 @@ def _with_places(
 ) -> Callable[[Sequence[str], int], list[list[MemoryEntry]]]:
     """The default search where a span's group is its place, with or without the words around it."""
     by_id = {entry.id: entry for entry in entries}
-    documents = [replace(Document.of(entry), group=f"{entry.source} {entry.chunk}") for entry in entries]
+    documents = [replace(Document.from_entry(entry), group=f"{entry.source} {entry.chunk}") for entry in entries]
     corpus = Corpus(embedder, documents if spans else [replace(document, span=None) for document in documents])
     return lambda queries, k: [[by_id[hit.id] for hit in hits] for hits in corpus.search_many(queries, k)]
 

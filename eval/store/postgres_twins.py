@@ -14,7 +14,7 @@ from postgres_attacks import SECRET, attempt, settings, statements
 
 from memalpha.errors import StoreError
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.search.corpus import Boost
+from memalpha.store.search.boost import Boost
 from memalpha.store.search.ranking import ROUTES
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore

@@ -269,7 +269,7 @@ def _check_names(config: AgentConfig, store: Memory) -> None:
     """Refuse a schema or embedder that the configuration names and the store does not have."""
     if "memory_schema" in config.model_fields_set:
         named = load_schema(config.memory_schema)
-        if not named.fits(store.schema):
+        if not named.is_compatible_with(store.schema):
             raise ConfigError(
                 f"memory_schema: the store has schema {store.schema.describe()}, not {named.describe()}: leave it out, "
                 "or open another store"

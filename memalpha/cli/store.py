@@ -30,7 +30,7 @@ from memalpha.store.validation import check_timestamp
 from memalpha.types import Operation
 
 if TYPE_CHECKING:
-    from memalpha.store.search.corpus import Boost
+    from memalpha.store.search.boost import Boost
 
 
 def read(
@@ -160,7 +160,7 @@ def search(
 
 
 def _parse_boost(text: str | None) -> Boost | None:
-    from memalpha.store.search.corpus import Boost
+    from memalpha.store.search.boost import Boost
 
     terms = parse_json_object("--boost", text)
     names = [field.name for field in dataclasses.fields(Boost)]

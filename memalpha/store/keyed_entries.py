@@ -56,7 +56,9 @@ class Keyed:
             raise StoreError(f"a MemoryStore is needed, not {type(store).__name__}")
         names = store.schema.category_names
         self.store, self.kind = store, kind
-        self.category = store.schema.check(category) if category else "semantic" if "semantic" in names else names[0]
+        self.category = (
+            store.schema.check_category(category) if category else "semantic" if "semantic" in names else names[0]
+        )
 
     def now(self) -> datetime:
         """The time by the store's own clock, by which its entries expire."""

@@ -10,7 +10,8 @@ from memalpha.errors import DuplicateContent
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, Where, parse
 from memalpha.store.schema import MemorySchema
-from memalpha.store.search.corpus import Boost, Route
+from memalpha.store.search.boost import Boost
+from memalpha.store.search.ranking import Route
 from memalpha.store.state import Change, MemoryState
 from memalpha.store.validation import clean_content
 from memalpha.types import Hit, MemoryEntry, Operation
@@ -104,7 +105,7 @@ class Memory(ABC):
     def _filter(self, category: str | None, where: Where) -> Filter | None:
         """What `category` and `where` leave in; None for everything. Raises `UnknownCategory` or `StoreError`."""
         if category is not None:
-            self.schema.check(category)
+            self.schema.check_category(category)
         return parse(where, category=category)
 
     def apply(self, operation: Operation) -> Operation:

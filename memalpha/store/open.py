@@ -13,8 +13,8 @@ from memalpha.store.backends.base import Backend, Clock, Durability
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.sqlite import Database, new_file
 from memalpha.store.embedding import Embedder
-from memalpha.store.indexing.namespace_index import LiveIndex
-from memalpha.store.indexing.stored_embedder import RecordedEmbedder, record_of
+from memalpha.store.indexing.namespace_index import NamespaceIndex
+from memalpha.store.indexing.stored_embedder import RecordedEmbedder, embedder_record
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.search.vectors import Precision
 
@@ -49,7 +49,7 @@ def open_database(
     wanted = load_schema(DEFAULT_SCHEMA if schema is None else schema)
 
     def meta() -> dict[str, str]:
-        return {"schema": wanted.to_json(), "embedder": record_of(embedder or DEFAULT_EMBEDDER)}
+        return {"schema": wanted.to_json(), "embedder": embedder_record(embedder or DEFAULT_EMBEDDER)}
 
     of = _postgres() if is_url(path) else Database
     database = of(str(path), create=create, durability=durability, clock=clock, initial_meta=meta)
@@ -57,7 +57,7 @@ def open_database(
         recorded = MemorySchema.from_json(database.meta["schema"])
         if schema is None:
             wanted = recorded
-        elif not wanted.fits(recorded):
+        elif not wanted.is_compatible_with(recorded):
             raise StoreError(
                 f"{database.path} was made with schema {recorded.describe()}, not {wanted.describe()}: open it without "
                 "naming a schema, or give another path"
@@ -83,10 +83,10 @@ def rows_of(database: Backend, name: str, schema: MemorySchema) -> Namespace:
     return PostgresRows(database, name, schema)  # pyright: ignore[reportArgumentType]: the other of the two
 
 
-def index_of(rows: Namespace, embedder: RecordedEmbedder, vectors: Precision) -> LiveIndex | PostgresIndex:
+def index_of(rows: Namespace, embedder: RecordedEmbedder, vectors: Precision) -> NamespaceIndex | PostgresIndex:
     """What searches a namespace; raises `StoreError` for vectors of a precision that its database has not."""
     if isinstance(rows.database, Database):
-        return LiveIndex(rows, embedder, vectors)
+        return NamespaceIndex(rows, embedder, vectors)
     if vectors != "float32":
         raise StoreError(f"vectors {vectors!r}: searches of a PostgreSQL store hold none, and the server has float32")
     from memalpha.store.backends.postgres.search import PostgresIndex

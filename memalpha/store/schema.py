@@ -65,14 +65,14 @@ class MemorySchema:
         """The names, in the schema's order."""
         return tuple(category.name for category in self.categories)
 
-    def check(self, category: object) -> str:
+    def check_category(self, category: object) -> str:
         """The category, if the schema has it; raises `UnknownCategory` naming those it has."""
         for known in self.categories:
             if known.name == category:
                 return known.name
         raise UnknownCategory(f"no category {category!r} in schema {self.name!r}: use {', '.join(self.category_names)}")
 
-    def fits(self, other: MemorySchema) -> bool:
+    def is_compatible_with(self, other: MemorySchema) -> bool:
         """Whether entries may move between the two as they are: same but for the descriptions."""
         return (self.name, self.category_names, self.core, self.core_limit) == (
             other.name,

@@ -89,7 +89,7 @@ def plan(view: StateView, operation: Operation, position: int) -> Change:
         content = clean_core_text(view.schema, operation.content)
         return Change(_complete(operation, None, None, content))
     if kind == "insert":
-        category = view.schema.check(operation.category)
+        category = view.schema.check_category(operation.category)
         content = clean_content(operation.content)
         earlier = _earlier(view, operation.id, category)
         _refuse_duplicate(view, category, content)
@@ -195,7 +195,7 @@ class MemoryState:
     def list(self, category: str | None = None) -> list[MemoryEntry]:
         """The live entries, oldest id first (an update or an undone delete keeps an entry's place)."""
         if category is not None:
-            self.schema.check(category)
+            self.schema.check_category(category)
         created = self._created
         live = (entry for entry in self._live.values() if category is None or entry.category == category)
         return sorted(live, key=lambda entry: created[entry.id])

@@ -235,7 +235,7 @@ class MemoryStore(StoreReader):
         return count
 
     def _erase(self, ids: Collection[str] | None) -> int:
-        cache.remove(self._database, self._rows.name)  # before anybody can take it for what is there now
+        cache.remove_index_files(self._database, self._rows.name)  # before anybody can take it for what is there now
         return self._rows.erase(ids)
 
     def _scrub(self) -> None:
@@ -243,7 +243,7 @@ class MemoryStore(StoreReader):
         with self._database.transaction(write=False):
             due = self._database.scrub_due
         if due:
-            cache.remove(self._database)  # those too that were being written meanwhile
+            cache.remove_index_files(self._database)  # those too that were being written meanwhile
             self._database.scrub()
 
     def export_jsonl(self, path: str | Path) -> int:

@@ -14,12 +14,13 @@ from memalpha.store.backends.namespace_reads import Tip
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Where
 from memalpha.store.history import Diff
-from memalpha.store.indexing.context import surroundings
+from memalpha.store.indexing.context import surrounding_spans
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
 from memalpha.store.memory import Memory
 from memalpha.store.open import index_of, rows_of
 from memalpha.store.schema import MemorySchema
-from memalpha.store.search.corpus import Boost, Route
+from memalpha.store.search.boost import Boost
+from memalpha.store.search.ranking import Route
 from memalpha.store.search.vectors import Precision
 from memalpha.store.state import MemoryState
 from memalpha.types import Hit, MemoryEntry, Operation
@@ -194,14 +195,14 @@ class StoreReader(Memory):
             )
             entries = {hit.id: hit.entry for hits in found for hit in hits if hit.entry is not None}
             entries |= self._rows.many(list({hit.id for hits in found for hit in hits} - entries.keys()), position)
-            near = {id: tuple(surroundings(self._rows, id, around, position)) for id in entries if around}
+            near = {id: tuple(surrounding_spans(self._rows, id, around, position)) for id in entries if around}
         return [[Hit(entries[id], score, parts, near.get(id, ())) for id, score, parts, _ in hits] for hits in found]
 
     def around(self, id: str, tokens: int = 200, *, as_of: int | str | None = None) -> list[MemoryEntry]:
         """The raw text around an entry: spans of its `source` (they have a `turn`), by `chunk` and then as stored, an
         unbroken run of at most `tokens` (characters / 4); see `around.surroundings`. Raises `UnknownEntry`."""
         with self._now():
-            return surroundings(self._rows, id, tokens, self._rows.position_of(as_of))
+            return surrounding_spans(self._rows, id, tokens, self._rows.position_of(as_of))
 
     def build_index(self) -> None:
         """Make ready what searches need, and save it beside the file; after many inserts, so that the next process

@@ -15,7 +15,7 @@ from memalpha.store.embedding import load_embedder
 from memalpha.store.filters import parse
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import Category, MemorySchema
-from memalpha.store.search.corpus import Boost
+from memalpha.store.search.boost import Boost
 from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry
 
@@ -289,7 +289,7 @@ def test_a_search_that_is_stopped_half_way_leaves_nothing_wrong(monkeypatch) -> 
     wanted = MemoryStore.search(store, "fact 3", where={"chunk": {"$in": [1, 3]}})
     store.insert("semantic", "fact 5", chunk=3)
     with monkeypatch.context() as patch:
-        patch.setattr(memalpha.store.search.filter_columns.Columns, "mask", lambda *_: 1 / 0)
+        patch.setattr(memalpha.store.search.filter_columns.FilterColumns, "mask", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             store.search("fact 3", where={"chunk": {"$in": [1, 3]}})
     store.undo()

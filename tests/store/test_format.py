@@ -13,7 +13,7 @@ from memalpha.store.backends.row_codec import digest
 from memalpha.store.backends.sqlite import FORMAT
 from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import load_embedder
-from memalpha.store.indexing.stored_embedder import record_of
+from memalpha.store.indexing.stored_embedder import embedder_record
 from memalpha.store.schema import MEM_ALPHA
 from memalpha.store.store import MemoryStore
 
@@ -76,7 +76,11 @@ def old(tmp_path: Path, request) -> Path:
     path = tmp_path / "old.db"
     rows = sqlite3.connect(path)
     rows.executescript("PRAGMA journal_mode = WAL;" + FORMAT_1)
-    meta = {"schema": MEM_ALPHA.to_json(), "embedder": record_of("hash"), "created": "2026-11-01T00:00:00.000000+00:00"}
+    meta = {
+        "schema": MEM_ALPHA.to_json(),
+        "embedder": embedder_record("hash"),
+        "created": "2026-11-01T00:00:00.000000+00:00",
+    }
     rows.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
     rows.execute("INSERT INTO namespaces VALUES (1, 'default')")
     for seq, (kind, content) in enumerate(zip(("insert", "update", "update"), texts, strict=True), 1):
@@ -137,7 +141,7 @@ def test_a_migration_that_fails_changes_nothing(old: Path, monkeypatch) -> None:
         with pytest.raises(StoreError, match="nothing"):
             MemoryStore.open(old)
     assert (version_of(old), old.read_bytes()) == before
-    assert json.loads(record_of("hash"))["name"] == MemoryStore.open(old).embedder
+    assert json.loads(embedder_record("hash"))["name"] == MemoryStore.open(old).embedder
 
 
 @pytest.mark.parametrize("version", [0, FORMAT + 1])

@@ -14,10 +14,10 @@ def test_the_shipped_schemas() -> None:
 
 
 def test_check_names_the_valid_categories() -> None:
-    assert MEM_ALPHA.check("semantic") == "semantic"
+    assert MEM_ALPHA.check_category("semantic") == "semantic"
     for wrong in ("values", "", None, 3):
         with pytest.raises(UnknownCategory, match="semantic, episodic"):
-            MEM_ALPHA.check(wrong)
+            MEM_ALPHA.check_category(wrong)
 
 
 def test_own_yaml(tmp_path) -> None:
@@ -59,9 +59,9 @@ def test_no_such_schema(tmp_path) -> None:
 def test_json_round_trip_and_fit() -> None:
     assert MemorySchema.from_json(LIFE.to_json()) == LIFE
     described = MemorySchema("mem-alpha", (Category("semantic", "x"), Category("episodic", "y")))
-    assert described.fits(MEM_ALPHA)
-    assert not LIFE.fits(MEM_ALPHA)
-    assert not MemorySchema("mem-alpha", MEM_ALPHA.categories, core_limit=100).fits(MEM_ALPHA)
+    assert described.is_compatible_with(MEM_ALPHA)
+    assert not LIFE.is_compatible_with(MEM_ALPHA)
+    assert not MemorySchema("mem-alpha", MEM_ALPHA.categories, core_limit=100).is_compatible_with(MEM_ALPHA)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from memalpha.errors import ConfigError, DuplicateContent, InvalidContent
 from memalpha.store.filters import utc
 from memalpha.store.io.importers.langgraph import content_of
 from memalpha.store.keyed_entries import Keyed, escaped
-from memalpha.store.search.corpus import Route
+from memalpha.store.search.ranking import Route
 from memalpha.store.store import MemoryStore
 from memalpha.store.validation import validate_fields
 from memalpha.types import MemoryEntry, Operation

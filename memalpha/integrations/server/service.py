@@ -257,7 +257,7 @@ class MemoryService:
         """Refuse a bad category or filter here: the store's error could not be told from a failing database."""
         try:
             if category is not None:
-                self.schema.check(category)
+                self.schema.check_category(category)
             parse(where)
         except UnknownCategory as error:
             raise _to_service_error(error) from error

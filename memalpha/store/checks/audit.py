@@ -82,7 +82,7 @@ class Retrieval:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RawSpan:
     """A raw span: a turn, or a chunk without turns."""
 
     chunk: int | None
@@ -100,7 +100,7 @@ class Coverage:
     by_content: int
     chunks: int
     chunks_by_origin: int
-    uncovered: tuple[Span, ...]
+    uncovered: tuple[RawSpan, ...]
 
 
 @dataclass(slots=True)
@@ -403,7 +403,7 @@ def _coverage(
         raw, facts = [e for e in entries if e.turn is not None], [e for e in entries if e.turn is None]
         if not raw or not facts:
             return None
-        keyed = [((entry.source, entry.chunk), Span(entry.chunk, entry.turn, entry.content)) for entry in raw]
+        keyed = [((entry.source, entry.chunk), RawSpan(entry.chunk, entry.turn, entry.content)) for entry in raw]
         named = {(entry.source, entry.chunk) for entry in facts if entry.chunk is not None}
         by_origin: set[int] = set()
     else:
@@ -425,7 +425,7 @@ def _coverage(
     )
 
 
-def _spans(chunk: Chunk) -> list[Span]:
+def _spans(chunk: Chunk) -> list[RawSpan]:
     if chunk.text is not None:
-        return [Span(chunk.index, None, chunk.text)]
-    return [Span(chunk.index, turn.id, turn.text) for turn in chunk.turns]
+        return [RawSpan(chunk.index, None, chunk.text)]
+    return [RawSpan(chunk.index, turn.id, turn.text) for turn in chunk.turns]

@@ -28,8 +28,8 @@ from memalpha.store.schema import MemorySchema
 from memalpha.store.state import MemoryState, plan
 from memalpha.types import MemoryEntry
 
-EXPORT = "the log is never repaired: go back to a copy, or save what can be read with `memalpha export`"
-_SHOWN = 5
+ADVICE = "the log is never repaired: go back to a copy, or save what can be read with `memalpha export`"
+_MAX_LISTED = 5
 _BATCH = 256
 _TOLERANCE = 1e-3  # of a component of a unit vector; a model's own batching makes 1e-6
 
@@ -48,7 +48,7 @@ class Problem:
 
 
 @dataclass(slots=True)
-class Health:
+class HealthReport:
     """What an examination found: `problems` there are, those that were `repaired`, `notes` on what was not looked at,
     and how many namespaces, operations, versions and vectors were."""
 
@@ -61,7 +61,7 @@ class Health:
 _COUNTED = ("operations", "versions", "vectors")
 
 
-def examine(path: str | Path, *, repair: bool = False, embedder: str | Embedder | None = None) -> Health:
+def examine(path: str | Path, *, repair: bool = False, embedder: str | Embedder | None = None) -> HealthReport:
     """Look a store through, a file or one in PostgreSQL; with `repair`, make anew what follows from the log, all in
     one transaction. Vectors are compared with those of `embedder`, or of the recorded embedder where that is a shipped
     one; else a note says that they were not.
@@ -71,7 +71,7 @@ def examine(path: str | Path, *, repair: bool = False, embedder: str | Embedder 
     try:
         database = existing(path)
     except DamagedStore as error:
-        return Health([Problem("file", f"{error}; {EXPORT}")])
+        return HealthReport([Problem("file", f"{error}; {ADVICE}")])
     if isinstance(database, Database):
         database.read_damaged_text()
     try:
@@ -86,22 +86,22 @@ def examine(path: str | Path, *, repair: bool = False, embedder: str | Embedder 
         database.close()
 
 
-def _examine(database: Backend, embedder: str | Embedder | None, *, repair: bool) -> Health:
-    health = Health()
+def _examine(database: Backend, embedder: str | Embedder | None, *, repair: bool) -> HealthReport:
+    health = HealthReport()
     try:
         with database.transaction(write=False):
             names = database.namespaces()
         with database.transaction(*names, write=repair):
             _Examination(database, embedder, health, repair).run()
     except DamagedStore as error:
-        health.problems.append(Problem("file", f"{error}; {EXPORT}"))
+        health.problems.append(Problem("file", f"{error}; {ADVICE}"))
     return health
 
 
 class _Examination:
     """One pass over a file, inside a transaction."""
 
-    def __init__(self, database: Backend, embedder: str | Embedder | None, health: Health, repair: bool) -> None:
+    def __init__(self, database: Backend, embedder: str | Embedder | None, health: HealthReport, repair: bool) -> None:
         self.database, self.health, self.repair = database, health, repair
         self.embedder = embedder
 
@@ -110,37 +110,37 @@ class _Examination:
         database = self.database
         self.health.notes += database.notes()
         for fault in database.faults():
-            self.says("file", f"{fault}; {EXPORT}")
+            self.report("file", f"{fault}; {ADVICE}")
         misses = database.misses()
         for name, kind in misses.items():
-            self.says("file", f"the {kind} {name} is missing or not as it should be")
+            self.report("file", f"the {kind} {name} is missing or not as it should be")
         tables = [name for name, kind in misses.items() if kind == "table"]
         if tables and not (self.repair and set(tables) <= {"versions", "vectors"}):
             return
         for name in tables:
             database.make(name)
         if database.scrub_due:
-            self.says("file", "an erasure was not finished: free pages may still hold what was erased")
+            self.report("file", "an erasure was not finished: free pages may still hold what was erased")
         try:
             schema = MemorySchema.from_json(database.meta["schema"])
             recorded = RecordedEmbedder(database.path, database.meta["embedder"], self.embedder)
         except (KeyError, ValueError, MemalphaError) as error:
-            self.says("file", f"what is recorded of the schema or the embedder cannot be read ({error}); {EXPORT}")
+            self.report("file", f"what is recorded of the schema or the embedder cannot be read ({error}); {ADVICE}")
             return
         for table in ("operations", "versions", "vectors"):
             if orphans := database.orphans(table):
                 part = "log" if table == "operations" else table
-                self.says(part, f"{orphans} rows belong to no namespace" + (f"; {EXPORT}" if part == "log" else ""))
+                self.report(part, f"{orphans} rows belong to no namespace" + (f"; {ADVICE}" if part == "log" else ""))
                 if self.repair and part != "log":
                     database.drop_orphans(table)
         for name in database.namespaces():
             self.health.counts["namespaces"] += 1
             rows = rows_of(database, name, schema)
-            right = self.replayed(rows)
+            right = self.replay(rows)
             if right is not None and self.versions(rows, right):
                 self.vectors(rows, {row[4]: row[7] for row in right.values()}, recorded)
                 if lacking := rows.wordless(mend=self.repair):
-                    self.says("vectors", f"{lacking} contents have no words to be found by", name)
+                    self.report("vectors", f"{lacking} contents have no words to be found by", name)
         self.index_files([rows_of(database, name, schema) for name in database.namespaces()])
         if self.repair:  # after the rows, which may not have been such that the indexes could be made
             for name in misses.keys() - set(tables):
@@ -153,15 +153,15 @@ class _Examination:
         sound = {index.path for index in caches if index.path in files and index.load() is not None}
         for file in files:
             if file not in sound:
-                self.says("index", f"{file} is damaged, left over or of another store: it is not used")
+                self.report("index", f"{file} is damaged, left over or of another store: it is not used")
         if self.repair and self.health.problems:
-            cache.remove(self.database)
+            cache.remove_index_files(self.database)
 
-    def says(self, part: Any, message: str, namespace: str | None = None) -> None:
+    def report(self, part: Any, message: str, namespace: str | None = None) -> None:
         """Note a problem."""
         self.health.problems.append(Problem(part, message, namespace))
 
-    def replayed(self, rows: Namespace) -> dict[tuple[str, int], tuple[Any, ...]] | None:
+    def replay(self, rows: Namespace) -> dict[tuple[str, int], tuple[Any, ...]] | None:
         """The rows of `versions` that follow from the log, by id and version; None if the log is not sound."""
         state, created = MemoryState.empty(rows.schema), {}
         versions: dict[tuple[str, int], tuple[MemoryEntry, int]] = {}
@@ -178,7 +178,7 @@ class _Examination:
                     raise ValueError(f"its head {head!r} is no position that an undo could go back from")
                 change = plan(state, operation, position)
             except (StoreError, ValueError, TypeError) as error:
-                self.says("log", f"position {position}: {error}; {EXPORT}", rows.name)
+                self.report("log", f"position {position}: {error}; {ADVICE}", rows.name)
                 return None
             heads.append(head)
             before, state = time, state.advance(change)
@@ -196,16 +196,16 @@ class _Examination:
         missing = [key for key in right if key not in there]
         end = rows.position
         if beyond := [key for key, row in there.items() if any(isinstance(at, int) and at > end for at in row[1:3])]:
-            self.says("log", f"it ends at {end}, before {_some(beyond)}; {EXPORT}", rows.name)
+            self.report("log", f"it ends at {end}, before {_some(beyond)}; {ADVICE}", rows.name)
             return False
         # Each version has a checksum of its content; where that speaks against the log, the log is not believed.
         doubtful = [key for key in wrong if key in right and _speaks_against(there[key], right[key])]
         if doubtful:
-            self.says("log", f"the content of {_some(doubtful)} is not what its checksum says; {EXPORT}", rows.name)
+            self.report("log", f"the content of {_some(doubtful)} is not what its checksum says; {ADVICE}", rows.name)
             return False
         for keys, what in ((wrong, "not as the log has them"), (missing, "missing")):
             if keys:
-                self.says("versions", f"{len(keys)} {what}: {_some(keys)}", rows.name)
+                self.report("versions", f"{len(keys)} {what}: {_some(keys)}", rows.name)
         if self.repair and (wrong or missing):
             rows.replace_versions(right.values())
         return True
@@ -228,10 +228,10 @@ class _Examination:
             self.health.notes.append(f"vectors of {rows.name} were not compared with the embedder's: {error}")
         for keys, what in ((left_over, "of no content that is stored"), (missing, "missing")):
             if keys:
-                self.says("vectors", f"{len(keys)} {what}", rows.name)
+                self.report("vectors", f"{len(keys)} {what}", rows.name)
         if wrong:
             message = f"{len(wrong)} not what the embedder {recorded.name!r} gives, such as that of "
-            self.says("vectors", message + repr(contents[wrong[0]]), rows.name)
+            self.report("vectors", message + repr(contents[wrong[0]]), rows.name)
         if self.repair and (left_over or missing or wrong):
             kept = {key: there[key] for key in contents if key in there}
             rows.replace_vectors((kept | right).items())
@@ -243,8 +243,8 @@ def _speaks_against(there: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
 
 def _some(keys: list[tuple[str, int]]) -> str:
     """The first of some versions, by name."""
-    names = [f"{id!r} v{version}" for id, version in keys[:_SHOWN]]
-    return ", ".join(names) + (" ..." if len(keys) > _SHOWN else "")
+    names = [f"{id!r} v{version}" for id, version in keys[:_MAX_LISTED]]
+    return ", ".join(names) + (" ..." if len(keys) > _MAX_LISTED else "")
 
 
 def _sound(blob: object, dim: int) -> bool:

@@ -1,8 +1,8 @@
 """What searches need of a namespace, kept in a file beside its store: a cache, made anew whenever in doubt.
 
 Beside `ana.db` lies `ana.db-index-<16 hex digits of the namespace>`, one file a namespace; each may be deleted at any
-time. It is written when a store of `LEAST` entries or more is closed (aside, synced, renamed), and taken when the store
-is searched next if all of this holds: a SHA-256 over all its bytes is right; format, precision of vectors, way of
+time. It is written when a store of `MIN_ENTRIES` entries or more is closed (aside, synced, renamed), and taken when the
+store is searched next if all of this holds: a SHA-256 over all its bytes is right; format, precision of vectors, way of
 splitting words, store, embedder and namespace are the same; and the log up to the position it stands for ends in the
 very rows it was made from (positions, times and contents), so that a copy that went its own way does not fit; and
 nothing was erased since. What the log holds beyond that position is then caught up. It holds words and vectors, so
@@ -22,13 +22,13 @@ from typing import Any
 from memalpha.errors import StoreError
 from memalpha.store.backends.base import Backend
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.indexing.file_format import Parts, read, write
+from memalpha.store.indexing.file_format import Arrays, read_arrays, write_arrays
 from memalpha.store.search.bm25 import words
 from memalpha.store.search.vectors import Precision
 
 FORMAT = 5
-LEAST = 5000  # entries: below, making the index anew takes less than 0.1 s
-GROWING = ("vectors", "live", "orders", "groups", "spans", "words lengths")  # parts with a row for each slot
+MIN_ENTRIES = 5000  # entries: below, making the index anew takes less than 0.1 s
+GROWING_ARRAYS = ("vectors", "live", "orders", "groups", "spans", "words lengths")  # parts with a row for each slot
 _PROBE = "Ana's running-shoes, 2024: naïve \u6771\u4eac\u306b \ud55c\uad6d\uc5b4 weren't U.S. \u0939\u093f\u0928\u094d"
 
 
@@ -42,10 +42,10 @@ class IndexCache:
         path = rows.database.path
         self.path = Path(f"{path}-index-{_hex(rows.name)}") if _is_file(path) else None
 
-    def load(self) -> tuple[int, Parts] | None:
+    def load(self) -> tuple[int, Arrays] | None:
         """The position that the index stands for, at or before the log's end, and its parts; None if there is none that
         fits. Inside a transaction."""
-        content = None if self.path is None else read(self.path, spare=GROWING)
+        content = None if self.path is None else read_arrays(self.path, spare=GROWING_ARRAYS)
         if content is None:
             return None
         header, parts = content
@@ -57,11 +57,11 @@ class IndexCache:
         self._at = position
         return position, parts
 
-    def save(self, position: int, size: int, parts: Callable[[], Parts], *, anyhow: bool = False) -> None:
+    def save(self, position: int, size: int, make_arrays: Callable[[], Arrays], *, force: bool = False) -> None:
         """Write what an index of `size` entries consists of, as of `position`, where that pays, or `anyhow`. A file
         that cannot be written is a warning: nothing is lost."""
-        due = anyhow or self._at is None or position - self._at > size // 20
-        if self.path is None or size < LEAST or not due:
+        due = force or self._at is None or position - self._at > size // 20
+        if self.path is None or size < MIN_ENTRIES or not due:
             return
         aside = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
         try:
@@ -69,11 +69,13 @@ class IndexCache:
                 # Made under the lock: whoever erases afterwards removes it, and nobody makes one of what was erased.
                 if self._rows.erased_after(position):
                     return
-                remove(self._rows.database, self._rows.name, but=self.path)  # left by writers that were killed
+                remove_index_files(
+                    self._rows.database, self._rows.name, keep=self.path
+                )  # left by writers that were killed
                 file = aside.open("xb")
                 header = {"position": position, "vectors": self._vectors} | self._identity(position)
             with file:
-                write(file, header, parts())
+                write_arrays(file, header, make_arrays())
             with self._rows.transaction():
                 if self._rows.erased_after(position):
                     aside.unlink(missing_ok=True)
@@ -101,10 +103,10 @@ class IndexCache:
         }
 
 
-def remove(database: Backend, namespace: str | None = None, *, but: Path | None = None) -> None:
+def remove_index_files(database: Backend, namespace: str | None = None, *, keep: Path | None = None) -> None:
     """Delete the index files of a namespace, or of all, those being written too; raises `StoreError` if one stays."""
     for path in index_files(database.path, namespace):
-        if path != but:
+        if path != keep:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:

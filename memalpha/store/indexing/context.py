@@ -10,7 +10,7 @@ from memalpha.store.search.span_bm25 import Span
 from memalpha.types import MemoryEntry
 
 
-def surroundings(rows: Namespace, id: str, tokens: int, position: int | None) -> list[MemoryEntry]:
+def surrounding_spans(rows: Namespace, id: str, tokens: int, position: int | None) -> list[MemoryEntry]:
     """The spans around an entry that is live, or was at a position, in the order of their source: an unbroken run,
     nearest first, of at most `tokens` (characters / 4) in all.
 
@@ -24,7 +24,7 @@ def surroundings(rows: Namespace, id: str, tokens: int, position: int | None) ->
         )
     if not isinstance(tokens, int) or tokens < 0:
         raise StoreError(f"around: {tokens!r} tokens: a whole number from 0 is needed")
-    own = [] if Span.of(entry.source, entry.chunk, entry.turn, 0) is None else [entry]
+    own = [] if Span.from_origin(entry.source, entry.chunk, entry.turn, 0) is None else [entry]
     room = 4 * tokens - sum(len(span.content) for span in own)
     before: list[MemoryEntry] = []
     after: list[MemoryEntry] = []

@@ -21,10 +21,10 @@ _DIGEST = 32
 _TYPES = ("<f2", "<f4", "<f8", "|i1", "<i4", "<i8", "|u1", "<u2", "<u4", "|b1")
 _BLOCK = 1 << 22
 
-Parts = Mapping[str, np.ndarray]
+Arrays = Mapping[str, np.ndarray]
 
 
-def write(file: BinaryIO, header: Mapping[str, Any], parts: Parts) -> None:
+def write_arrays(file: BinaryIO, header: Mapping[str, Any], parts: Arrays) -> None:
     """Write one index file and sync it."""
     arrays = {name: np.ascontiguousarray(part) for name, part in parts.items()}
     described = [[name, part.dtype.newbyteorder("<").str, part.shape] for name, part in arrays.items()]
@@ -43,7 +43,7 @@ def write(file: BinaryIO, header: Mapping[str, Any], parts: Parts) -> None:
     os.fsync(file.fileno())
 
 
-def read(path: Path, spare: Collection[str] = ()) -> tuple[dict[str, Any], Parts] | None:
+def read_arrays(path: Path, spare: Collection[str] = ()) -> tuple[dict[str, Any], Arrays] | None:
     """Header (without `arrays`) and parts of an index file; None if it is missing or any byte is not as written. The
     parts `spare` have a quarter more rows, zeros: room to grow that takes no memory before it is used."""
     try:
@@ -53,7 +53,7 @@ def read(path: Path, spare: Collection[str] = ()) -> tuple[dict[str, Any], Parts
         return None
 
 
-def _read(file: BinaryIO, size: int, spare: Collection[str]) -> tuple[dict[str, Any], Parts] | None:
+def _read(file: BinaryIO, size: int, spare: Collection[str]) -> tuple[dict[str, Any], Arrays] | None:
     digest = hashlib.sha256()
     start = file.read(len(_MAGIC) + 8)
     length = int.from_bytes(start[len(_MAGIC) :], "little")
@@ -87,7 +87,7 @@ def pack_strings(name: str, strings: Iterable[str]) -> dict[str, np.ndarray]:
     return {f"{name} text": text, f"{name} lengths": np.fromiter(map(len, strings), np.int32, len(strings))}
 
 
-def unpack_strings(name: str, parts: Parts) -> list[str]:
+def unpack_strings(name: str, parts: Arrays) -> list[str]:
     """The strings that `pack_strings` packed."""
     text = parts[f"{name} text"].tobytes().decode("utf-8", "surrogatepass")
     ends = np.cumsum(parts[f"{name} lengths"], dtype=np.int64).tolist()

@@ -81,7 +81,7 @@ class RecordedEmbedder:
         return load_embedder(self.name)
 
 
-def record_of(embedder: str | Embedder) -> str:
+def embedder_record(embedder: str | Embedder) -> str:
     """What a store file records of its embedder: name, dimension, and one vector to know it by."""
     if isinstance(embedder, str):
         embedder = load_embedder(embedder)
@@ -121,7 +121,7 @@ class StoredEmbedder:
             known.update(zip(missing, self._inner.encode(missing), strict=True))
         return np.array([known[text] for text in texts], np.float32).reshape(len(texts), self.dim)
 
-    def of_entries(self, ids: Sequence[str]) -> np.ndarray:
+    def entry_vectors(self, ids: Sequence[str]) -> np.ndarray:
         """What `encode` gives for the contents of live entries, in one statement where the file has their vectors."""
         with self._rows.transaction(write=False):
             known = self._rows.vectors_of(ids)

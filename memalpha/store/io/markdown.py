@@ -135,7 +135,7 @@ def apply_notes(rows: Namespace, path: str | Path, notes: Notes, vectors: Mappin
                     if wanted.id is not None:
                         raise
                 continue
-            if there.category != rows.schema.check(wanted.category):
+            if there.category != rows.schema.check_category(wanted.category):
                 raise StoreError(
                     f"entry {there.id!r} is of category {there.category!r}: leave its id out to add it to "
                     f"{wanted.category!r}, and delete the other"

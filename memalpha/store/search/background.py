@@ -23,7 +23,7 @@ class Background:
         self._error: BaseException | None = None
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether there is work that has not been fetched."""
         return self._thread is not None
 

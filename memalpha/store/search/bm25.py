@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memalpha.store.search.stemmer import stem
-from memalpha.store.search.string_table import Names
+from memalpha.store.search.string_table import StringTable
 
 K1 = 1.5
 B = 0.75
@@ -90,13 +90,13 @@ def term_counts(text: str) -> Mapping[str, int]:
 class _TokenNumbers(dict[str, int]):
     """Tokens by the number of their term; -1 for a stop word."""
 
-    def __init__(self, terms: Names) -> None:
+    def __init__(self, terms: StringTable) -> None:
         super().__init__()
         self._terms = terms
 
     def __missing__(self, token: str) -> int:
         term = _word(token)
-        number = self[token] = self._terms.number(term) if term else -1
+        number = self[token] = self._terms.id_of(term) if term else -1
         return number
 
 
@@ -109,7 +109,7 @@ class LexicalIndex:
 
     def __init__(self) -> None:
         self.lengths = np.zeros(0, np.int32)  # tokens by slot
-        self._terms = Names()
+        self._terms = StringTable()
         self._starts = np.zeros(1, np.int64)  # settled term t stands at _starts[t] to _starts[t + 1]
         self._slots = np.zeros(0, np.int32)
         self._counts = np.zeros(0, np.uint8)  # as narrow as they can be
@@ -118,17 +118,17 @@ class LexicalIndex:
         self._waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # merged when asked for
         self._joined: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # postings with recent ones, until they change
 
-    def parts(self, live: np.ndarray) -> dict[str, np.ndarray]:
+    def to_arrays(self, live: np.ndarray) -> dict[str, np.ndarray]:
         """What the index consists of, settled, for `of_parts`."""
         self.settle(live)
         settled = {"starts": self._starts, "slots": self._slots, "counts": self._counts}
-        return {**self._terms.parts("terms"), **settled, "lengths": self.lengths[: len(live)]}
+        return {**self._terms.to_arrays("terms"), **settled, "lengths": self.lengths[: len(live)]}
 
     @classmethod
-    def of_parts(cls, parts: Mapping[str, np.ndarray]) -> LexicalIndex:
+    def from_arrays(cls, parts: Mapping[str, np.ndarray]) -> LexicalIndex:
         """The index that gave these parts."""
         index = cls()
-        index._terms = Names.of_parts("terms", parts)
+        index._terms = StringTable.from_arrays("terms", parts)
         index._starts, index._slots, index.lengths = parts["starts"], parts["slots"], parts["lengths"]
         index._counts = parts["counts"]
         return index
@@ -158,7 +158,7 @@ class LexicalIndex:
     def _add(self, slot: int, counts: Mapping[str, int]) -> None:
         self.lengths[slot] = sum(counts.values())
         for term, count in counts.items():
-            number = self._terms.number(term)
+            number = self._terms.id_of(term)
             slots, their_counts = self._recent.setdefault(number, ([], []))
             slots.append(slot)
             their_counts.append(count)
@@ -171,7 +171,7 @@ class LexicalIndex:
             self.lengths = np.concatenate([self.lengths, room])
 
     @property
-    def unsettled(self) -> bool:
+    def needs_settling(self) -> bool:
         """Whether so much lies beside the settled postings that settling it pays."""
         return self._recent_size > max(4096, len(self._slots) // 4)
 
@@ -222,7 +222,7 @@ class LexicalIndex:
             self._joined[number] = slots, counts
         return slots, counts
 
-    def terms(self, query: Sequence[str]) -> list[tuple[int, np.ndarray, np.ndarray]]:
+    def term_postings(self, query: Sequence[str]) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """How often the query has each of its terms that is there at all, and the term's `postings`."""
         counted = dict[str, int]()
         for term in query:
@@ -231,7 +231,7 @@ class LexicalIndex:
         return [(repeats, *postings) for repeats, postings in asked if postings is not None]
 
 
-class Found(NamedTuple):
+class TermMatches(NamedTuple):
     """Where the terms of a query are among selected documents: one line per term and document that holds it, by term.
 
     `terms`, `places`, `counts` `(m,)`: the term, the document, and how often it is there; `repeats` `(t,)`: how often
@@ -240,11 +240,11 @@ class Found(NamedTuple):
 
     repeats: np.ndarray
     terms: np.ndarray
-    places: np.ndarray
+    documents: np.ndarray
     counts: np.ndarray
 
 
-class Selected:
+class SelectedPostings:
     """Some documents of an index, in order: what their lengths are, and which of them hold a query's terms."""
 
     def __init__(self, index: LexicalIndex, slots: np.ndarray) -> None:
@@ -252,15 +252,15 @@ class Selected:
         self._index = index
         self._places = np.full(len(index.lengths), -1, np.int32)
         self._places[slots] = np.arange(len(slots))
-        self._last: tuple[Sequence[str], Found | None] = (), None
+        self._last: tuple[Sequence[str], TermMatches | None] = (), None
 
-    def find(self, query: Sequence[str]) -> Found | None:
+    def match_terms(self, query: Sequence[str]) -> TermMatches | None:
         """Where the query's terms are; None where no document holds any. Both layers ask for the same: the last answer
         is kept."""
         if self._last[0] == query:
             return self._last[1]
         found = None
-        terms = self._index.terms(query)
+        terms = self._index.term_postings(query)
         if terms:
             repeats, slots, counts = zip(*terms, strict=True)
             places = self._places.take(np.concatenate(slots))
@@ -268,7 +268,7 @@ class Selected:
             if len(here):
                 ends = np.searchsorted(here, np.cumsum([0, *map(len, slots)]))
                 numbers = np.repeat(np.arange(len(terms)), ends[1:] - ends[:-1])
-                found = Found(np.array(repeats), numbers, places[here], np.concatenate(counts)[here])
+                found = TermMatches(np.array(repeats), numbers, places[here], np.concatenate(counts)[here])
         self._last = query, found
         return found
 
@@ -289,7 +289,7 @@ class BM25:
         total = lengths.sum()
         self._penalties = K1 * (1.0 - B + B * lengths * (self._number / total)) if total else np.zeros(self._size)
 
-    def scores(self, found: Found | None) -> np.ndarray:
+    def scores(self, found: TermMatches | None) -> np.ndarray:
         """Scores of all documents, or groups, for a query whose terms are `found`: float64 `(n,)` or `(size,)`, 0 where
         nothing matches."""
         if found is None:

@@ -21,109 +21,33 @@ is then thrown away, and what the rest of the memory holds shows in no score.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from memalpha.errors import StoreError
 from memalpha.store.embedding import Embedder
-from memalpha.store.filters import Filter, moment
+from memalpha.store.filters import Filter
 from memalpha.store.search import ann as approximate
-from memalpha.store.search.ann import Candidates, Near
+from memalpha.store.search.ann import ApproximateIndex, Candidates
 from memalpha.store.search.background import Background
-from memalpha.store.search.bm25 import Found, LexicalIndex, Selected, words
-from memalpha.store.search.filter_columns import Columns
-from memalpha.store.search.normalize import scale, top
-from memalpha.store.search.ranking import Route, Selection, check, score
+from memalpha.store.search.bm25 import LexicalIndex, words
+from memalpha.store.search.boost import Boost
+from memalpha.store.search.corpus_selection import CorpusSelection
+from memalpha.store.search.documents import Document, ScoredEntry
+from memalpha.store.search.filter_columns import FilterColumns
+from memalpha.store.search.normalize import scale, top_k
+from memalpha.store.search.ranking import Route, check_route, score_documents
 from memalpha.store.search.span_bm25 import Span
-from memalpha.store.search.string_table import Names
-from memalpha.store.search.vectors import (
-    BLOCK,
-    Precision,
-    Prototypes,
-    VectorIndex,
-    add_by_group,
-    directions,
-    inner_products,
-)
-from memalpha.types import MemoryEntry, is_iso_time
+from memalpha.store.search.string_table import StringTable
+from memalpha.store.search.vectors import Precision, Prototypes, VectorIndex, inner_products
+from memalpha.types import MemoryEntry
 
-AGAIN, LEAST = 4, 32  # how many are scored again where vectors are compact: so many times k, and at least
+RESCORE_FACTOR = 4  # with compact vectors, the best RESCORE_FACTOR * k results are scored again exactly
+MIN_RESCORED = 32  # results scored again at least
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    """What is searched, in a group. `order` decides ties: larger is more recent. `span`: its place in a source."""
-
-    id: str
-    text: str
-    group: str = ""
-    order: int = 0
-    span: Span | None = None
-    entry: MemoryEntry | None = field(default=None, compare=False)  # what filters look at
-
-    @classmethod
-    def of(cls, entry: MemoryEntry, created: int | None = None) -> Document:
-        """A stored entry as a document: its content, grouped by category; the latest written is the most recent.
-        `created`: the position that made its id, by which spans are ordered (without: its version's own)."""
-        step = entry.valid_from if created is None else created
-        span = Span.of(entry.source, entry.chunk, entry.turn, step)
-        return cls(entry.id, entry.content, entry.category, entry.valid_from, span, entry)
-
-
-class Scored(NamedTuple):
-    """One result. `explain` has the raw parts `dense` and `bm25`, the `group` prior and the terms of a `Boost`, where
-    they were used; with spans, `bm25` is of the own words, and `around` what those around add to it. `entry`: what
-    was found, where the search has read it."""
-
-    id: str
-    score: float
-    explain: Mapping[str, float]
-    entry: MemoryEntry | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Boost:
-    """What else a score is made of, added to any route's: `importance` times the entry's own, and `recency` times
-    `0.5 ** (age / half_life)`, the age being the days from the entry's timestamp to `now` (ISO, UTC unless it says
-    otherwise; nothing here asks a clock). An entry without a timestamp gets none, one of the future all of it.
-
-    Raises `StoreError` for what is no number, and for recency without `now`.
-    """
-
-    importance: float = 0.0
-    recency: float = 0.0
-    half_life: float = 30.0
-    now: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("importance", "recency", "half_life"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise StoreError(f"boost: {name} {value!r}: a finite number is needed")
-        if self.half_life <= 0:
-            raise StoreError(f"boost: half_life {self.half_life!r}: days above 0 are needed")
-        if self.now is None and self.recency:
-            raise StoreError('boost: recency needs now, such as now="2025-01-10"')
-        if self.now is not None and not (isinstance(self.now, str) and is_iso_time(self.now)):
-            raise StoreError(f"boost: now {self.now!r} is no ISO 8601 date or time (2024-05-01)")
-
-    def terms(self, numbers: Callable[[str], np.ndarray]) -> dict[str, np.ndarray]:
-        """The terms by name, from the fields of the entries as numbers `(n,)`."""
-        terms = {}
-        if self.importance:
-            terms["importance"] = self.importance * numbers("importance")
-        if self.recency and self.now is not None:
-            age = np.maximum(moment(self.now).timestamp() - numbers("timestamp"), 0.0) / 86400
-            terms["recency"] = self.recency * np.nan_to_num(0.5 ** (age / self.half_life))
-        return terms
-
-
-class Compact(NamedTuple):
+class CompactVectors(NamedTuple):
     """Vectors that take less memory than float32, and what gives the float32 ones of documents, `(n, dim)` by id."""
 
     precision: Precision
@@ -137,7 +61,8 @@ class Corpus:
     filter: exact at any size, some microseconds for a rollout's memory, about 10 ms for 1e5 entries. To remove is to
     mark, in constant time; a search that finds more marks than documents drops them first. `entries` gives the entries
     of all documents, for filters. With `compact` vectors all scores are made with these; then the dense scores of the
-    best `AGAIN` * k, `LEAST` at least, are made again, exactly, and put these in order. Not safe for concurrent use.
+    best `RESCORE_FACTOR` * k, `MIN_RESCORED` at least, are made again, exactly, and put these in order. Not safe for
+    concurrent use.
     """
 
     def __init__(
@@ -146,11 +71,11 @@ class Corpus:
         documents: Iterable[Document] = (),
         entries: Callable[[], Iterable[MemoryEntry]] = tuple,
         background: Background | None = None,
-        compact: Compact | None = None,
+        compact: CompactVectors | None = None,
     ) -> None:
         self.embedder = embedder
         self._compact = compact
-        self._slots = Names()  # by id
+        self._slots = StringTable()  # by id
         self._size = 0  # slots, free ones too
         self._free: list[int] = []
         self._dead: list[int] = []  # slots whose words are still in the indexes
@@ -166,9 +91,9 @@ class Corpus:
         self._prototypes = Prototypes(embedder.dim)
         self._pending: dict[str, str] = {}  # texts without a vector yet by id, in order
         self._lexical = LexicalIndex()
-        self._columns = Columns(entries)
-        self._everything: _Selection | None = None
-        self._near = None if background is None else Near(self, background)
+        self._columns = FilterColumns(entries)
+        self._everything: CorpusSelection | None = None
+        self._near = None if background is None else ApproximateIndex(self, background)
         self._scores = np.zeros(0)
         self.add_many(documents)
 
@@ -206,7 +131,7 @@ class Corpus:
     ) -> np.ndarray:
         """Put in many documents, none of which is there, by their fields, with `vectors` `(n, dim)` where they are
         known; returns their slots."""
-        slots = self._take(len(ids))
+        slots = self._allocate_slots(len(ids))
         for slot, id in zip(slots.tolist(), ids, strict=True):
             self._slots.set(id, slot)
         numbers = self._group_numbers
@@ -224,13 +149,13 @@ class Corpus:
             self._pending.update(zip(ids, texts, strict=True))
         else:
             self._prototypes.change(self._groups[slots], self._vectors.set(slots, vectors), 1.0)
-        self._count(slots, 1)
+        self._update_group_counts(slots, 1)
         if self._near is not None:
             self._near.since += slots.tolist()
         self._everything = None
         return slots
 
-    def _count(self, slots: np.ndarray, sign: int) -> None:
+    def _update_group_counts(self, slots: np.ndarray, sign: int) -> None:
         """Count documents, with their tokens, in their groups (`sign` 1), or no more (-1)."""
         if len(self._group_sizes) < len(self._group_numbers):
             room = np.zeros(len(self._group_numbers) - len(self._group_sizes))
@@ -240,7 +165,7 @@ class Corpus:
         self._group_sizes += sign * np.bincount(groups, minlength=len(self._group_sizes))
         self._group_words += sign * np.bincount(groups, lengths, len(self._group_words))
 
-    def _take(self, number: int) -> np.ndarray:
+    def _allocate_slots(self, number: int) -> np.ndarray:
         """Slots for new documents, int64 `(number,)`."""
         reused = [self._free.pop() for _ in range(min(number, len(self._free)))]
         start = self._size
@@ -259,10 +184,10 @@ class Corpus:
         if id in self._pending:
             del self._pending[id]
         else:
-            self._prototypes.change(self._groups[slot : slot + 1], self._vectors.at(np.array([slot])), -1.0)
+            self._prototypes.change(self._groups[slot : slot + 1], self._vectors.vectors_at(np.array([slot])), -1.0)
             self._vectors.remove(slot)
         self._live[slot] = False
-        self._count(np.array([slot]), -1)
+        self._update_group_counts(np.array([slot]), -1)
         self._dead.append(slot)
         self._everything = None
 
@@ -274,7 +199,7 @@ class Corpus:
         route: Route = "soft",
         where: Filter | None = None,
         boost: Boost | None = None,
-    ) -> list[Scored]:
+    ) -> list[ScoredEntry]:
         """The k best documents, best first; with `where`, of those whose entries pass."""
         return self.search_many([query], k, route=route, where=where, boost=boost)[0]
 
@@ -288,12 +213,12 @@ class Corpus:
         boost: Boost | None = None,
         exact: bool = False,
         vectors: np.ndarray | None = None,
-    ) -> list[list[Scored]]:
+    ) -> list[list[ScoredEntry]]:
         """`search` for several queries, embedded in one batch; each list is what `search` gives for that query.
         `exact`: looking at every document, however many there are; `vectors` `(n, dim)`: the queries', where known.
 
         Raises `StoreError` for an unknown route and a negative k."""
-        check(route, k)
+        check_route(route, k)
         if not queries or not k:
             return [[] for _ in queries]
         self._tidy()
@@ -304,10 +229,10 @@ class Corpus:
             vectors = self.embedder.encode(queries) if vectors is None else vectors
         lists = None
         every = exact or where is not None or route == "hard" or (route == "soft" and self._source_numbers)
-        if self._near is not None and not every and k <= approximate.MOST:
-            lists = self._near.lists()
+        if self._near is not None and not every and k <= approximate.MAX_RESULTS:
+            lists = self._near.ready_lists()
         everything = None if lists else self._select(where)
-        found: list[list[Scored]] = []
+        found: list[list[ScoredEntry]] = []
         for number, query in enumerate(queries):
             terms, vector = words(query), None if vectors is None else vectors[number : number + 1]
             selection = Candidates(self, terms, vector, lists) if lists else everything
@@ -336,11 +261,11 @@ class Corpus:
 
     def _tidy(self) -> None:
         """Drop what was removed once it is the larger part, and settle what was added once it is a good part."""
-        if len(self._dead) > 1024 + len(self._slots) or self._lexical.unsettled:
+        if len(self._dead) > 1024 + len(self._slots) or self._lexical.needs_settling:
             self._lexical.settle(self._live)
-            self._forget_dead()
+            self._drop_removed()
 
-    def _forget_dead(self) -> None:
+    def _drop_removed(self) -> None:
         """The index of words has dropped what was removed: its slots may be used again."""
         self._free += self._dead
         self._dead.clear()
@@ -355,99 +280,47 @@ class Corpus:
         self._prototypes.change(self._groups[slots], self._vectors.set(slots, vectors), 1.0)
         self._pending.clear()
 
-    def _select(self, where: Filter | None) -> _Selection:
+    def _select(self, where: Filter | None) -> CorpusSelection:
         if where is None and self._everything is not None:
             return self._everything
         size = self._size
         live = self._live[:size]
         if where is not None:
-            return _Selection(self, np.flatnonzero(live & self._columns.mask(where, self._slots, size)), whole=False)
-        self._everything = _Selection(self, np.flatnonzero(live), whole=True)
+            return CorpusSelection(
+                self, np.flatnonzero(live & self._columns.mask(where, self._slots, size)), is_whole=False
+            )
+        self._everything = CorpusSelection(self, np.flatnonzero(live), is_whole=True)
         return self._everything
 
     def _rank(
         self,
-        selection: _Selection | Candidates,
+        selection: CorpusSelection | Candidates,
         query: list[str],
         vector: np.ndarray | None,
         k: int,
         route: Route,
         boost: Boost | None,
-    ) -> list[Scored]:
+    ) -> list[ScoredEntry]:
         def numbers(field: str) -> np.ndarray:
             return self._columns.numbers(field, self._slots, self._size)[selection.slots]
 
-        kept, parts, terms, ends = score(selection, query, vector, route, boost, numbers)
+        kept, parts, terms, ends = score_documents(selection, query, vector, route, boost, numbers)
         slots = selection.slots[kept]
         total = sum(terms[1:], terms[0])
         if self._compact is not None and vector is not None:
-            some = top(total, self._orders[slots], max(AGAIN * k, LEAST))
+            some = top_k(total, self._orders[slots], max(RESCORE_FACTOR * k, MIN_RESCORED))
             slots, terms = slots[some], [term[some] for term in terms]
             exact = inner_products(vector, self._compact.exact([self._slots.text(slot) for slot in slots.tolist()]))[0]
             parts["dense"][some] = exact
             if ends is not None:  # known better now
-                lowest = selection.ends.get("dense", (np.inf, 0.0))[0]
+                lowest = selection.score_ranges.get("dense", (np.inf, 0.0))[0]
                 ends = min(lowest, parts["dense"].min()), parts["dense"].max()
             parts = {name: values[some] for name, values in parts.items()}
             terms[0] = exact if ends is None else scale(exact, ends)
             total = sum(terms[1:], terms[0])
-        best = top(total, self._orders[slots], k)
+        best = top_k(total, self._orders[slots], k)
         explains = zip(*(values[best].tolist() for values in parts.values()), strict=True)
         return [
-            Scored(self._slots.text(slot), score, dict(zip(parts, values, strict=True)))
+            ScoredEntry(self._slots.text(slot), score, dict(zip(parts, values, strict=True)))
             for slot, score, values in zip(slots[best].tolist(), total[best].tolist(), explains, strict=True)
         ]
-
-
-class _Selection(Selection):
-    """Documents of a corpus. `slots` int64 `(n,)`, group by group unless it is the `whole` memory."""
-
-    def __init__(self, corpus: Corpus, slots: np.ndarray, *, whole: bool) -> None:
-        groups = corpus._groups[slots]
-        if not whole:
-            order = np.argsort(groups, kind="stable")
-            slots, groups = slots[order], groups[order]
-        super().__init__(groups, len(corpus._group_numbers))
-        self._corpus, self._whole, self.slots = corpus, whole, slots
-
-    @cached_property
-    def _lexical(self) -> Selected:
-        return Selected(self._corpus._lexical, self.slots)
-
-    @cached_property
-    def lengths(self) -> np.ndarray:
-        return self._lexical.lengths
-
-    def find(self, query: Sequence[str]) -> Found | None:
-        return self._lexical.find(query)
-
-    def spans(self) -> np.ndarray | None:
-        return self._corpus._spans[self.slots] if self._corpus._source_numbers else None
-
-    @cached_property
-    def _few(self) -> bool:
-        return not self._whole and self._corpus._vectors.are_few(self.slots)
-
-    @cached_property
-    def _rows(self) -> np.ndarray:
-        return self._corpus._vectors.at(self.slots)
-
-    @cached_property
-    def _prototypes(self) -> np.ndarray:
-        """The prototypes of a part of the memory, float32 `(size, dim)`."""
-        sums = np.zeros((self.size, self._corpus.embedder.dim))
-        for start in range(0, len(self.slots), BLOCK):
-            some = slice(start, start + BLOCK)
-            rows = self._rows[some] if self._few else self._corpus._vectors.at(self.slots[some])
-            add_by_group(sums, self.groups[some], rows)
-        return directions(sums)
-
-    def dense(self, vector: np.ndarray) -> np.ndarray:
-        if self._few:
-            return inner_products(vector, self._rows)[0]
-        return self._corpus._vectors.scores(vector, self.slots)[0]
-
-    def near(self, vector: np.ndarray) -> np.ndarray:
-        if self._whole:
-            return self._corpus._prototypes.scores(vector)[0]
-        return inner_products(vector, self._prototypes)[0]

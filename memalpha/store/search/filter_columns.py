@@ -24,7 +24,7 @@ _MOST_COLUMNS = 64
 _MOST_VERDICTS = 64
 
 
-class Columns:
+class FilterColumns:
     """The columns that filters have asked for. `entries` gives all entries that have a slot now."""
 
     def __init__(self, entries: Callable[[], Iterable[MemoryEntry]]) -> None:
@@ -41,19 +41,19 @@ class Columns:
 
         `slots` has the slot of every entry by its id.
         """
-        self._make(fields_of(chosen), slots)
+        self._ensure_columns(fields_of(chosen), slots)
         return self._mask(chosen, size)
 
     def numbers(self, field: str, slots: Mapping[str, int], size: int) -> np.ndarray:
         """A field's values as numbers, times in seconds since 1970: float64 `(size,)`; NaN for others, whatever
         at slots without an entry."""
-        self._make({field}, slots)
+        self._ensure_columns({field}, slots)
         return self._columns[field].numbers(size)
 
-    def _make(self, fields: set[str], slots: Mapping[str, int]) -> None:
+    def _ensure_columns(self, fields: set[str], slots: Mapping[str, int]) -> None:
         """See to it that these fields have columns."""
         held = self._columns
-        missing = {field: _Column() for field in fields if field not in held or held[field].worn(len(slots))}
+        missing = {field: _Column() for field in fields if field not in held or held[field].is_worn(len(slots))}
         for entry in self._entries() if missing else ():
             for field, column in missing.items():
                 column.set(slots[entry.id], value_of(entry, field))
@@ -84,7 +84,7 @@ class _Column:
         self._verdicts: dict[Any, np.ndarray] = {}  # by operand of `$contains`: which values hold it
         self._floats = np.zeros(0)  # the values as numbers
 
-    def worn(self, entries: int) -> bool:
+    def is_worn(self, entries: int) -> bool:
         """Whether most of the distinct values are no longer any entry's."""
         return len(self._values) > 1024 + 2 * entries
 
@@ -118,7 +118,7 @@ class _Column:
     def numbers(self, size: int) -> np.ndarray:
         """The values as numbers, float64 `(size,)`."""
         self._make_room(size)
-        more = [number_of(value) for value in self._values[len(self._floats) :]]
+        more = [to_number(value) for value in self._values[len(self._floats) :]]
         self._floats = np.concatenate([self._floats, more])
         return self._floats.take(self._codes[:size]) if len(self._floats) else np.full(size, np.nan)
 
@@ -184,7 +184,7 @@ class _Order:
         return self._numbers[slice(*spans[operator])]
 
 
-def number_of(value: Any) -> float:
+def to_number(value: Any) -> float:
     """A field's value as a number, a time in seconds since 1970; NaN for others."""
     if isinstance(value, str) and is_iso_time(value):
         return moment(value).timestamp()

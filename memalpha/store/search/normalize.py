@@ -12,14 +12,14 @@ def scale(scores: np.ndarray, ends: tuple[float, float] | None) -> np.ndarray:
     return (scores - low) / (high - low) if high > low else np.zeros_like(scores)
 
 
-def share(scores: np.ndarray) -> np.ndarray:
+def share_of_best(scores: np.ndarray) -> np.ndarray:
     """Scores as shares of the best one; nothing below 0. Groups that are equally near get an equal prior."""
     scores = np.maximum(scores, 0.0)
     best = scores.max(initial=0.0)
     return scores / best if best > 0 else scores
 
 
-def top(scores: np.ndarray, orders: np.ndarray, k: int) -> np.ndarray:
+def top_k(scores: np.ndarray, orders: np.ndarray, k: int) -> np.ndarray:
     """Indices of the k largest scores, best first; equal scores by the larger order."""
     if k < len(scores):
         bar = np.partition(scores, len(scores) - k)[len(scores) - k]

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from memalpha.errors import StoreError
-from memalpha.store.search.bm25 import BM25, Found
-from memalpha.store.search.normalize import scale, share
-from memalpha.store.search.span_bm25 import Neighbours
+from memalpha.store.search.bm25 import BM25, TermMatches
+from memalpha.store.search.normalize import scale, share_of_best
+from memalpha.store.search.span_bm25 import NeighbourBM25
 
 if TYPE_CHECKING:
     from memalpha.store.search.ann import Candidates
-    from memalpha.store.search.corpus import Boost
+    from memalpha.store.search.boost import Boost
 
 Route = Literal["soft", "flat", "dense", "bm25", "hard"]
 ROUTES: tuple[Route, ...] = ("soft", "flat", "dense", "bm25", "hard")
 
 
-def check(route: str, k: int) -> None:
+def check_route(route: str, k: int) -> None:
     """Raise `StoreError` for an unknown route and a negative k."""
     if route not in ROUTES:
         raise StoreError(f"route {route!r} is not one of {', '.join(ROUTES)}")
@@ -40,7 +40,7 @@ class Selection(ABC):
     `groups` int64 `(n,)`: the group of each document, a number below `size`.
     """
 
-    ends: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of the scores: those of the documents themselves
+    score_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of the scores: those of the documents themselves
 
     def __init__(self, groups: np.ndarray, size: int) -> None:
         self.groups, self.size = groups, size
@@ -51,7 +51,7 @@ class Selection(ABC):
         """Words of each document, `(n,)`."""
 
     @abstractmethod
-    def find(self, query: Sequence[str]) -> Found | None:
+    def match_terms(self, query: Sequence[str]) -> TermMatches | None:
         """Where a query's terms are among the documents; None where no document holds any."""
 
     @abstractmethod
@@ -60,20 +60,20 @@ class Selection(ABC):
         are no spans."""
 
     @abstractmethod
-    def dense(self, vector: np.ndarray) -> np.ndarray:
+    def dense_scores(self, vector: np.ndarray) -> np.ndarray:
         """Inner products of a query's vector `(1, dim)` with each document's, float64 `(n,)`."""
 
     @abstractmethod
-    def near(self, vector: np.ndarray) -> np.ndarray:
+    def prototype_scores(self, vector: np.ndarray) -> np.ndarray:
         """Inner products of a query's vector `(1, dim)` with the prototypes of the first groups, float64."""
 
     @cached_property
-    def _neighbours(self) -> Neighbours | None:
+    def _neighbours(self) -> NeighbourBM25 | None:
         spans = self.spans()
         if spans is None or not spans[:, 0].any():
             return None
         sources, chunks, steps = spans.T
-        return Neighbours(sources, chunks, steps, self.lengths)
+        return NeighbourBM25(sources, chunks, steps, self.lengths)
 
     @cached_property
     def _bm25(self) -> BM25:
@@ -83,79 +83,79 @@ class Selection(ABC):
     def _group_bm25(self) -> BM25:
         return BM25(self.lengths, self.groups, self.size)
 
-    def bm25(self, query: Sequence[str]) -> np.ndarray:
+    def bm25_scores(self, query: Sequence[str]) -> np.ndarray:
         """The words of layer two: BM25 of each document, float64 `(n,)`."""
-        return self._bm25.scores(self.find(query))
+        return self._bm25.scores(self.match_terms(query))
 
-    def around(self, query: Sequence[str]) -> np.ndarray | None:
+    def neighbour_scores(self, query: Sequence[str]) -> np.ndarray | None:
         """The same with the words around spans, float64 `(n,)`; None where there are no spans."""
-        return None if self._neighbours is None else self._neighbours.scores(self.find(query))
+        return None if self._neighbours is None else self._neighbours.scores(self.match_terms(query))
 
-    def prior(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
+    def group_prior(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
         """Layer one: the prior of each document's group, float64 `(n,)`."""
-        return self._group_prior(query, vector)[self.groups]
+        return self._prior_by_group(query, vector)[self.groups]
 
-    def best_groups(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
+    def in_best_groups(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
         """Which documents are in the best round(sqrt(groups)) groups, bool `(n,)`."""
-        prior = self._group_prior(query, vector)
+        prior = self._prior_by_group(query, vector)
         best = np.sort(prior[np.unique(self.groups)])
         return prior[self.groups] >= best[-max(1, round(len(best) ** 0.5))]
 
-    def _group_prior(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
+    def _prior_by_group(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
         near = np.zeros(self.size)
-        scores = self.near(vector)
+        scores = self.prototype_scores(vector)
         near[: len(scores)] = scores
-        return (share(self._group_bm25.scores(self.find(query))) + share(near)) / 2
+        return (share_of_best(self._group_bm25.scores(self.match_terms(query))) + share_of_best(near)) / 2
 
 
-class Parts(NamedTuple):
+class ScoreParts(NamedTuple):
     """What the scores of documents are made of.
 
     `kept`: which of the selection's documents these are; `parts`: what a result explains its score by, `terms`: what
     adds up to it, `(n,)` each; `ends`: the smallest and largest dense score where these are scaled.
     """
 
-    kept: np.ndarray | slice
+    subset: np.ndarray | slice
     parts: dict[str, np.ndarray]
     terms: list[np.ndarray]
-    ends: tuple[float, float] | None
+    dense_range: tuple[float, float] | None
 
 
-def score(
+def score_documents(
     selection: Selection | Candidates,
     query: Sequence[str],
     vector: np.ndarray | None,
     route: Route,
     boost: Boost | None,
     numbers: Callable[[str], np.ndarray],
-) -> Parts:
+) -> ScoreParts:
     """The parts of a query's scores; `vector` `(1, dim)` unless the route is "bm25". `numbers` gives a field of the
     entries as numbers, in the selection's order."""
     kept: np.ndarray | slice = slice(None)
     parts: dict[str, np.ndarray] = {}
     if vector is not None:
-        parts["dense"] = selection.dense(vector)
+        parts["dense"] = selection.dense_scores(vector)
     if route != "dense":
-        parts["bm25"] = selection.bm25(query)
+        parts["bm25"] = selection.bm25_scores(query)
     if route == "hard" and isinstance(selection, Selection):
         assert vector is not None
-        kept = selection.best_groups(query, vector)
+        kept = selection.in_best_groups(query, vector)
         parts = {name: values[kept] for name, values in parts.items()}
     ends = None
     if route == "dense" or route == "bm25":
         terms = [parts[route]]
     else:
-        near = selection.around(query) if route == "soft" else None
+        near = selection.neighbour_scores(query) if route == "soft" else None
         if near is not None:
             parts["around"] = near - parts["bm25"]
-        ends = selection.ends.get("dense") or (parts["dense"].min(), parts["dense"].max())
-        worded = scale(parts["bm25"] if near is None else near, selection.ends.get("bm25"))
+        ends = selection.score_ranges.get("dense") or (parts["dense"].min(), parts["dense"].max())
+        worded = scale(parts["bm25"] if near is None else near, selection.score_ranges.get("bm25"))
         terms = [scale(parts["dense"], ends), worded]
     if route == "soft" and vector is not None:
-        parts["group"] = selection.prior(query, vector)
+        parts["group"] = selection.group_prior(query, vector)
         terms.append(parts["group"])
     if boost is not None:
         more = boost.terms(lambda field: numbers(field)[kept])
         parts |= more
         terms += more.values()
-    return Parts(kept, parts, terms, ends)
+    return ScoreParts(kept, parts, terms, ends)

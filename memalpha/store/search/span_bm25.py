@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memalpha.store.search.bm25 import K1, B, Found
+from memalpha.store.search.bm25 import K1, B, TermMatches
 
 REACH = 3  # steps
 
@@ -31,12 +31,12 @@ class Span(NamedTuple):
     step: int
 
     @classmethod
-    def of(cls, source: str | None, chunk: int | None, turn: str | None, step: int) -> Span | None:
+    def from_origin(cls, source: str | None, chunk: int | None, turn: str | None, step: int) -> Span | None:
         """The place of an entry made at `step`: it has one if it names its source and its turn there."""
         return None if source is None or turn is None else cls(source, -1 if chunk is None else chunk, step)
 
 
-class Neighbours:
+class NeighbourBM25:
     """BM25 of n documents, some of which are spans of a source, for queries found among them.
 
     `sources` `(n,)`: the number of each span's source, 0 for what is no span; `chunks`, `steps` `(n,)`: what the spans
@@ -75,13 +75,13 @@ class Neighbours:
             around += weights * (own[REACH - steps : size - steps] + own[REACH + steps : size + steps])
         return around
 
-    def scores(self, found: Found | None) -> np.ndarray:
+    def scores(self, found: TermMatches | None) -> np.ndarray:
         """Scores of all documents for a query whose terms are `found`: float64 `(n,)`, 0 where nothing reaches."""
         size = len(self._places)
         if found is None:
             return np.zeros(size)
         total = np.zeros(self._room)
-        places = self._places[found.places]
+        places = self._places[found.documents]
         ends = np.searchsorted(found.terms, np.arange(len(found.repeats) + 1))
         for repeats, start, end in zip(found.repeats.tolist(), ends[:-1], ends[1:], strict=True):
             near = np.bincount(places[start:end], found.counts[start:end], self._room)

@@ -12,7 +12,7 @@ import numpy as np
 _BLOCK = 65536  # texts that are Python objects at once
 
 
-class Names(Mapping[str, int]):
+class StringTable(Mapping[str, int]):
     """Texts, each with a number (a small one) that no other has; both may be given up and then given out again.
 
     As a Python string in a dict a text takes some 150 bytes. So what `settle` finds is laid end to end in UTF-8 and
@@ -71,7 +71,7 @@ class Names(Mapping[str, int]):
             place += 1
         return default
 
-    def number(self, text: str) -> int:
+    def id_of(self, text: str) -> int:
         """The number of a text; one that has none is given the next."""
         number = self.get(text)
         if number is None:
@@ -114,7 +114,7 @@ class Names(Mapping[str, int]):
         self._put(b"".join(text or b"" for text in texts), np.array(lengths, np.int32))
         self._new, self._texts, self._gone = {}, {}, set()
 
-    def parts(self, name: str) -> dict[str, np.ndarray]:
+    def to_arrays(self, name: str) -> dict[str, np.ndarray]:
         """All texts, settled, as arrays for `of_parts`."""
         self.settle()
         lengths = np.full(len(self._ends) - 1, -1, np.int32)
@@ -123,7 +123,7 @@ class Names(Mapping[str, int]):
         return {f"{name} text": np.frombuffer(self._text, np.uint8), f"{name} lengths": lengths}
 
     @classmethod
-    def of_parts(cls, name: str, parts: Mapping[str, np.ndarray]) -> Names:
+    def from_arrays(cls, name: str, parts: Mapping[str, np.ndarray]) -> StringTable:
         """What gave these parts."""
         names = cls()
         names._put(parts[f"{name} text"].tobytes(), parts[f"{name} lengths"])

@@ -62,7 +62,7 @@ class VectorIndex:
         """`(slots, ...)` as `encode` gives them: the storage itself, not a copy."""
         return self._room[: self._size]
 
-    def at(self, slots: np.ndarray) -> np.ndarray:
+    def vectors_at(self, slots: np.ndarray) -> np.ndarray:
         """The vectors at `slots` `(n,)` as far as the precision goes: a copy, float32 `(n, dim)`."""
         return decode(self.rows[slots])
 
@@ -90,8 +90,8 @@ class VectorIndex:
         FAISS computes each product by itself (a BLAS product's last bits would depend on what else is in the batch
         or the index), and rounding takes off what a model's own batching leaves: so ties are ties.
         """
-        if slots is not None and self.are_few(slots):
-            return inner_products(queries, self.at(slots))
+        if slots is not None and self.should_gather(slots):
+            return inner_products(queries, self.vectors_at(slots))
         if self.precision == "float32":
             scores = inner_products(queries, self.rows)
         else:
@@ -99,7 +99,7 @@ class VectorIndex:
             scores = np.concatenate([inner_products(queries, decode(block)) for block in blocks], axis=1)
         return scores if slots is None else scores[:, slots]
 
-    def are_few(self, slots: np.ndarray) -> bool:
+    def should_gather(self, slots: np.ndarray) -> bool:
         """Whether slots are so few that gathering their rows costs less than the products with all."""
         return len(slots) < len(self.rows) * _FEW
 
@@ -126,7 +126,7 @@ def add_by_group(sums: np.ndarray, groups: np.ndarray, vectors: np.ndarray, sign
             sums[groups[begin]] += sign * vectors[begin:end].sum(axis=0, dtype=np.float64)
 
 
-def directions(sums: np.ndarray) -> np.ndarray:
+def unit_directions(sums: np.ndarray) -> np.ndarray:
     """Sums of vectors `(n, dim)` as vectors of length 1; what is as good as nothing becomes the zero vector."""
     norms = np.sqrt((sums * sums).sum(axis=1, keepdims=True))
     return np.where(norms > 1e-6, sums / np.maximum(norms, 1e-6), 0.0).astype(np.float32)
@@ -157,6 +157,6 @@ class Prototypes:
         """Inner products `(queries, groups)` of the queries with the normalised means."""
         if self._stale:
             groups = np.array(sorted(self._stale))
-            self._index.set(groups, directions(self.sums[groups]))
+            self._index.set(groups, unit_directions(self.sums[groups]))
             self._stale.clear()
         return self._index.scores(queries)

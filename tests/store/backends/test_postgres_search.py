@@ -17,7 +17,7 @@ from memalpha.store.embedding import normalize
 from memalpha.store.filters import parse
 from memalpha.store.io.copy import copy_store
 from memalpha.store.schema import Category, MemorySchema
-from memalpha.store.search.corpus import Boost
+from memalpha.store.search.boost import Boost
 from memalpha.store.search.ranking import ROUTES
 from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry

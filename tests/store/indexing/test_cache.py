@@ -12,9 +12,9 @@ from memalpha.errors import StoreError
 from memalpha.store.checks.integrity import examine
 from memalpha.store.indexing import cache
 from memalpha.store.indexing.cache import index_files
-from memalpha.store.indexing.corpus_arrays import parts_of
-from memalpha.store.indexing.file_format import pack_strings, read, unpack_strings, write
-from memalpha.store.indexing.namespace_index import LiveIndex
+from memalpha.store.indexing.corpus_arrays import corpus_to_arrays
+from memalpha.store.indexing.file_format import pack_strings, read_arrays, unpack_strings, write_arrays
+from memalpha.store.indexing.namespace_index import NamespaceIndex
 from memalpha.store.search.corpus import Corpus
 from memalpha.store.store import MemoryStore
 
@@ -25,7 +25,7 @@ QUERIES = ["Which city is it?", "value 7", "zyxomma"]
 
 @pytest.fixture(autouse=True)
 def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "LEAST", 1)
+    monkeypatch.setattr(cache, "MIN_ENTRIES", 1)
 
 
 def new(path: str | Path, namespace: str = "default") -> MemoryStore:
@@ -58,13 +58,13 @@ def found(path: Path, *, by_hand: bool = False) -> list:
 def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A number for each time an index was built from the rows."""
     times: list[int] = []
-    make = LiveIndex._made
+    make = NamespaceIndex._build_corpus
 
-    def counted(self: LiveIndex) -> Corpus:
+    def counted(self: NamespaceIndex) -> Corpus:
         times.append(1)
         return make(self)
 
-    monkeypatch.setattr(LiveIndex, "_made", counted)
+    monkeypatch.setattr(NamespaceIndex, "_build_corpus", counted)
     return times
 
 
@@ -108,14 +108,14 @@ def test_what_is_read_has_room_for_more(tmp_path: Path) -> None:
 
 
 def test_a_small_memory_and_one_in_memory_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "LEAST", 100)
+    monkeypatch.setattr(cache, "MIN_ENTRIES", 100)
     with new(tmp_path / "a.db") as store, new(":memory:") as other:
         for one in (store, other):
             one.insert("semantic", "city: Oslo")
             one.search("Oslo")
-        monkeypatch.setattr(cache, "LEAST", 1)
+        monkeypatch.setattr(cache, "MIN_ENTRIES", 1)
         other.close()
-        monkeypatch.setattr(cache, "LEAST", 100)
+        monkeypatch.setattr(cache, "MIN_ENTRIES", 100)
     assert [file.name for file in tmp_path.iterdir()] == ["a.db"]
 
 
@@ -123,7 +123,7 @@ def test_a_small_memory_and_one_in_memory_leave_no_file(tmp_path: Path, monkeypa
 def two_stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, bytes, list]:
     """A store, its index file's bytes, those of another store of the same shape, and the right answers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "LEAST", 1)
+        patch.setattr(cache, "MIN_ENTRIES", 1)
         folder = tmp_path_factory.mktemp("stores")
         other = fill(folder / "b.db", seed="other").read_bytes()
         file = fill(folder / "a.db")
@@ -150,10 +150,10 @@ def test_whatever_happens_to_the_file_the_answers_are_right(
     file.unlink(missing_ok=True)
     if kind != "delete":
         file.write_bytes(changed[kind])
-        assert (read(file) is not None) == (changed[kind] in (mine, other))
+        assert (read_arrays(file) is not None) == (changed[kind] in (mine, other))
         assert bool(examine(path).problems) == (changed[kind] != mine)
     assert found(path) == right
-    assert file.read_bytes() == mine or read(file) is not None  # and a sound one is there again
+    assert file.read_bytes() == mine or read_arrays(file) is not None  # and a sound one is there again
 
 
 def test_a_copy_that_went_its_own_way_is_another_store(tmp_path: Path, built: list[int]) -> None:
@@ -249,10 +249,10 @@ def test_two_processes_that_close_at_once(tmp_path: Path) -> None:
     for store in (one, two):
         store.search("x")
     save, corpus = one._index._cache.save, one._index._corpus  # pyright: ignore
-    one._index.save = lambda: save(14, 11, lambda: (two.close(), parts_of(corpus))[1])  # pyright: ignore
+    one._index.save = lambda: save(14, 11, lambda: (two.close(), corpus_to_arrays(corpus))[1])  # pyright: ignore
     one.close()  # the other closes while this one writes
     [file] = index_files(str(path))
-    assert read(file) is not None and found(path) == right
+    assert read_arrays(file) is not None and found(path) == right
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +262,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatc
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache, "write", full)
+    monkeypatch.setattr(cache, "write_arrays", full)
     store = new(path)
     store.search("x")
     with pytest.warns(UserWarning, match="No space left"):
@@ -280,8 +280,8 @@ def test_parts_come_back_as_they_were(
     path = tmp_path_factory.mktemp("parts") / "x"
     parts = {**pack_strings("s", strings), "n": np.array(numbers, np.int64), "e": np.zeros((0, 3), np.float32)}
     with path.open("wb") as file:
-        write(file, {"any": "thing"}, parts)
-    header, again = read(path) or ({}, {})
+        write_arrays(file, {"any": "thing"}, parts)
+    header, again = read_arrays(path) or ({}, {})
     assert header == {"any": "thing"} and unpack_strings("s", again) == strings
     assert {name: (part.dtype, part.tolist()) for name, part in again.items()} == {
         name: (part.dtype, part.tolist()) for name, part in parts.items()

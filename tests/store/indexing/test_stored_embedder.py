@@ -13,7 +13,7 @@ from memalpha.errors import EmbedderError, StoreError
 from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import HashEmbedder, SentenceTransformerEmbedder
 from memalpha.store.indexing import stored_embedder
-from memalpha.store.indexing.stored_embedder import RecordedEmbedder, record_of
+from memalpha.store.indexing.stored_embedder import RecordedEmbedder, embedder_record
 from memalpha.store.store import MemoryStore
 
 FOLDER = "models/notes"
@@ -113,7 +113,7 @@ def test_a_named_model_does_not_run_its_own_code(store_path):
 
 @pytest.mark.parametrize("name", ["static", "hash"])
 def test_shipped_embedders_are_loaded_by_their_recorded_names(name):
-    recorded = RecordedEmbedder("ana.db", record_of(name), None)
+    recorded = RecordedEmbedder("ana.db", embedder_record(name), None)
     assert recorded.load().name == name
 
 

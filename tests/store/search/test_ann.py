@@ -9,7 +9,9 @@ from memalpha.store.indexing import cache
 from memalpha.store.indexing.cache import index_files
 from memalpha.store.search import ann as approximate
 from memalpha.store.search.background import Background, Stopped
-from memalpha.store.search.corpus import Boost, Corpus, Document
+from memalpha.store.search.boost import Boost
+from memalpha.store.search.corpus import Corpus
+from memalpha.store.search.documents import Document
 from memalpha.store.store import MemoryStore
 
 pytestmark = pytest.mark.sqlite  # about its files
@@ -21,11 +23,11 @@ QUERIES = ["Which pet has fur?", "fjord 17", "piano", "flour 250 oven bread", "n
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is large, for a test."""
-    monkeypatch.setattr(approximate, "SIZE", 200)
-    monkeypatch.setattr(approximate, "NEAR", 100)
-    monkeypatch.setattr(approximate, "WORDED", 100)
-    monkeypatch.setattr(approximate, "FAR", 20)
-    monkeypatch.setattr(approximate, "RECENT", 20)
+    monkeypatch.setattr(approximate, "EXACT_LIMIT", 200)
+    monkeypatch.setattr(approximate, "NEAREST", 100)
+    monkeypatch.setattr(approximate, "BEST_BY_WORDS", 100)
+    monkeypatch.setattr(approximate, "FARTHEST", 20)
+    monkeypatch.setattr(approximate, "MAX_RECENT", 20)
 
 
 class Embedder:
@@ -48,7 +50,7 @@ def document(number: int) -> Document:
     return Document(f"d{number}", f"{words[number % 3]} {words[number % 2]} {number}", f"g{number % 3}", number)
 
 
-def corpus_of(count: int, background: Background | None = None) -> Corpus:
+def corpus_from_arrays(count: int, background: Background | None = None) -> Corpus:
     return Corpus(Embedder(), map(document, range(count)), background=background)
 
 
@@ -63,7 +65,7 @@ def recall(corpus: Corpus, **options) -> float:
 
 @pytest.mark.parametrize("route", ["soft", "flat", "dense", "bm25", "hard"])
 def test_the_best_are_found_with_the_scores_of_the_exact_search(route) -> None:
-    corpus = corpus_of(600, Background())
+    corpus = corpus_from_arrays(600, Background())
     corpus.build()
     for number in range(0, 600, 7):  # holes, which the lists do not know of
         corpus.remove(f"d{number}")
@@ -82,7 +84,7 @@ def test_the_best_are_found_with_the_scores_of_the_exact_search(route) -> None:
 
 
 def test_it_looks_at_candidates_alone_and_exactly_where_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus, counts = corpus_of(600, Background()), []
+    corpus, counts = corpus_from_arrays(600, Background()), []
     rank = Corpus._rank
 
     def counted(self, selection, *rest):
@@ -95,65 +97,65 @@ def test_it_looks_at_candidates_alone_and_exactly_where_it_says_so(monkeypatch: 
     assert 100 <= counts[0] < 400
     corpus.search_many(["pet fur"], exact=True)
     corpus.search("pet fur", route="hard")
-    small = corpus_of(200, Background())
+    small = corpus_from_arrays(200, Background())
     small.build()
     small.search("pet fur")
-    alone = corpus_of(600)  # the memory of a rollout has nothing in the background
+    alone = corpus_from_arrays(600)  # the memory of a rollout has nothing in the background
     alone.build()
     alone.search("pet fur")
     assert counts[1:] == [600, 600, 200, 600]
 
 
 def test_a_boost_counts_among_the_candidates() -> None:
-    corpus = corpus_of(600, Background())
+    corpus = corpus_from_arrays(600, Background())
     corpus.build()
     hits = corpus.search("piano", 5, boost=Boost(importance=1.0))
     assert all(set(hit.explain) == {"dense", "bm25", "group", "importance"} for hit in hits)
 
 
 def test_lists_are_built_beside_the_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, build, begun = threading.Event(), approximate.Lists.build, []
+    gate, build, begun = threading.Event(), approximate.InvertedLists.build, []
 
     def slow(rows, slots, stopped):
         begun.append(len(slots))
         gate.wait(20)
         return build(rows, slots, stopped)
 
-    monkeypatch.setattr(approximate.Lists, "build", slow)
+    monkeypatch.setattr(approximate.InvertedLists, "build", slow)
     background = Background()
-    corpus = corpus_of(300, background)
+    corpus = corpus_from_arrays(300, background)
     right = corpus.search_many(QUERIES, 10, exact=True)
     assert corpus.search_many(QUERIES, 10) == right and begun == [300]  # exact, and it does not wait
     corpus.add(Document("new", "zyxomma alone", "g0", 1000))
     corpus.remove("d299")
-    assert corpus.search("zyxomma")[0].id == "new" and background.busy
+    assert corpus.search("zyxomma")[0].id == "new" and background.is_busy
     gate.set()
     corpus.build()
-    assert begun == [300] and not background.busy and corpus._near.lists().size == 301  # pyright: ignore
+    assert begun == [300] and not background.is_busy and corpus._near.ready_lists().size == 301  # pyright: ignore
     assert corpus.search("zyxomma")[0].id == "new"
     # A few that came since are looked at one by one, many are put in as well, beside again; after more, all anew.
     corpus.add_many(map(document, range(300, 320)))
     corpus.search("x")
-    assert not background.busy and corpus._near.recent().tolist() == [*range(301, 321)]  # pyright: ignore
+    assert not background.is_busy and corpus._near.live_recent_slots().tolist() == [*range(301, 321)]  # pyright: ignore
     corpus.add(document(320))
     corpus.search("x")
     background._thread.join()  # pyright: ignore
     corpus.search("x")
-    assert corpus._near.lists().size == 322 and not len(corpus._near.recent())  # pyright: ignore
+    assert corpus._near.ready_lists().size == 322 and not len(corpus._near.live_recent_slots())  # pyright: ignore
     for number in range(120):
         corpus.remove(f"d{number}")
     corpus.build()
-    assert begun == [300, 201] and corpus._near.lists().size == 201  # pyright: ignore
+    assert begun == [300, 201] and corpus._near.ready_lists().size == 201  # pyright: ignore
 
 
 def test_lists_that_were_begun_for_what_is_gone_are_not_taken(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, build = threading.Event(), approximate.Lists.build
+    gate, build = threading.Event(), approximate.InvertedLists.build
 
     def slow(rows, slots, stopped):
         gate.wait(20)
         return build(rows, slots, lambda: False)
 
-    monkeypatch.setattr(approximate.Lists, "build", slow)
+    monkeypatch.setattr(approximate.InvertedLists, "build", slow)
     with MemoryStore.open(tmp_path / "a.db", embedder=Embedder()) as store:
         texts = [document(number).text for number in range(300)]
         entries = store.insert_many({"category": "semantic", "content": text} for text in texts)
@@ -164,23 +166,23 @@ def test_lists_that_were_begun_for_what_is_gone_are_not_taken(tmp_path, monkeypa
         store.search("piano")
         assert store._index._corpus._near._lists is None  # pyright: ignore
         store.build_index()
-        assert store._index._corpus._near.lists().size == 299  # pyright: ignore
+        assert store._index._corpus._near.ready_lists().size == 299  # pyright: ignore
 
 
 def test_the_same_memory_gives_the_same_lists() -> None:
-    one, two = corpus_of(400, Background()), corpus_of(400, Background())
+    one, two = corpus_from_arrays(400, Background()), corpus_from_arrays(400, Background())
     one.build()
     two.build()
-    assert one._near.parts()["lists"].tobytes() == two._near.parts()["lists"].tobytes()  # pyright: ignore
+    assert one._near.to_arrays()["lists"].tobytes() == two._near.to_arrays()["lists"].tobytes()  # pyright: ignore
 
 
 def test_what_goes_wrong_in_the_background_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_):
         raise MemoryError("no room for lists")
 
-    monkeypatch.setattr(approximate.Lists, "build", broken)
+    monkeypatch.setattr(approximate.InvertedLists, "build", broken)
     background = Background()
-    corpus = corpus_of(300, background)
+    corpus = corpus_from_arrays(300, background)
     assert corpus.search("piano")
     background._thread.join()  # pyright: ignore
     with pytest.raises(MemoryError, match="no room"):
@@ -198,16 +200,16 @@ def test_stopping_ends_the_thread() -> None:
 
     before = set(threading.enumerate())
     background.start(work)
-    assert seen.wait(20) and background.busy and background.fetch() is None
+    assert seen.wait(20) and background.is_busy and background.fetch() is None
     background.start(lambda stopped: "second")
-    assert background.fetch(wait=True) == "second" and background.fetch() is None and not background.busy
+    assert background.fetch(wait=True) == "second" and background.fetch() is None and not background.is_busy
     background.start(work)
     background.stop()
-    assert not background.busy and set(threading.enumerate()) <= before
+    assert not background.is_busy and set(threading.enumerate()) <= before
 
 
 def test_a_store_keeps_its_lists_in_its_index_file(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "LEAST", 100)
+    monkeypatch.setattr(cache, "MIN_ENTRIES", 100)
     path, texts = tmp_path / "a.db", [document(number).text for number in range(400)]
     with MemoryStore.open(path, embedder=Embedder()) as store:
         store.insert_many({"category": "semantic", "content": text} for text in texts)
@@ -220,7 +222,7 @@ def test_a_store_keeps_its_lists_in_its_index_file(tmp_path, monkeypatch: pytest
     def never(*_):
         raise AssertionError("built again")
 
-    monkeypatch.setattr(approximate.Lists, "build", never)
+    monkeypatch.setattr(approximate.InvertedLists, "build", never)
     with MemoryStore.open(path, embedder=Embedder()) as store:
         assert store.search_many(QUERIES, 10) == found
         new = store.insert("semantic", "zyxomma alone")

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha.store.search import bm25 as lexical
-from memalpha.store.search.bm25 import BM25, LexicalIndex, Selected, words
+from memalpha.store.search.bm25 import BM25, LexicalIndex, SelectedPostings, words
 from memalpha.store.search.stemmer import stem
 
 DOCS = [
@@ -25,9 +25,9 @@ def build(texts):
 
 def bm25(index, slots, query, groups=None, size=0):
     """Scores of each slot, or of groups of them, where nothing else is there."""
-    selected = Selected(index, np.array(slots, np.int64))
+    selected = SelectedPostings(index, np.array(slots, np.int64))
     numbers = None if groups is None else np.array(groups, np.int64)
-    return BM25(selected.lengths, numbers, size).scores(selected.find(query))
+    return BM25(selected.lengths, numbers, size).scores(selected.match_terms(query))
 
 
 def test_agrees_with_bm25s():

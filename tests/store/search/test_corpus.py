@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from memalpha.errors import StoreError
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder, load_embedder
 from memalpha.store.filters import parse
-from memalpha.store.search.bm25 import BM25, LexicalIndex, Selected, words
-from memalpha.store.search.corpus import Boost, Corpus, Document
+from memalpha.store.search.bm25 import BM25, LexicalIndex, SelectedPostings, words
+from memalpha.store.search.boost import Boost
+from memalpha.store.search.corpus import Corpus
+from memalpha.store.search.documents import Document
 from memalpha.store.search.ranking import ROUTES
 from memalpha.store.search.span_bm25 import Span
 from memalpha.types import MemoryEntry
@@ -43,11 +45,11 @@ def test_the_score_is_the_documented_one():
     member = np.array([names.index(doc.group) for doc in DOCS])
     lexical, slots = LexicalIndex(), np.arange(5)
     lexical.add(slots, [doc.text for doc in DOCS])
-    alone = Selected(lexical, slots)
-    dense, bm25 = vectors @ asked, BM25(alone.lengths, slots, 5).scores(alone.find(words(query)))
+    alone = SelectedPostings(lexical, slots)
+    dense, bm25 = vectors @ asked, BM25(alone.lengths, slots, 5).scores(alone.match_terms(words(query)))
     prototypes = np.array([vectors[member == g].mean(axis=0) for g in (0, 1)])
     near = np.maximum(prototypes / np.linalg.norm(prototypes, axis=1, keepdims=True) @ asked, 0)
-    worded = BM25(alone.lengths, member, 2).scores(alone.find(words(query)))
+    worded = BM25(alone.lengths, member, 2).scores(alone.match_terms(words(query)))
     prior = (worded / worded.max() + near / near.max()) / 2
     wanted = {"dense": dense, "bm25": bm25, "flat": scaled(dense) + scaled(bm25)}
     wanted["soft"] = wanted["flat"] + prior[member]
@@ -76,7 +78,7 @@ def fact(number, user="ana", **fields):
 
 
 def of(entries):
-    return Corpus(EMBEDDER, map(Document.of, entries), lambda: entries)
+    return Corpus(EMBEDDER, map(Document.from_entry, entries), lambda: entries)
 
 
 def test_a_filtered_top_10_has_10_wherever_10_pass():
@@ -136,7 +138,7 @@ def test_a_filtered_search_is_the_search_of_what_passes(program, searches, searc
         if isinstance(step, MemoryEntry):
             id = f"n{number % 15}"
             live[id] = dataclasses.replace(step, id=id, valid_from=number, content=f"{step.content} {number % 4}")
-            corpus.add(Document.of(live[id]))
+            corpus.add(Document.from_entry(live[id]))
         elif f"n{step}" in live:
             del live[f"n{step}"]
             corpus.remove(f"n{step}")
@@ -203,15 +205,15 @@ def test_what_was_removed_is_dropped_in_time():
 
 def test_an_entry_is_a_document_of_its_category_as_recent_as_its_version():
     entry = MemoryEntry(id="city#e", category="semantic", content="city: Oslo", valid_from=7)
-    assert Document.of(entry) == Document("city#e", "city: Oslo", "semantic", 7)
+    assert Document.from_entry(entry) == Document("city#e", "city: Oslo", "semantic", 7)
     for stored, span in (
         (dataclasses.replace(entry, source="chat", chunk=3), None),
         (dataclasses.replace(entry, turn="D3:1"), None),
         (dataclasses.replace(entry, source="chat", turn="D3:1"), Span("chat", -1, 7)),
         (dataclasses.replace(entry, source="chat", chunk=3, turn="D3:1"), Span("chat", 3, 7)),
     ):
-        assert Document.of(stored) == Document("city#e", "city: Oslo", "semantic", 7, span)
-    assert Document.of(stored, 2).span == Span("chat", 3, 2)
+        assert Document.from_entry(stored) == Document("city#e", "city: Oslo", "semantic", 7, span)
+    assert Document.from_entry(stored, 2).span == Span("chat", 3, 2)
 
 
 documents = st.builds(
@@ -288,7 +290,7 @@ def test_importance_and_recency_are_terms_of_the_score():
                 assert hit.explain.keys() - plain[hit.id].explain.keys() == {"importance", "recency"}
     assert corpus.search("cat", 9, boost=Boost()) == corpus.search("cat", 9)
     corpus.remove("n0")
-    corpus.add(Document.of(fact(7, importance=50, timestamp="2024-05-01T12:00+02:00")))
+    corpus.add(Document.from_entry(fact(7, importance=50, timestamp="2024-05-01T12:00+02:00")))
     assert ids(corpus.search("nothing", 1, boost=Boost(importance=1))) == ["n7"]
 
 

@@ -1,4 +1,4 @@
-"""Columns give what `matches` gives, entry by entry, however the entries came."""
+"""FilterColumns give what `matches` gives, entry by entry, however the entries came."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memalpha.store.filters import parse
 from memalpha.store.search import filter_columns as columns
-from memalpha.store.search.filter_columns import Columns
+from memalpha.store.search.filter_columns import FilterColumns
 from memalpha.types import MemoryEntry
 
 
@@ -17,7 +17,7 @@ from memalpha.types import MemoryEntry
 def test_a_mask_is_what_matches_says(program, filters) -> None:
     live: dict[str, MemoryEntry] = {}
     slots = {f"n{slot}": slot for slot in range(7)}
-    some = Columns(lambda: [replace(entry, id=id) for id, entry in live.items()])
+    some = FilterColumns(lambda: [replace(entry, id=id) for id, entry in live.items()])
     for number, (slot, entry) in enumerate(program):
         live[f"n{slot}"] = entry
         some.set(slot, entry)
@@ -45,7 +45,7 @@ days = st.sampled_from(["2024-05-01", "2024-05-01T02:00+02:00", "2024-04-30T23:5
 def test_ranges_are_what_matches_says_whatever_the_kinds(values, bounds) -> None:
     live: dict[str, MemoryEntry] = {}
     slots = {f"n{slot}": slot for slot in range(7)}
-    some = Columns(lambda: [replace(entry, id=id) for id, entry in live.items()])
+    some = FilterColumns(lambda: [replace(entry, id=id) for id, entry in live.items()])
     for number, (value, day) in enumerate(values):
         live[f"n{number % 7}"] = MemoryEntry("i", "semantic", "c", timestamp=day, metadata={"x": value})
         some.set(number % 7, live[f"n{number % 7}"])
@@ -55,7 +55,7 @@ def test_ranges_are_what_matches_says_whatever_the_kinds(values, bounds) -> None
                 check(some, {"timestamp": {operator: moment or None}}, live, slots)
 
 
-def check(some: Columns, where, live, slots) -> None:
+def check(some: FilterColumns, where, live, slots) -> None:
     chosen = parse(where)
     assert chosen is not None
     mask = some.mask(chosen, slots, 7)
@@ -66,7 +66,7 @@ def test_what_is_kept_is_bounded(monkeypatch) -> None:
     monkeypatch.setattr(columns, "_MOST_COLUMNS", 3)
     monkeypatch.setattr(columns, "_MOST_VERDICTS", 3)
     entry = MemoryEntry("n0", "semantic", "a", metadata={"x": "0123456789"})
-    some = Columns(lambda: [entry])
+    some = FilterColumns(lambda: [entry])
     for number in range(10):
         for field in ("x", f"y{number}", "x"):
             chosen = parse({field: {"$contains": str(number)}})

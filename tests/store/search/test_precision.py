@@ -12,7 +12,7 @@ from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import normalize
 from memalpha.store.indexing import cache
 from memalpha.store.indexing.cache import index_files
-from memalpha.store.indexing.namespace_index import LiveIndex
+from memalpha.store.indexing.namespace_index import NamespaceIndex
 from memalpha.store.search import ann as approximate
 from memalpha.store.search.ranking import ROUTES
 from memalpha.store.search.vectors import PRECISIONS, Precision, VectorIndex, decode, encode
@@ -48,7 +48,9 @@ def test_an_index_gives_the_products_with_what_it_holds(precision: Precision) ->
     plain.set(np.arange(5000), held)
     index.remove(7)
     plain.remove(7)
-    assert (index.at(np.array([3, 7])) == plain.rows[[3, 7]]).all() and not index.at(np.array([7])).any()
+    assert (index.vectors_at(np.array([3, 7])) == plain.rows[[3, 7]]).all() and not index.vectors_at(
+        np.array([7])
+    ).any()
     assert (index.scores(queries) == plain.scores(queries)).all()
     for slots in (np.arange(0, 5000, 2), np.arange(10)):
         assert (index.scores(queries, slots) == plain.scores(queries, slots)).all()
@@ -131,13 +133,13 @@ def test_the_best_are_found(tmp_path: Path, precision: Precision) -> None:
 
 @pytest.mark.parametrize("precision", COMPACT)
 def test_a_large_memory_too(tmp_path: Path, precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(approximate, "SIZE", 500)
+    monkeypatch.setattr(approximate, "EXACT_LIMIT", 500)
     texts = [f"{word} of the {other} in {number}" for number, word in enumerate("abcd" * 300) for other in ("x",)]
     with open_as(tmp_path / "a.db", precision) as store:
         store.insert_many({"category": "semantic", "content": text} for text in texts)
         store.build_index()
         dense = [store.search(f"c of 6{number}", route="dense") for number in range(5)]
-        assert store._index._corpus._near.lists() is not None  # pyright: ignore
+        assert store._index._corpus._near.ready_lists() is not None  # pyright: ignore
     with open_as(tmp_path / "a.db", "float32") as store:
         for number, hits in enumerate(dense):
             right = {hit.entry.id: hit for hit in store.search(f"c of 6{number}", 1200, route="dense", exact=True)}
@@ -155,9 +157,14 @@ def test_a_vector_that_the_file_lost_is_made_again(tmp_path: Path) -> None:
 
 
 def test_an_index_file_of_another_precision_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "LEAST", 1)
-    path, made, make = tmp_path / "a.db", [], LiveIndex._made
-    monkeypatch.setattr(LiveIndex, "_made", lambda self: (made.append(self._cache._vectors), make(self))[1])
+    monkeypatch.setattr(cache, "MIN_ENTRIES", 1)
+    path, builds, build = tmp_path / "a.db", [], NamespaceIndex._build_corpus
+
+    def build_and_note(self):
+        builds.append(self._cache._vectors)
+        return build(self)
+
+    monkeypatch.setattr(NamespaceIndex, "_build_corpus", build_and_note)
     with open_as(path, "float32") as store:
         store.insert_many({"category": "semantic", "content": f"fact {number}"} for number in range(40))
         right = store.search("fact 7", 40, route="dense")
@@ -165,7 +172,7 @@ def test_an_index_file_of_another_precision_is_not_taken(tmp_path: Path, monkeyp
         with open_as(path, precision) as store:
             assert store.search("fact 7", 40, route="dense") == right
         assert examine(path).problems == [] and len(index_files(str(path))) == 1
-    assert made == ["float32", "int8", "float16", "float32"]
+    assert builds == ["float32", "int8", "float16", "float32"]
 
 
 def test_a_wrong_precision_is_refused_before_anything_is_made(tmp_path: Path) -> None:

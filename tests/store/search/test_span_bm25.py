@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from memalpha.errors import StoreError, UnknownEntry
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder
 from memalpha.store.search.bm25 import words
-from memalpha.store.search.corpus import Corpus, Document
+from memalpha.store.search.corpus import Corpus
+from memalpha.store.search.documents import Document
 from memalpha.store.search.span_bm25 import Span
 from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry
@@ -103,12 +104,12 @@ def test_the_order_in_which_spans_come_shows_in_no_digit(seed):
 def test_without_neighbours_nothing_changes(contents, query):
     """Facts without a turn, with a turn and no source, and spans that are each alone in their source."""
     facts = [MemoryEntry(f"n{at}", "semantic", text, valid_from=at) for at, text in enumerate(contents, start=1)]
-    plain = Corpus(EMBEDDER, map(Document.of, facts)).search(query, 20)
+    plain = Corpus(EMBEDDER, map(Document.from_entry, facts)).search(query, 20)
     for origin in ({"source": "chat", "chunk": 1}, {"chunk": 2, "turn": "2:3"}):
         of_facts = [dataclasses.replace(fact, **origin) for fact in facts]
-        assert Corpus(EMBEDDER, map(Document.of, of_facts)).search(query, 20) == plain
+        assert Corpus(EMBEDDER, map(Document.from_entry, of_facts)).search(query, 20) == plain
     alone = [dataclasses.replace(fact, source=fact.id, turn="1") for fact in facts]
-    hits = Corpus(EMBEDDER, map(Document.of, alone)).search(query, 20)
+    hits = Corpus(EMBEDDER, map(Document.from_entry, alone)).search(query, 20)
     assert [hit.id for hit in hits] == [hit.id for hit in plain]
     assert np.allclose([hit.score for hit in hits], [hit.score for hit in plain], atol=1e-12)
     assert all(abs(hit.explain["around"]) < 1e-12 for hit in hits)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memalpha.store.search import string_table as module
-from memalpha.store.search.string_table import Names
+from memalpha.store.search.string_table import StringTable
 
 TEXTS = st.sampled_from(["", "a", "b\0", "b", "città#e", "\ud800", "a" * 300]) | st.text(max_size=3)
 STEPS = st.lists(st.tuples(st.sampled_from(["set", "pop", "settle", "save"]), TEXTS), max_size=40)
@@ -18,7 +18,7 @@ def test_names_are_a_dict(collide: bool, steps: list[tuple[str, str]]) -> None:
         patch.setattr(module, "_BLOCK", 3)
         if collide:  # texts decide, not their hashes
             patch.setattr(module, "_hash", lambda raw: len(raw) % 2)
-        names, right, free = Names(), dict[str, int](), list(range(60, -1, -2))
+        names, right, free = StringTable(), dict[str, int](), list(range(60, -1, -2))
         for kind, text in steps:
             if kind == "set" and text not in right:
                 right[text] = free.pop()
@@ -29,7 +29,7 @@ def test_names_are_a_dict(collide: bool, steps: list[tuple[str, str]]) -> None:
             elif kind == "settle":
                 names.settle()
             elif kind == "save":
-                names = Names.of_parts("x", names.parts("x"))
+                names = StringTable.from_arrays("x", names.to_arrays("x"))
             assert dict(names) == right and len(names) == len(right) and (text in names) == (text in right)
             assert all(names.text(number) == text for text, number in right.items())
             if text not in right:
@@ -38,7 +38,7 @@ def test_names_are_a_dict(collide: bool, steps: list[tuple[str, str]]) -> None:
 
 
 def test_a_text_without_a_number_is_given_the_next() -> None:
-    names = Names()
-    assert [names.number(text) for text in "abcab"] == [0, 1, 2, 0, 1]
+    names = StringTable()
+    assert [names.id_of(text) for text in "abcab"] == [0, 1, 2, 0, 1]
     names.settle()
-    assert [names.number(text) for text in "cadbd"] == [2, 0, 3, 1, 3] and names["d"] == 3
+    assert [names.id_of(text) for text in "cadbd"] == [2, 0, 3, 1, 3] and names["d"] == 3

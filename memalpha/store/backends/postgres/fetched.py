@@ -9,9 +9,9 @@ import numpy as np
 
 from memalpha.store.backends.postgres.filters import PARSED, narrowed, verdict
 from memalpha.store.filters import Filter
-from memalpha.store.search.bm25 import K1, B, Found
+from memalpha.store.search.bm25 import K1, B, TermMatches
 from memalpha.store.search.ranking import Selection
-from memalpha.store.search.vectors import directions, inner_products
+from memalpha.store.search.vectors import inner_products, unit_directions
 
 
 class Over(NamedTuple):
@@ -57,7 +57,7 @@ class Fetched(Selection):
     `(groups, dim)`: of the vectors of each group; `fields`: what a boost needs.
     """
 
-    found: Found | None = None
+    found: TermMatches | None = None
 
     def __init__(
         self, groups: np.ndarray, documents: np.ndarray, sums: np.ndarray, fields: dict[str, np.ndarray]
@@ -74,7 +74,7 @@ class Fetched(Selection):
             numbers = np.where(sources == 0, 0, 1 + np.unique(sources, return_inverse=True)[1])
             self._spans = np.stack([numbers, documents["chunk"].astype(np.int64), self.created], axis=1)
 
-    def hold(self, lengths: np.ndarray, found: Found | None) -> None:
+    def hold(self, lengths: np.ndarray, found: TermMatches | None) -> None:
         """Take the number of each entry's words, and where those of the query are."""
         self._lengths, self.found = lengths, found
 
@@ -82,17 +82,17 @@ class Fetched(Selection):
     def lengths(self) -> np.ndarray:
         return self._lengths
 
-    def find(self, query: Sequence[str]) -> Found | None:
+    def match_terms(self, query: Sequence[str]) -> TermMatches | None:
         return self.found
 
     def spans(self) -> np.ndarray | None:
         return self._spans
 
-    def dense(self, vector: np.ndarray) -> np.ndarray:
+    def dense_scores(self, vector: np.ndarray) -> np.ndarray:
         return self.products
 
-    def near(self, vector: np.ndarray) -> np.ndarray:
-        return inner_products(vector, directions(self._sums))[0]
+    def prototype_scores(self, vector: np.ndarray) -> np.ndarray:
+        return inner_products(vector, unit_directions(self._sums))[0]
 
 
 class WordStatistics(NamedTuple):
@@ -112,7 +112,7 @@ class Likely(Fetched):
 
     words: WordStatistics
 
-    def bm25(self, query: Sequence[str]) -> np.ndarray:
+    def bm25_scores(self, query: Sequence[str]) -> np.ndarray:
         if self.found is None:
             return np.zeros(len(self.created))
         _, terms, places, counts = self.found

@@ -24,9 +24,10 @@ from memalpha.store.backends.postgres.search_queries import JOINED, SearchQuerie
 from memalpha.store.filters import Filter
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
 from memalpha.store.search.bm25 import words
-from memalpha.store.search.corpus import Boost, Scored
-from memalpha.store.search.normalize import top
-from memalpha.store.search.ranking import Route, check, score
+from memalpha.store.search.boost import Boost
+from memalpha.store.search.documents import ScoredEntry
+from memalpha.store.search.normalize import top_k
+from memalpha.store.search.ranking import Route, check_route, score_documents
 
 SIZE = 10_000  # entries: up to here a search looks at every one
 MOST = 100  # results; for more, every entry is looked at
@@ -50,10 +51,10 @@ class PostgresIndex:
         boost: Boost | None = None,
         exact: bool = False,
         vectors: np.ndarray | None = None,
-    ) -> list[list[Scored]]:
+    ) -> list[list[ScoredEntry]]:
         """The k best entries for each query among those that pass, now (the log's end is at `end`) or, with a
         `position`, as of then."""
-        check(route, k)
+        check_route(route, k)
         if not queries or not k:
             return [[] for _ in queries]
         encoder = StoredEmbedder(self._rows, self._embedder.load())
@@ -78,7 +79,7 @@ class PostgresIndex:
                     selection = server.selection(over, asked, vector, route, boost)
                 found.append([] if selection is None else _ranked(selection, words(query), vector, k, route, boost))
             entries = server.entries(list({created for hits in found for created, _, _ in hits}))
-        return [[Scored(entries[at].id, score, parts, entries[at]) for at, score, parts in hits] for hits in found]
+        return [[ScoredEntry(entries[at].id, score, parts, entries[at]) for at, score, parts in hits] for hits in found]
 
     def build(self, end: int) -> None:
         """Nothing is to be made ready: the server keeps its indexes."""
@@ -94,9 +95,9 @@ def _ranked(
     selection: Fetched, query: list[str], vector: np.ndarray | None, k: int, route: Route, boost: Boost | None
 ) -> list[tuple[int, float, dict[str, float]]]:
     """The best entries, by the positions that made their ids, with their scores and the parts of these."""
-    kept, parts, terms, _ = score(selection, query, vector, route, boost, selection.fields.__getitem__)
+    kept, parts, terms, _ = score_documents(selection, query, vector, route, boost, selection.fields.__getitem__)
     total = sum(terms[1:], terms[0])
-    best = top(total, selection.orders[kept], k)
+    best = top_k(total, selection.orders[kept], k)
     made = selection.created[kept][best].tolist()
     return [
         (created, value, {name: float(values[at]) for name, values in parts.items()})

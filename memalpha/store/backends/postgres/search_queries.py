@@ -18,9 +18,9 @@ from memalpha.store.backends.postgres.vector_codec import Vector
 from memalpha.store.backends.row_codec import ENTRY, entry_of
 from memalpha.store.filters import Filter
 from memalpha.store.indexing.stored_embedder import StoredEmbedder
-from memalpha.store.search.bm25 import K1, B, Found
-from memalpha.store.search.corpus import Boost
-from memalpha.store.search.filter_columns import number_of
+from memalpha.store.search.bm25 import K1, B, TermMatches
+from memalpha.store.search.boost import Boost
+from memalpha.store.search.filter_columns import to_number
 from memalpha.store.search.ranking import Route
 from memalpha.store.search.vectors import inner_products
 from memalpha.types import MemoryEntry
@@ -142,7 +142,7 @@ class SearchQueries:
             self._embed(numbers, documents, prototypes, vector)
         at = len(rows[0]) - len(fields)
         given = {
-            field: np.array([number_of(value) for row in rows for value in row[at + place]])
+            field: np.array([to_number(value) for row in rows for value in row[at + place]])
             for place, field in enumerate(fields)
         }
         selection = kind(numbers, documents, prototypes, given)
@@ -203,7 +203,7 @@ class SearchQueries:
         if len(together):
             numbers = np.repeat(np.arange(len(postings)), list(map(len, postings)))
             counts = together["count"].astype(np.int64)
-            found = Found(np.array(list(asked.values())), numbers, places(together), counts)
+            found = TermMatches(np.array(list(asked.values())), numbers, places(together), counts)
         selection.hold(lengths, found)
 
     def candidates(self, asked: Counter[str], vector: np.ndarray, route: Route, boost: Boost | None) -> Fetched | None:
