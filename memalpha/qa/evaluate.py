@@ -1,7 +1,7 @@
-"""Questions asked of built memories: one record a question, and what a whole system shows.
+"""Ask questions of built memories: one record per question, rewards per trajectory.
 
-Every question is answered from the memory as it was after the chunk it is asked at, all questions of a batch in one
-reader call.
+Every question is answered from the memory as it was after the chunk that it is asked at. The reader answers all
+questions of a batch in one call.
 """
 
 from __future__ import annotations
@@ -40,25 +40,26 @@ SINGLE_VALUED = ("stated", "updated", "retracted")
 def evaluate_memory(
     groups: Sequence[TrajectoryGroup], reader: Reader, metric: str = "exact", *, embedder: Embedder
 ) -> list[list[list[Record]]]:
-    """Ask every trajectory its task's questions, in one reader call; records as [group][trajectory][question].
+    """Ask every trajectory its task's questions, in one reader call.
 
-    `embedder` is the one the memories are searched with. Raises whatever the reader raises: a reader that failed is
-    not a wrong answer.
+    Args:
+        groups: Groups of trajectories with their memory states.
+        reader: Reader that answers. Its exceptions are passed on: a failed reader is not a wrong answer.
+        metric: Name of the metric that scores answers.
+        embedder: Embedder that the memories are searched with.
+
+    Returns:
+        Records as [group][trajectory][question].
     """
     items: list[tuple[str | Question, WorkingMemory]] = []
     memories: dict[int, WorkingMemory] = {}
     for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
         for question in trajectory.task.questions:
             state = trajectory.states[question_chunk(question, trajectory.task)]
-            has_details = (
-                asked_in_full(question) != question.question
-            )  # a reader of one's own need not know of choices and dates
-            items.append(
-                (
-                    question if has_details else question.question,
-                    memories.setdefault(id(state), WorkingMemory(state, embedder)),
-                )
-            )
+            # Custom readers may expect a text: pass the whole question only if it has choices or a date.
+            has_details = asked_in_full(question) != question.question
+            memory = memories.setdefault(id(state), WorkingMemory(state, embedder))
+            items.append((question if has_details else question.question, memory))
     _cache_embeddings(embedder, items, memories.values())
     answers = iter(reader.answer(items))
     return [
@@ -74,7 +75,7 @@ def evaluate_memory(
 
 
 def texts_to_embed(groups: Sequence[TrajectoryGroup]) -> list[str]:
-    """All texts whose vectors `evaluate_memory` of these groups will search with or among, each once."""
+    """Return each text once whose vector `evaluate_memory` needs: questions and memory entries."""
     texts: dict[str, None] = {}
     memories: dict[int, MemoryState] = {}
     for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
@@ -88,14 +89,21 @@ def texts_to_embed(groups: Sequence[TrajectoryGroup]) -> list[str]:
 
 
 def question_chunk(question: Question, task: Task) -> int:
-    """The chunk whose memory answers."""
+    """Return the index of the chunk after which a question is asked."""
     return len(task.chunks) - 1 if question.asked_after_chunk is None else question.asked_after_chunk
 
 
 def score_groups(
     groups: Sequence[TrajectoryGroup], reader: Reader, rewards: MemoryReward, *, embedder: Embedder
 ) -> tuple[list[TrajectoryGroup], list[Record]]:
-    """The groups with every trajectory's reward set, and all records."""
+    """Return the groups with every trajectory's reward set, and all records.
+
+    Args:
+        groups: Groups of trajectories with their memory states.
+        reader: Reader that answers the questions.
+        rewards: Reward that scores the trajectories, with its judge if it has one.
+        embedder: Embedder that the memories are searched with.
+    """
     metric = "exact" if rewards.config.metric == "judge" else rewards.config.metric
     records = evaluate_memory(groups, reader, metric, embedder=embedder)
     contents: dict[int, tuple[ContentVerdicts, ...]] = {}
@@ -117,7 +125,7 @@ def score_groups(
 def _cache_embeddings(
     embedder: Embedder, items: Sequence[tuple[str | Question, WorkingMemory]], memories: Iterable[WorkingMemory]
 ) -> None:
-    """Fill the embedder's cache in one batch with all that the searches will ask for."""
+    """Embed all texts that the searches need in one batch, so that they hit the embedder's cache."""
     texts = dict.fromkeys(question if isinstance(question, str) else question.question for question, _ in items)
     for memory in memories:
         texts.update(dict.fromkeys(entry.content for entry in memory.state.entries.values()))
@@ -150,7 +158,16 @@ def _make_record(trajectory: Trajectory, question: Question, answer: Answer, met
 def build_record(
     task: Task, question: Question, answer: Answer, score: float, correct: bool, *, rollout: int = 0, **fields: Any
 ) -> Record:
-    """The record of an answer with what every record has; `more` are its further fields."""
+    """Build the record of an answer; `fields` are further fields of `Record`.
+
+    Args:
+        task: Task of the question.
+        question: Question that was asked.
+        answer: Answer of the reader.
+        score: Score by the metric, 0 to 1.
+        correct: True if the score counts as right.
+        rollout: Index of the rollout.
+    """
     return Record(
         task=task.id,
         rollout=rollout,
@@ -170,7 +187,7 @@ def build_record(
 
 
 def _score(task: Task, question: Question, answer: Answer, metric: str) -> tuple[float, bool, dict[str, float]]:
-    """What an answer is worth, whether it counts as right, and the parts of that where it has some."""
+    """Return the score, True if it counts as right, and its components if the metric has some."""
     if metric not in ("question", "cited"):
         score = score_answer(metric, answer, question.answers)
         return score, score >= CORRECT_FROM[metric], {}
@@ -188,18 +205,21 @@ def _score(task: Task, question: Question, answer: Answer, metric: str) -> tuple
 
 
 def is_stale(question: Question, answer: Answer, correct: bool) -> bool:
-    """Whether an answer is wrong by giving a value that no longer holds."""
+    """Return True if an answer is wrong because it gives a value that no longer holds."""
     if question.meta.get("kind") not in CHANGED or correct or answer.abstained:
         return False
     return any(contains(answer.text, str(value)) for value in question.meta.get("stale", ()))
 
 
 def is_disputed(question: Question, statements: Sequence[str]) -> bool:
-    """The conflict rule by the task's own slot, where it names one and the values it had (`Question.meta`), over all
-    that is live: contents of entries, lines of the core.
+    """Return True if the conflict rule refuses an answer: live statements give the question's slot two values.
 
-    The values are `values`, what holds first, where the answer itself is no value of the slot ("yes"); else the answers
-    and what is `stale`.
+    The task has to name the slot and its values in `Question.meta`. The values are `values`, current one first, where
+    the answer itself is no value of the slot ("yes"). Otherwise they are the answers and `stale`.
+
+    Args:
+        question: Question with `slot` and its values in `meta`.
+        statements: Contents of live entries and lines of the core memory.
     """
     meta = question.meta
     values = meta.get("values") or (meta.get("stale") and [*question.answers, *meta["stale"]])
@@ -209,9 +229,9 @@ def is_disputed(question: Question, statements: Sequence[str]) -> bool:
 
 
 def _find_in_memory(trajectory: Trajectory, question: Question, chunk_index: int) -> tuple[bool | None, bool | None]:
-    """Whether what the question asks for was ever written, and whether it is live.
+    """Return two flags: the support of the answer was ever written, and it is live now.
 
-    By the gold facts of its evidence turns where there are any (all of them), else by an entry that holds an answer.
+    The support are the gold facts of the evidence turns, all of them; without gold facts, an entry with an answer.
     """
     if not question.answers:
         return None, None
@@ -253,11 +273,22 @@ def evaluate(
 ) -> Report:
     """Build a fresh memory for every task, greedily, and ask its questions.
 
-    `system` is a policy, or an agent whose policy, configuration and reader are taken, and its store's schema and
-    embedder (the store itself is not touched).
-    `reader` is one, "extractive", or a policy's name (default: the agent's; else the policy itself, or the extractive
-    floor for a script). `count_tokens` measures memory and conversation for all systems that are compared. Raises
-    `DataError` where there are no tasks.
+    Args:
+        system: A policy, or an agent. Of an agent the policy, configuration and reader are used, and its store's schema
+            and embedder; the store itself is not touched.
+        tasks: Tasks with chunks and questions.
+        reader: A reader, "extractive", or a policy's name. Default: the agent's reader, else the policy itself, or the
+            extractive reader for a scripted policy.
+        config: Prompts, tools and embedder of the writer. Default: the agent's, or the prompt style of the policy.
+        reward: Reward preset and metric.
+        count_tokens: Counts tokens of memory and conversation; use the same for all compared systems.
+        embedder: Embedder of the memories. Default: the agent's store's, else the configuration's.
+        seed: Seed of the rollouts.
+        name: Name of the report. Default: the policy's.
+        progress: Called with (chunks read, all chunks).
+
+    Raises:
+        DataError: No task has a question.
     """
     if not any(task.questions for task in tasks):
         raise DataError("nothing to evaluate: " + ("no task has a question" if tasks else "the data set is empty"))

@@ -1,4 +1,4 @@
-"""An evaluation from its configuration, or as a training run made its own: what `memalpha eval` runs on questions."""
+"""Run an evaluation from its configuration, or with the settings of a training run (`memalpha eval`)."""
 
 from __future__ import annotations
 
@@ -39,12 +39,19 @@ from memalpha.tasks.splits import load_evaluation_tasks
 from memalpha.types import Task
 
 TRAINED_SYSTEM = "trained"
-"""Among the systems of a run directory's evaluation: the run's best checkpoint."""
+"""Name of a run's best checkpoint among `systems`."""
 
 
 def load_settings(name: str, overrides: Mapping[str, Any] | None = None) -> EvalConfig:
-    """The evaluation that a name stands for: a training run's directory, a configuration (shipped, or a YAML file), or
-    a data set with everything else as default. Raises `ConfigError` for anything else, with what there is."""
+    """Load the evaluation of a name: a run directory, a configuration, or a data set.
+
+    Args:
+        name: Directory of a training run, a shipped configuration, a YAML file, or a data set with default settings.
+        overrides: Keys that replace those of the configuration.
+
+    Raises:
+        ConfigError: The name is none of these; lists the known ones.
+    """
     if (Path(name) / "config.yaml").is_file():
         return load_run_settings(Path(name), overrides)
     if name in MODULES and not (name in shipped_configs() and "benchmark" in read_config(name)):
@@ -59,11 +66,14 @@ def load_settings(name: str, overrides: Mapping[str, Any] | None = None) -> Eval
 
 
 def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> EvalConfig:
-    """How a training run evaluated its writer: `checkpoints/best`, prompted, read and scored as in the run.
+    """Load the settings with which a training run evaluated its writer.
 
-    On the run's `eval_data`; a run that held out a part of its own file needs `data`, a synthetic one is evaluated on
-    other conversations of its held-out world, one on bAbI on the streams it held out. Among `systems`, "trained" is the
-    best checkpoint, so that it can stand beside others. Raises `ConfigError` where RUN has no best checkpoint yet.
+    `checkpoints/best` is prompted, read and scored as in the run, on the run's `eval_data`. A run that held out a part
+    of its own file needs `data`. A synthetic run is evaluated on other conversations of its held-out world, a bAbI run
+    on the streams it held out. The name "trained" among `systems` is the best checkpoint.
+
+    Raises:
+        ConfigError: The run has no best checkpoint, or trained no memory writer.
     """
     overrides = dict(overrides or {})
     run_config = training_config(run / "config.yaml")
@@ -106,11 +116,16 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
 
 
 def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None] | None = None) -> list[Report]:
-    """Evaluate `config.systems` on its benchmark; saved under `config.out` where that is set, each as it is done.
+    """Evaluate `config.systems` on its benchmark; save each report under `config.out` as it is done.
 
-    Writers and reader are prompted in the style their policy was trained on unless the configuration names one.
-    `progress(system, done, total)` counts what was read (default: a bar on stderr). Raises `ConfigError` where the
-    benchmark is none or needs a file and has none, and where `out` holds other systems on other tasks.
+    Writers and reader are prompted in the style of their policy unless the configuration names one.
+
+    Args:
+        config: Benchmark, systems, reader, metric, budget.
+        progress: Called with (system, chunks read, all chunks). Default: a bar on stderr.
+
+    Raises:
+        ConfigError: The benchmark is unknown or lacks its file, or `out` holds other systems on other tasks.
     """
     if config.out is not None:
         check_names(config.systems)
@@ -134,7 +149,7 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
         console = Console(stderr=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
             return _run_systems(config, systems, tasks, reader, _progress_on(bars), reports)
-    finally:  # where a system, a judge or an endpoint failed, what is done stays
+    finally:  # keep finished reports if a system, a judge or an endpoint fails
         if folder is not None and reports:
             save_results(folder, reports, provenance_fields)
 
@@ -147,7 +162,7 @@ def _run_systems(
     progress: Callable[[str, int, int], None],
     reports: list[Report],
 ) -> list[Report]:
-    """The reports, each in `done` and saved as soon as it is there."""
+    """Return the reports; each is appended to `reports` and saved as soon as it is complete."""
 
     def save_report(report: Report) -> None:
         reports.append(report)
@@ -189,7 +204,7 @@ def _progress_on(bars: Progress) -> Callable[[str, int, int], None]:
 
 
 def load_config_tasks(config: EvalConfig) -> list[Task]:
-    """The tasks of a configuration: of its data set, under each seed, or of its task file; cut to `chunk_tokens`."""
+    """Load the tasks of a configuration for every seed, cut to `chunk_tokens`."""
     tasks = _load_whole_tasks(config)
     return tasks if config.chunk_tokens is None else [recut(task, config.chunk_tokens) for task in tasks]
 
@@ -216,7 +231,7 @@ def _load_whole_tasks(config: EvalConfig) -> list[Task]:
 
 
 def load_config_reader(config: EvalConfig) -> Reader:
-    """The one reader of an evaluation, on the device and in the precision that it names."""
+    """Load the one reader of an evaluation, on its device and in its precision."""
     settings = config.reader
     if settings.kind != "policy" or settings.policy is None:
         return load_reader(settings)

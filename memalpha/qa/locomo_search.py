@@ -1,16 +1,16 @@
-"""LoCoMo's turns without a language model: how much of the evidence does each route of search find?
+"""Benchmark of search on LoCoMo's turns, without a language model: recall of the evidence by route.
 
-Each conversation is a `MemoryStore` of its own, each turn an entry of it: its content `<date> <speaker>: <text>
-[caption]`, its source the conversation, its chunk the session, its turn the turn's id. Questions are those of
-categories 1 to 4 with usable evidence, hits those of the question's own conversation; for recall@k, mrr and tokens@10
-see `recall`. The methods are routes of `MemoryStore.search`; "soft" is its default, as anyone has it who stores turns:
+Each conversation is a `MemoryStore`, each turn an entry `<date> <speaker>: <text> [caption]`. The entry's source is the
+conversation, its chunk the session, its turn the turn's id. Questions are those of categories 1 to 4 with usable
+evidence; hits come from the question's own conversation. `scoring.recall` defines recall@k, mrr and tokens@10. The
+methods are routes of `MemoryStore.search`; "soft" is its default:
 
 | method | score                                                                                 |
 |--------|---------------------------------------------------------------------------------------|
 | dense  | inner product of question and turn                                                    |
 | bm25   | BM25 of the turn's words                                                              |
 | flat   | sum of both, min-max scaled                                                           |
-| soft   | the same with the words around the turn (`store.neighbours`) and the category's prior |
+| soft   | the same with the words around the turn (`search.span_bm25`) and the category's prior |
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ METHODS: tuple[Route, ...] = ("dense", "bm25", "flat", "soft")
 
 
 def run_locomo_search(config: EvalConfig) -> dict[str, Any]:
-    """The benchmark: `{"retrieval": [row, ...]}`; a progress bar goes to stderr.
+    """Run the benchmark and return `{"retrieval": [row, ...]}`; a progress bar goes to stderr.
 
-    With `config.out` the result is also written to its `eval/locomo-search.json`. Raises `DataError` without
-    `config.data`.
+    With `config.out` the result is also written to its `eval/locomo-search.json`.
+
+    Raises:
+        DataError: `config.data` is missing.
     """
     if config.data is None:
         raise DataError("locomo-search: give the path of its file, data=PATH (locomo10.json; see data/README.md)")
@@ -73,7 +75,7 @@ def run_locomo_search(config: EvalConfig) -> dict[str, Any]:
 
 
 def format_locomo_search(result: dict[str, Any]) -> str:
-    """The result of `run_locomo_search` as a text table."""
+    """Format the result of `run_locomo_search` as a text table."""
     lines = ["method     embedder  recall@5  recall@10  recall@20    mrr  tokens@10  questions"]
     for row in result["retrieval"]:
         lines.append(
@@ -87,7 +89,7 @@ def format_locomo_search(result: dict[str, Any]) -> str:
 
 
 def turn_entries(task: Task) -> list[dict[str, Any]]:
-    """A conversation's turns as facts for `MemoryStore.insert_many`."""
+    """Return a conversation's turns as entries for `MemoryStore.insert_many`."""
     return [
         {
             "category": "episodic",
@@ -103,7 +105,7 @@ def turn_entries(task: Task) -> list[dict[str, Any]]:
 
 
 def evidence_questions(task: Task) -> list[EvidenceQuestion]:
-    """A conversation's answerable questions with usable evidence."""
+    """Return a conversation's answerable questions with usable evidence."""
     return [
         EvidenceQuestion(question.question, question.category, question.evidence)
         for question in task.questions

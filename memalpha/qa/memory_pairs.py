@@ -1,16 +1,20 @@
-"""Preferences between memories of one conversation, made from its gold operations.
+"""Preference pairs of memories of one conversation, made from its gold operations.
 
-The prompt is the conversation, a reply is a memory, as text (`conversation_messages`, `memory_text`: what a judge or a
-reward model is shown, in training and in use). The better memory of a pair is what a perfect writer would have, or has
-some faults already; the worse one has the same and one to three more, all of one kind:
+The prompt is the conversation, a reply is a memory as text (`conversation_messages`, `memory_text`). Judges and reward
+models see the same texts in training and in use. The better memory of a pair is the one of a perfect writer, or has
+some faults already. The worse one has one to three faults more, all of one kind:
 
-    missing    a fact is not there                     duplicate  a fact a second time, in other words
-    stale      an old value, in the place of the new   chitchat   a line of the conversation that states nothing
-               one or beside it, or one taken back     category   a fact in another category
-    wrong      another conversation's value
+| fault       | difference                                                                              |
+|-------------|-----------------------------------------------------------------------------------------|
+| `missing`   | a fact is left out                                                                      |
+| `stale`     | an old value instead of the new one or beside it, or a fact that was taken back         |
+| `wrong`     | a value from another conversation                                                       |
+| `duplicate` | a fact a second time, in other words                                                    |
+| `chitchat`  | a line of the conversation that states nothing                                          |
+| `category`  | a fact in another category                                                              |
 
-Faults by rule and not by a writer, so that every pair is known to be the right way round, of each kind equally many are
-there, and no policy has to be at hand.
+Faults are made by rule, not by a writer. So every pair is known to be in the right order, all kinds are equally
+frequent, and no policy is needed.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from memalpha.types import Task
 
 FAULTS = ("missing", "stale", "wrong", "duplicate", "chitchat", "category")
 MAX_FAULTS = 3
-"""The most faults by which two memories of a pair differ."""
+"""Faults by which the two memories of a pair differ, at most."""
 FLAWED_SHARE = 0.5
 """Share of pairs whose better memory has one to three faults too."""
 
@@ -39,7 +43,16 @@ Fact = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class MemoryPair:
-    """Two memories of the conversation of `task`; the worse has `grade` faults of kind `fault` more than the better."""
+    """Two memories of one conversation; the worse has `grade` faults of kind `fault` more.
+
+    Attributes:
+        task: Id of the task.
+        fault: Kind of the faults.
+        grade: Number of faults that the worse memory has more.
+        prompt: The conversation as messages.
+        chosen: Text of the better memory.
+        rejected: Text of the worse memory.
+    """
 
     task: str
     fault: str
@@ -49,12 +62,12 @@ class MemoryPair:
     rejected: str
 
     def as_json(self) -> dict[str, Any]:
-        """A line of a file for `memalpha train reward` (or `preferences`)."""
+        """Return a line for the data file of `memalpha train reward` (or `preferences`)."""
         return {"prompt": list(self.prompt), "chosen": self.chosen, "rejected": self.rejected}
 
 
 def conversation_messages(task: Task) -> tuple[dict[str, str], ...]:
-    """The conversation as one user message: its chunks in order, each after its date."""
+    """Return the conversation as one user message: its chunks in order, each after its date."""
     chunks = (
         f"chunk {chunk.timestamp}\n{chunk.render()}" if chunk.timestamp else chunk.render() for chunk in task.chunks
     )
@@ -62,7 +75,7 @@ def conversation_messages(task: Task) -> tuple[dict[str, str], ...]:
 
 
 def memory_text(facts: Iterable[Fact], core: str = "") -> str:
-    """A memory: the core memory, then the entries by category, a line each; "memory" alone where it holds nothing."""
+    """Return a memory as text: the core memory, then entries by category; "memory" alone if empty."""
     grouped: dict[str, list[str]] = defaultdict(list)
     for category, content in facts:
         grouped[category].append(" ".join(content.split()))
@@ -73,15 +86,22 @@ def memory_text(facts: Iterable[Fact], core: str = "") -> str:
 
 
 def state_text(state: MemoryState) -> str:
-    """`memory_text` of what a memory holds now."""
+    """Return `memory_text` of a memory state."""
     return memory_text(((entry.category, entry.content) for entry in state.list()), state.core)
 
 
 def memory_pairs(tasks: Sequence[Task], each: int, *, seed: int = 0) -> list[MemoryPair]:
-    """`each` pairs of every task, in the order of tasks; the kinds of faults take turns, those that a task allows.
+    """Make `each` pairs for every task; kinds of faults take turns.
 
-    Other conversations' values come from `tasks` themselves. Equal arguments give equal pairs. Raises `DataError` where
-    a task has no gold operations.
+    Values of other conversations come from `tasks`. Equal arguments give equal pairs.
+
+    Args:
+        tasks: Tasks with gold operations.
+        each: Pairs per task.
+        seed: Seed of the faults.
+
+    Raises:
+        DataError: A task has no gold operations, or none that could be remembered wrongly.
     """
     values = _values_by_slot(tasks)
     pairs = []
@@ -99,14 +119,23 @@ def memory_pairs(tasks: Sequence[Task], each: int, *, seed: int = 0) -> list[Mem
 
 
 def write_memory_pairs(path: Path, pairs: Iterable[MemoryPair]) -> None:
-    """A JSON Lines file that `memalpha train reward data=PATH` learns from."""
+    """Write pairs as JSON Lines for `memalpha train reward data=PATH`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(pair.as_json()) + "\n" for pair in pairs), encoding="utf-8")
 
 
 class _ConversationFacts:
-    """What a conversation tells: `facts` that hold at its end, the `old` contents of each, `gone` ones, that were taken
-    back, and `idle` lines, that state nothing."""
+    """Facts of a conversation, by its gold operations.
+
+    Attributes:
+        core: Core memory at the end.
+        facts: Facts that hold at the end.
+        old_versions: Earlier contents of each fact.
+        retracted: Contents that were taken back, with their earlier versions.
+        small_talk: Lines that state nothing.
+        categories: Categories of the gold operations.
+        values: Contents of all conversations by slot.
+    """
 
     def __init__(self, task: Task, values: Mapping[Fact, Sequence[str]]) -> None:
         self.core = ""
@@ -121,7 +150,7 @@ class _ConversationFacts:
             new, before = (category, operation.content), (category, operation.replaces or "")
             if operation.kind == "delete":
                 self.retracted += [before, *self.old_versions.pop(before, [])]
-            elif operation.kind == "update" and before in self.old_versions:  # which keeps its place
+            elif operation.kind == "update" and before in self.old_versions:  # keep the order of facts
                 versions = [*self.old_versions[before], before]
                 self.old_versions = {
                     new if fact == before else fact: versions if fact == before else self.old_versions[fact]
@@ -137,7 +166,7 @@ class _ConversationFacts:
 
 
 def _make_pair(task: Task, conversation: _ConversationFacts, first: str, rng: Random) -> MemoryPair:
-    """A pair with faults of kind `first`, or of the next kind that the conversation allows."""
+    """Make a pair with faults of kind `first`, or of the next kind that the conversation allows."""
     better = list(conversation.facts)
     if rng.random() < FLAWED_SHARE:
         for _ in range(rng.randint(1, MAX_FAULTS)):
@@ -160,12 +189,12 @@ def _missing(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -
     true_facts = [index for index, fact in enumerate(facts) if fact in conversation.old_versions]
     if not true_facts:
         return None
-    place = rng.choice(true_facts)
-    return [*facts[:place], *facts[place + 1 :]]
+    index = rng.choice(true_facts)
+    return [*facts[:index], *facts[index + 1 :]]
 
 
 def _stale(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> list[Fact] | None:
-    """An old value in the place of the new one, or beside it; or what was taken back is kept."""
+    """Use an old value instead of the new one or beside it, or keep a retracted fact."""
     options: list[list[Fact]] = []
     for index, fact in enumerate(facts):
         for old in conversation.old_versions.get(fact, []):
@@ -184,13 +213,13 @@ def _wrong(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> 
     }
     own_contents |= {content for _, content in conversation.retracted}
     rng.shuffle(true_facts)
-    for place in true_facts:
-        category, content = facts[place]
+    for index in true_facts:
+        category, content = facts[index]
         candidates = [
             candidate for candidate in conversation.values[_slot((category, content))] if candidate not in own_contents
         ]
         if candidates:
-            return [*facts[:place], (category, rng.choice(candidates)), *facts[place + 1 :]]
+            return [*facts[:index], (category, rng.choice(candidates)), *facts[index + 1 :]]
     return None
 
 
@@ -226,8 +255,8 @@ def _category(facts: list[Fact], conversation: _ConversationFacts, rng: Random) 
     ]
     if not options:
         return None
-    place, other = rng.choice(options)
-    return [*facts[:place], (other, facts[place][1]), *facts[place + 1 :]]
+    index, category = rng.choice(options)
+    return [*facts[:index], (category, facts[index][1]), *facts[index + 1 :]]
 
 
 _ADD_FAULT = dict(zip(FAULTS, (_missing, _stale, _wrong, _duplicate, _chitchat, _category), strict=True))
@@ -239,14 +268,14 @@ def _insert_at_random(facts: list[Fact], fact: Fact, rng: Random) -> list[Fact]:
 
 
 def _slot(fact: Fact) -> Fact:
-    """What a value is one of: contents with the same words before a colon, else all of a category."""
+    """Return the slot of a value: contents with the same words before a colon, else the whole category."""
     category, content = fact
     key, colon, _ = content.partition(": ")
     return category, key if colon else ""
 
 
 def _values_by_slot(tasks: Sequence[Task]) -> dict[Fact, list[str]]:
-    """All contents by what they are values of, in order."""
+    """Return all contents by slot, in order."""
     by_slot: dict[Fact, dict[str, None]] = defaultdict(dict)
     for task in tasks:
         for operation in task.gold_operations:

@@ -1,16 +1,23 @@
-"""The reward of a rollout: r_t = r1 + r2_t + beta r3 + gamma r4_t.
+"""Reward of a memory-writing rollout: r_t = r1 + r2_t + beta r3 + gamma r4_t.
 
-r1 is the mean score over the task's questions and r3 = 1 - memory tokens / conversation tokens, shared by all turns;
-r2_t is the share of a turn's calls that executed, r4_t the share of its operations whose content is valid by the task's
-gold operations, or by a judge that sees the chunk (`content=judge`; r1 too is a judge's with `metric=judge`). With
-neither, r4 is off, its weight 0: it is never assumed. Weights of r1 and r2 other than 1 are `reward.accuracy` and
-`reward.calls`; `reward.model` adds what a reward model gives the final memory (`model`, shared by all turns).
+| component | meaning                                                                        | shared by        |
+|-----------|--------------------------------------------------------------------------------|------------------|
+| r1        | mean score over the task's questions                                           | all turns        |
+| r2_t      | share of the turn's calls that executed                                        | -                |
+| r3        | 1 - memory tokens / conversation tokens                                        | all turns        |
+| r4_t      | share of the turn's operations whose content is valid                          | -                |
+| model     | score of a reward model for the final memory (`reward.model`)                  | all turns        |
 
-`published` is Mem-alpha (arXiv 2509.25911) as its code has it: a duplicate is a failed call, deleting an unknown id a
-success, no call is worth 0 in r2 and r4, a delete is never valid, r3 is not clamped. `default` repairs these: only
-writes that changed the memory and failed calls count in r2 (duplicates and skips neither earn nor dilute), a turn
-without a failed call has r2 = 1; deletes are judged like any write; writing nothing has r4 = 1 where the chunk has
-nothing to remember and 0 where it has; r3 is at least 0.
+Gold operations decide validity in r4, or a judge that sees the chunk (`content=judge`). With `metric=judge` a judge
+scores r1 too. With neither gold operations nor a judge r4 has weight 0: validity is never assumed. `reward.accuracy`
+and `reward.calls` are the weights of r1 and r2.
+
+Preset `published` follows the code of Mem-alpha (arXiv 2509.25911). A duplicate is a failed call, deleting an unknown
+id a success, no call is worth 0 in r2 and r4, a delete is never valid, and r3 is not clamped.
+
+Preset `default` repairs these. Only writes that changed the memory and failed calls count in r2; duplicates and skips
+neither earn nor dilute. A turn without a failed call has r2 = 1. Deletes are judged like any write. Writing nothing has
+r4 = 1 where the chunk has nothing to remember, else 0. r3 is at least 0.
 """
 
 from __future__ import annotations
@@ -34,21 +41,27 @@ CHANGING_CODES = ("inserted", "updated", "deleted", "core_updated")
 
 
 def memory_tokens(state: MemoryState, count_tokens: Callable[[str], int]) -> int:
-    """Size of a memory: its core text and the contents of its live entries, a line each."""
+    """Return the size of a memory: core text and contents of live entries, a line each."""
     lines = [*([state.core] if state.core else []), *(entry.content for entry in state.list())]
     return count_tokens("\n".join(lines)) if lines else 0
 
 
 def conversation_tokens(task: Task, count_tokens: Callable[[str], int]) -> int:
-    """Size of what was read: the chunks as rendered, without any prompt around them."""
+    """Return the size of the rendered chunks, without prompts."""
     return sum(count_tokens(chunk.render()) for chunk in task.chunks)
 
 
 class MemoryReward:
-    """Rewards by one preset; `count_tokens` measures memory and conversation alike.
+    """Reward of memory-writing rollouts by one preset.
 
-    `judge` and `model` (a reward model) are the configuration's, if it has them. Raises `PolicyError` where one is not
-    there.
+    Attributes:
+        config: Preset, weights, metric, judge and reward model.
+        count_tokens: Counts tokens of memory and conversation.
+        judge: Judge of the configuration, or None.
+        model: Reward model of the configuration, or None.
+
+    Raises:
+        PolicyError: The judge or the reward model cannot be loaded.
     """
 
     def __init__(self, config: RewardConfig, count_tokens: Callable[[str], int]) -> None:
@@ -59,8 +72,14 @@ class MemoryReward:
         self.model = load_reward_model(model.path, device=model.device) if model is not None else None
 
     def score_by_model(self, groups: Sequence[TrajectoryGroup]) -> dict[int, float]:
-        """What the reward model gives the final memories, by `id` of their trajectories, in one batch; nothing without
-        one. Raises `PolicyError` for a conversation that is longer than it takes."""
+        """Score the final memories by the reward model in one batch; {} without a reward model.
+
+        Returns:
+            Scores by `id` of the trajectory.
+
+        Raises:
+            PolicyError: A conversation is longer than the model takes.
+        """
         if self.model is None:
             return {}
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -75,10 +94,16 @@ class MemoryReward:
         contents: Sequence[ContentVerdicts] | None = None,
         model_score: float | None = None,
     ) -> Reward:
-        """Components and totals per turn; `records` are this trajectory's questions (none: r1 is 0).
+        """Compute reward components and totals per turn.
 
-        `contents`: what the judge says of each turn's writes (`content=judge`), in the place of gold operations;
-        `modelled`: what the reward model gives the final memory, where there is one.
+        Args:
+            trajectory: Rollout to score.
+            records: Records of its questions; r1 is 0 without any.
+            contents: The judge's verdicts on each turn's writes (`content=judge`); they replace gold operations.
+            model_score: Score of the reward model; required if the configuration has one.
+
+        Raises:
+            ValueError: The configuration has a reward model and `model_score` is missing.
         """
         task, turns, published = trajectory.task, trajectory.turns, self.config.preset == "published"
         r1 = sum(record.score for record in records) / len(records) if records else 0.0
@@ -103,12 +128,12 @@ class MemoryReward:
                 raise ValueError("reward.model: this trajectory was not scored by it")
             weights["model"], components["model"] = self.config.model.weight, (model_score,) * len(turns)
         totals = tuple(
-            sum(weights[name] * values[place] for name, values in components.items()) for place in range(len(turns))
+            sum(weights[name] * values[turn] for name, values in components.items()) for turn in range(len(turns))
         )
         return Reward(totals, components, weights, sum(totals) / len(totals) if totals else 0.0)
 
     def notes(self, tasks: Sequence[Task]) -> list[str]:
-        """What a run must say about its reward: how many tasks have no gold operations, so that r4 is off for them."""
+        """Return notes for the run's log: the number of tasks without gold operations, where r4 is off."""
         missing = sum(not task.gold_operations for task in tasks)
         if not missing or not self.config.gamma or self.config.content == "judge":
             return []
@@ -137,7 +162,7 @@ def _valid_share(turn: Turn, gold: GoldFacts, task: Task, state: MemoryState) ->
 
 
 def _judged_share(turn: Turn, content: ContentVerdicts) -> float:
-    """As `_content`, by a judge."""
+    """Return the share of valid writes by a judge's verdicts; see `_valid_share`."""
     pairs = zip(turn.results, content.writes, strict=True)
     verdicts = [0.0 if result.code == "duplicate" else value for result, value in pairs]
     verdicts = [value for value in verdicts if value is not None]
@@ -162,13 +187,13 @@ def _published_valid_share(turn: Turn, gold: GoldFacts, task: Task, state: Memor
 
 
 def _published_judged_share(turn: Turn, content: ContentVerdicts) -> float:
-    """As `_content_published`, by a judge."""
+    """Return the share of valid writes by a judge's verdicts; see `_published_valid_share`."""
     calls = _published_calls(turn)
     return sum(value for value in content.writes if value is not None) / len(calls) if calls else 0.0
 
 
 def _published_calls(turn: Turn) -> list[ToolResult]:
-    """All calls; the published system has no explicit no-op, so a skip is no call."""
+    """Return all calls but skips: the published system has no explicit no-op."""
     return [result for result in turn.results if result.code != "skipped"]
 
 

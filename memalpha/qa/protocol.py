@@ -1,8 +1,8 @@
-"""The protocol of an evaluation: the same tasks, questions, reader, budget of tokens and metric for every system.
+"""Evaluate several systems alike: same tasks, questions, reader, token budget and metric.
 
-Each system reads the conversations chunk by chunk and shows, for every question when it is asked, what it has, best
-first, cut at the budget. The reader answers all questions of a system in one batch. What it answers when shown the
-evidence itself is the ceiling that every record carries.
+Each system reads the conversations chunk by chunk. For every question it returns its passages at the time of asking,
+best first, cut at the budget. The reader answers all questions of a system in one batch. The ceiling of a record is the
+same reader's answer when it is shown the evidence.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from memalpha.qa.report import Report, estimate_tokens, summarize
 from memalpha.qa.scoring.cited import cited_scores, evidence_notes
 from memalpha.qa.scoring.judge import Judge
 from memalpha.qa.scoring.judge_scores import UnjudgedAnswer, judge_records
+from memalpha.qa.scoring.longmemeval import LONGMEMEVAL_TYPES, longmemeval, session_scores
 from memalpha.qa.scoring.metrics import (
     JUDGED,
     QUESTION_METRICS,
@@ -32,7 +33,6 @@ from memalpha.qa.scoring.metrics import (
     official_scores,
     score_question,
 )
-from memalpha.qa.scoring.official import LONGMEMEVAL_TYPES, longmemeval, session_scores
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate, macro
 from memalpha.qa.systems.base import Passage, Retrieval
 from memalpha.qa.systems.builtin import EvaluatedSystem, Oracle, Progress, Retrievals, SystemSettings, load_system
@@ -42,7 +42,7 @@ from memalpha.types import Hit, MemoryEntry, Question, Task
 BUDGET = 2048
 """Tokens (characters / 4) that a system may show for a question."""
 MAX_BATCH_PASSAGES = 200_000
-"""Passages that a reader has before it at once."""
+"""Passages that a reader gets in one batch, at most."""
 KS = (5, 10, 20)
 EXTRA_METRICS = ("exact", "f1", "contains")
 """Metrics that every record carries beside its own."""
@@ -63,11 +63,25 @@ def run_systems(
     progress: Callable[[str, int, int], None] | None = None,
     on_report: Callable[[Report], None] | None = None,
 ) -> list[Report]:
-    """Evaluate `systems` (names, see `systems`, or sources of one's own) and report on each, in their order.
+    """Evaluate `systems` and return one report for each, in their order.
 
-    `metric` scores answers (default: each question's own, else `default_metric`); with `judge` it judges them all.
-    `agent` is how writers are prompted. `progress(system, done, total)` counts what was read; `finished` gets each
-    report as soon as it is there. Raises `DataError` where there is nothing to ask, `ConfigError` for a system twice.
+    Args:
+        systems: Names (see `systems.builtin`) or objects with the methods of `EvaluatedSystem`.
+        tasks: Tasks with chunks and questions.
+        reader: The one reader that answers for all systems.
+        budget: Tokens (characters / 4) that a system may show for a question.
+        metric: Metric that scores all answers. Default: each question's own.
+        default_metric: Metric of questions that name none.
+        k: Passages that searching systems return.
+        embedder: Embedder of the systems that search, or its name.
+        agent: Prompts and tools of writers.
+        judge: Judge that judges all answers in addition.
+        progress: Called with (system, chunks read, all chunks).
+        on_report: Called with each report as soon as it is complete.
+
+    Raises:
+        DataError: No task has a question, or two tasks have the same id.
+        ConfigError: A system is named twice, budget or k is below 1, or a metric is unknown or lacks its judge.
     """
     if not any(task.questions for task in tasks):
         raise DataError("nothing to evaluate: " + ("no task has a question" if tasks else "the data set is empty"))
@@ -102,7 +116,7 @@ def run_systems(
 
 
 def _collect_bills(source: EvaluatedSystem | None, reader: Reader, judge: Judge | None) -> dict[str, dict[str, Any]]:
-    """By role and name, what models behind endpoints (and judges) have asked and paid so far; see `endpoint.Bill`."""
+    """Return the usage so far of endpoints and judges, by role and name; see `policy.endpoints.client.Bill`."""
     bills: dict[str, dict[str, Any]] = {}
     for role, part in (("writer", source), ("reader", reader)):
         policy: Any = getattr(part, "policy", None)
@@ -113,7 +127,7 @@ def _collect_bills(source: EvaluatedSystem | None, reader: Reader, judge: Judge 
 
 
 def _bill_difference(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What one system's writing, answering and judging came to."""
+    """Return the usage between two calls of `_collect_bills`."""
     return {
         name: {key: None if value is None else value - before[name][key] for key, value in bill.items()}
         for name, bill in after.items()
@@ -125,7 +139,7 @@ def _with_name(progress: Callable[[str, int, int], None], name: str) -> Progress
 
 
 def _with_metric(metric: str | None, default: str, task: Task) -> Task:
-    """The task with the metric of each question noted in its `meta`."""
+    """Return the task with each question's metric set in its `meta`."""
     questions = [
         question.model_copy(
             update={"meta": {**question.meta, "metric": metric or question.meta.get("metric", default)}}
@@ -136,12 +150,16 @@ def _with_metric(metric: str | None, default: str, task: Task) -> Task:
 
 
 def metric_of(question: Question) -> str:
-    """The name of the metric that scores a question."""
+    """Return the name of the metric that scores a question."""
     return str(question.meta["metric"])
 
 
 def check_metrics(tasks: Sequence[Task], judged: bool) -> None:
-    """Raise `ConfigError` for a metric that there is not, or that needs a judge where there is none."""
+    """Check that every question's metric exists and that judged metrics have a judge.
+
+    Raises:
+        ConfigError: A metric is unknown, or needs a judge and there is none.
+    """
     for metric in dict.fromkeys(metric_of(question) for task in tasks for question in task.questions):
         if metric in JUDGED and not judged:
             raise ConfigError(f"metric {metric} needs a judge: name it in judge.judges, or set metric=contains")
@@ -150,13 +168,16 @@ def check_metrics(tasks: Sequence[Task], judged: bool) -> None:
 
 
 class _Evaluation:
-    """What all systems of an evaluation are asked, and how their answers become records."""
+    """One evaluation: questions, reader, settings and judge, shared by all systems."""
 
     def __init__(self, tasks: Sequence[Task], reader: Reader, settings: SystemSettings, judge: Judge | None) -> None:
         self.tasks, self.reader, self.settings, self.judge = tasks, reader, settings, judge
 
     def ceiling(self) -> dict[tuple[str, str], bool]:
-        """By task and question, whether the reader is right when shown the evidence; only where there is some."""
+        """Return, by (task id, question id), True if the reader is right when shown the evidence.
+
+        Questions without evidence are left out.
+        """
         questions = [
             (task, item)
             for task, items in zip(self.tasks, Oracle().retrieve(self.tasks, self.settings).by_task, strict=True)
@@ -167,7 +188,16 @@ class _Evaluation:
         return {(record.task, record.question_id): record.correct for record in records}
 
     def report(self, name: str, retrievals: Retrievals, ceiling: Mapping[tuple[str, str], bool]) -> Report:
-        """One system's report."""
+        """Build the report of one system.
+
+        Args:
+            name: Name of the system.
+            retrievals: Passages that it returned for all questions.
+            ceiling: Result of `ceiling`.
+
+        Raises:
+            PolicyError: No verdict of the judge could be read.
+        """
         questions = [(task, item) for task, items in zip(self.tasks, retrievals.by_task, strict=True) for item in items]
         records, unjudged = self._records(name, questions, ceiling)
         if not records:
@@ -198,7 +228,7 @@ class _Evaluation:
         return Report(name, summary, tuple(records), retrievals.groups, tuple(unjudged))
 
     def _system_metrics(self, records: Sequence[Record]) -> dict[str, Any]:
-        """What is measured of systems alone. Retrieval is over questions that have an answer."""
+        """Return the metrics that only evaluated systems have; retrieval counts questions with an answer."""
 
         def mean(values: Sequence[float]) -> float | None:
             return sum(values) / len(values) if values else None
@@ -230,7 +260,7 @@ class _Evaluation:
     def _records(
         self, name: str, questions: Sequence[tuple[Task, Retrieval]], ceiling: Mapping[tuple[str, str], bool]
     ) -> tuple[list[Record], list[UnjudgedAnswer]]:
-        """A record for every question, and the answers on which no judge could be read."""
+        """Return a record for every question, and the answers without a readable verdict."""
         names_turns = _names_turns([item for _, item in questions])
         records = [
             self._record(name, task, item, answer, ceiling, names_turns)
@@ -244,7 +274,7 @@ class _Evaluation:
         return [_with_error_class(record, *sources[record.task, record.question_id]) for record in records], unjudged
 
     def _answers(self, questions: Sequence[tuple[Task, Retrieval]]) -> list[Answer]:
-        """The reader's answers, the rule on conflicts applied where it has one."""
+        """Return the reader's answers, with its conflict rule applied if it has one."""
         refuse = self.reader.conflicts == "refuse"
         live_entries: dict[int, list[MemoryEntry]] = {}
         entries: dict[int, MemoryEntry] = {}
@@ -310,13 +340,13 @@ class _Evaluation:
 
 
 def _with_error_class(record: Record, task: Task, item: Retrieval) -> Record:
-    """The record with where it was lost, and that in words."""
+    """Return the record with its error class and feedback."""
     record = replace(record, error_class=classify(task, item, record))
     return record if record.error_class is None else replace(record, feedback=feedback(task, item, record))
 
 
 def _longmemeval(records: Sequence[Record]) -> dict[str, Any]:
-    """The benchmark's own table, and its retrieval by session where the system says what it showed."""
+    """Return the benchmark's own table, and retrieval by session if the system names its turns."""
     table = longmemeval((record.question_id, record.ability, record.correct) for record in records)
     scores_by_record = [record.scores for record in records if record.evidence_recall is not None and record.gold]
     names = dict.fromkeys(
@@ -331,14 +361,17 @@ def _scored_answer(record: Record) -> ScoredAnswer:
 
 
 def _interval(records: Sequence[Record]) -> tuple[float, float] | None:
-    """Of the accuracy, over conversations; None of a single one."""
+    """Return the interval of the accuracy over conversations; None for a single conversation."""
     accuracy = estimate([_scored_answer(record) for record in records])
     return None if accuracy.low is None or accuracy.high is None else (accuracy.low, accuracy.high)
 
 
 def _conflict_rule(reader: Reader, retrievals: Sequence[Retrieval]) -> str:
-    """The reader's rule on conflicts. Refusing what contradicts itself goes by all that a system holds where it shows
-    that, as in training, and is stricter than going by what it shows for the question: so it is said by which."""
+    """Describe the reader's conflict rule, and what it was applied to.
+
+    As in training, refusing goes by all live entries if the system shows them. That is stricter than going by the
+    retrieved passages alone, so the description says which of the two was used.
+    """
     if reader.conflicts != "refuse":
         return reader.conflicts
     return (
@@ -349,22 +382,26 @@ def _conflict_rule(reader: Reader, retrievals: Sequence[Retrieval]) -> str:
 
 
 def _statements(item: Retrieval) -> list[str]:
-    """What the memory states, as far as it is known: what it holds, else what it shows; and its core, line by line."""
+    """Return all known statements of the memory: its entries, else its passages; and core lines."""
     if item.entries is None:
         return [*(passage.text for passage in item.passages), *item.core.splitlines()]
     return [*(passage.text for passage in item.entries), *(item.full_core or item.core).splitlines()]
 
 
 def _names_turns(retrievals: Sequence[Retrieval]) -> bool:
-    """Whether a system says what its passages were taken from: of one that never does, showing nothing (before its
-    first entry, say) is no recall of 0."""
+    """Return True if any passage of a system names its source turns.
+
+    For a system that never does, an empty retrieval (before its first entry, say) is no recall of 0.
+    """
     passages = [passage for item in retrievals for passage in item.passages]
     return not passages or any(passage.turns or passage.cut_turns for passage in passages)
 
 
 def _batches(questions: Sequence[tuple[Task, Retrieval]]) -> Iterator[Sequence[tuple[Task, Retrieval]]]:
-    """Questions in order, as many at a time as have `AT_ONCE` passages before the reader: as a reader's entries these
-    take a hundred times the memory."""
+    """Yield questions in order, in batches of at most `MAX_BATCH_PASSAGES` passages.
+
+    As reader entries, passages take a hundred times the memory.
+    """
     batch: list[tuple[Task, Retrieval]] = []
     passages = 0
     for pair in questions:
@@ -378,8 +415,13 @@ def _batches(questions: Sequence[tuple[Task, Retrieval]]) -> Iterator[Sequence[t
 
 
 def passages_as_hits(passages: Sequence[Passage], entries: dict[int, MemoryEntry] | None = None) -> tuple[Hit, ...]:
-    """Passages as a reader gets them. `known`: entries by `id()` of passages that have an id, filled here: a system
-    that shows all it holds shows the same passages for every question."""
+    """Convert passages to the hits that a reader takes.
+
+    Args:
+        passages: Passages, best first.
+        entries: Cache of entries by `id()` of passages that have an id; filled here. A system that returns all its
+            passages returns the same ones for every question.
+    """
     entries = {} if entries is None else entries
     hits = []
     for index, passage in enumerate(passages):
@@ -399,6 +441,6 @@ def passages_as_hits(passages: Sequence[Passage], entries: dict[int, MemoryEntry
 
 
 def recall_at(retrieval: Retrieval, k: int) -> float:
-    """The share of the evidence turns that the first `k` passages were taken from."""
+    """Return the share of the evidence turns that the first `k` passages come from."""
     evidence = set(retrieval.question.evidence)
     return len(evidence & {turn for passage in retrieval.passages[:k] for turn in passage.turns}) / len(evidence)

@@ -1,4 +1,4 @@
-"""Readers by configuration. They live in `agent.answer`, because a `MemoryAgent` answers too."""
+"""Load readers from a configuration; `agent.reader` has the readers, since a `MemoryAgent` answers too."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ __all__ = ["Answer", "CopyReader", "ExtractiveReader", "PolicyReader", "Reader",
 
 
 def load_reader(config: ReaderConfig | str, policy: Policy | None = None) -> Reader:
-    """The reader of a configuration, or by name: "extractive", "copy", or a policy's name or directory.
+    """Load the reader of a configuration, or by name: "extractive", "copy", or a policy.
 
-    `policy` answers where `config.policy` names none; it must stay frozen while something is trained against it. It is
-    prompted in the style it was trained on unless the configuration sets `prompt`. Raises `ConfigError` where no policy
-    is given at all.
+    Args:
+        config: Configuration, reader name, policy name or directory.
+        policy: Policy that answers if `config.policy` names none. It must stay frozen while a writer trains against it.
+            It is prompted in the style it was trained on unless the configuration sets `prompt`.
+
+    Raises:
+        ConfigError: The reader needs a policy and there is none.
     """
     if isinstance(config, str):
         floors = {"extractive": ReaderConfig(), "copy": ReaderConfig(kind="copy")}

@@ -1,4 +1,4 @@
-"""One record per question of an evaluation, and how records are written as JSON Lines."""
+"""One record per question of an evaluation, and its JSON Lines form."""
 
 from __future__ import annotations
 
@@ -11,15 +11,33 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One question to one rollout, or to one system under test.
+    """Hold one answered question of one rollout, or of one evaluated system.
 
-    `gold` empty: the right answer was to abstain. `retrieved` are ids of what was shown, best first, `tokens` its
-    length (characters / 4). `written`, `live`: the fact asked for was ever written, is in the memory the question was
-    asked of (None where there is no such fact, or the system does not show what it holds); `found`: it was among what
-    was shown (None where that is not known). `stale`: answered with a value that no longer held. `evidence_recall`:
-    share of the evidence turns that what was shown was taken from (None without evidence, or where that is not known).
-    `scores`: further metrics by name. `ceiling`: the same reader is right when shown the evidence (None: not asked).
-    `loss`: where a wrong answer was lost (see `loss`; None: right, or not looked for), `feedback` that in words.
+    Attributes:
+        task: Id of the task.
+        rollout: Index of the rollout; 0 for a system.
+        question_id: Id of the question.
+        ability: Category of the question; "none" without one.
+        kind: Kind of the question (`Question.meta["kind"]`), if it has one.
+        question: Text of the question.
+        answer: Text of the answer.
+        gold: Accepted answers; empty where the right answer is to abstain.
+        score: Score by the metric, 0 to 1.
+        correct: True if the score counts as right.
+        retrieved: Ids of the retrieved passages, best first.
+        written: True if the support of the answer was ever written; None if that is unknown.
+        live: True if the support was in the memory when the question was asked; None if that is unknown.
+        stale: True if the answer gives a value that no longer held.
+        conflict: True if the conflict rule refused the answer.
+        system: Name of the evaluated system.
+        abstained: True if the answer is an abstention.
+        tokens: Length of the retrieved text (characters / 4).
+        evidence_recall: Share of the evidence turns that the retrieved passages come from; None without evidence.
+        support_retrieved: True if the support was among the retrieved passages; None if that is unknown.
+        error_class: Class of a wrong answer, see `error_analysis`; None if right or not classified.
+        ceiling: True if the same reader is right when shown the evidence; None if it was not asked.
+        scores: Further metrics by name.
+        feedback: The error in words; see `error_analysis.feedback`.
     """
 
     task: str
@@ -48,7 +66,7 @@ class Record:
     feedback: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The record as one line of `eval/<name>.jsonl`."""
+        """Return the record as one line of `eval/<name>.jsonl`."""
         return {_JSON_KEYS.get(name, name): getattr(self, name) for name in self.__slots__}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Report of one evaluated system: its summary figures, tables and files."""
+"""Report of one evaluated system: summary metrics, tables and files."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ CHANGED = ("updated", "retracted")
 
 
 def estimate_tokens(text: str) -> int:
-    """The measure of length where no tokenizer is common to all systems: characters / 4, rounded up."""
+    """Return the length in tokens where systems share no tokenizer: characters / 4, rounded up."""
     return -(-len(text) // 4)
 
 
 def mean_and_error(clusters: Iterable[Sequence[float]]) -> tuple[float | None, float | None]:
-    """Mean over all values and its standard error over clusters (a ratio estimator: clusters may differ in size).
+    """Return the mean over all values and its standard error over clusters.
 
-    None where there are no values, and no error from a single cluster.
+    The error is that of a ratio estimator, since clusters may differ in size. Both are None without values; the error
+    is None for a single cluster.
     """
     non_empty = [values for values in clusters if values]
     total = sum(len(values) for values in non_empty)
@@ -55,15 +56,26 @@ def summarize(
     trajectories: Sequence[Trajectory],
     count_tokens: Callable[[str], int] = estimate_tokens,
 ) -> dict[str, Any]:
-    """What a system shows on its tasks; None where nothing was there to measure.
+    """Return the metrics of one system as a dictionary; a metric that cannot be measured is None.
 
-    `accuracy` is the share of questions answered right, `se` its standard error over conversations, `score` the mean
-    of the metric itself (the same where that is yes or no). `answerable_accuracy` leaves out the questions that have no
-    answer, which an empty memory has right. `update_accuracy` and `retract_accuracy` are over questions
-    of kind "updated" and "retracted", `stale_rate` is the share of both that was answered with an outdated value.
-    `valid_calls` is the share of calls that were ok (duplicates and skips are, and `duplicates` counts the former),
-    `update_share` and `delete_share` the shares that updated and deleted. `update_hit` and `delete_hit`: see
-    `gold.changes_by_id`. Tokens are means over trajectories by `count_tokens`.
+    | metric                              | meaning                                                             |
+    |-------------------------------------|---------------------------------------------------------------------|
+    | `accuracy`, `se`                    | share of questions answered right; standard error over conversations |
+    | `score`                             | mean of the metric itself                                           |
+    | `answerable_accuracy`               | accuracy over questions that have an answer                         |
+    | `update_accuracy`                   | accuracy over questions of kind "updated"                           |
+    | `retract_accuracy`                  | accuracy over questions of kind "retracted"                         |
+    | `stale_rate`                        | share of both kinds answered with an outdated value                 |
+    | `valid_calls`, `duplicates`         | shares of calls that were ok, and that repeated an entry            |
+    | `update_share`, `delete_share`      | shares of calls that updated and deleted                            |
+    | `update_hit`, `delete_hit`          | see `gold.count_changes_by_id`                                      |
+    | `memory_tokens`                     | tokens of the final memory, mean over trajectories                  |
+    | `conversation_tokens`               | tokens that were read, mean over trajectories                       |
+
+    Args:
+        records: Records of all questions.
+        trajectories: Rollouts that built the memories; empty for a system without a writer.
+        count_tokens: Counts the tokens of a text.
     """
     accuracy, error = _accuracy(records)
     changed = [record for record in records if record.kind in CHANGED]
@@ -106,8 +118,15 @@ def _ratio(total: float, count: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A system's evaluation: `summary` (see `summarize`, and which `reader` answered by which `metric`), a record per
-    question, what was built, and the answers on which no judge gave a verdict, which are in no figure."""
+    """Hold the evaluation of one system.
+
+    Attributes:
+        name: Name of the system.
+        summary: Metrics of `summarize`, the reader's name and the metric.
+        records: One record per question.
+        groups: Trajectories that built the memories.
+        unjudged: Answers without a readable verdict; no metric counts them.
+    """
 
     name: str
     summary: dict[str, Any]
@@ -116,7 +135,7 @@ class Report:
     unjudged: tuple[UnjudgedAnswer, ...] = ()
 
     def table(self) -> None:
-        """Print accuracy by ability and the summary's figures."""
+        """Print accuracy by ability and the summary's metrics."""
         from rich.console import Console
         from rich.table import Table
 
@@ -133,14 +152,14 @@ class Report:
         console.print(rest)
 
     def save(self, directory: str | Path) -> Path:
-        """Write `eval/<name>.json` (the summary) and `eval/<name>.jsonl` (a line a question) under `directory`."""
+        """Write `eval/<name>.json` (the summary) and `eval/<name>.jsonl` (a line per question) under `directory`."""
         folder = make_result_folder(directory)
         stem = file_stem(self.name)
         summary = json.dumps(self.summary, indent=2)
         (folder / f"{stem}.json").write_text(summary + "\n", encoding="utf-8")
         save_records(self.records, folder / f"{stem}.jsonl")
         unjudged_path = folder / f"{stem}.unjudged.json"
-        unjudged_path.unlink(missing_ok=True)  # of an evaluation before this one
+        unjudged_path.unlink(missing_ok=True)  # an earlier evaluation may have left one
         if self.unjudged:
             lines = [answer.as_json() for answer in self.unjudged]
             unjudged_path.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
@@ -148,19 +167,23 @@ class Report:
 
 
 def format_cell(value: Any) -> str:
-    """A cell of a table: three decimals, none above 10; counts and names as they are, "-" for None."""
+    """Format a table cell: three decimals, none above 10, "-" for None; other values as text."""
     if value is None or not isinstance(value, float):
         return "-" if value is None else str(value)
     return f"{value:,.0f}" if value > 10 else f"{value:.3f}"
 
 
 def file_stem(name: str) -> str:
-    """What the files of a system are called."""
+    """Return the file name of a system, without suffix."""
     return name.replace(":", "-").replace("/", "-")
 
 
 def make_result_folder(directory: str | Path) -> Path:
-    """`directory`/eval, made where it is missing; call it before the work. `ConfigError` where it cannot be made."""
+    """Create and return `directory`/eval; call it before the work starts.
+
+    Raises:
+        ConfigError: The folder cannot be created.
+    """
     folder = Path(directory) / "eval"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -176,7 +199,15 @@ def make_report(
     reader: Reader,
     rewards: MemoryReward,
 ) -> Report:
-    """The report on scored `groups` and all their `records`, each with where its answer was lost."""
+    """Build the report of scored rollouts, each record with its error class.
+
+    Args:
+        name: Name of the system.
+        groups: Groups whose trajectories have their reward.
+        records: Records of all their questions.
+        reader: Reader that answered.
+        rewards: Reward that scored; it names the metric and counts tokens.
+    """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     setup = {"reader": reader.name, "metric": rewards.config.metric}
     summary = {**setup, **summarize(records, trajectories, rewards.count_tokens)}

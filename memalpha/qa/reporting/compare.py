@@ -1,8 +1,8 @@
-"""Several evaluations side by side: the same questions, paired, with intervals over conversations, by ability.
+"""Compare evaluations: the same questions, paired, with intervals over conversations, by ability.
 
-What is compared is read from the records that evaluations leave (`eval/*.jsonl`); nothing is taken from a summary.
-A question is known by task, id, text and accepted answers. Several answers of one system to one question (seeds,
-rollouts) count as their mean.
+Everything is computed from the records of evaluations (`eval/*.jsonl`), nothing from a summary. Questions are matched
+by task, id, text and accepted answers. Several answers of one system to one question (seeds, rollouts) count as their
+mean.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Value = Literal["score", "correct"]
 ALL_ABILITIES = "all"
 
 SETUP_KEYS = ("reader", "conflicts", "metric", "budget")
-"""What the summary beside records says of how they came about; where systems differ in it, a comparison says so."""
+"""Keys of a summary that tell how its records came about; a comparison reports the ones that differ."""
 
 QuestionKey = tuple[str, str, str, tuple[str, ...]]
 """Task, question id, question, accepted answers."""
@@ -40,7 +40,13 @@ QuestionKey = tuple[str, str, str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ComparedSystem:
-    """One system's records, a list a run (several seeds are several runs), and its `RULES` as far as they are known."""
+    """One system of a comparison.
+
+    Attributes:
+        name: Name in the comparison.
+        runs: Records of each run (several seeds are several runs).
+        setup: Values of `SETUP_KEYS`, as far as they are recorded.
+    """
 
     name: str
     runs: tuple[tuple[Record, ...], ...]
@@ -49,7 +55,7 @@ class ComparedSystem:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonLine:
-    """One system on one ability, beside the first system (None for that itself)."""
+    """One system on one ability, with its paired difference to the baseline (None for the baseline itself)."""
 
     system: str
     ability: str
@@ -59,11 +65,18 @@ class ComparisonLine:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`compare`'s result: a line for each system and ability ("all", and "macro" over abilities, come first).
+    """Result of `compare`: a line for each system and ability, "all" and "macro" first.
 
-    `seeds`: by system, the micro average of each run with mean and standard deviation, where there are several runs.
-    `left_out`: by system, how many questions only some of the systems answered. `differ`: by one of `RULES`, what it
-    was for each system, where they were not evaluated alike.
+    Attributes:
+        value: "score" or "correct".
+        baseline: Name of the baseline system.
+        questions: Number of compared questions.
+        conversations: Number of conversations they belong to.
+        lines: Lines by system and ability.
+        seeds: For systems of several runs: values, mean and standard deviation of the micro average.
+        left_out: Number of questions by system that not all systems answered.
+        method: Description of intervals and tests.
+        differ: For each of `SETUP_KEYS` that differs, its value by system.
     """
 
     value: Value
@@ -77,12 +90,16 @@ class Comparison:
     differ: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The comparison as plain values."""
+        """Return the comparison as plain values."""
         return asdict(self)
 
 
 def load_records(path: str | Path) -> list[Record]:
-    """The records of one `eval/<name>.jsonl`. Raises `DataError` naming file, line and field."""
+    """Load the records of one `eval/<name>.jsonl`.
+
+    Raises:
+        DataError: The file cannot be read, or a line is no record; names file, line and field.
+    """
     records = []
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -108,15 +125,22 @@ def load_records(path: str | Path) -> list[Record]:
 
 
 def load_run(run: str | Path) -> dict[str, tuple[Record, ...]]:
-    """Records by name of what was evaluated, from a run or evaluation directory, its `eval` folder, or one `.jsonl`.
+    """Load the records of a run by system name.
 
-    The name is the system's where the records tell it, else the file's. Raises `DataError` where there are none.
+    Args:
+        run: Run or evaluation directory, its `eval` folder, or one `.jsonl`.
+
+    Returns:
+        Records by the system's name if the records tell it, else by the file's.
+
+    Raises:
+        DataError: There are no records.
     """
     return {name: records for name, (records, _) in _load_files(Path(run)).items()}
 
 
 def _load_files(path: Path) -> dict[str, tuple[tuple[Record, ...], Path]]:
-    """The records of a run by name, and the file of each."""
+    """Return the records of a run and the file of each, by name."""
     if path.is_file():
         paths = [path]
     else:
@@ -130,7 +154,7 @@ def _load_files(path: Path) -> dict[str, tuple[tuple[Record, ...], Path]]:
 
 
 def _load_setup(files: Iterable[Path]) -> dict[str, str]:
-    """`RULES` of the summaries beside these files; of several runs, what each says."""
+    """Return `SETUP_KEYS` of the summaries beside these files; values that differ are joined by "or"."""
     values: dict[str, dict[str, None]] = {}
     for file in files:
         try:
@@ -146,10 +170,15 @@ def _load_setup(files: Iterable[Path]) -> dict[str, str]:
 
 
 def load_systems(runs: Sequence[str]) -> list[ComparedSystem]:
-    """The systems of all RUNs, in order; "a,b,c" are the runs of one experiment under several seeds.
+    """Load the systems of all runs, in order.
 
-    A system is named by its run, and by its own name where a run holds several. Raises `DataError` for seeds that did
-    not evaluate the same systems.
+    A system is named by its run, and by its own name as well if a run holds several.
+
+    Args:
+        runs: Runs; "a,b,c" are the seeds of one experiment.
+
+    Raises:
+        DataError: Seeds did not evaluate the same systems, or a run is named twice.
     """
     systems: list[ComparedSystem] = []
     for run_index, run in enumerate(runs):
@@ -185,11 +214,18 @@ def compare(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Comparison:
-    """Every system beside the `baseline` (default: the first) on the questions that all of them answered.
+    """Compare every system with the baseline on the questions that all of them answered.
 
-    `value` is what is averaged: each question's `score` by its metric, or whether it counts as `correct`. Raises
-    `DataError` for fewer than two systems, a baseline that is not there, and for systems that were not asked the same
-    questions, unless `common` keeps those in common.
+    Args:
+        systems: Two systems at least.
+        baseline: Name of the baseline. Default: the first system.
+        common: True compares the questions in common if the systems were not asked the same.
+        value: "score" averages each question's metric, "correct" whether it counts as right.
+        seed: Seed of the bootstrap.
+        resamples: Number of bootstrap resamples.
+
+    Raises:
+        DataError: There are fewer than two systems, the baseline is unknown, or the questions differ without `common`.
     """
     if len(systems) < 2:
         raise DataError("a comparison needs two systems at least")
@@ -305,7 +341,7 @@ COLUMNS = (
 
 
 def comparison_rows(comparison: Comparison) -> list[list[Any]]:
-    """A row of plain values for each line, by `COLUMNS`; None where there is nothing to say."""
+    """Return a row of plain values for each line, by `COLUMNS`; None where a value does not apply."""
     rows = []
     for line in comparison.lines:
         mean, pair = line.mean, line.against
@@ -320,7 +356,7 @@ def comparison_rows(comparison: Comparison) -> list[list[Any]]:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """The table as CSV with a head; empty where there is nothing to say."""
+    """Format the comparison as CSV with a header; missing values are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -329,7 +365,7 @@ def as_csv(comparison: Comparison) -> str:
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """The comparison as a Markdown table with what it rests on."""
+    """Format the comparison as a Markdown table with notes on its method."""
     head = [
         "system",
         "ability",
@@ -347,7 +383,7 @@ def as_markdown(comparison: Comparison) -> str:
 
 
 def as_text(comparison: Comparison) -> str:
-    """The comparison for a terminal."""
+    """Format the comparison for a terminal."""
     head = ["system", "ability", "n", comparison.value, "95 %", "difference", "95 %", "p", "McNemar"]
     rows = [head, *_text_rows(comparison)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]

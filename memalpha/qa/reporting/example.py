@@ -1,7 +1,7 @@
-"""One conversation walked through, as plain JSON values: what the run directory keeps in `eval/example.json`.
+"""Walk through held-out conversations as plain JSON values: `eval/example.json` of a run directory.
 
-Written by the training loop, which alone holds the trajectories; read by the report page. The conversation is chosen by
-what happens in it, never by how well a writer did.
+The training loop writes the file, because it alone holds the trajectories; the report page reads it. Conversations are
+chosen by their gold operations, never by a writer's result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from memalpha.types import Task, ToolResult, Trajectory
 
 
 def choose_example(tasks: Sequence[Task]) -> int:
-    """Index of the first task whose gold operations hold an update and a delete (else an update, else the first)."""
+    """Return the index of the first task whose gold operations hold an update and a delete.
+
+    If there is none, the first with an update; else 0.
+    """
     kinds = [{operation.kind for operation in task.gold_operations} for task in tasks]
     for required in ({"update", "delete"}, {"update"}):
         for index, present in enumerate(kinds):
@@ -26,7 +29,7 @@ def choose_example(tasks: Sequence[Task]) -> int:
 
 
 def walk_trajectory(trajectory: Trajectory, records: Sequence[Record]) -> dict[str, Any]:
-    """One writer's way through its task: `chunks` (calls with results, memory after) and `answers`."""
+    """Return one writer's walk: `chunks` (calls with results, memory after each) and `answers`."""
     steps = []
     for chunk, state in enumerate(trajectory.states):
         turns = [turn for turn in trajectory.turns if turn.chunk == chunk]
@@ -59,9 +62,14 @@ def walk_trajectory(trajectory: Trajectory, records: Sequence[Record]) -> dict[s
 
 
 def write_example(path: Path, task: Task, systems: Mapping[str, tuple[Trajectory, Sequence[Record]]]) -> None:
-    """Write `eval/example.json`: the task's chunks, and `walk` of each system by name (`before`, `after`).
+    """Write `eval/example.json`: the task's chunks, and each system's walk by name.
 
-    ASCII only: a model's text may hold half a surrogate pair, which UTF-8 cannot.
+    The file is ASCII: a model's text may hold half a surrogate pair, which UTF-8 cannot encode.
+
+    Args:
+        path: File to write.
+        task: Task of the conversation.
+        systems: Trajectory and records by system name (`before`, `after`).
     """
     value = {
         "task": task.id,

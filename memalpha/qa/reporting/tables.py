@@ -1,4 +1,4 @@
-"""What an evaluation leaves: tables of all systems as text, CSV and Markdown, and where the figures come from."""
+"""Result tables of all evaluated systems as text, CSV and Markdown, with the provenance of the figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from memalpha.tasks.sources.files import sha256
 from memalpha.types import Task
 
 SUMMARY = "summary"
-"""The file beside the systems' own that has all of them."""
+"""Name of the file that holds the summaries of all systems."""
 COLUMNS = (
     "accuracy", "score", "answerable_accuracy", "stale_rate", "ceiling", "ceiling_n", "ceiling_answered",
     "evidence_recall", "evidence_recall@10", "tokens", "memory_tokens", "unjudged",
@@ -29,12 +29,12 @@ _TERMINAL_HEADS = {
     "score": "score", "answerable_accuracy": "answerable", "stale_rate": "stale", "ceiling_answered": "of the same",
     "evidence_recall": "evidence", "tokens": "tokens", "memory_tokens": "held", "unjudged": "unjudged",
 }  # fmt: skip
-"""What a terminal shows of `COLUMNS` beside accuracy, and under which head."""
+"""Columns that a terminal shows beside accuracy, with their headers."""
 _PACKAGES = ("memalpha", "numpy", "faiss-cpu", "torch", "transformers", "sentence-transformers")
 
 
 def table_rows(reports: Sequence[Report]) -> tuple[list[str], list[list[Any]]]:
-    """Header and rows: a row a system, the columns that any of them has a figure for, then the score by ability."""
+    """Return header and rows: a row per system, the columns that have values, the score by ability."""
     columns = [name for name in COLUMNS if _has_column(reports, name)]
     abilities = _abilities(reports)
     header = ["system", "questions", *columns[:1], "low", "high", *columns[1:], *abilities]
@@ -56,7 +56,7 @@ def _abilities(reports: Sequence[Report]) -> list[str]:
 
 
 def as_markdown(reports: Sequence[Report]) -> str:
-    """The table in Markdown, under a line that says what all systems had in common."""
+    """Format the table as Markdown, below a line on the common setup."""
     header, rows = table_rows(reports)
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(format_cell(value) for value in row) + " |" for row in rows]
@@ -64,21 +64,21 @@ def as_markdown(reports: Sequence[Report]) -> str:
 
 
 def print_table(reports: Sequence[Report]) -> None:
-    """Print the figures that matter most, and the score by ability; all are in the files."""
+    """Print the main metrics and the score by ability; the files hold all of them."""
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 160  # a file or a pipe has room
+        console.width = 160  # files and pipes need no narrow table
     console.print(_common_setup(reports))
     heads_of = {"accuracy": "accuracy", "": "95 %", **_TERMINAL_HEADS}
     heads_of = {name: label for name, label in heads_of.items() if not name or _has_column(reports, name)}
     if all(report.summary["score"] == report.summary["accuracy"] for report in reports):
         del heads_of["score"]
     if all(report.summary["ceiling_n"] in (None, len(report.records)) for report in reports):
-        heads_of.pop("ceiling_answered", None)  # it is the accuracy
+        heads_of.pop("ceiling_answered", None)  # equal to the accuracy
     overall, by_ability_table = (
         Table(box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), title=title) for title in (None, "score by ability")
     )
@@ -116,7 +116,7 @@ def _common_setup(reports: Sequence[Report]) -> str:
 
 
 def _unjudged_notes(reports: Sequence[Report]) -> list[str]:
-    """What is said of the answers that are in no figure, a line a system."""
+    """Return a note per system on answers without a verdict."""
     return [
         f"{report.name}: no judge gave a readable verdict on {unjudged:,} of {unjudged + len(report.records):,} "
         f"answers; they are in no figure and no denominator (eval/{file_stem(report.name)}.unjudged.json)"
@@ -126,7 +126,13 @@ def _unjudged_notes(reports: Sequence[Report]) -> list[str]:
 
 
 def save_results(folder: Path, reports: Sequence[Report], source: Mapping[str, Any]) -> None:
-    """Write `summary.json` (all summaries, and where they come from), `systems.csv` and `systems.md` into `folder`."""
+    """Write `summary.json`, `systems.csv` and `systems.md` into `folder`.
+
+    Args:
+        folder: The `eval` folder.
+        reports: Reports of all systems.
+        source: Provenance of the evaluation; see `provenance`.
+    """
     summary = {**source, "systems": {report.name: report.summary for report in reports}}
     (folder / f"{SUMMARY}.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     header, rows = table_rows(reports)
@@ -138,7 +144,11 @@ def save_results(folder: Path, reports: Sequence[Report], source: Mapping[str, A
 
 
 def check_names(systems: Sequence[str]) -> None:
-    """Raise `ConfigError` for two systems whose files would have one name, or one whose would have the summary's."""
+    """Check that no two systems would be written to the same file.
+
+    Raises:
+        ConfigError: Two names give one file name, or one gives the summary's.
+    """
     by_stem = {SUMMARY: "the summary of the evaluation"}
     for name in dict.fromkeys(systems):
         stem = file_stem(name)
@@ -151,8 +161,18 @@ def check_names(systems: Sequence[str]) -> None:
 
 
 def check_folder(folder: Path, systems: Sequence[str], source: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` where `folder` has results of other systems on other tasks than those of `source`: the page
-    and `memalpha compare` would take them for one evaluation. The same systems are written over."""
+    """Check that `folder` holds no results of other systems on other tasks.
+
+    The report page and `memalpha compare` would read them as one evaluation. The same systems are overwritten.
+
+    Args:
+        folder: The `eval` folder.
+        systems: Names of the systems to evaluate.
+        source: Provenance of the new evaluation; see `provenance`.
+
+    Raises:
+        ConfigError: The folder holds other systems on other tasks, or its summary cannot be read.
+    """
     try:
         previous = json.loads((folder / f"{SUMMARY}.json").read_text(encoding="utf-8"))
         other_systems = sorted({file.stem for file in folder.glob("*.jsonl")} - {file_stem(name) for name in systems})
@@ -170,9 +190,9 @@ def check_folder(folder: Path, systems: Sequence[str], source: Mapping[str, Any]
 
 
 def provenance(config: EvalConfig, tasks: Sequence[Task]) -> dict[str, Any]:
-    """What is needed to get the same figures again: configuration, versions, and SHA-256 of the data.
+    """Return what is needed to reproduce the figures: configuration, versions, SHA-256 of the data.
 
-    `tasks_sha256` is of the tasks as they were asked, whatever files they came from.
+    `tasks_sha256` is the hash of the tasks as asked, whatever files they came from.
     """
     digest = hashlib.sha256()
     for task in tasks:
@@ -192,13 +212,13 @@ def provenance(config: EvalConfig, tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def _data_files(config: EvalConfig) -> Iterator[Path]:
-    """The files, or folders of them, that the tasks are read from; none of what ships or is made here."""
+    """Yield the files or folders that the tasks are read from; shipped and generated data has none."""
     path, files = None if config.data is None else Path(config.data), ()
     if config.benchmark != "tasks":
         spec = data_set(config.benchmark)
         variant = config.variant or next(iter(spec.variants), None)
         path, files = locate(spec, variant, config.data), spec.files_for(variant)
-    # the last part of `folder/file` will do, as for the loaders
+    # Like the loaders, accept the file name alone for `folder/file`.
     matches = [
         match
         for file in files

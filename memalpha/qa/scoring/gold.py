@@ -1,4 +1,4 @@
-"""What holds when, by a task's gold operations, and whether a rollout's operations agree with it.
+"""Gold facts of a task over time, and validity of a rollout's operations.
 
 Contents are compared after `normalize`: case, punctuation and articles do not matter, words do.
 """
@@ -20,12 +20,12 @@ _CORE = "core"
 
 
 def comparable_fact(category: str | None, content: str | None) -> _Fact:
-    """A fact as it is compared."""
+    """Return category and normalized content for comparison."""
     return category or _CORE, normalize(content or "")
 
 
 class GoldFacts:
-    """The facts of a task and from which chunk to which each holds."""
+    """Facts of a task, with the chunks during which each holds."""
 
     def __init__(self, task: Task) -> None:
         self._spans: dict[_Fact, list[tuple[int, int | None]]] = {}
@@ -39,25 +39,43 @@ class GoldFacts:
             if operation.kind != "delete":
                 current = comparable_fact(category, operation.content)
                 spans = self._spans.setdefault(current, [])
-                if not spans or spans[-1][1] is not None:  # said again while it holds: still one span
+                if not spans or spans[-1][1] is not None:  # a repetition while the fact holds opens no new span
                     spans.append((operation.chunk, None))
                 core = current if operation.kind == "core_update" else core
 
     def holds(self, category: str | None, content: str | None, chunk: int) -> bool:
-        """Whether a fact is true after `chunk`."""
+        """Return True if a fact is true after `chunk`.
+
+        Args:
+            category: Category; None is the core memory.
+            content: Content, compared after `normalize`.
+            chunk: Index of the chunk.
+        """
         spans = self._spans.get(comparable_fact(category, content), ())
         return any(start <= chunk and (end is None or chunk < end) for start, end in spans)
 
     def has_ended(self, category: str | None, content: str | None, chunk: int) -> bool:
-        """Whether a fact was true at some time and is no longer after `chunk`."""
+        """Return True if a fact was true once and no longer is after `chunk`.
+
+        Args:
+            category: Category; None is the core memory.
+            content: Content, compared after `normalize`.
+            chunk: Index of the chunk.
+        """
         was_true = any(start <= chunk for start, _ in self._spans.get(comparable_fact(category, content), ()))
         return was_true and not self.holds(category, content, chunk)
 
 
 def check_categories(tasks: Iterable[Task], schema: MemorySchema, data_source: str) -> None:
-    """Raise `DataError` for a gold operation that no writer could do, because `schema` has no place for it.
+    """Check that the schema has a category for every gold operation.
 
-    `place` is the key and file that the tasks came from.
+    Args:
+        tasks: Tasks with gold operations.
+        schema: Schema of the writer.
+        data_source: Key and file of the tasks, for the error message.
+
+    Raises:
+        DataError: A gold operation is of a category that the schema lacks.
     """
     for task in tasks:
         for number, operation in enumerate(task.gold_operations):
@@ -73,12 +91,18 @@ def check_categories(tasks: Iterable[Task], schema: MemorySchema, data_source: s
 
 
 def is_valid(result: ToolResult, gold: GoldFacts, chunk: int, state: MemoryState) -> bool | None:
-    """Whether a call made the memory truer; `state` is the memory after `chunk`. None: not a write, or not judged.
+    """Return True if a call made the memory truer; None if it is no write or cannot be judged.
 
-    An insert or update is valid when what it states holds in its category and no other live entry says the same; an
-    update also only if what it replaced no longer holds. A delete is valid when what it removed held once and no longer
-    does; removing what was never true is not judged, or a writer could earn by tidying up its own junk. An exact
+    An insert or update is valid if its content holds in its category and no other live entry says the same. An update
+    is valid only if the replaced content no longer holds. A delete is valid if the removed content held once and no
+    longer does. Removing what was never true is not judged: a writer could earn by tidying up its own junk. An exact
     duplicate is not valid.
+
+    Args:
+        result: Result of the call.
+        gold: Gold facts of the task.
+        chunk: Index of the chunk that was read.
+        state: Memory after the chunk.
     """
     if result.code == "duplicate":
         return False
@@ -100,7 +124,7 @@ def is_valid(result: ToolResult, gold: GoldFacts, chunk: int, state: MemoryState
 
 @dataclass(frozen=True, slots=True)
 class ChangesById:
-    """How often a change of a fact that was stored was made on that very entry."""
+    """Counts of gold changes whose old fact was stored, and of those made on that very entry."""
 
     updates: int = 0
     updates_hit: int = 0
@@ -117,8 +141,10 @@ class ChangesById:
 
 
 def count_changes_by_id(trajectory: Trajectory) -> ChangesById:
-    """Over the gold updates and deletes whose old content was live before their chunk: an update is hit when the same
-    entry then holds the new content, a delete when the entry is gone."""
+    """Count gold updates and deletes whose old content was live before their chunk.
+
+    An update is a hit if the same entry then holds the new content, a delete if the entry no longer exists.
+    """
     count: Counter[str] = Counter()
     for chunk in range(1, len(trajectory.states)):
         before, after = trajectory.states[chunk - 1].entries, trajectory.states[chunk].entries

@@ -1,8 +1,8 @@
-"""Language models that judge answers: any endpoint, any local model, several of them with weights.
+"""Language models that judge answers: any endpoint, any local model, several with weights.
 
-A verdict is one word of a few, read from one place; "INVALID" is not "VALID". A reply without a readable verdict is
-asked for once more. An item on which no judge gave one has no score, and never the score 0; an endpoint that fails
-raises. How far a judge agrees with known labels is for `agreement` to say: `memalpha judge check` has some of our own.
+A verdict is one word of a few, read from one position; "INVALID" is not "VALID". A reply without a readable verdict is
+asked for once more. An item without any verdict has no score, and never the score 0. An endpoint that fails raises.
+`agreement` measures a judge against known labels; `memalpha judge check` uses labels that ship.
 """
 
 from __future__ import annotations
@@ -39,7 +39,14 @@ __all__ = ["Item", "Judge", "Judgement", "Vote", "Write", "agreement", "item_of"
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """One judge's verdicts on an item's prompts, None where its replies held none; score: `score_of`, if none lacks."""
+    """Verdicts of one judge on an item's prompts.
+
+    Attributes:
+        judge: Name of the judge.
+        score: `score_of` the verdicts; None if one is missing.
+        verdicts: A verdict per prompt; None if the reply had none.
+        replies: The last reply per prompt.
+    """
 
     judge: str
     score: float | None
@@ -49,13 +56,13 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The weighted mean of the votes that could be read, 0..1; None where none could."""
+    """Weighted mean of the readable votes, 0..1; None if no vote was readable."""
 
     score: float | None
     votes: tuple[Vote, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Score and votes, with the replies only of those that could not be read."""
+        """Return score and votes, with the replies of unreadable votes only."""
         votes = [
             {"judge": vote.judge, "score": vote.score, "verdicts": list(vote.verdicts)}
             | ({"replies": list(vote.replies)} if vote.score is None else {})
@@ -65,7 +72,13 @@ class Judgement:
 
 
 class Judge:
-    """`policies` judge with `weights` (default: all the same)."""
+    """Panel of judges.
+
+    Args:
+        policies: Models that judge.
+        weights: Weight of each. Default: equal.
+        max_new_tokens: Length of a reply.
+    """
 
     def __init__(
         self, policies: Sequence[Policy], weights: Sequence[float] | None = None, *, max_new_tokens: int = 512
@@ -78,9 +91,12 @@ class Judge:
         self._lock = Lock()
 
     def judge(self, items: Sequence[Item | Write]) -> list[Judgement]:
-        """What is thought of each item, in order; all items are one batch, equal prompts asked once.
+        """Judge items in one batch; equal prompts are asked once.
 
-        An empty prediction is wrong, and no judge is asked. Raises `PolicyError` where a judge's endpoint fails.
+        An empty prediction is wrong without asking.
+
+        Raises:
+            PolicyError: An endpoint fails.
         """
         prompts_by_item = [[] if _is_empty_prediction(item) else prompts_of(item) for item in items]
         unique = list({prompt.prompt: prompt for prompts in prompts_by_item for prompt in prompts}.values())
@@ -89,7 +105,11 @@ class Judge:
         return [self._judgement(prompts, verdicts_by_policy) for prompts in prompts_by_item]
 
     def score(self, items: Sequence[Item | Write]) -> list[float]:
-        """The score of each item, for rewards. Raises `PolicyError` where one has none: that is no 0."""
+        """Return the score of each item, for rewards.
+
+        Raises:
+            PolicyError: An item has no readable verdict; it must not become a 0.
+        """
         scores = []
         for item, judgement in zip(items, self.judge(items), strict=True):
             if judgement.score is None:
@@ -103,7 +123,7 @@ class Judge:
         return scores
 
     def statistics(self) -> dict[str, Any]:
-        """By judge: its bill, if it has one (`endpoint.Bill`), and how many prompts it left without a verdict."""
+        """Return usage (if a judge records it, see `Bill`) and number of unreadable prompts, by judge."""
         by_policy = {}
         for policy in self.policies:
             bill: Callable[[], dict[str, Any]] | None = getattr(policy, "statistics", None)
@@ -113,7 +133,16 @@ class Judge:
     def verdicts(
         self, policy: Policy, prompts: Sequence[JudgePrompt], system: str = SYSTEM
     ) -> dict[str, tuple[str | None, str]]:
-        """Prompt → (verdict, last reply) of one judge; what cannot be read is asked once more."""
+        """Ask one judge; an unreadable reply is asked for once more.
+
+        Args:
+            policy: The judge.
+            prompts: Prompts with their possible verdicts.
+            system: System message.
+
+        Returns:
+            Verdict (None if unreadable) and last reply, by prompt text.
+        """
         if not prompts:
             return {}
         replies = self._sample(policy, [_messages(prompt, system) for prompt in prompts])
@@ -123,7 +152,7 @@ class Judge:
             retries = [_messages(prompts[number], system, replies[number]) for number in unreadable]
             for number, reply in zip(unreadable, self._sample(policy, retries), strict=True):
                 replies[number], verdicts[number] = reply, read_verdict(reply, prompts[number].verdicts)
-        with self._lock:  # asked from several threads
+        with self._lock:  # several threads call this method
             self.unreadable[policy.name] += verdicts.count(None)
         pairs = zip(verdicts, replies, strict=True)
         return {prompt.prompt: pair for prompt, pair in zip(prompts, pairs, strict=True)}
@@ -150,9 +179,12 @@ class Judge:
 
 
 def load_judge(config: JudgeConfig) -> Judge:
-    """The judge of a configuration. Its endpoints are asked whether they are there: a `PolicyError` before any work.
+    """Load the judge of a configuration and check that its endpoints respond.
 
-    One configuration is one judge in a process, with one bill and one set of limits.
+    Equal configurations share one judge in a process, with one bill and one set of limits.
+
+    Raises:
+        PolicyError: An endpoint does not respond.
     """
     return _load_judge(config.model_dump_json())
 
@@ -183,10 +215,11 @@ _WRAPPING = re.compile(r"^[\s\"'`*_.(\[]+|[\s\"'`*_.!)\]]+$")
 
 
 def read_verdict(reply: str, words: Iterable[str]) -> str | None:
-    """The one of `words` that a reply gives as its verdict, None where there is none.
+    """Return the verdict of a reply, one of `words`, or None.
 
-    It is the field "verdict" of a JSON object in the reply, or the reply is that word and nothing else. A leading
-    `<think>` part does not count. Two different verdicts are none; so is a word that merely holds another.
+    The verdict is the field "verdict" of a JSON object in the reply, or the reply is the word and nothing else. A
+    leading `<think>` part does not count. Two different verdicts are none, and so is a word that merely contains
+    another.
     """
     by_folded = {word.casefold(): word for word in words}
     text = reply[after_thinking(reply) :]
@@ -196,7 +229,7 @@ def read_verdict(reply: str, words: Iterable[str]) -> str | None:
 
 
 def _verdict_fields(text: str) -> list[Any]:
-    """The values of "verdict" in the JSON objects of a text, those inside others left out."""
+    """Return the values of "verdict" in the outermost JSON objects of a text."""
     values, position = [], text.find("{")
     while position >= 0:
         try:
@@ -215,7 +248,7 @@ def _verdict_fields(text: str) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class LabelledItem:
-    """An item whose score is known."""
+    """Item with a known score."""
 
     item: Item | Write
     label: float
@@ -230,11 +263,17 @@ _ALLOWED_VALUES = {"benchmark": BENCHMARKS, "kind": ("insert", "update", "delete
 
 
 def load_labels(path: str | Path | None = None) -> list[LabelledItem]:
-    """Labelled items from JSON Lines (default: those that ship). Raises `DataError` naming file, line and field.
+    """Load labelled items from JSON Lines.
 
     A line is an answer: {"question", "gold": [...], "prediction", "label": 0..1, and "benchmark", "category",
-    "refused", "rubric", "date" where they matter}; or a write: {"kind", "chunk", "content", "label", ...}. The fields
-    are those of `templates.Item` and `Write`.
+    "refused", "rubric", "date" where they matter}. Or it is a write: {"kind", "chunk", "content", "label", ...}. The
+    fields are those of `judge_prompts.Item` and `Write`.
+
+    Args:
+        path: File; default: the labels that ship.
+
+    Raises:
+        DataError: A line is invalid; names file, line and field.
     """
     source = resources.files("memalpha") / "data" / "judge_labels.jsonl" if path is None else Path(path)
     try:
@@ -277,10 +316,10 @@ def _parse_label(line: str, where: str) -> LabelledItem:
 
 
 def agreement(labels: Sequence[float], scores: Sequence[float | None]) -> dict[str, Any]:
-    """How far scores agree with the labels: `accuracy` and Cohen's `kappa` (1960) over what could be judged.
+    """Measure the agreement of scores with labels: `accuracy` and Cohen's `kappa` (1960) over judged items.
 
-    A score agrees when of all labels that occur it is nearest to its own. None where nothing was judged, and for kappa
-    where chance alone would agree always. `leniency`: mean score minus mean label.
+    A score agrees if its own label is the nearest of all labels that occur. `leniency` is the mean score minus the mean
+    label. Values are None if nothing was judged; kappa also if chance alone would always agree.
     """
     classes = sorted(set(labels))
     pairs = [
@@ -292,7 +331,7 @@ def agreement(labels: Sequence[float], scores: Sequence[float | None]) -> dict[s
     n = len(pairs)
     accuracy = sum(label == nearest for label, nearest in pairs) / n if n else None
     chance = sum(
-        sum(label == known for label, _ in pairs) * sum(found == known for _, found in pairs) for known in classes
+        sum(label == value for label, _ in pairs) * sum(nearest == value for _, nearest in pairs) for value in classes
     ) / max(1, n * n)
     return {
         "items": len(labels),
@@ -304,27 +343,32 @@ def agreement(labels: Sequence[float], scores: Sequence[float | None]) -> dict[s
 
 
 def check_judge(judge: Judge, labelled: Sequence[LabelledItem]) -> dict[str, Any]:
-    """`agreement` over all, by benchmark ("writes" for operations) and of each judge, and what was disagreed on."""
+    """Measure `agreement` over all labels, by benchmark and by judge, and list the disagreements.
+
+    The benchmark of operations is "writes".
+    """
     judgements = judge.judge([item.item for item in labelled])
-    labels = [one.label for one in labelled]
-    kinds = [one.item.benchmark if isinstance(one.item, Item) else "writes" for one in labelled]
-    scores = [one.score for one in judgements]
+    labels = [item.label for item in labelled]
+    kinds = [item.item.benchmark if isinstance(item.item, Item) else "writes" for item in labelled]
+    scores = [judgement.score for judgement in judgements]
     by_benchmark = {}
     for kind in sorted(set(kinds)):
         indices = [index for index, item_kind in enumerate(kinds) if item_kind == kind]
-        by_benchmark[kind] = agreement([labels[place] for place in indices], [scores[place] for place in indices])
+        by_benchmark[kind] = agreement([labels[index] for index in indices], [scores[index] for index in indices])
     by_judge = {
-        policy.name: agreement(labels, [one.votes[place].score if one.votes else one.score for one in judgements])
-        for place, policy in enumerate(judge.policies)
+        policy.name: agreement(
+            labels, [judgement.votes[index].score if judgement.votes else judgement.score for judgement in judgements]
+        )
+        for index, policy in enumerate(judge.policies)
     }
     return {
         **agreement(labels, scores),
         "by_benchmark": by_benchmark,
         "by_judge": by_judge,
         "disagreed": [
-            {"id": one.id, "label": one.label, **judgement.as_json()}
-            for one, judgement in zip(labelled, judgements, strict=True)
-            if judgement.score is None or abs(judgement.score - one.label) >= 0.5
+            {"id": labelled_item.id, "label": labelled_item.label, **judgement.as_json()}
+            for labelled_item, judgement in zip(labelled, judgements, strict=True)
+            if judgement.score is None or abs(judgement.score - labelled_item.label) >= 0.5
         ],
         "statistics": judge.statistics(),
     }

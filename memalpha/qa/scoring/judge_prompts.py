@@ -1,22 +1,22 @@
-"""What judges are asked, in our own words: one prompt a verdict, by benchmark and kind of question.
+"""Prompts for judges, in our own words: one prompt per verdict, by benchmark and kind of question.
 
-The rules are those of the benchmarks; the wording is not. Every prompt ends in one JSON object whose field "verdict" is
-one of a few words (`Asked.verdicts`), after a reason, so that a model thinks before it decides.
+The rules are those of the benchmarks; the wording is ours. Every prompt ends in one JSON object. Its field "verdict" is
+one of a few words (`JudgePrompt.verdicts`) and comes after a reason, so that a model thinks before it decides.
 
 | benchmark    | kinds                                                       | verdicts                         |
 |--------------|-------------------------------------------------------------|----------------------------------|
 | longmemeval  | fact; temporal: one off in a count of days, weeks or months | correct, wrong                   |
 |              | is right; knowledge-update: the old answer may stand beside |                                  |
 |              | the new; preference: a rubric; abstention                   |                                  |
-| locomo       | strict: what is vaguer than the accepted answer is wrong    | correct, wrong                   |
-| halumem      | what it says is right, made up, or missing                  | correct, hallucination, omission |
-| beam         | one prompt a point of the rubric                            | full 1, partial 0.5, none 0      |
-|              | event ordering: one a line of the answer, which event of    | 1, 2, ... or none                |
-|              | the rubric it tells; the score is Kendall's tau of the two  |                                  |
-|              | orders (`official.event_order`)                             |                                  |
+| locomo       | strict: vaguer than the accepted answer is wrong            | correct, wrong                   |
+| halumem      | right, made up, or incomplete                               | correct, hallucination, omission |
+| beam         | one prompt per point of the rubric                          | full 1, partial 0.5, none 0      |
+|              | event ordering: one per line of the answer, the event of    | 1, 2, ... or none                |
+|              | the rubric that it tells; the score is Kendall's tau of the |                                  |
+|              | two orders (`official.event_order`)                         |                                  |
 | generic      | anything else                                               | correct, wrong                   |
-| (key points) | one prompt a key point, a sentence and for the whole: fluency  | stated/missing,                  |
-|              | x F1 of points found and sentences supported                | supported/unsupported, fluent/not|
+| (key points) | one prompt per key point, per sentence, and for fluency;    | stated/missing,                  |
+|              | fluency x F1 of stated points and supported sentences       | supported/unsupported, fluent/broken |
 | (writes)     | an operation on the memory, with the chunk it came from     | valid, invalid                   |
 """
 
@@ -45,12 +45,19 @@ FLUENT = {"fluent": 1.0, "broken": 0.0}
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An answer to judge. `gold`: the accepted answers, any of which will do; none where one is to abstain.
+    """Answer to judge.
 
-    `refused`: what a data set says in the place of an answer then. `rubric`: points that are judged one by one, in the
-    place of `gold`; of BEAM's category "event_ordering" they are events, in the order in which an answer should tell
-    them, one a line. `keypoints`: what a summary should state, in the place of comparing it with `gold` as a whole.
-    `date`: the day the question was asked.
+    Attributes:
+        question: Text of the question.
+        gold: Accepted answers, any of which is right; empty where the right answer is to abstain.
+        prediction: Answer to judge.
+        category: Category of the question.
+        benchmark: Benchmark whose rules apply.
+        refused: The data set's remark in place of an answer.
+        rubric: Points that are judged one by one instead of `gold`. In BEAM's category "event_ordering" they are
+            events, in the order in which an answer should tell them, one per line.
+        keypoints: Statements that a summary should make, judged instead of comparing it with `gold`.
+        date: Day on which the question was asked.
     """
 
     question: str
@@ -66,9 +73,15 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What a writer did to the memory on reading `chunk`: `kind` insert, update, delete, core_update, or nothing.
+    """Operation of a writer on the memory while reading `chunk`.
 
-    `content` is what the entry then held, `before` what an update or delete ended.
+    Attributes:
+        kind: "nothing" if nothing was written.
+        chunk: Text of the chunk.
+        category: Category of the entry.
+        content: New content of the entry.
+        before: Content that an update or delete ended.
+        timestamp: Date of the chunk.
     """
 
     kind: Literal["insert", "update", "delete", "core_update", "nothing"]
@@ -81,7 +94,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class JudgePrompt:
-    """One prompt, and what each verdict on it is worth."""
+    """One prompt, and the score of each possible verdict."""
 
     prompt: str
     verdicts: Mapping[str, float]
@@ -98,10 +111,16 @@ _LME_KINDS = (
 
 
 def item_of(question: Question, prediction: str, benchmark: Benchmark | None = None) -> Item:
-    """The item for an answer to a task's question.
+    """Build the item to judge from a task's question and its answer.
 
-    Without `benchmark` it is the one that the question names (`meta["benchmark"]`) or shows: by a rubric, or by the
-    kinds of LongMemEval, which MemoryAgentBench uses too; else generic. Raises `DataError` for a name that is none.
+    Args:
+        question: Question with its metadata.
+        prediction: Answer to judge.
+        benchmark: Rules of judging. Default: the question's `meta["benchmark"]`; else beam for a rubric, longmemeval
+            for its question types (MemoryAgentBench uses them too), generic otherwise.
+
+    Raises:
+        DataError: The benchmark is unknown.
     """
     meta = question.meta
     implied = "generic"
@@ -148,15 +167,17 @@ def prompts_of(item: Item | Write) -> list[JudgePrompt]:
 
 
 def score_of(prompts: Sequence[JudgePrompt], values: Sequence[float]) -> float:
-    """An item's score from its prompts' verdicts: their mean, for a summary with key points its `keypoint_f1`, for
-    events in order the `tau` of `event_order`."""
+    """Return an item's score from its prompts' verdicts.
+
+    It is their mean; for a summary with key points `keypoint_f1`, for events in order the `tau` of `event_order`.
+    """
     if _FIRST in prompts[0].verdicts:
         return _order_score(values, len(prompts[0].verdicts) - 1)
     if not any(prompt.verdicts is FLUENT for prompt in prompts):
         return sum(values) / len(values)
     pairs = list(zip(prompts, values, strict=True))
-    stated = [value for one, value in pairs if one.verdicts is STATED]
-    supported = [value for one, value in pairs if one.verdicts is SUPPORTED]
+    stated = [value for prompt, value in pairs if prompt.verdicts is STATED]
+    supported = [value for prompt, value in pairs if prompt.verdicts is SUPPORTED]
     return keypoint_f1(int(sum(stated)), len(stated), int(sum(supported)), len(supported), values[-1])
 
 
@@ -165,8 +186,11 @@ _FIRST = "1"
 
 
 def _event_prompts(item: Item) -> list[JudgePrompt]:
-    """Per line of the answer. BEAM's script asks of every pair of event and line whether they are the same, and counts
-    blank lines as events told; here a line is asked about once, and blank lines are none."""
+    """Build a prompt per line of the answer.
+
+    BEAM's script asks of every pair of event and line whether they are the same, and counts blank lines as events. Here
+    a line is asked about once, and blank lines are skipped.
+    """
     verdicts = {**{str(number): float(number) for number in range(1, len(item.rubric) + 1)}, "none": 0.0}
     events = "\n".join(f"{number}. {event}" for number, event in enumerate(item.rubric, start=1))
     lines = [line.strip() for line in item.prediction.splitlines() if line.strip()]
@@ -174,7 +198,7 @@ def _event_prompts(item: Item) -> list[JudgePrompt]:
 
 
 def _order_score(events_by_line: Sequence[float], event_count: int) -> float:
-    """As in the script, an event is told where it is told first; any other line is an event that there was not."""
+    """Return tau of the events by line; the first line that tells an event counts, other lines are extra events."""
     names, numbers = [], set()
     for line, number in enumerate(events_by_line):
         names.append(f"event {number:.0f}" if number and number not in numbers else f"line {line}")
@@ -183,7 +207,7 @@ def _order_score(events_by_line: Sequence[float], event_count: int) -> float:
 
 
 def _summary_prompts(item: Item) -> list[JudgePrompt]:
-    """Per key point, per sentence, and of fluency, last."""
+    """Build a prompt per key point, per sentence, and one for fluency, last."""
     sentences = [text.strip() for text in _SENTENCE.split(item.prediction) if text.strip()]
     reference = "\nor: ".join(item.gold) or "\n".join(item.keypoints)
     return [

@@ -1,7 +1,7 @@
-"""What a judge says of answers and writes where they become scores: in a reward, and beside other metrics.
+"""Apply a judge's verdicts to records: as rewards in training, beside other metrics in evaluation.
 
-A judge that fails raises. An answer without a readable verdict ends a training step too; in an evaluation it is an
-`Unjudged`, apart from the records: no score is made up for it.
+A judge that fails raises. An answer without a readable verdict ends a training step too. In an evaluation it becomes an
+`UnjudgedAnswer`, apart from the records; no score is made up for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memalpha.qa.records import Record
 
 MAJORITY = 0.5
-"""By a vote of judges an answer is correct above this, where a yes or no is needed."""
+"""Score above which a vote of judges counts as correct."""
 
 _WRITES = {"inserted": "insert", "updated": "update", "core_updated": "core_update", "deleted": "delete"}
 _PUBLISHED = ("inserted", "updated")
@@ -29,9 +29,11 @@ _PUBLISHED = ("inserted", "updated")
 
 @dataclass(frozen=True, slots=True)
 class ContentVerdicts:
-    """Validity of one turn's writes, a value for each of its results (None: not one that is judged).
+    """Validity of one turn's writes.
 
-    `nothing`: whether it was right to write nothing, where nothing was written.
+    Attributes:
+        writes: A value for each result of the turn; None if it is not judged.
+        nothing: Value of writing nothing; None if something was written.
     """
 
     writes: tuple[float | None, ...]
@@ -40,13 +42,13 @@ class ContentVerdicts:
 
 @dataclass(frozen=True, slots=True)
 class UnjudgedAnswer:
-    """An answer on which no judge gave a readable verdict."""
+    """Answer without a readable verdict of any judge."""
 
     record: Record
     votes: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """One line of an error file."""
+        """Return one line of the file of unjudged answers."""
         record = self.record
         keys = {
             "task": record.task,
@@ -63,8 +65,20 @@ GroupedRecords = list[list[list["Record"]]]
 def judge_step(
     config: RewardConfig, judge: Judge, groups: Sequence[TrajectoryGroup], grouped: GroupedRecords
 ) -> tuple[GroupedRecords, dict[int, tuple[ContentVerdicts, ...]]]:
-    """The records with the judge's scores (`metric=judge`), and by `id` of a trajectory its turns' contents
-    (`content=judge`). All verdicts are one batch; raises `PolicyError` where one is missing."""
+    """Judge answers (`metric=judge`) and writes (`content=judge`) of a training step in one batch.
+
+    Args:
+        config: Reward settings.
+        judge: Judge with its endpoints.
+        groups: Groups of trajectories.
+        grouped: Records as [group][trajectory][question].
+
+    Returns:
+        The records with the judge's scores, and the verdicts on each turn's writes by `id` of the trajectory.
+
+    Raises:
+        PolicyError: A verdict is missing.
+    """
     pairs = [
         pair for group, rows in zip(groups, grouped, strict=True) for pair in zip(group.trajectories, rows, strict=True)
     ]
@@ -84,7 +98,7 @@ def judge_step(
     scores = iter(judge.score(items))
     if config.metric == "judge":
         grouped = [
-            [[_with_score(one, 0.0 if one.conflict else next(scores)) for one in records] for records in rows]
+            [[_with_score(record, 0.0 if record.conflict else next(scores)) for record in records] for records in rows]
             for rows in grouped
         ]
     contents: dict[int, tuple[ContentVerdicts, ...]] = {}
@@ -99,28 +113,40 @@ def judge_step(
 def judge_records(
     records: Sequence[Record], tasks: Sequence[Task], judge: Judge, benchmark: Benchmark | None = None
 ) -> tuple[list[Record], list[UnjudgedAnswer]]:
-    """Records of `tasks` with the judge's score as `scores["judge"]`, in one batch, and those it could not judge.
+    """Add the judge's score as `scores["judge"]` to records, in one batch.
 
-    Where the question's own metric (`meta["metric"]`) is a judged one, it is that and the record's score too. Answers
-    from a conflict are wrong without asking. Raises `PolicyError` where a judge's endpoint fails.
+    If the question's own metric (`meta["metric"]`) is a judged one, the score becomes that metric and the record's
+    score. Answers that the conflict rule refused are wrong without asking.
+
+    Args:
+        records: Records to judge.
+        tasks: Tasks of the records.
+        judge: Judge with its endpoints.
+        benchmark: Rules of judging. Default: the question's own.
+
+    Returns:
+        Judged records, and the answers without a readable verdict.
+
+    Raises:
+        PolicyError: An endpoint of the judge fails.
     """
     questions = {(task.id, question.id): question for task in tasks for question in task.questions}
     record_questions = [questions[record.task, record.question_id] for record in records]
     judgements = judge.judge(
         [
-            item_of(q, "" if one.conflict else one.answer, benchmark)
-            for one, q in zip(records, record_questions, strict=True)
+            item_of(q, "" if record.conflict else record.answer, benchmark)
+            for record, q in zip(records, record_questions, strict=True)
         ]
     )
     judged, unjudged = [], []
-    for one, question, judgement in zip(records, record_questions, judgements, strict=True):
+    for record, question, judgement in zip(records, record_questions, judgements, strict=True):
         if judgement.score is None:
-            unjudged.append(UnjudgedAnswer(one, judgement.as_json()))
+            unjudged.append(UnjudgedAnswer(record, judgement.as_json()))
             continue
         metric = str(question.meta.get("metric"))
-        scored = _with_score(one, judgement.score, metric) if metric in JUDGED else one
+        scored = _with_score(record, judgement.score, metric) if metric in JUDGED else record
         names = {"judge", metric} if metric in JUDGED else {"judge"}
-        scores = {**one.scores, **dict.fromkeys(sorted(names), judgement.score)}
+        scores = {**record.scores, **dict.fromkeys(sorted(names), judgement.score)}
         if metric in JUDGED and "cited.answer" in scores:
             scores |= replace_answer_score(scores, judgement.score)
         judged.append(replace(scored, scores=scores))
@@ -142,7 +168,7 @@ def _with_score(record: Record, score: float, metric: str = "judge") -> Record:
 
 
 def _turn_writes(trajectory: Trajectory, turn: Turn, published: bool) -> list[Write | None]:
-    """What is asked about a turn: one a result (None: not judged), or that nothing was written."""
+    """Return the writes of a turn to judge: one per result (None: not judged), or one for writing nothing."""
     chunk = trajectory.task.chunks[turn.chunk]
     writes = [_write(result, chunk.render(), chunk.timestamp or "", published) for result in turn.results]
     silent = not published and not any(result.code in _WRITES or result.code == "duplicate" for result in turn.results)

@@ -1,7 +1,7 @@
-"""Scores of an answer against the accepted ones: exact match, token F1, containment, and each question's own metric.
+"""Metrics of one answer: exact match, token F1, containment, and each question's own metric.
 
-Every metric is in 0..1 and an empty prediction scores 0. Abstention is judged apart: see `score_answer`. The rules of
-published benchmarks are in `official`; `score_question` takes the one that a question names.
+Every metric is in 0..1 and an empty prediction scores 0. `score_answer` handles abstention. The rules of published
+benchmarks are in `official`; `score_question` applies the one that a question names.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ Metric = Callable[[str, str], float]
 
 
 def exact_match(prediction: str, gold: str) -> float:
-    """1 if equal after SQuAD's normalisation."""
+    """Return 1 if both are equal after SQuAD's normalization."""
     return float(same(prediction, gold))
 
 
 def containment(prediction: str, gold: str) -> float:
-    """1 if the gold answer occurs in the prediction as a run of whole tokens."""
+    """Return 1 if the gold answer occurs in the prediction as a run of whole tokens."""
     return float(contains(prediction, gold))
 
 
 def token_f1(prediction: str, gold: str) -> float:
-    """Harmonic mean of precision and recall over normalised tokens, counted with multiplicity (SQuAD)."""
+    """Return the harmonic mean of precision and recall over normalized tokens with multiplicity (SQuAD)."""
     return bag_f1(normalize(prediction).split(), normalize(gold).split())
 
 
@@ -51,20 +51,34 @@ CORRECT_FROM = {
     "f1": 0.5, "locomo-f1": 0.5, "recall@5": 0.5, "keywords": 0.5, "parts": 0.5, "rouge": 0.5, "rubric": 0.5,
     "keypoint-f1": 0.5,
 }  # fmt: skip
-"""The score from which an answer counts as correct where a yes or no is needed."""
+"""Score from which an answer counts as correct, by metric."""
 
 
 def best_score(metric: str, prediction: str, answers: Sequence[str]) -> float:
-    """The best score over the accepted answers; 0 if there are none. `KeyError` for an unknown metric."""
+    """Return the best score over the accepted answers; 0 if there are none.
+
+    Args:
+        metric: A key of `METRICS`.
+        prediction: Text of the answer.
+        answers: Accepted answers.
+
+    Raises:
+        KeyError: The metric is unknown.
+    """
     scorer = METRICS[metric]
     return max((scorer(prediction, answer) for answer in answers), default=0.0)
 
 
 def score_answer(metric: str, answer: Answer, answers: Sequence[str]) -> float:
-    """What an answer is worth, abstention and the conflict rule included.
+    """Score an answer, abstention and the conflict rule included.
 
-    No accepted answers: 1 for an abstention. Otherwise an abstention is worth 0, unless it is an accepted answer to the
-    letter ("none"). An answer from a slot in conflict is worth 0 whatever it says.
+    Without accepted answers an abstention scores 1. Otherwise it scores 0, unless an accepted answer is equal to it
+    ("none"). An answer that the conflict rule refused scores 0.
+
+    Args:
+        metric: A key of `METRICS`.
+        answer: Answer of the reader.
+        answers: Accepted answers.
     """
     if answer.conflict:
         return 0.0
@@ -76,14 +90,23 @@ def score_answer(metric: str, answer: Answer, answers: Sequence[str]) -> float:
 
 
 def score_question(question: Question, answer: Answer, default: str = "exact") -> float | None:
-    """What an answer is worth by the question's own metric (`meta["metric"]`), else by `default`.
+    """Score an answer by the question's own metric (`meta["metric"]`), else by `default`.
 
-    Every metric is in `QUESTION_METRICS` or `JUDGED`; None for the latter, which wait for a verdict. Conflict, and
-    for our own metrics (`METRICS`) abstention, as in `score_answer`; the official scripts know no abstention where
-    there is an answer: a summary that says of one thing that it was not mentioned is scored as any other. LoCoMo's
-    adversarial questions are right with one of its refusals in the reply, or
-    with any abstention: its official prompt has the reader say that in those very words. Raises `DataError` for a
-    metric that there is not.
+    The conflict rule applies as in `score_answer`, and for the metrics in `METRICS` abstention too. The official
+    scripts know no abstention where there is an answer: a summary that says "not mentioned" about one thing is scored
+    as any other. An adversarial question of LoCoMo is right if the reply holds one of its refusals, or abstains
+    otherwise. Its official prompt asks the reader for just these words.
+
+    Args:
+        question: Question that was asked.
+        answer: Answer of the reader.
+        default: Metric of questions that name none.
+
+    Returns:
+        The score, or None if the metric is in `JUDGED` and waits for a verdict.
+
+    Raises:
+        DataError: The metric is unknown.
     """
     metric = str(question.meta.get("metric", default))
     if metric in JUDGED:
@@ -99,10 +122,10 @@ def score_question(question: Question, answer: Answer, default: str = "exact") -
 
 
 def official_scores(question: Question, answer: Answer) -> dict[str, float]:
-    """What the official script would print beside the question's own score, where that is something else.
+    """Return the official script's scores where they differ from the question's own score.
 
-    ROUGE-1, -2 and -L for `rouge` (of the gold with the best ROUGE-L); with the quirks of PersonaMem's and Mem-alpha's
-    scripts for `choice` and `parts`, as `choice (official)`, `parts (official)`.
+    `rouge` adds ROUGE-1, -2 and -L (of the gold answer with the best ROUGE-L). `choice (official)` and `parts
+    (official)` follow the scripts of PersonaMem and Mem-alpha with their quirks.
     """
     metric, text = str(question.meta.get("metric", "")), answer.text
     if not question.answers or metric not in ("rouge", "choice", "parts"):
@@ -114,7 +137,13 @@ def official_scores(question: Question, answer: Answer) -> dict[str, float]:
 
 
 def is_correct(question: Question, score: float, default: str = "exact") -> bool:
-    """Whether a score by the question's own metric counts as correct where a yes or no is needed."""
+    """Return True if a score by the question's own metric counts as correct.
+
+    Args:
+        question: Question with its metric.
+        score: Score of the answer.
+        default: Metric of questions that name none.
+    """
     return score >= CORRECT_FROM.get(str(question.meta.get("metric", default)), 0.5)
 
 
@@ -146,6 +175,6 @@ QUESTION_METRICS: Mapping[str, Callable[[str, Question], float]] = {
     "parts": _best_over_answers(parts_share),
     "rouge": _best_over_answers(lambda text, gold: rouge(text, gold)["rougeL"]),
 }
-"""Metrics of one answer by name, for a question that has accepted answers; each in 0..1."""
+"""Metrics of one answer by name, for a question with accepted answers; each in 0..1."""
 JUDGED = ("judge", "rubric", "keypoint-f1")
-"""Metrics that a judge's verdict is needed for."""
+"""Metrics that need a judge's verdict."""

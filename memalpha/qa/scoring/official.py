@@ -1,15 +1,15 @@
-"""The scores of other people's benchmarks, as their own scripts give them, deviations named.
+"""Scores of published benchmarks by the rules of their own scripts, with deviations named.
 
-Each function is one official rule and takes plain values; `metrics.score_question` chooses by a question's
-`meta["metric"]`. Where an official script does something that one would not expect, that is the default of no function
-here but has a keyword (`official=True`), so that both figures can be had. What a judge says is given by the caller.
+Each function is one official rule on plain values; `metrics.score_question` chooses by a question's `meta["metric"]`.
+An official quirk is never the default: it has a keyword (`official=True`), so that both figures can be had. Callers
+pass the verdicts of judges.
 
 | benchmark        | official script                                 | here                                            |
 |------------------|-------------------------------------------------|-------------------------------------------------|
 | LoCoMo           | snap-research/locomo `task_eval`                | `locomo_f1`                                     |
-| LongMemEval      | xiaowu0162/LongMemEval `src`                    | `longmemeval`, `retrieval_scores`               |
+| LongMemEval      | xiaowu0162/LongMemEval `src`                    | module `scoring.longmemeval`                    |
 | MemoryAgentBench | HUST-AI-HYZ/MemoryAgentBench `utils`            | `substring_match` to `keypoint_f1`              |
-| PersonaMem       | bowen-upenn/PersonaMem `inference_standalone`   | `choice`                                        |
+| PersonaMem       | bowen-upenn/PersonaMem `inference_standalone`   | `choice_score`                                  |
 | BEAM             | mohammadtavakoli78/BEAM `evaluation`            | `rubric_mean`, `event_order`                    |
 | Mem-alpha        | wangyu-ustc/Mem-alpha `evaluate_agent_results`  | `keyword_share`, `parts_share`, `numeric_label` |
 | QMSum and others | rouge-score, a library (`memalpha[eval]`)       | `rouge`                                         |
@@ -21,7 +21,7 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -38,11 +38,22 @@ _LOCOMO_REFUSALS = ("no information available", "not mentioned")
 
 
 def locomo_f1(prediction: str, gold: str, category: int | str) -> float:
-    """LoCoMo's official score of one answer (Maharana et al., ACL 2024), by question category.
+    """Return LoCoMo's official score of one answer (Maharana et al., ACL 2024).
 
-    Porter-stemmed token F1 (NLTK's variant of the stemmer). Category 1 (multi-hop) splits both sides at commas and
-    averages, over the gold parts, the best F1 of any predicted part; category 3 keeps the gold before its first ";"; 2
-    and 4 are plain; 5 (adversarial) is 1 if the prediction holds one of two refusals, whatever else it says.
+    The score is Porter-stemmed token F1 (NLTK's variant of the stemmer), by category:
+
+    - 1 (multi-hop) splits both sides at commas and averages, over the gold parts, the best F1 of any predicted part.
+    - 2 and 4 are plain.
+    - 3 uses the gold answer before its first ";".
+    - 5 (adversarial) is 1 if the prediction holds one of two refusals.
+
+    Args:
+        prediction: Text of the answer.
+        gold: Accepted answer.
+        category: Number 1 to 5, or a name of `LOCOMO_CATEGORIES`.
+
+    Raises:
+        ValueError: The category is unknown.
     """
     number = LOCOMO_CATEGORIES.get(category) if isinstance(category, str) else category
     if number == 5:
@@ -64,96 +75,9 @@ def _locomo_tokens(text: str) -> list[str]:
 
 
 def bag_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
-    """Harmonic mean of precision and recall over tokens, counted with multiplicity; 0 where none is shared."""
+    """Return the harmonic mean of precision and recall over tokens with multiplicity."""
     shared = sum((Counter(predicted) & Counter(gold)).values())
     return 2 * shared / (len(predicted) + len(gold)) if shared else 0.0
-
-
-# -------------------------------------------------------------------------------------------------------- LongMemEval
-
-LONGMEMEVAL_TYPES = (
-    "single-session-user", "single-session-preference", "single-session-assistant", "multi-session",
-    "temporal-reasoning", "knowledge-update",
-)  # fmt: skip
-
-
-def longmemeval(judged: Iterable[tuple[str, str, bool]]) -> dict[str, Any]:
-    """LongMemEval's table from (question id, question type, right).
-
-    Keys: `by_type` (accuracy and n; abstention questions count in their own type too), `task_averaged` (mean of the
-    types), `overall`, `abstention` (questions whose id holds "_abs"). None where there was no question. The official
-    script prints nan as soon as one type is missing; the mean here is over the types that were asked.
-    """
-    by_type: dict[str, list[bool]] = {name: [] for name in LONGMEMEVAL_TYPES}
-    abstention: list[bool] = []
-    for id, kind, right in judged:
-        by_type.setdefault(kind, []).append(right)
-        if "_abs" in id:
-            abstention.append(right)
-    means = {kind: _mean(values) for kind, values in by_type.items()}
-    return {
-        "by_type": {kind: {"accuracy": means[kind], "n": len(values)} for kind, values in by_type.items()},
-        "task_averaged": _mean([value for value in means.values() if value is not None]),
-        "overall": _mean([right for values in by_type.values() for right in values]),
-        "abstention": _mean(abstention),
-    }
-
-
-def retrieval_scores(
-    ranking: Sequence[str],
-    correct: Collection[str],
-    k: int,
-    *,
-    corpus: Sequence[str] | None = None,
-    official: bool = False,
-) -> dict[str, float]:
-    """LongMemEval's `recall_any`, `recall_all` and `ndcg_any` among the first `k` of `ranking` (ids, best first).
-
-    `corpus`: all ids that could have been found (default: those of `ranking`). Relevance is 0 or 1 a place, and
-    discounted by log2(rank + 1); with `official` as the published script does it, by log2(rank) from the second place
-    on, so that the second place counts as much as the first. Both recalls follow the script: of no correct id, any is 0
-    and all is 1.
-    """
-    top = set(ranking[:k])
-    shift = 0 if official else 1
-
-    def dcg(relevances: Sequence[bool]) -> float:
-        return math.fsum(
-            1.0 if rank == 1 else 1.0 / math.log2(rank + shift)
-            for rank, relevant in enumerate(relevances, start=1)
-            if relevant
-        )
-
-    relevant_ids = set(correct)
-    best = dcg(sorted((id in relevant_ids for id in (ranking if corpus is None else corpus)), reverse=True)[:k])
-    return {
-        "recall_any": float(any(id in top for id in relevant_ids)),
-        "recall_all": float(all(id in top for id in relevant_ids)),
-        "ndcg_any": dcg([id in relevant_ids for id in ranking[:k]]) / best if best else 0.0,
-    }
-
-
-def session_ranking(turns: Sequence[str], k: int) -> tuple[list[str], int]:
-    """A ranking of LongMemEval's turn ids (`<session>_<number>`) as one of sessions, and how many places of it hold `k`
-    different sessions (all of them where there are fewer): the k with which `retrieval_scores` is then asked."""
-    sessions = [turn.rpartition("_")[0] for turn in turns]
-    depth = k
-    while depth <= len(sessions) and len(set(sessions[:depth])) < k:
-        depth += 1
-    return sessions, depth
-
-
-def session_scores(turns: Iterable[str], correct: Collection[str], ks: Sequence[int] = (5, 10)) -> dict[str, float]:
-    """`retrieval_scores` by session at each k, from the turns that were shown, best first: a session stands where its
-    first turn does. Keys are `recall_any@5` and so on; `{}` for a question without an answer session, which LongMemEval
-    leaves out."""
-    if not correct:
-        return {}
-    ranking = list(dict.fromkeys(turn.rpartition("_")[0] for turn in turns))
-    corpus = [*correct, *(session for session in ranking if session not in correct)]
-    return {
-        f"{name}@{k}": score for k in ks for name, score in retrieval_scores(ranking, correct, k, corpus=corpus).items()
-    }
 
 
 # --------------------------------------------------------------------------------------------------- MemoryAgentBench
@@ -163,12 +87,12 @@ _ANSWER = re.compile("answer:", re.IGNORECASE)
 
 
 def normalize_text(text: str) -> str:
-    """Lower case without ASCII punctuation and articles, blanks collapsed: SQuAD's rule as MemoryAgentBench has it."""
+    """Normalize a text as MemoryAgentBench does: SQuAD's rule with ASCII punctuation."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def answer_line(text: str) -> str:
-    """What MemoryAgentBench takes for the answer: the rest of the first line after "Answer:", else the first line."""
+    """Return the rest of the first line after "Answer:", else the first line (MemoryAgentBench)."""
     match = _ANSWER.search(text)
     line = text[match.end() if match else 0 :].split("\n", 1)[0].strip()
     prefix = _ANSWER.match(line)
@@ -176,25 +100,33 @@ def answer_line(text: str) -> str:
 
 
 def substring_match(prediction: str, golds: Sequence[str]) -> float:
-    """1 if any gold, normalised, is a substring of the normalised prediction or of its answer line (characters, not
-    tokens: "oslo" is in "osloer")."""
+    """Return 1 if a normalized gold answer is a substring of the prediction or its answer line.
+
+    The match is by characters, not tokens: "oslo" is in "osloer".
+    """
     texts = [normalize_text(prediction), normalize_text(answer_line(prediction))]
     return float(any(normalize_text(gold) in text for gold in golds for text in texts))
 
 
 def strict_match(prediction: str, golds: Sequence[str]) -> float:
-    """1 if the prediction or its answer line, normalised, equals a normalised gold; nothing equals an empty text."""
+    """Return 1 if the prediction or its answer line equals a gold answer after normalization.
+
+    Nothing equals an empty text.
+    """
     texts = {normalize_text(prediction), normalize_text(answer_line(prediction))} - {""}
     return float(any(normalize_text(gold) in texts for gold in golds))
 
 
 def all_mentioned(prediction: str, golds: Sequence[str]) -> float:
-    """EventQA: 1 if every gold occurs in the prediction, case aside."""
+    """Return 1 if every gold answer occurs in the prediction, ignoring case (EventQA)."""
     return float(all(gold.lower() in prediction.lower() for gold in golds)) if golds else 0.0
 
 
 def recommendations(text: str) -> list[str]:
-    """The items of a numbered list from "1." on, without numbers and brackets; without a "1." commas part them too."""
+    """Return the items of a numbered list from "1." on, without numbers and brackets.
+
+    Without a "1." commas separate items too.
+    """
     _, separator, rest = text.partition("1.")
     lines = rest.split("\n") if separator else text.replace(",", "\n").split("\n")
     return [_strip_numbering(line) for line in lines]
@@ -203,11 +135,17 @@ def recommendations(text: str) -> list[str]:
 def recommendation_recall(
     prediction: str, golds: Sequence[str], k: int = 5, *, candidates: Sequence[str] | None = None
 ) -> float:
-    """The share of the gold names among the first `k` recommended.
+    """Return the share of the gold names among the first `k` recommended.
 
-    With `candidates` each recommendation is first taken for the nearest of them by edit distance, case aside (the first
-    of equally near ones, where the official script takes any); without, names are compared as written, case aside.
     Empty lines count as recommendations, as in the script.
+
+    Args:
+        prediction: Reply with a numbered list.
+        golds: Names that should be recommended.
+        k: Number of recommendations that count.
+        candidates: Known names. Each recommendation is replaced by the nearest one by edit distance, ignoring case; the
+            first of several, where the official script takes any. Default: names are compared as written, ignoring
+            case.
     """
     items = recommendations(prediction)[:k]
     if candidates is not None:
@@ -233,7 +171,7 @@ def _nearest(name: str, candidates: Sequence[str]) -> str:
 
 
 def _edit_distance(first: str, second: str) -> int:
-    """Levenshtein distance."""
+    """Return the Levenshtein distance."""
     row = list(range(len(second) + 1))
     for row_number, letter in enumerate(first, start=1):
         corner, row[0] = row[0], row_number
@@ -243,8 +181,18 @@ def _edit_distance(first: str, second: str) -> int:
 
 
 def keypoint_f1(stated: int, keypoints: int, supported: int, sentences: int, fluency: float = 1.0) -> float:
-    """The summary score: fluency (0 or 1) x F1 of recall (`found` of `keypoints`) and precision (`supported` of
-    `sentences`), as a judge counted them. Raises `DataError` for counts that cannot be."""
+    """Return the summary score: fluency x F1 of key points and supported sentences.
+
+    Args:
+        stated: Key points that the summary states.
+        keypoints: All key points.
+        supported: Sentences that the reference supports.
+        sentences: All sentences.
+        fluency: 0 or 1.
+
+    Raises:
+        DataError: A count is larger than its total.
+    """
     if not 0 <= stated <= keypoints or not 0 <= supported <= sentences:
         raise DataError(f"key points: {stated} of {keypoints} found and {supported} of {sentences} sentences supported")
     recall = stated / keypoints if keypoints else 0.0
@@ -264,13 +212,21 @@ _BARE = re.compile(
 def choice_score(
     prediction: str, gold: str, *, options: Mapping[str, str] | None = None, official: bool = False
 ) -> float:
-    """1 if the prediction names the gold option's letter and no other. `gold`: "(c)", "c" or "(c) its text".
+    r"""Return 1 if the prediction names the gold option's letter and no other.
 
-    Read is what follows the last `<final_answer>`. A letter counts in brackets, in `\\boxed{}`, or where it is all
-    that is said ("c", "Answer: c."); with `options` (text by letter) so does the very text of one of them. With
-    `official` as PersonaMem's script has it: a to d only; any letter that stands alone where none is in brackets, so
-    that the article in "a walk" is a vote for (a); and the whole reply where the part after `<final_answer>` does not
-    say.
+    The text after the last `<final_answer>` counts. A letter is recognized in brackets, in `\\boxed{}`, or alone ("c",
+    "Answer: c.").
+
+    Args:
+        prediction: Reply of the reader.
+        gold: "(c)", "c" or "(c) its text".
+        options: Text by letter; the exact text of an option then counts as its letter.
+        official: True follows PersonaMem's script: only letters a to d; any letter that stands alone if none is in
+            brackets, so that the article in "a walk" is a vote for (a); and the whole reply if the part after
+            `<final_answer>` names none.
+
+    Raises:
+        DataError: The gold answer is not a letter.
     """
     gold_letter = _letter(gold)
     text = prediction.strip()
@@ -302,18 +258,30 @@ def _any_letters(text: str) -> set[str]:
 
 
 def rubric_mean(scores: Sequence[float], *, official: bool = False) -> float:
-    """The mean of a judge's scores (0, 0.5, 1), one a rubric item. With `official` each is first cut to an integer, as
-    BEAM's script does for all question types but event ordering: half a point is none."""
+    """Return the mean of a judge's scores (0, 0.5, 1), one per rubric item.
+
+    Args:
+        scores: Scores of the rubric items.
+        official: True truncates each to an integer, as BEAM's script does for all types but event ordering.
+
+    Raises:
+        DataError: There are no scores.
+    """
     if not scores:
         raise DataError("rubric: no item was judged")
     return sum(int(score) if official else score for score in scores) / len(scores)
 
 
 def event_order(reference: Sequence[str], predicted: Sequence[str]) -> dict[str, float]:
-    """BEAM's event ordering once the told events are aligned with the reference (an aligned one has its very words).
+    """Score BEAM's event ordering after the events of the answer are aligned with the reference.
 
-    `precision`, `recall`, `f1` of the events; `tau`: Kendall's tau-b between the two orders, missing events tied at the
-    end, scaled to 0..1 (what the published tables report); `score`: tau x f1. A tau that is not defined is 0.
+    Args:
+        reference: Events in order.
+        predicted: Events of the answer; an aligned one has the reference's words.
+
+    Returns:
+        `precision`, `recall`, `f1` of the events. `tau`: Kendall's tau-b of the two orders, missing events tied at the
+        end, scaled to 0..1 (as in the published tables); 0 if undefined. `score`: tau x f1.
     """
     shared = len(set(reference) & set(predicted))
     wrong, missed = sum(item not in reference for item in predicted), sum(item not in predicted for item in reference)
@@ -346,14 +314,25 @@ def _tau_b(first: Sequence[int], second: Sequence[int]) -> float | None:
 
 
 def keyword_share(prediction: str, keywords: str | Sequence[str]) -> float:
-    """BookSum and InfBench: the share of the keywords (a list, or a text with commas) that occur, case aside."""
+    """Return the share of keywords that occur, ignoring case (BookSum and InfBench).
+
+    Args:
+        prediction: Text of the answer.
+        keywords: A list, or a text with commas.
+    """
     listed = [word.strip() for word in keywords.split(",")] if isinstance(keywords, str) else list(keywords)
     return sum(word.lower() in prediction.lower() for word in listed) / len(listed) if listed else 0.0
 
 
 def parts_share(prediction: str, gold: str, *, official: bool = False) -> float:
-    """PerLTQA: the share of the gold's parts (split at ";") that occur, case aside. With `official` as the script has
-    it: of several parts, each is lower-cased and the prediction is not, so that a name in it is never found."""
+    """Return the share of the gold answer's parts (split at ";") that occur, ignoring case (PerLTQA).
+
+    Args:
+        prediction: Text of the answer.
+        gold: Accepted answer.
+        official: True follows the script: of several parts each is lower-cased but the prediction is not, so that a
+            part with a name never matches.
+    """
     parts = gold.split(";")
     text = prediction if official and len(parts) > 1 else prediction.lower()
     matches = [(part.strip() if len(parts) > 1 else part).lower() in text for part in parts]
@@ -361,7 +340,7 @@ def parts_share(prediction: str, gold: str, *, official: bool = False) -> float:
 
 
 def numeric_label(prediction: str, gold: str) -> float:
-    """Test-time learning: 1 if the content of `\\boxed{}` (else the whole text) is digits only and the gold label."""
+    r"""Return 1 if the content of `\\boxed{}` (else the whole text) is the gold label in digits."""
     boxed = re.search(r"\\boxed\{([^}]*)\}", prediction)
     label = (boxed[1] if boxed else prediction).strip().strip("\"'").strip()
     return float(re.fullmatch(r"\d+", label) is not None and label == gold.strip("\"'").strip())
@@ -371,9 +350,12 @@ def numeric_label(prediction: str, gold: str) -> float:
 
 
 def rouge(prediction: str, gold: str) -> Mapping[str, float]:
-    """F of ROUGE-1, ROUGE-2 and ROUGE-L, stemmed, by the rouge-score library. Raises `DataError` without it.
+    """Return the F-measures of ROUGE-1, ROUGE-2 and ROUGE-L, stemmed, by the rouge-score library.
 
     QMSum's paper used the older Perl script, whose figures differ in the third digit.
+
+    Raises:
+        DataError: rouge-score is not installed.
     """
     return {name: score.fmeasure for name, score in _rouge_scorer().score(gold, prediction).items()}
 
@@ -385,7 +367,3 @@ def _rouge_scorer() -> Any:
     except ModuleNotFoundError as error:
         raise DataError(f"ROUGE needs rouge-score: {install_command('eval')}") from error
     return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

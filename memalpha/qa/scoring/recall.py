@@ -1,7 +1,10 @@
-"""How much of the evidence a search finds: ranks of gold units, and the usual figures over questions.
+"""Recall of evidence by a search: ranks of evidence units, and metrics over questions.
 
-recall@k is the mean over questions of the share of gold units among the first k hits, mrr that of 1 / rank of the first
-gold unit (0 beyond rank 100), tokens@10 the length of ten hits (characters / 4), as a reader would get them.
+| metric    | meaning                                                                                  |
+|-----------|------------------------------------------------------------------------------------------|
+| recall@k  | mean over questions of the share of evidence units among the first k hits                |
+| mrr       | mean of 1 / rank of the first evidence unit (0 beyond rank 100)                          |
+| tokens@10 | length of the first ten hits (characters / 4)                                            |
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ DEPTH = 100
 
 
 class EvidenceQuestion(NamedTuple):
-    """A question, its kind, and the units that are its evidence (at least one)."""
+    """Question, its kind, and its evidence units (at least one)."""
 
     text: str
     kind: str
@@ -32,15 +35,20 @@ class EvidenceQuestion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EvidenceRanks:
-    """Where one question's gold units were found: their 1-based ranks (infinite beyond `DEPTH`), and the length of the
-    first ten hits."""
+    """Ranks of one question's evidence units.
+
+    Attributes:
+        kind: Kind of the question.
+        gold: 1-based ranks; infinite beyond `DEPTH`.
+        tokens: Length of the first ten hits.
+    """
 
     kind: str
     gold: tuple[float, ...]
     tokens: float
 
     def recall(self, k: int) -> float:
-        """The share of the gold units among the first k hits."""
+        """Return the share of the evidence units among the first k hits."""
         return float(np.mean(np.array(self.gold) <= k))
 
 
@@ -49,8 +57,13 @@ def rank_evidence(
     search: Callable[[Sequence[str], int], Sequence[Sequence[MemoryEntry]]],
     unit: Callable[[MemoryEntry], str | None],
 ) -> list[EvidenceRanks]:
-    """The ranks of each question's gold units. `search` gives the k best entries for several queries, `unit` says which
-    unit an entry is, or is a part of: the first of its entries counts."""
+    """Return the ranks of each question's evidence units.
+
+    Args:
+        questions: Questions with their evidence.
+        search: Returns the k best entries for several queries.
+        unit: Returns the unit that an entry is, or is a part of; the unit's first entry counts.
+    """
     ranks = []
     for question, hits in zip(questions, search([question.text for question in questions], DEPTH), strict=True):
         first_rank: dict[str | None, int] = {}
@@ -62,12 +75,12 @@ def rank_evidence(
 
 
 def search_function(store: Memory, route: Route) -> Callable[[Sequence[str], int], list[list[MemoryEntry]]]:
-    """A route of a store's search, as `rank` asks for it."""
+    """Return a store's search by one route, as `rank_evidence` needs it."""
     return lambda queries, k: [[hit.entry for hit in hits] for hits in store.search_many(queries, k, route=route)]
 
 
 def summarize_ranks(ranks: Sequence[EvidenceRanks], kinds: Sequence[str] = ()) -> dict[str, Any]:
-    """Figures of all questions, and under `by_type` those of each of some `kinds` that is there."""
+    """Return the metrics of all questions, and under `by_type` those of each kind in `kinds`."""
     by_kind: dict[str, list[EvidenceRanks]] = defaultdict(list)
     for item in ranks:
         by_kind[item.kind].append(item)
@@ -79,7 +92,7 @@ def summarize_ranks(ranks: Sequence[EvidenceRanks], kinds: Sequence[str] = ()) -
 
 
 def recall_metrics(ranks: Sequence[EvidenceRanks]) -> dict[str, Any]:
-    """questions, recall@5, @10, @20 and mrr."""
+    """Return questions, recall@5, @10, @20 and mrr."""
     values: dict[str, Any] = {"questions": len(ranks)}
     for k in KS:
         values[f"recall@{k}"] = round(float(np.mean([item.recall(k) for item in ranks])), 4)

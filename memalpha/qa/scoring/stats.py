@@ -1,10 +1,10 @@
-"""Averages and how sure they are: intervals and tests that know that questions of one conversation belong together.
+"""Averages with intervals and tests that treat the questions of one conversation as dependent.
 
-Everything is recomputed from the answers themselves, a `Row` each. `micro` is the mean over all questions, `macro` the
+Everything is computed from the answers, one `ScoredAnswer` each. `micro` is the mean over all questions, `macro` the
 mean of the abilities' means. Intervals are bias-corrected and accelerated bootstrap intervals (BCa; Efron, JASA 1987)
-over conversations: whole conversations are drawn with replacement, so that a system is not sure of itself because it
-was asked a hundred things about one. The same seed gives the same interval. Of fewer than two conversations there is
-none, and of fewer than about ten it is too narrow: ten conversations are ten observations.
+over conversations: whole conversations are resampled, because a hundred questions about one conversation are no hundred
+observations. The same seed gives the same interval. Fewer than two conversations have no interval, and with fewer than
+about ten it is too narrow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NORMAL = NormalDist()
 
 
 class ScoredAnswer(NamedTuple):
-    """One answer's worth (`value`), in which conversation (`cluster`) and of which ability (`group`)."""
+    """Score of one answer (`value`), with its conversation (`cluster`) and ability (`group`)."""
 
     cluster: str
     group: str
@@ -36,7 +36,7 @@ class ScoredAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over `n` answers in `clusters` conversations, with its 95 % interval (None: of one conversation)."""
+    """Mean over `n` answers in `clusters` conversations, with its 95 % interval (None for one conversation)."""
 
     value: float
     low: float | None
@@ -47,12 +47,17 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """The second system minus the first on the same questions.
+    """Difference of two systems on the same questions, second minus first.
 
-    `p` is the paired bootstrap's over conversations (two-sided: how often a difference as large comes about where there
-    is none). `only_first`, `only_second`: questions that only one had right, and `mcnemar` the exact two-sided p of
-    these two (None where values are not yes or no); it takes the questions for independent, which those of one
-    conversation are not, so it is the more confident of the two.
+    Attributes:
+        first: Mean of the first system.
+        second: Mean of the second system.
+        difference: Mean difference with its interval.
+        p: Two-sided p of the paired bootstrap over conversations.
+        only_first: Questions that only the first system has right; None if scores are not 0 or 1.
+        only_second: Questions that only the second system has right.
+        mcnemar: Exact two-sided p of McNemar's test on these two. It treats questions as independent, which those of
+            one conversation are not, so it is the more confident of the two tests.
     """
 
     first: float
@@ -65,7 +70,11 @@ class Paired:
 
 
 def micro(rows: Iterable[ScoredAnswer]) -> float:
-    """The mean over all answers. Raises `DataError` where there are none."""
+    """Return the mean over all answers.
+
+    Raises:
+        DataError: There are no answers.
+    """
     values = [row.value for row in rows]
     if not values:
         raise DataError("no answers to average")
@@ -73,7 +82,11 @@ def micro(rows: Iterable[ScoredAnswer]) -> float:
 
 
 def macro(rows: Iterable[ScoredAnswer]) -> float:
-    """The mean of the abilities' means, each weighing the same. Raises `DataError` where there are no answers."""
+    """Return the unweighted mean of the abilities' means.
+
+    Raises:
+        DataError: There are no answers.
+    """
     groups: dict[str, list[float]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row.value)
@@ -85,9 +98,16 @@ def macro(rows: Iterable[ScoredAnswer]) -> float:
 def estimate(
     rows: Sequence[ScoredAnswer], *, macro: bool = False, seed: int = 0, resamples: int = RESAMPLES
 ) -> Estimate:
-    """The micro (or macro) average with its interval. An ability that a resample lacks is left out of its macro mean.
+    """Return the micro (or macro) average with its interval.
 
-    Raises `DataError` where there are no answers.
+    Args:
+        rows: Scored answers.
+        macro: True averages the abilities' means; an ability that a resample lacks is left out of it.
+        seed: Seed of the bootstrap.
+        resamples: Number of resamples.
+
+    Raises:
+        DataError: There are no answers.
     """
     value, spread, clusters = _bootstrap(rows, macro, seed, resamples)
     low, high = _bca(value, spread) if spread else (None, None)
@@ -99,7 +119,14 @@ def compare_paired(
 ) -> Paired:
     """Compare two systems by their answers to the same questions, in the same order.
 
-    Raises `DataError` where these are not the same questions, or there are none.
+    Args:
+        first: Answers of the first system.
+        second: Answers of the second system.
+        seed: Seed of the bootstrap.
+        resamples: Number of resamples.
+
+    Raises:
+        DataError: The questions differ, or there are none.
     """
     if [row[:2] for row in first] != [row[:2] for row in second]:
         raise DataError("a paired comparison needs both systems' answers to the same questions, in the same order")
@@ -129,13 +156,13 @@ def compare_paired(
 
 
 def exact_mcnemar(only_first: int, only_second: int) -> float:
-    """Two-sided p of a split at least as uneven by a fair coin (McNemar 1947, exact)."""
+    """Return the two-sided p of a split at least as uneven by a fair coin (McNemar 1947, exact)."""
     n, smaller = only_first + only_second, min(only_first, only_second)
     return min(1.0, 2 * sum(math.comb(n, k) for k in range(smaller + 1)) / 2**n)
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and sample standard deviation of one figure over seeds (None of a single one)."""
+    """Return mean and sample standard deviation over seeds (None for a single one)."""
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return mean, None
@@ -146,7 +173,7 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 class _Spread(NamedTuple):
-    """A statistic over resampled conversations [R], and with each conversation left out [C]."""
+    """Statistic over resampled conversations [R], and with each conversation left out [C]."""
 
     resampled: np.ndarray
     without: np.ndarray
@@ -170,7 +197,7 @@ def _bootstrap(
 
 @lru_cache(maxsize=2)
 def _resample_counts(clusters: int, seed: int, resamples: int) -> np.ndarray:
-    """How often each cluster is in each resample [R, C]; kept, because a comparison asks for the same ones often."""
+    """Return the count of each cluster in each resample [R, C]; cached, since a comparison repeats the call."""
     rng = np.random.default_rng(seed)
     draws = np.empty((resamples, clusters), dtype=np.uint8)  # a count above 255 will not be seen
     for start in range(0, resamples, _BLOCK):
@@ -180,7 +207,7 @@ def _resample_counts(clusters: int, seed: int, resamples: int) -> np.ndarray:
 
 
 def _sums_and_counts(rows: Sequence[ScoredAnswer], is_macro: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Sums and counts [C, G], in order of appearance; one column unless `by_group`."""
+    """Return sums and counts [C, G] in order of appearance; one column unless `is_macro`."""
     rows_of: dict[str, int] = {}
     columns: dict[str, int] = {}
     for row in rows:
@@ -195,7 +222,7 @@ def _sums_and_counts(rows: Sequence[ScoredAnswer], is_macro: bool) -> tuple[np.n
 
 
 def _means(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The mean over columns of sums / counts [N], of the columns that have any."""
+    """Return the mean over columns of sums / counts [N]; columns without a count are left out."""
     present = counts > 0
     ratios = np.divide(sums, counts, out=np.zeros_like(sums), where=present)
     return ratios.sum(axis=1) / np.maximum(1, present.sum(axis=1))
@@ -203,7 +230,7 @@ def _means(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 def _bca(value: float, spread: _Spread) -> tuple[float, float]:
     resampled, without = spread
-    # half of the ties count as below: with few conversations there are many
+    # Count half of the ties as below: with few conversations there are many.
     below = float(np.mean(resampled < value - 1e-12) + np.mean(np.abs(resampled - value) <= 1e-12) / 2)
     if not 0 < below < 1:
         return float(resampled.min()), float(resampled.max())
@@ -221,7 +248,7 @@ def _bca(value: float, spread: _Spread) -> tuple[float, float]:
 
 
 def _p_value(value: float, spread: _Spread | None) -> float | None:
-    """How often the centred resamples are as far from 0 as the value, two-sided, never quite 0."""
+    """Return the two-sided share of centred resamples as far from 0 as the value, never quite 0."""
     if spread is None:
         return None
     extreme = int(np.sum(np.abs(spread.resampled - value) >= abs(value) - 1e-12))

@@ -1,8 +1,8 @@
-"""What is evaluated: anything that reads a conversation and later shows what it kept.
+"""Interfaces of evaluated systems: anything that reads a conversation and later returns passages for a question.
 
-A system of one's own, or somebody else's store, needs three methods (`System`); one that also shows its entries
-(`Inspectable`) has its losses traced. All systems are asked alike: what they show for a question, best first, is cut at
-one budget of tokens and read by one reader.
+A custom system, or a third-party store, needs the three methods of `System`. If it also shows its entries
+(`Inspectable`), its wrong answers can be classified. The passages of all systems are cut at the same token budget and
+read by the same reader.
 """
 
 from __future__ import annotations
@@ -16,11 +16,17 @@ from memalpha.types import Chunk, MemoryEntry, Question
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A piece of text that a system shows or holds: an entry, a raw turn, a chunk, a fact.
+    """A piece of text that a system returns or holds: an entry, a raw turn, a chunk, a fact.
 
-    `id` is the system's own; `turns` are ids of the stream's turns that it was taken from, where that is known.
-    `chunk`: of an entry that names no turns, the part of the stream it was written at. `order`: of two passages of one
-    time, the one written later has the greater. `lost`: turns that were its own until the budget cut it off.
+    Attributes:
+        text: Content that the reader sees.
+        id: Id within the system.
+        category: Category of the entry.
+        timestamp: Date of the content, shown to the reader.
+        turns: Ids of the conversation turns that it was taken from, if known.
+        order: Write order; the later of two passages of the same time has the greater one.
+        chunk: Index of the chunk it was written at, if it names no turns.
+        cut_turns: Ids of source turns whose words the budget cut off.
     """
 
     text: str
@@ -34,48 +40,54 @@ class Passage:
 
 
 class System(Protocol):
-    """One memory of one conversation, made anew for every task. `name` goes into reports."""
+    """Memory of one conversation, created anew for every task. `name` appears in reports."""
 
     name: str
 
     def read(self, chunk: Chunk) -> None:
-        """Take in the next part of the conversation."""
+        """Process the next chunk of the conversation."""
         ...
 
     def context(self, question: str) -> Sequence[Passage]:
-        """What it has for a question, best first; what is beyond the budget of tokens is cut off."""
+        """Return passages for a question, best first; the caller cuts them at the token budget."""
         ...
 
     def size(self) -> int:
-        """What it holds, in tokens (characters / 4)."""
+        """Return the size of the memory in tokens (characters / 4)."""
         ...
 
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """A system that shows all it holds now, so that it can be said where an answer was lost."""
+    """System that shows its current entries, so that wrong answers can be classified."""
 
     def entries(self) -> Sequence[Passage]:
-        """All passages it holds now, in any order."""
+        """Return all current passages, in any order."""
         ...
 
 
 @runtime_checkable
 class Historical(Inspectable, Protocol):
-    """A system that knows all it ever held: it needs no look at its entries after every chunk."""
+    """System that keeps its past entries; the caller need not record them after every chunk."""
 
     def history(self) -> Sequence[Passage]:
-        """All passages it has held up to now; for one that only ever adds, its entries."""
+        """Return all passages up to now; for a system that only adds, its entries."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """What one system had for one question when it was asked.
+    """Passages that one system returned for one question, and its memory at that time.
 
-    `passages`: what the reader saw, best first, already cut at the budget, and of how many `tokens`; `core`: text that
-    is always in view, `core_held` all of it where `core` is only what the budget left. `held`: all it held then;
-    `ever`: all it had held up to then (None where the system does not show it). `size`: tokens held.
+    Attributes:
+        question: Question that was asked.
+        passages: Passages that the reader sees, best first, cut at the budget.
+        tokens: Length of passages and core text.
+        size: Size of the memory in tokens.
+        core: Core text in view.
+        entries: Current entries; None if the system does not show them.
+        history: All entries up to now; None if the system does not show them.
+        full_core: The whole core text, where the budget cut `core`.
     """
 
     question: Question
@@ -89,6 +101,6 @@ class Retrieval:
 
 
 def as_passage(entry: MemoryEntry) -> Passage:
-    """An entry of a memory as a passage."""
+    """Convert a memory entry to a passage."""
     turns = () if entry.turn is None else (entry.turn,)
     return Passage(entry.content, entry.id, entry.category, entry.timestamp, turns, entry.valid_from, entry.chunk)

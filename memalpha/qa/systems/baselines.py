@@ -1,4 +1,4 @@
-"""The systems that need no writer: nothing, everything, the last of it, and search over turns, windows or facts."""
+"""Baseline systems without a writer: nothing, everything, recent turns, and search over turns, windows or facts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from memalpha.types import Chunk, Task, is_iso_time
 WINDOW_TOKENS = 256
 """Tokens of a window of consecutive turns."""
 UNNAMED_SPEAKERS = frozenset({"user", "story"})
-"""Speakers whose name says nothing: it is not put in front of what they said."""
+"""Generic speakers, which are not put in front of their text."""
 
 
 def turn_passages(chunk: Chunk) -> list[Passage]:
-    """The turns of a chunk, or the lines of its text, as they were said, with the speaker in front where he has a
-    name. A line has the id `<chunk>.<number>` and no turn."""
+    """Return the turns of a chunk, or the lines of its text, each as a passage.
+
+    The speaker stands in front if he has a name. A line has the id `<chunk>.<number>` and no turn.
+    """
     if chunk.text is not None:
         lines = [line.strip() for line in chunk.text.splitlines() if line.strip()]
         return [
@@ -44,7 +46,7 @@ def turn_passages(chunk: Chunk) -> list[Passage]:
 
 
 def window_passages(chunk: Chunk, tokens: int = WINDOW_TOKENS) -> list[Passage]:
-    """A chunk in windows: consecutive turns as long as they fit into `tokens`; a longer turn is cut at words."""
+    """Group consecutive turns of a chunk into windows of at most `tokens`; longer turns are split at words."""
     pieces = [
         replace(turn, text=part) for turn in turn_passages(chunk) for part in _split_at_words(turn.text, 4 * tokens)
     ]
@@ -76,35 +78,41 @@ def _split_at_words(text: str, size: int) -> Iterator[str]:
 
 
 class EmptySystem:
-    """Keeps nothing."""
+    """System that stores nothing."""
 
     name = "empty"
 
     def read(self, chunk: Chunk) -> None:
-        """Forgets it."""
+        """Ignore the chunk."""
 
     def context(self, question: str) -> Sequence[Passage]:
-        """Nothing."""
+        """Return no passages."""
         return ()
 
     def size(self) -> int:
-        """0."""
+        """Return 0."""
         return 0
 
     def entries(self) -> Sequence[Passage]:
-        """Nothing."""
+        """Return no passages."""
         return ()
 
     def history(self) -> Sequence[Passage]:
-        """Nothing."""
+        """Return no passages."""
         return ()
 
 
 class SearchSystem:
-    """Passages of every chunk in a store of their own, found by its default search.
+    """System that stores the passages of every chunk and returns the k best of the store's default search.
 
-    `pieces` gives a chunk's passages. `raw`: they are raw text to the store, dated, of which it also counts the words
-    around; else entries as they are. A store keeps each text once: said again, it stands where it was said last.
+    The store keeps each text once; a repeated text takes the position of its last occurrence.
+
+    Args:
+        name: Name in reports.
+        split: Splits a chunk into passages.
+        k: Passages to return.
+        embedder: Embedder of the store.
+        raw: True stores raw dated text, whose context is searched too. False stores plain entries.
     """
 
     def __init__(
@@ -117,7 +125,7 @@ class SearchSystem:
         self._tokens = self._pieces_read = 0
 
     def read(self, chunk: Chunk) -> None:
-        """Store its passages."""
+        """Store the passages of the chunk."""
         pieces = self._split(chunk)
         entries = self._store.insert_many(self._insert_fields(piece, chunk) for piece in pieces)
         for piece, entry in zip(pieces, entries, strict=True):
@@ -139,24 +147,29 @@ class SearchSystem:
         return fields | {"source": "conversation", "chunk": chunk.index, "turn": piece.id}
 
     def context(self, question: str) -> Sequence[Passage]:
-        """The k best."""
+        """Return the k best passages."""
         return [self._passages[hit.entry.id] for hit in self._store.search(question, self._k)]
 
     def size(self) -> int:
-        """All that was read."""
+        """Return the tokens of all stored passages."""
         return self._tokens
 
     def entries(self) -> Sequence[Passage]:
-        """All passages."""
+        """Return all stored passages."""
         return tuple(self._passages.values())
 
     def history(self) -> Sequence[Passage]:
-        """All passages: none is ever given up."""
+        """Return all stored passages; none is ever removed."""
         return self.entries()
 
 
 class RecentSystem:
-    """The last turns of a conversation up to `tokens` (None: all of it), newest first."""
+    """System that keeps the last turns of a conversation, newest first.
+
+    Args:
+        name: Name in reports.
+        tokens: Size limit; None keeps the whole conversation.
+    """
 
     def __init__(self, name: str, tokens: int | None) -> None:
         self.name = name
@@ -166,7 +179,7 @@ class RecentSystem:
         self._tokens = 0
 
     def read(self, chunk: Chunk) -> None:
-        """Take in its turns; those that no longer fit fall out at the other end."""
+        """Add the turns of the chunk and drop the oldest ones beyond the limit."""
         for turn in turn_passages(chunk):
             turn = replace(turn, order=len(self._history))
             self._passages.append(turn)
@@ -176,26 +189,29 @@ class RecentSystem:
                 self._tokens -= passage_tokens((self._passages.popleft(),))
 
     def context(self, question: str) -> Sequence[Passage]:
-        """All it holds, newest first."""
+        """Return all current turns, newest first."""
         return tuple(reversed(self._passages))
 
     def size(self) -> int:
-        """Of what it holds."""
+        """Return the tokens of the current turns."""
         return self._tokens
 
     def entries(self) -> Sequence[Passage]:
-        """What it holds."""
+        """Return the current turns."""
         return tuple(self._passages)
 
     def history(self) -> Sequence[Passage]:
-        """Every turn it has read."""
+        """Return every turn that was read."""
         return tuple(self._history)
 
 
 def fact_passages(task: Task) -> Callable[[Chunk], Sequence[Passage]]:
-    """A task's own facts by the chunk that states them.
+    """Return a function from a chunk to the task's own facts about it.
 
-    `Task.meta["observations"]` is a list of `{"text", "chunk"}`, with `turns` (ids) and `timestamp` where known.
+    `Task.meta["observations"]` is a list of `{"text", "chunk"}`, with `turns` (ids) and `timestamp` if known.
+
+    Raises:
+        DataError: The task has no such facts, or one lacks a field.
     """
     facts = task.meta.get("observations")
     if not isinstance(facts, list) or not facts:

@@ -1,4 +1,4 @@
-"""The one budget of context tokens: how long passages are, and where what a system shows is cut off."""
+"""Token budget of evaluated systems: length of passages, and where they are cut."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from memalpha.types import Task
 def cut_to_budget(
     passages: Sequence[Passage], budget: int | None, core: str = "", turn_texts: Mapping[str, str] | None = None
 ) -> tuple[str, tuple[Passage, ...]]:
-    """Core text and passages, best first, up to `budget` tokens in all; what is over ends at the last whole word.
+    """Cut core text and passages to `budget` tokens in all, at a word boundary.
 
-    The first passage that does not fit ends the list; only where it is the first of all a part of it is shown. That
-    part was taken from the turns whose words (`said`, by id) are all still in it; of the others it is not known whether
-    what was taken from them is left, so they are `lost`.
+    The first passage that does not fit ends the list. Only if it is the very first, its beginning is kept. Such a
+    passage keeps the ids of turns whose words are all in the kept text; the others become `cut_turns`.
+
+    Args:
+        passages: Passages, best first.
+        budget: Tokens (characters / 4); None returns everything.
+        core: Core text, which comes first.
+        turn_texts: Words of each turn by id.
     """
     if budget is None:
         return core, tuple(passages)
@@ -26,7 +31,7 @@ def cut_to_budget(
     remaining, selected = budget - estimate_tokens(core), []
     for passage in passages:
         if (tokens := passage_tokens((passage,))) > remaining:
-            room = remaining - (tokens - estimate_tokens(passage.text))  # its date has to fit too
+            room = remaining - (tokens - estimate_tokens(passage.text))  # the date has to fit too
             if not selected and not core and (shortened := _truncate(passage.text, room)):
                 selected.append(_cut_passage(passage, shortened, turn_texts or {}))
             break
@@ -36,7 +41,7 @@ def cut_to_budget(
 
 
 def turn_texts_of(task: Task) -> dict[str, str]:
-    """What each turn that has an id says."""
+    """Return the text of each turn that has an id."""
     return {turn.id: turn.text for chunk in task.chunks for turn in chunk.turns if turn.id is not None}
 
 
@@ -53,7 +58,7 @@ def _truncate(text: str, tokens: int) -> str:
 
 
 def passage_tokens(passages: Iterable[Passage]) -> int:
-    """Tokens of passages as a reader sees them, each with its date behind it."""
+    """Return the tokens of passages as a reader sees them, each with its date."""
     return sum(
         estimate_tokens(passage.text) + (estimate_tokens(f" ({passage.timestamp})") if passage.timestamp else 0)
         for passage in passages

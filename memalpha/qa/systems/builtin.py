@@ -1,20 +1,20 @@
-"""Systems that can be evaluated, by name: baselines, writers, and whatever else has the methods of `system.System`.
+"""Built-in systems by name: baselines, writers, and custom ones with the methods of `systems.base.System`.
 
-| name          | what it keeps, and what it shows for a question                                                     |
+| name          | content, and passages for a question                                                                |
 |---------------|-----------------------------------------------------------------------------------------------------|
 | `empty`       | nothing                                                                                             |
-| `append-only` | every line as an entry of a memory, as it was said; the k best                                      |
+| `append-only` | every line as an entry of a memory, verbatim; the k best                                            |
 | `rag`         | raw turns with their date and the words around them, the store's default search; the k best         |
 | `rag:chunks`  | the same over windows of up to 256 tokens of consecutive turns, never across a chunk                |
 | `full`        | the whole conversation, newest turn first, whatever the budget                                      |
 | `window`      | the last turns that fit into the budget, newest first                                               |
-| `oracle`      | the evidence turns of the question: what the reader makes of it is its ceiling                      |
+| `oracle`      | the evidence turns of the question: the reader's accuracy on them is its ceiling                    |
 | `facts`       | a task's own facts (`Task.meta["observations"]`) as an imported memory; the k best                  |
 | `heuristic`   | a writer by rule (`policy.heuristic`)                                                               |
 | a policy      | a writer: "tiny", "scripted:KIND", a checkpoint's directory, a hub id, an endpoint                  |
-| `a.module:factory` | your own: what the factory returns has the three methods of `System`                           |
+| `a.module:factory` | a custom system: the factory returns an object with the three methods of `System`              |
 
-A factory is called once a task; where it takes `embedder` or `k` by keyword, it gets those of the evaluation.
+A factory is called once per task. It gets the evaluation's `embedder` and `k` if it takes these keywords.
 """
 
 from __future__ import annotations
@@ -58,8 +58,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SystemSettings:
-    """What all systems of an evaluation have in common: the budget of tokens, how many passages those that search give,
-    the embedder they search with, and how a writer is prompted."""
+    """Settings that all systems of an evaluation share.
+
+    Attributes:
+        budget: Tokens (characters / 4) that a system may show for a question.
+        k: Passages that searching systems return.
+        embedder: Embedder of the systems that search.
+        agent: Prompts and tools of a writer.
+        device: Device of local policies.
+        dtype: Precision of local policies.
+    """
 
     budget: int
     k: int
@@ -71,8 +79,13 @@ class SystemSettings:
 
 @dataclass(frozen=True, slots=True)
 class Retrievals:
-    """What a system showed: [task][question], in the order of the tasks; the tokens it held at the end of each; and the
-    trajectories of a writer."""
+    """Everything one system returned in an evaluation.
+
+    Attributes:
+        by_task: Retrievals as [task][question], in the order of the tasks.
+        sizes: Tokens of the memory at the end of each task.
+        groups: Trajectories of a writer.
+    """
 
     by_task: list[list[Retrieval]]
     sizes: list[int]
@@ -80,27 +93,37 @@ class Retrievals:
 
 
 class EvaluatedSystem(Protocol):
-    """A system as the runner sees it: something that has an answer's material for all questions of all tasks."""
+    """System as the evaluation runs it: it returns passages for all questions of all tasks."""
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """Name in reports."""
         ...
 
     def retrieve(self, tasks: Sequence[Task], settings: SystemSettings, progress: Progress | None = None) -> Retrievals:
-        """What it has for every question when that is asked; `progress(done, total)` counts chunks."""
+        """Return the passages for every question at the time it is asked.
+
+        Args:
+            tasks: Tasks to read.
+            settings: Budget, k, embedder, prompts.
+            progress: Called with (chunks read, all chunks).
+        """
         ...
 
 
-# ------------------------------------------------------------------------------------------------------- asking systems
+# ---------------------------------------------------------------------------------------------------- kinds of systems
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """A system that reads a conversation chunk by chunk, a new one for every task.
+    """System that reads a conversation chunk by chunk, a new one for every task.
 
-    `make(task, settings)` gives it. A question sees what was read up to the chunk it is asked after. `exempt`: it shows
-    all it has, whatever the budget.
+    A question sees the chunks up to the one it is asked after.
+
+    Attributes:
+        name: Name in reports.
+        make: Creates the system of a task: `make(task, settings)`.
+        exempt: True if its passages are not cut at the budget.
     """
 
     name: str
@@ -108,7 +131,16 @@ class Streamed:
     exempt: bool = False
 
     def retrieve(self, tasks: Sequence[Task], settings: SystemSettings, progress: Progress | None = None) -> Retrievals:
-        """See `Source`."""
+        """Return the passages for every question; see `EvaluatedSystem.retrieve`.
+
+        Args:
+            tasks: Tasks to read.
+            settings: Budget, k, embedder, prompts.
+            progress: Called with (chunks read, all chunks).
+
+        Raises:
+            EvaluationError: The system raised; names task, chunk and line of the system's code.
+        """
         total, chunks_read, by_task, sizes = sum(len(task.chunks) for task in tasks), 0, [], []
         for task in tasks:
             with self._name_errors(task):
@@ -137,14 +169,16 @@ class Streamed:
 
     @contextmanager
     def _name_errors(self, task: Task, chunk: Chunk | None = None) -> Iterator[None]:
-        """Says where the system was when it raised, and the line of its own code; what we raise on purpose stays."""
+        """Re-raise foreign exceptions as EvaluationError with task, chunk and line of the system's code."""
         try:
             yield
         except MemalphaError:
             raise
         except Exception as error:
             frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename != __file__]
-            lines = [f" ({one.filename}, line {one.lineno})" for one in frames if one.filename == frames[0].filename]
+            lines = [
+                f" ({frame.filename}, line {frame.lineno})" for frame in frames if frame.filename == frames[0].filename
+            ]
             where = f"task {task.id!r}" + ("" if chunk is None else f", chunk {chunk.index}")
             raise EvaluationError(
                 f"system {self.name}: {where}: {type(error).__name__}: {error}{''.join(lines[-1:])}"
@@ -174,13 +208,19 @@ class Streamed:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """A policy that writes a memory, all tasks in lock-step; shown are the k entries nearest to the question."""
+    """Policy that writes a memory, all tasks in lock-step; the k best entries are the passages."""
 
     name: str
     policy: Policy
 
     def retrieve(self, tasks: Sequence[Task], settings: SystemSettings, progress: Progress | None = None) -> Retrievals:
-        """See `Source`."""
+        """Return the passages for every question; see `EvaluatedSystem.retrieve`.
+
+        Args:
+            tasks: Tasks to read.
+            settings: Budget, k, embedder, prompts.
+            progress: Called with (chunks read, all chunks).
+        """
         agent = in_own_style(settings.agent, self.policy)
         groups = Builder(self.policy, agent, settings.embedder).build(tasks, progress=progress)
         sizes = [memory_tokens(group.trajectories[0].states[-1], estimate_tokens) for group in groups]
@@ -216,17 +256,23 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """The turns that a question's evidence names, as far as they have been said; nothing where it names none."""
+    """System that returns the turns a question's evidence names, as far as they have been read."""
 
     name: str = "oracle"
 
     def retrieve(self, tasks: Sequence[Task], settings: SystemSettings, progress: Progress | None = None) -> Retrievals:
-        """See `Source`."""
+        """Return the passages for every question; see `EvaluatedSystem.retrieve`.
+
+        Args:
+            tasks: Tasks to read.
+            settings: Budget and k.
+            progress: Called with (tasks read, all tasks).
+        """
         by_task = []
         for number, task in enumerate(tasks, start=1):
             lines = [(chunk.index, passage) for chunk in task.chunks for passage in turn_passages(chunk)]
             turns = {
-                turn: (chunk, replace(passage, order=order))  # as of all systems: the newest of two has the greater
+                turn: (chunk, replace(passage, order=order))  # later turns get a greater order, as in all systems
                 for order, (chunk, passage) in enumerate(lines)
                 for turn in passage.turns
             }
@@ -256,7 +302,7 @@ def _as_passage(item: Any, name: str) -> Passage:
     return item
 
 
-# ------------------------------------------------------------------------------------------------------------- by name
+# ------------------------------------------------------------------------------------------------------------ loading
 
 _FACTORY_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -264,9 +310,17 @@ _FACTORY_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 def load_system(
     name: str, *, device: str = "cpu", dtype: str = "float32", endpoint: EndpointConfig | None = None
 ) -> EvaluatedSystem:
-    """A system by its name (see the table above); `device`, `dtype` and `endpoint` are those of a policy.
+    """Load a system by name; the table above lists the names.
 
-    Raises `ConfigError` or `PolicyError` for a name that nothing goes by.
+    Args:
+        name: Name of a system, a policy, or `package.module:factory`.
+        device: Device of a local policy.
+        dtype: Precision of a local policy.
+        endpoint: Settings of a policy behind an endpoint.
+
+    Raises:
+        ConfigError: No system has this name.
+        PolicyError: The policy cannot be loaded.
     """
     makers: dict[str, Callable[[Task, SystemSettings], System]] = {
         "empty": lambda task, settings: EmptySystem(),
@@ -297,9 +351,12 @@ def load_system(
 
 
 def load_factory(path: str) -> Callable[[Task, SystemSettings], System]:
-    """What makes a system of somebody else's, from `package.module:factory`; modules of the working directory count.
+    """Import `package.module:factory` and return a function that creates a system per task.
 
-    Raises `ConfigError` where it is not there, cannot be called, or gives something without the three methods.
+    Modules of the working directory are found too.
+
+    Raises:
+        ConfigError: The factory is missing, cannot be called, or its systems lack one of the three methods.
     """
     module, _, attribute = path.partition(":")
     if (working_directory := str(Path.cwd())) not in sys.path:
@@ -320,7 +377,7 @@ def load_factory(path: str) -> Callable[[Task, SystemSettings], System]:
         raise ConfigError(f"system {path}: {module} has no {attribute!r} that can be called")
     try:
         parameters = inspect.signature(factory).parameters
-    except ValueError:  # some of those written in C have none
+    except ValueError:  # some callables written in C have no signature
         parameters = {}
 
     supported = ("embedder", "k")
