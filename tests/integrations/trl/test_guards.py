@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from importlib import metadata
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
-from memalpha.errors import ConfigError, TrainingError
+from memalpha.errors import ConfigError, TrainingError, install_command
 from memalpha.integrations.trl import ERLConfig
 from memalpha.integrations.trl.guard import TRL_METHODS, batch_rows, require_methods, require_trl
 from memalpha.integrations.trl.phases import AdviceMemory, extract_advice, message_text, replace_text
@@ -44,7 +45,7 @@ def test_without_trl_it_says_what_to_install(monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", missing)
-    with pytest.raises(TrainingError, match=r"memalpha\[train\]"):
+    with pytest.raises(TrainingError, match=re.escape(install_command("train"))):
         require_trl()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from threading import Barrier, Thread
@@ -11,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from memalpha.cli import main
-from memalpha.errors import EmbedderError, InvalidContent, StoreError, UnknownEntry
+from memalpha.errors import EmbedderError, InvalidContent, StoreError, UnknownEntry, install_command
 from memalpha.store import open as opening
 from memalpha.store.checks.integrity import examine
 from memalpha.store.state import MemoryState
@@ -98,7 +99,7 @@ def test_opening_says_what_is_missing(postgres, place: str, monkeypatch) -> None
         new(postgres.url(schema, user="postgres"))
     monkeypatch.delitem(sys.modules, "memalpha.store.backends.postgres.database")
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(StoreError, match=r"pip install '.*\[postgres\]'"):
+    with pytest.raises(StoreError, match=re.escape(install_command("postgres"))):
         opening.open_database(place, None, None, create=True, durability="full", clock=None)  # pyright: ignore
 
 
