@@ -26,7 +26,8 @@ from typing import Any
 
 from memalpha.agent.builder import Builder
 from memalpha.config import TrainConfig, load_config
-from memalpha.policy.base import Policy, load_policy
+from memalpha.policy.base import Policy
+from memalpha.policy.load import load_policy
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate_memory
 from memalpha.qa.reader import load_reader

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from memalpha.config import EvalConfig, TrainConfig
     from memalpha.environments.evaluate import evaluate_text
     from memalpha.errors import MemalphaError
-    from memalpha.policy.base import load_policy, load_reward_model
+    from memalpha.policy.load import load_policy, load_reward_model
     from memalpha.qa.evaluate import evaluate
     from memalpha.store.async_store import AsyncMemoryStore
     from memalpha.store.checks.audit import audit
@@ -51,8 +51,8 @@ _HOME = {
     "evaluate": "qa.evaluate",
     "evaluate_text": "environments.evaluate",
     "load_embedder": "store.embedding",
-    "load_policy": "policy.base",
-    "load_reward_model": "policy.base",
+    "load_policy": "policy.load",
+    "load_reward_model": "policy.load",
     "load_tasks": "tasks.load",
     "load_text_tasks": "tasks.text_tasks",
     "train_on_preferences": "train",

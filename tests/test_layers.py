@@ -92,7 +92,7 @@ def _wrong_imports(module: str, source: str) -> list[str]:
 
 def _may_use_models(module: str) -> bool:
     parts = module.split(".")
-    backend = parts[1:] in (["policy", "transformers"], ["policy", "reward_model"])
+    backend = parts[1] == "policy" and parts[-1] in ("transformers", "reward_model", "model_files", "kv_cache")
     return backend or parts[1] == "train" or module == "memalpha.store.embedding" or parts[1] == "integrations"
 
 

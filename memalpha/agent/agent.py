@@ -19,7 +19,8 @@ from memalpha.agent.reader import Answer, ExtractiveReader, PolicyReader, Reader
 from memalpha.agent.tools import execute
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import ConfigError
-from memalpha.policy.base import Policy, in_own_style, load_policy
+from memalpha.policy.base import Policy, in_own_style
+from memalpha.policy.load import load_policy
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema, load_schema

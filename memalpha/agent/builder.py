@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memalpha.agent.agent import act, observe, request
+from memalpha.agent.rollout import Start, grouped, starts_of
 from memalpha.config import AgentConfig
 from memalpha.policy.base import Policy
-from memalpha.policy.sampling_keys import Start, grouped, noise_key, starts_of
+from memalpha.policy.sampling_keys import noise_key
 from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import MemorySchema, load_schema

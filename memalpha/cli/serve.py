@@ -62,7 +62,7 @@ def serve(
     if policy is None and not read_only:
         raise ConfigError("policy: name the writer, --policy RUN or MODEL, or use --read-only")
     with quiet_stdout():  # model libraries print while they load
-        from memalpha.policy.base import load_policy
+        from memalpha.policy.load import load_policy
         from memalpha.store.store import MemoryStore
 
         writer = None if policy is None else load_policy(policy)

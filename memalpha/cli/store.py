@@ -53,7 +53,7 @@ def read(
     Example: memalpha read ana.db chat.txt --policy add_all --timestamp 2024-05-01
     """
     from memalpha.agent.agent import MemoryAgent
-    from memalpha.policy.base import load_policy
+    from memalpha.policy.load import load_policy
 
     # Check every input before a store is created.
     chunks, writer = read_chunks(file, timestamp, chunk_size), load_policy(policy)
@@ -189,7 +189,7 @@ def ask(
     """
     from memalpha.agent.agent import MemoryAgent
     from memalpha.agent.reader import ExtractiveReader
-    from memalpha.policy.base import load_policy
+    from memalpha.policy.load import load_policy
 
     with open_store(store, embedder, namespace) as memory:
         if policy:

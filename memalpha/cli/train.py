@@ -11,7 +11,6 @@ import typer
 import memalpha
 from memalpha.cli.options import PROCESS_RANK, AsJson, Overrides, print_result
 from memalpha.config import parse_overrides, training_config
-from memalpha.errors import PolicyError, install_command
 
 
 def demo(
@@ -102,12 +101,7 @@ def merge(
 
     Example: memalpha merge runs/demo/checkpoints/best my-writer
     """
-    try:
-        from memalpha.policy.transformers import merge as merge_checkpoint
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "transformers"):
-            raise
-        raise PolicyError(f"merge needs {error.name}: {install_command('train')}") from error
+    from memalpha.policy.load import merge as merge_checkpoint
 
     folder = merge_checkpoint(checkpoint, out)
     files = sorted(path.name for path in folder.iterdir())

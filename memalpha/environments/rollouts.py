@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from memalpha.agent.rollout import Start, grouped, starts_of
 from memalpha.environments.base import Environment, Prompt, Step, is_scored, made, summed
 from memalpha.environments.prompts import Messages, with_advice
 from memalpha.errors import ConfigError, MemalphaError, RewardError
 from memalpha.policy.base import Policy
-from memalpha.policy.sampling_keys import Start, grouped, noise_key, starts_of
+from memalpha.policy.sampling_keys import noise_key
 from memalpha.types import Reward, SampleRequest, TextTask, Trajectory, TrajectoryGroup, Turn
 
 MAX_TURNS = 16

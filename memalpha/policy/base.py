@@ -1,4 +1,4 @@
-"""What a policy is, and how one is loaded by name.
+"""What a policy is (`load` loads one by name).
 
 A policy samples completions for a batch of prompts. It knows nothing of stores, tools or rewards: the agent renders the
 prompts and reads the text.
@@ -6,18 +6,12 @@ prompts and reads the text.
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Sequence
-from importlib import resources
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
-from memalpha.config import AgentConfig, EndpointConfig, ReaderConfig
-from memalpha.errors import PolicyError, install_command
+from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.types import Completion, SampleRequest
-
-if TYPE_CHECKING:
-    from memalpha.policy.reward_model import RewardModel
 
 S = TypeVar("S", AgentConfig, ReaderConfig)
 
@@ -27,11 +21,9 @@ ADAPTER_CONFIG = "adapter_config.json"
 SHIPPED = ("babi", "tiny", "tiny-text")
 """Policies whose weights come with the package."""
 
-SHORT = {"add_all": "scripted:add-all", "heuristic": "scripted:heuristic"}
-"""Short names of the scripts that write from any text: they need no gold operations."""
 
-ENDPOINTS = ("openai:", "http://", "https://")
-"""How the name of an endpoint begins."""
+_OPENAI_MODEL = re.compile(r"(gpt|chatgpt)-|o[1-9](-|$)", re.IGNORECASE)
+_OTHER_HOSTED_MODEL = re.compile(r"(claude|gemini|mistral|deepseek|grok|command|sonar)-", re.IGNORECASE)
 
 
 @runtime_checkable
@@ -61,127 +53,11 @@ def in_own_style(settings: S, policy: Policy) -> S:
     return settings.model_copy(update={"prompt": getattr(policy, "prompt", "full")})
 
 
-def load_policy(
-    name: str | Path, *, dtype: str = "float32", device: str = "cpu", endpoint: EndpointConfig | None = None
-) -> Policy:
-    """A policy by name: "tiny", "tiny-text" or "babi" (shipped weights), "add_all", "heuristic" or "scripted:KIND", a
-    transformers directory or hub id, a run directory, or an endpoint (`http://host:port/v1#model`, `openai:MODEL`),
-    which is asked whether it is there and has the model.
-
-    A run directory stands for its best checkpoint, its newest where nothing validated. A directory with a LoRA adapter
-    (a checkpoint of a run with `lora`) is merged into its base, which is loaded by the same rules and may be such a
-    directory itself. `dtype` and `device` are torch's, for weights; `endpoint` says how an endpoint is asked. Raises
-    `PolicyError` for a name that cannot be loaded here. Scripted policies need no torch.
-    """
-    text = SHORT.get(str(name), str(name))
-    if text.startswith("scripted:"):
-        from memalpha.policy.scripted import ScriptedPolicy
-
-        return ScriptedPolicy(text.removeprefix("scripted:"))
-    if text.startswith(ENDPOINTS):
-        try:
-            from memalpha.policy.endpoints.policy import EndpointPolicy
-        except ModuleNotFoundError as error:
-            if error.name != "httpx2":
-                raise
-            raise PolicyError(f"endpoint {text!r} needs httpx2: {install_command('eval')}") from error
-        policy = EndpointPolicy(text, endpoint)
-        policy.client.check()
-        return policy
-    try:
-        from memalpha.policy.transformers import TransformersPolicy, merge_adapter
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "transformers"):
-            raise
-        raise PolicyError(
-            f"policy {text!r} needs {error.name}: {install_command('train')} (scripted:... policies need nothing)"
-        ) from error
-    base, *adapters = _chain(text if text in SHIPPED else str(_checkpoint_of(Path(text))))
-    if base in SHIPPED:
-        with resources.as_file(resources.files("memalpha") / "weights" / base) as path:
-            if not path.is_dir():
-                raise PolicyError(f"this installation lacks the weights of {base!r}: make them from scratch first")
-            policy = TransformersPolicy.from_pretrained(path, dtype=dtype, device=device)
-    else:
-        try:
-            policy = TransformersPolicy.from_pretrained(base, dtype=dtype, device=device)
-        except PolicyError as error:
-            if not adapters:
-                raise
-            raise PolicyError(f"{adapters[0]} holds a LoRA adapter for {base!r}, its base: {error}") from error
-    for folder in adapters:
-        policy = merge_adapter(policy, folder)
-    policy.name = text
-    return policy
-
-
-def load_reward_model(name: str | Path, *, dtype: str = "float32", device: str = "cpu") -> RewardModel:
-    """A reward model by name: the directory of a run of `algorithm: reward` (its best checkpoint), a checkpoint, what
-    transformers or TRL's RewardTrainer wrote, or a hub id. It scores by `.score(prompts, completions)`.
-
-    A LoRA adapter is merged into its base, a policy or another reward model. Raises `PolicyError` for a name that
-    cannot be loaded here.
-    """
-    try:
-        from memalpha.policy.reward_model import from_adapter, from_directory
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "transformers"):
-            raise
-        raise PolicyError(f"reward model {str(name)!r} needs {error.name}: {install_command('train')}") from error
-    from memalpha.policy.transformers import TransformersPolicy, scores
-
-    if str(name) in SHIPPED:
-        raise PolicyError(
-            f"{str(name)!r} is a policy: train a reward model on it (memalpha train reward policy={name})"
-        )
-    *below, folder = _chain(str(_checkpoint_of(Path(name))) if Path(name).is_dir() else str(name))
-    if not below:
-        return from_directory(folder, dtype, device)
-    try:
-        if scores(below[0]) or (len(below) > 1 and (Path(below[1]) / "reward_model.json").is_file()):
-            base: Any = load_reward_model(below[-1], dtype=dtype, device=device)
-        else:
-            base = load_policy(below[-1], dtype=dtype, device=device)
-    except PolicyError as error:
-        raise PolicyError(f"{folder} holds a LoRA adapter for {below[-1]!r}, its base: {error}") from error
-    assert not isinstance(base, Policy) or isinstance(base, TransformersPolicy)
-    return from_adapter(folder, base)
-
-
-def lasting_name(name: str) -> str:
-    """A name under which `load_policy` finds the same policy from anywhere and later on: a directory's own path, a
-    run's checkpoint's."""
-    return name if name in SHIPPED or not Path(name).is_dir() else str(_checkpoint_of(Path(name)).resolve())
-
-
-def _checkpoint_of(folder: Path) -> Path:
-    """The checkpoint that a run directory stands for; anything else as it is."""
-    kept = folder / "checkpoints"
-    if not kept.is_dir() or (folder / "config.json").is_file():
-        return folder
-    best = kept / "best"
-    if best.is_dir():
-        return best
-    if best.is_symlink():
-        raise PolicyError(f"{best} names {best.readlink()}, which is not there: name another checkpoint of the run")
-    steps = [int(path.name[5:]) for path in kept.glob("step-*") if path.name[5:].isdigit()]
-    if not steps:
-        raise PolicyError(f"{folder} is a run directory without a checkpoint yet")
-    return kept / f"step-{max(steps)}"
-
-
-def _chain(name: str) -> list[str]:
-    """The model behind `name`, then the adapter directories that are merged into it, the last one `name`.
-
-    A model that needs no adapter is a chain of one.
-    """
-    chain = [name]
-    while chain[0] not in SHIPPED and (path := Path(chain[0]) / ADAPTER_CONFIG).is_file():
-        try:
-            base = json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise PolicyError(f"{path} does not name the adapter's base (base_model_name_or_path)") from error
-        if not isinstance(base, str) or base in chain:
-            raise PolicyError(f"{path}: base_model_name_or_path is {base!r}: it must name another policy")
-        chain.insert(0, base)
-    return chain
+def endpoint_hint(name: str) -> str:
+    """Return how a model behind an endpoint is named, with a suggestion if `name` looks like a provider's model."""
+    hint = "A model behind an endpoint is written openai:MODEL or http://host/v1#model"
+    if _OPENAI_MODEL.match(name):
+        return f"{hint}: try openai:{name}"
+    if _OTHER_HOSTED_MODEL.match(name):
+        return f"{hint}: try https://HOST/v1#{name} with the provider's OpenAI-compatible address"
+    return hint

@@ -40,13 +40,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from memalpha.errors import PolicyError, install_command
-from memalpha.policy.transformers import (
-    TransformersPolicy,
-    from_files,
-    load_adapter,
-    scores,
-    without_bars,
-)
+from memalpha.policy.model_files import from_files, load_adapter, scores, without_bars
+from memalpha.policy.transformers import TransformersPolicy
 
 HEAD_FILE = "reward_model.json"
 POOL_FILE = "pool.safetensors"

@@ -13,12 +13,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
-import re
-import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,15 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-from transformers.utils import logging as hf_logging
 
-from memalpha.errors import ConfigError, PolicyError, PromptTooLong, install_command
-from memalpha.hub import hub_reachable
-from memalpha.policy.base import ADAPTER_CONFIG, SHIPPED, load_policy
+from memalpha.errors import PolicyError, PromptTooLong, install_command
+from memalpha.policy.kv_cache import roomy_cache
+from memalpha.policy.model_files import from_files, load_adapter, scores, without_bars
 from memalpha.types import Completion, SampleRequest
 
 STYLE_KEY = "memalpha_prompt"
@@ -204,7 +197,7 @@ class TransformersPolicy:
         sampler = _Sampler(heat, _uniforms(requests, steps).to(device))
         eos = torch.tensor(sorted(self.eos_ids), device=device)
 
-        cache = _roomy_cache(model)
+        cache = roomy_cache(model)
         logits = model(
             input_ids=input_ids,
             attention_mask=mask,
@@ -249,66 +242,6 @@ class TransformersPolicy:
         return ids.tolist(), logprobs.tolist(), lengths.tolist()
 
 
-def scores(path: str | Path) -> bool:
-    """Whether the directory `path` holds a reward model (transformers: for sequence classification), by its config."""
-    try:
-        config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    named = config.get("architectures") if isinstance(config, dict) else None
-    return bool(named) and str(named[0]).endswith("ForSequenceClassification")
-
-
-def from_files(
-    path: str | Path, dtype: str, device: str, what: str = "policy", **more: Any
-) -> tuple[Any, PreTrainedTokenizerBase]:
-    """A model and its tokenizer, from a directory or a hub id; what is on this machine goes first. `more`: another
-    `kind` than a causal language model, and keywords of its `from_pretrained`. Raises `PolicyError` for a path or name
-    that is none."""
-    local = (Path(path) / "config.json").is_file()
-    if not local and (Path(path).exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(path))):
-        shipped = f"{', '.join(SHIPPED)}, " if what == "policy" else ""
-        if (Path(path) / "checkpoints").is_dir():
-            raise PolicyError(f"{path} is a run directory: give it to load_policy, or name one of its checkpoints")
-        raise PolicyError(
-            f"no {what} at {str(path)!r}: expected {shipped}a directory with config.json, weights and tokenizer, or a "
-            "hub id owner/name"
-        )
-    try:
-        try:
-            model, tokenizer = _load(path, dtype, offline=True, **more)
-        except OSError:
-            if local:
-                raise
-            if not hub_reachable():
-                raise PolicyError(
-                    f"{what} {str(path)!r} is not on this machine and the model hub cannot be reached: connect "
-                    "and try again, or give a directory with config.json, weights and tokenizer"
-                ) from None
-            model, tokenizer = _load(path, dtype, offline=False, **more)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise PolicyError(f"cannot load {what} {str(path)!r}: {error}") from error
-    try:
-        model.to(device)
-    except (RuntimeError, AssertionError) as error:  # an AssertionError: torch was built without it
-        told = str(error).splitlines()[0]
-        raise PolicyError(f"{what} {str(path)!r} cannot be put on device {device!r} ({told}): try cpu") from error
-    return model, tokenizer
-
-
-def _load(
-    path: str | Path, dtype: str, *, offline: bool, kind: Any = AutoModelForCausalLM, **more: Any
-) -> tuple[Any, PreTrainedTokenizerBase]:
-    with without_bars():
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=offline)
-        model, found = kind.from_pretrained(
-            path, dtype=getattr(torch, dtype), local_files_only=offline, output_loading_info=True, **more
-        )
-    if lacking := sorted(found["missing_keys"]):  # transformers would make them up
-        raise ValueError(f"its weights are not those of its config.json: they lack {lacking[0]}")
-    return model, tokenizer
-
-
 def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersPolicy:
     """`base` with the LoRA adapter of `folder` merged into its weights, in place; a tokenizer in `folder` goes first.
 
@@ -333,52 +266,6 @@ def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersP
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise PolicyError(f"cannot merge the LoRA adapter of {folder} into {base.name!r}: {error}") from error
     return TransformersPolicy(model.requires_grad_(True), tokenizer, str(folder))
-
-
-def merge(name: str | Path, out: str | Path) -> Path:
-    """Write the policy `name`, adapters merged, as a plain transformers directory `out` (made where it is missing).
-
-    Raises `PolicyError` for a policy without weights, `ConfigError` where `out` is there and not empty.
-    """
-    out = Path(out).resolve()
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigError(f"{out} is there already: name a directory that does not exist or is empty")
-    policy = load_policy(name)
-    if not isinstance(policy, TransformersPolicy):
-        raise PolicyError(f"policy {str(name)!r} has no weights to write")
-    aside = out.with_name(f".{out.name}.part")
-    try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        policy.save(aside)
-        aside.replace(out)
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written ({error.strerror}): name another directory") from error
-    return out
-
-
-def load_adapter(tuned: Any, folder: str | Path) -> None:
-    """Copy the adapter weights of `folder` into a `PeftModel`; a `ValueError` where they are those of another one."""
-    import peft
-
-    tensors = load_file(Path(folder) / "adapter_model.safetensors")
-    expected = peft.get_peft_model_state_dict(tuned, save_embedding_layers=False)
-    other = sorted(tensors.keys() ^ expected.keys())
-    if other:
-        raise ValueError(f"its tensors are not those that {ADAPTER_CONFIG} asks for ({other[0]} and others)")
-    peft.set_peft_model_state_dict(tuned, tensors)
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Keep transformers' progress bars for loading and saving out of ours."""
-    shown = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            hf_logging.enable_progress_bar()
 
 
 class _Sampler:
@@ -408,46 +295,6 @@ class _Sampler:
             if self.any_greedy:
                 token = torch.where(self.greedy[rows], logprobs.argmax(dim=-1, keepdim=True), token)
         return token[:, 0], logprobs.gather(1, token)[:, 0]
-
-
-class _RoomyLayer(DynamicLayer):
-    """A growing key/value layer that keeps spare room, so that a step writes one column and copies nothing.
-
-    `DynamicLayer` concatenates the whole cache at every token.
-    """
-
-    room = 64
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any):
-        """Append the new states; returns views of all keys and values."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self.length, self.store = 0, None
-        end = self.length + key_states.shape[-2]
-        if self.store is None or self.store.shape[-2] < end:
-            batch, heads, _, width = key_states.shape
-            grown = key_states.new_empty(2, batch, heads, end + self.room, width)
-            if self.store is not None:
-                grown[..., : self.length, :] = self.store[..., : self.length, :]
-            self.store = grown
-        self.store[0, ..., self.length : end, :] = key_states
-        self.store[1, ..., self.length : end, :] = value_states
-        self.length = end
-        self.keys, self.values = self.store[0, ..., :end, :], self.store[1, ..., :end, :]
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep (or repeat) these rows of the batch."""
-        if self.is_initialized and self.store is not None:
-            self.store = self.store.index_select(1, indices)
-            self.keys, self.values = self.store[0, ..., : self.length, :], self.store[1, ..., : self.length, :]
-
-
-def _roomy_cache(model: PreTrainedModel) -> DynamicCache:
-    """The model's own cache (sliding windows and the like kept) with its plain growing layers made roomy."""
-    cache = DynamicCache(config=model.config)
-    cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
 
 
 def _uniforms(requests: Sequence[SampleRequest], steps: int) -> torch.Tensor:

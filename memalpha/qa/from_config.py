@@ -22,7 +22,8 @@ from memalpha.config import (
     training_config,
 )
 from memalpha.errors import ConfigError
-from memalpha.policy.base import in_own_style, load_policy
+from memalpha.policy.base import in_own_style
+from memalpha.policy.load import load_policy
 from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import Reader, load_reader
 from memalpha.qa.report import Report, make_result_folder

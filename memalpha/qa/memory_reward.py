@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from memalpha.config import RewardConfig
-from memalpha.policy.base import load_reward_model
+from memalpha.policy.load import load_reward_model
 from memalpha.qa.memory_pairs import conversation_messages, state_text
 from memalpha.qa.scoring.gold import GoldFacts, is_valid
 from memalpha.qa.scoring.judge import load_judge

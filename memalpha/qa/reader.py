@@ -6,7 +6,8 @@ from memalpha.agent.copying_reader import CopyReader
 from memalpha.agent.reader import Answer, ExtractiveReader, PolicyReader, Reader, Reading
 from memalpha.config import ReaderConfig
 from memalpha.errors import ConfigError
-from memalpha.policy.base import Policy, load_policy
+from memalpha.policy.base import Policy
+from memalpha.policy.load import load_policy
 
 __all__ = ["Answer", "CopyReader", "ExtractiveReader", "PolicyReader", "Reader", "Reading", "load_reader"]
 

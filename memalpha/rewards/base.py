@@ -10,14 +10,11 @@ Where one raises or returns what is no number, nothing is scored: an error names
 from __future__ import annotations
 
 import asyncio
-import atexit
 import importlib
 import inspect
 import math
-import os
 import sys
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memalpha.agent.parsing import after_thinking
 from memalpha.config.rewards import (
     CodePart,
     FormatPart,
@@ -37,16 +33,13 @@ from memalpha.config.rewards import (
     SchemaPart,
 )
 from memalpha.errors import ConfigError, MemalphaError, RewardError
+from memalpha.rewards.event_loop import LOOP
+from memalpha.rewards.reply import UNSCORED
 from memalpha.types import Reward
 
 _OURS = ("prompts", "completions")
 _TRL = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 """What TRL passes beside the columns."""
-
-
-UNSCORED: Any = object()
-"""What a function gives for a row that it should have scored and could not: the whole row then has no reward, since a
-sum without this part would be a low one. (None: it does not apply, and the others' sum is the reward.)"""
 
 
 @dataclass(frozen=True)
@@ -174,23 +167,6 @@ def scored_or_none(
     return rewards
 
 
-def reply_text(completion: Any, *, thinking: bool = True) -> str:
-    """A completion as text: itself, or what its last message says. `thinking` False: without a leading think part."""
-    text = completion
-    if not isinstance(completion, str):
-        content = completion[-1].get("content") if completion else ""
-        parts = content if isinstance(content, list) else [{"text": content}]
-        text = "".join(part.get("text") or "" for part in parts)
-    return text if thinking else text[after_thinking(text) :]
-
-
-def column_of(columns: Mapping[str, Sequence[Any]], name: str) -> Sequence[Any]:
-    """A column that a reward of ours reads. Raises `RewardError` where it is missing."""
-    if name not in columns:
-        raise RewardError(f"column {name!r} is missing (there are {', '.join(sorted(columns)) or 'none'})")
-    return columns[name]
-
-
 # ---------------------------------------------------------------------------------------------------------- loading
 
 
@@ -298,10 +274,10 @@ def _values(
     try:
         for number, function in enumerate(functions):
             if _is_async(function.function):
-                under_way[number] = _LOOP.submit(_awaited(calls[number]))
+                under_way[number] = LOOP.submit(_awaited(calls[number]))
         for number, call in enumerate(calls):
             if number not in under_way and inspect.isawaitable(result := call()):
-                under_way[number] = _LOOP.submit(_awaited(lambda result=result: result))
+                under_way[number] = LOOP.submit(_awaited(lambda result=result: result))
             elif number not in under_way:
                 results[number] = result
         for number, future in under_way.items():
@@ -328,7 +304,7 @@ def called(
     result = _call(asked, list(prompts), _as_prompted(prompts, completions), columns)
     if inspect.isawaitable(result):
         with _naming(asked):
-            return _LOOP.submit(_awaited(lambda: result)).result()
+            return LOOP.submit(_awaited(lambda: result)).result()
     return result
 
 
@@ -403,9 +379,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-# -------------------------------------------------------------------------------------------------------- event loop
-
-
 def _is_async(function: Any) -> bool:
     inner = function.func if isinstance(function, partial) else function
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
@@ -413,55 +386,3 @@ def _is_async(function: Any) -> bool:
 
 async def _awaited(call: Callable[[], Any]) -> Any:
     return await call()
-
-
-class _Loop:
-    """One event loop in a thread of its own, made when it is first needed; clients that live in it are kept."""
-
-    def __init__(self) -> None:
-        self._forget()
-
-    def _forget(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise RewardError("an async reward function cannot call others and wait: await them in it")
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="memalpha rewards", daemon=True)
-                self._thread.start()
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def close(self) -> None:
-        """End what is under way, the loop and its thread; the next call makes new ones."""
-        with self._lock:
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is None or thread is None:
-            return
-        with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._end(), loop).result(5)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(5)
-        if not thread.is_alive():
-            loop.close()
-
-    async def _end(self) -> None:
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        await asyncio.get_running_loop().shutdown_asyncgens()
-        await asyncio.get_running_loop().shutdown_default_executor()
-
-
-_LOOP = _Loop()
-close_loop = _LOOP.close
-"""End the event loop of async reward functions, as the end of the process does."""
-atexit.register(close_loop)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_LOOP._forget)  # the thread is not in the child

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memalpha.errors import ConfigError, install_command
-from memalpha.rewards.base import reply_text
+from memalpha.rewards.reply import reply_text
 from memalpha.rewards.subprocess_call import Killable, Killed
 
 TIMEOUT = 1.0

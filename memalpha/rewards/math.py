@@ -31,7 +31,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from memalpha.errors import ConfigError, RewardError, install_command
-from memalpha.rewards.base import column_of, reply_text
+from memalpha.rewards.reply import column_of, reply_text
 from memalpha.rewards.subprocess_call import Killable, Killed
 from memalpha.tasks.text_tasks import last_boxed
 

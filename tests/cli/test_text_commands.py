@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from memalpha.cli.main import app
 from memalpha.environments import evaluate_text
 from memalpha.errors import ConfigError
-from memalpha.policy.base import load_policy
+from memalpha.policy.load import load_policy
 from memalpha.report.page import write_report
 from memalpha.train.rollouts.text_tasks import TextTaskSource
 from memalpha.train.trainers.text_eval import resolve_text_run

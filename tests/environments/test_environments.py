@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from tiny import tiny_policy
 
+from memalpha.agent.rollout import Start
 from memalpha.environments import (
     MultiObjective,
     Player,
@@ -18,7 +19,6 @@ from memalpha.environments import (
 )
 from memalpha.environments.prompts import reflection_messages, with_advice
 from memalpha.errors import ConfigError, DataError, RewardError
-from memalpha.policy.sampling_keys import Start
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.types import Completion, TextTask
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from memalpha.cli import main
 from memalpha.errors import PolicyError
-from memalpha.policy.base import lasting_name, load_policy
+from memalpha.policy.load import lasting_name, load_policy
 from memalpha.policy.transformers import TransformersPolicy
 
 IDS = torch.arange(24)[None] * 7 % 200

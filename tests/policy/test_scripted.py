@@ -6,7 +6,7 @@ from memalpha.agent.builder import Builder
 from memalpha.agent.parsing import format_call, parse_calls
 from memalpha.config import AgentConfig, WorldConfig
 from memalpha.errors import PolicyError
-from memalpha.policy.base import load_policy
+from memalpha.policy.load import load_policy
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.synthetic.worlds import tasks
@@ -133,6 +133,20 @@ def test_errors_say_what_to_do():
         ScriptedPolicy("add-all").sample([SampleRequest(({"role": "user", "content": "Where?"},))])
     with pytest.raises(PolicyError, match="gold operations"):
         load_policy("scripted:oracle").sample([SampleRequest((), observation=Observation(Chunk(text="x")))])
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("gpt-4o-mini", "try openai:gpt-4o-mini$"),
+        ("o3", "try openai:o3$"),
+        ("claude-sonnet-4-5", "try https://HOST/v1#claude-sonnet-4-5 with"),
+        ("no/such/folder", "written openai:MODEL or http://host/v1#model$"),
+    ],
+)
+def test_an_unknown_name_says_how_a_hosted_model_is_named(name, hint):
+    with pytest.raises(PolicyError, match=hint):
+        load_policy(name)
 
 
 def _gold(*operations):

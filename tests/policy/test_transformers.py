@@ -13,8 +13,8 @@ from tiny import VOCABULARY, tiny_model, tiny_policy, tiny_tokenizer
 
 from memalpha.errors import PolicyError
 from memalpha.hub import hub_reachable
-from memalpha.policy import transformers as transformers_
-from memalpha.policy.base import load_policy
+from memalpha.policy import model_files
+from memalpha.policy.load import load_policy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.types import SampleRequest
 
@@ -182,7 +182,7 @@ def test_saved_and_loaded_is_the_same(policy, tmp_path):
 
 @pytest.mark.parametrize("name", ["nope", "./nope", "a/b/c", "-x/y"])
 def test_a_name_that_nobody_has_is_refused_without_a_request(monkeypatch, name):
-    monkeypatch.setattr(transformers_, "AutoTokenizer", None)
+    monkeypatch.setattr(model_files, "AutoTokenizer", None)
     with pytest.raises(PolicyError, match=r"expected .*tiny.*config\.json.*owner/name"):
         load_policy(name)
 
@@ -197,7 +197,7 @@ def test_a_hub_that_cannot_be_reached_is_said_without_its_clients_retries(monkey
         asked.append(offline)
         raise OSError("not here")
 
-    monkeypatch.setattr(transformers_, "_load", load)
+    monkeypatch.setattr(model_files, "_load", load)
     with pytest.raises(PolicyError, match="hub cannot be reached: connect and try again, or give a directory"):
         load_policy("some-owner/some-name")
     assert asked == [True], "the hub's own client, with its retries, is not tried"
@@ -205,13 +205,13 @@ def test_a_hub_that_cannot_be_reached_is_said_without_its_clients_retries(monkey
 
 def test_a_hub_that_answers_is_asked(monkeypatch):
     asked = []
-    monkeypatch.setattr(transformers_, "hub_reachable", lambda: True)
+    monkeypatch.setattr(model_files, "hub_reachable", lambda: True)
 
     def load(path, dtype, *, offline):
         asked.append(offline)
         raise OSError("not cached" if offline else "no such repository")
 
-    monkeypatch.setattr(transformers_, "_load", load)
+    monkeypatch.setattr(model_files, "_load", load)
     with pytest.raises(PolicyError, match="no such repository"):
         load_policy("some-owner/some-name")
     assert asked == [True, False]

@@ -17,7 +17,7 @@ from memalpha import train  # noqa: E402
 from memalpha.agent.parsing import format_call, parse_calls  # noqa: E402
 from memalpha.config import BabiConfig, TrainConfig, load_config  # noqa: E402
 from memalpha.errors import ConfigError  # noqa: E402
-from memalpha.policy.base import load_policy  # noqa: E402
+from memalpha.policy.load import load_policy  # noqa: E402
 from memalpha.policy.scripted import ScriptedPolicy  # noqa: E402
 from memalpha.policy.transformers import TransformersPolicy  # noqa: E402
 from memalpha.qa.evaluate import evaluate  # noqa: E402

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from memalpha.agent.reader import ExtractiveReader
 from memalpha.config import AgentConfig, TrainConfig
 from memalpha.errors import CheckpointError
-from memalpha.policy.base import load_policy
+from memalpha.policy.load import load_policy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.report.page import write_report
 from memalpha.train import api as loop

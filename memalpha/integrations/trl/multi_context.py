@@ -25,7 +25,8 @@ from memalpha.config import ReinforcementConfig, TrainConfig
 from memalpha.errors import ConfigError, TrainingError
 from memalpha.integrations.trl.base import RowTrainer
 from memalpha.integrations.trl.rows import Rows, check_rows, rows_from_ids
-from memalpha.policy.base import in_own_style, load_policy
+from memalpha.policy.base import in_own_style
+from memalpha.policy.load import load_policy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader

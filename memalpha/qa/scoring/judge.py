@@ -21,7 +21,8 @@ from typing import Any
 from memalpha.agent.parsing import after_thinking
 from memalpha.config import JudgeConfig
 from memalpha.errors import DataError, PolicyError
-from memalpha.policy.base import Policy, load_policy
+from memalpha.policy.base import Policy
+from memalpha.policy.load import load_policy
 from memalpha.qa.scoring.judge_prompts import (
     BENCHMARKS,
     SYSTEM,

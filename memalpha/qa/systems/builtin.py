@@ -33,7 +33,8 @@ from typing import Any, Protocol, cast
 from memalpha.agent.builder import Builder
 from memalpha.config import AgentConfig, EndpointConfig
 from memalpha.errors import ConfigError, EvaluationError, MemalphaError
-from memalpha.policy.base import ENDPOINTS, SHIPPED, Policy, in_own_style, load_policy
+from memalpha.policy.base import SHIPPED, Policy, in_own_style
+from memalpha.policy.load import ENDPOINTS, load_policy
 from memalpha.qa.evaluate import question_chunk
 from memalpha.qa.memory_reward import memory_tokens
 from memalpha.qa.report import estimate_tokens

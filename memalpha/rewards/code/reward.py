@@ -41,9 +41,9 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from memalpha.errors import RewardError
-from memalpha.rewards.base import column_of, reply_text
 from memalpha.rewards.code import child as inside
 from memalpha.rewards.code.sandbox import Limits, check_sandbox, end, start
+from memalpha.rewards.reply import column_of, reply_text
 
 KEPT = 20_000
 """Programs whose outcomes are remembered."""

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
-from memalpha.policy.transformers import load_adapter, without_bars
+from memalpha.policy.model_files import load_adapter, without_bars
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World, full_tensor, gather_weights, shard_like
 from memalpha.train.learner.token_logprobs import unwrap_peft
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from memalpha.agent.rollout import Start
 from memalpha.config import ERLConfig
 from memalpha.errors import RewardError
 from memalpha.policy.base import Policy
-from memalpha.policy.sampling_keys import Start
 from memalpha.qa.records import Record
 from memalpha.store.embedding import Embedder
 from memalpha.train.learner.distributed import World

@@ -11,10 +11,10 @@ import numpy as np
 
 from memalpha.agent.builder import Builder
 from memalpha.agent.reader import Answer, Conflicts, Item, Reader, Reading
+from memalpha.agent.rollout import Start
 from memalpha.config import ERLConfig, RunConfig
 from memalpha.policy.base import Policy
 from memalpha.policy.endpoints.policy import EndpointPolicy
-from memalpha.policy.sampling_keys import Start
 from memalpha.qa.evaluate import score_groups, texts_to_embed
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.records import Record

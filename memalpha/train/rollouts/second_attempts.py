@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memalpha.agent.rollout import Start
 from memalpha.config import ERLConfig
-from memalpha.policy.sampling_keys import Start
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.records import Record
 from memalpha.train.data.demonstrations import is_imitable

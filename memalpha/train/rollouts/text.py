@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from memalpha.agent.rollout import Start
 from memalpha.config import ERLConfig, TextConfig
 from memalpha.environments.base import is_scored
 from memalpha.environments.builtin import TextGeneration, columns_of, prompt_of
@@ -18,9 +19,9 @@ from memalpha.environments.prompts import reflection_messages
 from memalpha.environments.rollouts import Player
 from memalpha.errors import ConfigError, RewardError
 from memalpha.policy.base import Policy
-from memalpha.policy.sampling_keys import Start
 from memalpha.qa.records import Record
-from memalpha.rewards.base import called, close_loop
+from memalpha.rewards.base import called
+from memalpha.rewards.event_loop import close_loop
 from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.rollouts.base import ReflectionCandidate, ScoredGroups, Scoring, drop_unscored

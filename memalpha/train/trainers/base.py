@@ -22,7 +22,7 @@ import torch
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import CheckpointError
-from memalpha.policy.base import lasting_name
+from memalpha.policy.load import lasting_name
 from memalpha.train.learner.distributed import World, join_world, local_device
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import CheckpointError, ConfigError, PolicyError
-from memalpha.policy.base import load_policy
+from memalpha.policy.load import load_policy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.trainers.checkpoint import checkpoint_path, read_json, saved_steps

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from memalpha.agent.builder import Builder
 from memalpha.agent.reader import Reader
 from memalpha.config import ReaderConfig, SFTConfig, TrainConfig
-from memalpha.policy.base import Policy, in_own_style, load_policy
+from memalpha.policy.base import Policy, in_own_style
+from memalpha.policy.load import load_policy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader

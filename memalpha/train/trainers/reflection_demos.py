@@ -21,9 +21,9 @@ from collections.abc import Sequence
 
 from memalpha.agent.builder import Builder
 from memalpha.agent.reader import Reader
+from memalpha.agent.rollout import Start
 from memalpha.config import ERLConfig, SFTConfig
 from memalpha.errors import DataError
-from memalpha.policy.sampling_keys import Start
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.evaluate import score_groups

@@ -19,7 +19,7 @@ import numpy as np
 
 from memalpha.config import RewardModelConfig, build_config
 from memalpha.errors import DataError
-from memalpha.policy.base import lasting_name
+from memalpha.policy.load import lasting_name
 from memalpha.policy.reward_model import Head, with_head
 from memalpha.train.data.rewards import (
     ComparedReplies,

@@ -13,7 +13,7 @@ from memalpha.config import TextConfig, read_config, shipped_configs, training_c
 from memalpha.environments.evaluate import check_tasks, make_text_report, text_records
 from memalpha.environments.rollouts import Player
 from memalpha.errors import ConfigError
-from memalpha.policy.base import load_policy
+from memalpha.policy.load import load_policy
 from memalpha.qa.report import Report, make_result_folder
 from memalpha.train.rollouts.text_inputs import build_environment
 from memalpha.train.rollouts.text_tasks import TextTaskSource

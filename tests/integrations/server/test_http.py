@@ -18,7 +18,8 @@ from starlette.testclient import TestClient
 from memalpha.integrations.server.http import http_app
 from memalpha.integrations.server.schemas import MAX_BODY, MAX_TEXT
 from memalpha.integrations.server.service import MemoryService
-from memalpha.policy.base import Policy, load_policy
+from memalpha.policy.base import Policy
+from memalpha.policy.load import load_policy
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.store import MemoryStore
 

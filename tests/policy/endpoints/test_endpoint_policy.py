@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 from memalpha.agent.parsing import from_openai, parse_calls
 from memalpha.config import AgentConfig, EndpointConfig, ReaderConfig, WorldConfig
 from memalpha.errors import PolicyError
-from memalpha.policy.base import Policy, load_policy
+from memalpha.policy.base import Policy
 from memalpha.policy.endpoints.client import Reply
 from memalpha.policy.endpoints.policy import EndpointPolicy, reply_text
+from memalpha.policy.load import load_policy
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.reader import load_reader
 from memalpha.tasks.synthetic import worlds as synthetic

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from memalpha.config import PreferenceConfig, SFTConfig, TrainConfig, build_config, training_config
 from memalpha.errors import CheckpointError, ConfigError, PolicyError
-from memalpha.policy.base import load_policy
+from memalpha.policy.load import load_policy
 from memalpha.train.api import train
 from memalpha.train.trainers.checkpoint import link_best, prune_checkpoints, weights_fingerprint
 

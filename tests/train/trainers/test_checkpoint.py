@@ -15,7 +15,7 @@ from tiny import tiny_policy
 
 from memalpha.config import TrainConfig, load_config
 from memalpha.errors import CheckpointError, PolicyError
-from memalpha.policy.base import load_policy
+from memalpha.policy.load import load_policy
 from memalpha.train.api import train
 from memalpha.train.trainers.checkpoint import (
     append_lines,

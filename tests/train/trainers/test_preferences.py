@@ -12,7 +12,7 @@ import memalpha
 from memalpha import train_on_preferences
 from memalpha.config import PreferenceConfig, build_config, merge, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError
-from memalpha.policy.base import load_policy
+from memalpha.policy.load import load_policy
 from memalpha.qa.from_config import load_settings
 from memalpha.report.page import write_report
 from memalpha.train.api import train

@@ -14,7 +14,7 @@ import memalpha
 from memalpha import load_reward_model, train_reward_model
 from memalpha.config import RewardModelConfig, build_config, merge, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
-from memalpha.policy.base import load_policy
+from memalpha.policy.load import load_policy
 from memalpha.policy.reward_model import Head, bare, pack_rows, with_head
 from memalpha.qa.from_config import load_settings
 from memalpha.report.page import write_report

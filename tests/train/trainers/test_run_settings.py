@@ -10,7 +10,7 @@ from hub_layouts import use_as_hub_cache, write_memalpha_split
 from memalpha.agent.prompts import writer_messages
 from memalpha.config import SFTConfig, TrainConfig, WorldConfig, build_config, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
-from memalpha.policy.base import load_policy
+from memalpha.policy.load import load_policy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.store.schema import load_schema
 from memalpha.tasks.formats.jsonl import save_jsonl

@@ -14,7 +14,7 @@ from tiny import tiny_policy
 import memalpha
 from memalpha.config import SFTConfig, TrainConfig, build_config, merge, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError, TrainingError
-from memalpha.policy.base import load_policy
+from memalpha.policy.load import load_policy
 from memalpha.report.page import write_report
 from memalpha.train.api import train
 from memalpha.train.data.samples import cross_entropy_sample

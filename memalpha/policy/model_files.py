@@ -1,0 +1,108 @@
+"""Read transformers models, their tokenizers and LoRA adapters from directories and the model hub."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils import logging as hf_logging
+
+from memalpha.errors import PolicyError
+from memalpha.hub import hub_reachable
+from memalpha.policy.base import ADAPTER_CONFIG, SHIPPED, endpoint_hint
+
+
+def scores(path: str | Path) -> bool:
+    """Whether the directory `path` holds a reward model (transformers: for sequence classification), by its config."""
+    try:
+        config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    named = config.get("architectures") if isinstance(config, dict) else None
+    return bool(named) and str(named[0]).endswith("ForSequenceClassification")
+
+
+def from_files(
+    path: str | Path, dtype: str, device: str, what: str = "policy", **more: Any
+) -> tuple[Any, PreTrainedTokenizerBase]:
+    """A model and its tokenizer, from a directory or a hub id; what is on this machine goes first. `more`: another
+    `kind` than a causal language model, and keywords of its `from_pretrained`. Raises `PolicyError` for a path or name
+    that is none."""
+    local = (Path(path) / "config.json").is_file()
+    if not local and (Path(path).exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(path))):
+        if (Path(path) / "checkpoints").is_dir():
+            raise PolicyError(f"{path} is a run directory: give it to load_policy, or name one of its checkpoints")
+        shipped, remote = "", ""
+        if what == "policy":
+            shipped = f"{', '.join(SHIPPED)}, "
+            remote = f". {endpoint_hint(str(path))}"
+        raise PolicyError(
+            f"no {what} at {str(path)!r}: expected {shipped}a directory with config.json, weights and tokenizer, or a "
+            f"hub id owner/name{remote}"
+        )
+    try:
+        try:
+            model, tokenizer = _load(path, dtype, offline=True, **more)
+        except OSError:
+            if local:
+                raise
+            if not hub_reachable():
+                raise PolicyError(
+                    f"{what} {str(path)!r} is not on this machine and the model hub cannot be reached: connect "
+                    "and try again, or give a directory with config.json, weights and tokenizer"
+                ) from None
+            model, tokenizer = _load(path, dtype, offline=False, **more)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise PolicyError(f"cannot load {what} {str(path)!r}: {error}") from error
+    try:
+        model.to(device)
+    except (RuntimeError, AssertionError) as error:  # an AssertionError: torch was built without it
+        told = str(error).splitlines()[0]
+        raise PolicyError(f"{what} {str(path)!r} cannot be put on device {device!r} ({told}): try cpu") from error
+    return model, tokenizer
+
+
+def _load(
+    path: str | Path, dtype: str, *, offline: bool, kind: Any = AutoModelForCausalLM, **more: Any
+) -> tuple[Any, PreTrainedTokenizerBase]:
+    with without_bars():
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=offline)
+        model, found = kind.from_pretrained(
+            path, dtype=getattr(torch, dtype), local_files_only=offline, output_loading_info=True, **more
+        )
+    if lacking := sorted(found["missing_keys"]):  # transformers would make them up
+        raise ValueError(f"its weights are not those of its config.json: they lack {lacking[0]}")
+    return model, tokenizer
+
+
+def load_adapter(tuned: Any, folder: str | Path) -> None:
+    """Copy the adapter weights of `folder` into a `PeftModel`; a `ValueError` where they are those of another one."""
+    import peft
+
+    tensors = load_file(Path(folder) / "adapter_model.safetensors")
+    expected = peft.get_peft_model_state_dict(tuned, save_embedding_layers=False)
+    other = sorted(tensors.keys() ^ expected.keys())
+    if other:
+        raise ValueError(f"its tensors are not those that {ADAPTER_CONFIG} asks for ({other[0]} and others)")
+    peft.set_peft_model_state_dict(tuned, tensors)
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Keep transformers' progress bars for loading and saving out of ours."""
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            hf_logging.enable_progress_bar()

@@ -1,0 +1,66 @@
+"""The event loop in which async reward functions run, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from memalpha.errors import RewardError
+
+
+class EventLoop:
+    """One event loop in a thread of its own, made when it is first needed; clients that live in it are kept."""
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RewardError("an async reward function cannot call others and wait: await them in it")
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="memalpha rewards", daemon=True)
+                self._thread.start()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """End what is under way, the loop and its thread; the next call makes new ones."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._end(), loop).result(5)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(5)
+        if not thread.is_alive():
+            loop.close()
+
+    async def _end(self) -> None:
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.get_running_loop().shutdown_asyncgens()
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+
+LOOP = EventLoop()
+close_loop = LOOP.close
+"""End the event loop of async reward functions, as the end of the process does."""
+atexit.register(close_loop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=LOOP._forget)  # the thread is not in the child
