@@ -195,7 +195,7 @@ def main() -> None:
     config = load_config(TrainConfig, jobs[0][0] / "config.yaml")
     start = load_policy(config.policy)
     shape = config.eval_babi or config.babi
-    tasks = babi.streams(shape, "test", 0, 0, min(config.eval_tasks, babi.one_pass(shape)))
+    tasks = babi.streams(shape, "test", 0, 0, min(config.eval_tasks, babi.streams_per_epoch(shape)))
     systems: dict[str, dict[str, Any]] = {}
 
     def take(name: str, make: Callable[[], Sequence[TrajectoryGroup]]) -> None:

@@ -32,7 +32,7 @@ from memalpha import MemoryAgent, MemoryStore, __version__
 from memalpha.agent.copying_reader import copied
 from memalpha.agent.reader import Answer
 from memalpha.qa.scoring.metrics import is_correct, score_question
-from memalpha.tasks.chunking import cut
+from memalpha.tasks.chunking import split_text
 from memalpha.tasks.datasets.locomo import load
 from memalpha.types import Chunk, Question, Task
 
@@ -176,7 +176,7 @@ def alone(task: Task, policy: str, chunk: int) -> list[dict[str, Any]]:
     with MemoryStore.open(":memory:") as store:
         agent = MemoryAgent(policy, store)
         for session in task.chunks:
-            for number, piece in enumerate(cut(session.render(), chunk)):
+            for number, piece in enumerate(split_text(session.render(), chunk)):
                 agent.read(Chunk(text=piece, timestamp=session.timestamp, index=number), source="alone")
         return [
             {"id": entry.id, "category": entry.category, "content": entry.content}

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memalpha.tasks.checks.contamination import overlap
+from memalpha.tasks.checks.contamination import find_overlap
 from memalpha.tasks.load import load_tasks
 
 FOLDERS = {
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if train == test and train not in (*LABELLED, "friendsqa"):
                 continue
             start = time.process_time()
-            found = overlap(sides["train"][train], sides["test"][test], examples=3)
+            found = find_overlap(sides["train"][train], sides["test"][test], examples=3)
             row = {"train": train, "test": test, "questions": found.questions, "reasons": found.reasons}
             row |= {"leaked": len(found.leaked), "inside": len(found.inside), "resting": len(found.resting)}
             row |= {"passages": found.passages, "words": found.sizes["train"]["words"]}

@@ -1,4 +1,4 @@
-"""Whether the model hub answers, asked before its client is: that one retries an unreachable hub for minutes."""
+"""Test of the model hub's reachability before its client is used, which retries for minutes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import urllib.request
 
 
 def hub_reachable() -> bool:
-    """One HEAD request of at most 5 seconds to the hub that `huggingface_hub` is set to; False where it is offline."""
+    """Return True if the hub answers one HEAD request within 5 seconds; False in offline mode."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

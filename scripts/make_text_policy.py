@@ -122,11 +122,11 @@ def solved(task: TextTask, habit: float, rng: Random) -> str:
 def coded(task: TextTask, habit: float, rng: Random) -> str:
     """The teacher's program."""
     for kind in programs.KINDS:
-        named = re.sub(r"\\\{(k|m)\\\}", r"(?P<\1>\\d+)", re.escape(kind.asked))
+        named = re.sub(r"\\\{(k|m)\\\}", r"(?P<\1>\\d+)", re.escape(kind.description))
         match = re.fullmatch(rf"Write a Python function f\(\w+\) that returns {named}\.", str(task.prompt))
         if match is None:
             continue
-        code = SLIPS[kind.asked] if kind.asked in SLIPS and rng.random() < habit else kind.code
+        code = SLIPS[kind.description] if kind.description in SLIPS and rng.random() < habit else kind.code
         return programs.program(kind.argument, code.format(**match.groupdict()))
     raise AssertionError(task.prompt)
 

@@ -25,7 +25,7 @@ from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.store.validation import check_timestamp
-from memalpha.tasks.chunking import cut
+from memalpha.tasks.chunking import split_text
 from memalpha.types import (
     Chunk,
     Completion,
@@ -262,7 +262,7 @@ class MemoryAgent:
 
 def _pieces(text: Text | Iterable[Text]) -> Iterable[Text]:
     if isinstance(text, str):
-        return cut(text, PIECE)
+        return split_text(text, PIECE)
     return (text,) if isinstance(text, Chunk) else text
 
 

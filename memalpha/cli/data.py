@@ -12,8 +12,8 @@ import typer
 from memalpha.cli.options import AsJson, print_result, to_json_value
 from memalpha.config import parse_overrides
 from memalpha.errors import ConfigError
-from memalpha.tasks.catalog import data_set, data_sets, options_of
-from memalpha.tasks.formats.jsonl import overview, save_jsonl
+from memalpha.tasks.catalog import get_data_set, list_data_sets, loader_options
+from memalpha.tasks.formats.jsonl import save_jsonl, summarize_tasks
 
 if TYPE_CHECKING:
     from memalpha.tasks.checks.contamination import Overlap
@@ -40,16 +40,18 @@ def list_(
     Example: memalpha data list locomo
     """
     if name is not None:
-        info = data_set(name)
-        print_result({**to_json_value(info), "options": options_of(name)}, as_json, "\n".join(_format_details(info)))
+        info = get_data_set(name)
+        print_result(
+            {**to_json_value(info), "options": loader_options(name)}, as_json, "\n".join(_format_details(info))
+        )
         return
-    infos = data_sets()
+    infos = list_data_sets()
     lines = [
         f"{info.name:<17} {info.about}\n{'':<17} {info.counts}\n"
         f"{'':<17} {_availability(info)}{_size(info)}; {info.licence}"
         for info in infos
     ]
-    values = [{**to_json_value(info), "options": options_of(info.name)} for info in infos]
+    values = [{**to_json_value(info), "options": loader_options(info.name)} for info in infos]
     print_result(values, as_json, "\n".join(lines))
 
 
@@ -80,7 +82,7 @@ def prepare(
     with _status(f"reading {name}"):
         tasks = load_tasks(name, **options)
         save_jsonl(tasks, out)
-    counts = overview(tasks)
+    counts = summarize_tasks(tasks)
     categories = ", ".join(f"{category} {count}" for category, count in counts["categories"].items())
     lines = [
         f"{counts['tasks']} tasks: {out}",
@@ -100,7 +102,7 @@ def check(name: Name, overrides: DataOptions = None, as_json: AsJson = False) ->
 
     Example: memalpha data check locomo data=locomo10.json audit=errors.json
     """
-    from memalpha.tasks.checks.verify import check as check_data
+    from memalpha.tasks.checks.verify import check_data_set as check_data
 
     with _status(f"checking {name}"):
         result = check_data(name, **_load_options(parse_overrides(overrides or [])))
@@ -130,7 +132,7 @@ def overlap(
     from rich.console import Console
     from rich.progress import Progress
 
-    from memalpha.tasks.checks.contamination import overlap as find_overlap
+    from memalpha.tasks.checks.contamination import find_overlap as find_overlap
     from memalpha.tasks.load import load_tasks
 
     keys = parse_overrides(overrides or [])
@@ -199,7 +201,7 @@ def _format_details(info: DataSet) -> list[str]:
     ]
     lines += [f"variants   {', '.join(info.variants)} (the first is the default)"] if info.variants else []
     lines.append(f"training   {_format_training_split(info)}")
-    options = [f"{key}={value}" for key, value in options_of(info.name).items()]
+    options = [f"{key}={value}" for key, value in loader_options(info.name).items()]
     lines += [f"options    {', '.join(options)}"] if options else []
     for file in info.files:
         size = f", {file.size:,} bytes" if file.size is not None else ""

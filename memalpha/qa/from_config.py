@@ -33,8 +33,8 @@ from memalpha.qa.scoring.judge import Judge, load_judge
 from memalpha.qa.systems.builtin import EvaluatedSystem, Writer, load_system
 from memalpha.store.embedding import load_embedder
 from memalpha.store.schema import load_schema
-from memalpha.tasks.catalog import MODULES, data_set
-from memalpha.tasks.chunking import recut
+from memalpha.tasks.catalog import MODULES, get_data_set
+from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.load import load_tasks
 from memalpha.tasks.splits import load_evaluation_tasks
 from memalpha.types import Task
@@ -176,7 +176,7 @@ def _run_systems(
         reader,
         budget=config.context_tokens,
         metric=config.metric,
-        default_metric="exact" if config.benchmark == "tasks" else data_set(config.benchmark).metric,
+        default_metric="exact" if config.benchmark == "tasks" else get_data_set(config.benchmark).metric,
         k=config.reader.k,
         embedder=load_embedder(config.agent.embedder),
         agent=config.agent,
@@ -207,7 +207,7 @@ def _progress_on(bars: Progress) -> Callable[[str, int, int], None]:
 def load_config_tasks(config: EvalConfig) -> list[Task]:
     """Load the tasks of a configuration for every seed, cut to `chunk_tokens`."""
     tasks = _load_whole_tasks(config)
-    return tasks if config.chunk_tokens is None else [recut(task, config.chunk_tokens) for task in tasks]
+    return tasks if config.chunk_tokens is None else [rechunk(task, config.chunk_tokens) for task in tasks]
 
 
 def _load_whole_tasks(config: EvalConfig) -> list[Task]:

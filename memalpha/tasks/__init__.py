@@ -1,1 +1,1 @@
-"""Data sets, made and read, all as tasks: chunks and the questions asked of them."""
+"""Data sets, generated or read from files, as tasks: chunks and the questions on them."""

@@ -1,10 +1,16 @@
-"""The data sets by name, each with the module that reads it.
+"""Data sets by name, each with the module that reads it.
 
-A loader module of one set has `DATA`, the `DataSet`, and `load(path, variant, limit, **options) -> list[Task]`; one of
-several sets has `DATA`, a tuple of them, and `load_NAME` for each. `path` is what the user named, the set's own file or
-the folder it lies in, or what was fetched from a hub; None for a set that is made here or ships. `variant` is one of
-`DataSet.variants` (None where there are none), `limit` keeps the first tasks. A loader's further keyword arguments,
-each with a default, are the set's options. To add a set, add its line to `MODULES`.
+The module of one set has `DATA`, a `DataSet`, and `load(path, variant, limit, **options) -> list[Task]`. The module of
+several sets has `DATA`, a tuple of them, and a `load_NAME` for each.
+
+Args of a loader:
+
+    path: the set's own file or folder, or what was fetched from a hub; None for a generated or shipped set
+    variant: one of `DataSet.variants`; None where there are none
+    limit: keep the first tasks
+    options: further keyword arguments with defaults are the options of the set
+
+To add a set, add its line to `MODULES`.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from memalpha.errors import DataError
 from memalpha.tasks.dataset_info import DataSet
-from memalpha.tasks.sources.hub import commit_of, obtain
+from memalpha.tasks.sources.hub import obtain, snapshot_commit
 from memalpha.types import Task
 
 MODULES = {
@@ -55,18 +61,18 @@ MODULES = {
 Loader = Callable[..., list[Task]]
 
 
-def data_set(name: str) -> DataSet:
-    """What is known of a data set. Raises `DataError` for a name that is none."""
+def get_data_set(name: str) -> DataSet:
+    """Return the description of a data set. Raises `DataError` for an unknown name."""
     return _entry(name)[0]
 
 
-def data_sets() -> list[DataSet]:
-    """All of them."""
-    return [data_set(name) for name in MODULES]
+def list_data_sets() -> list[DataSet]:
+    """Return the descriptions of all data sets."""
+    return [get_data_set(name) for name in MODULES]
 
 
-def options_of(name: str) -> dict[str, Any]:
-    """The options that a set's loader takes, with their defaults."""
+def loader_options(name: str) -> dict[str, Any]:
+    """Return the options of a set's loader with their defaults."""
     parameters = inspect.signature(_entry(name)[1]).parameters
     return {key: value.default for key, value in parameters.items() if key not in ("path", "variant", "limit")}
 
@@ -79,14 +85,23 @@ def load_set(
     variant: str | None = None,
     **options: Any,
 ) -> list[Task]:
-    """The tasks of a data set, from `data` (a file or folder of yours) or from where `locate` finds it.
+    """Load the tasks of a data set.
 
-    Raises `DataError` for an unknown name, variant or option, for data that are missing or do not fit, and for a set
-    that turns out empty. Tasks from a hub's cache say in `meta["commit"]` which commit of the repository they are of.
+    Tasks from a hub's cache name the commit of their repository in `meta["commit"]`.
+
+    Args:
+        name: Name of the data set.
+        limit: Return the first `limit` tasks only.
+        data: File or folder of your own; None reads what `locate` finds.
+        variant: One of the set's variants; None takes the first.
+        **options: Options of the loader.
+
+    Raises:
+        DataError: The name, variant or option is unknown, the data are missing or do not fit, or the set is empty.
     """
-    known = data_set(name)
-    variant, options = checked_variant(known, variant), checked_options(name, {"limit": limit, **options})
-    return read_set(name, locate(known, variant, data), variant, options)
+    dataset = get_data_set(name)
+    variant, options = resolve_variant(dataset, variant), validate_options(name, {"limit": limit, **options})
+    return read_set(name, locate(dataset, variant, data), variant, options)
 
 
 def read_set(name: str, path: Path | None, variant: str | None, options: Mapping[str, Any]) -> list[Task]:
@@ -104,29 +119,33 @@ def read_set(name: str, path: Path | None, variant: str | None, options: Mapping
     tasks = _entry(name)[1](path, variant, **options)
     if not tasks:
         raise DataError(f"{name}: the data set is empty")
-    if path is not None and (commit := commit_of(path)) is not None:
+    if path is not None and (commit := snapshot_commit(path)) is not None:
         return [task.model_copy(update={"meta": {**task.meta, "commit": commit}}) for task in tasks]
     return tasks
 
 
-def checked_variant(known: DataSet, variant: str | None) -> str | None:
-    """The variant meant: the first where none is named. Raises `DataError` for one that the set does not have."""
+def resolve_variant(dataset: DataSet, variant: str | None) -> str | None:
+    """Return the variant, the first one for None. Raises `DataError` for a variant that the set does not have."""
     if variant is None:
-        return known.variants[0] if known.variants else None
-    if variant not in known.variants:
-        has = f"its variants are {', '.join(known.variants)}" if known.variants else "it has none"
-        raise DataError(f"{known.name}: no variant {variant!r}; {has}")
+        return dataset.variants[0] if dataset.variants else None
+    if variant not in dataset.variants:
+        has = f"its variants are {', '.join(dataset.variants)}" if dataset.variants else "it has none"
+        raise DataError(f"{dataset.name}: no variant {variant!r}; {has}")
     return variant
 
 
-def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, and `limit`, as the loader's signature has them: it says which there are, and of what type.
+def validate_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate loader options, and `limit`, against the signature of the loader.
 
-    Raises `DataError` for others.
+    Returns:
+        The options, converted to the types of the signature.
+
+    Raises:
+        DataError: An option is unknown or has a wrong type.
     """
-    if wrong := sorted(set(options) - {"limit", *options_of(name)}):
-        takes = ", ".join(options_of(name)) or "none"
-        raise DataError(f"{name}: no option {wrong[0]!r}; its options are: {takes}")
+    if unknown := sorted(set(options) - {"limit", *loader_options(name)}):
+        takes = ", ".join(loader_options(name)) or "none"
+        raise DataError(f"{name}: no option {unknown[0]!r}; its options are: {takes}")
     if isinstance(limit := options.get("limit"), int) and limit < 1:
         raise DataError(f"limit {limit}: at least one task is needed")
     types = get_type_hints(_entry(name)[1])
@@ -139,29 +158,38 @@ def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def locate(known: DataSet, variant: str | None, data: str | Path | None) -> Path | None:
-    """Where a set's files are: `data` itself, a hub's cache (fetched if need be), or None for what memalpha brings.
+def locate(dataset: DataSet, variant: str | None, data: str | Path | None) -> Path | None:
+    """Return the path of a set's files: `data`, or the hub's cache, fetched if needed.
 
-    Raises `DataError` with what to get from where.
+    Args:
+        dataset: Data set to find.
+        variant: Variant whose files are needed.
+        data: File or folder of your own.
+
+    Returns:
+        The path; None for a set that ships or is generated.
+
+    Raises:
+        DataError: Nothing is there; the message says what to get from where.
     """
-    if known.source.startswith("hub:"):
-        return obtain(known, variant, data)
-    if data is not None and known.source == "made here":
-        raise DataError(f"{known.name}: made here: data does not belong to it")
+    if dataset.source.startswith("hub:"):
+        return obtain(dataset, variant, data)
+    if data is not None and dataset.source == "made here":
+        raise DataError(f"{dataset.name}: made here: data does not belong to it")
     if data is not None:
         path = Path(data)
         if not path.exists():
-            raise DataError(f"{path}: not there; {_how_to_get(known, variant)}")
+            raise DataError(f"{path}: not there; {_download_instructions(dataset, variant)}")
         return path
-    if known.ships:
+    if dataset.ships:
         return None
-    raise DataError(f"{known.name}: {_how_to_get(known, variant)}")
+    raise DataError(f"{dataset.name}: {_download_instructions(dataset, variant)}")
 
 
-def _how_to_get(known: DataSet, variant: str | None) -> str:
-    files = ", ".join(file.path for file in known.files_for(variant)) or "its files"
-    where = known.source.removeprefix("github:")
-    return f"get {files} from the GitHub repository {where} and give the file or its folder as data=PATH"
+def _download_instructions(dataset: DataSet, variant: str | None) -> str:
+    files = ", ".join(file.path for file in dataset.files_for(variant)) or "its files"
+    repository = dataset.source.removeprefix("github:")
+    return f"get {files} from the GitHub repository {repository} and give the file or its folder as data=PATH"
 
 
 @cache
@@ -170,5 +198,5 @@ def _entry(name: str) -> tuple[DataSet, Loader]:
         raise DataError(f"no data set {name!r}: there are {', '.join(MODULES)}")
     module = import_module(f"memalpha.tasks.{MODULES[name]}")
     if isinstance(module.DATA, tuple):
-        return next(known for known in module.DATA if known.name == name), getattr(module, f"load_{name}")
+        return next(dataset for dataset in module.DATA if dataset.name == name), getattr(module, f"load_{name}")
     return module.DATA, module.load

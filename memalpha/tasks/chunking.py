@@ -1,4 +1,4 @@
-"""What conversations and long texts share on their way to chunks: cutting, unique turn ids, dates in one form."""
+"""Building tasks from conversations and long texts: splitting, turn ids, dates, answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.tasks.sources.files import CHUNK_TOKENS, packed
+from memalpha.tasks.sources.files import CHUNK_TOKENS, pack_turns
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 CHUNK = CHUNK_TOKENS * 4
@@ -33,17 +33,21 @@ _DAYS = ("%Y-%m-%d", "%Y/%m/%d", "%B-%d-%Y", "%B %d, %Y", "%b %d, %Y", "%d %B %Y
 _WEEKDAY = re.compile(r"\s*\((?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\)\s*", re.IGNORECASE)
 
 
-def iso_time(text: str) -> str | None:
-    """A date or time of the official files as ISO 8601; None for one in no known form.
+def to_iso_time(text: str) -> str | None:
+    """Convert a date or time of an official file to ISO 8601.
 
-    Known: ISO itself, `2023/05/20 (Sat) 02:21`, `Sep 04, 2025, 21:11:23`, `March-15-2024`, `May 3, 2022` and the like.
+    Known forms are ISO itself, `2023/05/20 (Sat) 02:21`, `Sep 04, 2025, 21:11:23`, `March-15-2024`, `May 3, 2022` and
+    the like.
+
+    Returns:
+        The ISO form; None for an unknown form.
     """
     plain = _WEEKDAY.sub(" ", text).strip()
     for form in _DATES:
-        if (time := _parsed(plain, form)) is not None:
+        if (time := _parse_date(plain, form)) is not None:
             return time.isoformat(timespec="seconds" if time.second else "minutes")
     for form in _DAYS:
-        if (time := _parsed(plain, form)) is not None:
+        if (time := _parse_date(plain, form)) is not None:
             return time.date().isoformat()
     try:
         datetime.fromisoformat(plain)
@@ -52,79 +56,111 @@ def iso_time(text: str) -> str | None:
     return plain
 
 
-def needed_time(text: Any, where: str) -> str:
-    """`iso_time` of a date that has to be one. Raises `DataError`."""
-    time = iso_time(text) if isinstance(text, str) else None
+def require_iso_time(text: Any, location: str) -> str:
+    """Convert a required date with `to_iso_time`. Raises `DataError` naming `location` if that fails."""
+    time = to_iso_time(text) if isinstance(text, str) else None
     if time is None:
-        raise DataError(f"{where}: {text!r} is no date or time in a known form (2023/05/20 (Sat) 02:21)")
+        raise DataError(f"{location}: {text!r} is no date or time in a known form (2023/05/20 (Sat) 02:21)")
     return time
 
 
-def cut(text: str, size: int = CHUNK, borders: Sequence[str] = BORDERS) -> list[str]:
-    """A text in pieces of at most `size` characters, cut after the best border that leaves the piece half full.
+def split_text(text: str, size: int = CHUNK, borders: Sequence[str] = BORDERS) -> list[str]:
+    """Split a text into pieces of at most `size` characters.
 
-    Only white space at the ends of pieces is lost; a text of white space alone gives none.
+    A piece ends after the best border that leaves it half full. Only white space at the ends of pieces is lost, and a
+    text of white space alone gives no piece.
+
+    Args:
+        text: Text to split.
+        size: Longest piece in characters.
+        borders: Regular expressions of borders, the best first.
     """
     pieces: list[str] = []
     start = 0
     while start < len(text):
-        end = len(text) if len(text) - start <= size else _border(text, start, start + size, borders)
-        if piece := text[start:end].strip():
+        stop = len(text) if len(text) - start <= size else _find_border(text, start, start + size, borders)
+        if piece := text[start:stop].strip():
             pieces.append(piece)
-        start = end
+        start = stop
     return pieces
 
 
-class Stream:
-    """The chunks of one task in the making. A turn longer than a chunk becomes `id`, `id~2`, ...: `evidence` knows."""
+class TaskBuilder:
+    """Collect the chunks of one task.
+
+    A turn that is longer than a chunk is split into turns `id`, `id~2`, …; `resolve_evidence` returns all of them.
+    """
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
         self._parts: dict[str, list[str]] = {}
 
     @property
-    def last(self) -> int:
-        """Index of the last chunk so far."""
+    def last_index(self) -> int:
+        """Index of the last chunk so far; -1 without chunks."""
         return len(self.chunks) - 1
 
-    def session(self, turns: Iterable[SpeakerTurn], timestamp: str | None = None) -> None:
-        """One session, in as few chunks as hold it, cut between turns. Turns without text are left out.
+    def add_session(self, turns: Iterable[SpeakerTurn], timestamp: str | None = None) -> None:
+        """Add one session in as few chunks as hold it, split between turns.
 
-        Raises `DataError` for a turn id that was there before.
+        Turns without text are left out.
+
+        Raises:
+            DataError: A turn id was used before.
         """
-        chunks = packed(self._cut(turns))
+        chunks = pack_turns(self._split_turns(turns))
         self.chunks.extend(chunk.model_copy(update={"timestamp": timestamp}) for chunk in chunks)
 
-    def text(self, text: str, timestamp: str | None = None, borders: Sequence[str] = BORDERS) -> None:
-        """A text without speakers, in as many chunks as it needs."""
-        self.chunks.extend(Chunk(text=piece, timestamp=timestamp) for piece in cut(text, CHUNK, borders))
+    def add_text(self, text: str, timestamp: str | None = None, borders: Sequence[str] = BORDERS) -> None:
+        """Add a text without speakers, in as many chunks as it needs.
 
-    def evidence(self, ids: Iterable[str]) -> tuple[tuple[str, ...], list[str]]:
-        """The turns of these ids, each once, all parts of those that were cut; and the ids that no turn has."""
-        found: dict[str, None] = {}
+        Args:
+            text: Text to add.
+            timestamp: ISO date or time of every chunk.
+            borders: Regular expressions of borders to split at, the best first.
+        """
+        self.chunks.extend(Chunk(text=piece, timestamp=timestamp) for piece in split_text(text, CHUNK, borders))
+
+    def resolve_evidence(self, ids: Iterable[str]) -> tuple[tuple[str, ...], list[str]]:
+        """Map official turn ids to the turn ids of the task.
+
+        Returns:
+            The turn ids, each once and all parts of a turn that was split, and the ids that no turn has.
+        """
+        turn_ids: dict[str, None] = {}
         unknown: list[str] = []
         for id in ids:
             if id in self._parts:
-                found.update(dict.fromkeys(self._parts[id]))
+                turn_ids.update(dict.fromkeys(self._parts[id]))
             else:
                 unknown.append(id)
-        return tuple(found), unknown
+        return tuple(turn_ids), unknown
 
-    def task(self, id: str, questions: Iterable[Question], where: str, **more: Any) -> Task:
-        """The task. Raises `DataError` where nothing is read or asked, or two questions have one id."""
-        asked = tuple(questions)
+    def build(self, id: str, questions: Iterable[Question], location: str, **fields: Any) -> Task:
+        """Build the task.
+
+        Args:
+            id: Id of the task.
+            questions: Questions of the task.
+            location: File and item that an error names.
+            **fields: Further fields of `Task`.
+
+        Raises:
+            DataError: There is no chunk, a text or id is empty, or two questions share an id.
+        """
+        question_tuple = tuple(questions)
         if not self.chunks:
-            raise DataError(f"{where}: holds no text: nothing to read")
-        if not id.strip() or not all(question.id.strip() and question.question.strip() for question in asked):
-            raise DataError(f"{where}: an id, or the text or id of a question, is empty")
+            raise DataError(f"{location}: holds no text: nothing to read")
+        if not id.strip() or not all(question.id.strip() and question.question.strip() for question in question_tuple):
+            raise DataError(f"{location}: an id, or the text or id of a question, is empty")
         try:
-            return Task(id=id, chunks=tuple(self.chunks), questions=asked, **more)
+            return Task(id=id, chunks=tuple(self.chunks), questions=question_tuple, **fields)
         except ValueError as error:
-            raise DataError(f"{where}: {error}") from error
+            raise DataError(f"{location}: {error}") from error
 
-    def _cut(self, turns: Iterable[SpeakerTurn]) -> Iterator[SpeakerTurn]:
+    def _split_turns(self, turns: Iterable[SpeakerTurn]) -> Iterator[SpeakerTurn]:
         for turn in turns:
-            pieces = cut(turn.text, max(CHUNK // 2, CHUNK - len(turn.speaker) - 3))
+            pieces = split_text(turn.text, max(CHUNK // 2, CHUNK - len(turn.speaker) - 3))
             ids = [turn.id if n == 0 or turn.id is None else f"{turn.id}~{n + 1}" for n in range(len(pieces))]
             if turn.id is not None and pieces:
                 if turn.id in self._parts:
@@ -134,82 +170,97 @@ class Stream:
                 yield SpeakerTurn(speaker=turn.speaker, text=piece, id=id)
 
 
-def objects(value: Any, where: str) -> list[Mapping[str, Any]]:
-    """A list of JSON objects; one that is missing or null is empty. Raises `DataError` for anything else."""
+def require_objects(value: Any, location: str) -> list[Mapping[str, Any]]:
+    """Return a list of JSON objects; None gives an empty list. Raises `DataError` for anything else."""
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
-        raise DataError(f"{where}: a list of objects is needed")
+        raise DataError(f"{location}: a list of objects is needed")
     return value
 
 
-def recut(task: Task, tokens: int) -> Task:
-    """The task in chunks of at most `tokens` (characters / 4): longer ones are cut between turns, texts at borders.
+def rechunk(task: Task, tokens: int) -> Task:
+    """Split the task's chunks to at most `tokens` tokens (characters / 4).
 
-    A turn that is longer by itself stays whole. A question is asked after the last part of its chunk; a gold operation
-    belongs to the part that holds its turn, to the last one where it names none.
+    Chunks are split between turns, texts at borders. A turn that is longer by itself stays whole. A question is asked
+    after the last part of its chunk. A gold operation belongs to the part with its turn, or to the last part if it
+    names no turn.
     """
     chunks: list[Chunk] = []
-    last: list[int] = []
+    last_part: list[int] = []
     for chunk in task.chunks:
-        parts = [chunk]
+        chunk_parts = [chunk]
         if len(chunk.render()) > 4 * tokens:
-            pieces = cut(chunk.text, 4 * tokens) if chunk.text is not None else []
-            parts = [Chunk(text=piece) for piece in pieces] or packed(chunk.turns, tokens) or parts
-        chunks += [part.model_copy(update={"timestamp": chunk.timestamp}) for part in parts]
-        last.append(len(chunks) - 1)
-    holds = {turn.id: index for index, chunk in enumerate(chunks) for turn in chunk.turns}
+            pieces = split_text(chunk.text, 4 * tokens) if chunk.text is not None else []
+            chunk_parts = [Chunk(text=piece) for piece in pieces] or pack_turns(chunk.turns, tokens) or chunk_parts
+        chunks += [chunk_part.model_copy(update={"timestamp": chunk.timestamp}) for chunk_part in chunk_parts]
+        last_part.append(len(chunks) - 1)
+    chunk_of_turn = {turn.id: index for index, chunk in enumerate(chunks) for turn in chunk.turns}
     gold = [
         item.model_copy(
-            update={"chunk": last[item.chunk] if item.turn is None else holds.get(item.turn, last[item.chunk])}
+            update={
+                "chunk": last_part[item.chunk]
+                if item.turn is None
+                else chunk_of_turn.get(item.turn, last_part[item.chunk])
+            }
         )
         for item in task.gold_operations
     ]
     questions = [
-        item if (at := item.asked_after_chunk) is None else item.model_copy(update={"asked_after_chunk": last[at]})
+        item
+        if (old_index := item.asked_after_chunk) is None
+        else item.model_copy(update={"asked_after_chunk": last_part[old_index]})
         for item in task.questions
     ]
     meta = dict(task.meta)
     if isinstance(facts := meta.get("observations"), list):  # they name chunks, too
-        meta["observations"] = [{**fact, "chunk": _recut_fact(fact, holds, last)} for fact in facts]
+        meta["observations"] = [{**fact, "chunk": _rechunk_fact(fact, chunk_of_turn, last_part)} for fact in facts]
     return Task(id=task.id, chunks=tuple(chunks), questions=tuple(questions), gold_operations=tuple(gold), meta=meta)
 
 
-def _recut_fact(fact: Mapping[str, Any], holds: Mapping[str | None, int], last: Sequence[int]) -> int:
-    """The part after which a fact can be known: that of the last of its turns, else the last of its chunk."""
-    turns = [holds[turn] for turn in fact.get("turns", ()) if turn in holds]
-    return max(turns, default=last[fact["chunk"]])
+def _rechunk_fact(fact: Mapping[str, Any], chunk_of_turn: Mapping[str | None, int], last_part: Sequence[int]) -> int:
+    """Return the new chunk of a fact: that of the last of its turns, else the last part of its chunk."""
+    turns = [chunk_of_turn[turn] for turn in fact.get("turns", ()) if turn in chunk_of_turn]
+    return max(turns, default=last_part[fact["chunk"]])
 
 
-def answers_of(value: Any, where: str) -> tuple[str, ...]:
-    """Gold answers as texts, each once: a text, a number, or lists of them at any depth. Raises `DataError` if none."""
-    found = dict.fromkeys(text for item in _flat(value, where) if (text := str(item).strip()))
-    if not found:
-        raise DataError(f"{where}: an answer is needed, a text or a number, and this is {value!r}")
-    return tuple(found)
+def parse_answers(value: Any, location: str) -> tuple[str, ...]:
+    """Return gold answers as texts, each once.
+
+    Args:
+        value: A text, a number, or lists of them at any depth.
+        location: Place that an error names.
+
+    Raises:
+        DataError: There is no answer, or a value of another type.
+    """
+    answers = dict.fromkeys(text for item in _flatten(value, location) if (text := str(item).strip()))
+    if not answers:
+        raise DataError(f"{location}: an answer is needed, a text or a number, and this is {value!r}")
+    return tuple(answers)
 
 
-def _flat(value: Any, where: str) -> Iterator[str | int | float]:
+def _flatten(value: Any, location: str) -> Iterator[str | int | float]:
     if isinstance(value, list | tuple):
         for item in value:
-            yield from _flat(item, where)
+            yield from _flatten(item, location)
     elif isinstance(value, str | int | float):
         yield value
     elif value is not None:
-        raise DataError(f"{where}: an answer is a text or a number, and this is {type(value).__name__}")
+        raise DataError(f"{location}: an answer is a text or a number, and this is {type(value).__name__}")
 
 
-def _border(text: str, start: int, end: int, borders: Sequence[str]) -> int:
-    """Where a piece from `start` ends: after the last of the best borders past its middle, else at `end`."""
+def _find_border(text: str, start: int, stop: int, borders: Sequence[str]) -> int:
+    """Return the end of the piece that begins at `start`: after the last best border past its middle, else `stop`."""
     for border in borders:
-        seen = text[start : end + _AHEAD]  # what follows a border may decide whether it is one
-        ends = [match.end() for match in re.finditer(border, seen) if match.end() <= end - start]
-        if ends and ends[-1] > (end - start) // 2:
+        window = text[start : stop + _AHEAD]  # what follows a border may decide whether it is one
+        ends = [match.end() for match in re.finditer(border, window) if match.end() <= stop - start]
+        if ends and ends[-1] > (stop - start) // 2:
             return start + ends[-1]
-    return end
+    return stop
 
 
-def _parsed(text: str, form: str) -> datetime | None:
+def _parse_date(text: str, form: str) -> datetime | None:
     try:
         return datetime.strptime(text, form)
     except ValueError:

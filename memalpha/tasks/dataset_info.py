@@ -1,4 +1,4 @@
-"""What is known of a data set: where it comes from, under which licence, what it holds, what is wrong with it."""
+"""Description of a data set: source, licence, files, counts, splits and known faults."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One official file: its `path` inside the source, its `sha256` and `size` in bytes where they are known.
+    """Describe one official file of a data set.
 
-    A path that ends in `/` is a folder; its checksum is `official.sha256`'s, over all files in it. One with a `*` is
-    all files that it matches. `variants`: those that need the file (none named: all).
+    Attributes:
+        path: Path inside the source. A path that ends in `/` is a folder, one with a `*` all files that match.
+        sha256: Hexadecimal checksum, None if unknown; of a folder that of `sources.files.compute_sha256`.
+        size: Bytes, None if unknown.
+        variants: Variants that need the file; empty: all.
     """
 
     path: str
@@ -23,16 +26,25 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """A data set as `memalpha data list` shows it.
+    """Describe a data set as `memalpha data list` shows it.
 
-    `source` is an official place: "github:OWNER/NAME", "hub:OWNER/NAME" (a repository on the model hub, taken at
-    `revision`), or "made here". `variants` are the parts or sizes one can ask for, the first the default. `metric` is
-    the official one, as the evaluator names it. `ships`: a copy, or a sample, comes with memalpha. `expected`: how many
-    tasks, chunks, turns and questions the loader gives by default, by variant ("" where there are none).
+    Attributes:
+        name: Name for `load_tasks` and the command line.
+        about: One line on the content.
+        source: "github:OWNER/NAME", "hub:OWNER/NAME" (a repository on the model hub), or "made here".
+        licence: Licence of the data.
+        counts: Sizes in words.
+        metric: Official metric, as the evaluator names it.
+        files: Official files.
+        variants: Parts or sizes one can ask for; the first is the default.
+        revision: Commit of the source; None takes the newest.
+        ships: True if a copy or sample comes with memalpha.
+        faults: Known faults of the official files.
+        expected: Numbers of tasks, chunks, turns and questions by default, by variant ("" without variants).
+        training_variants: Variants that were made to be trained on; training takes the first.
+        training_options: Loader options that select the training split, where it is an option and not a variant.
 
-    `training_variants` are the variants that were made to be trained on; training takes the first. `training_options`
-    are loader options that select the training split, for a set where it is an option and not a variant. A set with
-    neither is for evaluation only, and `memalpha train` refuses it.
+    A set without training variants and options is for evaluation only, and `memalpha train` refuses it.
     """
 
     name: str
@@ -68,6 +80,6 @@ class DataSet:
         return next((variant for variant in self.variants if variant not in self.training_variants), None)
 
     def files_for(self, variant: str | None) -> tuple[File, ...]:
-        """The files that a variant is read from (None: the first variant)."""
+        """Return the files that a variant is read from; None stands for the first variant."""
         variant = variant or next(iter(self.variants), None)
         return tuple(file for file in self.files if not file.variants or variant in file.variants)

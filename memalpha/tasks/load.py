@@ -1,4 +1,4 @@
-"""`load_tasks`: every source of tasks by name or path."""
+"""`load_tasks`: load tasks from any source, by name or path."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from memalpha.config import WorldConfig
 from memalpha.errors import DataError
-from memalpha.tasks.catalog import MODULES, load_set, options_of
-from memalpha.tasks.formats.csv import load_table
+from memalpha.tasks.catalog import MODULES, load_set, loader_options
+from memalpha.tasks.formats.csv import load_csv
 from memalpha.tasks.formats.jsonl import load_jsonl
 from memalpha.types import Task
 
@@ -25,13 +25,22 @@ def load_tasks(
     seed: int = 0,
     **options: Any,
 ) -> list[Task]:
-    """Tasks of a named data set, or of a task file of one's own: JSON Lines, or CSV (`tasks.table`).
+    """Load the tasks of a named data set, or of a task file of your own.
 
-    `memalpha data list` shows the names. `data` is the set's official file or the folder it lies in, for sets that
-    neither ship nor come from a hub; `variant` a part or size of it. `"synthetic"` takes `world`; `seed` goes to sets
-    with randomness in them; further `options` are the set's own, as its loader says. Anything else than a name is the
-    path of a task file, or of a folder with the two tables. `limit` keeps the first tasks. Raises `DataError` for an
-    unknown name, a missing or bad file, an option that does not belong to the source, and an empty data set.
+    `memalpha data list` shows the names. Anything else is the path of a JSON Lines or CSV file, or of a folder with two
+    CSV tables (`tasks.formats`).
+
+    Args:
+        name_or_path: Name of a data set, or path of a task file.
+        limit: Return the first `limit` tasks only.
+        data: Official file of the set or its folder, for sets that neither ship nor come from a hub.
+        variant: Part or size of the set; default: its first.
+        world: Synthetic world, for `"synthetic"` only.
+        seed: Seed, for sets with randomness.
+        **options: Further options of the set's loader.
+
+    Raises:
+        DataError: A name or option is unknown, a file is missing or bad, or the data set is empty.
     """
     name = str(name_or_path)
     if limit is not None and limit < 1:
@@ -42,16 +51,22 @@ def load_tasks(
         options["seed"] = seed
     if name in MODULES:
         for option in ("world", "seed"):
-            if option in options and option not in options_of(name):
+            if option in options and option not in loader_options(name):
                 raise DataError(f"{name}: {option} belongs to sets {_with_option(option)} only")
         return load_set(name, limit, data=data, variant=variant, **options)
-    if given := [*options, *(["data"] if data is not None else []), *(["variant"] if variant is not None else [])]:
-        raise DataError(f"{name}: {given[0]} belongs to named data sets only; a task file is named by its path alone")
+    if named_set_options := [
+        *options,
+        *(["data"] if data is not None else []),
+        *(["variant"] if variant is not None else []),
+    ]:
+        raise DataError(
+            f"{name}: {named_set_options[0]} belongs to named data sets only; a task file is named by its path alone"
+        )
     path = Path(name)
     if not path.exists() and not path.suffix:
         raise DataError(f"no data set {name!r}: give the path of a task file or one of {', '.join(MODULES)}")
-    return (load_table(path) if path.suffix in TABLES or path.is_dir() else load_jsonl(path))[:limit]
+    return (load_csv(path) if path.suffix in TABLES or path.is_dir() else load_jsonl(path))[:limit]
 
 
 def _with_option(option: str) -> str:
-    return ", ".join(repr(name) for name in MODULES if option in options_of(name))
+    return ", ".join(repr(name) for name in MODULES if option in loader_options(name))

@@ -1,9 +1,9 @@
-"""Loading of tasks for training and for evaluation: each takes the split of a named data set that is meant for it."""
+"""Loading of tasks for training and for evaluation: each takes the split that is meant for it."""
 
 from __future__ import annotations
 
 from memalpha.errors import ConfigError, DataError
-from memalpha.tasks.catalog import MODULES, checked_options, data_set, load_set, locate, read_set
+from memalpha.tasks.catalog import MODULES, get_data_set, load_set, locate, read_set, validate_options
 from memalpha.tasks.dataset_info import DataSet
 from memalpha.tasks.load import load_tasks
 from memalpha.types import Task
@@ -29,7 +29,7 @@ def load_training_tasks(source: str, *, on_evaluation_split: bool = False) -> li
                 f"train_on_evaluation_split: has no effect with data={source}, which is no named data set; leave it out"
             )
         return load_tasks(source)
-    dataset = data_set(source)
+    dataset = get_data_set(source)
     if on_evaluation_split:
         return _load_split(dataset, dataset.evaluation_variant, {})
     if not dataset.has_training_split:
@@ -53,7 +53,7 @@ def load_evaluation_tasks(source: str, limit: int | None = None) -> list[Task]:
     """
     if source not in MODULES:
         return load_tasks(source, limit)
-    return load_set(source, limit, variant=data_set(source).evaluation_variant)
+    return load_set(source, limit, variant=get_data_set(source).evaluation_variant)
 
 
 def _load_split(dataset: DataSet, variant: str | None, options: dict[str, object]) -> list[Task]:
@@ -64,4 +64,4 @@ def _load_split(dataset: DataSet, variant: str | None, options: dict[str, object
         selection += [f"{key}={value}" for key, value in options.items()]
         command = " ".join(["memalpha data prepare", dataset.name, "tasks.jsonl data=PATH", *selection])
         raise DataError(f"data: {error}; then write a task file ({command}) and train with data=tasks.jsonl") from error
-    return read_set(dataset.name, path, variant, checked_options(dataset.name, options))
+    return read_set(dataset.name, path, variant, validate_options(dataset.name, options))

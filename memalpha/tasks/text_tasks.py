@@ -1,8 +1,8 @@
-"""`load_text_tasks`: prompts with what their data set has beside them, by name or from any file, as `TextTask`s.
+"""`load_text_tasks`: load prompts with their columns as `TextTask`s, by name or from any file.
 
-`arithmetic` and `programs` are made here. Everything else goes through `datasets`: GSM8K (Cobbe et al. 2021,
-arXiv 2110.14168) and MATH (Hendrycks et al. 2021, arXiv 2103.03874) from the hub or a folder with their files, files of
-one's own (JSON, JSON Lines, CSV, Parquet), a folder that `save_to_disk` wrote, or any hub id.
+`arithmetic` and `programs` are generated. Everything else goes through `datasets`: GSM8K (Cobbe et al. 2021, arXiv
+2110.14168) and MATH (Hendrycks et al. 2021, arXiv 2103.03874) from the hub or a folder with their files, your own files
+(JSON, JSON Lines, CSV, Parquet), a folder that `save_to_disk` wrote, or any hub id.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from memalpha.types import TextTask
 if TYPE_CHECKING:
     from datasets import Dataset
 
-MADE: Mapping[str, Callable[[Split, int, int, int], list[TextTask]]] = {
+GENERATED: Mapping[str, Callable[[Split, int, int, int], list[TextTask]]] = {
     "arithmetic": arithmetic.tasks,
     "programs": programs.tasks,
 }
 """Data sets without end, by name: (split, seed, first, count) gives so many tasks from number `first` on."""
-UNLIMITED = 500
+DEFAULT_LIMIT = 500
 """How many tasks of these are given when no limit is named."""
 
 FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
@@ -41,14 +41,22 @@ EVALUATION_SPLITS = ("test", "validation")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A data set by name: where it is, its parts, and which of its columns are what."""
+class HubTextSet:
+    """Describe a named data set: its source, configurations, and the meaning of its columns.
+
+    Attributes:
+        source: Repository on the hub.
+        configs: Names of its configurations.
+        columns: Our column names by theirs.
+        category: Column that becomes the task's category.
+        normalize_answer: Extract the comparable answer from the answer column.
+    """
 
     source: str
     configs: tuple[str, ...]
     columns: Mapping[str, str]
     category: str | None = None
-    shown: Callable[[str], str] = field(default=str)
+    normalize_answer: Callable[[str], str] = field(default=str)
     """The answer as it is to be compared, from that column."""
 
 
@@ -56,33 +64,36 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\boxed\s+([^\s${}]+)")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last closed `\boxed{...}` holds, braces counted (`\{` is none); in a box of a box, the inner.
+    r"""Return the content of the last closed `\boxed{...}`.
 
-    `\fbox{...}` and `\boxed 5` are boxes too. None without one.
+    Braces are counted (`\{` is none); of nested boxes, the inner one counts. `\fbox{...}` and `\boxed 5` are boxes too.
+
+    Returns:
+        The content; None without a box.
     """
-    for found in reversed(list(_BOX.finditer(text))):
-        if found[1] is not None:
-            return found[1]
-        depth, at = 1, found.end()
-        while at < len(text) and depth:
-            if text[at] == "\\":
-                at += 1
+    for match in reversed(list(_BOX.finditer(text))):
+        if match[1] is not None:
+            return match[1]
+        depth, position = 1, match.end()
+        while position < len(text) and depth:
+            if text[position] == "\\":
+                position += 1
             else:
-                depth += {"{": 1, "}": -1}.get(text[at], 0)
-            at += 1
+                depth += {"{": 1, "}": -1}.get(text[position], 0)
+            position += 1
         if not depth:
-            return text[found.end() : at - 1].strip()
+            return text[match.end() : position - 1].strip()
     return None
 
 
-KNOWN: Mapping[str, Known] = {
-    "gsm8k": Known(
+HUB_SETS: Mapping[str, HubTextSet] = {
+    "gsm8k": HubTextSet(
         "openai/gsm8k",
         ("main",),
         {"prompt": "question", "solution": "answer", "answer": "answer"},
-        shown=lambda text: text.rsplit("####", 1)[-1].strip().replace(",", ""),
+        normalize_answer=lambda text: text.rsplit("####", 1)[-1].strip().replace(",", ""),
     ),
-    "math": Known(
+    "math": HubTextSet(
         "EleutherAI/hendrycks_math",
         (
             "algebra",
@@ -95,7 +106,7 @@ KNOWN: Mapping[str, Known] = {
         ),
         {"prompt": "problem", "answer": "solution"},
         category="level",
-        shown=lambda text: last_boxed(text) or text,
+        normalize_answer=lambda text: last_boxed(text) or text,
     ),
 }
 
@@ -109,48 +120,53 @@ def load_text_tasks(
     seed: int = 0,
     data: str | Path | None = None,
 ) -> list[TextTask]:
-    """Tasks of a named data set (`arithmetic`, `programs`, `gsm8k`, `math`), a file, a folder, or a hub id.
-
-    `columns` says which column is what, ours to theirs: `{"prompt": "question", "answer": "target"}`; `prompt` (a text
-    or chat messages) is the only one that must be there, all others are kept under their own names. `data`: a folder
-    with a named set's files, in the place of the hub. `split` is the hub's or the folder's ("train", "test"); a single
-    file is taken whole. `seed` is for sets that are made. `limit` keeps the first tasks; MATH's subjects take turns.
+    """Load the tasks of a named data set, a file, a folder, or a hub id.
 
     Split "train" never gives rows of another split. A named set therefore takes no single file as `data`, for a file
     does not say which split it holds. A folder that `save_to_disk` wrote from a test or validation split is refused.
 
-    Raises `DataError` for a name, file, split or column that is not there, a row without a prompt, and an empty set.
+    Args:
+        name_or_path: `arithmetic`, `programs`, `gsm8k`, `math`, a file, a folder, or a hub id.
+        columns: Our column names by theirs: `{"prompt": "question", "answer": "target"}`. Only `prompt` (a text or chat
+            messages) is required; other columns keep their own names.
+        split: Split of the hub or folder, "train" or "test"; a single file is read whole.
+        limit: Return the first `limit` tasks only; MATH's subjects take turns.
+        seed: Seed of generated sets.
+        data: Folder with the files of a named set; default: the hub.
+
+    Raises:
+        DataError: A name, file, split or column is missing, a row has no prompt, or the set is empty.
     """
     name = str(name_or_path)
     if limit is not None and limit < 1:
         raise DataError(f"limit {limit}: at least one task is needed")
-    if name in MADE:
+    if name in GENERATED:
         if columns or data is not None:
             raise DataError(f"{name}: is made here: leave out {'columns' if columns else 'data'}")
-        return MADE[name](split, seed, 0, UNLIMITED if limit is None else limit)
-    if name in KNOWN:
-        known = KNOWN[name]
+        return GENERATED[name](split, seed, 0, DEFAULT_LIMIT if limit is None else limit)
+    if name in HUB_SETS:
+        hub_set = HUB_SETS[name]
         if data is not None and Path(data).is_file():
             raise DataError(
                 f"{name}: {data} is a file, which does not say which split it holds: give the data set's folder, or "
                 "the file alone as tasks of your own"
             )
-        renamed = {**known.columns, **(columns or {})}
-        parts = []
-        for config in known.configs:
-            rows = _read(known.source if data is None else str(data), split, config, name)
-            label = f"{name}-{config}" if len(known.configs) > 1 else name
-            part = _tasks(_limited(rows, limit), renamed, f"{label}-{split}", label, known.category)
-            parts.append([_with_answer(task, known.shown) for task in part])
-        return _in_turn(parts)[:limit]
+        renamed = {**hub_set.columns, **(columns or {})}
+        tasks_by_config = []
+        for config in hub_set.configs:
+            rows = _read(hub_set.source if data is None else str(data), split, config, name)
+            label = f"{name}-{config}" if len(hub_set.configs) > 1 else name
+            config_tasks = _tasks(_limited(rows, limit), renamed, f"{label}-{split}", label, hub_set.category)
+            tasks_by_config.append([_with_answer(task, hub_set.normalize_answer) for task in config_tasks])
+        return _interleave(tasks_by_config)[:limit]
     if data is not None:
-        raise DataError(f"{name}: data belongs to named data sets only ({', '.join(KNOWN)}); give the path itself")
+        raise DataError(f"{name}: data belongs to named data sets only ({', '.join(HUB_SETS)}); give the path itself")
     rows = _read(name, split, None, name)
     return _tasks(_limited(rows, limit), dict(columns or {}), Path(name).stem, name)
 
 
-def _in_turn(parts: Sequence[list[TextTask]]) -> list[TextTask]:
-    """One of each part after the other, so that the first so many, and the last, are of all parts."""
+def _interleave(parts: Sequence[list[TextTask]]) -> list[TextTask]:
+    """Take one task of each part in turn, so that any first or last tasks are of all parts."""
     return [task for row in zip_longest(*parts) for task in row if task is not None]
 
 
@@ -158,12 +174,12 @@ def _limited(rows: Dataset, limit: int | None) -> Dataset:
     return rows if limit is None else rows.select(range(min(limit, len(rows))))
 
 
-def _with_answer(task: TextTask, shown: Callable[[str], str]) -> TextTask:
-    return task.model_copy(update={"columns": {**task.columns, "answer": shown(str(task.columns["answer"]))}})
+def _with_answer(task: TextTask, normalize: Callable[[str], str]) -> TextTask:
+    return task.model_copy(update={"columns": {**task.columns, "answer": normalize(str(task.columns["answer"]))}})
 
 
 def _read(source: str, split: str, config: str | None, name: str) -> Dataset:
-    """The rows of one split, through `datasets`."""
+    """Read the rows of one split through `datasets`."""
     try:
         import datasets
     except ImportError as error:
@@ -178,8 +194,8 @@ def _read(source: str, split: str, config: str | None, name: str) -> Dataset:
             kind = FORMATS.get(path.suffix)
             if kind is None:
                 raise DataError(f"{name}: files are {', '.join(FORMATS)}, not {path.suffix or 'without a suffix'}")
-            more: dict[str, Any] = {"delimiter": "\t"} if path.suffix == ".tsv" else {}
-            rows: Any = datasets.load_dataset(kind, data_files=str(path), split="train", **more)
+            reader_options: dict[str, Any] = {"delimiter": "\t"} if path.suffix == ".tsv" else {}
+            rows: Any = datasets.load_dataset(kind, data_files=str(path), split="train", **reader_options)
         elif (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
             rows = datasets.load_from_disk(str(path))
             if isinstance(rows, datasets.DatasetDict):
@@ -202,67 +218,67 @@ def _read(source: str, split: str, config: str | None, name: str) -> Dataset:
     except (OSError, ValueError, DatasetGenerationError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
         cause = f": {' '.join(str(error.__cause__).split())}" if error.__cause__ is not None else ""
-        raise DataError(f"{name}: cannot be read: {why}{cause}{_instead(name, config)}") from error
+        raise DataError(f"{name}: cannot be read: {why}{cause}{_alternatives(name, config)}") from error
     if not len(rows):
         raise DataError(f"{name}: holds no row")
     return rows
 
 
 def _check_hub(name: str, config: str | None) -> None:
-    """Raises `DataError` at once where the hub does not answer; its client would try for minutes."""
+    """Raise `DataError` at once if the hub does not answer; its client would retry for minutes."""
     from huggingface_hub import constants
 
     if not constants.HF_HUB_OFFLINE and not hub_reachable():
-        told = "the hub does not answer; HF_HUB_OFFLINE=1 takes what its cache has"
-        raise DataError(f"{name}: cannot be read: {told}{_instead(name, config)}")
+        reason = "the hub does not answer; HF_HUB_OFFLINE=1 takes what its cache has"
+        raise DataError(f"{name}: cannot be read: {reason}{_alternatives(name, config)}")
 
 
-def _instead(name: str, config: str | None) -> str:
-    """What to do where the hub has not answered, or has no such set."""
-    if name in KNOWN:
-        got = f"get the data set {KNOWN[name].source}"
+def _alternatives(name: str, config: str | None) -> str:
+    """Return a hint for an error: how to read the set without the hub, or which names exist."""
+    if name in HUB_SETS:
+        got = f"get the data set {HUB_SETS[name].source}"
         return f" (without the hub: {got} and name its folder: data=PATH, in a configuration data_folder=PATH)"
     if config is None and not Path(name).exists():
-        return f" (names are {', '.join([*MADE, *KNOWN])}; anything else is a file, a folder or a hub id)"
+        return f" (names are {', '.join([*GENERATED, *HUB_SETS])}; anything else is a file, a folder or a hub id)"
     return ""
 
 
 def _tasks(
     rows: Dataset, columns: Mapping[str, str], label: str, name: str, category: str | None = None
 ) -> list[TextTask]:
-    found = []
+    tasks = []
     for number, row in enumerate(map(dict[str, Any], rows)):
         renamed = {**row}
-        for ours, theirs in columns.items():
-            if theirs not in row:
-                raise DataError(f"{name}: columns.{ours}: there is no column {theirs!r}, but {', '.join(row)}")
-            renamed[ours] = row[theirs]
-        for theirs in columns.values():
-            if theirs not in columns:
-                renamed.pop(theirs, None)
+        for our_name, column in columns.items():
+            if column not in row:
+                raise DataError(f"{name}: columns.{our_name}: there is no column {column!r}, but {', '.join(row)}")
+            renamed[our_name] = row[column]
+        for column in columns.values():
+            if column not in columns:
+                renamed.pop(column, None)
         if "prompt" not in renamed:
             raise DataError(f"{name}: no column 'prompt', but {', '.join(row)}: say which it is: columns.prompt=NAME")
         prompt = _prompt(renamed.pop("prompt"), f"{name}: row {number}")
-        named = renamed.get("category") or (renamed.get(category) if category else None)
-        given = renamed.pop("id", None)
-        found.append(
+        row_category = renamed.get("category") or (renamed.get(category) if category else None)
+        row_id = renamed.pop("id", None)
+        tasks.append(
             TextTask(
-                id=f"{label}-{number}" if given is None else str(given),
+                id=f"{label}-{number}" if row_id is None else str(row_id),
                 prompt=prompt,
                 columns=renamed,
-                category=None if named is None else str(named),
+                category=None if row_category is None else str(row_category),
             )
         )
-    return found
+    return tasks
 
 
-def _prompt(value: Any, where: str) -> str | tuple[dict[str, str], ...]:
+def _prompt(value: Any, location: str) -> str | tuple[dict[str, str], ...]:
     if isinstance(value, str) and value:
         return value
-    if isinstance(value, list) and value and all(_is_message(one) for one in value):
-        return tuple({"role": one["role"], "content": one["content"]} for one in value)
-    told = json.dumps(value, ensure_ascii=False, default=str)[:80]
-    raise DataError(f"{where}: prompt: a text or chat messages (role and content), not {told}")
+    if isinstance(value, list) and value and all(_is_message(message) for message in value):
+        return tuple({"role": message["role"], "content": message["content"]} for message in value)
+    excerpt = json.dumps(value, ensure_ascii=False, default=str)[:80]
+    raise DataError(f"{location}: prompt: a text or chat messages (role and content), not {excerpt}")
 
 
 def _is_message(value: Any) -> bool:

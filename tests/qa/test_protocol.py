@@ -29,7 +29,7 @@ from memalpha.qa.systems.baselines import turn_passages, window_passages
 from memalpha.qa.systems.budget import cut_to_budget, passage_tokens
 from memalpha.qa.systems.builtin import Streamed, SystemSettings, load_system
 from memalpha.store.embedding import load_embedder
-from memalpha.tasks.chunking import recut
+from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.load import load_tasks
 from memalpha.tasks.synthetic import worlds as synthetic
@@ -305,8 +305,8 @@ def test_showing_nothing_at_first_is_no_recall_of_a_system_that_tells_no_turns()
 
 
 def test_facts_stand_where_they_were_said_in_finer_chunks_too():
-    [early, late, *_] = shown("facts", tasks=[recut(TASK, 8)]).by_task[0]
-    assert len(recut(TASK, 8).chunks) == 6 and not early.entries
+    [early, late, *_] = shown("facts", tasks=[rechunk(TASK, 8)]).by_task[0]
+    assert len(rechunk(TASK, 8).chunks) == 6 and not early.entries
     assert [(passage.text, passage.timestamp) for passage in late.entries] == [("Ana lives in Lima.", "2024-06-01")]
 
 

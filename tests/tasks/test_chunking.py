@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 
 from memalpha.config import WorldConfig
 from memalpha.errors import DataError
-from memalpha.tasks.chunking import CHUNK, Stream, answers_of, cut, iso_time, needed_time, recut
+from memalpha.tasks.chunking import (
+    CHUNK,
+    TaskBuilder,
+    parse_answers,
+    rechunk,
+    require_iso_time,
+    split_text,
+    to_iso_time,
+)
 from memalpha.tasks.sources import streaming as reading
-from memalpha.tasks.sources.streaming import csv_rows, json_array, json_lines, parquet_rows
+from memalpha.tasks.sources.streaming import iter_csv_rows, iter_json_array, iter_json_lines, iter_parquet_rows
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.types import Chunk, SpeakerTurn, Task, is_iso_time
 
@@ -38,58 +46,58 @@ def turn(text, id, speaker="Ana"):
 @given(times, st.sampled_from(FORMS))
 def test_a_date_in_an_official_form_keeps_its_value(time, form):
     text = time.strftime(form)
-    found = iso_time(f" {text} ")
+    found = to_iso_time(f" {text} ")
     assert found is not None and is_iso_time(found)
     assert datetime.fromisoformat(found) == datetime.strptime(text, form)
 
 
 @given(st.text(max_size=30))
 def test_any_other_text_is_a_date_or_none(text):
-    found = iso_time(text)
+    found = to_iso_time(text)
     assert found is None or is_iso_time(found)
 
 
 @pytest.mark.parametrize("text", ["", "soon", "2023/13/01 (Sat) 02:21", "Marsh-15-2024", "15/03/2024", "None"])
 def test_what_is_no_date_is_none_and_refused_where_one_is_needed(text):
-    assert iso_time(text) is None
+    assert to_iso_time(text) is None
     with pytest.raises(DataError, match=r"x\.json: field 'd': .* is no date"):
-        needed_time(text, "x.json: field 'd'")
+        require_iso_time(text, "x.json: field 'd'")
 
 
 @given(st.text(alphabet="ab. \n!?\u2028", max_size=400), st.integers(4, 60))
 def test_a_cut_text_loses_only_white_space_and_no_piece_is_too_long(text, size):
-    pieces = cut(text, size)
+    pieces = split_text(text, size)
     assert "".join("".join(pieces).split()) == "".join(text.split())
     assert all(piece and piece == piece.strip() and len(piece) <= size for piece in pieces)
 
 
 def test_a_text_is_cut_at_the_best_border_there_is():
-    assert cut("One two. Three\n\nfour five six", 22) == ["One two. Three", "four five six"]
-    assert cut("One two. Three four five", 16) == ["One two.", "Three four five"]
-    assert cut("abcdefghij", 4) == ["abcd", "efgh", "ij"]
-    assert cut("five\nlabel: 1\nsix\nlabel: 2", 18, (r"\n(?!\s*label:)",)) == ["five\nlabel: 1", "six\nlabel: 2"]
+    assert split_text("One two. Three\n\nfour five six", 22) == ["One two. Three", "four five six"]
+    assert split_text("One two. Three four five", 16) == ["One two.", "Three four five"]
+    assert split_text("abcdefghij", 4) == ["abcd", "efgh", "ij"]
+    assert split_text("five\nlabel: 1\nsix\nlabel: 2", 18, (r"\n(?!\s*label:)",)) == ["five\nlabel: 1", "six\nlabel: 2"]
 
 
 def test_a_session_is_cut_between_turns_and_a_turn_that_is_too_long_into_parts():
-    stream = Stream()
+    builder = TaskBuilder()
     long = "word " * (CHUNK // 4)
-    stream.session([turn("a" * (CHUNK - 100), "t1"), turn("b" * 200, "t2"), turn(" \n", "t3")], "2024-05-01")
-    stream.session([turn(long, "t4")])
-    assert [[t.id for t in chunk.turns] for chunk in stream.chunks] == [["t1"], ["t2"], ["t4"], ["t4~2"]]
-    assert [chunk.timestamp for chunk in stream.chunks] == ["2024-05-01", "2024-05-01", None, None]
-    assert all(len(chunk.render()) <= CHUNK for chunk in stream.chunks)
-    assert stream.evidence(["t4", "t2", "t4", "t3", "t9"]) == (("t4", "t4~2", "t2"), ["t3", "t9"])
+    builder.add_session([turn("a" * (CHUNK - 100), "t1"), turn("b" * 200, "t2"), turn(" \n", "t3")], "2024-05-01")
+    builder.add_session([turn(long, "t4")])
+    assert [[t.id for t in chunk.turns] for chunk in builder.chunks] == [["t1"], ["t2"], ["t4"], ["t4~2"]]
+    assert [chunk.timestamp for chunk in builder.chunks] == ["2024-05-01", "2024-05-01", None, None]
+    assert all(len(chunk.render()) <= CHUNK for chunk in builder.chunks)
+    assert builder.resolve_evidence(["t4", "t2", "t4", "t3", "t9"]) == (("t4", "t4~2", "t2"), ["t3", "t9"])
     with pytest.raises(DataError, match="turn id 't2' occurs twice"):
-        stream.session([turn("again", "t2")])
+        builder.add_session([turn("again", "t2")])
 
 
 @given(st.lists(st.lists(st.integers(0, 3 * CHUNK), max_size=5), max_size=4))
 def test_no_chunk_is_longer_than_the_limit_and_no_word_is_lost(sessions):
-    stream = Stream()
+    builder = TaskBuilder()
     for s, lengths in enumerate(sessions):
-        stream.session(turn(("ab " * length)[:length], f"{s}.{n}") for n, length in enumerate(lengths))
-    assert all(len(chunk.render()) <= CHUNK for chunk in stream.chunks)
-    kept = "".join(t.text for chunk in stream.chunks for t in chunk.turns)
+        builder.add_session(turn(("ab " * length)[:length], f"{s}.{n}") for n, length in enumerate(lengths))
+    assert all(len(chunk.render()) <= CHUNK for chunk in builder.chunks)
+    kept = "".join(t.text for chunk in builder.chunks for t in chunk.turns)
     assert len("".join(kept.split())) == sum(
         len("".join(("ab " * length)[:length].split())) for lengths in sessions for length in lengths
     )
@@ -100,13 +108,13 @@ def test_no_chunk_is_longer_than_the_limit_and_no_word_is_lost(sessions):
     [("two", ("two",)), (3, ("3",)), (2.5, ("2.5",)), ([["a", "b"], ["a", None, " "]], ("a", "b")), (["7"], ("7",))],
 )
 def test_answers_of_all_the_kinds_that_official_files_have(value, wanted):
-    assert answers_of(value, "here") == wanted
+    assert parse_answers(value, "here") == wanted
 
 
 @pytest.mark.parametrize("value", [None, "", " ", [], [[""]], {"a": 1}, [{}]])
 def test_what_is_no_answer_is_refused(value):
     with pytest.raises(DataError, match="here: an answer is"):
-        answers_of(value, "here")
+        parse_answers(value, "here")
 
 
 # -------------------------------------------------------------------------------------------------------- large files
@@ -125,7 +133,7 @@ def test_a_json_list_read_in_blocks_is_the_list(tmp_path_factory, items, block, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "_BLOCK", block)
         try:
-            assert list(json_array(file)) == items
+            assert list(iter_json_array(file)) == items
         except DataError as error:
             assert "UTF-8" in str(error) and not ascii  # lone surrogates are no text
 
@@ -135,12 +143,12 @@ def test_only_one_item_of_a_json_list_is_held(tmp_path, monkeypatch):
     file = tmp_path / "list.json"
     file.write_text(json.dumps([{"text": f"{n}" * 100_000} for n in range(10)] * 10))
     tracemalloc.start()
-    count = sum(len(item["text"]) == 100_000 for item in json_array(file))
+    count = sum(len(item["text"]) == 100_000 for item in iter_json_array(file))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 100
     assert peak < 2_000_000 < file.stat().st_size  # bytes: a few items, not a hundred
-    assert next(json_array(file))["text"].startswith("00")
+    assert next(iter_json_array(file))["text"].startswith("00")
 
 
 @pytest.mark.parametrize(
@@ -161,29 +169,29 @@ def test_a_bad_json_list_is_named_with_its_item(tmp_path, text, message):
     file = tmp_path / "bad.json"
     file.write_text(text)
     with pytest.raises(DataError, match=message) as caught:
-        list(json_array(file))
+        list(iter_json_array(file))
     assert str(file) in str(caught.value)
 
 
 def test_other_large_files_name_the_place(tmp_path):
     file = tmp_path / "x.jsonl"
     file.write_text('{"a": 1}\n\n{"a": \n')
-    rows = json_lines(file)
+    rows = iter_json_lines(file)
     assert next(rows) == (f"{file}:1", {"a": 1})
     with pytest.raises(DataError, match=r"x\.jsonl:3: not a JSON value"):
         next(rows)
     table = tmp_path / "x.csv"
     table.write_text('id,text\n1,"two\nlines"\n2\n')
-    lines = csv_rows(table)
+    lines = iter_csv_rows(table)
     assert next(lines) == (f"{table}:2", {"id": "1", "text": "two\nlines"})
     with pytest.raises(DataError, match=r"x\.csv:4: 1 fields, where the header has 2"):
         next(lines)
     parquet = tmp_path / "x.parquet"
     with pytest.raises(DataError, match="no such file"):
-        next(parquet_rows(parquet, ["a"]))
+        next(iter_parquet_rows(parquet, ["a"]))
     parquet.write_bytes(b"PAR1 nothing")
     with pytest.raises(DataError, match="not a Parquet file"):
-        next(parquet_rows(parquet, ["a"]))
+        next(iter_parquet_rows(parquet, ["a"]))
 
 
 # --------------------------------------------------------------------------------------------------------------- recut
@@ -192,7 +200,7 @@ def test_other_large_files_name_the_place(tmp_path):
 @pytest.mark.parametrize("tokens", [1, 12, 40, 5000])
 def test_a_recut_task_asks_the_same_of_the_same_words(tokens):
     task = synthetic.tasks(WorldConfig(preset="full", split="test", tokens=4000), 3, 0, 1)[0]
-    fine = recut(task, tokens)
+    fine = rechunk(task, tokens)
     assert [turn for chunk in fine.chunks for turn in chunk.turns] == [t for chunk in task.chunks for t in chunk.turns]
     assert all(len(chunk.render()) <= 4 * tokens or len(chunk.turns) == 1 for chunk in fine.chunks)
     assert [chunk.index for chunk in fine.chunks] == list(range(len(fine.chunks)))
@@ -210,6 +218,6 @@ def test_a_recut_task_asks_the_same_of_the_same_words(tokens):
 
 def test_a_text_is_recut_at_its_borders():
     task = Task(id="t", chunks=(Chunk(text="One two. Three four.", timestamp="2024-05-01"), Chunk(text="Five.")))
-    fine = recut(task, 3)
+    fine = rechunk(task, 3)
     assert [chunk.text for chunk in fine.chunks] == ["One two.", "Three four.", "Five."]
     assert [chunk.timestamp for chunk in fine.chunks] == ["2024-05-01", "2024-05-01", None]

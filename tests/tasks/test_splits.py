@@ -6,7 +6,7 @@ import pytest
 from hub_layouts import MEETING, use_as_hub_cache, write, write_memalpha_split
 
 from memalpha.errors import ConfigError, DataError
-from memalpha.tasks.catalog import checked_options, data_set, data_sets
+from memalpha.tasks.catalog import get_data_set, list_data_sets, validate_options
 from memalpha.tasks.datasets import babi
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.load import load_tasks
@@ -68,25 +68,25 @@ def test_files_of_a_set_from_git_are_written_to_a_task_file_first(tmp_path):
 
 
 def test_every_set_says_which_split_is_for_training():
-    assert {known.name for known in data_sets() if not known.has_training_split} == EVALUATION_ONLY
-    for known in data_sets():
+    assert {known.name for known in list_data_sets() if not known.has_training_split} == EVALUATION_ONLY
+    for known in list_data_sets():
         assert set(known.training_variants) <= set(known.variants)
-        assert checked_options(known.name, known.training_options).keys() == known.training_options.keys()
+        assert validate_options(known.name, known.training_options).keys() == known.training_options.keys()
         if known.has_training_split and not known.training_options:
             assert known.evaluation_variant in set(known.variants) - set(known.training_variants)
-    assert [data_set("booksum").training_variant, data_set("booksum").evaluation_variant] == [
+    assert [get_data_set("booksum").training_variant, get_data_set("booksum").evaluation_variant] == [
         "chapters-train",
         "chapters-test",
     ]
-    assert data_set("personamem_snippets").evaluation_variant == "val", "its default variant is the training split"
-    assert data_set("trec").evaluation_variant == "coarse"
+    assert get_data_set("personamem_snippets").evaluation_variant == "val", "its default variant is the training split"
+    assert get_data_set("trec").evaluation_variant == "coarse"
 
 
 def test_meetings_of_the_training_split(hub_cache):
     for split in ("test", "train"):
         write(hub_cache / "data" / "ALL" / "jsonl" / f"{split}.jsonl", [MEETING])
-    options = data_set("qmsum").training_options
-    (task,) = load_tasks("qmsum", data=hub_cache, variant=data_set("qmsum").training_variant, **options)
+    options = get_data_set("qmsum").training_options
+    (task,) = load_tasks("qmsum", data=hub_cache, variant=get_data_set("qmsum").training_variant, **options)
     assert task.id == "qmsum-train-0"
 
 

@@ -45,7 +45,7 @@ from memalpha.policy.base import Policy
 from memalpha.store.filters import Where, parse
 from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
-from memalpha.tasks.chunking import cut
+from memalpha.tasks.chunking import split_text
 from memalpha.types import Hit, MemoryEntry, Operation, ToolCall, ToolResult, Turn
 
 P = ParamSpec("P")
@@ -115,7 +115,7 @@ class MemoryService:
             source: Source of the entries if the request names none.
             progress: Awaited with (chunks read, chunks) if there are several.
         """
-        chunks, outcomes = cut(request.text, self._chunk_size), []
+        chunks, outcomes = split_text(request.text, self._chunk_size), []
         for index, chunk in enumerate(chunks):
             try:
                 turn = await self._write(self._read_chunk, chunk, request.timestamp, request.source or source)

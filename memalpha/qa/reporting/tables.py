@@ -15,8 +15,8 @@ from typing import Any
 from memalpha.config import EvalConfig
 from memalpha.errors import ConfigError
 from memalpha.qa.report import Report, file_stem, format_cell
-from memalpha.tasks.catalog import data_set, locate
-from memalpha.tasks.sources.files import sha256
+from memalpha.tasks.catalog import get_data_set, locate
+from memalpha.tasks.sources.files import compute_sha256
 from memalpha.types import Task
 
 SUMMARY = "summary"
@@ -206,7 +206,7 @@ def provenance(config: EvalConfig, tasks: Sequence[Task]) -> dict[str, Any]:
     return {
         "config": config.model_dump(mode="json"),
         "versions": versions,
-        "data_sha256": {str(path): sha256(path) for path in dict.fromkeys(_data_files(config))},
+        "data_sha256": {str(path): compute_sha256(path) for path in dict.fromkeys(_data_files(config))},
         "tasks_sha256": digest.hexdigest(),
     }
 
@@ -215,7 +215,7 @@ def _data_files(config: EvalConfig) -> Iterator[Path]:
     """Yield the files or folders that the tasks are read from; shipped and generated data has none."""
     path, files = None if config.data is None else Path(config.data), ()
     if config.benchmark != "tasks":
-        spec = data_set(config.benchmark)
+        spec = get_data_set(config.benchmark)
         variant = config.variant or next(iter(spec.variants), None)
         path, files = locate(spec, variant, config.data), spec.files_for(variant)
     # Like the loaders, accept the file name alone for `folder/file`.

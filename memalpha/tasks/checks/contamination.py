@@ -1,8 +1,8 @@
-"""Whether a test set leaks into a training set: shared questions, shared passages, shared n-grams.
+"""Contamination of a test set by a training set: shared questions, passages and n-grams.
 
-Texts are compared as words: runs of letters and digits, in lower case. A *passage* is a turn or, of a chunk of plain
-text, the chunk and each of its lines. A question rests on the passages that its evidence names; without evidence, on
-all that may have been read when it is asked. What is found of a test question:
+Texts are compared as words: runs of letters and digits, in lower case. A *passage* is a turn. In a chunk of plain text
+it is the whole chunk and each of its lines. A question rests on the passages that its evidence names; without evidence,
+on all that may have been read when it is asked. A test question can have these reasons:
 
 | reason          | meaning                                                                                   |
 |-----------------|-------------------------------------------------------------------------------------------|
@@ -13,11 +13,11 @@ all that may have been read when it is asked. What is found of a test question:
 | passage         | a passage of n words or more that it rests on stands in the training text, word for word  |
 | passage n-gram  | n consecutive words of a passage that it rests on stand in a training text or question    |
 
-By the first three a question is leaked. Whether it is by the fourth, one has to look: what is around it may be a frame
-("Sentence: ... Label: 3"), or make another question of it. By the others it rests on what was trained on, as every
-question on a public text may.
+The first three mean that the question is leaked. The fourth has to be looked at: the text around it may be a frame
+("Sentence: ... Label: 3"), or make another question of it. The last two mean that it rests on text that was trained on,
+as every question on a public text may.
 
-n-grams are those of the contamination study of GPT-3 (Brown et al. 2020, appendix C): n = 13, and one that occurs in
+n-grams are those of the contamination study of GPT-3 (Brown et al. 2020, appendix C): n = 13. An n-gram that occurs in
 more than ten different training texts is a phrase, not a leak. There a text is a document, here a passage or question.
 Passages shorter than n words are found by equality alone; so are languages without blanks between words.
 
@@ -38,9 +38,9 @@ from memalpha.types import Chunk, Question, Task
 
 N = 13
 COMMON = 10
-"""In more training texts than this, an n-gram is a common phrase."""
+"""An n-gram in more training texts than this is a common phrase."""
 WITHIN = 5
-"""Of fewer words than this, a question that stands inside a longer text may be chance."""
+"""A question of fewer words than this may stand inside a longer text by chance."""
 LEAKED = ("question", "said", "question n-gram")
 INSIDE = ("within",)
 RESTING = ("passage", "passage n-gram")
@@ -48,12 +48,12 @@ REASONS = LEAKED + INSIDE + RESTING
 
 _WORD = re.compile(r"[^\W_]+")
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, with well-mixed bits (the golden ratio's)
-_SHOWN = 160
+_EXCERPT_LENGTH = 160
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A test question: the reason, the test text that is shared, and where the training set has it."""
+    """Hold one reason of a test question: the shared test text and its source in the training set."""
 
     reason: str
     question: str
@@ -65,12 +65,18 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What a training and a test set share. `reasons` counts test questions, one for every reason that it has.
+    """Hold the overlap of a training and a test set.
 
-    `leaked`, `inside` and `resting` name test questions as `task/question`: those with a reason of `LEAKED`, of
-    `INSIDE` and no such, and of `RESTING`.
-    `passages` counts the different test passages of n words or more that stand in the training set, by how: "whole" or
-    "n-gram". `sizes` has `tasks`, `questions`, `passages` and `words` of "train" and "test".
+    Attributes:
+        n: Length of the n-grams in words.
+        questions: Number of test questions.
+        leaked: Test questions, as `task/question`, with a reason of `LEAKED`.
+        inside: Test questions with a reason of `INSIDE` and none of `LEAKED`.
+        resting: Test questions with a reason of `RESTING`.
+        reasons: Number of test questions by reason.
+        passages: Number of different test passages of n words or more in the training set: "whole" or by "n-gram".
+        sizes: `tasks`, `questions`, `passages` and `words` of "train" and "test".
+        examples: First examples of each reason.
     """
 
     n: int
@@ -86,36 +92,38 @@ class Overlap:
 
 @dataclass(slots=True)
 class _Texts:
-    """The different texts of a test set, by number; `words` are the hashes of the words of each."""
+    """Number the different texts of a test set; `words` holds the word hashes of each."""
 
     numbers: dict[bytes, int] = field(default_factory=dict)
     words: list[np.ndarray] = field(default_factory=list)
-    shown: list[str] = field(default_factory=list)
+    originals: list[str] = field(default_factory=list)
 
     def number(self, text: str, words: np.ndarray) -> int:
         key = words.tobytes()
         if key not in self.numbers:
             self.numbers[key] = len(self.words)
             self.words.append(words)
-            self.shown.append(text)
+            self.originals.append(text)
         return self.numbers[key]
 
 
 class _Hasher:
-    """Words as 64-bit hashes, each computed once."""
+    """Hash the words of texts to 64 bits, each word once."""
 
     def __init__(self) -> None:
-        self._known: dict[str, int] = {}
+        self._hashes: dict[str, int] = {}
 
     def __call__(self, text: str) -> np.ndarray:
-        found, known = words(text), self._known
-        for word in found:
-            if word not in known:
-                known[word] = int.from_bytes(blake2b(word.encode("utf-8", "replace"), digest_size=8).digest(), "little")
-        return np.fromiter((known[word] for word in found), np.uint64, len(found))
+        text_words, hashes = words(text), self._hashes
+        for word in text_words:
+            if word not in hashes:
+                hashes[word] = int.from_bytes(
+                    blake2b(word.encode("utf-8", "replace"), digest_size=8).digest(), "little"
+                )
+        return np.fromiter((hashes[word] for word in text_words), np.uint64, len(text_words))
 
 
-def overlap(
+def find_overlap(
     train: Iterable[Task],
     test: Sequence[Task],
     *,
@@ -124,49 +132,58 @@ def overlap(
     examples: int = 20,
     progress: Callable[[], object] | None = None,
 ) -> Overlap:
-    """What `train` has of `test`, with the first `examples` of each reason; `progress` is called after every task.
+    """Find the test questions and passages that a training set shares.
 
-    Raises `DataError` for `n` or `common` below 1, or `examples` below 0.
+    Args:
+        train: Training tasks; read once, one at a time.
+        test: Test tasks.
+        n: Length of the n-grams in words.
+        common: An n-gram in more training texts than this is a common phrase.
+        examples: Number of examples of each reason.
+        progress: Called after every training task.
+
+    Raises:
+        DataError: `n` or `common` is below 1, or `examples` below 0.
     """
     if n < 1 or common < 1:
         raise DataError(f"n={n}, common={common}: each must be at least 1")
     if examples < 0:
         raise DataError(f"examples={examples}: a number of examples is needed, 0 for none")
     hashed, texts = _Hasher(), _Texts()
-    asked = [
-        (task.id, question, texts.number(wording(question), hashed(wording(question))), rests)
+    test_questions = [
+        (task.id, question, texts.number(wording(question), hashed(wording(question))), passage_numbers)
         for task in test
-        for question, rests in _resting(task, texts, hashed)
+        for question, passage_numbers in _questions_with_passages(task, texts, hashed)
     ]
-    seen = _Seen(texts, n, {own for _, _, own, _ in asked})
+    matches = _TrainingMatches(texts, n, {number for _, _, number, _ in test_questions})
     for task in train:
-        seen.read(task, hashed)
+        matches.add_task(task, hashed)
         if progress is not None:
             progress()
-    return _report(asked, texts, seen, n, common, examples)
+    return _report(test_questions, texts, matches, n, common, examples)
 
 
 def words(text: str) -> list[str]:
-    """A text as it is compared."""
+    """Return the words of a text as they are compared."""
     return _WORD.findall(text.lower())
 
 
 def wording(question: Question) -> str:
-    """The question without what a loader put around it: `meta["text"]`, where it is a text."""
+    """Return the question without the loader's frame: `meta["text"]` if it is a text."""
     text = question.meta.get("text")
     return text if isinstance(text, str) else question.question
 
 
 def passages(chunk: Chunk) -> list[str]:
-    """The texts of a chunk that may be shared: its turns; or all of it, and each of its lines."""
+    """Return the texts of a chunk that may be shared: its turns, or the text and each of its lines."""
     if chunk.text is None:
         return [turn.text for turn in chunk.turns]
     lines = [line for line in chunk.text.splitlines() if line.strip()]
     return [chunk.text] if len(lines) < 2 else [chunk.text, *lines]
 
 
-def _told(task: Task) -> Iterator[tuple[str, str, str, bool]]:
-    """Kind, place and text of all that a training task says, and whether it is a line of a text that came before."""
+def _training_texts(task: Task) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield (kind, source, text, is a line of the text before) of a training task."""
     for question in task.questions:
         yield "questions", question.id, wording(question), False
     for chunk in task.chunks:
@@ -174,96 +191,98 @@ def _told(task: Task) -> Iterator[tuple[str, str, str, bool]]:
             yield "passages", f"chunk {chunk.index}", text, chunk.text is not None and number > 0
 
 
-def _resting(task: Task, texts: _Texts, hashed: _Hasher) -> Iterator[tuple[Question, list[int]]]:
-    """Every question of a task with the numbers of the passages that it rests on."""
+def _questions_with_passages(task: Task, texts: _Texts, hashed: _Hasher) -> Iterator[tuple[Question, list[int]]]:
+    """Yield every question of a task with the numbers of its passages."""
     by_chunk: list[list[int]] = []
     by_turn: dict[str, int] = {}
     for chunk in task.chunks:
-        numbers = [texts.number(text, hashed(text)) for text in passages(chunk)]
-        by_chunk.append(numbers)
+        passage_numbers = [texts.number(text, hashed(text)) for text in passages(chunk)]
+        by_chunk.append(passage_numbers)
         if chunk.text is None:
-            by_turn |= {turn.id: number for turn, number in zip(chunk.turns, numbers, strict=True) if turn.id}
+            by_turn |= {turn.id: number for turn, number in zip(chunk.turns, passage_numbers, strict=True) if turn.id}
     for question in task.questions:
-        named = [by_turn[id] for id in question.evidence if id in by_turn]
-        last = len(task.chunks) if question.asked_after_chunk is None else question.asked_after_chunk + 1
-        yield question, named or [number for numbers in by_chunk[:last] for number in numbers]
+        cited = [by_turn[id] for id in question.evidence if id in by_turn]
+        chunk_count = len(task.chunks) if question.asked_after_chunk is None else question.asked_after_chunk + 1
+        yield question, cited or [number for passage_numbers in by_chunk[:chunk_count] for number in passage_numbers]
 
 
-class _Seen:
-    """What of the test set's texts has been met in the training set."""
+class _TrainingMatches:
+    """Count matches of the test set's texts in the training set."""
 
     def __init__(self, texts: _Texts, n: int, questions: set[int]) -> None:
         self.n, self._numbers = n, texts.numbers
         grams = [_grams(words, n) for words in texts.words]
-        self.owners = np.repeat(np.arange(len(grams)), [len(of) for of in grams])
-        """The text of every n-gram of the test set."""
-        self.keys, self.of = np.unique(np.concatenate([np.empty(0, np.uint64), *grams]), return_inverse=True)
+        self.owners = np.repeat(np.arange(len(grams)), [len(text_grams) for text_grams in grams])
+        """Text number of every n-gram of the test set."""
+        self.keys, self.key_index = np.unique(np.concatenate([np.empty(0, np.uint64), *grams]), return_inverse=True)
         self.counts = np.zeros(len(self.keys), np.int64)
-        self.places: dict[int, tuple[str, str]] = {}
-        """Where an n-gram was met first: the place and its text; `asked` and `said` likewise, by text."""
-        self.asked: dict[int, tuple[str, str]] = {}
-        self.said: dict[int, tuple[str, str]] = {}
-        self.within: dict[int, tuple[str, str]] = {}
+        self.ngram_sources: dict[int, tuple[str, str]] = {}
+        """First training source of an n-gram and its text; the next three likewise by text number."""
+        self.training_questions: dict[int, tuple[str, str]] = {}
+        self.training_passages: dict[int, tuple[str, str]] = {}
+        self.containing_texts: dict[int, tuple[str, str]] = {}
         self._short: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        """Questions of fewer than n words by their length: sorted hashes, and the texts that these are of."""
+        """Questions of fewer than n words by length: sorted hashes, and their text numbers."""
         for size in range(WITHIN, n):
-            own = np.array([number for number in questions if len(texts.words[number]) == size], np.int64)
-            if len(own):
-                hashes = np.concatenate([_grams(texts.words[number], size) for number in own])
+            text_numbers = np.array([number for number in questions if len(texts.words[number]) == size], np.int64)
+            if len(text_numbers):
+                hashes = np.concatenate([_grams(texts.words[number], size) for number in text_numbers])
                 order = np.argsort(hashes)
-                self._short[size] = hashes[order], own[order]
-        self._least = min([n, *self._short])
+                self._short[size] = hashes[order], text_numbers[order]
+        self._shortest = min([n, *self._short])
         self.sizes: dict[str, int] = dict.fromkeys(("tasks", "questions", "passages", "words"), 0)
-        self._met: set[bytes] = set()
+        self._digests: set[bytes] = set()
 
-    def read(self, task: Task, hashed: _Hasher) -> None:
+    def add_task(self, task: Task, hashed: _Hasher) -> None:
         self.sizes["tasks"] += 1
         units: list[np.ndarray] = []
-        where: list[tuple[str, str]] = []
-        for kind, place, text, line in _told(task):
+        locations: list[tuple[str, str]] = []
+        for kind, source, text, is_line in _training_texts(task):
             words = hashed(text)
-            if not line:  # else it has been counted with its chunk, and its n-grams are the chunk's
+            if not is_line:  # a line was counted with its chunk, and its n-grams are the chunk's
                 self.sizes[kind] += 1
                 self.sizes["words"] += len(words)
-            key, at = words.tobytes(), (f"{task.id}, {place}", text)
+            key, entry = words.tobytes(), (f"{task.id}, {source}", text)
             if key in self._numbers:
-                (self.asked if kind == "questions" else self.said).setdefault(self._numbers[key], at)
-            # A text that comes again (an example of several tasks) is no other text.
+                (self.training_questions if kind == "questions" else self.training_passages).setdefault(
+                    self._numbers[key], entry
+                )
+            # A repeated text (an example of several tasks) counts once.
             digest = blake2b(key, digest_size=16).digest()
-            if len(words) >= self._least and not line and digest not in self._met:
-                self._met.add(digest)
+            if len(words) >= self._shortest and not is_line and digest not in self._digests:
+                self._digests.add(digest)
                 units.append(words)
-                where.append(at)
+                locations.append(entry)
         if units:
-            self._count(units, where)
+            self._count_ngrams(units, locations)
 
-    def _count(self, units: Sequence[np.ndarray], where: Sequence[tuple[str, str]]) -> None:
-        """Each n-gram of the test set counts once for every unit that it occurs in."""
+    def _count_ngrams(self, units: Sequence[np.ndarray], locations: Sequence[tuple[str, str]]) -> None:
+        """Count each n-gram of the test set once for every unit that it occurs in."""
         lengths = np.array([len(words) for words in units])
         unit, words = np.repeat(np.arange(len(units)), lengths), np.concatenate(units)
-        met, number = np.divmod(np.unique(self._hits(self.keys, words, unit, self.n, len(units))), len(units))
-        np.add.at(self.counts, met, 1)
-        for gram, at in zip(met.tolist(), number.tolist(), strict=True):
-            self.places.setdefault(gram, where[at])
+        hits, unit_indices = np.divmod(np.unique(self._hits(self.keys, words, unit, self.n, len(units))), len(units))
+        np.add.at(self.counts, hits, 1)
+        for gram, unit_index in zip(hits.tolist(), unit_indices.tolist(), strict=True):
+            self.ngram_sources.setdefault(gram, locations[unit_index])
         for size, (keys, texts) in self._short.items():
             for hit in self._hits(keys, words, unit, size, len(units)).tolist():
-                found, at = divmod(hit, len(units))
-                if lengths[at] > size:  # else they are equal
-                    self.within.setdefault(int(texts[found]), where[at])
+                text_index, unit_index = divmod(hit, len(units))
+                if lengths[unit_index] > size:  # equal lengths: the texts are equal
+                    self.containing_texts.setdefault(int(texts[text_index]), locations[unit_index])
 
     @staticmethod
     def _hits(keys: np.ndarray, words: np.ndarray, unit: np.ndarray, n: int, units: int) -> np.ndarray:
-        """Where n-grams that lie in one unit are among the sorted `keys`: the key's number times `units`, plus unit."""
+        """Find the n-grams inside one unit among the sorted `keys`; return key index times `units` plus unit."""
         if not len(keys) or len(words) < n:
             return np.empty(0, np.int64)
         grams, unit = _grams(words, n), np.where(unit[: len(unit) - n + 1] == unit[n - 1 :], unit[n - 1 :], -1)
-        place = np.minimum(np.searchsorted(keys, grams), len(keys) - 1)
-        hit = (keys[place] == grams) & (unit >= 0)
-        return place[hit] * units + unit[hit]
+        index = np.minimum(np.searchsorted(keys, grams), len(keys) - 1)
+        hit = (keys[index] == grams) & (unit >= 0)
+        return index[hit] * units + unit[hit]
 
 
 def _grams(words: np.ndarray, n: int) -> np.ndarray:
-    """The hash of every n consecutive words, in order."""
+    """Hash every n consecutive words, in order."""
     size = len(words) - n + 1
     total = np.zeros(max(size, 0), np.uint64)
     for shift in range(n if size > 0 else 0):
@@ -272,66 +291,77 @@ def _grams(words: np.ndarray, n: int) -> np.ndarray:
 
 
 def _report(
-    asked: Sequence[tuple[str, Question, int, list[int]]],
+    test_questions: Sequence[tuple[str, Question, int, list[int]]],
     texts: _Texts,
-    seen: _Seen,
+    matches: _TrainingMatches,
     n: int,
     common: int,
-    shown: int,
+    example_limit: int,
 ) -> Overlap:
-    known = (seen.counts > 0) & (seen.counts <= common)
-    first: dict[int, int] = {}  # text -> its first leaked n-gram
-    for owner, gram in zip(seen.owners[known[seen.of]].tolist(), seen.of[known[seen.of]].tolist(), strict=True):
-        first.setdefault(owner, gram)
-    long = [number for number, words in enumerate(texts.words) if len(words) >= n]
-    rested = {number for _, _, _, rests in asked for number in rests}
+    is_leak = (matches.counts > 0) & (matches.counts <= common)
+    first_ngram: dict[int, int] = {}  # text -> its first leaked n-gram
+    for owner, gram in zip(
+        matches.owners[is_leak[matches.key_index]].tolist(),
+        matches.key_index[is_leak[matches.key_index]].tolist(),
+        strict=True,
+    ):
+        first_ngram.setdefault(owner, gram)
+    long_texts = [number for number, words in enumerate(texts.words) if len(words) >= n]
+    cited = {number for _, _, _, passage_numbers in test_questions for number in passage_numbers}
     leaked: list[str] = []
     inside: list[str] = []
     resting: list[str] = []
     reasons: dict[str, int] = dict.fromkeys(REASONS, 0)
     examples: list[Example] = []
-    whole = {number for number in long if number in seen.said}
-    for task, question, own, rests in asked:
-        found: dict[str, tuple[int, tuple[str, str]]] = {}
-        if len(texts.words[own]):
-            found |= {"question": (own, seen.asked[own])} if own in seen.asked else {}
-            found |= {"said": (own, seen.said[own])} if own in seen.said else {}
-            found |= {"within": (own, seen.within[own])} if own in seen.within else {}
-        found |= {"question n-gram": (own, seen.places[first[own]])} if own in first else {}
-        if (number := next((number for number in rests if number in whole), None)) is not None:
-            found["passage"] = (number, seen.said[number])
-        if (number := next((number for number in rests if number in first), None)) is not None:
-            found["passage n-gram"] = (number, seen.places[first[number]])
+    whole_passages = {number for number in long_texts if number in matches.training_passages}
+    for task, question, own_number, passage_numbers in test_questions:
+        evidence: dict[str, tuple[int, tuple[str, str]]] = {}
+        sources_by_reason = (
+            ("question", matches.training_questions),
+            ("said", matches.training_passages),
+            ("within", matches.containing_texts),
+        )
+        for reason, sources in sources_by_reason if len(texts.words[own_number]) else ():
+            if own_number in sources:
+                evidence[reason] = (own_number, sources[own_number])
+        if own_number in first_ngram:
+            evidence["question n-gram"] = (own_number, matches.ngram_sources[first_ngram[own_number]])
+        if (number := next((number for number in passage_numbers if number in whole_passages), None)) is not None:
+            evidence["passage"] = (number, matches.training_passages[number])
+        if (number := next((number for number in passage_numbers if number in first_ngram), None)) is not None:
+            evidence["passage n-gram"] = (number, matches.ngram_sources[first_ngram[number]])
         id = f"{task}/{question.id}"
-        if found.keys() & set(LEAKED):
+        if evidence.keys() & set(LEAKED):
             leaked.append(id)
-        elif found.keys() & set(INSIDE):
+        elif evidence.keys() & set(INSIDE):
             inside.append(id)
-        if found.keys() & set(RESTING):
+        if evidence.keys() & set(RESTING):
             resting.append(id)
-        for reason, (number, (place, text)) in found.items():
+        for reason, (number, (source, text)) in evidence.items():
             reasons[reason] += 1
-            if reasons[reason] <= shown:
-                examples.append(Example(reason, question.id, task, _short(texts.shown[number]), place, _short(text)))
-    tested = {
-        "tasks": len({task for task, *_ in asked}),
-        "questions": len(asked),
-        "passages": len(rested),
-        "words": sum(len(texts.words[number]) for number in rested | {own for _, _, own, _ in asked}),
+            if reasons[reason] <= example_limit:
+                examples.append(
+                    Example(reason, question.id, task, _short(texts.originals[number]), source, _short(text))
+                )
+    test_sizes = {
+        "tasks": len({task for task, *_ in test_questions}),
+        "questions": len(test_questions),
+        "passages": len(cited),
+        "words": sum(len(texts.words[number]) for number in cited | {number for _, _, number, _ in test_questions}),
     }
     return Overlap(
         n=n,
-        questions=len(asked),
+        questions=len(test_questions),
         leaked=tuple(leaked),
         inside=tuple(inside),
         resting=tuple(resting),
         reasons=reasons,
-        passages={"whole": len(whole & rested), "n-gram": len(rested & first.keys())},
-        sizes={"train": seen.sizes, "test": tested},
+        passages={"whole": len(whole_passages & cited), "n-gram": len(cited & first_ngram.keys())},
+        sizes={"train": matches.sizes, "test": test_sizes},
         examples=tuple(sorted(examples, key=lambda example: REASONS.index(example.reason))),
     )
 
 
 def _short(text: str) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    return text if len(text) <= _EXCERPT_LENGTH else text[: _EXCERPT_LENGTH - 1] + "…"

@@ -1,4 +1,4 @@
-"""Whether a data set on disk is the known one, and sound: checksums, counts, ids, evidence."""
+"""Check of a data set on disk against its description: checksums, counts, ids, evidence."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.tasks.catalog import MODULES, checked_options, checked_variant, data_set, load_set, locate
+from memalpha.tasks.catalog import MODULES, get_data_set, load_set, locate, resolve_variant, validate_options
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.formats.jsonl import problems
+from memalpha.tasks.formats.jsonl import find_problems
 from memalpha.tasks.load import load_tasks
-from memalpha.tasks.sources.files import sha256
+from memalpha.tasks.sources.files import compute_sha256
 from memalpha.types import Task
 
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """An official file: `state` is "known" (the checksum is), "other", "missing", or "unknown" (none is recorded)."""
+    """Describe the state of one official file.
+
+    `state` is "known" (the checksum matches), "other", "missing", or "unknown" (no checksum is recorded).
+    """
 
     path: str
     state: str
@@ -29,11 +32,17 @@ class FileCheck:
 
 @dataclass(frozen=True, slots=True)
 class DataCheck:
-    """What a check found. `problems` are to be mended; `faults` are the official ones that are known of the set.
+    """Hold the result of a check.
 
-    `counts`: tasks, chunks, turns, questions, tokens (characters / 4), the longest chunk in tokens. `evidence`: of the
-    questions with an answer, how many name evidence (`named`), and in how many an answer stands in its text (`holds`);
-    `unknown` evidence ids; questions marked as `faulty` or as `leaked`.
+    Attributes:
+        name: Name of the set, or path of the task file.
+        variant: Variant that was checked.
+        files: State of each official file.
+        counts: Tasks, chunks, turns, questions, tokens (characters / 4), longest chunk in tokens.
+        evidence: Questions with an answer (`answered`), those that name evidence (`named`), those whose evidence holds
+            an answer (`holds`), `unknown` evidence ids, and questions marked `faulty` or `leaked`.
+        problems: Faults of this copy, to be mended.
+        faults: Known faults of the official files.
     """
 
     name: str
@@ -45,21 +54,32 @@ class DataCheck:
     faults: tuple[str, ...]
 
 
-def check(name: str, *, data: str | Path | None = None, variant: str | None = None, **options: Any) -> DataCheck:
-    """Check a named data set (`data`, `variant` and options as `load_tasks` takes them), or a task file by its path.
+def check_data_set(
+    name: str, *, data: str | Path | None = None, variant: str | None = None, **options: Any
+) -> DataCheck:
+    """Check a named data set, or a task file by its path.
 
-    Counts are compared with the known ones where no option changes them. Raises `DataError` for a name, variant or
-    option that is not there and for data that are missing; what is wrong inside them becomes a problem.
+    Counts are compared with the known ones unless an option changes them. Faults inside the data become problems of the
+    result.
+
+    Args:
+        name: Name of a data set, or path of a task file.
+        data: File or folder of your own.
+        variant: Variant to check; default: the first.
+        **options: Options of the set's loader.
+
+    Raises:
+        DataError: The name, variant or option is unknown, or the data are missing.
     """
     if name not in MODULES:
-        return _checked(name, None, (), load_tasks(name, data=data, variant=variant, **options), [], ())
-    known = data_set(name)
-    variant, options = checked_variant(known, variant), checked_options(name, options)
-    path = locate(known, variant, data)
-    official = known.files_for(variant)
+        return _build_report(name, None, (), load_tasks(name, data=data, variant=variant, **options), [], ())
+    dataset = get_data_set(name)
+    variant, options = resolve_variant(dataset, variant), validate_options(name, options)
+    path = locate(dataset, variant, data)
+    official = dataset.files_for(variant)
     beside = path is not None and path.is_file() and len(official) > 1  # it stands for the folder that it lies in
-    files = () if path is None else tuple(_file(path.parent if beside else path, file) for file in official)
-    found = [
+    files = () if path is None else tuple(_check_file(path.parent if beside else path, file) for file in official)
+    mismatches = [
         f"{file.path}: sha256 {file.sha256} is not that of the known file: another version, or damaged"
         for file in files
         if file.state == "other"
@@ -67,14 +87,14 @@ def check(name: str, *, data: str | Path | None = None, variant: str | None = No
     try:
         tasks = load_set(name, data=data, variant=variant, **options)
     except DataError as error:
-        return _checked(name, variant, files, [], [*found, str(error)], known.faults)
+        return _build_report(name, variant, files, [], [*mismatches, str(error)], dataset.faults)
     if not options:
-        found += _miscounted(known, variant, tasks)
-    return _checked(name, variant, files, tasks, found, known.faults)
+        mismatches += _count_mismatches(dataset, variant, tasks)
+    return _build_report(name, variant, files, tasks, mismatches, dataset.faults)
 
 
 def counts(tasks: Sequence[Task]) -> dict[str, int]:
-    """Of tasks, chunks, turns, questions, tokens, and of the longest chunk in tokens (characters / 4)."""
+    """Count tasks, chunks, turns, questions and tokens, and the tokens of the longest chunk (characters / 4)."""
     chunks = [len(chunk.render()) for task in tasks for chunk in task.chunks]
     return {
         "tasks": len(tasks),
@@ -86,57 +106,61 @@ def counts(tasks: Sequence[Task]) -> dict[str, int]:
     }
 
 
-def _file(path: Path, file: File) -> FileCheck:
-    """The official file in the folder `path`, or `path` itself if that is a file, whatever its name."""
-    places = [path] if path.is_file() else [path / file.path, path / Path(file.path).name]
-    found = [place for place in places if place.exists()]
-    if not found and "*" in file.path:
-        found = [place for place in sorted((path / file.path).parent.glob(Path(file.path).name)) if place.is_file()]
-    if not found:
+def _check_file(path: Path, file: File) -> FileCheck:
+    """Check the official file in the folder `path`, or `path` itself if it is a file."""
+    candidates = [path] if path.is_file() else [path / file.path, path / Path(file.path).name]
+    matches = [candidate for candidate in candidates if candidate.exists()]
+    if not matches and "*" in file.path:
+        matches = [
+            candidate
+            for candidate in sorted((path / file.path).parent.glob(Path(file.path).name))
+            if candidate.is_file()
+        ]
+    if not matches:
         return FileCheck(file.path, "missing")
-    place = found[0]
-    size = sum(part.stat().st_size for part in place.rglob("*") if part.is_file()) if place.is_dir() else None
-    size = place.stat().st_size if size is None else size
+    match = matches[0]
+    size = sum(child.stat().st_size for child in match.rglob("*") if child.is_file()) if match.is_dir() else None
+    size = match.stat().st_size if size is None else size
     if file.sha256 is None:
         return FileCheck(file.path, "unknown", size)
-    digest = sha256(place)
+    digest = compute_sha256(match)
     return FileCheck(file.path, "known" if digest == file.sha256 else "other", size, digest)
 
 
-def _miscounted(known: DataSet, variant: str | None, tasks: Sequence[Task]) -> list[str]:
-    held = counts(tasks)
-    expected = known.expected.get(variant or "", {})
-    return [f"{held[key]:,} {key} instead of {number:,}" for key, number in expected.items() if held[key] != number]
+def _count_mismatches(dataset: DataSet, variant: str | None, tasks: Sequence[Task]) -> list[str]:
+    actual = counts(tasks)
+    expected = dataset.expected.get(variant or "", {})
+    return [f"{actual[key]:,} {key} instead of {number:,}" for key, number in expected.items() if actual[key] != number]
 
 
-def _checked(
+def _build_report(
     name: str,
     variant: str | None,
     files: tuple[FileCheck, ...],
     tasks: Sequence[Task],
-    found: list[str],
+    problem_texts: list[str],
     faults: tuple[str, ...],
 ) -> DataCheck:
     for task in tasks:
-        found += [f"task {task.id!r}: {field}: {problem}" for field, problem in problems(task)]
+        problem_texts += [f"task {task.id!r}: {field}: {problem}" for field, problem in find_problems(task)]
     repeated = [id for id, count in Counter(task.id for task in tasks).items() if count > 1]
-    found += [f"task {id!r} occurs twice: ids are unique" for id in repeated]
-    return DataCheck(name, variant, files, counts(tasks), _evidence(tasks), tuple(found), faults)
+    problem_texts += [f"task {id!r} occurs twice: ids are unique" for id in repeated]
+    return DataCheck(name, variant, files, counts(tasks), _evidence(tasks), tuple(problem_texts), faults)
 
 
 def _evidence(tasks: Sequence[Task]) -> dict[str, int]:
-    held: dict[str, int] = dict.fromkeys(("answered", "named", "holds", "unknown", "faulty", "leaked"), 0)
+    totals: dict[str, int] = dict.fromkeys(("answered", "named", "holds", "unknown", "faulty", "leaked"), 0)
     for task in tasks:
-        said = {turn.id: turn.text.casefold() for chunk in task.chunks for turn in chunk.turns if turn.id}
-        speaker = {turn.id: turn.speaker.casefold() for chunk in task.chunks for turn in chunk.turns if turn.id}
+        turn_texts = {turn.id: turn.text.casefold() for chunk in task.chunks for turn in chunk.turns if turn.id}
+        speakers = {turn.id: turn.speaker.casefold() for chunk in task.chunks for turn in chunk.turns if turn.id}
         for question in task.questions:
-            held["unknown"] += len(question.meta.get("unknown_evidence", ()))
-            held["faulty"] += "fault" in question.meta
-            held["leaked"] += bool(question.meta.get("leak"))
+            totals["unknown"] += len(question.meta.get("unknown_evidence", ()))
+            totals["faulty"] += "fault" in question.meta
+            totals["leaked"] += bool(question.meta.get("leak"))
             if not question.answers:
                 continue
-            held["answered"] += 1
-            held["named"] += bool(question.evidence)
-            texts = [f"{speaker[id]}: {said[id]}" for id in question.evidence if id in said]
-            held["holds"] += any(answer.casefold() in text for answer in question.answers for text in texts)
-    return held
+            totals["answered"] += 1
+            totals["named"] += bool(question.evidence)
+            texts = [f"{speakers[id]}: {turn_texts[id]}" for id in question.evidence if id in turn_texts]
+            totals["holds"] += any(answer.casefold() in text for answer in question.answers for text in texts)
+    return totals

@@ -1,1 +1,1 @@
-"""Data sets, a module for each or for sets of one format."""
+"""Data sets: a module for each, or for sets of one format."""

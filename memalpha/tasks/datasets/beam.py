@@ -1,9 +1,9 @@
-"""BEAM (Tavakoli et al., ICLR 2026) as tasks: a conversation of up to ten million tokens, questions at its end.
+"""BEAM (Tavakoli et al., ICLR 2026): conversations of up to ten million tokens, questions at the end.
 
-A batch of the conversation is a session, dated by its time anchor. A turn's id is `m<message id>`; in the 10M set
-each of ten plans counts from 0 and ids go on from plan to plan as the official code has them. A question's rubric is in
-`meta["rubric"]`, one judged item each; the category is the ability. Abstention has no answer: what the reply should
-say is in `meta["refused"]`.
+A batch of the conversation is a session, dated by its time anchor. A turn's id is `m<message id>`. In the 10M set each
+of ten plans counts from 0; ids continue from plan to plan as in the official code. A question's rubric is in
+`meta["rubric"]`, one judged item each; the category is the ability. Abstention has no answer: the expected reply is in
+`meta["refused"]`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.tasks.chunking import Stream, iso_time, objects
+from memalpha.tasks.chunking import TaskBuilder, require_objects, to_iso_time
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import field, file_in
-from memalpha.tasks.sources.streaming import parquet_rows
+from memalpha.tasks.sources.files import find_file, require_field
+from memalpha.tasks.sources.streaming import iter_parquet_rows
 from memalpha.types import Question, SpeakerTurn, Task
 
 _FAULTS = (
@@ -97,45 +97,68 @@ ANSWERS = ("answer", "ideal_answer", "ideal_summary", "ideal_response", "expecte
 
 
 def load_beam(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
-    """The conversations of a size (the first `limit`)."""
+    """Load the conversations of a size.
+
+    Args:
+        path: Folder or Parquet file.
+        variant: "100K", "500K" or "1M".
+        limit: Return the first `limit` conversations only.
+    """
     return list(islice(conversations(path, DATA[0], variant), limit))
 
 
 def load_beam_10m(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
-    """The conversations of ten million tokens (the first `limit`)."""
+    """Load the conversations of ten million tokens.
+
+    Args:
+        path: Folder or Parquet file.
+        variant: Not used, the set has no variants.
+        limit: Return the first `limit` conversations only.
+    """
     return list(islice(conversations(path, DATA[1]), limit))
 
 
-def conversations(path: Path, known: DataSet, variant: str | None = None) -> Iterator[Task]:
-    """One conversation at a time. Raises `DataError` naming file, row and field."""
-    files = [path] if path.is_file() else [file_in(path, file.path) for file in known.files_for(variant)]
+def conversations(path: Path, dataset: DataSet, variant: str | None = None) -> Iterator[Task]:
+    """Yield one conversation at a time.
+
+    Args:
+        path: Folder or Parquet file.
+        dataset: `beam` or `beam_10m`.
+        variant: Size to read.
+
+    Raises:
+        DataError: The file does not fit; the message names file, row and field.
+    """
+    files = [path] if path.is_file() else [find_file(path, file.path) for file in dataset.files_for(variant)]
     for file in files:
-        for where, row in parquet_rows(file, ("conversation_id", "chat", "probing_questions")):
-            yield _task(row, variant or (known.variants or ("10M",))[0], where)
+        for location, row in iter_parquet_rows(file, ("conversation_id", "chat", "probing_questions")):
+            yield _task(row, variant or (dataset.variants or ("10M",))[0], location)
 
 
-def _task(row: Mapping[str, Any], size: str, where: str) -> Task:
-    id = str(field(row, "conversation_id", (str, int), where))
-    where = f"{where} (conversation {id})"
-    stream = Stream()
-    offset, last, when = 0, -1, None
+def _task(row: Mapping[str, Any], size: str, location: str) -> Task:
+    id = str(require_field(row, "conversation_id", (str, int), location))
+    location = f"{location} (conversation {id})"
+    builder = TaskBuilder()
+    offset, last_id, timestamp = 0, -1, None
     for batch in _batches(row.get("chat")):
-        spoken = []
+        speaker_turns = []
         for message in batch:
-            number = field(message, "id", int, f"{where}: chat")
-            if number + offset <= last:
-                offset = last + 1 - number
-            last = number + offset
-            place = f"{where}: chat: message {last}"
-            when = iso_time(str(message.get("time_anchor") or "")) or when
-            text = field(message, "content", str, place)
-            spoken.append(SpeakerTurn(speaker=field(message, "role", str, place), text=text, id=f"m{last}"))
-        stream.session(spoken, when)
-    return stream.task(f"beam-{size}-{id}", _questions(row, stream, where), where)
+            number = require_field(message, "id", int, f"{location}: chat")
+            if number + offset <= last_id:
+                offset = last_id + 1 - number
+            last_id = number + offset
+            item_location = f"{location}: chat: message {last_id}"
+            timestamp = to_iso_time(str(message.get("time_anchor") or "")) or timestamp
+            text = require_field(message, "content", str, item_location)
+            speaker_turns.append(
+                SpeakerTurn(speaker=require_field(message, "role", str, item_location), text=text, id=f"m{last_id}")
+            )
+        builder.add_session(speaker_turns, timestamp)
+    return builder.build(f"beam-{size}-{id}", _questions(row, builder, location), location)
 
 
 def _batches(value: Any) -> Iterator[list[Mapping[str, Any]]]:
-    """The lists of messages in lists and objects of any depth; `turns` of one batch are one list."""
+    """Yield the lists of messages at any depth; the `turns` of one batch are one list."""
     if isinstance(value, Mapping):
         if isinstance(value.get("turns"), list):
             yield [message for turn in value["turns"] for message in (turn if isinstance(turn, list) else [turn])]
@@ -151,37 +174,37 @@ def _batches(value: Any) -> Iterator[list[Mapping[str, Any]]]:
 
 
 def _natural(key: str) -> tuple[int, str]:
-    """`plan-2` before `plan-10`."""
+    """Return a sort key with `plan-2` before `plan-10`."""
     number = key.rpartition("-")[2]
     return (int(number), key) if number.isdecimal() else (-1, key)
 
 
-def _questions(row: Mapping[str, Any], stream: Stream, where: str) -> Iterator[Question]:
+def _questions(row: Mapping[str, Any], builder: TaskBuilder, location: str) -> Iterator[Question]:
     probes = row.get("probing_questions")
     if isinstance(probes, str):
         try:
             probes = json.loads(probes) if probes.lstrip().startswith('{"') else ast.literal_eval(probes)
         except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-            raise DataError(f"{where}: probing_questions is no Python or JSON object: {error}") from error
+            raise DataError(f"{location}: probing_questions is no Python or JSON object: {error}") from error
     if not isinstance(probes, Mapping):
-        raise DataError(f"{where}: probing_questions is no object of abilities")
+        raise DataError(f"{location}: probing_questions is no object of abilities")
     for ability, items in probes.items():
-        for n, item in enumerate(objects(items, f"{where}: {ability}")):
-            place = f"{where}: {ability}[{n}]"
-            rubric = field(item, "rubric", list, place)
+        for n, item in enumerate(require_objects(items, f"{location}: {ability}")):
+            item_location = f"{location}: {ability}[{n}]"
+            rubric = require_field(item, "rubric", list, item_location)
             gold = next((str(item[key]) for key in ANSWERS if str(item.get(key) or "").strip()), None)
             if gold is None or not rubric:
-                raise DataError(f"{place}: a rubric and one of {', '.join(ANSWERS)} are needed")
+                raise DataError(f"{item_location}: a rubric and one of {', '.join(ANSWERS)} are needed")
             meta: dict[str, Any] = {"metric": "rubric", "rubric": [str(point) for point in rubric]}
             if abstain := ability == "abstention":
                 meta["refused"] = gold
             sources = item.get("source_chat_ids", item.get("conversation_sessions"))
-            evidence, unknown = stream.evidence(dict.fromkeys(f"m{id}" for id in _ids(sources)))
+            evidence, unknown = builder.resolve_evidence(dict.fromkeys(f"m{id}" for id in _ids(sources)))
             if unknown:
                 meta["unknown_evidence"] = unknown
             yield Question(
                 id=f"{ability}_{n}",
-                question=field(item, "question", str, place),
+                question=require_field(item, "question", str, item_location),
                 answers=() if abstain else (gold,),
                 category=ability,
                 evidence=() if abstain else evidence,
@@ -190,7 +213,7 @@ def _questions(row: Mapping[str, Any], stream: Stream, where: str) -> Iterator[Q
 
 
 def _ids(value: Any) -> Iterator[int]:
-    """The message ids in lists and objects of any depth."""
+    """Yield the message ids in lists and objects of any depth."""
     if isinstance(value, Mapping):
         for item in value.values():
             yield from _ids(item)

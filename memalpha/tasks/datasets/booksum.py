@@ -1,8 +1,8 @@
-"""BookSum (Kryściński et al. 2021; the cleaned release) as tasks: a chapter or book is read, then summarised.
+"""BookSum (Kryściński et al. 2021; the cleaned release): a chapter or book is read, then summarised.
 
-A text is cut into chunks of at most 2,048 tokens, one a day from 2024-01-01, and the question asks for what was read
-between the first day and the last, as Mem-alpha asks it; the answers are the row's summaries, one a source. Mem-alpha's
-own questions, scored by the keywords of the summary, come with its data (`memalpha_sets`).
+A text is split into chunks of at most 2,048 tokens, one a day from 2024-01-01. The question asks for a summary from the
+first day to the last, as Mem-alpha asks it; the answers are the row's summaries, one a source. Mem-alpha's own
+questions, scored by the keywords of the summary, come with its data (`memalpha_sets`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from memalpha.tasks.chunking import cut
+from memalpha.tasks.chunking import split_text
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import field, file_in
-from memalpha.tasks.sources.streaming import json_lines
+from memalpha.tasks.sources.files import find_file, require_field
+from memalpha.tasks.sources.streaming import iter_json_lines
 from memalpha.types import Chunk, Question, Task
 
-_PARTS = ("test", "val", "train")
+_SPLITS = ("test", "val", "train")
 
 DATA = DataSet(
     name="booksum",
@@ -28,12 +28,12 @@ DATA = DataSet(
     licence="BSD-3-Clause for the collection (texts from Project Gutenberg; summaries of several sites)",
     counts="chapters: test 950, val 854, train 5,653; books: test 17, val 19, train 151; a row has several summaries",
     metric="rouge",
-    variants=tuple(f"{level}-{part}" for level in ("chapters", "books") for part in _PARTS),
+    variants=tuple(f"{level}-{part}" for level in ("chapters", "books") for part in _SPLITS),
     training_variants=("chapters-train", "books-train"),
     files=tuple(
         File(f"{level}/{part}.jsonl", None, None, (f"{level}-{part}",))
         for level in ("chapters", "books")
-        for part in _PARTS
+        for part in _SPLITS
     ),
     faults=(
         "no revision is pinned: the newest is taken, and its commit noted in the tasks (meta['commit'])",
@@ -46,23 +46,41 @@ DATA = DataSet(
 def load(
     path: Path, variant: str | None = None, limit: int | None = None, min_chunks: int = 5, max_chunks: int = 20
 ) -> list[Task]:
-    """The rows of a part with `min_chunks` to `max_chunks` chunks (the first `limit`)."""
+    """Load the rows of a part.
+
+    Args:
+        path: Folder or file of the part.
+        variant: Level and split, such as "chapters-test".
+        limit: Return the first `limit` rows only.
+        min_chunks: Leave out rows with fewer chunks.
+        max_chunks: Leave out rows with more chunks.
+    """
     return list(islice(texts(path, variant, min_chunks, max_chunks), limit))
 
 
 def texts(path: Path, variant: str | None = None, min_chunks: int = 1, max_chunks: int = 1 << 31) -> Iterator[Task]:
-    """As `load`, one at a time. Raises `DataError` naming file, line and field."""
-    file = file_in(path, DATA.files_for(variant)[0].path)
-    for number, (where, row) in enumerate(json_lines(file)):
-        pieces = cut(field(row, "text", str, where))
-        if min_chunks <= len(pieces) <= max_chunks and (task := _task(row, pieces, f"{file.stem}-{number}", where)):
+    """Yield the rows of a part one at a time, as `load` returns them.
+
+    Args:
+        path: Folder or file of the part.
+        variant: Level and split, such as "chapters-test".
+        min_chunks: Leave out rows with fewer chunks.
+        max_chunks: Leave out rows with more chunks.
+
+    Raises:
+        DataError: The file does not fit; the message names file, line and field.
+    """
+    file = find_file(path, DATA.files_for(variant)[0].path)
+    for number, (location, row) in enumerate(iter_json_lines(file)):
+        pieces = split_text(require_field(row, "text", str, location))
+        if min_chunks <= len(pieces) <= max_chunks and (task := _task(row, pieces, f"{file.stem}-{number}", location)):
             yield task
 
 
-def _task(row: Any, pieces: list[str], id: str, where: str) -> Task | None:
+def _task(row: Any, pieces: list[str], id: str, location: str) -> Task | None:
     summaries = []
-    for n, item in enumerate(field(row, "summary", list, where)):
-        text = item if isinstance(item, str) else field(item, "text", (str, list), f"{where}: summary[{n}]")
+    for n, item in enumerate(require_field(row, "summary", list, location)):
+        text = item if isinstance(item, str) else require_field(item, "text", (str, list), f"{location}: summary[{n}]")
         if text := ("\n".join(map(str, text)) if isinstance(text, list) else text).strip():
             summaries.append(text)
     if not summaries or not pieces:

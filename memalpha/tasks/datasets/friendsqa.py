@@ -1,9 +1,9 @@
 """FriendsQA (Yang & Choi, SIGDIAL 2019): questions on scenes of a television series.
 
-An episode is a task, its scenes are the chunks, in order; a turn's id is `<scene>:<utterance>`, for an utterance counts
-within its scene. Several speakers of one utterance are joined by commas, stage notes have the speaker `#NOTE#`. All
-differing gold answers of a question are accepted; evidence is every utterance that one was taken from. `category` is
-the word that asks (who, what, when, where, why, how).
+An episode is a task, its scenes are the chunks, in order. A turn's id is `<scene>:<utterance>`, for an utterance counts
+within its scene. Several speakers of one utterance are joined by commas; stage notes have the speaker `#NOTE#`. All
+differing gold answers of a question are accepted, and every utterance that one was taken from is evidence. `category`
+is the question word (who, what, when, where, why, how).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import field, file_in, filled, read_json, task
+from memalpha.tasks.sources.files import build_task, find_file, read_json, require_field, require_items
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 DATA = DataSet(
@@ -54,14 +54,20 @@ DATA = DataSet(
 
 
 def load(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
-    """The episodes of the folder `path` (both files, or that of the variant), or of one such file, by name.
+    """Load the episodes of a folder with both files, or of one file.
 
-    Raises `DataError` naming file, scene and field.
+    Args:
+        path: Folder or file.
+        variant: "all", "dev" or "test".
+        limit: Return the first `limit` episodes by name only.
+
+    Raises:
+        DataError: A file does not fit; the message names file, scene and field.
     """
     episodes: dict[str, list[tuple[str, Chunk, list[Question]]]] = {}
-    for file in [path] if path.is_file() else [file_in(path, file.path) for file in DATA.files_for(variant)]:
-        scenes = field(read_json(file), "data", list, str(file))
-        for number, item in enumerate(filled(scenes, "scenes", f"{file}: data")):
+    for file in [path] if path.is_file() else [find_file(path, file.path) for file in DATA.files_for(variant)]:
+        scenes = require_field(read_json(file), "data", list, str(file))
+        for number, item in enumerate(require_items(scenes, "scenes", f"{file}: data")):
             title, chunk, questions = _scene(item, f"{file}: data[{number}]")
             episode, underline, _ = title.rpartition("_")
             episodes.setdefault(episode if underline else title, []).append((title, chunk, questions))
@@ -69,7 +75,7 @@ def load(path: Path, variant: str | None = None, limit: int | None = None) -> li
     for episode in sorted(episodes)[:limit]:
         scenes = sorted(episodes[episode], key=lambda scene: scene[0])
         tasks.append(
-            task(
+            build_task(
                 str(path),
                 id=f"friendsqa-{episode}",
                 chunks=tuple(chunk for _, chunk, _ in scenes),
@@ -80,36 +86,41 @@ def load(path: Path, variant: str | None = None, limit: int | None = None) -> li
     return tasks
 
 
-def _scene(item: Any, where: str) -> tuple[str, Chunk, list[Question]]:
-    title = field(item, "title", str, where)
-    where = f"{where} ({title})"
+def _scene(item: Any, location: str) -> tuple[str, Chunk, list[Question]]:
+    title = require_field(item, "title", str, location)
+    location = f"{location} ({title})"
     turns: list[SpeakerTurn] = []
     questions: list[Question] = []
-    for paragraph in filled(field(item, "paragraphs", list, where), "paragraphs", where):
-        for said in field(paragraph, "utterances:", list, where):  # the official key ends in a colon
-            speakers = filled(field(said, "speakers", list, where), "speakers", where)
-            uid = field(said, "uid", int, where)
-            text = field(said, "utterance", str, f"{where}: utterance {uid}")
+    for paragraph in require_items(require_field(item, "paragraphs", list, location), "paragraphs", location):
+        for utterance in require_field(paragraph, "utterances:", list, location):  # the official key ends in a colon
+            speakers = require_items(require_field(utterance, "speakers", list, location), "speakers", location)
+            uid = require_field(utterance, "uid", int, location)
+            text = require_field(utterance, "utterance", str, f"{location}: utterance {uid}")
             turns.append(SpeakerTurn(speaker=", ".join(map(str, speakers)), text=text, id=f"{title}:{uid}"))
-        known = {turn.id for turn in turns}
-        questions += [_question(asked, title, known, where) for asked in field(paragraph, "qas", list, where)]
+        turn_ids = {turn.id for turn in turns}
+        questions += [
+            _question(item_question, title, turn_ids, location)
+            for item_question in require_field(paragraph, "qas", list, location)
+        ]
     if not turns:
-        raise DataError(f"{where}: a scene without utterances")
+        raise DataError(f"{location}: a scene without utterances")
     return title, Chunk(turns=tuple(turns)), questions
 
 
-def _question(asked: Mapping[str, Any], title: str, known: set[str | None], where: str) -> Question:
-    id = field(asked, "id", str, where)
-    where = f"{where}: question {id}"
-    given = filled(field(asked, "answers", list, where), "answers", where)
-    evidence = tuple(dict.fromkeys(f"{title}:{field(answer, 'utterance_id', int, where)}" for answer in given))
-    if unknown := [turn for turn in evidence if turn not in known]:
-        raise DataError(f"{where}: its answer is taken from {unknown[0]}, an utterance that the scene does not have")
+def _question(item: Mapping[str, Any], title: str, turn_ids: set[str | None], location: str) -> Question:
+    id = require_field(item, "id", str, location)
+    location = f"{location}: question {id}"
+    answers = require_items(require_field(item, "answers", list, location), "answers", location)
+    evidence = tuple(
+        dict.fromkeys(f"{title}:{require_field(answer, 'utterance_id', int, location)}" for answer in answers)
+    )
+    if unknown := [turn for turn in evidence if turn not in turn_ids]:
+        raise DataError(f"{location}: its answer is taken from {unknown[0]}, an utterance that the scene does not have")
     kind = id.removeprefix(title).strip("_").partition("_")[0].lower()
     return Question(
         id=id,
-        question=field(asked, "question", str, where),
-        answers=tuple(dict.fromkeys(field(answer, "answer_text", str, where).strip() for answer in given)),
+        question=require_field(item, "question", str, location),
+        answers=tuple(dict.fromkeys(require_field(answer, "answer_text", str, location).strip() for answer in answers)),
         category=kind or None,
         evidence=evidence,
         meta={"metric": DATA.metric, **({"paraphrased": True} if id.endswith("_Paraphrased") else {})},

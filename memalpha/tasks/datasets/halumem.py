@@ -1,9 +1,9 @@
-"""HaluMem (Chen et al. 2025; CC BY-NC-ND 4.0) as tasks: a user is a task, asked after each session about all so far.
+"""HaluMem (Chen et al. 2025; CC BY-NC-ND 4.0): a user is a task, asked after each session.
 
-Memory points are gold operations: an update where the point it replaces holds at that time, else an insert; those of
-source "interference" are false on purpose and stand in `task.meta["interference"]` as (chunk, content). Questions of
-type "Memory Boundary" ask what was never said: no answer, the official reply is in `meta["refused"]`. Evidence are
-memory points, not turns: their texts are in `meta["memories"]`.
+Memory points are gold operations: an update where the point it replaces holds at that time, else an insert. Points of
+source "interference" are false on purpose and are in `task.meta["interference"]` as (chunk, content). Questions of type
+"Memory Boundary" ask for facts that were never stated: no answer, the official reply is in `meta["refused"]`. Evidence
+are memory points, not turns: their texts are in `meta["memories"]`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from memalpha.tasks.chunking import Stream, answers_of, iso_time, needed_time, objects
+from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_iso_time, require_objects, to_iso_time
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import field, file_in
-from memalpha.tasks.sources.streaming import json_lines
+from memalpha.tasks.sources.files import find_file, require_field
+from memalpha.tasks.sources.streaming import iter_json_lines
 from memalpha.types import GoldOperation, Question, SpeakerTurn, Task
 
 DATA = DataSet(
@@ -59,55 +59,74 @@ BOUNDARY = "Memory Boundary"
 
 
 def load(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
-    """The users of a file (the first `limit`)."""
+    """Load the users.
+
+    Args:
+        path: Folder or file.
+        variant: "Medium" or "Long".
+        limit: Return the first `limit` users only.
+    """
     return list(islice(users(path, variant), limit))
 
 
 def users(path: Path, variant: str | None = None) -> Iterator[Task]:
-    """As `load`, one at a time. Raises `DataError` naming file, line, session and field."""
-    for where, user in json_lines(file_in(path, DATA.files_for(variant)[0].path)):
-        yield _task(user, where)
+    """Yield one user at a time. Raises `DataError` naming file, line, session and field."""
+    for location, user in iter_json_lines(find_file(path, DATA.files_for(variant)[0].path)):
+        yield _task(user, location)
 
 
-def _task(user: Any, where: str) -> Task:
-    id = field(user, "uuid", str, where)
-    stream = Stream()
+def _task(user: Any, location: str) -> Task:
+    id = require_field(user, "uuid", str, location)
+    builder = TaskBuilder()
     gold: list[GoldOperation] = []
-    false: list[list[Any]] = []
+    interference: list[list[Any]] = []
     live: dict[str, str] = {}  # content → category, as an undisturbed writer would hold it
     questions: list[Question] = []
-    for number, session in enumerate(objects(field(user, "sessions", list, where), f"{where}: sessions")):
-        place = f"{where}: session {number}"
-        start = needed_time(session.get("start_time"), f"{place}: start_time")
-        spoken = []
-        for n, turn in enumerate(objects(field(session, "dialogue", list, place), f"{place}: dialogue")):
-            speaker, text = (field(turn, key, str, f"{place}: dialogue[{n}]") for key in ("role", "content"))
-            spoken.append(SpeakerTurn(speaker=speaker, text=text, id=f"s{number}_{n}"))
-        stream.session(spoken, start)
-        chunk = max(stream.last, 0)
-        for n, point in enumerate(objects(session.get("memory_points"), f"{place}: memory_points")):
-            at = f"{place}: memory_points[{n}]"
-            if field(point, "memory_source", str, at) == "interference":
-                false.append([chunk, field(point, "memory_content", str, at)])
+    for number, session in enumerate(
+        require_objects(require_field(user, "sessions", list, location), f"{location}: sessions")
+    ):
+        session_location = f"{location}: session {number}"
+        start = require_iso_time(session.get("start_time"), f"{session_location}: start_time")
+        speaker_turns = []
+        for n, turn in enumerate(
+            require_objects(require_field(session, "dialogue", list, session_location), f"{session_location}: dialogue")
+        ):
+            speaker, text = (
+                require_field(turn, key, str, f"{session_location}: dialogue[{n}]") for key in ("role", "content")
+            )
+            speaker_turns.append(SpeakerTurn(speaker=speaker, text=text, id=f"s{number}_{n}"))
+        builder.add_session(speaker_turns, start)
+        chunk = max(builder.last_index, 0)
+        for n, point in enumerate(require_objects(session.get("memory_points"), f"{session_location}: memory_points")):
+            point_location = f"{session_location}: memory_points[{n}]"
+            if require_field(point, "memory_source", str, point_location) == "interference":
+                interference.append([chunk, require_field(point, "memory_content", str, point_location)])
             else:
-                gold.extend(_operations(point, chunk, live, at))
-        for item in objects(session.get("questions"), f"{place}: questions"):
-            questions.append(_question(item, len(questions), chunk, f"{place}: question {len(questions)}"))
-    meta: dict[str, Any] = {"interference": false} if false else {}
-    return stream.task(id, questions, where, gold_operations=tuple(gold), meta=meta)
+                gold.extend(_operations(point, chunk, live, point_location))
+        for item in require_objects(session.get("questions"), f"{session_location}: questions"):
+            questions.append(_question(item, len(questions), chunk, f"{session_location}: question {len(questions)}"))
+    meta: dict[str, Any] = {"interference": interference} if interference else {}
+    return builder.build(id, questions, location, gold_operations=tuple(gold), meta=meta)
 
 
-def _operations(point: Mapping[str, Any], chunk: int, live: dict[str, str], where: str) -> Iterator[GoldOperation]:
-    """What a perfect writer does for one memory point; `live` changes with it. Nothing for what it holds already."""
-    content, kind = (field(point, key, str, where) for key in ("memory_content", "memory_type"))
+def _operations(point: Mapping[str, Any], chunk: int, live: dict[str, str], location: str) -> Iterator[GoldOperation]:
+    """Yield a perfect writer's operations for one memory point, and update `live`.
+
+    A point that the memory holds already gives none.
+    """
+    content, kind = (require_field(point, key, str, location) for key in ("memory_content", "memory_type"))
     if content in live or not content.strip():
         return
     category = CATEGORIES.get(kind, "semantic")
     ended = []
     if str(point.get("is_update")) == "True":
-        old_ones = point.get("original_memories")
-        ended = [old for old in map(str, old_ones) if old in live] if isinstance(old_ones, list) else []
-    when = iso_time(str(point.get("timestamp") or ""))
+        original_memories = point.get("original_memories")
+        ended = (
+            [content_ended for content_ended in map(str, original_memories) if content_ended in live]
+            if isinstance(original_memories, list)
+            else []
+        )
+    timestamp = to_iso_time(str(point.get("timestamp") or ""))
     replaced = next((old for old in ended if live[old] == category), None)
     for old in dict.fromkeys(ended):
         if old != replaced:
@@ -120,24 +139,24 @@ def _operations(point: Mapping[str, Any], chunk: int, live: dict[str, str], wher
         category=category,
         content=content,
         replaces=replaced,
-        timestamp=when,
+        timestamp=timestamp,
     )
 
 
-def _question(item: Any, number: int, chunk: int, where: str) -> Question:
-    kind = field(item, "question_type", str, where)
-    answers = answers_of(item.get("answer"), f"{where}: field 'answer'")
+def _question(item: Any, number: int, chunk: int, location: str) -> Question:
+    kind = require_field(item, "question_type", str, location)
+    answers = parse_answers(item.get("answer"), f"{location}: field 'answer'")
     meta: dict[str, Any] = {
         "metric": DATA.metric,
         "benchmark": "halumem",
-        "memories": [str(point.get("memory_content", "")) for point in objects(item.get("evidence"), where)],
+        "memories": [str(point.get("memory_content", "")) for point in require_objects(item.get("evidence"), location)],
         "difficulty": item.get("difficulty", ""),
     }
     if kind == BOUNDARY:
         meta["refused"] = answers[0]
     return Question(
         id=f"q{number}",
-        question=field(item, "question", str, where),
+        question=require_field(item, "question", str, location),
         answers=() if kind == BOUNDARY else answers,
         category=kind,
         asked_after_chunk=chunk,

@@ -1,13 +1,15 @@
-"""Labelled sentences as learning at test time: Banking77, CLINC150, NLU (HWU64) and TREC question classification.
+"""Labelled sentences as learning at test time: Banking77, CLINC150, NLU (HWU64), TREC questions.
 
-A task is a stream of labelled examples and questions for the labels of other sentences. Labels are numbers, in an order
-drawn once for a set and seed, so that nobody knows one by its name; "12" and "label 12" are both right. Every task has
-a new sample of the examples (`examples` of each label, fewer where there are fewer), shuffled, one a turn: `label 12:
-<sentence>`. Evidence of a question are the examples of its label. All test sentences are asked, in an order that the
-seed shuffles, `questions` a task; the rest makes a shorter one. With `split="train"` the questions come from the
-training sentences, too, those that are no examples of their task: for training without a look at the test set.
+A task is a stream of labelled examples and questions for the labels of other sentences. Labels are numbers in an order
+that set and seed decide, so that nobody knows one by its name; "12" and "label 12" are both right. Every task has a new
+sample of examples (`examples` of each label, fewer if there are fewer), shuffled, one a turn: `label 12: <sentence>`.
+Evidence of a question are the examples of its label.
 
-Test sentences that also stand in the training file, but for capitals and punctuation, have `meta["leak"]` true.
+All test sentences are asked, in an order that the seed shuffles, `questions` a task; the rest makes a shorter task.
+With `split="train"` the questions are training sentences, too, without the examples of their task. That split is for
+training without a look at the test set.
+
+Test sentences that also stand in the training file, apart from capitals and punctuation, have `meta["leak"]` true.
 """
 
 from __future__ import annotations
@@ -21,8 +23,17 @@ from typing import Any, Literal, NamedTuple
 from memalpha.errors import DataError
 from memalpha.tasks.checks.contamination import words
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import CHUNK_TOKENS, field, file_in, filled, packed, read_json, read_text, task
-from memalpha.tasks.sources.streaming import csv_rows
+from memalpha.tasks.sources.files import (
+    CHUNK_TOKENS,
+    build_task,
+    find_file,
+    pack_turns,
+    read_json,
+    read_text,
+    require_field,
+    require_items,
+)
+from memalpha.tasks.sources.streaming import iter_csv_rows
 from memalpha.types import Question, SpeakerTurn, Task
 
 _TRAINING: Mapping[str, str] = {"split": "train"}
@@ -117,14 +128,14 @@ Split = Literal["test", "train"]
 
 
 class Sentence(NamedTuple):
-    """A sentence and the name of its label."""
+    """Hold a sentence and the name of its label."""
 
     text: str
     label: str
 
 
 class Sentences(NamedTuple):
-    """The official splits; `outside` are sentences that no label fits."""
+    """Hold the official splits; `outside` are sentences that no label fits."""
 
     train: list[Sentence]
     test: list[Sentence]
@@ -142,8 +153,22 @@ def load_banking77(
     seed: int = 0,
     chunk: int = CHUNK_TOKENS,
 ) -> list[Task]:
-    """Tasks of the folder that holds train.csv and test.csv. Raises `DataError` naming file, line and field."""
-    train, test = (_rows(file_in(_folder(path), file.path), ",", "text", ("category",)) for file in DATA[0].files)
+    """Load tasks of the folder that holds train.csv and test.csv.
+
+    Args:
+        path: Folder, or a file in it.
+        variant: Not used, the set has no variants.
+        limit: Return the first `limit` tasks only.
+        examples: Labelled examples of each label.
+        questions: Questions of a task.
+        split: Sentences that are asked.
+        seed: Seed of labels, order and examples.
+        chunk: Longest chunk in tokens (characters / 4).
+
+    Raises:
+        DataError: A file does not fit; the message names file, line and field.
+    """
+    train, test = (_rows(find_file(_folder(path), file.path), ",", "text", ("category",)) for file in DATA[0].files)
     return _tasks("banking77", path, Sentences(train, test, []), limit, examples, questions, split, seed, chunk)
 
 
@@ -158,17 +183,27 @@ def load_clinc150(
     seed: int = 0,
     chunk: int = CHUNK_TOKENS,
 ) -> list[Task]:
-    """Tasks of data_full.json; variant "out-of-scope" asks the out-of-scope test sentences among the others.
+    """Load tasks of data_full.json.
 
-    Their right answer is to abstain (no answers).
+    Variant "out-of-scope" asks the out-of-scope test sentences among the others; their right answer is to abstain.
+
+    Args:
+        path: File, or its folder.
+        variant: "in-scope" or "out-of-scope".
+        limit: Return the first `limit` tasks only.
+        examples: Labelled examples of each label.
+        questions: Questions of a task.
+        split: Sentences that are asked.
+        seed: Seed of labels, order and examples.
+        chunk: Longest chunk in tokens (characters / 4).
     """
-    file = file_in(path, DATA[1].files[0].path)
+    file = find_file(path, DATA[1].files[0].path)
     splits = read_json(file)
     train, test, outside = (_pairs(splits, name, file) for name in ("train", "test", "oos_test"))
     if variant != "out-of-scope":
         outside = []
-    read = Sentences(train, test, [Sentence(row.text, OUT_OF_SCOPE) for row in outside])
-    return _tasks("clinc150", path, read, limit, examples, questions, split, seed, chunk)
+    sentences = Sentences(train, test, [Sentence(row.text, OUT_OF_SCOPE) for row in outside])
+    return _tasks("clinc150", path, sentences, limit, examples, questions, split, seed, chunk)
 
 
 def load_nlu(
@@ -182,14 +217,25 @@ def load_nlu(
     seed: int = 0,
     chunk: int = CHUNK_TOKENS,
 ) -> list[Task]:
-    """Tasks of one fold, the folder that holds trainset/ and testset/csv/."""
-    parts: list[list[Sentence]] = []
+    """Load tasks of one fold, the folder that holds trainset/ and testset/csv/.
+
+    Args:
+        path: Folder of the fold.
+        variant: Not used, the set has no variants.
+        limit: Return the first `limit` tasks only.
+        examples: Labelled examples of each label.
+        questions: Questions of a task.
+        split: Sentences that are asked.
+        seed: Seed of labels, order and examples.
+        chunk: Longest chunk in tokens (characters / 4).
+    """
+    splits: list[list[Sentence]] = []
     for folder in (path / "trainset", path / "testset" / "csv"):
         files = sorted(folder.glob("*.csv"))
         if not files:
             raise DataError(f"{folder}: no CSV files; give the folder of one fold (it holds trainset and testset)")
-        parts.append([row for file in files for row in _rows(file, ";", "answer_from_anno", ("scenario", "intent"))])
-    train, test = parts
+        splits.append([row for file in files for row in _rows(file, ";", "answer_from_anno", ("scenario", "intent"))])
+    train, test = splits
     return _tasks("nlu", path, Sentences(train, test, []), limit, examples, questions, split, seed, chunk)
 
 
@@ -204,18 +250,29 @@ def load_trec(
     seed: int = 0,
     chunk: int = CHUNK_TOKENS,
 ) -> list[Task]:
-    """Tasks of the folder that holds train.txt and test.txt; by default 400 examples a coarse label, 60 a fine one."""
+    """Load tasks of the folder that holds train.txt and test.txt.
+
+    Args:
+        path: Folder, or a file in it.
+        variant: "coarse" or "fine" labels.
+        limit: Return the first `limit` tasks only.
+        examples: Labelled examples of each label; default: 400 of a coarse label, 60 of a fine one.
+        questions: Questions of a task.
+        split: Sentences that are asked.
+        seed: Seed of labels, order and examples.
+        chunk: Longest chunk in tokens (characters / 4).
+    """
     fine = variant == "fine"
-    train, test = (_trec(file_in(_folder(path), file.path), fine) for file in DATA[3].files)
-    each = (60 if fine else 400) if examples is None else examples
+    train, test = (_trec(find_file(_folder(path), file.path), fine) for file in DATA[3].files)
+    examples_per_label = (60 if fine else 400) if examples is None else examples
     name = f"trec-{'fine' if fine else 'coarse'}"
-    return _tasks(name, path, Sentences(train, test, []), limit, each, questions, split, seed, chunk)
+    return _tasks(name, path, Sentences(train, test, []), limit, examples_per_label, questions, split, seed, chunk)
 
 
 def _tasks(
     name: str,
     source: Path,
-    read: Sentences,
+    sentences: Sentences,
     limit: int | None,
     examples: int,
     questions: int,
@@ -225,39 +282,39 @@ def _tasks(
 ) -> list[Task]:
     if examples < 1 or questions < 1 or chunk < 1:
         raise DataError(f"{name}: examples={examples}, questions={questions}, chunk={chunk}: each must be at least 1")
-    labels = sorted({row.label for row in read.train})
+    labels = sorted({row.label for row in sentences.train})
     Random(f"{name}|labels|{seed}").shuffle(labels)
     numbers = {label: str(number) for number, label in enumerate(labels)}
-    if unknown := sorted({row.label for row in read.test} - set(numbers)):
+    if unknown := sorted({row.label for row in sentences.test} - set(numbers)):
         raise DataError(f"{source}: test label {unknown[0]!r} has no training sentence")
-    asked = [*read.test, *read.outside] if split == "test" else list(read.train)
-    order = list(range(len(asked)))
+    pool = [*sentences.test, *sentences.outside] if split == "test" else list(sentences.train)
+    order = list(range(len(pool)))
     Random(f"{name}|{split}|{seed}").shuffle(order)
-    same: dict[tuple[str, ...], list[int]] = defaultdict(list)  # training sentences of the same words
-    for place, row in enumerate(read.train):
-        same[tuple(words(row.text))].append(place)
+    training_copies: dict[tuple[str, ...], list[int]] = defaultdict(list)  # training sentences of the same words
+    for index, row in enumerate(sentences.train):
+        training_copies[tuple(words(row.text))].append(index)
     tasks: list[Task] = []
-    for number, at in enumerate(range(0, len(order), questions)[:limit]):
-        batch = [(place, asked[place]) for place in order[at : at + questions]]
-        known = [same.get(tuple(words(row.text)), []) for _, row in batch]
-        kept_out = {place for places in known for place in places} if split == "train" else set()
-        sample = _sample(read.train, examples, kept_out, Random(f"{name}|{split}|{seed}|{number}"))
+    for number, start in enumerate(range(0, len(order), questions)[:limit]):
+        batch = [(index, pool[index]) for index in order[start : start + questions]]
+        copies_of_batch = [training_copies.get(tuple(words(row.text)), []) for _, row in batch]
+        excluded = {index for copies in copies_of_batch for index in copies} if split == "train" else set()
+        sample = _sample(sentences.train, examples, excluded, Random(f"{name}|{split}|{seed}|{number}"))
         if not sample:
             raise DataError(f"{name}: questions={questions} leaves no training sentence as an example: ask fewer")
         turns = [
-            SpeakerTurn(speaker=f"label {numbers[row.label]}", text=row.text, id=f"e{place}") for place, row in sample
+            SpeakerTurn(speaker=f"label {numbers[row.label]}", text=row.text, id=f"e{index}") for index, row in sample
         ]
         by_label: dict[str, list[str]] = defaultdict(list)
-        for place, row in sample:
-            by_label[row.label].append(f"e{place}")
+        for index, row in sample:
+            by_label[row.label].append(f"e{index}")
         tasks.append(
-            task(
+            build_task(
                 str(source),
                 id=f"{name}-{split}-{seed}-{number}",
-                chunks=tuple(packed(turns, chunk)),
+                chunks=tuple(pack_turns(turns, chunk)),
                 questions=tuple(
-                    _question(f"{split}{place}", row, numbers, by_label, split == "test" and bool(places))
-                    for (place, row), places in zip(batch, known, strict=True)
+                    _question(f"{split}{index}", row, numbers, by_label, split == "test" and bool(copies))
+                    for (index, row), copies in zip(batch, copies_of_batch, strict=True)
                 ),
                 meta={"labels": numbers, "examples": len(sample)},
             )
@@ -268,30 +325,30 @@ def _tasks(
 def _question(
     id: str, row: Sentence, numbers: Mapping[str, str], evidence: Mapping[str, Sequence[str]], leak: bool
 ) -> Question:
-    inside = row.label in numbers
+    is_in_scope = row.label in numbers
     return Question(
         id=id,
         question=f'Label of "{row.text}"?',  # other words of a frame cost search up to a third of its hits on TREC
-        answers=(numbers[row.label], f"label {numbers[row.label]}") if inside else (),
-        category="label" if inside else OUT_OF_SCOPE,
+        answers=(numbers[row.label], f"label {numbers[row.label]}") if is_in_scope else (),
+        category="label" if is_in_scope else OUT_OF_SCOPE,
         evidence=tuple(evidence.get(row.label, ())),
         meta={"metric": "exact", "text": row.text, **({"leak": True} if leak else {})},
     )
 
 
-def _sample(train: Sequence[Sentence], examples: int, kept_out: set[int], rng: Random) -> list[tuple[int, Sentence]]:
-    """(place in the file, sentence) of `examples` a label, shuffled; none of the places in `kept_out`."""
+def _sample(train: Sequence[Sentence], examples: int, excluded: set[int], rng: Random) -> list[tuple[int, Sentence]]:
+    """Draw `examples` of each label, shuffled, as (index in the file, sentence), without `excluded` indices."""
     by_label: dict[str, list[int]] = defaultdict(list)
-    for place, row in enumerate(train):
-        if place not in kept_out:
-            by_label[row.label].append(place)
-    chosen = [
-        place
+    for index, row in enumerate(train):
+        if index not in excluded:
+            by_label[row.label].append(index)
+    indices = [
+        index
         for label in sorted(by_label)
-        for place in rng.sample(by_label[label], min(examples, len(by_label[label])))
+        for index in rng.sample(by_label[label], min(examples, len(by_label[label])))
     ]
-    rng.shuffle(chosen)
-    return [(place, train[place]) for place in chosen]
+    rng.shuffle(indices)
+    return [(index, train[index]) for index in indices]
 
 
 # --------------------------------------------------------------------------------------------------- official files
@@ -302,27 +359,29 @@ def _folder(path: Path) -> Path:
 
 
 def _rows(file: Path, separator: str, text: str, label: Sequence[str]) -> list[Sentence]:
-    """The rows of a CSV file with a header; a label of several columns is joined by underlines."""
-    found: list[Sentence] = []
-    for where, row in csv_rows(file, (text, *label), separator):
-        parts = [row[text].strip(), *(row[column].strip() for column in label)]
-        if not all(parts):
-            raise DataError(f"{where}: an empty field: {text} and {', '.join(label)} are needed")
-        found.append(Sentence(parts[0], "_".join(parts[1:])))
-    return found
+    """Read a CSV file with a header; the columns of a label are joined by underlines."""
+    sentences: list[Sentence] = []
+    for location, row in iter_csv_rows(file, (text, *label), separator):
+        values = [row[text].strip(), *(row[column].strip() for column in label)]
+        if not all(values):
+            raise DataError(f"{location}: an empty field: {text} and {', '.join(label)} are needed")
+        sentences.append(Sentence(values[0], "_".join(values[1:])))
+    return sentences
 
 
 def _pairs(splits: Any, name: str, file: Path) -> list[Sentence]:
-    found: list[Sentence] = []
-    for number, item in enumerate(filled(field(splits, name, list, str(file)), "sentences", f"{file}: {name}")):
-        if not (isinstance(item, list) and len(item) == 2 and all(isinstance(part, str) and part for part in item)):
+    sentences: list[Sentence] = []
+    for number, item in enumerate(
+        require_items(require_field(splits, name, list, str(file)), "sentences", f"{file}: {name}")
+    ):
+        if not (isinstance(item, list) and len(item) == 2 and all(isinstance(value, str) and value for value in item)):
             raise DataError(f"{file}: {name}[{number}]: [sentence, label] is needed")
-        found.append(Sentence(item[0], item[1]))
-    return found
+        sentences.append(Sentence(item[0], item[1]))
+    return sentences
 
 
 def _trec(file: Path, fine: bool) -> list[Sentence]:
-    found: list[Sentence] = []
+    sentences: list[Sentence] = []
     for number, line in enumerate(read_text(file).split("\n"), 1):
         if not line.strip():
             continue
@@ -330,5 +389,5 @@ def _trec(file: Path, fine: bool) -> list[Sentence]:
         coarse, colon, _ = label.partition(":")
         if not colon or not coarse or not text:
             raise DataError(f"{file}:{number}: not like 'DESC:manner How did ... ?'")
-        found.append(Sentence(text, label if fine else coarse))
-    return found
+        sentences.append(Sentence(text, label if fine else coarse))
+    return sentences

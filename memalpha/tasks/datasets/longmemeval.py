@@ -1,9 +1,9 @@
-"""LongMemEval (Wu et al., ICLR 2025; the cleaned release) as tasks: a question, its chat history, one question a task.
+"""LongMemEval (Wu et al., ICLR 2025; the cleaned release): a task is one question and its chat history.
 
-A session is a chunk or several, in order of its date (the oracle file is not sorted). A turn's id is the official one,
-`<session id>_<number from 1>`. Evidence are the turns marked `has_answer`; the sessions that hold the answer are in
-`meta["answer_session_ids"]` and the day the question is asked in `meta["date"]`. Questions whose id has `_abs` have no
-answer: what the official answer says instead is in `meta["refused"]`. The files are read an instance at a time.
+A session is one chunk or several, in order of its date (the oracle file is not sorted). A turn's id is the official
+one, `<session id>_<number from 1>`. Evidence are the turns marked `has_answer`. The sessions that hold the answer are
+in `meta["answer_session_ids"]`, the day of the question in `meta["date"]`. Questions whose id has `_abs` have no
+answer; the official reply is in `meta["refused"]`. The files are read one instance at a time.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.tasks.chunking import Stream, answers_of, needed_time, objects
+from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_iso_time, require_objects
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import field, file_in
-from memalpha.tasks.sources.streaming import json_array
+from memalpha.tasks.sources.files import find_file, require_field
+from memalpha.tasks.sources.streaming import iter_json_array
 from memalpha.types import Question, SpeakerTurn, Task
 
 DATA = DataSet(
@@ -60,64 +60,79 @@ DATA = DataSet(
 
 
 def load(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
-    """The instances of a file, or of the variant's file in a folder, as tasks (the first `limit`)."""
+    """Load the instances of a file, or of the variant's file in a folder.
+
+    Args:
+        path: Folder or file.
+        variant: "s", "oracle" or "m".
+        limit: Return the first `limit` instances only.
+    """
     return list(islice(instances(path, variant), limit))
 
 
 def instances(path: Path, variant: str | None = None) -> Iterator[Task]:
-    """As `load`, one at a time: the m file holds 2.7 GB. Raises `DataError` naming file, instance and field."""
-    file = file_in(path, DATA.files_for(variant)[0].path)
-    for number, item in enumerate(json_array(file)):
+    """Yield one instance at a time: the m file holds 2.7 GB.
+
+    Raises:
+        DataError: The file does not fit; the message names file, instance and field.
+    """
+    file = find_file(path, DATA.files_for(variant)[0].path)
+    for number, item in enumerate(iter_json_array(file)):
         yield _task(item, f"{file}: instance {number}")
 
 
-def _task(item: Any, where: str) -> Task:
-    id = field(item, "question_id", str, where)
-    where = f"{where} ({id})"
-    stream = Stream()
-    marked: list[str] = []
-    for session_id, date, turns in _sessions(item, where):
-        spoken = []
-        for n, turn in enumerate(objects(turns, f"{where}: session {session_id}"), start=1):
-            place = f"{where}: session {session_id}: turn {n}"
+def _task(item: Any, location: str) -> Task:
+    id = require_field(item, "question_id", str, location)
+    location = f"{location} ({id})"
+    builder = TaskBuilder()
+    answering_turns: list[str] = []
+    for session_id, date, turns in _sessions(item, location):
+        speaker_turns = []
+        for n, turn in enumerate(require_objects(turns, f"{location}: session {session_id}"), start=1):
+            turn_location = f"{location}: session {session_id}: turn {n}"
             turn_id = f"{session_id}_{n}"
-            speaker, text = field(turn, "role", str, place), field(turn, "content", str, place)
-            spoken.append(SpeakerTurn(speaker=speaker, text=text, id=turn_id))
+            speaker, text = (
+                require_field(turn, "role", str, turn_location),
+                require_field(turn, "content", str, turn_location),
+            )
+            speaker_turns.append(SpeakerTurn(speaker=speaker, text=text, id=turn_id))
             if turn.get("has_answer") and text.strip():
-                marked.append(turn_id)
-        stream.session(spoken, date)
+                answering_turns.append(turn_id)
+        builder.add_session(speaker_turns, date)
     abstain = "_abs" in id
-    answers = answers_of(item.get("answer"), f"{where}: field 'answer'")
+    answers = parse_answers(item.get("answer"), f"{location}: field 'answer'")
     meta: dict[str, Any] = {
         "metric": DATA.metric,
-        "date": needed_time(item.get("question_date"), f"{where}: field 'question_date'"),
-        "answer_session_ids": [str(id) for id in field(item, "answer_session_ids", list, where)],
+        "date": require_iso_time(item.get("question_date"), f"{location}: field 'question_date'"),
+        "answer_session_ids": [str(id) for id in require_field(item, "answer_session_ids", list, location)],
     }
     if abstain:
         meta["refused"] = answers[0]
     question = Question(
         id=id,
-        question=field(item, "question", str, where),
+        question=require_field(item, "question", str, location),
         answers=() if abstain else answers,
-        category=field(item, "question_type", str, where),
-        evidence=() if abstain else stream.evidence(marked)[0],
+        category=require_field(item, "question_type", str, location),
+        evidence=() if abstain else builder.resolve_evidence(answering_turns)[0],
         meta=meta,
     )
-    return stream.task(id, [question], where)
+    return builder.build(id, [question], location)
 
 
-def _sessions(item: Mapping[str, Any], where: str) -> list[tuple[str, str, list[Any]]]:
-    """(id, ISO time, turns) of each session in order of time."""
-    ids, dates, sessions = (field(item, f"haystack_{key}", list, where) for key in ("session_ids", "dates", "sessions"))
+def _sessions(item: Mapping[str, Any], location: str) -> list[tuple[str, str, list[Any]]]:
+    """Return (id, ISO time, turns) of each session in order of time."""
+    ids, dates, sessions = (
+        require_field(item, f"haystack_{key}", list, location) for key in ("session_ids", "dates", "sessions")
+    )
     if not len(ids) == len(dates) == len(sessions):
         raise DataError(
-            f"{where}: haystack_session_ids, haystack_dates and haystack_sessions differ in length "
+            f"{location}: haystack_session_ids, haystack_dates and haystack_sessions differ in length "
             f"({len(ids)}, {len(dates)}, {len(sessions)}): there is one of each a session"
         )
-    seen: dict[str, int] = {}
-    found = []
+    occurrences: dict[str, int] = {}
+    parsed_sessions = []
     for n, (id, date, turns) in enumerate(zip(ids, dates, sessions, strict=True)):
-        seen[str(id)] = seen.get(str(id), 0) + 1
-        time = needed_time(date, f"{where}: haystack_dates[{n}]")
-        found.append((f"{id}@{seen[str(id)]}" if seen[str(id)] > 1 else str(id), time, turns))
-    return sorted(found, key=lambda session: session[1])
+        occurrences[str(id)] = occurrences.get(str(id), 0) + 1
+        time = require_iso_time(date, f"{location}: haystack_dates[{n}]")
+        parsed_sessions.append((f"{id}@{occurrences[str(id)]}" if occurrences[str(id)] > 1 else str(id), time, turns))
+    return sorted(parsed_sessions, key=lambda session: session[1])

@@ -1,7 +1,7 @@
-"""The training and test sets of Mem-alpha (Wang et al. 2025) as tasks: chunks as rendered, questions at the end.
+"""Training and test sets of Mem-alpha (Wang et al. 2025): chunks as rendered, questions at the end.
 
-Rows hold chunks and questions as JSON texts. The metric follows from a row's source, as its authors score it: for
-summaries the share of keywords found (one text with commas, or a list), for PerLTQA that of the answer's parts.
+Rows hold chunks and questions as JSON texts. The metric follows from a row's source, as its authors score it. For
+summaries it is the share of keywords found (one text with commas, or a list), for PerLTQA that of the answer's parts.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.tasks.chunking import Stream, answers_of, iso_time
+from memalpha.tasks.chunking import TaskBuilder, parse_answers, to_iso_time
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import field, file_in
-from memalpha.tasks.sources.streaming import parquet_rows
+from memalpha.tasks.sources.files import find_file, require_field
+from memalpha.tasks.sources.streaming import iter_parquet_rows
 from memalpha.types import Chunk, Question, Task
 
 _FAULTS = (
@@ -75,62 +75,86 @@ _HEADER = re.compile(
 
 
 def load_memalpha(path: Path, variant: str | None = None, limit: int | None = None, source: str = "") -> list[Task]:
-    """The rows whose source begins with `source` (the first `limit`)."""
+    """Load the rows whose source begins with `source`.
+
+    Args:
+        path: Folder or Parquet file.
+        variant: "test" or "train".
+        limit: Return the first `limit` rows only.
+        source: Beginning of the source; "" takes all rows.
+    """
     return list(islice(rows(path, DATA[0], variant, source), limit))
 
 
 def load_memalpha_mab(path: Path, variant: str | None = None, limit: int | None = None, source: str = "") -> list[Task]:
-    """The rows whose source begins with `source` (the first `limit`)."""
+    """Load the rows whose source begins with `source`.
+
+    Args:
+        path: Folder or Parquet file.
+        variant: "test" or "train".
+        limit: Return the first `limit` rows only.
+        source: Beginning of the source; "" takes all rows.
+    """
     return list(islice(rows(path, DATA[1], variant, source), limit))
 
 
-def rows(path: Path, known: DataSet, variant: str | None = None, source: str = "") -> Iterator[Task]:
-    """One row at a time. Raises `DataError` naming file, row and field."""
-    file = file_in(path, known.files_for(variant)[0].path)
+def rows(path: Path, dataset: DataSet, variant: str | None = None, source: str = "") -> Iterator[Task]:
+    """Yield one row at a time.
+
+    Args:
+        path: Folder or Parquet file.
+        dataset: `memalpha` or `memalpha_mab`.
+        variant: "test" or "train".
+        source: Beginning of the source; "" takes all rows.
+
+    Raises:
+        DataError: The file does not fit; the message names file, row and field.
+    """
+    file = find_file(path, dataset.files_for(variant)[0].path)
     columns = ("instance_id", "chunks", "questions_and_answers", "data_source", "metadata")
     count: dict[str, int] = {}
-    for where, row in parquet_rows(file, columns):
-        metadata = _json(row.get("metadata") or "{}", dict, f"{where}: metadata")
-        kind = field(row, "data_source", str, where)
-        if kind not in METRICS and isinstance(part := metadata.get("sub_source"), str):
-            kind = part
+    for location, row in iter_parquet_rows(file, columns):
+        metadata = _json(row.get("metadata") or "{}", dict, f"{location}: metadata")
+        kind = require_field(row, "data_source", str, location)
+        if kind not in METRICS and isinstance(sub_source := metadata.get("sub_source"), str):
+            kind = sub_source
         count[kind] = count.get(kind, -1) + 1
         if kind.startswith(source):
-            yield _task(row, kind, f"{kind}_{count[kind]}", where)
+            yield _task(row, kind, f"{kind}_{count[kind]}", location)
 
 
-def _task(row: Mapping[str, Any], source: str, id: str, where: str) -> Task:
-    stream = Stream()
-    for n, text in enumerate(_json(row["chunks"], list, f"{where}: chunks")):
+def _task(row: Mapping[str, Any], source: str, id: str, location: str) -> Task:
+    builder = TaskBuilder()
+    for n, text in enumerate(_json(row["chunks"], list, f"{location}: chunks")):
         if not isinstance(text, str) or not text.strip():
-            raise DataError(f"{where}: chunks[{n}]: a text is needed")
+            raise DataError(f"{location}: chunks[{n}]: a text is needed")
         match = _HEADER.match(text)
-        stream.chunks.append(Chunk(text=text, timestamp=iso_time(match["time"]) if match else None))
+        builder.chunks.append(Chunk(text=text, timestamp=to_iso_time(match["time"]) if match else None))
     metric = next((name for start, name in METRICS.items() if source.startswith(start)), "substring")
     questions = []
-    for n, item in enumerate(_json(row["questions_and_answers"], list, f"{where}: questions_and_answers")):
-        place = f"{where}: questions_and_answers[{n}]"
+    for n, item in enumerate(_json(row["questions_and_answers"], list, f"{location}: questions_and_answers")):
+        item_location = f"{location}: questions_and_answers[{n}]"
         gold = item.get("answer", item.get("answers")) if isinstance(item, Mapping) else None
         meta: dict[str, Any] = {"metric": metric}
-        if (at := item.get("evidence_idx") if isinstance(item, Mapping) else None) is not None:
-            meta["evidence_chunks"] = at if isinstance(at, list) else [at]
+        if (evidence_index := item.get("evidence_idx") if isinstance(item, Mapping) else None) is not None:
+            meta["evidence_chunks"] = evidence_index if isinstance(evidence_index, list) else [evidence_index]
         questions.append(
             Question(
                 id=f"q{n}",
-                question=field(item, "question", str, place),
-                answers=answers_of(gold, f"{place}: field 'answer'"),
+                question=require_field(item, "question", str, item_location),
+                answers=parse_answers(gold, f"{item_location}: field 'answer'"),
                 category=source,
                 meta=meta,
             )
         )
-    return stream.task(id, questions, where, meta={"source": source})
+    return builder.build(id, questions, location, meta={"source": source})
 
 
-def _json(text: Any, kind: type, where: str) -> Any:
+def _json(text: Any, kind: type, location: str) -> Any:
     try:
         value = json.loads(text) if isinstance(text, str) else text
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON: {error}") from error
+        raise DataError(f"{location}: not JSON: {error}") from error
     if not isinstance(value, kind):
-        raise DataError(f"{where}: a JSON {kind.__name__} is needed")
+        raise DataError(f"{location}: a JSON {kind.__name__} is needed")
     return value

@@ -1,9 +1,10 @@
-"""MemoryAgentBench (Hu et al., ICLR 2026) as tasks: a row is a task, its context the stream, its questions asked last.
+"""MemoryAgentBench (Hu et al., ICLR 2026): a row is a task, its context the stream, its questions asked last.
 
-Contexts are texts of many kinds and are cut where theirs allow it: labelled examples (`icl_*`) never between a sentence
-and its label, numbered facts (`factconsolidation_*`) between facts and in their order, which says which fact is newer.
-`longmemeval_s*` is a printed Python list of times and sessions: it becomes dated turns. The recommendations
-(`recsys_redial*`) answer with ids of films, whose names are in `entity2id.json` beside the Parquet files.
+Contexts are texts of many kinds and are split where theirs allows it. Labelled examples (`icl_*`) are never split
+between a sentence and its label. Numbered facts (`factconsolidation_*`) are split between facts and keep their order,
+which says which fact is newer. `longmemeval_s*` is a printed Python list of times and sessions and becomes dated turns.
+The recommendations (`recsys_redial*`) answer with ids of films, whose names are in `entity2id.json` beside the Parquet
+files.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.tasks.chunking import BORDERS, Stream, answers_of, iso_time, needed_time, objects
+from memalpha.tasks.chunking import BORDERS, TaskBuilder, parse_answers, require_iso_time, require_objects, to_iso_time
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import field, file_in, read_json
-from memalpha.tasks.sources.streaming import parquet_rows
+from memalpha.tasks.sources.files import find_file, read_json, require_field
+from memalpha.tasks.sources.streaming import iter_parquet_rows
 from memalpha.types import Question, SpeakerTurn, Task
 
 DATA = DataSet(
@@ -97,128 +98,150 @@ _TITLE = re.compile(r"\([^()]*\)")
 
 
 def load(path: Path, variant: str | None = None, limit: int | None = None, source: str = "") -> list[Task]:
-    """The rows of a split whose `metadata.source` begins with `source` (the first `limit`)."""
+    """Load the rows of a split.
+
+    Args:
+        path: Folder or Parquet file.
+        variant: Name of the split.
+        limit: Return the first `limit` rows only.
+        source: Beginning of `metadata.source`; "" takes all rows.
+    """
     return list(islice(contexts(path, variant, source), limit))
 
 
 def contexts(path: Path, variant: str | None = None, source: str = "") -> Iterator[Task]:
-    """As `load`, one at a time. Raises `DataError` naming file, row and field."""
-    file = file_in(path, DATA.files_for(variant)[0].path)
+    """Yield the rows of a split one at a time, as `load` returns them.
+
+    Args:
+        path: Folder or Parquet file.
+        variant: Name of the split.
+        source: Beginning of `metadata.source`; "" takes all rows.
+
+    Raises:
+        DataError: The file does not fit; the message names file, row and field.
+    """
+    file = find_file(path, DATA.files_for(variant)[0].path)
     count: dict[str, int] = {}
-    for where, row in parquet_rows(file, ("context", "questions", "answers", "metadata")):
-        kind = field(field(row, "metadata", Mapping, where), "source", str, f"{where}: metadata")
+    for location, row in iter_parquet_rows(file, ("context", "questions", "answers", "metadata")):
+        kind = require_field(require_field(row, "metadata", Mapping, location), "source", str, f"{location}: metadata")
         count[kind] = count.get(kind, -1) + 1
         if kind.startswith(source):
-            yield _task(row, kind, f"{kind}_{count[kind]}", where, file)
+            yield _task(row, kind, f"{kind}_{count[kind]}", location, file)
 
 
-def film(entity: str) -> str:
-    """The title in an entity of `entity2id.json`: its last part without year and underscores."""
+def film_title(entity: str) -> str:
+    """Return the title in an entity of `entity2id.json`: its last part without year and underscores."""
     name = entity.rstrip(">").rsplit("/", 1)[-1]
     return " ".join(_TITLE.sub("", name.replace("_", " ").replace("-", " ")).split())
 
 
-def _task(row: Mapping[str, Any], source: str, id: str, where: str, file: Path) -> Task:
-    where = f"{where} ({source})"
+def _task(row: Mapping[str, Any], source: str, id: str, location: str, file: Path) -> Task:
+    location = f"{location} ({source})"
     metric = next((name for start, name in METRICS.items() if source.startswith(start)), None)
     if metric is None:
-        raise DataError(f"{where}: metadata.source is none of {', '.join(METRICS)}: take revision {DATA.revision}")
-    stream = Stream()
-    context = field(row, "context", str, where)
-    at: dict[str, list[str]] = {}
+        raise DataError(f"{location}: metadata.source is none of {', '.join(METRICS)}: take revision {DATA.revision}")
+    builder = TaskBuilder()
+    context = require_field(row, "context", str, location)
+    ids_by_text: dict[str, list[str]] = {}
     if metric == "judge":
-        at = _sessions(stream, context, where)
+        ids_by_text = _sessions(builder, context, location)
     else:
-        first = {"exact": _EXAMPLE, "substring": _FACT}.get(metric, ())
-        stream.text(context, borders=(*first, *BORDERS) if source.startswith(("icl_", "factcon")) else BORDERS)
-    films = _films(file, where) if metric == "recall@5" else {}
-    return stream.task(id, _questions(row, metric, at, films, where), where, meta={"source": source})
+        leading_borders = {"exact": _EXAMPLE, "substring": _FACT}.get(metric, ())
+        builder.add_text(
+            context, borders=(*leading_borders, *BORDERS) if source.startswith(("icl_", "factcon")) else BORDERS
+        )
+    films = _films(file, location) if metric == "recall@5" else {}
+    return builder.build(id, _questions(row, metric, ids_by_text, films, location), location, meta={"source": source})
 
 
 def _questions(
-    row: Mapping[str, Any], metric: str, at: Mapping[str, list[str]], films: Mapping[str, str], where: str
+    row: Mapping[str, Any], metric: str, ids_by_text: Mapping[str, list[str]], films: Mapping[str, str], location: str
 ) -> Iterator[Question]:
-    asked, meta = field(row, "questions", list, where), row["metadata"]
-    golds = field(row, "answers", list, where)
-    if len(asked) == 1:
+    question_texts, meta = require_field(row, "questions", list, location), row["metadata"]
+    golds = require_field(row, "answers", list, location)
+    if len(question_texts) == 1:
         golds = [golds]
-    if len(golds) != len(asked):
-        raise DataError(f"{where}: {len(asked)} questions and {len(golds)} answers")
+    if len(golds) != len(question_texts):
+        raise DataError(f"{location}: {len(question_texts)} questions and {len(golds)} answers")
     titles = sorted(set(films.values()))
-    ids, types, dates = (_each(meta, key, len(asked)) for key in ("question_ids", "question_types", "question_dates"))
-    haystacks, pairs = (_each(meta, key, len(asked)) for key in ("haystack_sessions", "qa_pair_ids"))
-    for n, (question, gold) in enumerate(zip(asked, golds, strict=True)):
-        place = f"{where}: answers[{n}]"
-        answers = answers_of(gold, place)
-        more: dict[str, Any] = {"metric": metric}
+    ids, types, dates = (
+        _per_question(meta, key, len(question_texts)) for key in ("question_ids", "question_types", "question_dates")
+    )
+    haystacks, pairs = (_per_question(meta, key, len(question_texts)) for key in ("haystack_sessions", "qa_pair_ids"))
+    for n, (question, gold) in enumerate(zip(question_texts, golds, strict=True)):
+        answer_location = f"{location}: answers[{n}]"
+        answers = parse_answers(gold, answer_location)
+        question_meta: dict[str, Any] = {"metric": metric}
         if pairs[n]:
-            more["qa_pair_id"] = pairs[n]
-        if dates[n] and (date := iso_time(str(dates[n]))):
-            more["date"] = date
+            question_meta["qa_pair_id"] = pairs[n]
+        if dates[n] and (date := to_iso_time(str(dates[n]))):
+            question_meta["date"] = date
         if metric == "recall@5":
-            more["ids"] = list(answers)
+            question_meta["ids"] = list(answers)
             if unknown := [answer for answer in answers if answer not in films]:
-                raise DataError(f"{place}: {unknown[0]!r} is no id in entity2id.json")
+                raise DataError(f"{answer_location}: {unknown[0]!r} is no id in entity2id.json")
             answers = tuple(dict.fromkeys(films[answer] for answer in answers))
-            more["candidates"] = titles
+            question_meta["candidates"] = titles
         if metric == "keypoint-f1":
-            more["keypoints"] = [str(point) for point in meta.get("keypoints") or ()]
-        evidence = [id for text in _answering(haystacks[n]) for id in at.get(text, ())]
+            question_meta["keypoints"] = [str(point) for point in meta.get("keypoints") or ()]
+        evidence = [id for text in _answering_texts(haystacks[n]) for id in ids_by_text.get(text, ())]
         if "_abs" in str(ids[n] or ""):
-            more["refused"], answers, evidence = answers[0], (), []
+            question_meta["refused"], answers, evidence = answers[0], (), []
         yield Question(
             id=f"q{n}",
             question=str(question),
             answers=answers,
             category=str(types[n] or "") or row["metadata"]["source"],
             evidence=tuple(dict.fromkeys(evidence)),
-            meta=more,
+            meta=question_meta,
         )
 
 
-def _each(meta: Mapping[str, Any], key: str, count: int) -> list[Any]:
-    """A field with one item a question; None for each where the field has another length."""
+def _per_question(meta: Mapping[str, Any], key: str, count: int) -> list[Any]:
+    """Return a field with one item a question, or None for each if its length differs."""
     value = meta.get(key)
     return value if isinstance(value, list) and len(value) == count else [None] * count
 
 
-def _answering(value: Any) -> Iterator[str]:
-    """The texts of the turns marked `has_answer`, at any depth of the lists."""
+def _answering_texts(value: Any) -> Iterator[str]:
+    """Yield the texts of the turns marked `has_answer`, at any depth of the lists."""
     if isinstance(value, list):
         for item in value:
-            yield from _answering(item)
+            yield from _answering_texts(item)
     elif isinstance(value, Mapping) and value.get("has_answer") and isinstance(value.get("content"), str):
         yield value["content"].strip()
 
 
-def _sessions(stream: Stream, context: str, where: str) -> dict[str, list[str]]:
-    """Reads `[time, [turn, ...], time, [turn, ...], ...]` into the stream; the turn ids by text."""
+def _sessions(builder: TaskBuilder, context: str, location: str) -> dict[str, list[str]]:
+    """Parse `[time, [turn, ...], time, [turn, ...], ...]` into the task; return the turn ids by text."""
     try:
-        parts = ast.literal_eval(context)
+        items = ast.literal_eval(context)
     except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-        raise DataError(f"{where}: context is no Python list of times and sessions: {error}") from error
-    if not isinstance(parts, list) or len(parts) % 2:
-        raise DataError(f"{where}: context is no list that alternates times and sessions")
-    at: dict[str, list[str]] = {}
-    for number, (time, turns) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
-        place = f"{where}: context: session {number}"
-        spoken = []
-        for n, turn in enumerate(objects(turns, place), start=1):
-            text = field(turn, "content", str, place)
-            spoken.append(SpeakerTurn(speaker=field(turn, "role", str, place), text=text, id=f"s{number}_{n}"))
-        when = time.removeprefix("Chat Time: ") if isinstance(time, str) else time
-        stream.session(spoken, needed_time(when, place))
-        for turn in spoken:
-            at.setdefault(turn.text.strip(), []).extend(stream.evidence([turn.id or ""])[0])
-    return at
+        raise DataError(f"{location}: context is no Python list of times and sessions: {error}") from error
+    if not isinstance(items, list) or len(items) % 2:
+        raise DataError(f"{location}: context is no list that alternates times and sessions")
+    ids_by_text: dict[str, list[str]] = {}
+    for number, (time, turns) in enumerate(zip(items[::2], items[1::2], strict=True)):
+        session_location = f"{location}: context: session {number}"
+        speaker_turns = []
+        for n, turn in enumerate(require_objects(turns, session_location), start=1):
+            text = require_field(turn, "content", str, session_location)
+            speaker_turns.append(
+                SpeakerTurn(speaker=require_field(turn, "role", str, session_location), text=text, id=f"s{number}_{n}")
+            )
+        raw_time = time.removeprefix("Chat Time: ") if isinstance(time, str) else time
+        builder.add_session(speaker_turns, require_iso_time(raw_time, session_location))
+        for turn in speaker_turns:
+            ids_by_text.setdefault(turn.text.strip(), []).extend(builder.resolve_evidence([turn.id or ""])[0])
+    return ids_by_text
 
 
-def _films(file: Path, where: str) -> dict[str, str]:
-    """Title by id, from `entity2id.json` in the file's folder or the one above."""
+def _films(file: Path, location: str) -> dict[str, str]:
+    """Return titles by id, from `entity2id.json` in the file's folder or the one above."""
     for folder in (file.parent, file.parent.parent):
         if (names := folder / "entity2id.json").is_file():
             value = read_json(names)
             if not isinstance(value, Mapping):
                 raise DataError(f"{names}: a JSON object of entities and ids is needed")
-            return {str(id): film(entity) for entity, id in value.items()}
-    raise DataError(f"{where}: the answers are ids of entity2id.json: put that file beside {file.name}")
+            return {str(id): film_title(entity) for entity, id in value.items()}
+    raise DataError(f"{location}: the answers are ids of entity2id.json: put that file beside {file.name}")

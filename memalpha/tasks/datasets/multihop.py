@@ -1,8 +1,8 @@
-"""HotpotQA (Yang et al., EMNLP 2018) and MuSiQue (Trivedi et al., TACL 2022): questions over several paragraphs.
+"""HotpotQA (Yang et al., EMNLP 2018) and MuSiQue (Trivedi et al., TACL 2022): multi-hop questions.
 
-Some questions (20) share one pool of all their paragraphs, each paragraph once, shuffled under a seed: a task. A turn
-is what evidence points at, with the paragraph's title as its speaker: a sentence of HotpotQA, a paragraph of MuSiQue.
-Paragraphs are told apart by title and text, for two of them may share a title. A paragraph stays in one chunk.
+Some questions (20) share one pool of all their paragraphs, each paragraph once, shuffled under a seed: a task. Evidence
+points at turns: a sentence of HotpotQA, a paragraph of MuSiQue, with the paragraph's title as its speaker. Paragraphs
+are told apart by title and text, for two of them may share a title. A paragraph stays in one chunk.
 """
 
 from __future__ import annotations
@@ -14,8 +14,16 @@ from typing import Any, NamedTuple
 
 from memalpha.errors import DataError
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import CHUNK_TOKENS, field, file_in, filled, read_json, strings, task
-from memalpha.tasks.sources.streaming import json_lines
+from memalpha.tasks.sources.files import (
+    CHUNK_TOKENS,
+    build_task,
+    find_file,
+    read_json,
+    require_field,
+    require_items,
+    require_strings,
+)
+from memalpha.tasks.sources.streaming import iter_json_lines
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 _SMALL = "b144c46df14cabe5f5822d8caded4bec5f709461"
@@ -55,8 +63,8 @@ DATA = (
 )
 
 
-class _Asked(NamedTuple):
-    """A question as read: its paragraphs (title, the texts that are turns) and evidence as (paragraph, text)."""
+class _HopQuestion(NamedTuple):
+    """Hold a parsed question, its paragraphs (title, texts of the turns) and evidence (paragraph, text)."""
 
     id: str
     text: str
@@ -64,7 +72,7 @@ class _Asked(NamedTuple):
     category: str
     paragraphs: list[tuple[str, tuple[str, ...]]]
     evidence: list[tuple[int, int]]
-    lost: list[str]
+    missing_evidence: list[str]
 
 
 def load_hotpotqa(
@@ -76,13 +84,22 @@ def load_hotpotqa(
     chunk: int = CHUNK_TOKENS,
     seed: int = 0,
 ) -> list[Task]:
-    """Pools of `questions` each, in chunks of at most `chunk` tokens; `seed` shuffles the paragraphs.
+    """Load pools of HotpotQA's questions and paragraphs.
 
-    Raises `DataError` naming file, question and field.
+    Args:
+        path: Official file, or its folder.
+        variant: Not used, the set has no variants.
+        limit: Return the first `limit` pools only.
+        questions: Questions of a pool.
+        chunk: Longest chunk in tokens (characters / 4).
+        seed: Seed that shuffles the paragraphs.
+
+    Raises:
+        DataError: The file does not fit; the message names file, question and field.
     """
-    file = file_in(path, DATA[0].files[0].path)
-    asked = filled(read_json(file), "questions", str(file))
-    return _pools("hotpotqa", file, asked, _hotpotqa, limit, questions, chunk, seed)
+    file = find_file(path, DATA[0].files[0].path)
+    items = require_items(read_json(file), "questions", str(file))
+    return _pools("hotpotqa", file, items, _hotpotqa, limit, questions, chunk, seed)
 
 
 def load_musique(
@@ -94,18 +111,30 @@ def load_musique(
     chunk: int = CHUNK_TOKENS,
     seed: int = 0,
 ) -> list[Task]:
-    """The same of MuSiQue: a JSON list, or the official JSON Lines (a file that ends in .jsonl)."""
-    file = file_in(path, DATA[1].files[0].path)
-    lines = [item for _, item in json_lines(file)] if file.suffix == ".jsonl" else read_json(file)
-    asked = filled(lines, "questions", str(file))
-    return _pools("musique", file, asked, _musique, limit, questions, chunk, seed)
+    """Load pools of MuSiQue's questions and paragraphs.
+
+    Args:
+        path: JSON list or official JSON Lines (`.jsonl`), or its folder.
+        variant: Not used, the set has no variants.
+        limit: Return the first `limit` pools only.
+        questions: Questions of a pool.
+        chunk: Longest chunk in tokens (characters / 4).
+        seed: Seed that shuffles the paragraphs.
+
+    Raises:
+        DataError: The file does not fit; the message names file, question and field.
+    """
+    file = find_file(path, DATA[1].files[0].path)
+    lines = [item for _, item in iter_json_lines(file)] if file.suffix == ".jsonl" else read_json(file)
+    items = require_items(lines, "questions", str(file))
+    return _pools("musique", file, items, _musique, limit, questions, chunk, seed)
 
 
 def _pools(
     name: str,
     file: Path,
     items: Sequence[Any],
-    read: Callable[[Any, str], _Asked],
+    parse: Callable[[Any, str], _HopQuestion],
     limit: int | None,
     questions: int,
     chunk: int,
@@ -115,33 +144,42 @@ def _pools(
         raise DataError(f"{name}: questions={questions} and chunk={chunk}: each must be at least 1")
     starts = range(0, len(items), questions)[:limit]
     batches = (
-        [read(item, f"{file}: question {number}") for number, item in enumerate(items[at : at + questions], at)]
-        for at in starts
+        [
+            parse(item, f"{file}: question {number}")
+            for number, item in enumerate(items[start : start + questions], start)
+        ]
+        for start in starts
     )
-    return [_pool(str(file), f"{name}-{number}", some, chunk, seed) for number, some in enumerate(batches)]
+    return [_pool(str(file), f"{name}-{number}", batch, chunk, seed) for number, batch in enumerate(batches)]
 
 
-def _pool(where: str, id: str, some: Sequence[_Asked], chunk: int, seed: int) -> Task:
+def _pool(location: str, id: str, batch: Sequence[_HopQuestion], chunk: int, seed: int) -> Task:
     numbers: dict[tuple[str, tuple[str, ...]], int] = {}
-    for asked in some:
-        for paragraph in asked.paragraphs:
+    for hop_question in batch:
+        for paragraph in hop_question.paragraphs:
             numbers.setdefault(paragraph, len(numbers))
     order = list(numbers)
     Random(f"{id}|{seed}").shuffle(order)
-    return task(
-        where,
+    return build_task(
+        location,
         id=id,
         chunks=tuple(_chunks(order, numbers, chunk)),
         questions=tuple(
             Question(
-                id=asked.id,
-                question=asked.text,
-                answers=asked.answers,
-                category=asked.category,
-                evidence=tuple(_turn(numbers[asked.paragraphs[at]], place) for at, place in asked.evidence),
-                meta={"metric": "f1", **({"unknown_evidence": asked.lost} if asked.lost else {})},
+                id=hop_question.id,
+                question=hop_question.text,
+                answers=hop_question.answers,
+                category=hop_question.category,
+                evidence=tuple(
+                    _turn(numbers[hop_question.paragraphs[paragraph_index]], text_index)
+                    for paragraph_index, text_index in hop_question.evidence
+                ),
+                meta={
+                    "metric": "f1",
+                    **({"unknown_evidence": hop_question.missing_evidence} if hop_question.missing_evidence else {}),
+                },
             )
-            for asked in some
+            for hop_question in batch
         ),
         meta={"paragraphs": len(order), "seed": seed},
     )
@@ -150,78 +188,84 @@ def _pool(where: str, id: str, some: Sequence[_Asked], chunk: int, seed: int) ->
 def _chunks(
     order: Sequence[tuple[str, tuple[str, ...]]], numbers: Mapping[tuple[str, tuple[str, ...]], int], tokens: int
 ) -> Iterator[Chunk]:
-    held: list[SpeakerTurn] = []
+    chunk_turns: list[SpeakerTurn] = []
     size = 0
     for paragraph in order:
         title, texts = paragraph
         turns = [
-            SpeakerTurn(speaker=title, text=text, id=_turn(numbers[paragraph], place))
-            for place, text in enumerate(texts)
+            SpeakerTurn(speaker=title, text=text, id=_turn(numbers[paragraph], text_index))
+            for text_index, text in enumerate(texts)
             if text
         ]
         length = sum(len(turn.speaker) + len(turn.text) + 3 for turn in turns)
-        if held and size + length > 4 * tokens:
-            yield Chunk(turns=tuple(held))
-            held, size = [], 0
-        held += turns
+        if chunk_turns and size + length > 4 * tokens:
+            yield Chunk(turns=tuple(chunk_turns))
+            chunk_turns, size = [], 0
+        chunk_turns += turns
         size += length
-    if held:
-        yield Chunk(turns=tuple(held))
+    if chunk_turns:
+        yield Chunk(turns=tuple(chunk_turns))
 
 
-def _turn(paragraph: int, place: int) -> str:
-    return f"p{paragraph}:{place}"
+def _turn(paragraph: int, text_index: int) -> str:
+    return f"p{paragraph}:{text_index}"
 
 
-def _hotpotqa(item: Any, where: str) -> _Asked:
+def _hotpotqa(item: Any, location: str) -> _HopQuestion:
     paragraphs: list[tuple[str, tuple[str, ...]]] = []
-    for part in filled(field(item, "context", list, where), "paragraphs", f"{where}: context"):
-        if not (isinstance(part, list) and len(part) == 2 and isinstance(part[0], str) and isinstance(part[1], list)):
-            raise DataError(f"{where}: context: a paragraph is [title, list of sentences]")
-        paragraphs.append((part[0], tuple(str(sentence).strip() for sentence in part[1])))
+    for pair in require_items(require_field(item, "context", list, location), "paragraphs", f"{location}: context"):
+        if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], list)):
+            raise DataError(f"{location}: context: a paragraph is [title, list of sentences]")
+        paragraphs.append((pair[0], tuple(str(sentence).strip() for sentence in pair[1])))
     titles = {title: number for number, (title, _) in enumerate(paragraphs)}
     evidence: list[tuple[int, int]] = []
-    lost: list[str] = []
-    for fact in field(item, "supporting_facts", list, where):
+    missing_evidence: list[str] = []
+    for fact in require_field(item, "supporting_facts", list, location):
         if not (isinstance(fact, list) and len(fact) == 2 and isinstance(fact[0], str) and isinstance(fact[1], int)):
-            raise DataError(f"{where}: supporting_facts: each is [title, number of the sentence]")
-        at = titles.get(fact[0])
-        if at is None or not 0 <= fact[1] < len(paragraphs[at][1]) or not paragraphs[at][1][fact[1]]:
-            lost.append(f"{fact[0]}:{fact[1]}")
-        elif (at, fact[1]) not in evidence:
-            evidence.append((at, fact[1]))
-    return _Asked(
-        id=field(item, "_id", str, where),
-        text=field(item, "question", str, where),
-        answers=(field(item, "answer", str, where),),
-        category=field(item, "type", str, where),
+            raise DataError(f"{location}: supporting_facts: each is [title, number of the sentence]")
+        paragraph_index = titles.get(fact[0])
+        if (
+            paragraph_index is None
+            or not 0 <= fact[1] < len(paragraphs[paragraph_index][1])
+            or not paragraphs[paragraph_index][1][fact[1]]
+        ):
+            missing_evidence.append(f"{fact[0]}:{fact[1]}")
+        elif (paragraph_index, fact[1]) not in evidence:
+            evidence.append((paragraph_index, fact[1]))
+    return _HopQuestion(
+        id=require_field(item, "_id", str, location),
+        text=require_field(item, "question", str, location),
+        answers=(require_field(item, "answer", str, location),),
+        category=require_field(item, "type", str, location),
         paragraphs=paragraphs,
         evidence=evidence,
-        lost=lost,
+        missing_evidence=missing_evidence,
     )
 
 
-def _musique(item: Any, where: str) -> _Asked:
+def _musique(item: Any, location: str) -> _HopQuestion:
     paragraphs: list[tuple[str, tuple[str, ...]]] = []
     evidence: list[tuple[int, int]] = []
-    for part in filled(field(item, "paragraphs", list, where), "paragraphs", f"{where}: paragraphs"):
-        text = field(part, "paragraph_text", str, where).strip()
-        if field(part, "is_supporting", bool, where):
+    for paragraph in require_items(
+        require_field(item, "paragraphs", list, location), "paragraphs", f"{location}: paragraphs"
+    ):
+        text = require_field(paragraph, "paragraph_text", str, location).strip()
+        if require_field(paragraph, "is_supporting", bool, location):
             if not text:
-                raise DataError(f"{where}: paragraphs[{len(paragraphs)}]: it supports the answer and is empty")
+                raise DataError(f"{location}: paragraphs[{len(paragraphs)}]: it supports the answer and is empty")
             evidence.append((len(paragraphs), 0))
-        paragraphs.append((field(part, "title", str, where), (text,)))
-    id = field(item, "id", str, where)
+        paragraphs.append((require_field(paragraph, "title", str, location), (text,)))
+    id = require_field(item, "id", str, location)
     answers: tuple[str, ...] = ()
     if item.get("answerable", True):  # MuSiQue-Full also has questions whose paragraphs do not answer them
-        aliases = strings(item.get("answer_aliases") or [], f"{where}: answer_aliases")
-        answers = tuple(dict.fromkeys([field(item, "answer", str, where), *aliases]))
-    return _Asked(
+        aliases = require_strings(item.get("answer_aliases") or [], f"{location}: answer_aliases")
+        answers = tuple(dict.fromkeys([require_field(item, "answer", str, location), *aliases]))
+    return _HopQuestion(
         id=id,
-        text=field(item, "question", str, where),
+        text=require_field(item, "question", str, location),
         answers=tuple(answer for answer in answers if answer.strip()),
         category=id.partition("hop")[0] + "hop" if "hop" in id else "multi-hop",
         paragraphs=paragraphs,
         evidence=evidence if answers else [],
-        lost=[],
+        missing_evidence=[],
     )

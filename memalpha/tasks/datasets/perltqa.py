@@ -1,8 +1,8 @@
-"""PerLTQA (Du et al., SIGHAN 2024; CC BY-NC 4.0, so it is read from a path) as tasks: a character is a task.
+"""PerLTQA (Du et al., SIGHAN 2024; CC BY-NC 4.0, so it is read from a path): a character is a task.
 
-First what is known of the character (profile, relationships), then events and dialogues in order of their time. Turn
-ids are `profile:FIELD`, `social:ID`, `event:ID`, `dialogue:ID:N`; evidence is what a question's `Reference Memory`
-names, all turns of it where that is a dialogue. The category of a question is the kind of memory it asks for.
+First comes the character's profile and relationships, then events and dialogues in order of their time. Turn ids are
+`profile:FIELD`, `social:ID`, `event:ID`, `dialogue:ID:N`. Evidence are the turns that a question's `Reference Memory`
+names. The category of a question is the kind of memory it asks for.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.tasks.chunking import Stream, answers_of, iso_time, objects
+from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_objects, to_iso_time
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import field, file_in, filled, read_json
+from memalpha.tasks.sources.files import find_file, read_json, require_field, require_items
 from memalpha.types import Question, SpeakerTurn, Task
 
 DATA = DataSet(
@@ -45,31 +45,39 @@ KINDS = {"profile": "profile", "social_relationship": "social", "events": "event
 
 
 def load(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
-    """The characters that have memory and questions (the first `limit`), from a folder that holds both files."""
+    """Load the characters that have memory and questions.
+
+    Args:
+        path: Folder that holds both files, or one of them.
+        variant: Not used, the set has no variants.
+        limit: Return the first `limit` characters only.
+    """
     return list(islice(characters(path), limit))
 
 
 def characters(path: Path) -> Iterator[Task]:
-    """As `load`, one at a time. Raises `DataError` naming file, character and field."""
+    """Yield one character at a time. Raises `DataError` naming file, character and field."""
     folder = path if path.is_dir() else path.parent
-    memory_file, question_file = (file_in(folder, file.path) for file in DATA.files)
+    memory_file, question_file = (find_file(folder, file.path) for file in DATA.files)
     memories = read_json(memory_file)
     if isinstance(memories, list):  # the first English version
-        listed = enumerate(objects(memories, str(memory_file)))
-        memories = {field(item.get("profile"), "Protagonist", str, f"{memory_file}: {n}"): item for n, item in listed}
+        listed = enumerate(require_objects(memories, str(memory_file)))
+        memories = {
+            require_field(item.get("profile"), "Protagonist", str, f"{memory_file}: {n}"): item for n, item in listed
+        }
     if not isinstance(memories, dict):
         raise DataError(f"{memory_file}: a JSON object of characters is needed")
-    for block in filled(read_json(question_file), "characters", str(question_file)):
+    for block in require_items(read_json(question_file), "characters", str(question_file)):
         if not isinstance(block, dict):
             raise DataError(f"{question_file}: a character is an object of its name and its questions")
         for name, sections in block.items():
             if name in memories:
-                memory = field(memories, name, Mapping, str(memory_file))
+                memory = require_field(memories, name, Mapping, str(memory_file))
                 yield _task(name, memory, sections, f"{memory_file}: {name}", f"{question_file}: {name}")
 
 
-def _task(name: str, memory: Mapping[str, Any], sections: Any, where: str, asked: str) -> Task:
-    stream = Stream()
+def _task(name: str, memory: Mapping[str, Any], sections: Any, location: str, question_location: str) -> Task:
+    builder = TaskBuilder()
     turns_of: dict[str, list[str]] = {}
 
     def turn(kind: str, id: str, speaker: str, text: str, number: int | None = None) -> SpeakerTurn:
@@ -77,76 +85,89 @@ def _task(name: str, memory: Mapping[str, Any], sections: Any, where: str, asked
         turns_of.setdefault(f"{kind} {id}", []).append(turn_id)
         return SpeakerTurn(speaker=speaker, text=text, id=turn_id)
 
-    profile = [turn("profile", key, "profile", f"{key}: {value}") for key, value in _section(memory, "profile", where)]
+    profile = [
+        turn("profile", key, "profile", f"{key}: {value}") for key, value in _section(memory, "profile", location)
+    ]
     if isinstance(described := memory.get("profile_description"), str):
         profile.append(SpeakerTurn(speaker="profile", text=described, id="profile_description"))
-    stream.session(profile)
-    known = []
-    for id, value in _section(memory, "social_relationship", where):
-        place = f"{where}: social_relationship {id}"
-        who, what = (field(value, key, str, place) for key in ("Supporting Characters", "Description"))
-        known.append(
-            turn("social_relationship", id, "relationship", f"{who} ({value.get('Relationship', '')}): {what}")
+    builder.add_session(profile)
+    relationship_turns = []
+    for id, value in _section(memory, "social_relationship", location):
+        item_location = f"{location}: social_relationship {id}"
+        person, description = (
+            require_field(value, key, str, item_location) for key in ("Supporting Characters", "Description")
         )
-    stream.session(known)
-    dated: list[tuple[str, list[SpeakerTurn]]] = []
-    for id, value in _section(memory, "events", where):
-        text = field(value, "content", str, f"{where}: events {id}")
-        when = str(value.get("Creation Time", ""))
-        dated.append((when, [turn("events", id, "event", text if iso_time(when) else f"{when}: {text}")]))
-    for id, value in _section(memory, "dialogues", where):
+        relationship_turns.append(
+            turn(
+                "social_relationship", id, "relationship", f"{person} ({value.get('Relationship', '')}): {description}"
+            )
+        )
+    builder.add_session(relationship_turns)
+    dated_turns: list[tuple[str, list[SpeakerTurn]]] = []
+    for id, value in _section(memory, "events", location):
+        text = require_field(value, "content", str, f"{location}: events {id}")
+        creation_time = str(value.get("Creation Time", ""))
+        dated_turns.append(
+            (
+                creation_time,
+                [turn("events", id, "event", text if to_iso_time(creation_time) else f"{creation_time}: {text}")],
+            )
+        )
+    for id, value in _section(memory, "dialogues", location):
         number = 0
-        for when, lines in field(value, "contents", Mapping, f"{where}: dialogues {id}").items():
-            spoken = []
+        for creation_time, lines in require_field(value, "contents", Mapping, f"{location}: dialogues {id}").items():
+            dialogue_turns = []
             for line in _lines(lines):
                 speaker, colon, text = line.partition(": ")
-                spoken.append(turn("dialogues", id, speaker if colon else "", text if colon else line, number))
+                dialogue_turns.append(turn("dialogues", id, speaker if colon else "", text if colon else line, number))
                 number += 1
-            dated.append((str(when), spoken))
-    times = _carried([_about(when) for when, _ in dated])
-    for n in sorted(range(len(dated)), key=lambda n: (times[n], n)):
-        stream.session(dated[n][1], iso_time(dated[n][0]))
-    return stream.task(name, _questions(sections, stream, turns_of, asked), where)
+            dated_turns.append((str(creation_time), dialogue_turns))
+    times = _fill_unknown_times([_sortable_time(creation_time) for creation_time, _ in dated_turns])
+    for n in sorted(range(len(dated_turns)), key=lambda n: (times[n], n)):
+        builder.add_session(dated_turns[n][1], to_iso_time(dated_turns[n][0]))
+    return builder.build(name, _questions(sections, builder, turns_of, question_location), location)
 
 
-def _questions(sections: Any, stream: Stream, turns_of: Mapping[str, list[str]], where: str) -> Iterator[Question]:
+def _questions(
+    sections: Any, builder: TaskBuilder, turns_of: Mapping[str, list[str]], location: str
+) -> Iterator[Question]:
     for kind, prefix in KINDS.items():
         section = sections.get(kind) if isinstance(sections, Mapping) else None
-        for n, item in enumerate(_asked(section, f"{where}: {kind}")):
-            place = f"{where}: {kind}: question {n}"
+        for n, item in enumerate(_question_items(section, f"{location}: {kind}")):
+            item_location = f"{location}: {kind}: question {n}"
             meta: dict[str, Any] = {"metric": DATA.metric}
             refs = _references(item.get("Reference Memory"))
-            evidence, _ = stream.evidence(id for ref in refs for id in turns_of.get(f"{kind} {ref}", ()))
+            evidence, _ = builder.resolve_evidence(id for ref in refs for id in turns_of.get(f"{kind} {ref}", ()))
             if unknown := [ref for ref in refs if f"{kind} {ref}" not in turns_of]:
                 meta["unknown_evidence"] = unknown
-            if anchors := objects(item.get("Memory Anchors"), f"{place}: Memory Anchors"):
+            if anchors := require_objects(item.get("Memory Anchors"), f"{item_location}: Memory Anchors"):
                 meta["anchors"] = [key for anchor in anchors for key in anchor]
             yield Question(
                 id=f"{prefix}{n}",
-                question=field(item, "Question", str, place),
-                answers=answers_of(item.get("Answer"), f"{place}: field 'Answer'"),
+                question=require_field(item, "Question", str, item_location),
+                answers=parse_answers(item.get("Answer"), f"{item_location}: field 'Answer'"),
                 category=kind,
                 evidence=evidence,
                 meta=meta,
             )
 
 
-def _asked(section: Any, where: str) -> Iterator[Mapping[str, Any]]:
-    """Profile questions are a list of questions, the others a list of `{memory id: [question, ...]}`."""
-    for entry in objects(section, where):
+def _question_items(section: Any, location: str) -> Iterator[Mapping[str, Any]]:
+    """Yield question objects; profile questions are a list, the others a list of `{memory id: [question, ...]}`."""
+    for entry in require_objects(section, location):
         if "Question" in entry:
             yield entry
         else:
             for id, items in entry.items():
-                yield from objects(items, f"{where}: {id}")
+                yield from require_objects(items, f"{location}: {id}")
 
 
-def _section(memory: Mapping[str, Any], key: str, where: str) -> Iterator[tuple[str, Any]]:
+def _section(memory: Mapping[str, Any], key: str, location: str) -> Iterator[tuple[str, Any]]:
     value = memory.get(key)
     if isinstance(value, str):
         value = _python(value)
     if not isinstance(value, Mapping):
-        raise DataError(f"{where}: field {key!r} is missing or not an object")
+        raise DataError(f"{location}: field {key!r} is missing or not an object")
     yield from ((str(id), item) for id, item in value.items())
 
 
@@ -159,7 +180,7 @@ def _lines(value: Any) -> Iterator[str]:
 
 
 def _references(value: Any) -> list[str]:
-    """Memory ids: a text, a list, or a printed list."""
+    """Return memory ids of a text, a list, or a printed list."""
     if isinstance(value, str) and value.strip().startswith("["):
         value = _python(value)
     return [str(item) for item in value] if isinstance(value, list) else [str(value).strip()] if value else []
@@ -172,9 +193,9 @@ def _python(text: str) -> Any:
         return None
 
 
-def _about(text: str) -> str | None:
-    """A time to sort by: all that is known of it, down to the year (`October 2021`, `2012`, `the summer of 2019`)."""
-    if (time := iso_time(text)) is not None:
+def _sortable_time(text: str) -> str | None:
+    """Return a time to sort by, down to the year (`October 2021`, `2012`, `the summer of 2019`)."""
+    if (time := to_iso_time(text)) is not None:
         return time
     for form in ("%B %Y", "%b %Y", "%Y-%m", "%Y/%m"):
         try:
@@ -185,10 +206,10 @@ def _about(text: str) -> str | None:
     return year[0] if year else None
 
 
-def _carried(times: list[str | None]) -> list[str]:
-    """Times to sort by: one that is not known stays with what comes before it."""
-    found, before = [], ""
+def _fill_unknown_times(times: list[str | None]) -> list[str]:
+    """Return times to sort by; an unknown time takes the one before it."""
+    filled_times, last_known = [], ""
     for time in times:
-        before = time or before
-        found.append(before)
-    return found
+        last_known = time or last_known
+        filled_times.append(last_known)
+    return filled_times

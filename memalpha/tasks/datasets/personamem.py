@@ -1,10 +1,13 @@
-"""PersonaMem v1 (Jiang et al., COLM 2025) and v2 (2512.06688) as tasks: a history, questions with four choices.
+"""PersonaMem v1 (Jiang et al., COLM 2025) and v2 (2512.06688): a history, questions with choices.
 
 The choices are in `meta["choices"]` by letter, the right letter in `meta["choice"]`; the answer is "(letter) text".
-v1: a shared context is a task, a system message begins a session; a question is asked when exactly the messages before
-its `end_index_in_shared_context` have been read, and chunks are cut there. v2: a persona's history is a task, asked at
-its end; the message that states the persona outright is left out; evidence is the related snippet where it is found
-word for word. v2 gives one right and several wrong answers: their order here follows from the question's text.
+
+v1: a shared context is a task, a system message begins a session. A question is asked when exactly the messages before
+its `end_index_in_shared_context` have been read; chunks are split there.
+
+v2: a persona's history is a task, asked at its end. The message that states the persona outright is left out. Evidence
+is the related snippet where it is found word for word. v2 gives one right and several wrong answers; their order here
+follows from the question's text.
 """
 
 from __future__ import annotations
@@ -20,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.tasks.chunking import Stream
+from memalpha.tasks.chunking import TaskBuilder
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import field, file_in, read_json
-from memalpha.tasks.sources.streaming import csv_rows, json_lines
+from memalpha.tasks.sources.files import find_file, read_json, require_field
+from memalpha.tasks.sources.streaming import iter_csv_rows, iter_json_lines
 from memalpha.types import Question, SpeakerTurn, Task
 
 _V1_SIZES = ("32k", "128k", "1M")
@@ -84,42 +87,60 @@ _LETTER = re.compile(r"\s*\(?([a-z])[).:]\s*", re.IGNORECASE)
 
 
 def load_personamem(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
-    """The shared contexts that questions are asked of (the first `limit`), from a folder that holds both files."""
+    """Load the shared contexts of v1 that questions are asked about.
+
+    Args:
+        path: Folder that holds both files, or one of them.
+        variant: "32k", "128k" or "1M".
+        limit: Return the first `limit` contexts only.
+    """
     return list(islice(contexts(path, variant), limit))
 
 
 def load_personamem_v2(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
-    """The histories of the text benchmark (the first `limit`), from a folder laid out as the official repository."""
+    """Load the histories of v2's text benchmark.
+
+    Args:
+        path: Folder laid out as the official repository.
+        variant: "32k" or "128k".
+        limit: Return the first `limit` histories only.
+    """
     return list(islice(histories(path, variant), limit))
 
 
 def contexts(path: Path, variant: str | None = None) -> Iterator[Task]:
-    """v1, one context at a time (1M tokens each in the largest). Raises `DataError` naming file, line and field."""
-    questions, shared = (_beside(path, file.path) for file in DATA[0].files_for(variant))
-    asked: dict[str, list[tuple[str, dict[str, str]]]] = {}
-    for where, row in csv_rows(questions):
-        asked.setdefault(field(row, "shared_context_id", str, where), []).append((where, row))
-    for where, value in json_lines(shared):
+    """Yield the contexts of v1 one at a time, 1M tokens each in the largest.
+
+    Raises:
+        DataError: A file does not fit; the message names file, line and field.
+    """
+    questions, shared = (_sibling_file(path, file.path) for file in DATA[0].files_for(variant))
+    rows_by_context: dict[str, list[tuple[str, dict[str, str]]]] = {}
+    for location, row in iter_csv_rows(questions):
+        rows_by_context.setdefault(require_field(row, "shared_context_id", str, location), []).append((location, row))
+    for location, value in iter_json_lines(shared):
         if not isinstance(value, dict) or not all(isinstance(messages, list) for messages in value.values()):
-            raise DataError(f"{where}: an object of a context id and its list of messages is needed")
+            raise DataError(f"{location}: an object of a context id and its list of messages is needed")
         for id, messages in value.items():
-            if rows := asked.pop(id, None):
-                yield _context(id, messages, rows, where)
-        if not asked:
+            if rows := rows_by_context.pop(id, None):
+                yield _context(id, messages, rows, location)
+        if not rows_by_context:
             return
-    where, row = next(iter(asked.values()))[0]
-    raise DataError(f"{where}: shared_context_id {row['shared_context_id']!r} is not in {shared}")
+    location, row = next(iter(rows_by_context.values()))[0]
+    raise DataError(f"{location}: shared_context_id {row['shared_context_id']!r} is not in {shared}")
 
 
 def histories(path: Path, variant: str | None = None) -> Iterator[Task]:
-    """v2, one history at a time. Raises `DataError` naming file, line and field."""
+    """Yield the histories of v2 one at a time. Raises `DataError` naming file, line and field."""
     size = variant or DATA[1].variants[0]
-    questions = _beside(path, _QUESTIONS_V2)
+    questions = _sibling_file(path, _QUESTIONS_V2)
     root = path if path.is_dir() else path.parent
-    asked: dict[str, list[tuple[str, dict[str, str]]]] = {}
-    for where, row in csv_rows(questions):
-        asked.setdefault(field(row, f"chat_history_{size}_link", str, where), []).append((where, row))
-    for link, rows in asked.items():
+    rows_by_history: dict[str, list[tuple[str, dict[str, str]]]] = {}
+    for location, row in iter_csv_rows(questions):
+        rows_by_history.setdefault(require_field(row, f"chat_history_{size}_link", str, location), []).append(
+            (location, row)
+        )
+    for link, rows in rows_by_history.items():
         for folder in (root, *questions.parents[:4]):
             if (file := folder / link).is_file():
                 break
@@ -132,128 +153,140 @@ def histories(path: Path, variant: str | None = None) -> Iterator[Task]:
         yield _history(messages, rows, file, size)
 
 
-def _context(id: str, messages: list[Any], rows: list[tuple[str, dict[str, str]]], where: str) -> Task:
-    ends = {place: _end(row, len(messages), place) for place, row in rows}
-    stream = Stream()
+def _context(id: str, messages: list[Any], rows: list[tuple[str, dict[str, str]]], location: str) -> Task:
+    ends = {message_location: _history_length(row, len(messages), message_location) for message_location, row in rows}
+    builder = TaskBuilder()
     last: dict[int, int] = {}  # end of the messages read → index of the last chunk then
     turns: list[SpeakerTurn] = []
     for n, message in enumerate(messages):
-        turn = _turn(message, n, where)
+        turn = _turn(message, n, location)
         if turns and turn.speaker == "system":
-            stream.session(turns)
+            builder.add_session(turns)
             turns = []
         turns.append(turn)
         if n + 1 in ends.values():
-            stream.session(turns)
-            turns, last[n + 1] = [], stream.last
-    stream.session(turns)
+            builder.add_session(turns)
+            turns, last[n + 1] = [], builder.last_index
+    builder.add_session(turns)
     questions = []
-    for place, row in rows:
-        choices = _choices(row, place)
-        letter = field(row, "correct_answer", str, place).strip("() \t").lower()
+    for message_location, row in rows:
+        choices = _choices(row, message_location)
+        letter = require_field(row, "correct_answer", str, message_location).strip("() \t").lower()
         if letter not in choices:
-            raise DataError(f"{place}: correct_answer {row['correct_answer']!r} is none of {', '.join(choices)}")
-        if last[ends[place]] < 0:
-            raise DataError(f"{place}: end_index_in_shared_context: nothing has been said by then")
+            raise DataError(
+                f"{message_location}: correct_answer {row['correct_answer']!r} is none of {', '.join(choices)}"
+            )
+        if last[ends[message_location]] < 0:
+            raise DataError(f"{message_location}: end_index_in_shared_context: nothing has been said by then")
         questions.append(
             Question(
-                id=field(row, "question_id", str, place),
-                question=field(row, "user_question_or_message", str, place),
+                id=require_field(row, "question_id", str, message_location),
+                question=require_field(row, "user_question_or_message", str, message_location),
                 answers=(f"({letter}) {choices[letter]}",),
-                category=field(row, "question_type", str, place),
-                asked_after_chunk=last[ends[place]],
+                category=require_field(row, "question_type", str, message_location),
+                asked_after_chunk=last[ends[message_location]],
                 meta={"metric": "choice", "choices": choices, "choice": letter, "topic": row.get("topic", "")},
             )
         )
-    return stream.task(id, questions, where, meta={"persona_id": rows[0][1].get("persona_id", "")})
+    return builder.build(id, questions, location, meta={"persona_id": rows[0][1].get("persona_id", "")})
 
 
-def _end(row: Mapping[str, str], count: int, where: str) -> int:
-    text = field(row, "end_index_in_shared_context", str, where).strip()
+def _history_length(row: Mapping[str, str], count: int, location: str) -> int:
+    text = require_field(row, "end_index_in_shared_context", str, location).strip()
     if not text.isdecimal() or not 1 <= int(text) <= count:
-        raise DataError(f"{where}: end_index_in_shared_context {text!r} is outside 1..{count}")
+        raise DataError(f"{location}: end_index_in_shared_context {text!r} is outside 1..{count}")
     return int(text)
 
 
-def _choices(row: Mapping[str, str], where: str) -> dict[str, str]:
-    """The options by letter, without the letter in front."""
-    options = literal(field(row, "all_options", str, where))
+def _choices(row: Mapping[str, str], location: str) -> dict[str, str]:
+    """Return the options by letter, without the letter in front."""
+    options = parse_literal(require_field(row, "all_options", str, location))
     if not isinstance(options, list) or len(options) < 2:
-        raise DataError(f"{where}: all_options is no list of choices")
-    found = {}
+        raise DataError(f"{location}: all_options is no list of choices")
+    choices = {}
     for n, option in enumerate(map(str, options)):
         match = _LETTER.match(option)
-        found[match[1].lower() if match else chr(ord("a") + n)] = option[match.end() if match else 0 :].strip()
-    if len(found) != len(options):
-        raise DataError(f"{where}: all_options has a letter twice")
-    return found
+        choices[match[1].lower() if match else chr(ord("a") + n)] = option[match.end() if match else 0 :].strip()
+    if len(choices) != len(options):
+        raise DataError(f"{location}: all_options has a letter twice")
+    return choices
 
 
 def _history(messages: list[Any], rows: list[tuple[str, dict[str, str]]], file: Path, size: str) -> Task:
-    stream = Stream()
+    builder = TaskBuilder()
     turns = [_turn(message, n, f"{file}") for n, message in enumerate(messages)]
     if turns and turns[0].speaker == "system":
         turns = turns[1:]
-    stream.session(turns)
+    builder.add_session(turns)
     questions = []
-    for n, (where, row) in enumerate(rows):
-        text, choices, letter = with_choices(row, f"{file.stem} {n}", where)
-        more = {key: row[key] for key in ("preference", "pref_type", "updated", "topic_query") if row.get(key)}
+    for n, (location, row) in enumerate(rows):
+        text, choices, letter = shuffle_choices(row, f"{file.stem} {n}", location)
+        question_meta = {key: row[key] for key in ("preference", "pref_type", "updated", "topic_query") if row.get(key)}
         questions.append(
             Question(
                 id=f"q{n}",
                 question=text,
                 answers=(f"({letter}) {choices[letter]}",),
                 category=row.get("pref_type") or None,
-                evidence=stream.evidence(_snippet(row.get("related_conversation_snippet", ""), turns))[0],
-                meta={"metric": "choice", "choices": choices, "choice": letter, **more},
+                evidence=builder.resolve_evidence(_find_snippet(row.get("related_conversation_snippet", ""), turns))[0],
+                meta={"metric": "choice", "choices": choices, "choice": letter, **question_meta},
             )
         )
     persona = rows[0][1].get("persona_id") or file.stem
-    return stream.task(f"persona{persona}_{size}", questions, str(file), meta={"persona_id": persona})
+    return builder.build(f"persona{persona}_{size}", questions, str(file), meta={"persona_id": persona})
 
 
-def with_choices(row: Mapping[str, str], seed: str, where: str) -> tuple[str, dict[str, str], str]:
-    """What a row of v2 asks, the choices by letter, and the right letter; their order follows from `seed` and the text.
+def shuffle_choices(row: Mapping[str, str], seed: str, location: str) -> tuple[str, dict[str, str], str]:
+    """Return the question of a row of v2, its choices by letter, and the right letter.
 
-    Raises `DataError` where a row has no question, or wrong answers that are none.
+    The order of the choices follows from `seed` and the text.
+
+    Args:
+        row: Row of the CSV file.
+        seed: Seed of the order.
+        location: Place that an error names.
+
+    Raises:
+        DataError: The row has no question, or its wrong answers are invalid.
     """
-    query = literal(field(row, "user_query", str, where))
+    query = parse_literal(require_field(row, "user_query", str, location))
     text = str(query.get("content", "")) if isinstance(query, dict) else row["user_query"]
-    wrong = literal(field(row, "incorrect_answers", str, where))
-    right = field(row, "correct_answer", str, where)
-    if not isinstance(wrong, list) or not wrong:
-        raise DataError(f"{where}: incorrect_answers is no list of answers")
-    if right in wrong:
-        raise DataError(f"{where}: correct_answer is among incorrect_answers")
-    options = [right, *map(str, wrong)]
+    incorrect_answers = parse_literal(require_field(row, "incorrect_answers", str, location))
+    correct_answer = require_field(row, "correct_answer", str, location)
+    if not isinstance(incorrect_answers, list) or not incorrect_answers:
+        raise DataError(f"{location}: incorrect_answers is no list of answers")
+    if correct_answer in incorrect_answers:
+        raise DataError(f"{location}: correct_answer is among incorrect_answers")
+    options = [correct_answer, *map(str, incorrect_answers)]
     random.Random(sha256(f"{seed} {text}".encode()).hexdigest()).shuffle(options)
     choices = dict(zip("abcdefghijklmnop", options, strict=False))
-    return text, choices, next(letter for letter, option in choices.items() if option == right)
+    return text, choices, next(letter for letter, option in choices.items() if option == correct_answer)
 
 
-def _snippet(text: str, turns: list[SpeakerTurn]) -> list[str]:
-    """The ids of the first place where a snippet's messages follow each other word for word; none where nowhere."""
-    value = literal(text)
+def _find_snippet(text: str, turns: list[SpeakerTurn]) -> list[str]:
+    """Return the turn ids of the first word-for-word match of a snippet's messages, or none."""
+    value = parse_literal(text)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value) or not value:
         return []
-    wanted = [(item.get("role"), str(item.get("content", "")).strip()) for item in value]
-    said = [(turn.speaker, turn.text.strip()) for turn in turns]
-    for start in range(len(said) - len(wanted) + 1):
-        if said[start : start + len(wanted)] == wanted:
-            return [turn.id or "" for turn in turns[start : start + len(wanted)]]
+    snippet_messages = [(item.get("role"), str(item.get("content", "")).strip()) for item in value]
+    history_messages = [(turn.speaker, turn.text.strip()) for turn in turns]
+    for start in range(len(history_messages) - len(snippet_messages) + 1):
+        if history_messages[start : start + len(snippet_messages)] == snippet_messages:
+            return [turn.id or "" for turn in turns[start : start + len(snippet_messages)]]
     return []
 
 
-def _turn(message: Any, number: int, where: str) -> SpeakerTurn:
-    place = f"{where}: message {number}"
+def _turn(message: Any, number: int, location: str) -> SpeakerTurn:
+    message_location = f"{location}: message {number}"
     return SpeakerTurn(
-        speaker=field(message, "role", str, place), text=field(message, "content", str, place), id=f"m{number}"
+        speaker=require_field(message, "role", str, message_location),
+        text=require_field(message, "content", str, message_location),
+        id=f"m{number}",
     )
 
 
-def literal(text: str) -> Any:
-    """The value that a text prints, as JSON or as Python; the text itself where it is neither."""
+def parse_literal(text: str) -> Any:
+    """Parse a printed value as JSON or Python; return the text itself if it is neither."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -264,6 +297,6 @@ def literal(text: str) -> Any:
         return text
 
 
-def _beside(path: Path, name: str) -> Path:
-    """The file `name` in the folder `path`, or in the folder of the file `path`."""
-    return file_in(path if path.is_dir() else path.parent, name)
+def _sibling_file(path: Path, name: str) -> Path:
+    """Return the file `name` in the folder `path`, or in the folder of the file `path`."""
+    return find_file(path if path.is_dir() else path.parent, name)

@@ -1,7 +1,7 @@
-"""QMSum (Zhong et al., NAACL 2021) as tasks: a meeting is a task, its queries ask for summaries.
+"""QMSum (Zhong et al., NAACL 2021): a meeting is a task, its queries ask for summaries.
 
-A transcript is one session, turn ids `t0`, `t1`, ...; evidence of a specific query are the turns of its text spans,
-both ends counted; a general query is on the whole meeting and has none.
+A transcript is one session with turn ids `t0`, `t1`, .... Evidence of a specific query are the turns of its text spans,
+both ends included. A general query is about the whole meeting and has no evidence.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.tasks.chunking import Stream, answers_of, objects
+from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_objects
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import field, file_in
-from memalpha.tasks.sources.streaming import json_lines
+from memalpha.tasks.sources.files import find_file, require_field
+from memalpha.tasks.sources.streaming import iter_json_lines
 from memalpha.types import Question, SpeakerTurn, Task
 
 DATA = DataSet(
@@ -57,48 +57,58 @@ DATA = DataSet(
 
 
 def load(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
-    """The meetings of a part (the first `limit`)."""
+    """Load the meetings of a split.
+
+    Args:
+        path: Folder or file.
+        variant: "test", "val" or "train".
+        limit: Return the first `limit` meetings only.
+    """
     return list(islice(meetings(path, variant), limit))
 
 
 def meetings(path: Path, variant: str | None = None) -> Iterator[Task]:
-    """As `load`, one at a time. Raises `DataError` naming file, line and field."""
-    file = file_in(path, DATA.files_for(variant)[0].path)
-    for number, (where, item) in enumerate(json_lines(file)):
-        yield _task(item, f"qmsum-{file.stem}-{number}", where)
+    """Yield one meeting at a time. Raises `DataError` naming file, line and field."""
+    file = find_file(path, DATA.files_for(variant)[0].path)
+    for number, (location, item) in enumerate(iter_json_lines(file)):
+        yield _task(item, f"qmsum-{file.stem}-{number}", location)
 
 
-def _task(item: Any, id: str, where: str) -> Task:
-    stream = Stream()
-    spoken = []
-    for n, turn in enumerate(objects(field(item, "meeting_transcripts", list, where), f"{where}: meeting_transcripts")):
-        speaker, text = (field(turn, key, str, f"{where}: meeting_transcripts[{n}]") for key in ("speaker", "content"))
-        spoken.append(SpeakerTurn(speaker=speaker, text=text, id=f"t{n}"))
-    stream.session(spoken)
+def _task(item: Any, id: str, location: str) -> Task:
+    builder = TaskBuilder()
+    speaker_turns = []
+    for n, turn in enumerate(
+        require_objects(require_field(item, "meeting_transcripts", list, location), f"{location}: meeting_transcripts")
+    ):
+        speaker, text = (
+            require_field(turn, key, str, f"{location}: meeting_transcripts[{n}]") for key in ("speaker", "content")
+        )
+        speaker_turns.append(SpeakerTurn(speaker=speaker, text=text, id=f"t{n}"))
+    builder.add_session(speaker_turns)
     questions = [
-        _question(query, f"{kind}{n}", kind, stream, f"{where}: {kind}_query_list[{n}]")
+        _question(query, f"{kind}{n}", kind, builder, f"{location}: {kind}_query_list[{n}]")
         for kind in ("general", "specific")
         for n, query in enumerate(
-            objects(field(item, f"{kind}_query_list", list, where), f"{where}: {kind}_query_list")
+            require_objects(require_field(item, f"{kind}_query_list", list, location), f"{location}: {kind}_query_list")
         )
     ]
-    return stream.task(id, questions, where)
+    return builder.build(id, questions, location)
 
 
-def _question(query: Mapping[str, Any], id: str, kind: str, stream: Stream, where: str) -> Question:
+def _question(query: Mapping[str, Any], id: str, kind: str, builder: TaskBuilder, location: str) -> Question:
     turns = []
     spans = query.get("relevant_text_span") or []
     for span in spans if isinstance(spans, list) else [spans]:
         try:
             first, last = (int(end) for end in span)
         except (TypeError, ValueError) as error:
-            raise DataError(f"{where}: relevant_text_span: {span!r} is no pair of turn numbers") from error
+            raise DataError(f"{location}: relevant_text_span: {span!r} is no pair of turn numbers") from error
         turns.extend(f"t{n}" for n in range(first, min(last, 10**6) + 1))
     return Question(
         id=id,
-        question=field(query, "query", str, where),
-        answers=answers_of(query.get("answer"), f"{where}: field 'answer'"),
+        question=require_field(query, "query", str, location),
+        answers=parse_answers(query.get("answer"), f"{location}: field 'answer'"),
         category=kind,
-        evidence=stream.evidence(turns)[0],
+        evidence=builder.resolve_evidence(turns)[0],
         meta={"metric": DATA.metric},
     )

@@ -1,8 +1,8 @@
-"""SQuAD (Rajpurkar et al., EMNLP 2016; 2.0: ACL 2018) and XQuAD (Artetxe et al., ACL 2020) as streams of paragraphs.
+"""SQuAD (Rajpurkar et al., EMNLP 2016; 2.0: ACL 2018) and XQuAD (Artetxe et al., ACL 2020).
 
-24 paragraphs in the order of the file are a task, with all questions on them. A paragraph is a turn, its article's
-title the speaker, `<article>:<paragraph>` (both from 0) its id and the evidence of its questions. A question of SQuAD
-2.0 that its paragraph does not answer is one to abstain from.
+24 paragraphs in the order of the file are a task, with all questions on them. A paragraph is a turn: its article's
+title is the speaker, `<article>:<paragraph>` (both from 0) its id and the evidence of its questions. The right answer
+to a question of SQuAD 2.0 that its paragraph does not answer is to abstain.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.dataset_info import DataSet, File
-from memalpha.tasks.sources.files import CHUNK_TOKENS, field, file_in, filled, packed, read_json, task
+from memalpha.tasks.sources.files import (
+    CHUNK_TOKENS,
+    build_task,
+    find_file,
+    pack_turns,
+    read_json,
+    require_field,
+    require_items,
+)
 from memalpha.types import Question, SpeakerTurn, Task
 
 LANGUAGES = ("en", "ar", "de", "el", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")
@@ -73,54 +81,82 @@ DATA = (
 def load_squad(
     path: Path, variant: str | None = None, limit: int | None = None, *, paragraphs: int = 24, chunk: int = CHUNK_TOKENS
 ) -> list[Task]:
-    """Tasks of `paragraphs` each, in chunks of at most `chunk` tokens. Raises `DataError` with file, place, field."""
-    return _load("squad", file_in(path, f"dataset/{variant or 'dev-v1.1'}.json"), limit, paragraphs, chunk)
+    """Load tasks of SQuAD.
+
+    Args:
+        path: Official file, or its folder.
+        variant: Official file by split and version, such as "dev-v1.1".
+        limit: Return the first `limit` tasks only.
+        paragraphs: Paragraphs of a task.
+        chunk: Longest chunk in tokens (characters / 4).
+
+    Raises:
+        DataError: The file does not fit; the message names file, location and field.
+    """
+    return _load("squad", find_file(path, f"dataset/{variant or 'dev-v1.1'}.json"), limit, paragraphs, chunk)
 
 
 def load_xquad(
     path: Path, variant: str | None = None, limit: int | None = None, *, paragraphs: int = 24, chunk: int = CHUNK_TOKENS
 ) -> list[Task]:
-    """The same; the variant is a language."""
-    return _load("xquad", file_in(path, f"xquad.{variant or 'en'}.json"), limit, paragraphs, chunk)
+    """Load tasks of XQuAD.
+
+    Args:
+        path: Official file, or its folder.
+        variant: Language.
+        limit: Return the first `limit` tasks only.
+        paragraphs: Paragraphs of a task.
+        chunk: Longest chunk in tokens (characters / 4).
+
+    Raises:
+        DataError: The file does not fit; the message names file, location and field.
+    """
+    return _load("xquad", find_file(path, f"xquad.{variant or 'en'}.json"), limit, paragraphs, chunk)
 
 
 def _load(name: str, file: Path, limit: int | None, paragraphs: int, chunk: int) -> list[Task]:
     if paragraphs < 1 or chunk < 1:
         raise DataError(f"{name}: paragraphs={paragraphs} and chunk={chunk}: each must be at least 1")
-    articles = filled(field(read_json(file), "data", list, str(file)), "articles", f"{file}: data")
-    told = list(_paragraphs(articles, str(file)))
-    starts = range(0, len(told), paragraphs)[:limit]
+    articles = require_items(require_field(read_json(file), "data", list, str(file)), "articles", f"{file}: data")
+    paragraphs_with_questions = list(_paragraphs(articles, str(file)))
+    starts = range(0, len(paragraphs_with_questions), paragraphs)[:limit]
     return [
-        task(
+        build_task(
             str(file),
             id=f"{name}-{number}",
-            chunks=tuple(packed([turn for turn, _ in told[at : at + paragraphs]], chunk)),
-            questions=tuple(question for _, asked in told[at : at + paragraphs] for question in asked),
+            chunks=tuple(
+                pack_turns([turn for turn, _ in paragraphs_with_questions[start : start + paragraphs]], chunk)
+            ),
+            questions=tuple(
+                question
+                for _, paragraph_questions in paragraphs_with_questions[start : start + paragraphs]
+                for question in paragraph_questions
+            ),
         )
-        for number, at in enumerate(starts)
+        for number, start in enumerate(starts)
     ]
 
 
 def _paragraphs(articles: list[Any], file: str) -> Iterator[tuple[SpeakerTurn, list[Question]]]:
     for a, article in enumerate(articles):
-        title = field(article, "title", str, f"{file}: data[{a}]").replace("_", " ")
-        for p, item in enumerate(field(article, "paragraphs", list, f"{file}: data[{a}]")):
-            where = f"{file}: data[{a}].paragraphs[{p}]"
-            turn = SpeakerTurn(speaker=title, text=field(item, "context", str, where), id=f"{a}:{p}")
-            yield turn, [_question(asked, f"{a}:{p}", where) for asked in field(item, "qas", list, where)]
+        title = require_field(article, "title", str, f"{file}: data[{a}]").replace("_", " ")
+        for p, item in enumerate(require_field(article, "paragraphs", list, f"{file}: data[{a}]")):
+            location = f"{file}: data[{a}].paragraphs[{p}]"
+            turn = SpeakerTurn(speaker=title, text=require_field(item, "context", str, location), id=f"{a}:{p}")
+            yield turn, [_question(qa, f"{a}:{p}", location) for qa in require_field(item, "qas", list, location)]
 
 
-def _question(asked: Any, turn: str, where: str) -> Question:
-    id = field(asked, "id", str, where)
-    where = f"{where}: question {id}"
-    given = field(asked, "answers", list, where)
-    answers = tuple(dict.fromkeys(field(answer, "text", str, where) for answer in given))
-    impossible = asked.get("is_impossible", False)
+def _question(qa: Any, turn: str, location: str) -> Question:
+    id = require_field(qa, "id", str, location)
+    location = f"{location}: question {id}"
+    official_answers = require_field(qa, "answers", list, location)
+    answers = tuple(dict.fromkeys(require_field(answer, "text", str, location) for answer in official_answers))
+    impossible = qa.get("is_impossible", False)
     if bool(answers) == impossible:
-        raise DataError(f"{where}: {'answers to an impossible question' if impossible else 'no answer'}")
+        raise DataError(f"{location}: {'answers to an impossible question' if impossible else 'no answer'}")
     return Question(
         id=id,
-        question=field(asked, "question", str, where).strip(),
+        question=require_field(qa, "question", str, location).strip(),
         answers=answers,
         category="unanswerable" if impossible else "extraction",
         evidence=() if impossible else (turn,),

@@ -1,8 +1,9 @@
-"""Tasks as JSON Lines: one task a line, UTF-8; a bad line is refused with file, line and field.
+"""Tasks as JSON Lines in UTF-8, one task a line; an invalid line is refused with file, line and field.
 
-The shape is `memalpha.types.Task`: `{"id", "chunks": [{"text" | "turns": [{"speaker", "text", "id"}], "timestamp"}],
-"questions": [{"id", "question", "answers", "category", "evidence", "asked_after_chunk", "meta"}], "gold_operations":
-[…], "meta"}`. Blank lines are skipped; a chunk's `index` follows from its place and is not written.
+The format is that of `memalpha.types.Task`: `{"id", "chunks": [{"text" | "turns": [{"speaker", "text", "id"}],
+"timestamp"}], "questions": [{"id", "question", "answers", "category", "evidence", "asked_after_chunk", "meta"}],
+"gold_operations": […], "meta"}`. Blank lines are skipped. A chunk's `index` follows from its position and is not
+written.
 """
 
 from __future__ import annotations
@@ -18,22 +19,23 @@ from pydantic import BaseModel, ValidationError
 from memalpha.errors import DataError
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task, is_iso_time
 
-_PARTS: dict[str, type[BaseModel]] = {
+_MODELS: dict[str, type[BaseModel]] = {
     "chunks": Chunk,
     "turns": SpeakerTurn,
     "questions": Question,
     "gold_operations": GoldOperation,
 }
-_SHOWN = 3  # errors of one line that a message lists
+_MAX_ERRORS = 3  # errors of one line that a message lists
 
 
 def load_jsonl(path: str | Path) -> list[Task]:
-    """All tasks of a file, in its order.
+    """Load all tasks of a file, in its order.
 
-    Raises `DataError` naming `file:line` and the field for a line that is no task (unknown and repeated keys, NaN,
-    empty ids and texts, evidence that names no turn, timestamps that are not ISO 8601, and gold operations that end a
-    fact which does not hold included), for a task id that occurs twice, for a file that cannot be read, for one that
-    is a single JSON value over several lines or a list, and for one without any task.
+    Raises:
+        DataError: A line is no valid task; the message names `file:line` and the field. Unknown and repeated keys, NaN,
+            empty ids and texts, unknown evidence, dates that are not ISO 8601 and gold operations that end a fact which
+            does not hold are refused too. So are repeated task ids, a file that is one JSON value, and a file without a
+            task.
     """
     path = Path(path)
     try:
@@ -46,9 +48,9 @@ def load_jsonl(path: str | Path) -> list[Task]:
     for number, raw in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if not raw.strip():
             continue
-        where = f"{path}:{number}"
+        location = f"{path}:{number}"
         try:
-            task = _parse(raw, where)
+            task = _parse(raw, location)
         except DataError:
             if _is_one_value(data):
                 raise DataError(
@@ -56,7 +58,9 @@ def load_jsonl(path: str | Path) -> list[Task]:
                 ) from None
             raise
         if task.id in first_line:
-            raise DataError(f"{where}: id: task {task.id!r} is already on line {first_line[task.id]}: ids are unique")
+            raise DataError(
+                f"{location}: id: task {task.id!r} is already on line {first_line[task.id]}: ids are unique"
+            )
         first_line[task.id] = number
         tasks.append(task)
     if not tasks:
@@ -64,35 +68,38 @@ def load_jsonl(path: str | Path) -> list[Task]:
     return tasks
 
 
-def overview(tasks: Sequence[Task]) -> dict[str, Any]:
-    """What training and evaluation will find in a file.
+def summarize_tasks(tasks: Sequence[Task]) -> dict[str, Any]:
+    """Count what training and evaluation find in a task file.
 
-    Numbers of `tasks`, `chunks`, `questions` and of those `to_abstain` from, the `longest_chunk` in characters, the
-    tasks `with_gold` operations, and how many gold operations each of their `categories` has.
+    Returns:
+        Numbers of `tasks`, `chunks`, `questions` and of those `to_abstain` from, the `longest_chunk` in characters, the
+            number of tasks `with_gold` operations, and gold operations by category (`categories`).
     """
-    asked = [question for task in tasks for question in task.questions]
+    questions = [question for task in tasks for question in task.questions]
     chunks = [chunk for task in tasks for chunk in task.chunks]
     gold = [operation for task in tasks for operation in task.gold_operations if operation.kind != "core_update"]
     return {
         "tasks": len(tasks),
         "chunks": len(chunks),
         "longest_chunk": max((len(chunk.render()) for chunk in chunks), default=0),
-        "questions": len(asked),
-        "to_abstain": sum(not question.answers for question in asked),
+        "questions": len(questions),
+        "to_abstain": sum(not question.answers for question in questions),
         "with_gold": sum(bool(task.gold_operations) for task in tasks),
         "categories": dict(sorted(Counter(operation.category for operation in gold).items())),
     }
 
 
 def save_jsonl(tasks: Iterable[Task], path: str | Path) -> None:
-    """Write one task a line (defaults left out); the file appears whole or not at all.
+    """Write one task a line, without default values; the file appears whole or not at all.
 
-    `load_jsonl` reads back equal tasks. Raises `DataError` for a task that JSON cannot hold (NaN in `meta`) or that
-    `load_jsonl` would refuse, and for a path that cannot be written.
+    `load_jsonl` reads back equal tasks.
+
+    Raises:
+        DataError: JSON cannot hold a task (NaN in `meta`), `load_jsonl` would refuse it, or the path is not writable.
     """
     path = Path(path)
     lines: list[str] = []
-    seen: set[str] = set()
+    task_ids: set[str] = set()
     for task in tasks:
         try:
             value = task.model_dump(exclude_defaults=True, exclude={"chunks": {"__all__": {"index"}}})
@@ -100,39 +107,39 @@ def save_jsonl(tasks: Iterable[Task], path: str | Path) -> None:
             line.encode()
         except (TypeError, ValueError) as error:
             raise DataError(f"task {task.id!r} cannot be written as JSON: {error}") from error
-        for field, problem in problems(task):
+        for field, problem in find_problems(task):
             raise DataError(f"task {task.id!r}: {field}: {problem}")
-        if task.id in seen:
+        if task.id in task_ids:
             raise DataError(f"task {task.id!r} occurs twice: ids are unique")
-        seen.add(task.id)
+        task_ids.add(task.id)
         lines.append(line + "\n")
-    aside = path.with_name(path.name + ".part")
+    partial_file = path.with_name(path.name + ".part")
     try:
-        aside.write_text("".join(lines), encoding="utf-8", newline="\n")
-        aside.replace(path)
+        partial_file.write_text("".join(lines), encoding="utf-8", newline="\n")
+        partial_file.replace(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error.strerror})") from error
 
 
-def _parse(raw: bytes, where: str) -> Task:
+def _parse(raw: bytes, location: str) -> Task:
     try:
         task = Task.model_validate_json(raw)
         # A second, stricter look: pydantic lets the last of two equal keys win and reads NaN.
         json.loads(raw, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except ValidationError as error:
         items = error.errors()
-        shown = "; ".join(_describe(item) for item in items[:_SHOWN])
-        more = f"; and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-        raise DataError(f"{where}: {shown}{more}") from error
+        descriptions = "; ".join(_describe(item) for item in items[:_MAX_ERRORS])
+        remainder = f"; and {len(items) - _MAX_ERRORS} more" if len(items) > _MAX_ERRORS else ""
+        raise DataError(f"{location}: {descriptions}{remainder}") from error
     except ValueError as error:
-        raise DataError(f"{where}: {error}") from error
-    for field, problem in problems(task):
-        raise DataError(f"{where}: {field}: {problem}")
+        raise DataError(f"{location}: {error}") from error
+    for field, problem in find_problems(task):
+        raise DataError(f"{location}: {field}: {problem}")
     return task
 
 
 def _is_one_value(data: bytes) -> bool:
-    """Whether a file that is no JSON Lines is a list of tasks, or a single task over several lines."""
+    """Return True if the file is a single JSON value: a list of tasks, or one task over several lines."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -144,18 +151,18 @@ def _describe(item: Any) -> str:
     location: Sequence[str | int] = item["loc"]
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
-        inside = next((_PARTS[part] for part in reversed(location[:-1]) if part in _PARTS), Task)
-        message = f"unknown key: known are {', '.join(inside.model_fields)}"
+        model = next((_MODELS[key] for key in reversed(location[:-1]) if key in _MODELS), Task)
+        message = f"unknown key: known are {', '.join(model.model_fields)}"
     return f"{_field(location)}: {message}" if location else message
 
 
 def _field(location: Sequence[str | int]) -> str:
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in location)
     return text.removeprefix(".")
 
 
-def problems(task: Task) -> Iterator[tuple[str, str]]:
-    """What the types allow and a stream cannot have, as (field, problem)."""
+def find_problems(task: Task) -> Iterator[tuple[str, str]]:
+    """Yield (field, problem) for values that the types allow and a task must not have."""
     if not task.id.strip():
         yield "id", "empty: every task needs an id"
     turn_ids: set[str] = set()
@@ -204,7 +211,7 @@ def problems(task: Task) -> Iterator[tuple[str, str]]:
 
 
 def _not_live(operation: GoldOperation, live: set[tuple[str, str]]) -> str | None:
-    """Why an update or delete ends no fact that is live when it comes; None: it ends one."""
+    """Return why an update or delete ends no live fact, or None if it ends one."""
     if operation.replaces is None:
         return f"needed: the content that the {operation.kind} ends"
     if (operation.category, operation.replaces) in live:

@@ -1,6 +1,6 @@
-"""Reading official files: the file in a folder, its JSON, a field of the right kind; errors name file, place, field.
+"""Reading of official files: find, parse and validate; errors name file, location and field.
 
-And what loaders share once they have read one: turns packed into chunks.
+Also the helpers that all loaders share: packing of turns into chunks, building of tasks.
 """
 
 from __future__ import annotations
@@ -20,21 +20,26 @@ CHUNK_TOKENS = 2048
 """Longest chunk that loaders cut a stream into, in tokens (characters / 4)."""
 
 
-def file_in(path: Path, name: str) -> Path:
-    """`path` if it is a file, else the file `name` (`folder/file`: its last part will do) in the folder `path`.
+def find_file(path: Path, name: str) -> Path:
+    """Return `path` if it is a file, else the file `name` in the folder `path`.
 
-    Raises `DataError` where there is none.
+    Args:
+        path: File or folder.
+        name: `folder/file` inside the official source; the file name alone is enough.
+
+    Raises:
+        DataError: The folder has no such file.
     """
     if not path.is_dir():
         return path
-    for place in (path / name, path / Path(name).name):
-        if place.is_file():
-            return place
+    for candidate in (path / name, path / Path(name).name):
+        if candidate.is_file():
+            return candidate
     raise DataError(f"{path}: no file {name} in this folder")
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 file. Raises `DataError` for one that cannot be read or is something else."""
+    """Read a UTF-8 file. Raises `DataError` if it cannot be read or decoded."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -44,63 +49,88 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file. Raises `DataError` for one that cannot be read or is none."""
+    """Read a JSON file. Raises `DataError` if it cannot be read or parsed."""
     try:
         return json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not a JSON file: {error}") from error
 
 
-def field(item: Any, key: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """`item[key]`, which must be there and of the kind; `where` is the place that the `DataError` names."""
+def require_field(item: Any, key: str, kind: type | tuple[type, ...], location: str) -> Any:
+    """Return `item[key]`, checked for its type.
+
+    Args:
+        item: Parsed JSON value.
+        key: Key that must be there.
+        kind: Type or types of the value.
+        location: Place that an error names.
+
+    Raises:
+        DataError: `item` is no object, or the key is missing or of another type.
+    """
     if not isinstance(item, Mapping) or not isinstance(item.get(key), kind):
         names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
-        raise DataError(f"{where}: field {key!r} is missing or not {names}")
+        raise DataError(f"{location}: field {key!r} is missing or not {names}")
     return item[key]
 
 
-def strings(value: Any, where: str) -> list[str]:
-    """A list of texts. Raises `DataError` for anything else."""
+def require_strings(value: Any, location: str) -> list[str]:
+    """Return a list of texts unchanged. Raises `DataError` for anything else."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise DataError(f"{where}: a list of texts is needed, not {value!r}")
+        raise DataError(f"{location}: a list of texts is needed, not {value!r}")
     return value
 
 
-def filled(value: Any, items: str, where: str) -> list[Any]:
-    """A list with something in it. Raises `DataError` for anything else."""
+def require_items(value: Any, items: str, location: str) -> list[Any]:
+    """Return a list that is not empty.
+
+    Args:
+        value: Parsed JSON value.
+        items: Name of the items for the error message.
+        location: Place that an error names.
+
+    Raises:
+        DataError: The value is no list, or an empty one.
+    """
     if not isinstance(value, list) or not value:
-        raise DataError(f"{where}: a JSON list of {items} is needed, and this is none or empty")
+        raise DataError(f"{location}: a JSON list of {items} is needed, and this is none or empty")
     return value
 
 
-def sha256(path: Path) -> str:
-    """Hexadecimal, of a file of any size; of a folder, that of the lines `CHECKSUM  NAME` of all files below it."""
+def compute_sha256(path: Path) -> str:
+    """Return the hexadecimal SHA-256 of a file or folder.
+
+    For a folder it is that of the lines `CHECKSUM  NAME` of all files below it.
+    """
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
-        lines = [f"{sha256(file)}  {file.relative_to(path).as_posix()}\n" for file in files]
+        lines = [f"{compute_sha256(file)}  {file.relative_to(path).as_posix()}\n" for file in files]
         return hashlib.sha256("".join(lines).encode()).hexdigest()
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def packed(turns: Iterable[SpeakerTurn], tokens: int = CHUNK_TOKENS) -> list[Chunk]:
-    """Turns in order, as many to a chunk as fit into `tokens`; one that is longer is a chunk by itself."""
+def pack_turns(turns: Iterable[SpeakerTurn], tokens: int = CHUNK_TOKENS) -> list[Chunk]:
+    """Pack turns, in order, into chunks of at most `tokens` tokens.
+
+    A longer turn is a chunk by itself.
+    """
     chunks: list[Chunk] = []
-    held: list[SpeakerTurn] = []
+    chunk_turns: list[SpeakerTurn] = []
     size = 0
     for turn in turns:
         length = len(turn.speaker) + len(turn.text) + 3  # as rendered: "speaker: text" and the end of the line
-        if held and size + length > 4 * tokens:
-            chunks.append(Chunk(turns=tuple(held)))
-            held, size = [], 0
-        held.append(turn)
+        if chunk_turns and size + length > 4 * tokens:
+            chunks.append(Chunk(turns=tuple(chunk_turns)))
+            chunk_turns, size = [], 0
+        chunk_turns.append(turn)
         size += length
-    return [*chunks, Chunk(turns=tuple(held))] if held else chunks
+    return [*chunks, Chunk(turns=tuple(chunk_turns))] if chunk_turns else chunks
 
 
-def task(where: str, **parts: Any) -> Task:
-    """A task of these parts. Raises `DataError` for what no task can be: without chunks, or with an id twice."""
+def build_task(location: str, **fields: Any) -> Task:
+    """Build a `Task`. Raises `DataError` for missing chunks or repeated ids."""
     try:
-        return Task(**parts)
+        return Task(**fields)
     except ValidationError as error:
-        raise DataError(f"{where}: task {parts['id']!r}: {error.errors()[0]['msg']}") from error
+        raise DataError(f"{location}: task {fields['id']!r}: {error.errors()[0]['msg']}") from error

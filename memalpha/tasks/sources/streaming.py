@@ -1,4 +1,4 @@
-"""Official files too large to be read at once, item by item: JSON lists, JSON Lines, Parquet."""
+"""Streaming of official files that are too large to load: JSON lists, JSON Lines, CSV, Parquet."""
 
 from __future__ import annotations
 
@@ -16,47 +16,55 @@ _LARGEST = 1 << 29
 _CUT_OFF = 32  # an error this close to the end of what was read may come from the cut
 
 
-def json_array(path: Path) -> Iterator[Any]:
-    """The items of a JSON list, with only one of them in memory. Raises `DataError` naming the file and the item."""
+def iter_json_array(path: Path) -> Iterator[Any]:
+    """Yield the items of a JSON list, one in memory at a time. Raises `DataError` naming file and item."""
     with _open(path) as stream:
-        buffer = _more(stream, path, _BLOCK).lstrip()
+        buffer = _read_block(stream, path, _BLOCK).lstrip()
         if not buffer.startswith("["):
             raise DataError(f"{path}: not a JSON list")
         buffer = buffer[1:]
         for number in range(1 << 62):
-            buffer = _skip(buffer, stream, path)
+            buffer = _skip_whitespace(buffer, stream, path)
             if buffer.startswith("]"):
-                if _skip(buffer[1:], stream, path):
+                if _skip_whitespace(buffer[1:], stream, path):
                     raise DataError(f"{path}: something follows the JSON list")
                 return
             if number:
                 if not buffer.startswith(","):
                     raise DataError(f"{path}: no comma or ']' after item {number - 1}: not a JSON list, or cut off")
-                buffer = _skip(buffer[1:], stream, path)
-            item, buffer = _item(buffer, stream, path, number)
+                buffer = _skip_whitespace(buffer[1:], stream, path)
+            item, buffer = _decode_item(buffer, stream, path, number)
             yield item
 
 
-def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """The values of a JSON Lines file, each with its place as `file:line`. Raises `DataError` naming it."""
+def iter_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield (`file:line`, value) for each line of a JSON Lines file. Raises `DataError` naming it."""
     with _open(path) as stream:
         try:
             for number, line in enumerate(stream, start=1):
-                where = f"{path}:{number}"
+                location = f"{path}:{number}"
                 if not line.strip():
                     continue
                 try:
-                    yield where, json.loads(line)
+                    yield location, json.loads(line)
                 except (json.JSONDecodeError, RecursionError) as error:
-                    raise DataError(f"{where}: not a JSON value: {error}") from error
+                    raise DataError(f"{location}: not a JSON value: {error}") from error
         except UnicodeDecodeError as error:
             raise DataError(f"{path}: not a text in UTF-8: {error}") from error
 
 
-def csv_rows(path: Path, columns: Sequence[str] = (), separator: str = ",") -> Iterator[tuple[str, dict[str, str]]]:
-    """The rows of a CSV file whose header has these columns, each with its place as `file:line`.
+def iter_csv_rows(
+    path: Path, columns: Sequence[str] = (), separator: str = ","
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield (`file:line`, row) for each row of a CSV file.
 
-    Raises `DataError` naming it.
+    Args:
+        path: UTF-8 file with a header.
+        columns: Columns that the header must have.
+        separator: Character between two fields.
+
+    Raises:
+        DataError: The file cannot be read, a column is missing or named twice, or a row has another length.
     """
     limit = csv.field_size_limit(_LARGEST)
     line = 1
@@ -83,8 +91,8 @@ def csv_rows(path: Path, columns: Sequence[str] = (), separator: str = ",") -> I
         csv.field_size_limit(limit)
 
 
-def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a Parquet file with these columns, each with its place. Raises `DataError`."""
+def iter_parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (file and row number, row) of a Parquet file with these columns. Raises `DataError`."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -112,37 +120,41 @@ def _open(path: Path) -> Any:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _more(stream: Any, path: Path, size: int) -> str:
+def _read_block(stream: Any, path: Path, size: int) -> str:
     try:
         return stream.read(size)
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not a text in UTF-8: {error}") from error
 
 
-def _skip(buffer: str, stream: Any, path: Path) -> str:
-    """The buffer from its next character that is no white space; empty at the end of the file."""
+def _skip_whitespace(buffer: str, stream: Any, path: Path) -> str:
+    """Return the buffer from its next character that is no white space; empty at the end of the file."""
     while not (buffer := buffer.lstrip()):
-        if not (buffer := _more(stream, path, _BLOCK)):
+        if not (buffer := _read_block(stream, path, _BLOCK)):
             return ""
     return buffer
 
 
-def _item(buffer: str, stream: Any, path: Path, number: int) -> tuple[Any, str]:
-    """The item at the buffer's start and what follows it."""
+def _decode_item(buffer: str, stream: Any, path: Path, number: int) -> tuple[Any, str]:
+    """Decode the item at the start of the buffer; return it and the rest of the buffer."""
     decoder = json.JSONDecoder()
     while True:
         try:
             value, end = decoder.raw_decode(buffer)
         except json.JSONDecodeError as error:
             inside = error.msg.startswith("Unterminated string") or error.pos >= len(buffer) - _CUT_OFF
-            more = _more(stream, path, max(_BLOCK, len(buffer))) if inside and len(buffer) < _LARGEST else ""
-            if not more:
+            extension = _read_block(stream, path, max(_BLOCK, len(buffer))) if inside and len(buffer) < _LARGEST else ""
+            if not extension:
                 raise DataError(f"{path}: item {number}: not JSON, or cut off: {error.msg}") from error
-            buffer += more
+            buffer += extension
             continue
         except RecursionError as error:
             raise DataError(f"{path}: item {number}: nested too deeply") from error
-        if isinstance(value, int | float) and end >= len(buffer) - 2 and (more := _more(stream, path, _BLOCK)):
-            buffer += more  # a number may go on: 1, 1.5, 1.5e+9
+        if (
+            isinstance(value, int | float)
+            and end >= len(buffer) - 2
+            and (extension := _read_block(stream, path, _BLOCK))
+        ):
+            buffer += extension  # a number may go on: 1, 1.5, 1.5e+9
             continue
         return value, buffer[end:]

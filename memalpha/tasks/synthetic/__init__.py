@@ -1,6 +1,6 @@
 """Tasks generated from worlds whose facts are known.
 
-`tasks` is `worlds.tasks`: `from memalpha.tasks import synthetic; synthetic.tasks(...)` worked before the move.
+`from memalpha.tasks import synthetic; synthetic.tasks(...)` stands for `worlds.tasks`.
 """
 
 from __future__ import annotations

@@ -32,12 +32,12 @@ LOSSES = ("{who} sells {n}.", "{who} loses {n}.", "{who} gives {other} {n}.", "{
 STARTS = ("{who} has {n} {things}.", "At first {who} has {n} {things}.")
 PACKED = ("{who} has {m} boxes of {n} {things}.", "{who} has {m} bags with {n} {things} in each.")
 ASIDES = ("{other} is {n} years old.", "{who} lives at number {n}.", "It is day {n} of the month.")
-ASKED = "How many {things} does {who} have now?"
+QUESTIONS = "How many {things} does {who} have now?"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation of a story: `left sign right`."""
+    """Hold one operation of a story: `left sign right`."""
 
     left: int
     sign: Sign
@@ -45,25 +45,40 @@ class Step:
 
     @property
     def result(self) -> int:
-        """What it comes to."""
+        """Result of the operation."""
         return {"+": self.left + self.right, "-": self.left - self.right, "*": self.left * self.right}[self.sign]
 
     def __str__(self) -> str:
         return f"{self.left}{self.sign}{self.right}={self.result}"
 
 
-def tasks(split: Split, seed: int, first: int, count: int, level: Level | None = None) -> list[TextTask]:
-    """Problems number `first` to `first + count - 1` of a split; without a level the three take turns.
+def tasks(split: Split, seed: int, start: int, count: int, level: Level | None = None) -> list[TextTask]:
+    """Generate word problems `start` to `start + count - 1` of a split.
 
-    Columns: `answer` (digits), `level`, `solution` (a worked one, which ends in `#### answer`).
+    Args:
+        split: "train" or "test"; a pair of numbers belongs to one of them.
+        seed: Seed of the problems.
+        start: Number of the first problem.
+        count: Number of problems.
+        level: One level for all; default: the three levels in turn.
+
+    Returns:
+        Tasks with the columns `answer` (digits), `level` and `solution` (worked, ending in `#### answer`).
     """
     return [
-        generate(split, seed, number, level or LEVELS[number % len(LEVELS)]) for number in range(first, first + count)
+        generate(split, seed, number, level or LEVELS[number % len(LEVELS)]) for number in range(start, start + count)
     ]
 
 
 def generate(split: Split, seed: int, number: int, level: Level) -> TextTask:
-    """One problem; a pure function of its arguments."""
+    """Generate one problem as a pure function of its arguments.
+
+    Args:
+        split: "train" or "test".
+        seed: Seed of the problems.
+        number: Number of the problem.
+        level: "easy", "medium" or "hard".
+    """
     rng = Random(f"arithmetic|{split}|{seed}|{number}|{level}")
     while True:
         steps = _steps(rng, level)
@@ -81,57 +96,68 @@ def generate(split: Split, seed: int, number: int, level: Level) -> TextTask:
 
 
 def worked(steps: Sequence[Step]) -> str:
-    """The solution as text: a line a step, then `#### answer`."""
+    """Return the solution as text: a line a step, then `#### answer`."""
     return "\n".join([*map(str, steps), f"#### {steps[-1].result}"])
 
 
 def feedback(prompts: Sequence[Any], completions: Sequence[Any], solution: Sequence[str], **columns: Any) -> list[str]:
-    """What is wrong with each reply, for a learner that may try again: its first line that the worked solution has not.
+    """Describe what is wrong with each reply, for a learner that tries again.
 
-    The right line is not told. Empty for a reply that is the solution. Replies are texts or messages, as TRL has them.
+    The first line that differs from the worked solution is named, the right line is not. A correct reply gets an empty
+    text.
+
+    Args:
+        prompts: Not used.
+        completions: Replies as texts or messages, as TRL passes them.
+        solution: Worked solution of each task.
+        **columns: Not used.
     """
     texts = [reply if isinstance(reply, str) else str(reply[-1]["content"]) for reply in completions]
-    return [_wrong(reply, worked) for reply, worked in zip(texts, solution, strict=True)]
+    return [_first_mistake(reply, worked) for reply, worked in zip(texts, solution, strict=True)]
 
 
-def _wrong(reply: str, solution: str) -> str:
+def _first_mistake(reply: str, solution: str) -> str:
     if reply.strip() == solution:
         return ""
-    lines, right = reply.strip().splitlines(), solution.splitlines()
-    for line, wanted in zip(lines, right, strict=False):
-        if line.strip() != wanted:
+    lines, solution_lines = reply.strip().splitlines(), solution.splitlines()
+    for line, expected_line in zip(lines, solution_lines, strict=False):
+        if line.strip() != expected_line:
             return f"{line.strip()} is wrong."
-    return "Something is missing at the end." if len(lines) < len(right) else f"{lines[len(right)]} is too much."
+    return (
+        "Something is missing at the end."
+        if len(lines) < len(solution_lines)
+        else f"{lines[len(solution_lines)]} is too much."
+    )
 
 
 def _steps(rng: Random, level: Level) -> list[Step]:
-    """A story whose numbers all lie within 1 and `LARGEST`."""
-    found = []
+    """Draw the steps of a story whose numbers all lie within 1 and `LARGEST`."""
+    steps = []
     if level == "hard":
-        found = [Step(rng.randint(2, 9), "*", rng.randint(2, 9))]
-    now = found[0].result if found else rng.randint(2, 40)
+        steps = [Step(rng.randint(2, 9), "*", rng.randint(2, 9))]
+    now = steps[0].result if steps else rng.randint(2, 40)
     for _ in range(1 if level == "easy" else 2):
         signs: list[Sign] = [*(("+",) if now < LARGEST else ()), *(("-",) if now > 2 else ())]
         sign = rng.choice(signs)
-        most = LARGEST - now if sign == "+" else now - 1
-        step = Step(now, sign, rng.randint(1, min(most, 30)))
-        found.append(step)
+        largest_operand = LARGEST - now if sign == "+" else now - 1
+        step = Step(now, sign, rng.randint(1, min(largest_operand, 30)))
+        steps.append(step)
         now = step.result
-    return found
+    return steps
 
 
 def _story(rng: Random, level: Level, steps: Sequence[Step]) -> str:
     who, other = rng.sample(NAMES, 2)
     things = rng.choice(THINGS)
 
-    def told(kind: Sequence[str], n: int, m: int = 0) -> str:
+    def sentence(kind: Sequence[str], n: int, m: int = 0) -> str:
         return rng.choice(kind).format(who=who, other=other, things=things, n=n, m=m)
 
     if steps[0].sign == "*":
-        lines, rest = [told(PACKED, steps[0].right, steps[0].left)], steps[1:]
+        lines, rest = [sentence(PACKED, steps[0].right, steps[0].left)], steps[1:]
     else:
-        lines, rest = [told(STARTS, steps[0].left)], steps
-    lines += [told(GAINS if step.sign == "+" else LOSSES, step.right) for step in rest]
+        lines, rest = [sentence(STARTS, steps[0].left)], steps
+    lines += [sentence(GAINS if step.sign == "+" else LOSSES, step.right) for step in rest]
     if level == "hard":
-        lines.insert(rng.randint(1, len(lines)), told(ASIDES, rng.randint(2, 30)))
-    return " ".join([*lines, ASKED.format(who=who, things=things)])
+        lines.insert(rng.randint(1, len(lines)), sentence(ASIDES, rng.randint(2, 30)))
+    return " ".join([*lines, QUESTIONS.format(who=who, things=things)])

@@ -1,8 +1,8 @@
-"""The demo world: a user tells facts and events in a few short sessions, changes some, takes some back.
+"""Demo world: a user states facts and events in a few short sessions, changes some, retracts some.
 
-State first, text second: a history of every slot is planned, the sentences, gold operations, questions and answers all
+State comes first, text second. A history of every slot is planned; sentences, gold operations, questions and answers
 follow from it. Entries of a perfect writer are `attribute: value` (category semantic, one value a slot at a time) and
-`kind: value` (category episodic, they add up). How much of it a task holds is its `Shape`.
+`kind: value` (category episodic, they add up). A `Shape` sets how much a task holds.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ EPOCH = date(2023, 1, 2)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How much a task holds; ranges are inclusive, per task unless said otherwise.
+    """Set how much a task holds; ranges are inclusive and per task unless said otherwise.
 
-    Changes (updates, retractions) always come in a later chunk than what they change. Raises `ValueError` for a shape
-    that cannot be filled.
+    Changes (updates, retractions) always come in a later chunk than the fact. Raises `ValueError` for a shape that
+    cannot be filled.
     """
 
     chunks: int = 3
@@ -61,8 +61,8 @@ class Shape:
             value = getattr(self, item.name)
             if isinstance(value, tuple) and not 0 <= value[0] <= value[1]:
                 raise ValueError(f"Shape.{item.name}: {value} is not a range (low, high) with 0 <= low <= high")
-        last = self.chunks if self.fact_chunks is None else self.fact_chunks
-        if not 1 <= last <= self.chunks:
+        fact_chunks = self.chunks if self.fact_chunks is None else self.fact_chunks
+        if not 1 <= fact_chunks <= self.chunks:
             raise ValueError(f"Shape: fact_chunks {self.fact_chunks} is outside 1..chunks ({self.chunks})")
         if self.chunks < 2 and self.updates[1] + self.retracts[1] > 0:
             raise ValueError("Shape: a change needs a later chunk than the fact: chunks must be at least 2")
@@ -97,7 +97,7 @@ class _Event:
 
 @dataclass(slots=True)
 class _Plan:
-    """The state's whole history, before any text."""
+    """Hold the history of the state, before any text."""
 
     dates: list[date]
     slots: list[Slot] = field(default_factory=list)
@@ -107,14 +107,23 @@ class _Plan:
 def build_task(
     rng: Random, shape: Shape, task_id: str, *, split: Split = "train", pseudo: float = 0.0, temporal: bool = False
 ) -> Task:
-    """One task of this shape. The same `rng` state and arguments give the same bytes.
+    """Build one task of a shape; equal `rng` states and arguments give equal bytes.
 
-    Raises `DataError` when the shape needs more values than a pool of the split has.
+    Args:
+        rng: Source of randomness.
+        shape: How much the task holds.
+        task_id: Id of the task.
+        split: Values to draw from.
+        pseudo: Share of pseudo-words among the values (split "train").
+        temporal: Also ask when an event happened.
+
+    Raises:
+        DataError: The shape needs more values than a pool of the split has.
     """
     values = ValueSource(rng, split, pseudo)
     plan = _plan(rng, shape, values)
-    chunks, operations = _tell(rng, shape, values, plan)
-    questions = _ask(rng, shape, plan, temporal)
+    chunks, operations = _write_chunks(rng, shape, values, plan)
+    questions = _draw_questions(rng, shape, plan, temporal)
     return Task(id=task_id, chunks=chunks, questions=questions, gold_operations=operations)
 
 
@@ -148,19 +157,19 @@ def _plan(rng: Random, shape: Shape, values: ValueSource) -> _Plan:
     return plan
 
 
-def _tell(
+def _write_chunks(
     rng: Random, shape: Shape, values: ValueSource, plan: _Plan
 ) -> tuple[tuple[Chunk, ...], tuple[GoldOperation, ...]]:
-    """The text of every chunk and the gold operations, in the order of the lines they come from."""
+    """Write the text of every chunk, and the gold operations in the order of their lines."""
     chunks: list[Chunk] = []
     operations: list[GoldOperation] = []
     distracted: set[str] = set()
     for index, day in enumerate(plan.dates):
         lines: list[tuple[str, str, Version | _Event | None, GoldOperation | None]] = []
         for slot in plan.slots:
-            for before, version in zip([None, *slot.versions], slot.versions, strict=False):
+            for previous, version in zip([None, *slot.versions], slot.versions, strict=False):
                 if version.chunk == index:
-                    text, operation = slot.say(rng, before, version, shape.cue)
+                    text, operation = slot.say(rng, previous, version, shape.cue)
                     lines.append(("user", text, version, operation))
         for event in plan.events:
             if event.chunk == index:
@@ -175,7 +184,7 @@ def _tell(
                 )
                 lines.append(("user", fill(rng.choice(event.kind.states), event.value, when=when), event, operation))
         for _ in range(rng.randint(*shape.chitchat)):
-            lines.append((*_idle(rng, shape, values, plan, index, distracted), None, None))
+            lines.append((*_filler_line(rng, shape, values, plan, index, distracted), None, None))
         if not lines:
             lines.append(("user", rng.choice(CHITCHAT), None, None))
         rng.shuffle(lines)
@@ -190,10 +199,10 @@ def _tell(
     return tuple(chunks), tuple(operations)
 
 
-def _idle(
+def _filler_line(
     rng: Random, shape: Shape, values: ValueSource, plan: _Plan, index: int, distracted: set[str]
 ) -> tuple[str, str]:
-    """A line (speaker, text) that states nothing. At most one distractor an attribute, so that pools suffice."""
+    """Draw a line (speaker, text) that states nothing; at most one distractor an attribute, so that pools suffice."""
     roll = rng.random()
     if roll < shape.distractors:
         source = rng.choice((*ATTRIBUTES, *EVENTS))
@@ -201,37 +210,37 @@ def _idle(
             distracted.add(source.key)
             return "user", fill(rng.choice(source.distractors), values.draw(source.pool))
     elif roll < shape.distractors + shape.echoes:
-        told = [v.value for slot in plan.slots for v in slot.versions if v.chunk < index and v.value]
-        if told:
-            return "assistant", fill(rng.choice(ECHOES), rng.choice(told))
+        earlier_values = [v.value for slot in plan.slots for v in slot.versions if v.chunk < index and v.value]
+        if earlier_values:
+            return "assistant", fill(rng.choice(ECHOES), rng.choice(earlier_values))
     elif roll < shape.distractors + shape.echoes + shape.replies:
         return "assistant", rng.choice(REPLIES)
     return "user", rng.choice(CHITCHAT)
 
 
-def _ask(rng: Random, shape: Shape, plan: _Plan, temporal: bool) -> tuple[Question, ...]:
-    """Changed slots first (always asked while `questions` lasts), then counts, never-stated, mid-stream, the rest."""
+def _draw_questions(rng: Random, shape: Shape, plan: _Plan, temporal: bool) -> tuple[Question, ...]:
+    """Draw questions: changed slots first, then counts, never-stated, mid-stream, the rest."""
     changed = [slot for slot in plan.slots if len(slot.versions) > 1]
     stated = [slot for slot in plan.slots if len(slot.versions) == 1]
-    asked = [slot.ask(rng) for slot in changed]
+    questions = [slot.ask(rng) for slot in changed]
     counts = Counter(event.kind.key for event in plan.events)
-    asked += [_count_question(rng, key, plan.events) for key, _ in counts.most_common(1)]
-    known = {slot.attribute.key for slot in plan.slots}
-    strangers = rng.sample([a for a in ATTRIBUTES if a.key not in known], rng.randint(*shape.never))
-    asked += [Slot(a).ask(rng) for a in strangers]
+    questions += [_count_question(rng, key, plan.events) for key, _ in counts.most_common(1)]
+    stated_keys = {slot.attribute.key for slot in plan.slots}
+    strangers = rng.sample([a for a in ATTRIBUTES if a.key not in stated_keys], rng.randint(*shape.never))
+    questions += [Slot(a).ask(rng) for a in strangers]
     if temporal and plan.events:
         event = rng.choice(plan.events)
         happened = (plan.dates[event.chunk] - timedelta(days=event.days_ago)).isoformat()
         text = fill(rng.choice(event.kind.whens), event.value)
-        asked.append(question(text, event.kind.key, "when", (happened,), evidence=(event.turn,)))
+        questions.append(question(text, event.kind.key, "when", (happened,), evidence=(event.turn,)))
     if changed and rng.random() < shape.midstream:
         slot = rng.choice(changed)
-        asked.append(slot.ask(rng, rng.choice(slot.versions[1:]).chunk - 1))
+        questions.append(slot.ask(rng, rng.choice(slot.versions[1:]).chunk - 1))
     rng.shuffle(stated)
-    asked += [slot.ask(rng) for slot in stated]
-    asked = asked[: shape.questions]
-    rng.shuffle(asked)
-    return numbered(asked)
+    questions += [slot.ask(rng) for slot in stated]
+    questions = questions[: shape.questions]
+    rng.shuffle(questions)
+    return numbered(questions)
 
 
 def _count_question(rng: Random, key: str, events: Sequence[_Event]) -> Question:

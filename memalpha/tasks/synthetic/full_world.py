@@ -1,9 +1,10 @@
-"""The full world: a long stream of sessions about the user and a circle of people, of any length in tokens.
+"""Full world: a long stream of sessions about the user and a circle of people, of any length.
 
-State first, text second, session by session, so that it streams. Facts of the user (`city: Oslo`), relations
-(`mentor: Tom`), facts of people (`Tom city: Oslo`) and dated events (`trip: Kalford`) are told, changed and retracted
-between negated, hypothetical, third-party and quoted sentences with the same words, the assistant's echoes of current
-and stale values, and filler. The longer the stream, the thinner the facts: 18 % of the turns at 8k tokens, 4 % at 400k.
+State comes first, text second, session by session, so that it streams. Facts of the user (`city: Oslo`), relations
+(`mentor: Tom`), facts of people (`Tom city: Oslo`) and dated events (`trip: Kalford`) are stated, changed and
+retracted. Between them come negated, hypothetical, third-party and quoted sentences with the same words, the
+assistant's echoes of current and stale values, and filler. The longer the stream, the thinner the facts: 18 % of the
+turns at 8k tokens, 4 % at 400k.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from memalpha.tasks.synthetic.phrases_full import (
     FULL_EVENTS,
     MONTHS,
     ORDER,
-    OTHERS,
     PEOPLE,
+    PERSON_ATTRIBUTES,
     PREVIOUS,
     QUOTES,
     RELATIONS,
@@ -52,7 +53,7 @@ CUE = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One chunk of the stream with its gold operations and the questions to ask right after it (their ids still "")."""
+    """Hold one chunk of the stream, its gold operations, and the questions to ask right after it (without ids)."""
 
     chunk: Chunk
     operations: tuple[GoldOperation, ...]
@@ -78,7 +79,7 @@ class _Event:
 
 @dataclass(slots=True)
 class _Lines:
-    """The turns of the session being written."""
+    """Collect the turns of the session being written."""
 
     chunk: int
     turns: list[SpeakerTurn] = field(default_factory=list)
@@ -95,7 +96,15 @@ class _Lines:
 
 
 def build_stream_task(rng: Random, tokens: int, task_id: str, *, split: Split = "train", pseudo: float = 0.0) -> Task:
-    """The whole stream as one task. The same `rng` state and arguments give the same bytes."""
+    """Build the whole stream as one task; equal `rng` states and arguments give equal bytes.
+
+    Args:
+        rng: Source of randomness.
+        tokens: Length of the stream in tokens (characters / 4).
+        task_id: Id of the task.
+        split: Values to draw from.
+        pseudo: Share of pseudo-words among the values (split "train").
+    """
     sessions = list(stream_sessions(rng, tokens, split=split, pseudo=pseudo))
     last = len(sessions) - 1
     return Task(
@@ -113,12 +122,19 @@ def build_stream_task(rng: Random, tokens: int, task_id: str, *, split: Split = 
 
 
 def stream_sessions(rng: Random, tokens: int, *, split: Split = "train", pseudo: float = 0.0) -> Iterator[Session]:
-    """The sessions of a stream of about `tokens` tokens, one after another; the last one brings most questions."""
+    """Yield the sessions of a stream, one after another; the last one has most questions.
+
+    Args:
+        rng: Source of randomness.
+        tokens: Approximate length of the stream in tokens (characters / 4).
+        split: Values to draw from.
+        pseudo: Share of pseudo-words among the values (split "train").
+    """
     yield from _World(rng, tokens, split, pseudo).sessions()
 
 
 class _World:
-    """The state of one stream and what was ever said of it."""
+    """Hold the state of one stream and all that was stated in it."""
 
     def __init__(self, rng: Random, tokens: int, split: Split, pseudo: float) -> None:
         self.rng = rng
@@ -128,7 +144,7 @@ class _World:
         self.density = min(0.2, max(0.03, 0.18 * scale**-0.385))
         self.people = rng.sample(split_values(PEOPLE, split), min(26, max(4, round(4 * scale**0.48))))
         slots = [Slot(attribute) for attribute in ATTRIBUTES]
-        slots += [Slot(attribute, subject=name) for name in self.people for attribute in OTHERS]
+        slots += [Slot(attribute, subject=name) for name in self.people for attribute in PERSON_ATTRIBUTES]
         rng.shuffle(slots)
         self.relations = [Slot(relation) for relation in rng.sample(RELATIONS, min(len(self.people) // 2, 10))]
         never = max(3, round(len(slots) * NEVER_SHARE))
@@ -146,30 +162,30 @@ class _World:
         self.operations = 0
 
     def pick(self, items: Sequence[T]) -> T:
-        """Like `rng.choice`, several times as fast: most turns are filler."""
+        """Choose an item like `rng.choice`, several times as fast: most turns are filler."""
         return items[int(self.rng.random() * len(items))]
 
     def sessions(self) -> Iterator[Session]:
-        rng, day, index, done = self.rng, EPOCH + timedelta(days=self.rng.randrange(1000)), 0, False
-        while not done:
+        rng, day, index, is_last = self.rng, EPOCH + timedelta(days=self.rng.randrange(1000)), 0, False
+        while not is_last:
             lines = _Lines(index)
-            left, budget = self.characters - self.spent, 40 * rng.randint(*SESSION_TURNS)
-            if left - budget < 40 * SESSION_TURNS[0]:  # what remains would be no session of its own
-                budget, done = left, True
+            characters_left, budget = self.characters - self.spent, 40 * rng.randint(*SESSION_TURNS)
+            if characters_left - budget < 40 * SESSION_TURNS[0]:  # what remains would be no session of its own
+                budget, is_last = characters_left, True
             while lines.characters < budget:
                 self._turn(lines, day)
             self.spent += lines.characters
             self.operations += len(lines.operations)
-            asked = self._final_questions() if done else self._questions_now(index)
+            questions = self._final_questions() if is_last else self._questions_now(index)
             chunk = Chunk(turns=tuple(lines.turns), timestamp=day.isoformat(), index=index)
-            yield Session(chunk, tuple(lines.operations), tuple(asked))
+            yield Session(chunk, tuple(lines.operations), tuple(questions))
             day += timedelta(days=rng.randint(0, 5))
             index += 1
 
     # What is said
 
     def _turn(self, lines: _Lines, day: date) -> None:
-        """One turn: a fact, a trap, an echo, filler of the user or of the assistant."""
+        """Add one turn: a fact, a trap, an echo, or filler of the user or assistant."""
         roll = self.rng.random()
         if roll < self.density:
             self._fact(lines, day)
@@ -178,8 +194,8 @@ class _World:
         elif roll < 2.1 * self.density and self.told:
             slot = self.pick(self.told)
             value = self.pick([version.value for version in slot.versions if version.value])
-            said = fill(self.pick(slot.attribute.states), value, name=slot.subject)
-            lines.add("assistant", self.pick(STALE_ECHOES).format(s=said))
+            sentence = fill(self.pick(slot.attribute.states), value, name=slot.subject)
+            lines.add("assistant", self.pick(STALE_ECHOES).format(s=sentence))
         elif roll < 0.62:
             lines.add("user", self.pick(CHITCHAT) if roll > 0.6 else self._filler())
         else:
@@ -189,7 +205,7 @@ class _World:
         return " ".join([self.pick(column) for column in FILLER]) + "."
 
     def _fact(self, lines: _Lines, day: date) -> None:
-        """An update (35 %), a retraction (8 %), an event (25 %) or a new fact, as far as the state has room for it."""
+        """Add an update (35 %), a retraction (8 %), an event (25 %) or a new fact, as far as the state has room."""
         roll = self.rng.random()
         if roll < 0.43:
             slot = self._changeable(lines.chunk, retract=roll < 0.08)
@@ -205,7 +221,7 @@ class _World:
         self._event(lines, day)
 
     def _changeable(self, chunk: int, *, retract: bool) -> Slot | None:
-        """A live slot told in an earlier chunk that has room for the change."""
+        """Return a live slot, stated in an earlier chunk, that has room for the change."""
         if not self.live or (retract and not self.retractions_left):
             return None
         # A stranger stays for every relation that is still to be told.
@@ -219,7 +235,7 @@ class _World:
         return None
 
     def _tell(self, lines: _Lines, slot: Slot, *, retract: bool = False) -> None:
-        before = slot.versions[-1] if slot.versions else None
+        previous = slot.versions[-1] if slot.versions else None
         if retract:
             value = None
             self.live.remove(slot)
@@ -227,10 +243,10 @@ class _World:
         elif slot.attribute.pool == "person":
             value = self.strangers.pop()
         else:
-            held = {version.value.lower() for version in slot.versions if version.value}
-            value = self.values.draw_other(slot.attribute.pool, held)
+            slot_values = {version.value.lower() for version in slot.versions if version.value}
+            value = self.values.draw_other(slot.attribute.pool, slot_values)
         version = Version(lines.chunk, value)
-        text, operation = slot.say(self.rng, before, version, CUE)
+        text, operation = slot.say(self.rng, previous, version, CUE)
         version.turn = lines.add("user", text, operation)
         slot.versions.append(version)
 
@@ -260,7 +276,7 @@ class _World:
         self.events.append(event)
 
     def _trap(self) -> str:
-        """A sentence with a value that states nothing: negated, hypothetical, of a stranger, quoted."""
+        """Draw a sentence that names a value and states nothing: negated, hypothetical, of a stranger, or quoted."""
         roll = self.rng.random()
         if roll < 0.25:
             if self.events and roll < 0.12:  # somebody else's, or a wish: the name of one that did happen
@@ -273,67 +289,67 @@ class _World:
             quoted = fill(self.pick(attribute.states), self.values.draw_other(attribute.pool, ()))
             return self.pick(QUOTES).format(s=quoted)
         slot = self.pick(self.told) if self.told and roll < 0.9 else self.pick(self.never)
-        held = {version.value.lower() for version in slot.versions if version.value}
+        slot_values = {version.value.lower() for version in slot.versions if version.value}
         if slot.attribute.pool == "person":
-            value = self.pick([name for name in self.people if name.lower() not in held])
+            value = self.pick([name for name in self.people if name.lower() not in slot_values])
         else:
-            value = self.values.draw_other(slot.attribute.pool, held)
+            value = self.values.draw_other(slot.attribute.pool, slot_values)
         return fill(self.pick(slot.attribute.distractors), value, name=slot.subject)
 
     # What is asked
 
     def _questions_now(self, chunk: int) -> list[Question]:
-        """Now and then, while the stream runs: what holds at this moment."""
+        """Now and then, ask for a value that holds at this moment of the stream."""
         if not self.told or self.rng.random() > min(1.0, 0.06 * self.operations / (chunk + 1)):
             return []
         return [self.pick(self.told).ask(self.rng)]
 
     def _final_questions(self) -> list[Question]:
-        """After the last session: every ability, in number about a fifth of the facts told."""
+        """Ask about every ability after the last session; about a fifth as many questions as facts."""
         rng = self.rng
-        each = max(2, round(self.operations * 0.025))
+        count = max(2, round(self.operations * 0.025))
         stated = [slot for slot in self.live if len(slot.versions) == 1]
         updated = [slot for slot in self.live if len(slot.versions) > 1]
         retracted = [slot for slot in self.told if slot.value is None]
         changed = [slot for slot in self.told if len([v for v in slot.versions if v.value]) > 1]
-        asked = [
+        questions = [
             slot.ask(rng)
             for slots in (stated, updated, retracted, self.never)
-            for slot in rng.sample(slots, min(each, len(slots)))
+            for slot in rng.sample(slots, min(count, len(slots)))
         ]
-        asked += [self._previous(slot) for slot in rng.sample(changed, min(each, len(changed)))]
-        asked += self._joins(each)
-        asked += self._counts(each)
-        asked += self._dates(each)
-        rng.shuffle(asked)
-        return asked
+        questions += [self._previous(slot) for slot in rng.sample(changed, min(count, len(changed)))]
+        questions += self._joins(count)
+        questions += self._counts(count)
+        questions += self._dates(count)
+        rng.shuffle(questions)
+        return questions
 
     def _previous(self, slot: Slot) -> Question:
-        """What the slot held before one of its values."""
-        held = [version for version in slot.versions if version.value]
-        at = self.rng.randrange(1, len(held))
-        now, before = held[at], held[at - 1]
+        """Ask for the value before one of the slot's values."""
+        versions = [version for version in slot.versions if version.value]
+        index = self.rng.randrange(1, len(versions))
+        current, before = versions[index], versions[index - 1]
         whose = f"{slot.subject}'s" if slot.subject else "my"
-        text = self.pick(PREVIOUS).format(whose=whose, key=slot.attribute.key, v=now.value)
-        others = [version.value for version in held if version.value and version is not before]
+        text = self.pick(PREVIOUS).format(whose=whose, key=slot.attribute.key, v=current.value)
+        stale_values = [version.value for version in versions if version.value and version is not before]
         return question(
             text,
             slot.name,
             "previous",
             (before.value or "",),
-            (before.turn, now.turn),
-            others,
-            before=now.value,
+            (before.turn, current.turn),
+            stale_values,
+            before=current.value,
         )
 
     def _joins(self, limit: int) -> list[Question]:
-        """A fact of the person who now stands in a relation to the user, both told in different sessions."""
-        found: list[Question] = []
+        """Ask for facts of a person through a relation to the user, both stated in different sessions."""
+        questions: list[Question] = []
         for relation in self.relations:
             name = relation.value
             if name is None:
                 continue
-            for attribute in OTHERS:
+            for attribute in PERSON_ATTRIBUTES:
                 slot = self.by_name[f"{name} {attribute.key}"]
                 if slot.value is None or slot.versions[-1].chunk == relation.versions[-1].chunk:
                     continue
@@ -341,7 +357,7 @@ class _World:
                 stale = [version.value for version in slot.versions[:-1] if version.value]
                 stale += [value for value in former if value and value != slot.value]
                 key = relation.attribute.key
-                found.append(
+                questions.append(
                     question(
                         fill(self.pick(attribute.questions), name=f"my {key}"),
                         slot.name,
@@ -352,10 +368,10 @@ class _World:
                         via=key,
                     )
                 )
-        return self.rng.sample(found, min(limit, len(found)))
+        return self.rng.sample(questions, min(limit, len(questions)))
 
     def _counts(self, limit: int) -> list[Question]:
-        """How many events of a kind: in all while they are few, else in one month."""
+        """Ask how many events of a kind happened: in all while they are few, else in one month."""
         groups: dict[tuple[str, str], list[_Event]] = {}
         for event in self.events:
             groups.setdefault((event.kind.key, ""), []).append(event)
@@ -363,22 +379,22 @@ class _World:
         countable = [
             item for item in groups.items() if len({event.chunk for event in item[1]}) > 1 and len(item[1]) <= 8
         ]
-        asked = []
+        questions = []
         for (key, month), events in self.rng.sample(countable, min(limit, len(countable))):
             text = self.pick(events[0].kind.counts)
             if month:
                 year, number = month.split("-")
                 text = f"{text[:-1]} in {MONTHS[int(number) - 1]} {year}?"
             evidence = tuple(event.turn for event in events)
-            asked.append(question(text, key, "count", (str(len(events)),), evidence, month=month or None))
-        return asked
+            questions.append(question(text, key, "count", (str(len(events)),), evidence, month=month or None))
+        return questions
 
     def _dates(self, each: int) -> list[Question]:
-        """When something happened, which of two was first, how many days lie between them."""
-        rng, asked = self.rng, []
+        """Ask when an event happened, which of two came first, and how many days lie between."""
+        rng, questions = self.rng, []
         for event in rng.sample(self.events, min(each, len(self.events))):
             text = fill(self.pick(event.kind.whens), event.value)
-            asked.append(
+            questions.append(
                 question(text, event.kind.key, "when", (event.day.isoformat(),), (event.turn,), event=event.content)
             )
         for number in range(2 * each if len(self.events) > 1 else 0):
@@ -391,7 +407,7 @@ class _World:
             else:
                 first = a if a.day < b.day else b
                 kind, text, answers = "order", self.pick(ORDER), (first.value, first.title)
-            asked.append(
+            questions.append(
                 question(
                     text.format(a=a.title, b=b.title),
                     a.kind.key,
@@ -401,4 +417,4 @@ class _World:
                     events=[a.content, b.content],
                 )
             )
-        return asked
+        return questions

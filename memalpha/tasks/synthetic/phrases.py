@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of `text`, split at white space."""
+    """Split a text at white space."""
     return tuple(text.split())
 
 

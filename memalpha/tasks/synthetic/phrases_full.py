@@ -91,7 +91,7 @@ RELATIONS: tuple[Attribute, ...] = tuple(
 )
 """Single-valued relations of the user; their values are people, so a question can go through them."""
 
-OTHERS: tuple[Attribute, ...] = (
+PERSON_ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(
         "city",
         ("{n} lives in {v}.", "The home of {n} is in {v}.", "{n} is based in {v}."),

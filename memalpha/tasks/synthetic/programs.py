@@ -23,85 +23,109 @@ TESTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of problem: its description and expression in terms of constants `k` and `m`, and what computes it."""
+class ProblemKind:
+    """Describe a kind of problem in terms of constants `k` and `m`.
+
+    Attributes:
+        level: "easy", "medium" or "hard".
+        description: Words for the expression.
+        code: Python expression.
+        call: Function that computes the expression.
+    """
 
     level: Level
-    asked: str
+    description: str
     code: str
     call: Callable[[Any, int, int], Any]
 
     @property
     def argument(self) -> str:
-        """`xs` where it takes a list."""
+        """Name of the argument: `xs` for a list, else `x`."""
         return "xs" if self.level == "hard" else "x"
 
 
 KINDS = (
-    Kind("easy", "x plus {k}", "x + {k}", lambda x, k, m: x + k),
-    Kind("easy", "x minus {k}", "x - {k}", lambda x, k, m: x - k),
-    Kind("easy", "{k} minus x", "{k} - x", lambda x, k, m: k - x),
-    Kind("easy", "{k} times x", "{k} * x", lambda x, k, m: k * x),
-    Kind("easy", "the larger of x and {k}", "max(x, {k})", lambda x, k, m: max(x, k)),
-    Kind("easy", "the smaller of x and {k}", "min(x, {k})", lambda x, k, m: min(x, k)),
-    Kind("medium", "{k} times x, plus {m}", "{k} * x + {m}", lambda x, k, m: k * x + m),
-    Kind("medium", "{k} times x, minus {m}", "{k} * x - {m}", lambda x, k, m: k * x - m),
-    Kind("medium", "x squared, plus {k}", "x * x + {k}", lambda x, k, m: x * x + k),
-    Kind("medium", "the rest of x divided by {k}", "x % {k}", lambda x, k, m: x % k),
-    Kind("medium", "x divided by {k}, rounded down", "x // {k}", lambda x, k, m: x // k),
-    Kind("medium", "whether x is at least {k}", "x >= {k}", lambda x, k, m: x >= k),
-    Kind("hard", "the sum of xs, plus {k}", "sum(xs) + {k}", lambda xs, k, m: sum(xs) + k),
-    Kind("hard", "the largest of xs, minus {k}", "max(xs) - {k}", lambda xs, k, m: max(xs) - k),
-    Kind("hard", "the smallest of xs, times {k}", "min(xs) * {k}", lambda xs, k, m: min(xs) * k),
-    Kind("hard", "a list of each of xs plus {k}", "[x + {k} for x in xs]", lambda xs, k, m: [x + k for x in xs]),
-    Kind(
+    ProblemKind("easy", "x plus {k}", "x + {k}", lambda x, k, m: x + k),
+    ProblemKind("easy", "x minus {k}", "x - {k}", lambda x, k, m: x - k),
+    ProblemKind("easy", "{k} minus x", "{k} - x", lambda x, k, m: k - x),
+    ProblemKind("easy", "{k} times x", "{k} * x", lambda x, k, m: k * x),
+    ProblemKind("easy", "the larger of x and {k}", "max(x, {k})", lambda x, k, m: max(x, k)),
+    ProblemKind("easy", "the smaller of x and {k}", "min(x, {k})", lambda x, k, m: min(x, k)),
+    ProblemKind("medium", "{k} times x, plus {m}", "{k} * x + {m}", lambda x, k, m: k * x + m),
+    ProblemKind("medium", "{k} times x, minus {m}", "{k} * x - {m}", lambda x, k, m: k * x - m),
+    ProblemKind("medium", "x squared, plus {k}", "x * x + {k}", lambda x, k, m: x * x + k),
+    ProblemKind("medium", "the rest of x divided by {k}", "x % {k}", lambda x, k, m: x % k),
+    ProblemKind("medium", "x divided by {k}, rounded down", "x // {k}", lambda x, k, m: x // k),
+    ProblemKind("medium", "whether x is at least {k}", "x >= {k}", lambda x, k, m: x >= k),
+    ProblemKind("hard", "the sum of xs, plus {k}", "sum(xs) + {k}", lambda xs, k, m: sum(xs) + k),
+    ProblemKind("hard", "the largest of xs, minus {k}", "max(xs) - {k}", lambda xs, k, m: max(xs) - k),
+    ProblemKind("hard", "the smallest of xs, times {k}", "min(xs) * {k}", lambda xs, k, m: min(xs) * k),
+    ProblemKind("hard", "a list of each of xs plus {k}", "[x + {k} for x in xs]", lambda xs, k, m: [x + k for x in xs]),
+    ProblemKind(
         "hard",
         "a list of those of xs above {k}",
         "[x for x in xs if x > {k}]",
         lambda xs, k, m: [x for x in xs if x > k],
     ),
-    Kind("hard", "how many of xs are below {k}", "sum(x < {k} for x in xs)", lambda xs, k, m: sum(x < k for x in xs)),
+    ProblemKind(
+        "hard", "how many of xs are below {k}", "sum(x < {k} for x in xs)", lambda xs, k, m: sum(x < k for x in xs)
+    ),
 )
 
 
-def tasks(split: Split, seed: int, first: int, count: int, level: Level | None = None) -> list[TextTask]:
-    """Problems number `first` to `first + count - 1` of a split; without a level the three take turns.
+def tasks(split: Split, seed: int, start: int, count: int, level: Level | None = None) -> list[TextTask]:
+    """Generate programming problems `start` to `start + count - 1` of a split.
 
-    Columns: `tests` (assert lines), `level`, `solution` (a program in a fenced block).
+    Args:
+        split: "train" or "test"; a kind with its constants belongs to one of them.
+        seed: Seed of the problems.
+        start: Number of the first problem.
+        count: Number of problems.
+        level: One level for all; default: the three levels in turn.
+
+    Returns:
+        Tasks with the columns `tests` (assert lines), `level` and `solution` (a program in a fenced block).
     """
     return [
-        generate(split, seed, number, level or LEVELS[number % len(LEVELS)]) for number in range(first, first + count)
+        generate(split, seed, number, level or LEVELS[number % len(LEVELS)]) for number in range(start, start + count)
     ]
 
 
 def generate(split: Split, seed: int, number: int, level: Level) -> TextTask:
-    """One problem; a pure function of its arguments."""
+    """Generate one problem as a pure function of its arguments.
+
+    Args:
+        split: "train" or "test".
+        seed: Seed of the problems.
+        number: Number of the problem.
+        level: "easy", "medium" or "hard".
+    """
     rng = Random(f"programs|{split}|{seed}|{number}|{level}")
     kind = rng.choice([kind for kind in KINDS if kind.level == level])
     while True:
         k, m = rng.randint(2, 30), rng.randint(2, 30)
-        if is_held_out(f"{kind.asked}|{k}") == (split == "test"):
+        if is_held_out(f"{kind.description}|{k}") == (split == "test"):
             break
-    asked, code = kind.asked.format(k=k, m=m), kind.code.format(k=k, m=m)
+    description, code = kind.description.format(k=k, m=m), kind.code.format(k=k, m=m)
     return TextTask(
         id=f"programs-{split}-{seed}-{number}-{level}",
-        prompt=f"Write a Python function f({kind.argument}) that returns {asked}.",
+        prompt=f"Write a Python function f({kind.argument}) that returns {description}.",
         columns={"tests": _tests(rng, kind, k, m), "level": level, "solution": program(kind.argument, code)},
         category=level,
     )
 
 
 def program(argument: str, expression: str) -> str:
-    """The reply that defines f as an expression."""
+    """Return a reply that defines `f` by an expression."""
     return f"```python\ndef f({argument}):\n    return {expression}\n```"
 
 
-def _tests(rng: Random, kind: Kind, k: int, m: int) -> list[str]:
-    """Inputs around the constants, where a slip (< for <=, max for min) shows; outputs by `kind.call`."""
+def _tests(rng: Random, kind: ProblemKind, k: int, m: int) -> list[str]:
+    """Draw inputs around the constants, where a slip (< for <=, max for min) shows, and compute the outputs."""
     near = [k, k - 1, k + 1, -k, 0, 3 * k + 1]
     inputs: Sequence[Any]
     if kind.argument == "xs":
         inputs = [rng.sample(near, rng.randint(2, 5)) for _ in range(TESTS)]
     else:
         inputs = rng.sample(near, TESTS)
-    return [f"assert f({given!r}) == {kind.call(given, k, m)!r}" for given in inputs]
+    return [f"assert f({arguments!r}) == {kind.call(arguments, k, m)!r}" for arguments in inputs]

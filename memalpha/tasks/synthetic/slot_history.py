@@ -1,4 +1,4 @@
-"""What the synthetic worlds share: a slot with its history, and the question that its history answers."""
+"""Slots with their history, and the questions that a history answers, for both synthetic worlds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ ABILITIES = {
 
 @dataclass(slots=True)
 class Version:
-    """What a slot holds from `chunk` on; value None: retracted. `turn` is known once the text is written."""
+    """Hold the value of a slot from `chunk` on.
+
+    A value of None means retracted. `turn` is set when the text is written.
+    """
 
     chunk: int
     value: str | None
@@ -37,7 +40,7 @@ class Version:
 
 @dataclass(slots=True)
 class Slot:
-    """An attribute of the user (`subject` "") or of a named person, with all it ever held."""
+    """Hold an attribute of the user (`subject` "") or of a named person, with all its versions."""
 
     attribute: Attribute
     versions: list[Version] = field(default_factory=list)
@@ -45,46 +48,56 @@ class Slot:
 
     @property
     def name(self) -> str:
-        """The part of an entry before the colon: `city`, `Tom city`."""
+        """Part of an entry before the colon: `city`, `Tom city`."""
         return f"{self.subject} {self.attribute.key}" if self.subject else self.attribute.key
 
     @property
     def value(self) -> str | None:
-        """What it holds after the last version; None: nothing."""
+        """Value after the last version; None if there is none."""
         return self.versions[-1].value if self.versions else None
 
-    def say(self, rng: Random, before: Version | None, version: Version, cue: float) -> tuple[str, GoldOperation]:
-        """The sentence that brings `version` after `before`, and its gold operation (without the turn's id)."""
-        old = (before.value if before else None) or ""
+    def say(self, rng: Random, previous: Version | None, version: Version, cue: float) -> tuple[str, GoldOperation]:
+        """Write the sentence that changes `previous` to `version`, and its gold operation.
+
+        Args:
+            rng: Source of randomness.
+            previous: Version before; None for a first statement.
+            version: New version; value None retracts.
+            cue: Probability that an update has a cue word.
+
+        Returns:
+            The sentence, and the gold operation without its turn id.
+        """
+        old_value = (previous.value if previous else None) or ""
         phrases = self.attribute
         if version.value is None:
-            text = fill(rng.choice(phrases.retracts), "", old, name=self.subject)
+            text = fill(rng.choice(phrases.retracts), "", old_value, name=self.subject)
             return text, GoldOperation(
-                kind="delete", chunk=version.chunk, category="semantic", replaces=f"{self.name}: {old}"
+                kind="delete", chunk=version.chunk, category="semantic", replaces=f"{self.name}: {old_value}"
             )
-        sentences = phrases.updates if old and rng.random() < cue else phrases.states
-        return fill(rng.choice(sentences), version.value, old, name=self.subject), GoldOperation(
-            kind="update" if old else "insert",
+        sentences = phrases.updates if old_value and rng.random() < cue else phrases.states
+        return fill(rng.choice(sentences), version.value, old_value, name=self.subject), GoldOperation(
+            kind="update" if old_value else "insert",
             chunk=version.chunk,
             category="semantic",
             content=f"{self.name}: {version.value}",
-            replaces=f"{self.name}: {old}" if old else None,
+            replaces=f"{self.name}: {old_value}" if old_value else None,
         )
 
     def ask(self, rng: Random, chunk: int | None = None) -> Question:
-        """What it holds after `chunk` (None: in the end), as asked then; kind stated, updated, retracted or never."""
-        seen = [version for version in self.versions if chunk is None or version.chunk <= chunk]
+        """Ask for the value after `chunk` (None: at the end); kind stated, updated, retracted or never."""
+        versions_so_far = [version for version in self.versions if chunk is None or version.chunk <= chunk]
         text = fill(rng.choice(self.attribute.questions), name=self.subject)
-        if not seen:
+        if not versions_so_far:
             return question(text, self.name, "never", chunk=chunk)
-        current = seen[-1]
+        current = versions_so_far[-1]
         return question(
             text,
             self.name,
-            "stated" if len(seen) == 1 else "updated" if current.value else "retracted",
+            "stated" if len(versions_so_far) == 1 else "updated" if current.value else "retracted",
             (current.value,) if current.value else (),
             (current.turn,),
-            [version.value for version in seen[:-1] if version.value],
+            [version.value for version in versions_so_far[:-1] if version.value],
             chunk,
         )
 
@@ -99,7 +112,18 @@ def question(
     chunk: int | None = None,
     **meta: Any,
 ) -> Question:
-    """A question that still needs its id; `meta` always has slot, kind and stale."""
+    """Build a question that still needs its id; `meta` always has slot, kind and stale.
+
+    Args:
+        text: Text of the question.
+        slot: Name of the slot.
+        kind: Key of `ABILITIES`.
+        answers: Accepted answers; none: abstain.
+        evidence: Ids of the turns that hold the answer.
+        stale: Values that held once.
+        chunk: Chunk after which it is asked; None: at the end.
+        **meta: Further entries of `meta`.
+    """
     return Question(
         id="",
         question=text,
@@ -112,5 +136,5 @@ def question(
 
 
 def numbered(questions: Sequence[Question]) -> tuple[Question, ...]:
-    """The questions with ids q0, q1, … in their order."""
+    """Return the questions with ids q0, q1, … in their order."""
     return tuple(item.model_copy(update={"id": f"q{number}"}) for number, item in enumerate(questions))

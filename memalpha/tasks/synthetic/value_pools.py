@@ -1,4 +1,4 @@
-"""Which values a split may use, and fresh ones for a task: pools split by a fixed hash, pseudo-words, no collisions."""
+"""Values for tasks: pools divided between splits by a fixed hash, pseudo-words, no collisions."""
 
 from __future__ import annotations
 
@@ -23,20 +23,26 @@ _CODAS = ("", "", "", *"lnrsxmk")
 
 
 def split_values(values: Sequence[str], split: Split) -> tuple[str, ...]:
-    """The part of `values` that `split` may use, in their order; the same for ever (ranked by SHA-256 of the word)."""
+    """Return the values that `split` may use, in their order.
+
+    The division never changes: values are ranked by SHA-256.
+    """
     ranked = sorted(values, key=lambda value: hashlib.sha256(value.encode()).digest())
     held_out = set(ranked[: round(len(ranked) * HELD_OUT)])
     return tuple(value for value in values if (value in held_out) == (split == "test"))
 
 
 def is_held_out(key: str, share: float = HELD_OUT) -> bool:
-    """Whether what has this name is for split "test" alone, as `share` of all is; the same for ever (by SHA-256)."""
+    """Return True if `key` belongs to split "test", as the share `share` of all keys does.
+
+    The division never changes: it is computed with SHA-256.
+    """
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") < share * 2**32
 
 
 @cache
 def pool_values(pool: str, split: Split) -> tuple[str, ...]:
-    """`split_values` of the pool with this name."""
+    """Return `split_values` of the pool with this name."""
     return split_values(FULL_POOLS[pool], split)
 
 
@@ -46,7 +52,7 @@ def _real_words() -> frozenset[str]:
 
 
 def pseudo_word(rng: Random) -> str:
-    """A pronounceable lower-case word of two or three syllables that is no pool's word."""
+    """Draw a pronounceable lower-case word of two or three syllables that no pool has."""
     while True:
         syllables = rng.choice((2, 2, 3))
         word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(syllables)) + rng.choice(_CODAS)
@@ -55,7 +61,10 @@ def pseudo_word(rng: Random) -> str:
 
 
 class ValueSource:
-    """Draws values for one task. `pseudo` is the share of pseudo-words in place of a pool's (split train only)."""
+    """Draw values for one task.
+
+    `pseudo` is the share of pseudo-words in place of a pool's values, in split "train" only.
+    """
 
     def __init__(self, rng: Random, split: Split, pseudo: float = 0.0) -> None:
         self._rng = rng
@@ -64,38 +73,48 @@ class ValueSource:
         self._used: set[str] = set()
 
     def draw(self, pool: str) -> str:
-        """A value that `draw` never gave before.
+        """Draw a value that `draw` never gave before.
 
-        Raises `DataError` when the task needs more distinct values than the split's pool holds.
+        Raises:
+            DataError: The task needs more distinct values than the split's pool holds.
         """
         value = self.draw_other(pool, self._used)
         self._used.add(value.lower())
         return value
 
-    def draw_other(self, pool: str, taken: Collection[str]) -> str:
-        """A value of the pool, or a pseudo-word with the pool's capitalisation, not among `taken` (lower-case).
+    def draw_other(self, pool: str, excluded: Collection[str]) -> str:
+        """Draw a value of the pool, or a pseudo-word capitalised like it, that is not in `excluded` (lower case).
 
-        Raises `DataError` when every value is taken.
+        Raises:
+            DataError: Every value is excluded.
         """
-        rng, known = self._rng, pool_values(pool, self._split)
+        rng, pool_words = self._rng, pool_values(pool, self._split)
         if self._pseudo and rng.random() < self._pseudo:
-            model = rng.choice(known)
+            model = rng.choice(pool_words)
             word = pseudo_word(rng)
-            while word in taken:
+            while word in excluded:
                 word = pseudo_word(rng)
             return word.capitalize() if model[0].isupper() else word
-        for _ in range(8 if len(known) > 64 else 0):  # a large pool is not listed for each draw
-            value = rng.choice(known)
-            if value.lower() not in taken:
+        for _ in range(8 if len(pool_words) > 64 else 0):  # a large pool is not listed for each draw
+            value = rng.choice(pool_words)
+            if value.lower() not in excluded:
                 return value
-        free = [value for value in known if value.lower() not in taken]
-        if not free:
+        unused = [value for value in pool_words if value.lower() not in excluded]
+        if not unused:
             raise DataError(f"the {self._split} pool {pool!r} has no value left for this task: ask for a smaller one")
-        return rng.choice(free)
+        return rng.choice(unused)
 
 
 def fill(template: str, value: str = "", old: str = "", *, when: str = "", name: str = "") -> str:
-    """A sentence from a template with `{v}`, `{an}`, `{old}`, `{old_an}`, `{when}`, `{When}`, `{n}` (the person)."""
+    """Fill a template with `{v}`, `{an}`, `{old}`, `{old_an}`, `{when}`, `{When}` and `{n}`.
+
+    Args:
+        template: Sentence with placeholders.
+        value: The value, `{v}`, and `{an}` with its article.
+        old: The value before, `{old}`, and `{old_an}` with its article.
+        when: Time, `{when}`, and `{When}` with a capital.
+        name: The person, `{n}`.
+    """
     return template.format(
         v=value,
         an=with_article(value),
@@ -108,7 +127,7 @@ def fill(template: str, value: str = "", old: str = "", *, when: str = "", name:
 
 
 def with_article(value: str) -> str:
-    """`value` after its indefinite article; "" stays ""."""
+    """Return `value` after its indefinite article; "" stays ""."""
     if not value:
         return ""
     return f"{'an' if value[0].lower() in 'aeio' else 'a'} {value}"

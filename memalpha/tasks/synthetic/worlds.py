@@ -1,4 +1,4 @@
-"""Tasks of the synthetic worlds, by number: `generate(world, seed, index)` is a pure function of its arguments."""
+"""Tasks of the synthetic worlds by number; `generate(world, seed, index)` is a pure function."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DATA = DataSet(
     ships=True,
     training_options={"world": {"split": "train"}},
 )
-UNLIMITED = 200
+DEFAULT_LIMIT = 200
 """How many tasks `load` gives when no limit is named: the world has no end."""
 
 
@@ -35,15 +35,31 @@ def load(
     world: WorldConfig | None = None,
     seed: int = 0,
 ) -> list[Task]:
-    """Tasks 0 to `limit - 1` of a world (default: the demo's); nothing is read."""
-    return tasks(world or WorldConfig(), seed, 0, UNLIMITED if limit is None else limit)
+    """Generate tasks 0 to `limit - 1` of a world.
+
+    Args:
+        path: Not used, the set is generated.
+        variant: Not used, the set has no variants.
+        limit: Number of tasks; default `DEFAULT_LIMIT`.
+        world: World to generate from; default: the demo's.
+        seed: Seed of the tasks.
+    """
+    return tasks(world or WorldConfig(), seed, 0, DEFAULT_LIMIT if limit is None else limit)
 
 
 def generate(world: WorldConfig, seed: int, index: int) -> Task:
-    """Task number `index` of the world under `seed`; equal arguments give equal bytes, whatever was made before.
+    """Generate task number `index` of the world; equal arguments give equal bytes.
 
-    Pseudo-words replace values in split "train" only: split "test" ignores `world.pseudo_values`, so that a training
-    world with `split="test"` is its held-out evaluation. Raises `ConfigError` for `tokens` with preset "demo".
+    Pseudo-words replace values in split "train" only: split "test" ignores `world.pseudo_values`. So a training world
+    with `split="test"` is its held-out evaluation.
+
+    Args:
+        world: Preset, split, length and share of pseudo-words.
+        seed: Seed of the tasks.
+        index: Number of the task.
+
+    Raises:
+        ConfigError: `world.tokens` is set with preset "demo".
     """
     if world.preset == "full":
         tokens = _tokens(world)
@@ -60,9 +76,17 @@ def generate(world: WorldConfig, seed: int, index: int) -> Task:
 
 
 def stream(world: WorldConfig, seed: int, index: int = 0) -> Iterator[Session]:
-    """The full world's task `index` session by session, in constant time each: what `generate` collects.
+    """Yield the sessions of the full world's task `index`, each in constant time.
 
-    Raises `ConfigError` for preset "demo", whose tasks are planned as a whole.
+    `generate` collects the same sessions into one task.
+
+    Args:
+        world: World with preset "full".
+        seed: Seed of the tasks.
+        index: Number of the task.
+
+    Raises:
+        ConfigError: The preset is "demo", whose tasks are planned as a whole.
     """
     if world.preset != "full":
         raise ConfigError("world.preset: only preset 'full' streams; use generate() for 'demo'")
@@ -70,7 +94,15 @@ def stream(world: WorldConfig, seed: int, index: int = 0) -> Iterator[Session]:
 
 
 def shaped(world: WorldConfig, seed: int, index: int, shape: Shape, name: str) -> Task:
-    """`generate` for a demo world of another shape; `name` begins the task's id and enters its randomness."""
+    """Generate a task of a demo world of another shape.
+
+    Args:
+        world: Split, pseudo-words and temporal questions.
+        seed: Seed of the tasks.
+        index: Number of the task.
+        shape: How much the task holds.
+        name: Beginning of the task's id; it also enters the randomness.
+    """
     return build_task(
         Random(f"{name}|{world.split}|{seed}|{index}"),
         shape,
@@ -82,12 +114,25 @@ def shaped(world: WorldConfig, seed: int, index: int, shape: Shape, name: str) -
 
 
 def drill(world: WorldConfig, seed: int, index: int) -> Task:
-    """A short task of shape `DRILL`: chunk 0 fills the memory, chunk 1 changes one to three of its facts."""
+    """Generate a short task of shape `DRILL`: chunk 0 fills the memory, chunk 1 changes facts.
+
+    Args:
+        world: Split, pseudo-words and temporal questions.
+        seed: Seed of the tasks.
+        index: Number of the task.
+    """
     return shaped(world, seed, index, DRILL, "drill")
 
 
 def tasks(world: WorldConfig, seed: int, start: int, count: int) -> list[Task]:
-    """Tasks `start` to `start + count - 1`."""
+    """Generate tasks `start` to `start + count - 1`.
+
+    Args:
+        world: World to generate from.
+        seed: Seed of the tasks.
+        start: Number of the first task.
+        count: Number of tasks.
+    """
     return [generate(world, seed, index) for index in range(start, start + count)]
 
 

@@ -55,7 +55,9 @@ class TaskSource:
         elif config.data == "babi":
             self.validation = babi.streams(config.babi, "validation", 0, 0, config.validation_tasks)
             test = config.eval_babi or config.babi
-            self.held_out = given or babi.streams(test, "test", 0, 0, min(config.eval_tasks, babi.one_pass(test)))
+            self.held_out = given or babi.streams(
+                test, "test", 0, 0, min(config.eval_tasks, babi.streams_per_epoch(test))
+            )
         else:
             rest = load_training_tasks(config.data, on_evaluation_split=config.train_on_evaluation_split)
             _check_task_count(rest, config)

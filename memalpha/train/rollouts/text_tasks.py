@@ -9,7 +9,7 @@ from typing import Any
 
 from memalpha.config import TextConfig
 from memalpha.errors import ConfigError, DataError
-from memalpha.tasks.text_tasks import KNOWN, MADE, load_text_tasks
+from memalpha.tasks.text_tasks import GENERATED, HUB_SETS, load_text_tasks
 from memalpha.train.rollouts.epochs import shuffled_item
 from memalpha.types import TextTask
 
@@ -42,8 +42,8 @@ class TextTaskSource:
             raise ConfigError("tasks: data names tasks already; give one of the two")
         if self._name is None:
             raise ConfigError("data: name the tasks (arithmetic, programs, gsm8k, math, a file, a folder, a hub id)")
-        if config.data_folder is not None and self._name not in KNOWN:
-            raise ConfigError(f"data_folder: belongs to {', '.join(KNOWN)}; give the folder itself as data")
+        if config.data_folder is not None and self._name not in HUB_SETS:
+            raise ConfigError(f"data_folder: belongs to {', '.join(HUB_SETS)}; give the folder itself as data")
         if config.data_folder is not None and Path(config.data_folder).is_file():
             raise ConfigError(
                 f"data_folder: {config.data_folder} is a file, and a file does not say which split it holds: name the "
@@ -52,7 +52,7 @@ class TextTaskSource:
         given = None if eval_data is None else list(eval_data)
         if given is None and config.eval_data is not None:
             given = self._load(config.eval_data, "test", config.eval_tasks)
-        self._generator = None if tasks is not None else MADE.get(self._name)
+        self._generator = None if tasks is not None else GENERATED.get(self._name)
         if self._generator is not None:
             if config.columns or config.limit is not None:
                 key = "columns" if config.columns else "limit"
@@ -62,16 +62,16 @@ class TextTaskSource:
         else:
             rest = list(tasks) if tasks is not None else self._load(self._name, "train", config.limit)
             named = given is not None
-            if given is None and tasks is None and self._name in KNOWN:
+            if given is None and tasks is None and self._name in HUB_SETS:
                 given = self._load(self._name, "test", config.eval_tasks)
             self._split_tasks(rest, given, named=named)
         if config.curriculum is not None:
             self._group_by_level()
 
     def _load(self, name: str, split: Any, limit: int | None) -> list[TextTask]:
-        folder = self.config.data_folder if name in KNOWN else None
-        if name in MADE:
-            return MADE[name](split, HELD_OUT_SEED, 0, limit or self.config.eval_tasks)
+        folder = self.config.data_folder if name in HUB_SETS else None
+        if name in GENERATED:
+            return GENERATED[name](split, HELD_OUT_SEED, 0, limit or self.config.eval_tasks)
         return load_text_tasks(name, columns=self.config.columns, split=split, limit=limit, data=folder)
 
     def _split_tasks(self, rest: list[TextTask], given: list[TextTask] | None, *, named: bool) -> None:

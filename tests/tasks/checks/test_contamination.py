@@ -12,7 +12,7 @@ from official import DATA, needs
 
 from memalpha.errors import DataError
 from memalpha.tasks.catalog import load_set
-from memalpha.tasks.checks.contamination import COMMON, LEAKED, REASONS, RESTING, WITHIN, overlap
+from memalpha.tasks.checks.contamination import COMMON, LEAKED, REASONS, RESTING, WITHIN, find_overlap
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 LONG = "the old lighthouse keeper of Karvik paints his boat in green and white every spring before Easter"
@@ -40,7 +40,7 @@ def test_planted_leaks_are_found_each_by_its_reason():
         task("clean", ["the old lighthouse keeper of Karvik paints his boat", "f g"], ["Is that so?"]),
     ]
     train = [task("train", [LONG, "Is it green?"], ["who paints and when", "Label 3: what do boats cost there"])]
-    found = overlap(train, test)
+    found = find_overlap(train, test)
     assert found.leaked == tuple(f"{reason}/q0" for reason in LEAKED)
     assert found.inside == ("within/q0",)
     assert found.resting == tuple(f"{reason}/q0" for reason in RESTING)
@@ -62,50 +62,50 @@ def test_planted_leaks_are_found_each_by_its_reason():
 
 def test_only_the_passages_that_a_question_rests_on_count():
     train = [task("train", [LONG])]
-    assert not overlap(train, [task("test", [LONG, "x"], ["y"], ("t1",))]).resting
-    assert overlap(train, [task("test", [LONG, "x"], ["y"])]).resting  # without evidence, on all
+    assert not find_overlap(train, [task("test", [LONG, "x"], ["y"], ("t1",))]).resting
+    assert find_overlap(train, [task("test", [LONG, "x"], ["y"])]).resting  # without evidence, on all
     early = Task(
         id="early",
         chunks=(Chunk(text="x"), Chunk(text=LONG)),
         questions=(Question(id="q0", question="y", asked_after_chunk=0), Question(id="q1", question="z")),
     )
-    assert overlap(train, [early]).resting == ("early/q1",)
+    assert find_overlap(train, [early]).resting == ("early/q1",)
 
 
 def test_what_many_texts_say_is_a_phrase():
     phrase = "please remember all of what follows here for it will be asked about later"
     test = [task("test", [phrase], [f"{phrase}?"])]
     few = [task(f"train-{number}", [f"{phrase} {number}"]) for number in range(COMMON)]
-    assert overlap(few, test).reasons["question n-gram"] == 1
+    assert find_overlap(few, test).reasons["question n-gram"] == 1
     more = [*few, task("train", [f"{phrase} twice"])]
-    assert overlap(more, test).leaked == overlap(more, test).resting == ()
+    assert find_overlap(more, test).leaked == find_overlap(more, test).resting == ()
     again = [*few, *(task(f"again-{number}", [f"{phrase} 0"]) for number in range(9))]
-    assert overlap(again, test).leaked  # the same text again is no other text
+    assert find_overlap(again, test).leaked  # the same text again is no other text
 
 
 def test_lines_of_plain_text_are_passages_and_a_text_across_lines_has_its_n_grams():
     train = [Task(id="train", chunks=(Chunk(text=f"x\nis it green\n{LONG.replace(' and', chr(10) + 'and')}"),))]
-    found = overlap(train, [task("test", ["a"], ["Is it green?", f"{LONG}?"])])
+    found = find_overlap(train, [task("test", ["a"], ["Is it green?", f"{LONG}?"])])
     assert (found.reasons["said"], found.reasons["question n-gram"]) == (1, 1)
     assert found.sizes["train"]["passages"] == 1
     within = Task(id="test", chunks=(Chunk(text=f"y\n{LONG}\nz"),), questions=(Question(id="q", question="a"),))
-    assert overlap([task("train", [LONG])], [within]).reasons["passage"] == 1
+    assert find_overlap([task("train", [LONG])], [within]).reasons["passage"] == 1
 
 
 def test_what_a_loader_put_around_a_question_is_left_out():
     plain, wrapped = task("a", ["x"], ["who goes"]), task("b", ["y"], ['Which label: "who goes"?'], text="who goes")
-    assert overlap([plain], [wrapped]).reasons["question"] == 1
-    assert overlap([wrapped], [plain]).reasons["question"] == 1
+    assert find_overlap([plain], [wrapped]).reasons["question"] == 1
+    assert find_overlap([wrapped], [plain]).reasons["question"] == 1
 
 
 def test_empty_texts_are_never_shared():
     punctuation = [task("train", ["?!", "..."], ["?"])]
-    assert not any(overlap(punctuation, [task("test", ["!"], ["?"])], n=1).reasons.values())
-    assert not any(overlap([], [task("test", ["a"], ["b"])]).reasons.values())
-    assert overlap(punctuation, []).questions == 0
+    assert not any(find_overlap(punctuation, [task("test", ["!"], ["?"])], n=1).reasons.values())
+    assert not any(find_overlap([], [task("test", ["a"], ["b"])]).reasons.values())
+    assert find_overlap(punctuation, []).questions == 0
     for wrong in ({"n": 0}, {"common": 0}):
         with pytest.raises(DataError, match="at least 1"):
-            overlap([], [], **wrong)
+            find_overlap([], [], **wrong)
 
 
 SENTENCE = st.lists(st.sampled_from(["a", "B", "c."]), min_size=1, max_size=9).map(" ".join)
@@ -117,7 +117,7 @@ TASKS = st.lists(st.tuples(st.lists(SENTENCE, min_size=1, max_size=4), st.lists(
 def test_it_finds_exactly_what_a_plain_count_finds(train, test, n, common):
     trained = [task(f"train-{number}", *of) for number, of in enumerate(train)]
     tested = [task(f"test-{number}", *of) for number, of in enumerate(test)]
-    found = overlap(trained, tested, n=n, common=common, examples=1000)
+    found = find_overlap(trained, tested, n=n, common=common, examples=1000)
 
     def words(text: str) -> tuple[str, ...]:
         return tuple(re.findall(r"[a-z]+", text.lower()))
@@ -152,7 +152,7 @@ def test_it_finds_exactly_what_a_plain_count_finds(train, test, n, common):
 def test_the_known_leaks_are_found():
     def shared(name: str) -> set[str]:
         train, test = (load_set(name, data=DATA / name, split=split, examples=1) for split in ("train", "test"))
-        found = overlap(train, test, examples=100)
+        found = find_overlap(train, test, examples=100)
         return {example.text for example in found.examples if example.reason == "question"}
 
     trec = shared("trec")
@@ -165,5 +165,5 @@ def test_the_known_leaks_are_found():
 @needs("xquad_en")
 def test_a_leak_between_two_benchmarks_is_found():
     train = load_set("musique", data=DATA / "hotpotqa_small")
-    found = overlap(train, load_set("xquad", data=DATA / "xquad_en"))
+    found = find_overlap(train, load_set("xquad", data=DATA / "xquad_en"))
     assert (found.passages["whole"], found.reasons["passage"], found.reasons["question"]) == (2, 10, 0)

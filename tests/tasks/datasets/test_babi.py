@@ -18,7 +18,7 @@ from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate
 from memalpha.store.memory import Memory
 from memalpha.tasks.datasets import babi
-from memalpha.tasks.datasets.babi_world import Unreadable, World
+from memalpha.tasks.datasets.babi_world import UnreadableStatement, World
 from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl
 from memalpha.tasks.load import load_tasks
 from memalpha.types import Task
@@ -139,9 +139,9 @@ def test_lists_are_right_in_any_order() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(Unreadable, match="without holding"):
+    with pytest.raises(UnreadableStatement, match="without holding"):
         _told("Mary dropped the milk.")
-    with pytest.raises(Unreadable, match="holds"):
+    with pytest.raises(UnreadableStatement, match="holds"):
         _told("Mary got the milk.", "John got the milk.")
 
 

@@ -25,7 +25,7 @@ from memalpha.config import ReaderConfig
 from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.protocol import run_systems
-from memalpha.tasks.catalog import data_set
+from memalpha.tasks.catalog import get_data_set
 from memalpha.tasks.datasets import (
     beam,
     booksum,
@@ -285,7 +285,7 @@ def test_every_set_is_there_by_name_and_variant(tmp_path):
         load_tasks("booksum", data=tmp_path, chunks=3)
     for module in (beam, booksum, halumem, longmemeval, memalpha_sets, memoryagentbench, perltqa, personamem, qmsum):
         for known in module.DATA if isinstance(module.DATA, tuple) else (module.DATA,):
-            assert data_set(known.name) is known
+            assert get_data_set(known.name) is known
             assert all(known.files_for(variant) for variant in known.variants or (None,))
 
 

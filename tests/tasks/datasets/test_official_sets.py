@@ -14,9 +14,9 @@ from official import DATA, JSON, needs, places, put, turns, write
 
 from memalpha.errors import DataError
 from memalpha.qa.scoring.metrics import QUESTION_METRICS
-from memalpha.tasks.catalog import MODULES, data_set, data_sets, load_set
+from memalpha.tasks.catalog import MODULES, get_data_set, list_data_sets, load_set
 from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl
-from memalpha.tasks.sources.files import packed
+from memalpha.tasks.sources.files import pack_turns
 from memalpha.types import SpeakerTurn, Task
 
 FOLDERS = {
@@ -33,8 +33,8 @@ FOLDERS = {
 
 
 def test_every_name_has_a_loader_and_says_what_it_is():
-    assert [known.name for known in data_sets()] == list(MODULES)
-    for known in data_sets():
+    assert [known.name for known in list_data_sets()] == list(MODULES)
+    for known in list_data_sets():
         assert known.about and known.licence and known.counts and known.metric
         assert known.source.startswith(("github:", "hub:", "made here")), known.source
         assert set(known.expected) <= set(known.variants or ("",))
@@ -68,7 +68,7 @@ def test_what_cannot_be_asked_for_is_said(tmp_path, name, options, says):
 @given(st.lists(st.text(alphabet="ab ", min_size=1, max_size=40), min_size=1, max_size=30), st.integers(1, 20))
 def test_packed_keeps_every_turn_in_order_and_no_chunk_too_long(texts, tokens):
     told = [SpeakerTurn(speaker="s", text=text, id=str(number)) for number, text in enumerate(texts)]
-    chunks = packed(told, tokens)
+    chunks = pack_turns(told, tokens)
     assert [turn for chunk in chunks for turn in chunk.turns] == told
     for chunk, after in zip(chunks, [*chunks[1:], None], strict=True):
         assert len(chunk.turns) == 1 or len(chunk.render()) <= 4 * tokens
@@ -252,7 +252,7 @@ def test_an_impossible_question_is_one_to_abstain_from(tmp_path):
     [
         pytest.param(name, variant, marks=needs(FOLDERS[name]), id=f"{name}-{variant}")
         for name in FOLDERS
-        for variant in data_set(name).variants or (None,)
+        for variant in get_data_set(name).variants or (None,)
         if name != "xquad" or variant == "en"
     ],
 )
@@ -261,7 +261,7 @@ def test_the_real_files_hold_what_the_catalogue_says(name, variant, tmp_path):
     told = [turn for task in tasks for chunk in task.chunks for turn in chunk.turns]
     held = {"tasks": len(tasks), "chunks": sum(len(task.chunks) for task in tasks), "turns": len(told)}
     held["questions"] = sum(len(task.questions) for task in tasks)
-    expected = data_set(name).expected[variant or ""]
+    expected = get_data_set(name).expected[variant or ""]
     assert {key: held[key] for key in expected} == expected
     some = tasks[:: max(1, len(tasks) // 3)]
     save_jsonl(some, tmp_path / "tasks.jsonl")  # unique ids, evidence that is there, nothing empty
@@ -282,7 +282,7 @@ def test_the_known_leaks_of_the_labelled_sets_are_marked():
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=needs(FOLDERS[name])) for name in FOLDERS])
 def test_every_question_names_the_official_metric(name):
-    known = data_set(name)
+    known = get_data_set(name)
     assert known.metric in QUESTION_METRICS
     questions = [question for task in load_set(name, 2, data=DATA / FOLDERS[name]) for question in task.questions]
     assert {question.meta["metric"] for question in questions} == {known.metric}
@@ -332,7 +332,7 @@ def test_anything_in_the_place_of_anything_is_read_or_refused(tmp_path_factory, 
 def test_the_readme_has_every_set_as_the_catalogue_does():
     readme = (Path(__file__).parents[3] / "data" / "README.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", readme, re.MULTILINE))
-    for known in data_sets():
+    for known in list_data_sets():
         place = known.source.partition(":")[2] or known.source
         for wanted in (known.about, known.counts, known.licence, place):
             assert wanted in rows[known.name], f"{known.name}: {wanted}"

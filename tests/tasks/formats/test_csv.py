@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memalpha.errors import DataError
 from memalpha.tasks.formats import csv as table
-from memalpha.tasks.formats.csv import load_table
+from memalpha.tasks.formats.csv import load_csv
 from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl
 from memalpha.tasks.load import load_tasks
 
@@ -158,7 +158,7 @@ def test_what_csv_can_hold_comes_back(tmp_path_factory, rows, separator):
     folder = tmp_path_factory.mktemp("csv")
     with (folder / "mine.csv").open("w", encoding="utf-8", newline="") as stream:
         csv.writer(stream, delimiter=separator).writerows([("context", "question", "answer"), *rows])
-    tasks = load_table(folder / "mine.csv")
+    tasks = load_csv(folder / "mine.csv")
     assert [task.chunks[0].text for task in tasks] == list(dict.fromkeys(context.strip() for context, _, _ in rows))
     for task in tasks:
         wanted = [(q.strip(), a.strip()) for context, q, a in rows if context.strip() == task.chunks[0].text]
@@ -173,7 +173,7 @@ def test_any_table_is_read_or_refused_by_name(tmp_path_factory, chunks, question
     (folder / "chunks.csv").write_text(f"chunk,text,turn\n{chunks}", newline="")
     (folder / "questions.csv").write_text(f"question,answers,evidence\n{questions}", newline="")
     try:
-        tasks = load_table(folder)
+        tasks = load_csv(folder)
     except DataError as error:
         assert str(folder) in str(error)
     else:

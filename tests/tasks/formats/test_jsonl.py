@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memalpha.config import WorldConfig
 from memalpha.errors import DataError
-from memalpha.tasks.formats.jsonl import load_jsonl, overview, save_jsonl
+from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl, summarize_tasks
 from memalpha.tasks.load import load_tasks
 from memalpha.tasks.synthetic.worlds import generate
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
@@ -165,7 +165,7 @@ def test_overview_counts_what_training_will_find():
         GoldOperation(kind="core_update", chunk=0, category="core", content="Ana"),
     )
     one = Task(id="a", chunks=(Chunk(text="I am Ana."), Chunk(text="Bye.")), questions=asked, gold_operations=told)
-    assert overview([one, Task(id="b", chunks=(Chunk(text="x"),))]) == {
+    assert summarize_tasks([one, Task(id="b", chunks=(Chunk(text="x"),))]) == {
         "tasks": 2,
         "chunks": 3,
         "longest_chunk": 9,

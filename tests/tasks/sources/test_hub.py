@@ -16,7 +16,7 @@ import pytest
 from memalpha.errors import DataError, install_command
 from memalpha.tasks.dataset_info import DataSet, File
 from memalpha.tasks.load import load_tasks
-from memalpha.tasks.sources.hub import commit_of, obtain
+from memalpha.tasks.sources.hub import obtain, snapshot_commit
 
 COMMIT = "a" * 40
 LARGE = b"0123456789" * 3_000
@@ -128,7 +128,7 @@ def test_a_pinned_set_is_fetched_once_even_when_the_connection_breaks(tmp_path):
     assert kind == "path" and again == first
     found = {str(file.relative_to(folder)): file.read_bytes() for file in Path(folder).rglob("*.*")}
     assert found == {"large.bin": LARGE, "parts/a.json": b"[1]", "parts/b.json": b"[2]"}
-    assert commit_of(Path(folder) / "large.bin") == COMMIT
+    assert snapshot_commit(Path(folder) / "large.bin") == COMMIT
     (offline, other), _ = ask(tmp_path, port, wanted, known(File("other.json")))
     assert offline == first
     assert other[0] == "error"
@@ -163,7 +163,7 @@ def test_without_a_pinned_revision_the_newest_is_taken_and_offline_what_is_there
         ((_, second),), _ = ask(tmp_path, server.server_port, wanted)
         port = server.server_port
     ((_, third),), _ = ask(tmp_path, port, wanted)
-    assert [commit_of(Path(path)) for path in (first, second, third)] == [COMMIT, "b" * 40, "b" * 40]
+    assert [snapshot_commit(Path(path)) for path in (first, second, third)] == [COMMIT, "b" * 40, "b" * 40]
     assert (Path(second) / "a.json").read_bytes() == b"[1, 2]"
 
 
@@ -191,6 +191,6 @@ def test_tasks_from_the_cache_say_which_commit_they_are_of(tmp_path):
 
 
 def test_only_a_path_in_the_cache_has_a_commit():
-    assert commit_of(Path("/x/snapshots") / COMMIT) == COMMIT
-    assert commit_of(Path("/x/snapshots/main/a.json")) is None
-    assert commit_of(Path("data/a.json")) is None
+    assert snapshot_commit(Path("/x/snapshots") / COMMIT) == COMMIT
+    assert snapshot_commit(Path("/x/snapshots/main/a.json")) is None
+    assert snapshot_commit(Path("data/a.json")) is None

@@ -131,7 +131,7 @@ def check(task):
 
 
 STATEMENTS = defaultdict(tuple)
-for attribute in (*phrases.ATTRIBUTES, *phrases_full.OTHERS):
+for attribute in (*phrases.ATTRIBUTES, *phrases_full.PERSON_ATTRIBUTES):
     STATEMENTS[attribute.key] += attribute.states + attribute.updates
 
 
@@ -234,7 +234,7 @@ def test_pools_share_no_word_and_no_sentence_contains_one():
     words = {value.lower(): pool for pool, values in base.items() for value in values}
     sentences = [*phrases.CHITCHAT, *phrases.REPLIES, *phrases.ECHOES, *phrases_full.QUOTES, *phrases_full.STALE_ECHOES]
     sentences += [word for column in (*phrases_full.FILLER, *phrases_full.FILLER_REPLIES) for word in column]
-    for source in (*phrases.ATTRIBUTES, *phrases_full.OTHERS, *phrases_full.RELATIONS):
+    for source in (*phrases.ATTRIBUTES, *phrases_full.PERSON_ATTRIBUTES, *phrases_full.RELATIONS):
         sentences += source.states + source.updates + source.retracts + source.questions + source.distractors
     for source in phrases.EVENTS:
         sentences += source.states + source.counts + source.whens + source.distractors
@@ -245,7 +245,7 @@ def test_pools_share_no_word_and_no_sentence_contains_one():
 
 @pytest.mark.parametrize("world", [DEMO, WorldConfig(preset="full", tokens=20_000)])
 def test_only_fact_turns_say_what_states_a_fact(world):
-    sources = (*phrases.ATTRIBUTES, *phrases_full.OTHERS, *phrases_full.RELATIONS)
+    sources = (*phrases.ATTRIBUTES, *phrases_full.PERSON_ATTRIBUTES, *phrases_full.RELATIONS)
     says = re.compile("|".join(pattern(s) for a in sources for s in a.states + a.updates + a.retracts))
     for task in tasks(world, 3, 0, 100 if world.preset == "demo" else 1):
         facts = {op.turn for op in task.gold_operations if op.category == "semantic"}
