@@ -1,4 +1,4 @@
-"""What the trainers built on TRL are tested on: prompts of two kinds, a reward that differs, the smallest settings."""
+"""A toy task for the trainers built on TRL: prompts of two kinds, a reward, the smallest settings."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from datasets import Dataset
 
 
 def upper(prompts, completions, **columns):
-    """How many of the first four characters are of the row's kind: 0 to 1."""
-    kinds = {"word": str.isalnum, "other": lambda one: not one.isalnum()}
-    texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]
+    """Return the share of the first four characters that are of the row's kind."""
+    kinds = {"word": str.isalnum, "other": lambda character: not character.isalnum()}
+    texts = [completion if isinstance(completion, str) else completion[0]["content"] for completion in completions]
     return [sum(map(kinds[kind], text[:4])) / 4 for text, kind in zip(texts, columns["kind"], strict=True)]
 
 
 def say(prompts, completions, **columns):
-    """Feedback that names the row's kind."""
+    """Return feedback that names the row's kind."""
     return [f"I wanted {kind}." for kind in columns["kind"]]
 
 
 def tasks(chat: bool = False, count: int = 8) -> Dataset:
     prompts = [f"Say {number}" for number in range(count)]
-    rows = [[{"role": "user", "content": one}] for one in prompts] if chat else prompts
+    rows = [[{"role": "user", "content": prompt}] for prompt in prompts] if chat else prompts
     return Dataset.from_dict({"prompt": rows, "kind": ["word", "other"] * (count // 2)})
 
 
@@ -42,4 +42,4 @@ COMMON = {
 
 
 def weights(trainer) -> dict[str, torch.Tensor]:
-    return {name: one.detach().clone() for name, one in trainer.model.named_parameters()}
+    return {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}

@@ -1,8 +1,8 @@
-"""memalpha and TRL: ERL as a drop-in for `GRPOTrainer`, TRL as a back end for memories, judges either way.
+"""TRL integration: ERL in place of `GRPOTrainer`, TRL as a back end for memory tasks, judges as rewards.
 
     from memalpha.integrations.trl import ERLConfig, ERLTrainer
 
-Each name is loaded when it is asked for; the trainers refuse releases of TRL they were not tested with (`guard`).
+Names are imported on first use. The trainers refuse releases of TRL that they were not tested with (`guard`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`RowTrainer`: a `GRPOTrainer` whose updates have other rows than one a prompt, in any number."""
+"""`RowTrainer`: a `GRPOTrainer` whose updates may have any number of rows instead of one per prompt."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ require_trl()
 from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
 
 ROW_SCALE = "row_scale"
-"""Rows of a batch for each that is real, where the loss divides by rows; a scalar."""
+"""Rows of a batch per real row, a scalar, for losses that divide by rows."""
 
 
 class RowTrainer(GRPOTrainer):
-    """What `ERLTrainer` and `MultiContextGRPOTrainer` share; use one of them."""
+    """Base of `ERLTrainer` and `MultiContextGRPOTrainer`; use one of them."""
 
     args: Any
     model: Any
@@ -36,10 +36,10 @@ class RowTrainer(GRPOTrainer):
         super().__init__(*args, **kwargs)
 
     def _balance_rows(self, rows: Rows) -> Rows:
-        """The rows of this process and dead ones: as many in every process and micro-batch, and a loss of real ones.
+        """Add dead rows so that every process and micro-batch has equally many, and correct the loss for them.
 
-        By tokens (`dapo`, `cispo`, `vespo`; `bnpo` within a micro-batch) dead rows have no weight as it is. Losses that
-        divide by the rows of a micro-batch are multiplied by rows / real rows of the whole batch.
+        Losses that divide by tokens (`dapo`, `cispo`, `vespo`; `bnpo` within a micro-batch) give dead rows no weight.
+        Losses that divide by the rows of a micro-batch are multiplied by rows / real rows of the whole batch.
         """
         row_count, steps = len(rows["prompt_ids"]), self.args.steps_per_generation
         total_rows = sum(self._gather_values([row_count]))
@@ -64,25 +64,25 @@ class RowTrainer(GRPOTrainer):
             self.beta = beta
 
     def _record_metric(self, name: str, value: float) -> None:
-        """Log a figure of this batch; those of one log line are averaged."""
+        """Log a metric of this batch; values of one log line are averaged."""
         self._metrics["train"][name].append(float(value))
 
     def _max_over_processes(self, count: int) -> int:
-        """The largest of the processes' counts."""
+        """Return the largest of the processes' counts."""
         return max(self._gather_values([count]))
 
     def _gather_values(self, values: Sequence[Any]) -> list[Any]:
-        """Everybody's values, in the order of processes."""
+        """Return the values of all processes, in the order of processes."""
         return list(gather_object(list(values)))
 
     def _local_rows(self, values: torch.Tensor, size: int) -> torch.Tensor:
-        """This process's `size` of everybody's rows."""
+        """Return this process's `size` rows out of the rows of all processes."""
         first = self.accelerator.process_index * size
         return values[first : first + size]
 
     @contextmanager
     def _temporarily(self, **changes: Any) -> Iterator[dict[str, list[float]]]:
-        """Metrics and logged texts go elsewhere (the metrics: here), and attributes are as in `changes`."""
+        """Set attributes for the block, redirect metrics and logged texts, and yield the redirected metrics."""
         metrics: dict[str, list[float]] = defaultdict(list)
         changes = {
             "_metrics": {"train": metrics, "eval": defaultdict(list)},

@@ -1,4 +1,4 @@
-"""`ERLConfig`: all of `GRPOConfig`, and what experiential reinforcement learning adds to it."""
+"""`ERLConfig`: `GRPOConfig` plus the settings of experiential reinforcement learning."""
 
 from __future__ import annotations
 
@@ -18,47 +18,51 @@ from trl.trainer.grpo_config import GRPOConfig  # noqa: E402
 class ERLConfig(GRPOConfig):
     """Settings of `ERLTrainer`: those of `GRPOConfig`, unchanged, and these.
 
-    Raises `ConfigError` for a value that cannot be used, a template with other fields than it is filled with, and a
-    setting that nothing would read.
+    Raises:
+        ConfigError: A value is invalid, a template has unknown or missing fields, or a setting has no effect.
     """
 
     algorithm: int = field(
         default=1,
         metadata={
-            "help": "1: internalization is a term of the one update; 2: it has updates of its own after the others, as "
-            "many as each of num_iterations has, which the schedule counts."
+            "help": "1: internalization is a term of the one update; 2: it has one more epoch of updates after the "
+            "others, which the schedule counts."
         },
     )
     reward_threshold: float = field(
         default=1.0,
         metadata={
-            "help": "An attempt whose reward is at least this has succeeded: first attempts that have not are "
-            "reflected on, and a reflection is kept in memory if the second attempt has."
+            "help": "Reward from which an attempt has succeeded. Failed first attempts are reflected on; a reflection "
+            "is kept in memory if its second attempt succeeds."
         },
     )
     reflection_system_prompt: str = field(
         default=REFLECTION_TEMPLATE,
         metadata={
-            "help": "What asks for a reflection, with the fields {prompt} {attempt} {feedback} {reward} {memory}; "
-            "{prompt} and {attempt} must be there, {memory} too unless enable_memory is false."
+            "help": "Template of the reflection prompt with the fields {prompt} {attempt} {feedback} {reward} "
+            "{memory}. {prompt} and {attempt} are required, {memory} too unless enable_memory is false."
         },
     )
     retry_system_prompt: str = field(
         default=RETRY_TEMPLATE,
-        metadata={"help": "What asks for the second attempt, with the fields {prompt} and {reflection}."},
+        metadata={"help": "Template of the second attempt's prompt with the fields {prompt} and {reflection}."},
     )
     enable_memory: bool = field(
-        default=True, metadata={"help": "Keep reflections that helped, and show them to later ones."}
+        default=True, metadata={"help": "Keep reflections that helped and show them in later reflection prompts."}
     )
-    memory_size: int = field(default=50, metadata={"help": "How many are kept; the oldest goes first."})
-    memory_top_k: int = field(default=3, metadata={"help": "How many of them, the newest, a reflection is shown."})
+    memory_size: int = field(
+        default=50, metadata={"help": "Maximum number of reflections in memory; the oldest is dropped first."}
+    )
+    memory_top_k: int = field(
+        default=3, metadata={"help": "Number of reflections, the newest, in a reflection prompt."}
+    )
     enable_internalization: bool = field(
         default=True,
-        metadata={"help": "Imitate second attempts that earned something, under the original prompt."},
+        metadata={"help": "Imitate rewarded second attempts under the original prompt (internalization)."},
     )
-    internalization_coef: float = field(default=1.0, metadata={"help": "Weight of that cross-entropy."})
+    internalization_coef: float = field(default=1.0, metadata={"help": "Weight of internalization's cross-entropy."})
     internalization_threshold: float = field(
-        default=0.0, metadata={"help": "Second attempts with more reward than this are imitated."}
+        default=0.0, metadata={"help": "Second attempts with a higher reward are imitated."}
     )
 
     def __post_init__(self) -> None:

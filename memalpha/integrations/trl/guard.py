@@ -1,7 +1,7 @@
-"""Which releases of TRL these trainers were tested with, and checks that what they rely on is as it was.
+"""Supported releases of TRL, and checks that the private methods in use still have the expected form.
 
-They override private methods of `GRPOTrainer`, which change from release to release. A release outside the range, a
-method with other parameters, or tensors of another shape end in an error that says so: never in wrong training.
+The trainers override private methods of `GRPOTrainer`, which change between releases. A release outside the range, a
+method with other parameters, or tensors of another shape raise an error: training never goes wrong silently.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from memalpha.errors import TrainingError, install_command
 
 MIN_RELEASE, MAX_RELEASE = (1, 16), (1, 17)
-"""Releases from the first on and before the second (major, minor). Of 1.15 the GRPOTrainer itself needs Triton."""
+"""Supported releases (major, minor): MIN_RELEASE <= release < MAX_RELEASE. GRPOTrainer of 1.15 needs Triton."""
 RANGE = f"trl>={'.'.join(map(str, MIN_RELEASE))},<{'.'.join(map(str, MAX_RELEASE))}"
 
 TRL_METHODS: Mapping[str, tuple[str, ...]] = {
@@ -28,11 +28,11 @@ TRL_METHODS: Mapping[str, tuple[str, ...]] = {
     "_save_checkpoint": ("self", "model", "trial"),
     "_load_optimizer_and_scheduler": ("self", "checkpoint"),
 }
-"""What is overridden or called, by its first parameters; those after them have defaults."""
+"""First parameters of each method that is overridden or called; later parameters must have defaults."""
 
 
 def require_trl() -> None:
-    """Raise `TrainingError` where no release of TRL in `RANGE` is installed."""
+    """Raise `TrainingError` unless an installed release of TRL is in `RANGE`."""
     try:
         version = metadata.version("trl")
     except metadata.PackageNotFoundError:
@@ -46,22 +46,22 @@ def require_trl() -> None:
 
 
 def require_methods(trainer: type, names: Sequence[str]) -> None:
-    """Raise `TrainingError` where one of TRL's methods in `METHODS` is gone or takes other parameters."""
+    """Raise `TrainingError` if one of TRL's methods in `TRL_METHODS` is missing or has other parameters."""
     for name in names:
         method = getattr(trainer, name, None)
         if method is None:
-            raise _incompatible(f"{trainer.__name__}.{name} is gone")
+            raise _incompatible(f"{trainer.__name__}.{name} is missing")
         parameters = list(inspect.signature(method).parameters.values())
         expected = TRL_METHODS[name]
         if tuple(parameter.name for parameter in parameters[: len(expected)]) != expected or any(
-            one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-            for one in parameters[len(expected) :]
+            extra.default is extra.empty and extra.kind not in (extra.VAR_POSITIONAL, extra.VAR_KEYWORD)
+            for extra in parameters[len(expected) :]
         ):
             raise _incompatible(f"{trainer.__name__}.{name}{inspect.signature(method)}, expected {', '.join(expected)}")
 
 
 def require(condition: bool, problem: str) -> None:
-    """Raise `TrainingError` that TRL did not give what was expected of it."""
+    """Raise `TrainingError` with `problem` unless `condition` holds for TRL's output."""
     if not condition:
         raise _incompatible(problem)
 
@@ -72,13 +72,13 @@ def _incompatible(problem: str) -> TrainingError:
     except metadata.PackageNotFoundError:  # a checkout on the path
         version = "(of unknown version)"
     return TrainingError(
-        f"trl {version} is not as memalpha.integrations.trl knows it: {problem}. Nothing was trained on it; install "
+        f"trl {version} differs from what memalpha.integrations.trl expects: {problem}. Nothing was trained; install "
         f"another release of '{RANGE}', and please report this"
     )
 
 
 def batch_rows(batch: Any) -> list[dict[str, Any]]:
-    """A generation batch as a list of rows, whether it comes as one or as a mapping of columns."""
+    """Return a generation batch as a list of rows; TRL passes a list or a mapping of columns."""
     if isinstance(batch, Mapping):
         columns = dict(batch)
         sizes = {name: len(values) for name, values in columns.items()}

@@ -1,8 +1,7 @@
-"""TRL's judges as reward functions, for memalpha's runs and for TRL's own trainers.
+"""TRL's judges as reward functions, for memalpha's runs and for TRL's trainers.
 
-A judge is an object with TRL's method `judge`. The releases that the trainers beside this take have none any more (they
-stood in `trl.experimental.judges` up to the first 1.x): what counts here is the form, so judges of one's own, and those
-kept from older releases, work, with TRL or without.
+A judge is any object with TRL's method `judge`. Supported releases of TRL have no judges any more; up to the first 1.x
+they were in `trl.experimental.judges`. Your own judges, and those kept from older releases, work with and without TRL.
 """
 
 from __future__ import annotations
@@ -16,25 +15,34 @@ from memalpha.integrations.trl.phases import message_text
 
 Kind = Literal["binary", "pairwise", "rank"]
 JUDGE_BASES: dict[str, Kind] = {"BaseBinaryJudge": "binary", "BasePairwiseJudge": "pairwise", "BaseRankJudge": "rank"}
-"""TRL's base classes of judges."""
+"""TRL's base classes of judges, by name."""
 
 
 def from_trl_judge(
     judge: Any, *, kind: Kind | None = None, gold: str | None = None, against: str | None = None
 ) -> Callable[..., list[float | None]]:
-    """A reward function `(prompts, completions, **columns)` that asks `judge`.
+    """Build a reward function `(prompts, completions, **columns)` that calls `judge`.
 
-    binary: `judge(prompts, completions, gold_completions)` -> 1 or 0; `gold` names the column of what is right.
-    pairwise: `judge(prompts, [[one, two], ...])` -> the index of the better; the reward is the share of comparisons
-    won, each in both orders: with the column `against`, or, without it, with all other completions of the same prompt
-    that are scored together. rank: `judge(prompts, [[one, two, ...], ...])` -> indices, the best first; the best of a
-    prompt's completions gets 1, the last 0.
+    binary: `judge(prompts, completions, gold_completions)` returns 1 or 0 each.
+    pairwise: `judge(prompts, [[one, two], ...])` returns the index of the better one. The reward is the share of
+    comparisons won, each made in both orders. Completions are compared with column `against`, or with all other
+    completions of the same prompt that are scored together. rank: `judge(prompts, [[one, two, ...], ...])` returns
+    indices, best first. The best completion of a prompt gets 1, the last 0.
 
-    -1 means that the judge failed: that comparison is left out, and with none left the reward is None (it does not
-    apply). The same holds for a prompt's only completion where completions are compared with one another.
+    -1 means that the judge failed: that comparison is left out. Without any comparison left the reward is None (does
+    not apply), as it is for a prompt's only completion without `against`.
 
-    `kind` is told by TRL's base class where the judge has one. Raises `ConfigError` for an object that is no judge, and
-    `RewardError` in use, where it returns what no judge of its kind does.
+    Args:
+        judge: Object with a method `judge`.
+        kind: "binary", "pairwise" or "rank"; by default from TRL's base class of the judge.
+        gold: Column of gold completions, for binary judges.
+        against: Column of completions to compare with, for pairwise judges.
+
+    Returns:
+        A reward function. It raises `RewardError` if the judge returns something else than its kind should.
+
+    Raises:
+        ConfigError: `judge` is no judge, its kind is unknown, or an option does not belong to its kind.
     """
     if not callable(getattr(judge, "judge", None)):
         raise ConfigError(f"judge: {type(judge).__name__} has no method judge(prompts, completions, ...)")
@@ -63,10 +71,10 @@ def from_trl_judge(
         return verdicts
 
     def reward(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        texts, replies = [message_text(value) for value in prompts], [message_text(one) for one in completions]
+        texts, replies = [message_text(value) for value in prompts], [message_text(value) for value in completions]
         if kind == "binary":
-            more = [] if gold is None else [column(columns, gold)]
-            return [_parse_label(name, label, (-1, 0, 1)) for label in ask_judge(texts, replies, *more)]
+            extra = [] if gold is None else [column(columns, gold)]
+            return [_parse_label(name, label, (-1, 0, 1)) for label in ask_judge(texts, replies, *extra)]
         groups: dict[str, list[int]] = {}
         for index, text in enumerate(texts):
             groups.setdefault(text, []).append(index)
@@ -90,14 +98,14 @@ def _rank_rewards(
 ) -> list[float | None]:
     rewards: list[float | None] = [None] * len(replies)
     several = {text: indices for text, indices in groups.items() if len(indices) > 1}
-    ranks = ask_judge(list(several), [[replies[index] for index in places] for places in several.values()])
-    for order, places in zip(ranks, several.values(), strict=True):
-        if list(order) == [-1] * len(places):
+    orders = ask_judge(list(several), [[replies[index] for index in indices] for indices in several.values()])
+    for order, indices in zip(orders, several.values(), strict=True):
+        if list(order) == [-1] * len(indices):
             continue
-        if sorted(order) != list(range(len(places))):
-            raise RewardError(f"{name}: ranked {len(places)} completions as {order!r}, expected their indices")
-        for rank, place in enumerate(order):
-            rewards[places[place]] = 1 - rank / (len(places) - 1)
+        if sorted(order) != list(range(len(indices))):
+            raise RewardError(f"{name}: ranked {len(indices)} completions as {order!r}, expected their indices")
+        for rank, position in enumerate(order):
+            rewards[indices[position]] = 1 - rank / (len(indices) - 1)
     return rewards
 
 
@@ -109,15 +117,15 @@ def _pairwise_rewards(
     texts: list[str],
     ask_judge: Callable[..., list[Any]],
 ) -> list[float | None]:
-    """Each pair in both orders: judges prefer a place."""
-    pairs: list[tuple[int, int | None, list[str], int]] = []  # place, the other's, both texts, the index of `place`
+    """Compare each pair in both orders, because judges prefer a position."""
+    pairs: list[tuple[int, int | None, list[str], int]] = []  # row, other row, both texts, slot of `row`
     if against is None:
         for rows in groups.values():
             pairs += [(first, second, [replies[first], replies[second]], 0) for first, second in permutations(rows, 2)]
     else:
         for row, (reply, other) in enumerate(zip(replies, against, strict=True)):
             pairs += [(row, None, [reply, other], 0), (row, None, [other, reply], 1)]
-    labels = ask_judge([texts[place] for place, *_ in pairs], [pair_texts for _, _, pair_texts, _ in pairs])
+    labels = ask_judge([texts[row] for row, *_ in pairs], [pair_texts for _, _, pair_texts, _ in pairs])
     wins_per_row: list[list[float]] = [[] for _ in replies]
     for (row, other, _, slot), label in zip(pairs, labels, strict=True):
         winner = _parse_label(name, label, (-1, 0, 1))

@@ -1,15 +1,15 @@
-"""`MultiContextGRPOTrainer`: rollouts of many contexts, made and scored by memalpha, learnt from by TRL.
+"""`MultiContextGRPOTrainer`: memalpha samples and scores rollouts of many contexts, TRL trains on them.
 
-A rollout over a memory is one row a chunk, each after a prompt of its own, with the advantage of its turn; TRL's
-trainers have one row a prompt. Here the prompts of TRL's data set are tasks by number. The trainer samples
-`num_generations` rollouts of each (a `RolloutCollector` does: of memory tasks, or of prompts to complete), has
-memalpha's GRPO or RLOO weigh their turns, and hands TRL the rows with advantages by token, the sampler's log-probs as
-the ratio's denominator, and dead rows where rows would not be equally many. The update, and whatever surrounds it (loss
-type, KL, schedule, LoRA, accumulation, checkpoints, several processes), is TRL's.
+A rollout over a memory is one row per chunk, each with its own prompt and the advantage of its turn; TRL's trainers
+have one row per prompt. Here the prompts of TRL's data set are task indices. The trainer samples `num_generations`
+rollouts of each with a `RolloutCollector`, for memory tasks or text tasks. memalpha's GRPO or RLOO computes advantages.
+TRL gets the rows with advantages per token and the sampler's log-probs as old log-probs, and dead rows where processes
+have unequally many. The update and everything around it (loss type, KL, schedule, LoRA, accumulation, checkpoints,
+several processes) is TRL's.
 
-The gradient of the same rows is that of memalpha's own learner (tests/integrations/trl). That one pads hardly
-anything, resumes at any step, and depends on no private method of another package: use this where TRL is what runs.
-A micro-batch here has all rows of `per_device_train_batch_size` rollouts, padded to the longest.
+On the same rows the gradient equals that of memalpha's learner (tests/integrations/trl). That learner pads less,
+resumes at any step and depends on no private method of another package: use this trainer if you need TRL. A micro-batch
+has all rows of `per_device_train_batch_size` rollouts, padded to the longest.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from trl.trainer.grpo_config import GRPOConfig  # isort: skip
 from trl.trainer.utils import use_adapter  # isort: skip
 
 POLICY_GRADIENT_ALGORITHMS = ("grpo", "rloo")
-"""Algorithms whose rows are a policy gradient's alone."""
+"""Algorithms that train with a policy gradient only."""
 
 
 def memory_collector(config: TrainConfig) -> MemoryCollector:
-    """Policy, writer, reader and reward of a memory run's configuration, for `MultiContextGRPOTrainer`."""
+    """Build policy, writer, reader and reward of a memory run's configuration, for `MultiContextGRPOTrainer`."""
     policy = trainable_policy(config)
     reader, reader_policy = config.training_reader or config.reader, None
     if reader.kind == "policy":
@@ -68,15 +68,23 @@ UNUSED_SETTINGS = (
     *("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"),
     *("chat_template_kwargs", "use_transformers_continuous_batching", "log_completions", "num_generations_eval"),
 )
-"""Settings of `GRPOConfig` about sampling and rewards, which are the collector's here."""
+"""Settings of `GRPOConfig` that are ignored: the collector samples and scores."""
 
 
 class MultiContextGRPOTrainer(RowTrainer):
-    """GRPO (or RLOO) by TRL on the rollouts of `collector` over `tasks`.
+    """GRPO or RLOO by TRL on rollouts of `collector` over `tasks`.
 
-    What is sampled, its reward and its advantages follow `collector.config` (`temperature`, `group_size`, `algorithm`
-    and `scale_rewards` of a `TrainConfig` or `TextConfig`), the update follows `args`. `named` is what `GRPOTrainer`
-    takes besides (`peft_config`, `callbacks`, `optimizers`). Raises `ConfigError` where the two disagree.
+    Sampling, rewards and advantages follow `collector.config` (`temperature`, `group_size`, `algorithm` and
+    `scale_rewards` of a `TrainConfig` or `TextConfig`). The update follows `args`.
+
+    Args:
+        collector: Samples and scores rollouts; its policy is trained.
+        tasks: Training tasks.
+        args: TRL's settings of the update.
+        kwargs: Other arguments of `GRPOTrainer` (`peft_config`, `callbacks`, `optimizers`).
+
+    Raises:
+        ConfigError: `args` and `collector.config` disagree, or a setting has no effect here.
     """
 
     _name = "multi-context GRPO"
@@ -87,12 +95,12 @@ class MultiContextGRPOTrainer(RowTrainer):
             raise ConfigError(f"collector: policy {policy.name!r} has no weights to train")
         _check_agreement(config, args)
         if not tasks:
-            raise ConfigError("tasks: none are given")
+            raise ConfigError("tasks: the list is empty; give at least one")
         numbered = Dataset.from_dict({"prompt": [str(number) for number in range(len(tasks))]})
         super().__init__(
             policy.model, _no_reward, args, train_dataset=numbered, processing_class=policy.tokenizer, **kwargs
         )
-        policy.model = self.accelerator.unwrap_model(self.model)  # the sampler is what is trained
+        policy.model = self.accelerator.unwrap_model(self.model)  # the sampler uses the trained weights
         self.collector = collector
         self.tasks = list(tasks)
         self.algorithm = ALGORITHMS[config.algorithm](config)
@@ -106,7 +114,7 @@ class MultiContextGRPOTrainer(RowTrainer):
             raise ConfigError("scale_rewards: batch would be of each process's own rollouts; choose group or none")
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """Rows of fresh rollouts: ids and masks (B, P) and (B, T), advantages and old log-probs (B, T)."""
+        """Return rows of fresh rollouts: ids and masks (B, P) and (B, T), advantages and old log-probs (B, T)."""
         if not self.model.training:
             raise TrainingError("TRL's evaluation has one row a prompt: use memalpha.evaluate on the policy")
         tasks = [self.tasks[int(row["prompt"])] for row in inputs[:: self.num_generations]]
@@ -119,7 +127,7 @@ class MultiContextGRPOTrainer(RowTrainer):
             groups = drop_unscored(groups)
         finally:
             self.model.train()
-        samples = self.algorithm.annotate(groups, None)  # type: ignore[arg-type]  # asked for a KL's sake only
+        samples = self.algorithm.annotate(groups, None)  # type: ignore[arg-type]  # only a KL needs it
         rows = self._balance_rows(self._make_rows(samples))
         rewards = self._gather_values(
             [trajectory.reward.total for group in groups for trajectory in group.trajectories if trajectory.reward]
@@ -136,7 +144,7 @@ class MultiContextGRPOTrainer(RowTrainer):
     def _make_rows(self, samples: Sequence[TrainingSample]) -> Rows:
         pad, device = self._tokenizer.pad_token_id, self.accelerator.device
         rows = rows_from_ids(
-            [sample.prompt_ids for sample in samples], [one.completion_ids for one in samples], pad, device
+            [sample.prompt_ids for sample in samples], [sample.completion_ids for sample in samples], pad, device
         )
         for name, field in (("advantages", "advantages"), ("old_per_token_logps", "logprobs")):
             values = torch.zeros(rows["completion_ids"].shape)
@@ -148,7 +156,7 @@ class MultiContextGRPOTrainer(RowTrainer):
         return check_rows(rows, len(samples))
 
     def _reference_logprobs(self, rows: Rows) -> torch.Tensor:
-        """Log-probs (B, T) of the start: of TRL's reference model, or without the adapter."""
+        """Return log-probs (B, T) of the start policy: TRL's reference model, or the model without its adapter."""
         ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
         mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
         width, size = rows["completion_ids"].shape[1], self.args.per_device_train_batch_size
@@ -179,7 +187,7 @@ def _check_agreement(config: ReinforcementConfig, args: GRPOConfig) -> None:
                 f"{name}: rollouts are sampled with {memalpha_value}, GRPOConfig says {trl_value}: make them equal"
             )
     defaults = {name: GRPOConfig.__dataclass_fields__[name].default for name in UNUSED_SETTINGS}
-    if args.loss_type != "dr_grpo":  # which divides by it
+    if args.loss_type != "dr_grpo":  # that loss divides by it
         defaults["max_completion_length"] = GRPOConfig.__dataclass_fields__["max_completion_length"].default
     for name, default in defaults.items():
         if getattr(args, name) != default:

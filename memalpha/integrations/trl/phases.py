@@ -1,8 +1,8 @@
-"""The words of ERL's phases: templates and how they are filled, advice out of a reflection, the reflection memory.
+"""Texts of ERL's phases: prompt templates, advice in a reflection, the memory of advice.
 
-A template is filled to one text, which stands in the place of the prompt, or, in a conversation, of its last user
-message; `{prompt}` is what stood there. `{attempt}` is the completion, `{memory}` earlier advice with a heading, or
-nothing. The default templates are those of memalpha's own text tasks.
+A filled template is one text. It replaces the prompt, or the last user message of a conversation. `{prompt}` is the
+replaced text, `{attempt}` the completion, `{memory}` earlier advice with a heading, or nothing. The default templates
+are those of memalpha's text tasks.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ TEMPLATE_FIELDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     "reflection_system_prompt": (frozenset({"prompt", "attempt"}), frozenset({"feedback", "reward", "memory"})),
     "retry_system_prompt": (frozenset({"prompt", "reflection"}), frozenset()),
 }
-"""By setting: the fields that a template must have, and those it may have."""
+"""Required and optional fields of each template, by setting."""
 
 
 def template_fields(template: str) -> set[str]:
-    """The names of a template's fields. Raises `ValueError` for one that is not well formed."""
+    """Return the field names of a template. Raises `ValueError` for a malformed one."""
     names = set()
     for _, name, spec, _ in Formatter().parse(template):
         if name is not None:
@@ -36,7 +36,13 @@ def template_fields(template: str) -> set[str]:
 
 
 def check_template(setting: str, template: str, *, memory: bool = False) -> None:
-    """Raise `ConfigError` for a template that cannot be filled, or lacks what it is for; `memory`: it must show it."""
+    """Raise `ConfigError` for a template that cannot be filled or lacks a required field.
+
+    Args:
+        setting: Name of the setting, a key of `TEMPLATE_FIELDS`.
+        template: The template.
+        memory: Require the field `{memory}` too.
+    """
     required, optional = TEMPLATE_FIELDS[setting]
     names = ", ".join(f"{{{name}}}" for name in sorted(required | optional))
     try:
@@ -56,7 +62,10 @@ def check_template(setting: str, template: str, *, memory: bool = False) -> None
 
 
 def message_text(prompt: Any) -> str:
-    """What a prompt or completion says: itself, or the content of the message that `asking` would replace, or last."""
+    """Return the text of a prompt or completion.
+
+    That is the string itself, or the content of the message that `replace_text` would replace.
+    """
     if isinstance(prompt, str):
         return prompt
     content = prompt[_text_index(prompt)].get("content") or ""
@@ -64,7 +73,7 @@ def message_text(prompt: Any) -> str:
 
 
 def replace_text(prompt: Any, text: str) -> Any:
-    """`text` in the place of what `prompt` says; the other messages of a conversation stay."""
+    """Return `prompt` with `text` in place of `message_text(prompt)`; other messages stay."""
     if isinstance(prompt, str):
         return text
     index = _text_index(prompt)
@@ -72,32 +81,32 @@ def replace_text(prompt: Any, text: str) -> Any:
 
 
 def _text_index(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Of the last user message, else of the last."""
+    """Return the index of the last user message, or of the last message without one."""
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     return users[-1] if users else len(messages) - 1
 
 
 def extract_advice(reply: Any) -> str:
-    """What a reflection says: without thinking before it and white space around it."""
+    """Return a reflection's text without thinking and surrounding white space."""
     text = message_text(reply)
     return text[after_thinking(text) :].strip()
 
 
 class RewardNumber(float):
-    """A reward in a template: short, unless the template says otherwise ({reward:.2f})."""
+    """A reward in a template: short, unless the template has a format ({reward:.2f})."""
 
     def __format__(self, spec: str) -> str:
         return super().__format__(spec or "g")
 
 
 def format_advice(texts: Sequence[str]) -> str:
-    """Earlier advice as the reflection template shows it: a line each, after a heading; nothing without any."""
+    """Format earlier advice for the reflection template: a heading and one line each; empty without advice."""
     lines = "".join(f"- {' '.join(text.split())}\n" for text in texts)
     return f"Earlier advice that helped:\n{lines}" if lines else ""
 
 
 class AdviceMemory:
-    """Advice that has helped, oldest first: at most `size`, none of it twice; what helps again is new again."""
+    """At most `size` texts of helpful advice without duplicates, oldest first; repeated advice becomes the newest."""
 
     def __init__(self, size: int, texts: Sequence[str] = ()) -> None:
         self._texts: deque[str] = deque(texts, maxlen=size)
@@ -106,11 +115,11 @@ class AdviceMemory:
         return len(self._texts)
 
     def newest(self, count: int) -> list[str]:
-        """The last `count`, the newest last."""
+        """Return the last `count` texts, the newest last."""
         return list(self._texts)[-count:]
 
     def add(self, text: str) -> None:
-        """Put advice in, if there is any in it."""
+        """Add a text as the newest; an empty one is ignored."""
         if not text:
             return
         if text in self._texts:

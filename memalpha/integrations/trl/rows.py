@@ -1,8 +1,7 @@
-"""Rows of TRL's batches: chosen, joined, filled up with dead ones. Shapes: B rows, P prompt and T completion tokens.
+"""Rows of TRL's batches: select, concatenate, pad with dead rows. Shapes: B rows, P prompt and T completion tokens.
 
-A dead row is one token of prompt and a completion of which no token counts, there so that every process and every
-micro-batch has as many rows as the others: `split_tensor_dict` drops what is over, and gathering rows over processes
-hangs where their numbers differ.
+A dead row has one prompt token and a completion without counted tokens. Dead rows give every process and micro-batch
+equally many rows: `split_tensor_dict` drops a remainder, and gathering rows hangs if processes have different numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Rows = dict[str, torch.Tensor]
 REQUIRED = frozenset({"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages"})
 TOKEN_COLUMNS = frozenset({"old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"})
 RATIO = "importance_sampling_ratio"
-"""(B, T), or (B, 1) where it is of whole completions."""
+"""Name of the importance ratio: (B, T), or (B, 1) for ratios of whole completions."""
 ITEM_COUNT = "num_items_in_batch"
 LEFT_PADDED = frozenset({"prompt_ids", "prompt_mask"})
 ROW_MEAN_LOSSES = frozenset({"grpo", "sapo", "dr_grpo", "luspo"})
@@ -26,7 +25,7 @@ ROW_MEAN_LOSSES = frozenset({"grpo", "sapo", "dr_grpo", "luspo"})
 
 
 def check_rows(output: Mapping[str, object], size: int) -> Rows:
-    """TRL's batch of `size` rows. Raises `TrainingError` where it holds something else than is known here."""
+    """Return TRL's batch of `size` rows. Raises `TrainingError` for unknown tensors or shapes."""
     allowed = REQUIRED | TOKEN_COLUMNS | {RATIO, ITEM_COUNT}
     require(REQUIRED <= output.keys() <= allowed, f"a batch of {sorted(output)}, known are {sorted(allowed)}")
     rows: Rows = {}
@@ -47,7 +46,7 @@ def check_rows(output: Mapping[str, object], size: int) -> Rows:
 
 
 def select_rows(rows: Rows, indices: Sequence[int]) -> Rows:
-    """Some of the rows."""
+    """Return the rows at `indices`."""
     return {name: tensor[list(indices)] for name, tensor in rows.items()}
 
 
@@ -57,27 +56,33 @@ def _pad_columns(tensor: torch.Tensor, width: int, value: float, left: bool) -> 
 
 
 def concat_rows(parts: Sequence[Rows], pad_id: int) -> Rows:
-    """The rows of all parts, one after the other, padded to the longest prompt and completion."""
+    """Concatenate rows of several batches, padded to the longest prompt and completion."""
     rows: Rows = {}
     for name in parts[0]:
         tensors = [part[name] for part in parts]
         if tensors[0].dim() == 2 and not (name == RATIO and all(tensor.shape[1] == 1 for tensor in tensors)):
-            width = max(one.shape[1] for one in tensors)
+            width = max(tensor.shape[1] for tensor in tensors)
             value = pad_id if name.endswith("_ids") else float(name == RATIO)
-            tensors = [_pad_columns(one, width, value, name in LEFT_PADDED) for one in tensors]
+            tensors = [_pad_columns(tensor, width, value, name in LEFT_PADDED) for tensor in tensors]
         rows[name] = torch.cat(tensors)
     return rows
 
 
 def add_dead_rows(rows: Rows, count: int, pad_id: int) -> Rows:
-    """The rows and dead ones after them, `count` in all."""
+    """Append dead rows until there are `count` rows.
+
+    Args:
+        rows: The rows.
+        count: Rows of the result.
+        pad_id: Token id of the dead rows.
+    """
     missing = count - len(rows["prompt_ids"])
     filled_rows = {}
     for name, tensor in rows.items():
         value = pad_id if name.endswith("_ids") else float(name == RATIO)
         dead = tensor.new_full((missing, *tensor.shape[1:]), value)
         if name == "prompt_mask":
-            dead[:, -1] = 1  # attention over nothing is not a number
+            dead[:, -1] = 1  # attention over no token gives NaN
         filled_rows[name] = torch.cat([tensor, dead])
     return filled_rows
 
@@ -85,7 +90,17 @@ def add_dead_rows(rows: Rows, count: int, pad_id: int) -> Rows:
 def rows_from_ids(
     prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], pad_id: int, device: object
 ) -> Rows:
-    """Padded ids and masks of rows."""
+    """Pad ids to tensors with masks, prompts on the left, completions on the right.
+
+    Args:
+        prompts: Prompt ids of each row.
+        completions: Completion ids of each row.
+        pad_id: Padding token id.
+        device: Device of the tensors.
+
+    Returns:
+        Ids and masks (B, P) and (B, T).
+    """
 
     def pad(rows: Sequence[Sequence[int]], left: bool) -> tuple[torch.Tensor, torch.Tensor]:
         width = max((len(row) for row in rows), default=1)
@@ -107,5 +122,5 @@ def rows_from_ids(
 
 
 def round_up(count: int, parts: int) -> int:
-    """The smallest multiple of `parts` that is at least `most`."""
+    """Return the smallest multiple of `parts` that is at least `count`."""
     return -(-count // parts) * parts

@@ -1,4 +1,4 @@
-"""A tiny policy on disk and trainers of a few steps on it. Nothing asks a network."""
+"""A tiny policy on disk and trainers of a few steps on it, offline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memalpha.integrations.trl import ERLConfig, ERLTrainer
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory):
-    """A directory with a random model."""
+    """Return a directory with a random model."""
     path = tmp_path_factory.mktemp("policy")
     tiny_model().save_pretrained(path)
     tiny_tokenizer().save_pretrained(path)
@@ -26,13 +26,13 @@ def quiet(monkeypatch):
 
 
 @pytest.fixture
-def made(policy, tmp_path):
-    """A function: settings -> an `ERLTrainer` (or `kind`, with `config`) on the task."""
+def make_trainer(policy, tmp_path):
+    """Return a function that builds an `ERLTrainer` (or `kind` with `config`) from settings."""
 
     def make(kind=ERLTrainer, config=ERLConfig, *, chat=False, data=None, reward=upper, peft_config=None, **settings):
-        named = {"feedback_func": settings.pop("feedback_func", say)} if issubclass(kind, ERLTrainer) else {}
+        kwargs = {"feedback_func": settings.pop("feedback_func", say)} if issubclass(kind, ERLTrainer) else {}
         if "reward_processing_classes" in settings:
-            named["reward_processing_classes"] = settings.pop("reward_processing_classes")
+            kwargs["reward_processing_classes"] = settings.pop("reward_processing_classes")
         args = config(str(tmp_path / "run"), **{**COMMON, **settings})
         return kind(
             policy,
@@ -41,7 +41,7 @@ def made(policy, tmp_path):
             train_dataset=tasks(chat) if data is None else data,
             processing_class=tiny_tokenizer(),
             peft_config=peft_config,
-            **named,
+            **kwargs,
         )
 
     return make

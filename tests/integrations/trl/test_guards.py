@@ -1,4 +1,4 @@
-"""Releases and shapes of TRL that these trainers do not know are refused, and so are settings that cannot be meant."""
+"""Unsupported releases and batches of TRL, invalid settings, and the row helpers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_another_release_is_refused(monkeypatch, version):
 
 
 @pytest.mark.parametrize("version", ["1.16.0", "1.16.3.dev1"])
-def test_releases_of_the_range_are_taken(monkeypatch, version):
+def test_releases_in_the_range_are_accepted(monkeypatch, version):
     monkeypatch.setattr(metadata, "version", lambda name: version)
     require_trl()
 
@@ -49,7 +49,7 @@ def test_without_trl_it_says_what_to_install(monkeypatch):
         require_trl()
 
 
-def test_methods_of_another_form_are_refused():
+def test_methods_with_other_parameters_are_refused():
     require_methods(GRPOTrainer, tuple(TRL_METHODS))
 
     class Other(GRPOTrainer):
@@ -60,56 +60,56 @@ def test_methods_of_another_form_are_refused():
             raise NotImplementedError
 
     for name in ("_generate", "_compute_loss"):
-        with pytest.raises(TrainingError, match=rf"trl [\d.]+ is not as .* knows it: Other.{name}"):
+        with pytest.raises(TrainingError, match=rf"trl [\d.]+ differs from what .* expects: Other.{name}"):
             require_methods(Other, (name,))
-    with pytest.raises(TrainingError, match="_generate is gone"):
+    with pytest.raises(TrainingError, match="_generate is missing"):
         require_methods(object, ("_generate",))
 
 
-def update(trainer):
+def prepare_batch(trainer):
     trainer.model.train()
     trainer._prepare_inputs([{**trainer.train_dataset[i // 4]} for i in range(8)])
 
 
-def test_another_batch_of_trl_is_refused(made, monkeypatch):
-    trainer = made()
-    whole = GRPOTrainer._generate_and_score_completions
+def test_unexpected_batches_of_trl_are_refused(make_trainer, monkeypatch):
+    trainer = make_trainer()
+    original = GRPOTrainer._generate_and_score_completions
 
-    def with_more(self, inputs):
-        return {**whole(self, inputs), "pixel_values": torch.zeros(8)}
+    def extra_tensor(self, inputs):
+        return {**original(self, inputs), "pixel_values": torch.zeros(8)}
 
     def narrower(self, inputs):
-        output = whole(self, inputs)
+        output = original(self, inputs)
         return {**output, "completion_mask": output["completion_mask"][:, 1:]}
 
     def unscored(self, inputs):
         return {"prompt_ids": torch.zeros(8, 1)}
 
-    for changed, told in (
-        (with_more, "pixel_values"),
+    for changed, message in (
+        (extra_tensor, "pixel_values"),
         (narrower, "completion_mask of the shape"),
         (unscored, "rewards"),
     ):
         monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", changed)
-        with pytest.raises(TrainingError, match=told):
-            update(trainer)
-    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", whole)
+        with pytest.raises(TrainingError, match=message):
+            prepare_batch(trainer)
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", original)
     scores = GRPOTrainer._calculate_rewards
-    monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", lambda self, *given: scores(self, *given).sum(1))
+    monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", lambda self, *args: scores(self, *args).sum(1))
     with pytest.raises(TrainingError, match="rewards of the shape"):
-        update(trainer)
+        prepare_batch(trainer)
     monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", scores)
     generate = GRPOTrainer._generate
-    asked = []
+    calls = []
 
     def shorter(self, prompts):
-        asked.append(prompts)
-        found = generate(self, prompts)
-        return found if len(asked) == 1 else found[:5]
+        calls.append(prompts)
+        result = generate(self, prompts)
+        return result if len(calls) == 1 else result[:5]
 
     monkeypatch.setattr(GRPOTrainer, "_generate", shorter)
     with pytest.raises(TrainingError, match="eight values"):
-        update(trainer)
+        prepare_batch(trainer)
 
 
 def test_a_batch_may_be_columns():
@@ -123,14 +123,14 @@ def test_a_batch_may_be_columns():
 def test_defaults_and_names():
     config = ERLConfig("unused", bf16=False)
     assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
-    own = {one.name for one in fields(ERLConfig)} - {one.name for one in fields(GRPOConfig)}
-    assert own == {*DEFAULTS, "reflection_system_prompt", "retry_system_prompt", "internalization_threshold"}
-    for one in fields(GRPOConfig):
-        assert ERLConfig.__dataclass_fields__[one.name].default == one.default
+    added = {field.name for field in fields(ERLConfig)} - {field.name for field in fields(GRPOConfig)}
+    assert added == {*DEFAULTS, "reflection_system_prompt", "retry_system_prompt", "internalization_threshold"}
+    for field in fields(GRPOConfig):
+        assert ERLConfig.__dataclass_fields__[field.name].default == field.default
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"reflection_system_prompt": "{prompt} {attempt} {memory} {answer}"}, "no field {answer}"),
         ({"reflection_system_prompt": "{prompt} {memory}"}, "lacks {attempt}"),
@@ -155,18 +155,21 @@ def test_defaults_and_names():
         ({"enable_internalization": False, "internalization_coef": 2.0}, "internalization_coef: has no effect"),
     ],
 )
-def test_a_setting_that_cannot_be_meant_is_refused(changes, told):
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_settings_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
         ERLConfig("unused", bf16=False, **changes)
 
 
-def test_templates_are_filled_as_they_stand():
+def test_templates_replace_the_last_user_message():
     ERLConfig("unused", bf16=False, reflection_system_prompt='{prompt} {attempt} {memory} {{"a": 1}} {reward:.1f}')
     chat = [{"role": "system", "content": "Brief."}, {"role": "user", "content": [{"type": "text", "text": "Hi {x}"}]}]
     assert message_text(chat) == "Hi {x}" and replace_text("a", "b") == "b"
     assert replace_text(chat, "b") == [chat[0], {"role": "user", "content": "b"}]
-    more = [*chat, {"role": "assistant", "content": None}, {"role": "user", "content": "Well?"}]
-    assert message_text(more) == "Well?" and replace_text(more, "b") == [*more[:3], {"role": "user", "content": "b"}]
+    longer = [*chat, {"role": "assistant", "content": None}, {"role": "user", "content": "Well?"}]
+    assert message_text(longer) == "Well?" and replace_text(longer, "b") == [
+        *longer[:3],
+        {"role": "user", "content": "b"},
+    ]
     assert extract_advice([{"role": "assistant", "content": "<think>hm</think> Count. "}]) == "Count."
 
 
@@ -177,14 +180,14 @@ def test_the_reflection_memory_is_first_in_first_out():
     assert memory.newest(9) == ["c", "a", "d"] and memory.newest(2) == ["a", "d"] and len(memory) == 3
 
 
-def test_rows_are_joined_and_filled():
-    """What is padding means nothing: ratios of 1, no log-probs, a dead row's one token of prompt."""
-    one = {**rows_from_ids([[5, 6], [7]], [[8], [9, 9]], 0, "cpu"), "advantages": torch.tensor([1.0, 2.0])}
-    two = {**rows_from_ids([[1, 2, 3]], [[4, 4, 4]], 0, "cpu"), "advantages": torch.tensor([3.0])}
-    for part, width in ((one, 2), (two, 3)):
+def test_rows_are_concatenated_and_padded():
+    """Padding is neutral: ratios of 1, log-probs of 0, one prompt token per dead row."""
+    first = {**rows_from_ids([[5, 6], [7]], [[8], [9, 9]], 0, "cpu"), "advantages": torch.tensor([1.0, 2.0])}
+    second = {**rows_from_ids([[1, 2, 3]], [[4, 4, 4]], 0, "cpu"), "advantages": torch.tensor([3.0])}
+    for part, width in ((first, 2), (second, 3)):
         part["importance_sampling_ratio"] = torch.full((len(part["prompt_ids"]), width), 0.5)
         part["old_per_token_logps"] = -torch.ones(len(part["prompt_ids"]), width)
-    rows = add_dead_rows(concat_rows([select_rows(one, [1]), two], 0), round_up(2, 4), 0)
+    rows = add_dead_rows(concat_rows([select_rows(first, [1]), second], 0), round_up(2, 4), 0)
     assert check_rows(rows, 4).keys() == rows.keys()
     assert rows["prompt_ids"].tolist() == [[0, 0, 7], [1, 2, 3], [0, 0, 0], [0, 0, 0]]
     assert rows["prompt_mask"].tolist() == [[0, 0, 1], [1, 1, 1], [0, 0, 1], [0, 0, 1]]
@@ -193,5 +196,7 @@ def test_rows_are_joined_and_filled():
     assert rows["advantages"].tolist() == [2, 3, 0, 0]
     assert rows["importance_sampling_ratio"].tolist() == [[0.5, 0.5, 1], [0.5] * 3, [1] * 3, [1] * 3]
     assert rows["old_per_token_logps"].tolist() == [[-1, -1, 0], [-1] * 3, [0] * 3, [0] * 3]
-    sequences = [{**part, "importance_sampling_ratio": torch.ones(len(part["prompt_ids"]), 1)} for part in (one, two)]
+    sequences = [
+        {**part, "importance_sampling_ratio": torch.ones(len(part["prompt_ids"]), 1)} for part in (first, second)
+    ]
     assert concat_rows(sequences, 0)["importance_sampling_ratio"].shape == (3, 1)

@@ -1,4 +1,4 @@
-"""TRL as a back end for rollouts of many contexts: the gradient is the learner's own, whatever the number of rows."""
+"""TRL as a back end for rollouts of many contexts: the gradient equals the learner's for any number of rows."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ SETTINGS = {name: value for name, value in COMMON.items() if name not in ("max_c
 QUICK = {("dapo", 0.0, False), ("grpo", 0.3, True), ("grpo", 0.3, False)}
 
 
-def moved(parameters: dict[str, torch.Tensor]) -> None:
-    """Adapters and weights away from the start, equally for equal names."""
+def perturb(parameters: dict[str, torch.Tensor]) -> None:
+    """Add noise to adapters and weights, the same for the same names."""
     torch.manual_seed(3)
     with torch.no_grad():
         for name in sorted(parameters):
@@ -46,8 +46,8 @@ def moved(parameters: dict[str, torch.Tensor]) -> None:
 
 
 @dataclass
-class Recorded:
-    """Two tasks with four rollouts each of 1 to 4 turns, with prompts, completions and rewards of every length."""
+class RecordedCollector:
+    """Collector of four recorded rollouts per task, with 1 to 4 turns of random lengths and rewards."""
 
     policy: Any
     config: Any
@@ -55,26 +55,26 @@ class Recorded:
     def sample(self, tasks, step, first=0, turn=0):
         random = np.random.default_rng(2)
 
-        def turn_of(chunk):
+        def make_turn(chunk):
             prompt, ids = (tuple(random.integers(3, VOCABULARY, random.integers(1, n)).tolist()) for n in (30, LONGEST))
-            old = (-5 + random.normal(size=len(ids))).tolist()
-            return Turn(chunk, Completion("", prompt, ids, tuple(old), self.config.temperature))
+            old_logprobs = (-5 + random.normal(size=len(ids))).tolist()
+            return Turn(chunk, Completion("", prompt, ids, tuple(old_logprobs), self.config.temperature))
 
-        def rollout(task, number):
-            turns = tuple(turn_of(chunk) for chunk in range(random.integers(1, 5)))
+        def make_rollout(task, number):
+            turns = tuple(make_turn(chunk) for chunk in range(random.integers(1, 5)))
             values = tuple(random.normal(size=len(turns)).tolist())
             return Trajectory(task, number, turns, (), Reward(values, {"r2": values}, {"r2": 1.0}, sum(values)))
 
-        return [TrajectoryGroup(task, tuple(rollout(task, n) for n in range(4))) for task in tasks]
+        return [TrajectoryGroup(task, tuple(make_rollout(task, n) for n in range(4))) for task in tasks]
 
     def score(self, groups):
         return groups, []
 
 
-def trainer_of(policy, tmp_path, lora, config, **settings):
+def make_trainer(policy, tmp_path, lora, config, **settings):
     args = GRPOConfig(str(tmp_path / "run"), **{**SETTINGS, "gradient_accumulation_steps": 2, **settings})
     tasks = [Task(id=str(n), chunks=(Chunk(text="."),)) for n in range(2)]
-    collector = Recorded(TransformersPolicy.from_pretrained(policy), config)
+    collector = RecordedCollector(TransformersPolicy.from_pretrained(policy), config)
     return MultiContextGRPOTrainer(collector, tasks, args, peft_config=peft.LoraConfig(**LORA) if lora else None)
 
 
@@ -85,23 +85,23 @@ def trainer_of(policy, tmp_path, lora, config, **settings):
         for case in product(("dapo", "grpo", "dr_grpo"), (0.0, 0.3), (False, True))
     ],
 )
-def test_the_gradient_is_that_of_the_learner(policy, tmp_path, loss, beta, lora):
+def test_the_gradient_equals_the_learners(policy, tmp_path, loss, beta, lora):
     common = {"temperature": 0.7, "group_size": 4}
-    both = {"beta": beta, "loss_type": loss, "epsilon": 0.1, "epsilon_high": 0.3}
-    trainer = trainer_of(
+    shared = {"beta": beta, "loss_type": loss, "epsilon": 0.1, "epsilon_high": 0.3}
+    trainer = make_trainer(
         policy,
         tmp_path,
         lora,
         TrainConfig(out="unused", **common),
-        **both,
+        **shared,
         temperature=0.7,
         **({"max_completion_length": LONGEST} if loss == "dr_grpo" else {}),
     )
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 2
     trainer.state = SimpleNamespace(global_step=0, num_input_tokens_seen=0)
-    theirs = {name: one for name, one in trainer.model.named_parameters() if one.requires_grad}
-    moved(theirs)
+    trained = {name: weight for name, weight in trainer.model.named_parameters() if weight.requires_grad}
+    perturb(trained)
     counts = []
     for _ in range(2):
         inputs = trainer._prepare_inputs([{"prompt": str(n // 4)} for n in range(8)])
@@ -110,24 +110,26 @@ def test_the_gradient_is_that_of_the_learner(policy, tmp_path, loss, beta, lora)
         counts.append(len(inputs["prompt_ids"]))
 
     constant = {"loss_constant": LONGEST} if loss == "dr_grpo" else {}
-    config = TrainConfig(out="unused", microbatch_tokens=100, lora=LORA if lora else None, **common, **both, **constant)
+    config = TrainConfig(
+        out="unused", microbatch_tokens=100, lora=LORA if lora else None, **common, **shared, **constant
+    )
     model = TransformersPolicy.from_pretrained(policy).model
     model = add_lora(model, config.lora, "tiny") if lora else model
     engine = Engine(model, config, LossSettings.from_config(config), reference=beta > 0)
-    moved(engine.trainable)
-    groups = Recorded(None, config).sample(trainer.tasks, 0)
+    perturb(engine.trainable)
+    groups = RecordedCollector(None, config).sample(trainer.tasks, 0)
     samples = ALGORITHMS["grpo"](config).annotate(groups, engine)
-    assert sum(counts) > len(samples), "a dead row"
+    assert sum(counts) > len(samples), "there must be dead rows"
     stats = engine.forward_backward(engine.normalized(samples))
     assert 0.05 < stats["clipped"] < 0.95
-    assert theirs.keys() == engine.trainable.keys()
-    gap = sum(float((theirs[name].grad - engine.trainable[name].grad).double().square().sum()) for name in theirs)
-    size = sum(float(one.grad.double().square().sum()) for one in engine.trainable.values())
+    assert trained.keys() == engine.trainable.keys()
+    gap = sum(float((trained[name].grad - engine.trainable[name].grad).double().square().sum()) for name in trained)
+    size = sum(float(weight.grad.double().square().sum()) for weight in engine.trainable.values())
     assert (gap / size) ** 0.5 < 1e-5
 
 
-def test_a_memory_is_learnt(policy, tmp_path):
-    """Rollouts over real tasks, with the weights of the moment: the first ratio of each update is 1."""
+def test_memory_tasks_train(policy, tmp_path):
+    """Rollouts over real tasks use the current weights: the first ratio of each update is 1."""
     config = build_config(
         TrainConfig,
         {
@@ -142,9 +144,9 @@ def test_a_memory_is_learnt(policy, tmp_path):
     args = GRPOConfig(str(tmp_path / "trl"), **{**SETTINGS, "temperature": 0.9, "max_steps": 2, "num_iterations": 1})
     tasks = synthetic.tasks(config.world, 0, 0, 3)
     trainer = MultiContextGRPOTrainer(memory_collector(config), tasks, args)
-    before = {name: one.clone() for name, one in trainer.model.state_dict().items()}
+    before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
     trainer.train()
-    assert any(not torch.equal(one, before[name]) for name, one in trainer.model.state_dict().items())
+    assert any(not torch.equal(weight, before[name]) for name, weight in trainer.model.state_dict().items())
     for line in trainer.state.log_history[:2]:
         assert line["rows"] >= 8 and line["clip_ratio/region_mean"] == 0 and line["reward_std"] > 0
     with pytest.raises(TrainingError, match=r"memalpha\.evaluate"):
@@ -153,14 +155,14 @@ def test_a_memory_is_learnt(policy, tmp_path):
 
 
 @pytest.mark.slow
-def test_replies_to_prompts_are_rollouts_too(policy, tmp_path):
-    """Of a text run's collector; one whose reward does not apply is no row."""
+def test_text_tasks_train(policy, tmp_path):
+    """A text run's collector works; a rollout without a reward gives no row."""
     config = TextConfig(out=str(tmp_path / "run"), group_size=4, rewards=[], max_new_tokens=8)
 
-    def odd(prompts, completions, **columns):
-        return [None if place == 1 else float(len(one) % 2) for place, one in enumerate(completions)]
+    def odd_length(prompts, completions, **columns):
+        return [None if i == 1 else float(len(completion) % 2) for i, completion in enumerate(completions)]
 
-    player = Player(TransformersPolicy.from_pretrained(policy), TextGeneration([odd]), max_new_tokens=8)
+    player = Player(TransformersPolicy.from_pretrained(policy), TextGeneration([odd_length]), max_new_tokens=8)
     args = GRPOConfig(str(tmp_path / "trl"), **{**SETTINGS, "max_steps": 2})
     tasks = [TextTask(id=str(number), prompt=f"Say {number}") for number in range(4)]
     trainer = MultiContextGRPOTrainer(TextCollector(player, config), tasks, args)
@@ -169,7 +171,7 @@ def test_replies_to_prompts_are_rollouts_too(policy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "told"),
+    ("changes", "trl_changes", "message"),
     [
         ({"temperature": 0.5}, {}, "temperature: rollouts are sampled with 0.5, GRPOConfig says 1.0"),
         ({"group_size": 3}, {}, "num_generations: rollouts are sampled with 3"),
@@ -181,7 +183,7 @@ def test_replies_to_prompts_are_rollouts_too(policy, tmp_path):
         ({}, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}, "batch_size"),
     ],
 )
-def test_settings_that_disagree_are_refused(policy, tmp_path, ours, theirs, told):
-    config = TrainConfig(out="unused", **{"group_size": 4, **ours})
-    with pytest.raises((ConfigError, ValueError), match=told):
-        trainer_of(policy, tmp_path, False, config, **theirs)
+def test_settings_that_disagree_are_refused(policy, tmp_path, changes, trl_changes, message):
+    config = TrainConfig(out="unused", **{"group_size": 4, **changes})
+    with pytest.raises((ConfigError, ValueError), match=message):
+        make_trainer(policy, tmp_path, False, config, **trl_changes)

@@ -1,0 +1,187 @@
+"""Records of ERL's phases on one generation batch, the prompts built from them, and their metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memalpha.errors import TrainingError
+from memalpha.integrations.trl.phases import RewardNumber, extract_advice, format_advice, message_text, replace_text
+
+
+@dataclass(frozen=True, slots=True)
+class FirstAttempts:
+    """First attempts of this process, as TRL sampled and scored them.
+
+    Attributes:
+        prompts: One prompt per row of this process.
+        completions: Their completions: texts, or lists of messages.
+        completion_ids: The sampled ids.
+        rewards: Rewards (rows of all processes, reward functions).
+    """
+
+    prompts: Sequence[Any]
+    completions: Sequence[Any]
+    completion_ids: Sequence[Sequence[int]]
+    rewards: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SampledCompletion:
+    """One completion with its sampled ids, and with log-probs if the sampler returns them (vLLM)."""
+
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+    completion: Any
+    logprobs: Sequence[float] | None
+
+
+@dataclass(slots=True)
+class ReflectedAttempt:
+    """A failed first attempt with its reflection and its second attempt (retry).
+
+    Attributes:
+        index: Row of the first attempt in this process's batch.
+        before: Reward of the first attempt.
+        feedback: Feedback text on the first attempt.
+        reflection: The sampled reflection; None if its prompt has no room in the context.
+        retry: The second attempt; None if its prompt has no room in the context.
+        reward: Reward of the second attempt; NaN if unscored.
+    """
+
+    index: int
+    before: float
+    feedback: str = ""
+    reflection: SampledCompletion | None = None
+    retry: SampledCompletion | None = None
+    reward: float = float("nan")
+
+    @property
+    def advice(self) -> str:
+        """Text of the reflection without thinking; empty without a reflection."""
+        return "" if self.reflection is None else extract_advice(self.reflection.completion)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the values that all processes share: rewards, advice, tokens of the reflection."""
+        tokens = 0 if self.reflection is None else len(self.reflection.completion_ids)
+        return {"before": self.before, "after": self.reward, "advice": self.advice, "tokens": tokens}
+
+
+def build_reflection_prompt(
+    attempt: ReflectedAttempt,
+    first: FirstAttempts,
+    earlier_advice: Sequence[str],
+    template: str,
+    fits: Callable[[Any], bool],
+) -> Any:
+    """Build the prompt of a reflection.
+
+    Args:
+        attempt: The attempt to reflect on.
+        first: First attempts of the batch.
+        earlier_advice: Advice that helped before, oldest first; the oldest is dropped until the prompt fits.
+        template: Reflection template.
+        fits: Tells whether a prompt leaves room for a completion.
+
+    Returns:
+        The prompt, or None if it does not fit even without earlier advice.
+    """
+    prompt, remaining = first.prompts[attempt.index], list(earlier_advice)
+    while True:
+        text = template.format(
+            prompt=message_text(prompt),
+            attempt=message_text(first.completions[attempt.index]),
+            feedback=attempt.feedback,
+            reward=RewardNumber(attempt.before),
+            memory=format_advice(remaining),
+        )
+        if fits(replace_text(prompt, text)):
+            return replace_text(prompt, text)
+        if not remaining:
+            return None
+        del remaining[0]
+
+
+def build_retry_prompt(
+    attempt: ReflectedAttempt, first: FirstAttempts, template: str, fits: Callable[[Any], bool]
+) -> Any:
+    """Build the prompt of a second attempt; without advice it is the original prompt.
+
+    Args:
+        attempt: The attempt with its reflection.
+        first: First attempts of the batch.
+        template: Retry template.
+        fits: Tells whether a prompt leaves room for a completion.
+
+    Returns:
+        The prompt, or None if it does not fit.
+    """
+    prompt = first.prompts[attempt.index]
+    if not attempt.advice:
+        return prompt
+    text = template.format(prompt=message_text(prompt), reflection=attempt.advice)
+    return replace_text(prompt, text) if fits(replace_text(prompt, text)) else None
+
+
+def check_feedback(texts: Any, count: int) -> Sequence[str]:
+    """Return `texts` if it holds one text per attempt. Raises `TrainingError` otherwise."""
+    if not isinstance(texts, list | tuple) or len(texts) != count:
+        returned = len(texts) if isinstance(texts, list | tuple) else type(texts).__name__
+        raise TrainingError(f"feedback_func: returned {returned} for {count} attempts; it must be a text for each")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TrainingError(f"feedback_func: returned {text!r} as number {number}, not a text ('' for none)")
+    return texts
+
+
+def phase_metrics(
+    first_rewards: torch.Tensor,
+    summaries: Sequence[dict[str, Any]],
+    *,
+    no_room: int,
+    memory_size: int,
+    memory_added: int,
+    reward_threshold: float,
+) -> dict[str, float]:
+    """Return the `erl/...` metrics of phases 1 to 6 over all processes.
+
+    Args:
+        first_rewards: Total reward of each first attempt; NaN if no reward function applies.
+        summaries: `ReflectedAttempt.summary` of every second attempt.
+        no_room: Failed attempts without a second one, because a prompt has no room in the context.
+        memory_size: Reflections in memory.
+        memory_added: Reflections added in this step.
+        reward_threshold: Reward from which an attempt has succeeded.
+    """
+    count = len(summaries)
+    metrics: dict[str, float] = {
+        "erl/attempt_reward": first_rewards.nanmean().item(),
+        "erl/gated": (count + no_room) / len(first_rewards),
+        "erl/no_room": no_room,
+        "erl/memory": memory_size,
+        "erl/memory_added": memory_added,
+        "erl/rows": len(first_rewards) + 2 * count,
+    }
+    if not count:
+        return metrics
+    metrics["erl/reflection_tokens"] = sum(summary["tokens"] for summary in summaries) / count
+    metrics["erl/empty_reflections"] = sum(not summary["advice"] for summary in summaries) / count
+    metrics["erl/retry_success"] = sum(summary["after"] >= reward_threshold for summary in summaries) / count
+    scored = [summary for summary in summaries if summary["after"] == summary["after"]]
+    if scored:
+        metrics["erl/retry_reward"] = sum(summary["after"] for summary in scored) / len(scored)
+        metrics["erl/retry_gain"] = sum(summary["after"] - summary["before"] for summary in scored) / len(scored)
+    return metrics
+
+
+def log_columns(size: int, attempts: Sequence[ReflectedAttempt]) -> dict[str, list[Any]]:
+    """Return reflections, second attempts and their rewards as columns of `size` rows for TRL's completion log."""
+    columns: dict[str, list[Any]] = {name: [None] * size for name in ("reflection", "second_attempt", "second_reward")}
+    for attempt in attempts:
+        columns["reflection"][attempt.index] = attempt.advice
+        columns["second_attempt"][attempt.index] = message_text(attempt.retry.completion) if attempt.retry else None
+        columns["second_reward"][attempt.index] = attempt.reward
+    return columns
