@@ -18,7 +18,8 @@ from random import Random
 from typing import Any
 
 from memalpha.config import WorldConfig
-from memalpha.store.checks.audit import Audit, audit
+from memalpha.store.checks.audit import audit
+from memalpha.store.checks.findings import Audit
 from memalpha.store.slots import key_value, slot_value
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.synthetic.phrases import ATTRIBUTES, POOLS

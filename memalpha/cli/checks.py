@@ -21,7 +21,7 @@ from memalpha.errors import DataError
 from memalpha.tasks.formats.jsonl import load_jsonl
 
 if TYPE_CHECKING:
-    from memalpha.store.checks.audit import Audit, Finding
+    from memalpha.store.checks.findings import Audit, Finding
     from memalpha.types import Chunk
 
 

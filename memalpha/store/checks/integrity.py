@@ -1,7 +1,7 @@
-"""Is a store file sound? Everything that follows from the log is compared with it, row by row, and can be made anew.
+"""Integrity check of a store: compare everything that follows from the log with it, and rebuild it on request.
 
-The log is the truth and is never repaired: what is wrong with it is named. Versions must be what replaying the log
-gives, vectors there, finite and equal to what the embedder gives now, and nothing may be left over.
+The log is the truth and is never repaired; its faults are only reported. Versions must be those that replaying the log
+gives. Every content must have a vector, finite and equal to the embedder's. No row may be left over.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ _TOLERANCE = 1e-3  # of a component of a unit vector; a model's own batching mak
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong: with the `file`, the `log`, the `versions` or the `vectors` (of a namespace), or an `index` file
-    beside it."""
+    """Fault in one part of a store: the file, the log, versions or vectors of a namespace, or an index file."""
 
     part: Literal["file", "log", "versions", "vectors", "index"]
     message: str
@@ -49,8 +48,14 @@ class Problem:
 
 @dataclass(slots=True)
 class HealthReport:
-    """What an examination found: `problems` there are, those that were `repaired`, `notes` on what was not looked at,
-    and how many namespaces, operations, versions and vectors were."""
+    """Result of an integrity check.
+
+    Attributes:
+        problems: Faults that the store has (after a repair: still has).
+        repaired: Faults that were repaired.
+        notes: Checks that were left out, and advice on the server.
+        counts: Namespaces, operations, versions and vectors that were checked.
+    """
 
     problems: list[Problem] = field(default_factory=list)
     repaired: list[Problem] = field(default_factory=list)
@@ -62,11 +67,16 @@ _COUNTED = ("operations", "versions", "vectors")
 
 
 def examine(path: str | Path, *, repair: bool = False, embedder: str | Embedder | None = None) -> HealthReport:
-    """Look a store through, a file or one in PostgreSQL; with `repair`, make anew what follows from the log, all in
-    one transaction. Vectors are compared with those of `embedder`, or of the recorded embedder where that is a shipped
-    one; else a note says that they were not.
+    """Check a store, a file or one in PostgreSQL.
 
-    Raises `StoreError` if there is no store at `path`.
+    Args:
+        path: Path or URL of the store.
+        repair: Rebuild what follows from the log, all in one transaction.
+        embedder: Embedder to compare vectors with, or its name. None takes the recorded one if it ships with memalpha;
+            otherwise a note says that vectors were not compared.
+
+    Raises:
+        StoreError: There is no store at `path`.
     """
     try:
         database = existing(path)
@@ -75,13 +85,13 @@ def examine(path: str | Path, *, repair: bool = False, embedder: str | Embedder 
     if isinstance(database, Database):
         database.read_damaged_text()
     try:
-        found = _examine(database, embedder, repair=repair)
-        if not repair or not found.problems:
-            return found
+        before = _examine(database, embedder, repair=repair)
+        if not repair or not before.problems:
+            return before
         database.scrub()
-        left = _examine(database, embedder, repair=False)
-        left.repaired = [problem for problem in found.problems if problem not in left.problems]
-        return left
+        after = _examine(database, embedder, repair=False)
+        after.repaired = [problem for problem in before.problems if problem not in after.problems]
+        return after
     finally:
         database.close()
 
@@ -99,22 +109,22 @@ def _examine(database: Backend, embedder: str | Embedder | None, *, repair: bool
 
 
 class _Examination:
-    """One pass over a file, inside a transaction."""
+    """Check a store once, inside a transaction."""
 
     def __init__(self, database: Backend, embedder: str | Embedder | None, health: HealthReport, repair: bool) -> None:
         self.database, self.health, self.repair = database, health, repair
         self.embedder = embedder
 
     def run(self) -> None:
-        """Find everything, and repair it if that was asked for."""
+        """Report all problems, and repair them if `repair` is set."""
         database = self.database
         self.health.notes += database.notes()
         for fault in database.faults():
             self.report("file", f"{fault}; {ADVICE}")
-        misses = database.misses()
-        for name, kind in misses.items():
+        missing = database.misses()
+        for name, kind in missing.items():
             self.report("file", f"the {kind} {name} is missing or not as it should be")
-        tables = [name for name, kind in misses.items() if kind == "table"]
+        tables = [name for name, kind in missing.items() if kind == "table"]
         if tables and not (self.repair and set(tables) <= {"versions", "vectors"}):
             return
         for name in tables:
@@ -136,18 +146,18 @@ class _Examination:
         for name in database.namespaces():
             self.health.counts["namespaces"] += 1
             rows = rows_of(database, name, schema)
-            right = self.replay(rows)
-            if right is not None and self.versions(rows, right):
-                self.vectors(rows, {row[4]: row[7] for row in right.values()}, recorded)
-                if lacking := rows.wordless(mend=self.repair):
-                    self.report("vectors", f"{lacking} contents have no words to be found by", name)
-        self.index_files([rows_of(database, name, schema) for name in database.namespaces()])
-        if self.repair:  # after the rows, which may not have been such that the indexes could be made
-            for name in misses.keys() - set(tables):
+            expected = self.replay(rows)
+            if expected is not None and self.compare_versions(rows, expected):
+                self.compare_vectors(rows, {row[4]: row[7] for row in expected.values()}, recorded)
+                if wordless := rows.wordless(mend=self.repair):
+                    self.report("vectors", f"{wordless} contents have no words to be found by", name)
+        self.check_index_files([rows_of(database, name, schema) for name in database.namespaces()])
+        if self.repair:  # after the rows: damaged ones can keep an index from being made
+            for name in missing.keys() - set(tables):
                 database.make(name)
 
-    def index_files(self, namespaces: list[Namespace]) -> None:
-        """See which index files would be taken; those that would not, and all if anything was wrong, are removed."""
+    def check_index_files(self, namespaces: list[Namespace]) -> None:
+        """Report index files that a search would not use; a repair removes all of them if anything was wrong."""
         files = cache.index_files(self.database.path)
         caches = [cache.IndexCache(rows) for rows in namespaces] if files else []
         sound = {index.path for index in caches if index.path in files and index.load() is not None}
@@ -158,22 +168,28 @@ class _Examination:
             cache.remove_index_files(self.database)
 
     def report(self, part: Any, message: str, namespace: str | None = None) -> None:
-        """Note a problem."""
+        """Add a problem to the report.
+
+        Args:
+            part: Part of the store, as in `Problem`.
+            message: The fault in words.
+            namespace: Namespace that it is in; None for the whole store.
+        """
         self.health.problems.append(Problem(part, message, namespace))
 
     def replay(self, rows: Namespace) -> dict[tuple[str, int], tuple[Any, ...]] | None:
-        """The rows of `versions` that follow from the log, by id and version; None if the log is not sound."""
+        """Return the rows of `versions` that follow from the log, by id and version; None if the log is not sound."""
         state, created = MemoryState.empty(rows.schema), {}
         versions: dict[tuple[str, int], tuple[MemoryEntry, int]] = {}
-        heads, before = [0], ""
+        heads, previous_time = [0], ""
         for position in range(1, rows.position + 1):
             try:
                 with self.database.transaction(write=False):
                     ((seq, time, head, operation),) = rows.log(position - 1, 1)
                 if seq != position:
-                    raise ValueError(f"there is none; the next is {seq}")
-                if time < before or utc(datetime.fromisoformat(time)) != time:
-                    raise ValueError(f"its time {time!r} is before that of the last, {before!r}, or no time")
+                    raise ValueError(f"it is missing; the next is {seq}")
+                if time < previous_time or utc(datetime.fromisoformat(time)) != time:
+                    raise ValueError(f"its time {time!r} is before that of the last, {previous_time!r}, or no time")
                 if not (head == seq or (0 <= head < seq and heads[head] == head)):
                     raise ValueError(f"its head {head!r} is no position that an undo could go back from")
                 change = plan(state, operation, position)
@@ -181,48 +197,56 @@ class _Examination:
                 self.report("log", f"position {position}: {error}; {ADVICE}", rows.name)
                 return None
             heads.append(head)
-            before, state = time, state.advance(change)
+            previous_time, state = time, state.advance(change)
             for entry in (change.ended, change.entry):
                 if entry is not None:
                     versions[entry.id, entry.version] = entry, created.setdefault(entry.id, position)
         self.health.counts["operations"] += len(heads) - 1
         return {key: version_row(entry, created) for key, (entry, created) in versions.items()}
 
-    def versions(self, rows: Namespace, right: dict[tuple[str, int], tuple[Any, ...]]) -> bool:
-        """Compare `versions` with what the log gives; False if the log may be what is wrong."""
-        there = {(row[5], row[0]): row for row in rows.version_rows()}
-        self.health.counts["versions"] += len(there)
-        wrong = [key for key, row in there.items() if right.get(key) != row]
-        missing = [key for key in right if key not in there]
+    def compare_versions(self, rows: Namespace, expected: dict[tuple[str, int], tuple[Any, ...]]) -> bool:
+        """Compare the stored versions with those of the log; return False if the log may be at fault."""
+        stored = {(row[5], row[0]): row for row in rows.version_rows()}
+        self.health.counts["versions"] += len(stored)
+        wrong = [key for key, row in stored.items() if expected.get(key) != row]
+        missing = [key for key in expected if key not in stored]
         end = rows.position
-        if beyond := [key for key, row in there.items() if any(isinstance(at, int) and at > end for at in row[1:3])]:
-            self.report("log", f"it ends at {end}, before {_some(beyond)}; {ADVICE}", rows.name)
+        if beyond := [key for key, row in stored.items() if any(isinstance(at, int) and at > end for at in row[1:3])]:
+            self.report("log", f"it ends at {end}, before {_name_some(beyond)}; {ADVICE}", rows.name)
             return False
-        # Each version has a checksum of its content; where that speaks against the log, the log is not believed.
-        doubtful = [key for key in wrong if key in right and _speaks_against(there[key], right[key])]
+        # Each version has a checksum of its content. If the checksum contradicts the log, the log is not trusted.
+        doubtful = [key for key in wrong if key in expected and _contradicts_log(stored[key], expected[key])]
         if doubtful:
-            self.report("log", f"the content of {_some(doubtful)} is not what its checksum says; {ADVICE}", rows.name)
+            self.report(
+                "log", f"the content of {_name_some(doubtful)} is not what its checksum says; {ADVICE}", rows.name
+            )
             return False
         for keys, what in ((wrong, "not as the log has them"), (missing, "missing")):
             if keys:
-                self.report("versions", f"{len(keys)} {what}: {_some(keys)}", rows.name)
+                self.report("versions", f"{len(keys)} {what}: {_name_some(keys)}", rows.name)
         if self.repair and (wrong or missing):
-            rows.replace_versions(right.values())
+            rows.replace_versions(expected.values())
         return True
 
-    def vectors(self, rows: Namespace, contents: dict[bytes, str], recorded: RecordedEmbedder) -> None:
-        """Compare `vectors` with what the embedder gives for the contents of the versions."""
-        there = dict(rows.vector_rows())
-        self.health.counts["vectors"] += len(there)
-        left_over = [key for key in there if key not in contents]
-        missing = [key for key in contents if key not in there]
-        sound = {key for key in contents if key in there and _sound(there[key], recorded.dim)}
-        wrong = [key for key in contents if key in there and key not in sound]
-        right: dict[bytes, bytes] = {}
+    def compare_vectors(self, rows: Namespace, contents: dict[bytes, str], recorded: RecordedEmbedder) -> None:
+        """Compare the stored vectors with the embedder's.
+
+        Args:
+            rows: Namespace to check.
+            contents: Contents of its versions, by digest.
+            recorded: Embedder that the store records.
+        """
+        stored = dict(rows.vector_rows())
+        self.health.counts["vectors"] += len(stored)
+        left_over = [key for key in stored if key not in contents]
+        missing = [key for key in contents if key not in stored]
+        sound = {key for key in contents if key in stored and _is_sound(stored[key], recorded.dim)}
+        wrong = [key for key in contents if key in stored and key not in sound]
+        embedded: dict[bytes, bytes] = {}
         try:
-            for key, vector in _embedded(contents, recorded.load()):
-                right[key] = vector_blob(vector)
-                if key in sound and not _near(there[key], vector):
+            for key, vector in _embed_batches(contents, recorded.load()):
+                embedded[key] = vector_blob(vector)
+                if key in sound and not _is_near(stored[key], vector):
                     wrong.append(key)
         except (EmbedderError, StoreError) as error:
             self.health.notes.append(f"vectors of {rows.name} were not compared with the embedder's: {error}")
@@ -233,29 +257,29 @@ class _Examination:
             message = f"{len(wrong)} not what the embedder {recorded.name!r} gives, such as that of "
             self.report("vectors", message + repr(contents[wrong[0]]), rows.name)
         if self.repair and (left_over or missing or wrong):
-            kept = {key: there[key] for key in contents if key in there}
-            rows.replace_vectors((kept | right).items())
+            remaining = {key: stored[key] for key in contents if key in stored}
+            rows.replace_vectors((remaining | embedded).items())
 
 
-def _speaks_against(there: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
-    return there[4] != right[4] and isinstance(there[7], str) and there[4] == digest(there[7])
+def _contradicts_log(stored: tuple[Any, ...], expected: tuple[Any, ...]) -> bool:
+    return stored[4] != expected[4] and isinstance(stored[7], str) and stored[4] == digest(stored[7])
 
 
-def _some(keys: list[tuple[str, int]]) -> str:
-    """The first of some versions, by name."""
+def _name_some(keys: list[tuple[str, int]]) -> str:
+    """Return the names of the first few versions."""
     names = [f"{id!r} v{version}" for id, version in keys[:_MAX_LISTED]]
     return ", ".join(names) + (" ..." if len(keys) > _MAX_LISTED else "")
 
 
-def _sound(blob: object, dim: int) -> bool:
+def _is_sound(blob: object, dim: int) -> bool:
     return isinstance(blob, bytes) and len(blob) == 4 * dim and bool(np.isfinite(np.frombuffer(blob, "<f4")).all())
 
 
-def _near(blob: bytes, vector: np.ndarray) -> bool:
+def _is_near(blob: bytes, vector: np.ndarray) -> bool:
     return bool(np.abs(np.frombuffer(blob, "<f4") - vector).max(initial=0.0) <= _TOLERANCE)
 
 
-def _embedded(contents: dict[bytes, str], embedder: Embedder) -> Iterator[tuple[bytes, np.ndarray]]:
+def _embed_batches(contents: dict[bytes, str], embedder: Embedder) -> Iterator[tuple[bytes, np.ndarray]]:
     keys = list(contents)
     for start in range(0, len(keys), _BATCH):
         batch = keys[start : start + _BATCH]

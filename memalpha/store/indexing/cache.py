@@ -1,12 +1,17 @@
-"""What searches need of a namespace, kept in a file beside its store: a cache, made anew whenever in doubt.
+"""Index files: what searches of a namespace need, cached beside its store and rebuilt whenever in doubt.
 
-Beside `ana.db` lies `ana.db-index-<16 hex digits of the namespace>`, one file a namespace; each may be deleted at any
-time. It is written when a store of `MIN_ENTRIES` entries or more is closed (aside, synced, renamed), and taken when the
-store is searched next if all of this holds: a SHA-256 over all its bytes is right; format, precision of vectors, way of
-splitting words, store, embedder and namespace are the same; and the log up to the position it stands for ends in the
-very rows it was made from (positions, times and contents), so that a copy that went its own way does not fit; and
-nothing was erased since. What the log holds beyond that position is then caught up. It holds words and vectors, so
-erasing removes it.
+Beside `ana.db` lies `ana.db-index-<16 hex digits of the namespace>`, one file a namespace. Each may be deleted at any
+time. It is written (aside, synced, renamed) when a store of `MIN_ENTRIES` entries or more is closed.
+
+The next search uses the file if all of this holds:
+
+- the SHA-256 over all its bytes is right;
+- format, precision of vectors, way of splitting words, store, embedder and namespace are the same;
+- the log up to the file's position ends in the very rows (positions, times and contents) that it was made from, so a
+  copy of the store with a different history does not fit;
+- nothing was erased since.
+
+Operations after the file's position are then applied. The file holds words and vectors, so erasing removes it.
 """
 
 from __future__ import annotations
@@ -27,71 +32,83 @@ from memalpha.store.search.bm25 import words
 from memalpha.store.search.vectors import Precision
 
 FORMAT = 5
-MIN_ENTRIES = 5000  # entries: below, making the index anew takes less than 0.1 s
-GROWING_ARRAYS = ("vectors", "live", "orders", "groups", "spans", "words lengths")  # parts with a row for each slot
+MIN_ENTRIES = 5000  # below, rebuilding the index takes less than 0.1 s
+GROWING_ARRAYS = ("vectors", "live", "orders", "groups", "spans", "words lengths")  # arrays with a row per slot
 _PROBE = "Ana's running-shoes, 2024: naïve \u6771\u4eac\u306b \ud55c\uad6d\uc5b4 weren't U.S. \u0939\u093f\u0928\u094d"
 
 
 class IndexCache:
-    """The index file of one namespace, with vectors of one precision (None: of any). ":memory:" has none, nor has
-    PostgreSQL."""
+    """Index file of one namespace, with vectors of one precision (None: of any).
 
-    def __init__(self, rows: Namespace, vectors: Precision | None = None) -> None:
-        self._rows, self._vectors = rows, vectors
-        self._at: int | None = None  # the position that the file is known to stand for
+    Stores in ":memory:" and in PostgreSQL have no index files.
+    """
+
+    def __init__(self, rows: Namespace, precision: Precision | None = None) -> None:
+        self._rows, self._precision = rows, precision
+        self._file_position: int | None = None  # position of the file, if known
         path = rows.database.path
-        self.path = Path(f"{path}-index-{_hex(rows.name)}") if _is_file(path) else None
+        self.path = Path(f"{path}-index-{_name_digest(rows.name)}") if _is_file(path) else None
 
     def load(self) -> tuple[int, Arrays] | None:
-        """The position that the index stands for, at or before the log's end, and its parts; None if there is none that
-        fits. Inside a transaction."""
+        """Return the position and the arrays of the file, or None if no file fits.
+
+        Call this inside a transaction. The position is at or before the end of the log.
+        """
         content = None if self.path is None else read_arrays(self.path, spare=GROWING_ARRAYS)
         if content is None:
             return None
-        header, parts = content
-        position, vectors = header.pop("position"), header.pop("vectors", None)
-        if self._vectors not in (None, vectors):
+        header, arrays = content
+        position, precision = header.pop("position"), header.pop("vectors", None)
+        if self._precision not in (None, precision):
             return None
         if position > self._rows.position or header != self._identity(position) or self._rows.erased_after(position):
             return None
-        self._at = position
-        return position, parts
+        self._file_position = position
+        return position, arrays
 
     def save(self, position: int, size: int, make_arrays: Callable[[], Arrays], *, force: bool = False) -> None:
-        """Write what an index of `size` entries consists of, as of `position`, where that pays, or `anyhow`. A file
-        that cannot be written is a warning: nothing is lost."""
-        due = force or self._at is None or position - self._at > size // 20
-        if self.path is None or size < MIN_ENTRIES or not due:
+        """Write the index of `position`, if it pays.
+
+        A file that cannot be written is a warning, since nothing is lost.
+
+        Args:
+            position: Log position of the index.
+            size: Number of its entries.
+            make_arrays: Returns its arrays; called only if the file is written.
+            force: Write even if the file is nearly up to date. A memory below `MIN_ENTRIES` is never written.
+        """
+        is_due = force or self._file_position is None or position - self._file_position > size // 20
+        if self.path is None or size < MIN_ENTRIES or not is_due:
             return
-        aside = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
+        temporary = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
         try:
             with self._rows.transaction():
-                # Made under the lock: whoever erases afterwards removes it, and nobody makes one of what was erased.
+                # Created under the lock: a later erasure removes the file, and an earlier one shows here.
                 if self._rows.erased_after(position):
                     return
                 remove_index_files(
                     self._rows.database, self._rows.name, keep=self.path
                 )  # left by writers that were killed
-                file = aside.open("xb")
-                header = {"position": position, "vectors": self._vectors} | self._identity(position)
+                file = temporary.open("xb")
+                header = {"position": position, "vectors": self._precision} | self._identity(position)
             with file:
                 write_arrays(file, header, make_arrays())
             with self._rows.transaction():
                 if self._rows.erased_after(position):
-                    aside.unlink(missing_ok=True)
+                    temporary.unlink(missing_ok=True)
                 else:
-                    aside.replace(self.path)
+                    temporary.replace(self.path)
                     _sync_folder(self.path.parent)
-                    self._at = position
+                    self._file_position = position
         except FileNotFoundError:  # another process wrote, or erased, meanwhile
             return
         except OSError as error:
-            warnings.warn(f"{self.path}: the index was not saved ({error}); it will be made anew", stacklevel=2)
+            warnings.warn(f"{self.path}: the index was not saved ({error}); it will be rebuilt", stacklevel=2)
         finally:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
     def _identity(self, position: int) -> dict[str, Any]:
-        """What an index of this namespace up to a position has to say of itself."""
+        """Return the header fields that an index of this namespace up to a position must have."""
         meta = self._rows.database.meta
         return {
             "format": FORMAT,
@@ -104,7 +121,16 @@ class IndexCache:
 
 
 def remove_index_files(database: Backend, namespace: str | None = None, *, keep: Path | None = None) -> None:
-    """Delete the index files of a namespace, or of all, those being written too; raises `StoreError` if one stays."""
+    """Delete index files, those that are being written too.
+
+    Args:
+        database: Store beside which the files lie.
+        namespace: Namespace of the files; None for all.
+        keep: File to leave in place.
+
+    Raises:
+        StoreError: A file cannot be removed.
+    """
     for path in index_files(database.path, namespace):
         if path != keep:
             try:
@@ -114,11 +140,11 @@ def remove_index_files(database: Backend, namespace: str | None = None, *, keep:
 
 
 def index_files(path: str, namespace: str | None = None) -> list[Path]:
-    """The index files beside a store, of one namespace or of all, those being written too."""
+    """Return the index files beside a store, of one namespace or of all, those that are being written too."""
     if not _is_file(path):
         return []
     store = Path(path)
-    start = f"{store.name}-index-" + ("" if namespace is None else _hex(namespace))
+    start = f"{store.name}-index-" + ("" if namespace is None else _name_digest(namespace))
     return sorted(file for file in store.parent.iterdir() if file.name.startswith(start))
 
 
@@ -126,15 +152,15 @@ def _is_file(path: str) -> bool:
     return path != ":memory:" and "://" not in path
 
 
-def _hex(namespace: str) -> str:
+def _name_digest(namespace: str) -> str:
     return hashlib.sha256(namespace.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _sync_folder(folder: Path) -> None:
-    """See to it that a renamed file stays renamed, where folders can be synced."""
+    """Make a rename durable, where folders can be synced."""
     if hasattr(os, "O_DIRECTORY"):
-        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(number)
+            os.fsync(descriptor)
         finally:
-            os.close(number)
+            os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The raw text around an entry: the spans of its source on either side, within a budget of tokens."""
+"""Raw text around an entry: the spans of its source on either side, within a token budget."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ from memalpha.types import MemoryEntry
 
 
 def surrounding_spans(rows: Namespace, id: str, tokens: int, position: int | None) -> list[MemoryEntry]:
-    """The spans around an entry that is live, or was at a position, in the order of their source: an unbroken run,
-    nearest first, of at most `tokens` (characters / 4) in all.
+    """Return the spans around an entry, in the order of their source.
 
-    The entry itself is among them if it is a span, even where it alone is longer. Raises `UnknownEntry`, and
-    `StoreError` for a number of tokens below 0.
+    They are an unbroken run, filled from the nearest span on. If the entry is a span, it is included even if it alone
+    exceeds the budget.
+
+    Args:
+        rows: Namespace of the entry.
+        id: Entry that is live at `position`.
+        tokens: Budget for all spans together, in tokens of four characters.
+        position: Log position; None for the current state.
+
+    Raises:
+        UnknownEntry: No live entry has the id.
+        StoreError: `tokens` is no whole number from 0.
     """
     entry = rows.at(id, position)
     if entry is None:
@@ -24,8 +33,8 @@ def surrounding_spans(rows: Namespace, id: str, tokens: int, position: int | Non
         )
     if not isinstance(tokens, int) or tokens < 0:
         raise StoreError(f"around: {tokens!r} tokens: a whole number from 0 is needed")
-    own = [] if Span.from_origin(entry.source, entry.chunk, entry.turn, 0) is None else [entry]
-    room = 4 * tokens - sum(len(span.content) for span in own)
+    entry_span = [] if Span.from_origin(entry.source, entry.chunk, entry.turn, 0) is None else [entry]
+    budget = 4 * tokens - sum(len(span.content) for span in entry_span)
     before: list[MemoryEntry] = []
     after: list[MemoryEntry] = []
     sides: list[tuple[Iterator[MemoryEntry], list[MemoryEntry]]] = [
@@ -35,9 +44,9 @@ def surrounding_spans(rows: Namespace, id: str, tokens: int, position: int | Non
     while sides:
         for side in list(sides):
             span = next(side[0], None)
-            if span is None or len(span.content) > room:
+            if span is None or len(span.content) > budget:
                 sides.remove(side)
             else:
                 side[1].append(span)
-                room -= len(span.content)
-    return before[::-1] + own + after
+                budget -= len(span.content)
+    return before[::-1] + entry_span + after

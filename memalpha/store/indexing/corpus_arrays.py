@@ -1,4 +1,7 @@
-"""A corpus as arrays, and back: what an index file holds of it. Of the entries themselves it holds nothing."""
+"""Conversion of a corpus to the arrays of an index file, and back.
+
+The arrays hold no entries; a loaded corpus reads them from the store.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _WORDS = "words "
 
 
 def corpus_to_arrays(corpus: Corpus) -> dict[str, np.ndarray]:
-    """All that a corpus consists of but the entries, as arrays by name; no copies where they are as they lie."""
+    """Return a corpus without its entries as arrays by name, not copied where possible."""
     corpus._embed()
     live = corpus._live[: corpus._size]
     words = {f"{_WORDS}{name}": part for name, part in corpus._lexical.to_arrays(live).items()}
@@ -43,30 +46,35 @@ def corpus_to_arrays(corpus: Corpus) -> dict[str, np.ndarray]:
 
 
 def corpus_from_arrays(
-    parts: Mapping[str, np.ndarray],
+    arrays: Mapping[str, np.ndarray],
     embedder: Embedder,
     entries: Callable[[], Iterable[MemoryEntry]],
     background: Background | None,
     compact: CompactVectors | None,
 ) -> Corpus:
-    """The corpus that gave these parts, which become its own."""
+    """Build the corpus that `corpus_to_arrays` gave the arrays of.
+
+    Args:
+        arrays: Arrays by name; the corpus takes them over.
+        embedder: Embedder of the vectors.
+        entries: Returns the entries of all documents, for filters.
+        background: Thread for building inverted lists; None builds none.
+        compact: Precision of the vectors; None for float32.
+    """
     corpus = Corpus(embedder, (), entries, background, compact)
-    corpus._slots, corpus._live, corpus._size = (
-        StringTable.from_arrays("ids", parts),
-        parts["live"],
-        int(parts["size"][0]),
-    )
-    corpus._orders, corpus._groups = parts["orders"], parts["groups"]
+    corpus._slots = StringTable.from_arrays("ids", arrays)
+    corpus._live, corpus._size = arrays["live"], int(arrays["size"][0])
+    corpus._orders, corpus._groups = arrays["orders"], arrays["groups"]
     slots = np.flatnonzero(corpus._live)
     corpus._free = np.flatnonzero(~corpus._live[: corpus._size]).tolist()
-    corpus._group_numbers = {name: number for number, name in enumerate(unpack_strings("groups", parts))}
-    corpus._source_numbers = {name: number for number, name in enumerate(unpack_strings("sources", parts), 1)}
-    corpus._spans = parts["spans"] if corpus._source_numbers else np.zeros((len(corpus._live), 3), np.int64)
-    corpus._vectors = VectorIndex(embedder.dim, corpus._vectors.precision, parts["vectors"], corpus._size)
-    corpus._prototypes = Prototypes(embedder.dim, parts["prototypes"])
-    words = {name.removeprefix(_WORDS): part for name, part in parts.items() if name.startswith(_WORDS)}
+    corpus._group_numbers = {name: number for number, name in enumerate(unpack_strings("groups", arrays))}
+    corpus._source_numbers = {name: number for number, name in enumerate(unpack_strings("sources", arrays), 1)}
+    corpus._spans = arrays["spans"] if corpus._source_numbers else np.zeros((len(corpus._live), 3), np.int64)
+    corpus._vectors = VectorIndex(embedder.dim, corpus._vectors.precision, arrays["vectors"], corpus._size)
+    corpus._prototypes = Prototypes(embedder.dim, arrays["prototypes"])
+    words = {name.removeprefix(_WORDS): part for name, part in arrays.items() if name.startswith(_WORDS)}
     corpus._lexical = LexicalIndex.from_arrays(words)
     corpus._update_group_counts(slots, 1)
-    if corpus._near is not None and "lists" in parts:
-        corpus._near.restore(InvertedLists.from_bytes(parts["lists"]), parts["since"].tolist())
+    if corpus._near is not None and "lists" in arrays:
+        corpus._near.restore(InvertedLists.from_bytes(arrays["lists"]), arrays["since"].tolist())
     return corpus

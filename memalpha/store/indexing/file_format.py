@@ -1,7 +1,7 @@
-"""Arrays in one file that is taken whole or not at all.
+"""File format for named arrays, read as a whole or not at all.
 
-magic, length of the header (8 bytes), header (JSON: whatever the caller says; name, type and shape of each array),
-the arrays (little-endian), SHA-256 of all that
+Layout: magic; length of the header (8 bytes); header (JSON: the caller's fields, and name, type and shape of each
+array); the arrays (little-endian); SHA-256 of everything before it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,22 @@ _BLOCK = 1 << 22
 Arrays = Mapping[str, np.ndarray]
 
 
-def write_arrays(file: BinaryIO, header: Mapping[str, Any], parts: Arrays) -> None:
-    """Write one index file and sync it."""
-    arrays = {name: np.ascontiguousarray(part) for name, part in parts.items()}
-    described = [[name, part.dtype.newbyteorder("<").str, part.shape] for name, part in arrays.items()]
+def write_arrays(file: BinaryIO, header: Mapping[str, Any], arrays: Arrays) -> None:
+    """Write header and arrays to an open file and sync it.
+
+    Args:
+        file: Empty file, open for writing.
+        header: Fields for the header; values that JSON can hold.
+        arrays: Arrays by name.
+    """
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    described = [[name, part.dtype.newbyteorder("<").str, part.shape] for name, part in contiguous.items()]
     head = json.dumps({**header, "arrays": described}).encode()
     digest = hashlib.sha256()
     for block in (_MAGIC, len(head).to_bytes(8, "little"), head):
         digest.update(block)
         file.write(block)
-    for part, (_, kind, _) in zip(arrays.values(), described, strict=True):
+    for part, (_, kind, _) in zip(contiguous.values(), described, strict=True):
         view = part.astype(kind, copy=False).reshape(-1).view(np.uint8).data
         for start in range(0, len(view), _BLOCK):
             digest.update(view[start : start + _BLOCK])
@@ -44,8 +50,15 @@ def write_arrays(file: BinaryIO, header: Mapping[str, Any], parts: Arrays) -> No
 
 
 def read_arrays(path: Path, spare: Collection[str] = ()) -> tuple[dict[str, Any], Arrays] | None:
-    """Header (without `arrays`) and parts of an index file; None if it is missing or any byte is not as written. The
-    parts `spare` have a quarter more rows, zeros: room to grow that takes no memory before it is used."""
+    """Read the header (without `arrays`) and the arrays of a file.
+
+    Args:
+        path: File to read.
+        growing: Names of arrays that get a quarter more rows of zeros, which take no memory before they are used.
+
+    Returns:
+        Header and arrays, or None if the file is missing or any byte is not as written.
+    """
     try:
         with path.open("rb") as file:
             return _read(file, os.fstat(file.fileno()).st_size, spare)
@@ -66,29 +79,29 @@ def _read(file: BinaryIO, size: int, spare: Collection[str]) -> tuple[dict[str, 
     if any(kind not in _TYPES or any(type(n) is not int or n < 0 for n in shape) for _, kind, shape in described):
         return None
     sizes = [math.prod(shape) * np.dtype(kind).itemsize for _, kind, shape in described]
-    if len(start) + length + sum(sizes) + _DIGEST != size:  # nothing is made room for that is not in the file
+    if len(start) + length + sum(sizes) + _DIGEST != size:  # never allocate more than the file holds
         return None
-    parts = {}
+    arrays = {}
     for name, kind, shape in described:
         rows = shape[0] * 5 // 4 if name in spare else shape[0]
-        parts[name] = np.zeros((rows, *shape[1:]), kind)
-        view = parts[name][: shape[0]].reshape(-1).view(np.uint8).data
-        for at in range(0, len(view), _BLOCK):
-            if file.readinto(view[at : at + _BLOCK]) != len(view[at : at + _BLOCK]):  # pyright: ignore
+        arrays[name] = np.zeros((rows, *shape[1:]), kind)
+        view = arrays[name][: shape[0]].reshape(-1).view(np.uint8).data
+        for offset in range(0, len(view), _BLOCK):
+            if file.readinto(view[offset : offset + _BLOCK]) != len(view[offset : offset + _BLOCK]):  # pyright: ignore
                 return None
-            digest.update(view[at : at + _BLOCK])
-    return (header, parts) if file.read() == digest.digest() else None
+            digest.update(view[offset : offset + _BLOCK])
+    return (header, arrays) if file.read() == digest.digest() else None
 
 
 def pack_strings(name: str, strings: Iterable[str]) -> dict[str, np.ndarray]:
-    """Strings as two parts: their text, and the length of each in characters."""
+    """Return strings as two arrays: their joined text, and the length of each in characters."""
     strings = list(strings)
     text = np.frombuffer("".join(strings).encode("utf-8", "surrogatepass"), np.uint8)
     return {f"{name} text": text, f"{name} lengths": np.fromiter(map(len, strings), np.int32, len(strings))}
 
 
-def unpack_strings(name: str, parts: Arrays) -> list[str]:
-    """The strings that `pack_strings` packed."""
-    text = parts[f"{name} text"].tobytes().decode("utf-8", "surrogatepass")
-    ends = np.cumsum(parts[f"{name} lengths"], dtype=np.int64).tolist()
+def unpack_strings(name: str, arrays: Arrays) -> list[str]:
+    """Return the strings that `pack_strings` packed."""
+    text = arrays[f"{name} text"].tobytes().decode("utf-8", "surrogatepass")
+    ends = np.cumsum(arrays[f"{name} lengths"], dtype=np.int64).tolist()
     return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -1,4 +1,4 @@
-"""What the searches of one namespace need, following its log whoever writes it, and saved beside the file."""
+"""Search index of one namespace: built on first use, updated from the operation log, cached beside the store."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ _PAGE = 20_000
 
 
 class NamespaceIndex:
-    """The corpus of a namespace, made when first needed. Every method but `save` and `close` belongs inside a
-    transaction."""
+    """Keep the search corpus of a namespace in step with its operation log, whoever writes it.
+
+    Call every method except `save` and `close` inside a transaction.
+    """
 
     def __init__(self, rows: Namespace, embedder: RecordedEmbedder, vectors: Precision) -> None:
         self._rows, self._embedder = rows, embedder
@@ -49,62 +51,74 @@ class NamespaceIndex:
         exact: bool = False,
         vectors: np.ndarray | None = None,
     ) -> list[list[ScoredEntry]]:
-        """The k best entries for each query among those that pass, now (the log's end is at `end`) or, with a
-        `position`, as of then; see `Corpus.search_many`."""
+        """Return the k best entries for each query, best first.
+
+        Args:
+            end: Position of the last logged operation.
+            position: Position to search at; None searches the current state.
+            queries: Questions; one list of results is returned for each.
+            k: Number of results per query.
+            route: Scoring route; see `corpus`.
+            where: Search only the entries that pass this filter.
+            boost: Further terms of the score.
+            exact: Score every entry, however many there are.
+            vectors: Embeddings of the queries `(len(queries), dim)`, if known.
+        """
         if position is not None:
-            past = self._corpus_at(position, where)
-            return past.search_many(queries, k, route=route, boost=boost, vectors=vectors)
+            corpus = self._corpus_at(position, where)
+            return corpus.search_many(queries, k, route=route, boost=boost, vectors=vectors)
         corpus = self._checkout(end)
-        found = corpus.search_many(queries, k, route=route, where=where, boost=boost, exact=exact, vectors=vectors)
+        results = corpus.search_many(queries, k, route=route, where=where, boost=boost, exact=exact, vectors=vectors)
         self._checkin(corpus)
-        return found
+        return results
 
     def build(self, end: int) -> None:
-        """Make ready all that a search needs while the log's end is at `end`."""
+        """Build everything that a search at the log position `end` needs."""
         corpus = self._checkout(end)
         corpus.build()
         self._checkin(corpus)
 
     def _checkout(self, position: int) -> Corpus:
-        """The corpus as of the log's end, which is at `position`. It is the caller's until he gives it back with
-        `keep`: whatever stops him half-way, a new one is made then."""
-        # Taken out while it changes: interrupted half-way, it is made anew instead of being half right.
+        """Return the corpus updated to the log's end at `position`, and clear the stored reference.
+
+        An exception before `_checkin` leaves no half-updated corpus behind: the next search rebuilds it.
+        """
         corpus, self._corpus = self._corpus, None
         if corpus is not None and position == self._position:
             return corpus
-        erased = corpus is not None and self._rows.erased_after(self._position)
-        if corpus is None or erased:
-            self._background.stop()  # it worked for a corpus that is no more
-        if erased:
+        was_erased = corpus is not None and self._rows.erased_after(self._position)
+        if corpus is None or was_erased:
+            self._background.stop()  # its work is for a corpus that is dropped
+        if was_erased:
             corpus = None
         elif corpus is None and (saved := self._cache.load()) is not None:
-            self._position, parts = saved
-            corpus = corpus_from_arrays(parts, self._encoder(), self._rows.live, self._background, self._compact)
+            self._position, arrays = saved
+            corpus = corpus_from_arrays(arrays, self._encoder(), self._rows.live, self._background, self._compact)
         if corpus is None:
             corpus = self._build_corpus()
         elif position != self._position:
             changed = self._rows.changed(self._position)
-            there = self._rows.many(changed, None)
-            created = self._rows.created([id for id, entry in there.items() if entry.turn is not None])
-            corpus.add_many(Document.from_entry(there[id], created.get(id)) for id in changed if id in there)
+            entries = self._rows.many(changed, None)
+            created = self._rows.created([id for id, entry in entries.items() if entry.turn is not None])
+            corpus.add_many(Document.from_entry(entries[id], created.get(id)) for id in changed if id in entries)
             for id in changed:
-                if id not in there and id in corpus:
+                if id not in entries and id in corpus:
                     corpus.remove(id)
         self._position = position
         return corpus
 
     def _checkin(self, corpus: Corpus) -> None:
-        """Give back what was taken."""
+        """Store the corpus for the next search."""
         self._corpus = corpus
 
-    def _corpus_at(self, position: int, chosen: Filter | None) -> Corpus:
-        """What was searchable at a position, of what passes a filter."""
-        entries = [e for e in self._rows.live(position=position) if chosen is None or chosen.matches(e)]
-        documents = (Document.from_entry(entry, place) for place, entry in enumerate(entries))
+    def _corpus_at(self, position: int, where: Filter | None) -> Corpus:
+        """Build a corpus of the entries that were live at a position and pass a filter."""
+        entries = [e for e in self._rows.live(position=position) if where is None or where.matches(e)]
+        documents = (Document.from_entry(entry, index) for index, entry in enumerate(entries))
         return Corpus(self._encoder(), documents, lambda: entries)
 
     def save(self) -> None:
-        """Write it to the file beside the store, where that pays. Not inside a transaction."""
+        """Write the corpus to the index file, if it pays. Do not call this inside a transaction."""
         corpus, self._corpus = self._corpus, None
         if corpus is not None:
             rebuilt = corpus.has_new_lists
@@ -112,27 +126,27 @@ class NamespaceIndex:
             self._corpus = corpus
 
     def close(self) -> None:
-        """End what goes on in the background, and save."""
+        """Stop work in the background, and save."""
         self._background.stop()
         self.save()
         self._corpus = None
 
     def _build_corpus(self) -> Corpus:
-        """The corpus made from the rows."""
+        """Build the corpus from the stored rows."""
         corpus = Corpus(self._encoder(), (), self._rows.live, self._background, self._compact)
-        rest = []
+        without_vector = []
         for page in self._rows.searchable(_PAGE):
-            rest += [row for row in page if row[-1] is None]
+            without_vector += [row for row in page if row[-1] is None]
             self._load_rows(corpus, [row for row in page if row[-1] is not None])
-        self._load_rows(corpus, rest)
+        self._load_rows(corpus, without_vector)
         return corpus
 
     def _load_rows(self, corpus: Corpus, rows: list[tuple]) -> None:
-        """Put rows of `searchable` in: all of them have a vector, or none."""
+        """Add rows of `Namespace.searchable`, of which all or none have a vector."""
         if rows:
             ids, texts, groups, orders, *origins, vectors = zip(*rows, strict=True)
-            known = vectors[0] is not None
-            stored = np.frombuffer(b"".join(vectors), "<f4").reshape(len(ids), -1) if known else None
+            has_vectors = vectors[0] is not None
+            stored = np.frombuffer(b"".join(vectors), "<f4").reshape(len(ids), -1) if has_vectors else None
             corpus.load(ids, texts, groups, orders, list(map(Span.from_origin, *origins)), stored)
 
     def _encoder(self) -> StoredEmbedder:

@@ -82,7 +82,7 @@ class RecordedEmbedder:
 
 
 def embedder_record(embedder: str | Embedder) -> str:
-    """What a store file records of its embedder: name, dimension, and one vector to know it by."""
+    """Return what a store file records of its embedder: name, dimension, and one vector to recognise it by."""
     if isinstance(embedder, str):
         embedder = load_embedder(embedder)
     return json.dumps({"name": embedder.name, "dim": embedder.dim, "probe": _probe(embedder)})
@@ -106,26 +106,26 @@ def _probe(embedder: Embedder) -> list[float]:
 
 
 class StoredEmbedder:
-    """A store's embedder with the vectors kept in its file before it: reopening embeds nothing anew."""
+    """Embedder that takes vectors from the store's file where it has them, so that reopening embeds nothing again."""
 
     def __init__(self, rows: Namespace, inner: Embedder) -> None:
         self._rows, self._inner = rows, inner
         self.name, self.dim = inner.name, inner.dim
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 `(len(texts), dim)`, rows L2-normalised."""
+        """Return L2-normalised rows, float32 `(len(texts), dim)`."""
         with self._rows.transaction(write=False):
-            known = self._rows.vectors(texts)
-        missing = list(dict.fromkeys(text for text in texts if text not in known))
+            vectors = self._rows.vectors(texts)
+        missing = list(dict.fromkeys(text for text in texts if text not in vectors))
         if missing:
-            known.update(zip(missing, self._inner.encode(missing), strict=True))
-        return np.array([known[text] for text in texts], np.float32).reshape(len(texts), self.dim)
+            vectors.update(zip(missing, self._inner.encode(missing), strict=True))
+        return np.array([vectors[text] for text in texts], np.float32).reshape(len(texts), self.dim)
 
     def entry_vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """What `encode` gives for the contents of live entries, in one statement where the file has their vectors."""
+        """Return the vectors of live entries' contents, in one statement where the file has them."""
         with self._rows.transaction(write=False):
-            known = self._rows.vectors_of(ids)
-            if missing := self._rows.many([id for id in ids if id not in known], None):
-                vectors = self.encode([entry.content for entry in missing.values()])
-                known.update(zip(missing, vectors, strict=True))
-        return np.array([known[id] for id in ids])
+            vectors = self._rows.vectors_of(ids)
+            if missing := self._rows.many([id for id in ids if id not in vectors], None):
+                encoded = self.encode([entry.content for entry in missing.values()])
+                vectors.update(zip(missing, encoded, strict=True))
+        return np.array([vectors[id] for id in ids])

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from memalpha.config import WorldConfig
 from memalpha.errors import StoreError
-from memalpha.store.checks.audit import KINDS, audit
+from memalpha.store.checks.audit import audit
+from memalpha.store.checks.findings import KINDS
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.synthetic.worlds import generate

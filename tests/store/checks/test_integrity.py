@@ -99,7 +99,7 @@ def test_rows_that_an_index_would_refuse_are_mended_before_it_is_made(path: Path
 
 UNLOCK = "DROP TRIGGER operations_stay; DROP TRIGGER operations_last;"
 LOG = {
-    "DELETE FROM operations WHERE seq = 2 AND ns = 1": "position 2: there is none; the next is 3",
+    "DELETE FROM operations WHERE seq = 2 AND ns = 1": "position 2: it is missing; the next is 3",
     "DELETE FROM operations WHERE seq >= 5": "ends at 4, before 'fact-0",
     "UPDATE operations SET head = 2 WHERE seq = 1": "position 1: its head 2",
     "UPDATE operations SET time = '2020-01-01' WHERE seq = 3": "position 3: its time '2020-01-01'",

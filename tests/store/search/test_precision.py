@@ -161,7 +161,7 @@ def test_an_index_file_of_another_precision_is_not_taken(tmp_path: Path, monkeyp
     path, builds, build = tmp_path / "a.db", [], NamespaceIndex._build_corpus
 
     def build_and_note(self):
-        builds.append(self._cache._vectors)
+        builds.append(self._cache._precision)
         return build(self)
 
     monkeypatch.setattr(NamespaceIndex, "_build_corpus", build_and_note)
