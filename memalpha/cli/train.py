@@ -11,6 +11,8 @@ import typer
 import memalpha
 from memalpha.cli.options import PROCESS_RANK, AsJson, Overrides, print_result
 from memalpha.config import parse_overrides, training_config
+from memalpha.config.training import AnyTraining
+from memalpha.errors import DataError
 
 
 def demo(
@@ -44,6 +46,7 @@ def train(
     Example: memalpha train demo seed=7 reward.beta=0.1 out=runs/seed-7
     """
     settings = training_config(config, parse_overrides(overrides or []))
+    _check_data_files(settings)
     summary = memalpha.train(settings)
     if PROCESS_RANK:
         return  # the process of rank 0 reports
@@ -51,6 +54,21 @@ def train(
 
     page = write_report(settings.out)
     print_result(summary, as_json, f"{_format_summary(summary)}\n{page}")
+
+
+def _check_data_files(settings: AnyTraining) -> None:
+    """Refuse an empty data file here: the trainer would do so only after loading torch."""
+    for key in ("data", "eval_data"):
+        path = getattr(settings, key, None)
+        if not isinstance(path, str | Path) or not Path(path).is_file():
+            continue
+        try:
+            with Path(path).open("rb") as file:
+                is_empty = not any(map(bytes.strip, file))
+        except OSError:
+            continue  # the trainer's message says why
+        if is_empty:
+            raise DataError(f"{key}: {path} is empty")
 
 
 def _format_summary(summary: Mapping[str, Any]) -> str:

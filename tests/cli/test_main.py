@@ -370,6 +370,24 @@ def test_eval_and_data(memalpha, tmp_path: Path) -> None:
     assert "abstention" in memalpha("eval", "synthetic", "limit=3", "agent.embedder=hash")[1]
 
 
+def test_an_empty_data_file_is_refused_before_torch_loads(tmp_path: Path) -> None:
+    for key, text in (("data", ""), ("eval_data", " \n\n")):
+        (tmp_path / "empty.txt").write_text(text)
+        words = ["memalpha", "train", "demo", f"{key}={tmp_path / 'empty.txt'}", f"out={tmp_path / 'run'}"]
+        code = f"""
+import sys
+from memalpha.cli import main
+sys.argv = {words!r}
+try:
+    main()
+finally:
+    assert "torch" not in sys.modules
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (2, f"memalpha: {key}: {tmp_path / 'empty.txt'} is empty\n")
+        assert not (tmp_path / "run").exists()
+
+
 def test_a_report_of_a_run(memalpha, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward": 1.0}\n')
     code, out, _ = memalpha("report", tmp_path, "--json")
