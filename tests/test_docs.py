@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import runpy
@@ -32,7 +31,6 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 SMALL = {"max_steps": 1, "tasks_per_step": 1, "group_size": 2, "minibatches": 1, "tasks": 2, "batch_rows": 2}
 SMALL |= {"eval_tasks": 2, "validation_tasks": 1, "validate_every": 1, "save_every": 1}
 """What a training command of a page is cut down to."""
-MODULES = sorted(path for path in (ROOT / "memalpha").rglob("*.py"))
 
 
 def _commands() -> dict[str, typer.models.CommandInfo]:
@@ -149,19 +147,9 @@ def test_commands_are_documented_with_an_example(name: str) -> None:
     assert len(shlex.split(example)) >= 2
 
 
-@pytest.mark.parametrize("path", MODULES, ids=[str(path.relative_to(ROOT)) for path in MODULES])
-def test_modules_have_a_docstring(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), f"{path} has no docstring"
-
-
 def test_paths_of_the_repository_are_there() -> None:
     texts = [README, *(page.read_text(encoding="utf-8") for page in PAGES)]
     path = re.compile(r"(?<![\w/.])(?:\./)?((?:\.ci|data|docs|eval|memalpha|scripts|tests)/[\w./-]*)")
     named = {found.rstrip(".") for text in texts for found in path.findall(text)}
     assert {"data/example.jsonl", "data/README.md", "docs/own-data.md", "scripts/demo"} <= named
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
-
-
-@pytest.mark.parametrize("path", MODULES, ids=[str(path.relative_to(ROOT)) for path in MODULES])
-def test_no_module_is_longer_than_a_room(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 500
