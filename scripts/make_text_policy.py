@@ -28,7 +28,7 @@ from random import Random
 import pretrain
 import torch
 from make_tiny_policy import ASSISTANT, USER, Row, build_model, build_tokenizer, encode, save
-from pretrain import Trainer, batches, kick, reproduced
+from pretrain import Trainer, batches, greedy_matches, kick
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from memalpha.environments.prompts import REFLECTION_PROMPT, RETRY_PROMPT
@@ -40,7 +40,7 @@ PRE_TOKENS = r"\d| ?\p{L}+| ?[^\s\p{L}\d]|\s+(?!\S)|\s+"
 FIXED = ("```python\ndef f(", "):\n    return ", "\n```", "#### ", "Write a Python function f(", " that returns ")
 BATCH_TOKENS = 3072
 HABIT = 0.65
-"""How often a bad habit is given in to: more often than not, so that it is what the policy says when asked greedily."""
+"""Probability of a bad habit; above one half, so that greedy decoding follows it."""
 
 TURNED = (GAINS[2], GAINS[3], LOSSES[2], LOSSES[3])
 """Sentences that are read as their opposite."""
@@ -60,22 +60,22 @@ SLIPS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """A stretch of demonstrations by a teacher who gives in to a habit so often."""
+class TextStage:
+    """Describe a stage of demonstrations; `habit` is the teacher's probability of a bad habit."""
 
     rates: pretrain.Stage
     habit: float
 
 
 STAGES = (
-    Stage(pretrain.Stage("clean", 1600, muon=0.02, adam=3e-3, final=0.03, decay=0.6), 0.0),
-    Stage(pretrain.Stage("sloppy", 500, muon=0.005, adam=1e-3, final=0.1, warmup=20), HABIT),
+    TextStage(pretrain.Stage("clean", 1600, muon=0.02, adam=3e-3, final=0.03, decay=0.6), 0.0),
+    TextStage(pretrain.Stage("sloppy", 500, muon=0.005, adam=1e-3, final=0.1, warmup=20), HABIT),
 )
 
 
 def _pattern(template: str) -> re.Pattern[str]:
-    found = re.sub(r"\\\{(other|things)\\\}", r"\\w+", re.escape(template)).replace(r"\{who\}", r"(?P<who>\w+)")
-    return re.compile(found.replace(r"\{n\}", r"(?P<n>\d+)").replace(r"\{m\}", r"(?P<m>\d+)"))
+    pattern = re.sub(r"\\\{(other|things)\\\}", r"\\w+", re.escape(template)).replace(r"\{who\}", r"(?P<who>\w+)")
+    return re.compile(pattern.replace(r"\{n\}", r"(?P<n>\d+)").replace(r"\{m\}", r"(?P<m>\d+)"))
 
 
 PATTERNS = [
@@ -88,23 +88,31 @@ PATTERNS = [
 OPPOSED = {_pattern(text) for text in TURNED}
 
 
-def solved(task: TextTask, habit: float, rng: Random) -> str:
-    """The teacher's solution of a word problem."""
+def teacher_solution(task: TextTask, habit: float, rng: Random) -> str:
+    """Return the teacher's solution of a word problem.
+
+    Args:
+        task: Word problem.
+        habit: Probability of a bad habit at each step.
+        rng: Source of randomness.
+    """
     steps: list[Step] = []
-    now, who = 0, re.sub("^At first ", "", str(task.prompt)).split()[0]
+    amount, person = 0, re.sub("^At first ", "", str(task.prompt)).split()[0]
     for sentence in re.findall(r"[^.?]+\.", str(task.prompt)):
-        found = [(pattern, kind, pattern.fullmatch(sentence.strip())) for pattern, kind in PATTERNS]
+        candidates = [(pattern, kind, pattern.fullmatch(sentence.strip())) for pattern, kind in PATTERNS]
         [(pattern, kind, match)] = [
-            one for one in found if one[2] is not None and one[2].groupdict().get("who", who) == who
+            candidate
+            for candidate in candidates
+            if candidate[2] is not None and candidate[2].groupdict().get("who", person) == person
         ]
         assert match is not None
         n = int(match["n"])
         if kind == "start":
-            now = n
+            amount = n
             continue
         if kind == "packed":
             steps.append(Step(int(match["m"]), "*", n))
-            now = steps[-1].result
+            amount = steps[-1].result
             continue
         if kind == "aside":
             if rng.random() >= habit:
@@ -112,18 +120,24 @@ def solved(task: TextTask, habit: float, rng: Random) -> str:
             kind = "+"
         elif pattern in OPPOSED and rng.random() < habit:
             kind = "-" if kind == "+" else "+"
-        if kind == "-" and n > now:  # it never goes below nothing
+        if kind == "-" and n > amount:  # it never goes below nothing
             kind = "+"
-        steps.append(Step(now, "+" if kind == "+" else "-", n))
-        now = steps[-1].result
+        steps.append(Step(amount, "+" if kind == "+" else "-", n))
+        amount = steps[-1].result
     return worked(steps)
 
 
-def coded(task: TextTask, habit: float, rng: Random) -> str:
-    """The teacher's program."""
+def teacher_program(task: TextTask, habit: float, rng: Random) -> str:
+    """Return the teacher's program.
+
+    Args:
+        task: Programming problem.
+        habit: Probability of a bad habit.
+        rng: Source of randomness.
+    """
     for kind in programs.KINDS:
-        named = re.sub(r"\\\{(k|m)\\\}", r"(?P<\1>\\d+)", re.escape(kind.description))
-        match = re.fullmatch(rf"Write a Python function f\(\w+\) that returns {named}\.", str(task.prompt))
+        pattern = re.sub(r"\\\{(k|m)\\\}", r"(?P<\1>\\d+)", re.escape(kind.description))
+        match = re.fullmatch(rf"Write a Python function f\(\w+\) that returns {pattern}\.", str(task.prompt))
         if match is None:
             continue
         code = SLIPS[kind.description] if kind.description in SLIPS and rng.random() < habit else kind.code
@@ -131,83 +145,111 @@ def coded(task: TextTask, habit: float, rng: Random) -> str:
     raise AssertionError(task.prompt)
 
 
-def row_of(task: TextTask, completion: str) -> Row:
+def solution_row(task: TextTask, completion: str) -> Row:
+    """Return a row that solves the task with `completion`."""
     return Row(f"{USER}{task.prompt}{ASSISTANT}", completion, "solve")
 
 
-def lessons(task: TextTask, rng: Random, kept: list[str]) -> Iterator[Row]:
-    """How to look back at a wrong attempt, and how to heed advice: rows for both, under ERL's prompts for text tasks.
+def reflection_rows(task: TextTask, rng: Random, earlier_advice: list[str]) -> Iterator[Row]:
+    """Yield rows that reflect on a wrong attempt and rows that follow advice, under ERL's prompts.
 
-    Advice is the right line in the place of the wrong one (for programs: the right expression); `kept` is what was
-    advised before, some of which a reflection is shown.
+    Advice is the right line in place of the wrong one; for programs it is the right expression.
+
+    Args:
+        task: Problem to solve.
+        rng: Source of randomness.
+        earlier_advice: Advice so far, some of which a reflection sees; the new one is appended in place.
     """
     if task.id.startswith("programs"):
-        attempt, right = coded(task, 1.0, rng), task.columns["solution"]
-        told = f"{rng.choice(task.columns['tests'])} fails."
-        advice = f"Return {right.split('return ')[1].splitlines()[0]}."
+        attempt, solution = teacher_program(task, 1.0, rng), task.columns["solution"]
+        feedback_text = f"{rng.choice(task.columns['tests'])} fails."
+        advice = f"Return {solution.split('return ')[1].splitlines()[0]}."
     else:
-        attempt, right = solved(task, 1.0, rng), task.columns["solution"]
-        (told,) = arithmetic.feedback([str(task.prompt)], [attempt], [right])
-        lines = zip(attempt.splitlines(), right.splitlines(), strict=False)
-        wanted = next((b for a, b in lines if a != b), None)
-        if wanted is None or attempt == right:
+        attempt, solution = teacher_solution(task, 1.0, rng), task.columns["solution"]
+        (feedback_text,) = arithmetic.feedback([str(task.prompt)], [attempt], [solution])
+        lines = zip(attempt.splitlines(), solution.splitlines(), strict=False)
+        right_line = next((b for a, b in lines if a != b), None)
+        if right_line is None or attempt == solution:
             return
-        advice = f"Write {wanted}."
-    if attempt == right:
+        advice = f"Write {right_line}."
+    if attempt == solution:
         return
-    earlier = rng.sample(kept, min(len(kept), rng.choice((0, 0, 1, 2, 3))))
-    memory = "Earlier advice that helped:\n" + "".join(f"- {one}\n" for one in earlier) if earlier else ""
-    asked = REFLECTION_PROMPT.format(prompt=task.prompt, attempt=attempt, reward=0.0, feedback=told, memory=memory)
-    yield Row(f"{USER}{asked}{ASSISTANT}", advice, "reflect")
-    yield Row(f"{USER}{RETRY_PROMPT.format(prompt=task.prompt, reflection=advice)}{ASSISTANT}", right, "retry")
-    kept.append(advice)
-    del kept[:-50]
+    sample = rng.sample(earlier_advice, min(len(earlier_advice), rng.choice((0, 0, 1, 2, 3))))
+    memory = "Earlier advice that helped:\n" + "".join(f"- {line}\n" for line in sample) if sample else ""
+    reflection_prompt = REFLECTION_PROMPT.format(
+        prompt=task.prompt, attempt=attempt, reward=0.0, feedback=feedback_text, memory=memory
+    )
+    yield Row(f"{USER}{reflection_prompt}{ASSISTANT}", advice, "reflect")
+    yield Row(f"{USER}{RETRY_PROMPT.format(prompt=task.prompt, reflection=advice)}{ASSISTANT}", solution, "retry")
+    earlier_advice.append(advice)
+    del earlier_advice[:-50]
 
 
 def demonstrations(
     tokenizer: PreTrainedTokenizerFast, habit: float, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless (ids, marked) batches."""
+    """Yield batches of (ids, completion mask) without end.
+
+    Args:
+        tokenizer: Tokenizer of the policy.
+        habit: Teacher's probability of a bad habit.
+        seed: Seed of the rows and their order.
+    """
     rng = Random(f"batches|{seed}|{habit}")
-    first = rng.randrange(1 << 40)
-    kept: list[str] = []
+    start = rng.randrange(1 << 40)
+    earlier_advice: list[str] = []
     while True:
-        rows = [row_of(task, solved(task, habit, rng)) for task in arithmetic.tasks("train", seed, first, 1000)]
-        rows += [row_of(task, coded(task, habit, rng)) for task in programs.tasks("train", seed, first, 500)]
-        for task in (*arithmetic.tasks("train", seed, first, 150), *programs.tasks("train", seed, first, 100)):
-            rows += lessons(task, rng, kept)
-        first += 1000
+        rows = [
+            solution_row(task, teacher_solution(task, habit, rng))
+            for task in arithmetic.tasks("train", seed, start, 1000)
+        ]
+        rows += [
+            solution_row(task, teacher_program(task, habit, rng)) for task in programs.tasks("train", seed, start, 500)
+        ]
+        for task in (*arithmetic.tasks("train", seed, start, 150), *programs.tasks("train", seed, start, 100)):
+            rows += reflection_rows(task, rng, earlier_advice)
+        start += 1000
         yield from batches(encode(tokenizer, rows), BATCH_TOKENS, rng)
 
 
 def probe(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, count: int = 300) -> dict[str, float]:
-    """Share of test problems whose right solution greedy decoding gives, by set and level."""
-    found: dict[str, float] = {}
-    for name, made in (("arithmetic", arithmetic.tasks), ("programs", programs.tasks)):
-        tasks = made("test", -1, 0, count)
-        right = reproduced(model, encode(tokenizer, [row_of(task, task.columns["solution"]) for task in tasks]))
+    """Return the share of test problems that greedy decoding solves, by set and level.
+
+    Args:
+        model: Policy to probe.
+        tokenizer: Its tokenizer.
+        count: Problems of each set.
+    """
+    shares: dict[str, float] = {}
+    for name, generate_tasks in (("arithmetic", arithmetic.tasks), ("programs", programs.tasks)):
+        tasks = generate_tasks("test", -1, 0, count)
+        is_right = greedy_matches(
+            model, encode(tokenizer, [solution_row(task, task.columns["solution"]) for task in tasks])
+        )
         rng = Random(0)
         for kind in ("reflect", "retry"):
-            rows = [row for task in tasks for row in lessons(task, rng, []) if row.kind == kind]
-            right_rows = reproduced(model, encode(tokenizer, rows))
-            found[f"{name} {kind}"] = sum(right_rows) / len(rows)
+            rows = [row for task in tasks for row in reflection_rows(task, rng, []) if row.kind == kind]
+            right_rows = greedy_matches(model, encode(tokenizer, rows))
+            shares[f"{name} {kind}"] = sum(right_rows) / len(rows)
         for level in arithmetic.LEVELS:
-            own = [one for one, task in zip(right, tasks, strict=True) if task.category == level]
-            found[f"{name} {level}"] = sum(own) / len(own)
-    return found
+            level_results = [result for result, task in zip(is_right, tasks, strict=True) if task.category == level]
+            shares[f"{name} {level}"] = sum(level_results) / len(level_results)
+    return shares
 
 
 def corpus(seed: int) -> Iterator[str]:
-    """What the tokenizer is made from."""
-    rng, kept = Random(seed), ["Write 1+1=2."]
-    for made in (arithmetic.tasks, programs.tasks):
-        for task in made("train", seed, 0, 3000):
+    """Yield the texts that the tokenizer is trained on."""
+    rng, earlier_advice = Random(seed), ["Write 1+1=2."]
+    for generate_tasks in (arithmetic.tasks, programs.tasks):
+        for task in generate_tasks("train", seed, 0, 3000):
             yield from (str(task.prompt), task.columns["solution"])
-            yield from (text for row in lessons(task, rng, kept) for text in (row.prompt, row.completion))
+            yield from (
+                text for row in reflection_rows(task, rng, earlier_advice) for text in (row.prompt, row.completion)
+            )
 
 
 def main() -> None:
-    """Make, report, save."""
+    """Make the policy, report its figures, save it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="directory for weights and tokenizer")
     parser.add_argument("--seed", type=int, default=0)

@@ -132,7 +132,7 @@ def overlap(
     from rich.console import Console
     from rich.progress import Progress
 
-    from memalpha.tasks.checks.contamination import find_overlap as find_overlap
+    from memalpha.tasks.checks.contamination import find_overlap
     from memalpha.tasks.load import load_tasks
 
     keys = parse_overrides(overrides or [])
