@@ -1,7 +1,7 @@
-"""Training: trajectories become samples, samples become gradients.
+"""Training: rollouts become samples, samples become gradients.
 
-`memalpha.train("demo", seed=7)` is `memalpha.train.api.train`: the package can be called, because a function of the
-same name beside it would be replaced by the package as soon as any of its modules is imported.
+`memalpha.train("demo", seed=7)` is `memalpha.train.api.train`. The package itself is callable, because importing any
+of its modules would replace a function of the same name by the package.
 """
 
 from __future__ import annotations
@@ -14,22 +14,30 @@ from typing import Any
 
 from memalpha.errors import PolicyError, install_command
 
-_HOME = {"train_on_preferences": "trainers.preferences", "train_reward_model": "trainers.reward_model"}
+_MODULE_OF = {"train_on_preferences": "trainers.preferences", "train_reward_model": "trainers.reward_model"}
 
 
 class _CallablePackage(ModuleType):
     def __call__(self, config: Any, **overrides: Any) -> dict[str, Any]:
-        """Run `memalpha.train.api.train`; raises `PolicyError` where the libraries it needs are not installed."""
-        return _needing_libraries("api", "train")(config, **overrides)
+        """Run `memalpha.train.api.train`.
+
+        Args:
+            config: Configuration, shipped name or YAML path.
+            overrides: Configuration keys and Python inputs, as in `train.api.train`.
+
+        Raises:
+            PolicyError: A library that training needs is not installed.
+        """
+        return _import_function("api", "train")(config, **overrides)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return _needing_libraries(_HOME[name], name)
+    if name in _MODULE_OF:
+        return _import_function(_MODULE_OF[name], name)
     raise AttributeError(f"module 'memalpha.train' has no attribute {name!r}")
 
 
-def _needing_libraries(module: str, name: str) -> Callable[..., dict[str, Any]]:
+def _import_function(module: str, name: str) -> Callable[..., dict[str, Any]]:
     try:
         return getattr(import_module(f"memalpha.train.{module}"), name)
     except ModuleNotFoundError as error:

@@ -1,7 +1,7 @@
-"""`train`: a run from its configuration, of the kind that this is; resumable at any time.
+"""`train`: start or resume a training run of the kind that its configuration names.
 
-What every run does is `train.run`; memory writers are reinforced by `train.memory_run`, replies to prompts by
-`train.text_run`; `algorithm: sft` is `train.sft`, `preferences` is `train.preferences`, `reward` `train.reward_run`.
+`trainers.base` holds what all runs share. `trainers.memory_rl` trains memory writers, `trainers.text_rl` trains replies
+to prompts, `trainers.sft` imitates, `trainers.preferences` and `trainers.reward_model` train on pairs.
 """
 
 from __future__ import annotations
@@ -24,17 +24,24 @@ from memalpha.train.trainers.text_rl import TextRLTrainer
 def train(config: AnyTraining | str | Path, **overrides: Any) -> dict[str, Any]:
     """Run or resume a training run and return its summary (also `summary.json` in the run directory).
 
-    `config` is a configuration, a shipped name or a YAML path; `overrides` are its keys (nested ones as mappings). Text
-    runs also take what no file can hold: `rewards=[callable, ...]`, `tasks=[TextTask, ...]`, `eval_data=[TextTask,
-    ...]`, `environment=` a class, `feedback_func=` a callable; a run that goes on needs the same ones again. A Ctrl-C
-    saves a checkpoint that the same call resumes, and comes out as `KeyboardInterrupt`.
+    A resumed text run needs the same Python inputs again. Ctrl-C saves a checkpoint and raises `KeyboardInterrupt`; the
+    same call resumes from it.
+
+    Args:
+        config: Configuration, shipped name or YAML path.
+        overrides: Keys of the configuration, nested ones as mappings. Text runs also take objects that no file can
+            hold: `rewards=[callable, ...]`, `tasks=[TextTask, ...]`, `eval_data=[TextTask, ...]`, `environment=` a
+            class, `feedback_func=` a callable.
+
+    Raises:
+        ConfigError: The settings are invalid, or Python inputs are given to a run that takes none.
     """
-    given = pop_python_inputs(overrides)
+    python_inputs = pop_python_inputs(overrides)
     settings = training_config(config, overrides)
     if isinstance(settings, TextConfig):
-        return launch(lambda config, world: TextRLTrainer(config, world, given), settings)
-    if given.names:
-        raise ConfigError(f"{given.names[0]}: tasks and functions themselves are for text runs (task: text)")
+        return launch(lambda config, world: TextRLTrainer(config, world, python_inputs), settings)
+    if python_inputs.names:
+        raise ConfigError(f"{python_inputs.names[0]}: tasks and functions themselves are for text runs (task: text)")
     if isinstance(settings, PreferenceConfig):
         return launch(PreferenceTrainer, settings)
     if isinstance(settings, RewardModelConfig):

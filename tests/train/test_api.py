@@ -219,7 +219,7 @@ def test_a_run_goes_on_from_the_start_it_had(small, policy_path, tmp_path):
 
 def test_the_frozen_start_reads_in_the_precision_of_the_run(small):
     run = loop.MemoryRLTrainer(small(dtype="bfloat16", reader={"kind": "policy", "max_new_tokens": 4}), SINGLE_PROCESS)
-    [start] = run._others.values()
+    [start] = run._frozen_policies.values()
     parameters = list(start.model.parameters())
     assert all(parameter.dtype == torch.bfloat16 and not parameter.requires_grad for parameter in parameters)
     assert all(parameter.dtype == torch.float32 for parameter in run.policy.model.parameters())

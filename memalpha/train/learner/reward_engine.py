@@ -157,10 +157,10 @@ class RewardEngine(BaseEngine):
                 losses.append((item_scores[0] - target)[is_rated].square().mean())
         return torch.stack(losses)
 
-    def _write_whole(self, folder: Path) -> None:
+    def _write_model(self, folder: Path) -> None:
         write_whole(self.model, self.head, folder)
 
-    def _read_whole(self, folder: Path) -> Mapping[str, torch.Tensor]:
+    def _read_model(self, folder: Path) -> Mapping[str, torch.Tensor]:
         dtype = str(self.model.dtype).removeprefix("torch.")
         return read_whole(folder, self.head, dtype, "cpu")[0].state_dict()
 

@@ -1,6 +1,6 @@
-"""`RolloutCollector`: how a run's rollouts are made and scored; of its tasks, algorithms know no more than this.
+"""`RolloutCollector`: the interface through which algorithms sample and score rollouts.
 
-Memory tasks: `train.collect.Collector`; prompts to complete: `train.text_collect.TextCollector`.
+Implementations: `train.rollouts.memory` for memory tasks, `train.rollouts.text` for prompts.
 """
 
 from __future__ import annotations
@@ -19,11 +19,19 @@ from memalpha.train.learner.distributed import World
 from memalpha.types import AnyTask, SampleRequest, Trajectory, TrajectoryGroup
 
 ScoredGroups = tuple[list[TrajectoryGroup[AnyTask]], list[Record]]
+"""Groups with rewards, and the records of all their questions in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReflectionCandidate:
-    """An attempt, the place of its task among all of the step, the accuracy it came to, what went wrong in words."""
+    """Hold an attempt to reflect on.
+
+    Attributes:
+        task_index: Index of its task within the step.
+        attempt: The attempt.
+        accuracy: Its accuracy, from 0 to 1.
+        feedback: Text that says what went wrong.
+    """
 
     task_index: int
     attempt: Trajectory[Any]
@@ -33,10 +41,13 @@ class ReflectionCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How rollouts are scored beside sampling and learning (`train.overlap`).
+    """Score rollouts in another thread, in parallel with sampling and training (`train.trainers.overlap`).
 
-    `waits`: whether somebody else is waited for. `side_by_side`: several may be scored at once. `begin` of some
-    rollouts gives the work that another thread is to do. `give_up` ends what is under way, with an error there.
+    Attributes:
+        has_endpoint: True if scoring waits for an endpoint.
+        is_concurrent: True if several batches of rollouts may be scored at once.
+        start: Takes some rollouts and returns the function that another thread calls to score them.
+        cancel: Ends pending scoring with an error.
     """
 
     has_endpoint: bool
@@ -46,81 +57,107 @@ class Scoring:
 
 
 class RolloutCollector(Protocol[AnyTask]):
-    """Builds and scores a run's rollouts. Processes of `world` do a share of the tasks each, and all get everything.
+    """Sample and score a run's rollouts. Each process of `world` handles a shard of the tasks, and all get all results.
 
-    What follows `scoring` is for algorithms that look at attempts again (`train.retries`).
+    The methods after `background_scoring` are for algorithms that reflect on attempts
+    (`train.rollouts.second_attempts`).
     """
 
     config: Any  # a RolloutConfig; each kind of tasks has its own
     world: World
     scoring_seconds: float
-    """Seconds that scoring has taken."""
+    """Time spent on scoring; the trainer resets it every step."""
 
     @property
     def policy(self) -> Policy:
-        """What is trained."""
+        """The trained policy."""
         ...
 
     @property
     def embedder(self) -> Embedder:
-        """For texts that are to be found again."""
+        """Embedder of texts that are searched for."""
         ...
 
     def collect_attempts(self, tasks: Sequence[AnyTask], step: int) -> ScoredGroups[AnyTask]:
-        """`group_size` sampled rollouts of each task, with rewards, and the records of all their questions."""
+        """Sample `group_size` rollouts of each task; return all groups with rewards, and their records."""
         ...
 
     def score(self, groups: Sequence[TrajectoryGroup[AnyTask]]) -> ScoredGroups[AnyTask]:
-        """This process's groups with rewards, and the records of all their questions."""
+        """Score this process's groups; return them with rewards, and the records of all their questions."""
         ...
 
     def sample(
-        self, tasks: Sequence[AnyTask], step: int, first: int = 0, turn: int = 0
+        self, tasks: Sequence[AnyTask], step: int, first: int = 0, offset: int = 0
     ) -> list[TrajectoryGroup[AnyTask]]:
-        """This process's share of the rollouts, not yet scored; `first` is the place of `tasks` in the step, `turn` as
-        for `World.block`."""
+        """Sample this process's shard of the rollouts, without scoring them.
+
+        Args:
+            tasks: Tasks of the step, or of a part of it.
+            step: Step number; keys the sampling noise.
+            first: Index of `tasks[0]` within the step.
+            offset: Process that takes the first shard, as in `World.shard`.
+
+        Returns:
+            One group of `group_size` rollouts per task of the shard.
+        """
         ...
 
     def background_scoring(self) -> Scoring:
-        """How rollouts are scored beside other work."""
+        """Return how rollouts are scored in parallel with other work."""
         ...
 
     def group_records(
         self, groups: Sequence[TrajectoryGroup[AnyTask]], records: Sequence[Record]
     ) -> list[list[list[Record]]]:
-        """The records of scored groups, which come in a row, as [group][trajectory][question]."""
+        """Group the records of scored groups as [group][trajectory][question]."""
         ...
 
     def accuracy(self, trajectory: Trajectory[AnyTask], records: Sequence[Record]) -> float | None:
-        """What a scored attempt with these records has come to, from 0 to 1; None where nothing was asked."""
+        """Return a scored attempt's accuracy, from 0 to 1; None if it cannot be said."""
         ...
 
     def reflection_candidates(
         self, groups: Sequence[TrajectoryGroup[AnyTask]], records: Sequence[Record], first: int, settings: ERLConfig
     ) -> list[ReflectionCandidate]:
-        """The attempts at tasks number `first` and on that are to be reflected on, with feedback."""
+        """Return the attempts to reflect on, with feedback.
+
+        Args:
+            groups: Scored groups.
+            records: Their records, in the same order.
+            first: Index of the first group's task within the step.
+            settings: Success threshold, feedback budget and the variant of the algorithm.
+
+        Returns:
+            One candidate per attempt, in the order of groups and rollouts.
+        """
         ...
 
-    def reflection_prompt(self, tried: ReflectionCandidate, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
-        """The prompt of a reflection, with what earlier ones have said."""
+    def reflection_prompt(
+        self, candidate: ReflectionCandidate, earlier: Sequence[str]
+    ) -> tuple[Mapping[str, str], ...]:
+        """Return the prompt of a reflection, with earlier advice."""
         ...
 
     def sample_retries(self, starts: Sequence[Start[AnyTask]], step: int) -> list[Trajectory[AnyTask]]:
-        """Second attempts, not yet scored."""
+        """Sample second attempts, without scoring them."""
         ...
 
     def without_advice(self, trajectory: Trajectory[AnyTask]) -> list[SampleRequest]:
-        """For each turn of a second attempt the prompt it would have had without advice."""
+        """Return each turn's prompt of a second attempt as it would be without advice."""
         ...
 
 
 def drop_unscored(groups: Sequence[TrajectoryGroup[AnyTask]]) -> list[TrajectoryGroup[AnyTask]]:
-    """The groups without what has no reward: a rollout of which nothing could be said is not learnt from.
+    """Remove trajectories whose reward is None, and groups without any other.
 
-    Raises `RewardError` where nothing is left.
+    Raises:
+        RewardError: No trajectory is left.
     """
-    kept = [replace(group, trajectories=tuple(one for one in group.trajectories if one.reward)) for group in groups]
-    kept = [group for group in kept if group.trajectories]
-    if groups and not kept:
+    scored = [
+        replace(group, trajectories=tuple(trajectory for trajectory in group.trajectories if trajectory.reward))
+        for group in groups
+    ]
+    scored = [group for group in scored if group.trajectories]
+    if groups and not scored:
         raise RewardError("none of a step's replies has a reward: no reward function applies to any of them")
-    return kept
+    return scored

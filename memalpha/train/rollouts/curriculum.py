@@ -1,9 +1,9 @@
-"""A difficulty curriculum: training draws from the levels that are unlocked; accuracy at the newest unlocks the next.
+"""Difficulty curriculum: train on unlocked levels; accuracy on the newest level unlocks the next.
 
-After each step the attempts at tasks of the newest level are added to its last `window`; when these are full and their
-accuracy is at least `threshold`, the next level is unlocked and counting begins anew. A share `review` of the tasks
-comes from earlier levels, so that they are not forgotten. What is drawn follows from (seed, step) and the state, which
-is JSON and part of every checkpoint: a run that goes on draws what it would have drawn.
+After each step, the attempts at tasks of the newest level are appended to its last `window` outcomes. The next level is
+unlocked when the window is full and its accuracy is at least `threshold`; counting then starts anew. A share `review`
+of the tasks comes from earlier levels, so that they are not forgotten. The tasks of a step follow from seed, step and
+state. The state is JSON and part of every checkpoint, so a resumed run draws the same tasks.
 """
 
 from __future__ import annotations
@@ -18,45 +18,64 @@ from memalpha.types import TextTask
 
 
 class Curriculum:
-    """`take(level, first, count)` gives so many tasks of a level from number `first` on, without end."""
+    """Draws tasks of the unlocked levels.
+
+    Attributes:
+        state: Number of unlocked levels, recent outcomes and number of drawn tasks per level; JSON.
+    """
 
     def __init__(
         self, config: CurriculumConfig, tasks_of_level: Callable[[str, int, int], list[TextTask]], seed: int
     ) -> None:
+        """Start with the first level.
+
+        Args:
+            config: Levels in order, column that names a task's level, window, threshold and review share.
+            tasks_of_level: Takes (level, first, count) and returns `count` tasks of the level's endless stream.
+            seed: Seed of the draws.
+        """
         self.config, self.seed, self._tasks_of_level = config, seed, tasks_of_level
         self.state: dict[str, Any] = {"unlocked": 1, "recent": [], "drawn": dict.fromkeys(config.order, 0)}
 
     @property
     def level(self) -> str:
-        """The newest level."""
+        """Newest unlocked level."""
         return self.config.order[self.state["unlocked"] - 1]
 
     def draw(self, step: int, count: int) -> list[TextTask]:
-        """The tasks of a step; changes nothing."""
+        """Return the tasks of a step; changes no state."""
         config, earlier = self.config, self.config.order[: self.state["unlocked"] - 1]
         rng = Random(f"{self.seed}|curriculum|{step}")
-        drawn = dict(self.state["drawn"])
-        found = []
+        counts = dict(self.state["drawn"])
+        tasks = []
         for _ in range(count):
             level = rng.choice(earlier) if earlier and rng.random() < config.review else self.level
-            found += self._tasks_of_level(level, drawn[level], 1)
-            drawn[level] += 1
-        return found
+            tasks += self._tasks_of_level(level, counts[level], 1)
+            counts[level] += 1
+        return tasks
 
     def record_outcomes(self, tasks: Sequence[TextTask], records: Sequence[Record]) -> dict[str, Any]:
-        """A step on these tasks is done; `records` are of all its attempts. What metrics.jsonl is to know."""
+        """Record the attempts of a finished step and unlock the next level if it is due.
+
+        Args:
+            tasks: Tasks of the step.
+            records: Records of all its attempts.
+
+        Returns:
+            Metrics `level`, `unlocked` and `level_accuracy`, as before this step's unlock.
+        """
         config, state = self.config, self.state
-        drawn = dict(state["drawn"])
+        counts = dict(state["drawn"])
         levels: Mapping[str, str] = {task.id: str(task.columns[config.column]) for task in tasks}
         for task in tasks:
-            drawn[levels[task.id]] += 1
-        own = [int(record.correct) for record in records if levels[record.task] == self.level]
-        recent = [*state["recent"], *own][-config.window :]
+            counts[levels[task.id]] += 1
+        outcomes = [int(record.correct) for record in records if levels[record.task] == self.level]
+        recent = [*state["recent"], *outcomes][-config.window :]
         accuracy = sum(recent) / len(recent) if recent else None
-        line = {"level": self.level, "unlocked": state["unlocked"], "level_accuracy": accuracy}
+        metrics = {"level": self.level, "unlocked": state["unlocked"], "level_accuracy": accuracy}
         unlocked = state["unlocked"]
-        passed = len(recent) == config.window and accuracy is not None and accuracy >= config.threshold
-        if passed and unlocked < len(config.order):
+        is_mastered = len(recent) == config.window and accuracy is not None and accuracy >= config.threshold
+        if is_mastered and unlocked < len(config.order):
             unlocked, recent = unlocked + 1, []
-        self.state = {"unlocked": unlocked, "recent": recent, "drawn": drawn}
-        return line
+        self.state = {"unlocked": unlocked, "recent": recent, "drawn": counts}
+        return metrics

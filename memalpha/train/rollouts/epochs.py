@@ -1,4 +1,4 @@
-"""Passes over a fixed list: a seeded order that is new in every pass, and how long a schedule the passes make."""
+"""Seeded epoch order over a fixed list, and the schedule length that `epochs` implies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class EpochConfig(Protocol):
-    """A configuration whose schedule `epochs` may set."""
+    """Configuration fields that decide how many steps a run takes."""
 
     epochs: float | None
     max_steps: int | None
@@ -22,15 +22,27 @@ class EpochConfig(Protocol):
 
 
 def shuffled_item(items: Sequence[T], index: int, seed: str) -> T:
-    """The item of place `number`, from 0 on and without end, in passes over `items` shuffled by `key`."""
-    turn, place = divmod(index, len(items))
-    return items[_epoch_order(f"{seed}|{turn}", len(items))[place]]
+    """Return item `index` of an endless stream that reshuffles `items` every epoch.
+
+    Args:
+        items: Items of one epoch; must not be empty.
+        index: Position in the stream, from 0. `index // len(items)` is the epoch.
+        seed: Seed of the order; each epoch derives its own from it.
+    """
+    epoch, offset = divmod(index, len(items))
+    return items[_epoch_order(f"{seed}|{epoch}", len(items))[offset]]
 
 
 def schedule_steps(config: EpochConfig, item_count: int, batch_size: int) -> int:
-    """Steps of `batch` items in `epochs` passes over `count` of them, or `schedule_steps` where no epochs are set.
+    """Return the number of optimizer steps of the whole schedule.
 
-    Raises `ConfigError` for a `max_steps` beyond them.
+    Args:
+        config: `epochs` wins over `schedule_steps` if it is set.
+        item_count: Items of one epoch.
+        batch_size: Items per step.
+
+    Raises:
+        ConfigError: `max_steps` is larger than the steps that `epochs` gives.
     """
     if config.epochs is None:
         return config.schedule_steps
@@ -41,7 +53,7 @@ def schedule_steps(config: EpochConfig, item_count: int, batch_size: int) -> int
 
 
 @lru_cache(maxsize=2)
-def _epoch_order(key: str, count: int) -> list[int]:
+def _epoch_order(seed: str, count: int) -> list[int]:
     order = list(range(count))
-    Random(key).shuffle(order)
+    Random(seed).shuffle(order)
     return order

@@ -1,13 +1,13 @@
-"""Reflection on attempts at tasks: which are looked at again, what went wrong in words, the advice, what of it is kept.
+"""Reflection on attempts: candidates, feedback, advice and the memory of advice that helped.
 
-An attempt has succeeded when the accuracy of its questions reaches a threshold: at least, not more than. The largest
-accuracy is 1, and with ">" and a threshold of 1 no attempt would ever succeed, no reflection be kept, nothing be
-internalized. The weighted reward is not asked: its small terms (compression, form) make no answer right, and its
-maximum differs from task to task.
+An attempt has succeeded if the accuracy of its answers is at least a threshold. ">" would not do: the largest accuracy
+is 1, so with a threshold of 1 no attempt would succeed, no reflection would be stored and nothing would be
+internalized. The weighted reward does not decide: its small terms (compression, form) make no answer right, and its
+maximum differs between tasks.
 
-Advice is the whole reply, without what was thought before it and without white space around it. Any text is advice. An
-empty one is none: the second attempt is then made without, and is worth to the reflection what it is worth, but nothing
-is kept. Tool calls in a reflection are text, and are not run.
+Advice is the whole reply without the thinking before it and without surrounding white space. Any text is advice. Empty
+advice is allowed: the second attempt then runs without advice, its reward still counts for the reflection, and nothing
+is stored. Tool calls in a reflection are plain text and are not executed.
 """
 
 from __future__ import annotations
@@ -37,145 +37,200 @@ from memalpha.types import Operation, SampleRequest, TrajectoryGroup
 REFLECTION_SCHEMA = MemorySchema(
     "reflections", (Category("advice", "Advice with which a second attempt has succeeded."),)
 )
+"""Schema of the memory of advice."""
 
 
 def accuracy(records: Sequence[Record]) -> float | None:
-    """The share of right answers; None without a question."""
+    """Return the share of correct answers; None without questions."""
     return sum(record.correct for record in records) / len(records) if records else None
 
 
 def group_records(groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> list[list[list[Record]]]:
-    """The records of scored groups, which come in a row, as [group][trajectory][question]."""
-    rest = iter(records)
-    return [[[next(rest) for _ in one.task.questions] for one in group.trajectories] for group in groups]
+    """Group the records of scored groups, which are in the same order, as [group][trajectory][question]."""
+    remaining = iter(records)
+    return [
+        [[next(remaining) for _ in trajectory.task.questions] for trajectory in group.trajectories] for group in groups
+    ]
 
 
 def reflection_candidates(
     groups: Sequence[TrajectoryGroup], records: Sequence[Record], first: int, builder: Builder, config: ERLConfig
 ) -> list[ReflectionCandidate]:
-    """The attempts at tasks number `first` and on that are to be reflected on, with feedback as the policy's prompts
-    have it: those that have not succeeded; with algorithm 1 all. A task without questions has no outcome to look at."""
-    found = []
+    """Return the attempts to reflect on, with feedback in the style of the policy's prompts.
+
+    With algorithm 2 these are the attempts that did not succeed, with algorithm 1 all. A task without questions gives
+    none.
+
+    Args:
+        groups: Scored groups.
+        records: Their records, in the same order.
+        first: Index of the first group's task within the step.
+        builder: Builder of the attempts; gives prompt style and token counts.
+        config: Threshold, feedback budget and the variant of the algorithm.
+    """
+    candidates = []
     style, count = builder.config.prompt, builder.policy.count_tokens
-    for number, (group, of_group) in enumerate(zip(groups, group_records(groups, records), strict=True), start=first):
-        for attempt, of_attempt in zip(group.trajectories, of_group, strict=True):
-            reached = accuracy(of_attempt)
-            if reached is None or (config.algorithm == 2 and reached >= config.reward_threshold):
+    for task_index, (group, group_answers) in enumerate(
+        zip(groups, group_records(groups, records), strict=True), start=first
+    ):
+        for attempt, answers in zip(group.trajectories, group_answers, strict=True):
+            attempt_accuracy = accuracy(answers)
+            if attempt_accuracy is None or (config.algorithm == 2 and attempt_accuracy >= config.reward_threshold):
                 continue
-            told = with_error_classes([TrajectoryGroup(group.task, (attempt,))], of_attempt, style)
-            found.append(
-                ReflectionCandidate(number, attempt, reached, join_feedback(told, style, count, config.feedback_tokens))
+            classified = with_error_classes([TrajectoryGroup(group.task, (attempt,))], answers, style)
+            candidates.append(
+                ReflectionCandidate(
+                    task_index,
+                    attempt,
+                    attempt_accuracy,
+                    join_feedback(classified, style, count, config.feedback_tokens),
+                )
             )
-    return found
+    return candidates
 
 
 def join_feedback(records: Sequence[Record], style: str, count_tokens: Callable[[str], int], budget: int) -> str:
-    """The feedback of all wrong answers, as many whole ones as the budget holds (of the first its beginning)."""
-    between, told = "\n" if style == "compact" else "\n\n", ""
+    """Join the feedback of all wrong answers within a token budget.
+
+    Args:
+        records: Records of one attempt.
+        style: Prompt style; "compact" separates by one line break instead of two.
+        count_tokens: Tokens of a text.
+        budget: Maximum number of tokens. Feedback that does not fit is left out; the first one is cut.
+    """
+    separator, joined = "\n" if style == "compact" else "\n\n", ""
     for record in records:
-        longer = f"{told}{between}{record.feedback}" if told else record.feedback
-        if not record.feedback or (told and count_tokens(longer) > budget):
+        longer = f"{joined}{separator}{record.feedback}" if joined else record.feedback
+        if not record.feedback or (joined and count_tokens(longer) > budget):
             continue
-        told = longer
+        joined = longer
     # No tokenizer makes more tokens than bytes.
-    return told if count_tokens(told) <= budget else told.encode()[:budget].decode(errors="ignore")
+    return joined if count_tokens(joined) <= budget else joined.encode()[:budget].decode(errors="ignore")
 
 
 def reflection_prompt(
-    builder: Builder, one: ReflectionCandidate, earlier: Sequence[str]
+    builder: Builder, candidate: ReflectionCandidate, earlier: Sequence[str]
 ) -> tuple[Mapping[str, str], ...]:
-    """What a reflection is asked: the memory that the attempt left, its feedback, earlier advice."""
-    memory = WorkingMemory(one.attempt.states[-1], builder.embedder)
-    last = one.attempt.task.chunks[-1]
-    seen = observe(memory, last, builder.config, builder.policy.count_tokens, one.attempt.task)
-    return reflection_messages(seen.core, seen.entries, one.feedback, earlier, builder.config)
+    """Return the prompt of a reflection: the attempt's final memory, its feedback and earlier advice."""
+    memory = WorkingMemory(candidate.attempt.states[-1], builder.embedder)
+    last = candidate.attempt.task.chunks[-1]
+    observation = observe(memory, last, builder.config, builder.policy.count_tokens, candidate.attempt.task)
+    return reflection_messages(observation.core, observation.entries, candidate.feedback, earlier, builder.config)
 
 
 def memory_reflection_requests(
     builder: Builder,
-    tried: Sequence[ReflectionCandidate],
+    candidates: Sequence[ReflectionCandidate],
     earlier: Sequence[Sequence[str]],
     tokens: int,
     temperature: float,
-    *key: int,
+    seed: int,
+    step: int,
 ) -> list[SampleRequest]:
-    """The request of each reflection on a memory; `key` is (seed, step)."""
+    """Return the request of each reflection on a memory rollout.
+
+    Args:
+        builder: Builder of the attempts; gives policy and prompts.
+        candidates: Attempts to reflect on.
+        earlier: Earlier advice for each candidate, the best last.
+        tokens: Maximum length of a reflection.
+        temperature: Sampling temperature.
+        seed: Seed of the run; keys the sampling noise.
+        step: Step number; keys the sampling noise.
+    """
     return reflection_requests(
-        builder.policy, partial(reflection_prompt, builder), tried, earlier, tokens, temperature, *key
+        builder.policy, partial(reflection_prompt, builder), candidates, earlier, tokens, temperature, seed, step
     )
 
 
 def reflection_requests(
     policy: Policy,
     prompt: Callable[[ReflectionCandidate, Sequence[str]], tuple[Mapping[str, str], ...]],
-    tried: Sequence[ReflectionCandidate],
+    candidates: Sequence[ReflectionCandidate],
     earlier: Sequence[Sequence[str]],
     tokens: int,
     temperature: float,
-    *key: int,
+    seed: int,
+    step: int,
 ) -> list[SampleRequest]:
-    """The request of each reflection, as `prompt` has it; `key` is (seed, step). Of `earlier` advice the first is left
-    out until it fits."""
-    seed, step = key
+    """Return the request of each reflection; drop the first earlier advice until the prompt fits.
+
+    Args:
+        policy: Policy that reflects.
+        prompt: Takes a candidate and earlier advice, returns the messages.
+        candidates: Attempts to reflect on.
+        earlier: Earlier advice for each candidate, the best last.
+        tokens: Maximum length of a reflection.
+        temperature: Sampling temperature.
+        seed: Seed of the run; keys the sampling noise.
+        step: Step number; keys the sampling noise.
+    """
     requests = []
 
     def too_long(messages: Sequence[Mapping[str, str]]) -> bool:
-        """Whether a model that takes so many tokens at most would refuse it."""
+        """Return True if prompt and reflection together exceed the policy's context."""
         if not isinstance(policy, TransformersPolicy) or policy.positions is None:
             return False
         return len(policy.render(messages)) + tokens > policy.positions
 
-    for one, recalled in zip(tried, earlier, strict=True):
-        rest = list(recalled)
-        messages = prompt(one, rest)
-        while rest and too_long(messages):
-            del rest[0]
-            messages = prompt(one, rest)
-        noise = noise_key(seed, step, one.task_index, one.attempt.rollout, 0, "reflection")
-        requests.append(SampleRequest(messages, (), noise, temperature, tokens))
+    for candidate, advice in zip(candidates, earlier, strict=True):
+        remaining = list(advice)
+        messages = prompt(candidate, remaining)
+        while remaining and too_long(messages):
+            del remaining[0]
+            messages = prompt(candidate, remaining)
+        key = noise_key(seed, step, candidate.task_index, candidate.attempt.rollout, 0, "reflection")
+        requests.append(SampleRequest(messages, (), key, temperature, tokens))
     return requests
 
 
 def extract_advice(reply: str) -> str:
-    """What a reflection says."""
+    """Return the advice in a reflection: the reply after thinking, stripped."""
     return reply[after_thinking(reply) :].strip()
 
 
 class ReflectionMemory:
-    """Advice that has helped: one memory for all tasks, of `memory_size` entries; the oldest goes first.
+    """Hold advice that helped, for all tasks; at most `memory_size` entries, the oldest is removed first.
 
-    `kept` is what `as_json` gave. What is known already is not kept twice.
+    Duplicates are not added.
     """
 
-    def __init__(self, kept: Sequence[Mapping[str, Any]], config: ERLConfig, embedder: Embedder) -> None:
+    def __init__(self, entries: Sequence[Mapping[str, Any]], config: ERLConfig, embedder: Embedder) -> None:
+        """Restore the memory.
+
+        Args:
+            entries: Entries as `as_json` returned them.
+            config: Size and retrieval of the memory.
+            embedder: Embedder for retrieval by similarity.
+        """
         self.config = config
         self.memory = WorkingMemory(MemoryState.empty(REFLECTION_SCHEMA), embedder)
         self._next_number = 0
-        for entry in kept:
+        for entry in entries:
             self._insert(entry["number"], entry["advice"], entry["from"])
 
     def recall(self, feedback: Sequence[str]) -> list[list[str]]:
-        """Earlier advice for each of these: the newest, or that most similar to the feedback; the best comes last."""
+        """Return earlier advice for each feedback text: the newest, or the most similar; the best comes last."""
         count = self.config.memory_top_k
         if self.config.memory_retrieval == "recency":
             newest = [entry.content for entry in self.memory.list()[-count:]]
             return [newest for _ in feedback]
-        found = self.memory.search_many(list(feedback), count)
-        return [[hit.entry.content for hit in reversed(hits)] for hits in found]
+        results = self.memory.search_many(list(feedback), count)
+        return [[hit.entry.content for hit in reversed(hits)] for hits in results]
 
     def add(self, text: str, **origin: Any) -> None:
-        """Add advice, if it is new and not empty; `origin` says where it helped (JSON)."""
+        """Add advice if it is new and not empty; `origin` says where it helped (JSON)."""
         if not text or self.memory.find("advice", text) is not None:
             return
         try:
             self._insert(self._next_number, text, origin)
-        except InvalidContent:  # control characters, say: the policy may write anything
+        except InvalidContent:  # for example control characters: the policy may write anything
             return
         while len(self.memory.state.entries) > self.config.memory_size:
             self.memory.delete(self.memory.list()[0].id)
 
     def as_json(self) -> list[dict[str, Any]]:
-        """All of it, oldest first."""
+        """Return all entries, oldest first."""
         return [
             {"number": int(entry.id), "advice": entry.content, "from": dict(entry.metadata)}
             for entry in self.memory.list()

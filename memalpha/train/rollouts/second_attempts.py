@@ -1,4 +1,4 @@
-"""Second attempts: a reflection and a rollout for each attempt that is looked at again, all of them in lock-step."""
+"""Second attempts (ERL): a reflection and a retry for each attempt that is reflected on, sampled in two batches."""
 
 from __future__ import annotations
 
@@ -16,13 +16,22 @@ from memalpha.train.rollouts.reflection import ReflectionMemory, extract_advice,
 from memalpha.types import Completion, Reward, Trajectory, TrajectoryGroup, Turn
 
 INTERNALIZED = "internalization"
-"""The role of second attempts as they are imitated: under the task's own prompts."""
+"""Role of second attempts as they are imitated: with the task's own prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class SecondAttempt:
-    """A second attempt: what came before it, its advice, what it came to (None: nobody can say),
-    and what of it is to be internalized."""
+    """Hold a retry after reflection.
+
+    Attributes:
+        first: The failed attempt.
+        advice: Advice that the retry got.
+        reflection: The sampled reflection, with the retry's reward; None without one.
+        retry: The retry.
+        accuracy: Its accuracy in [0, 1]; None if unscored.
+        succeeded: True if the accuracy reaches `reward_threshold`.
+        internalized: Turns to imitate without advice; None if there are none.
+    """
 
     first: ReflectionCandidate
     advice: str
@@ -41,112 +50,127 @@ def run_second_attempts(
     settings: ERLConfig,
     step: int,
 ) -> list[SecondAttempt]:
-    """Second attempts at all tasks of the step; `groups` and `records` are the scored attempts at them.
+    """Reflect on the step's attempts and retry them. Each process handles a shard of the tasks; all get all results.
 
-    Processes do a share of the tasks each, and all get everything. Reflections are one batch, second attempts another.
+    Reflections are one batch, retries another.
+
+    Args:
+        collector: Samples and scores retries.
+        groups: Scored attempts of the step.
+        records: Their records, in the same order.
+        memory: Advice that helped earlier; only read here.
+        settings: Thresholds, budgets and what is enabled.
+        step: Step number; keys the sampling noise.
     """
     config, policy = collector.config, collector.policy
-    first, mine = collector.world.shard(groups)
-    others = collector.group_records(groups[:first], records)
-    before = sum(len(of_one) for of_group in others for of_one in of_group)
-    tried = collector.reflection_candidates(mine, records[before:], first, settings)
-    carried = feedback = [one.feedback for one in tried]
-    replies: list[Completion | None] = [None] * len(tried)
+    first, shard = collector.world.shard(groups)
+    earlier_records = collector.group_records(groups[:first], records)
+    skipped = sum(len(answers) for group_answers in earlier_records for answers in group_answers)
+    candidates = collector.reflection_candidates(shard, records[skipped:], first, settings)
+    advice = feedback = [candidate.feedback for candidate in candidates]
+    replies: list[Completion | None] = [None] * len(candidates)
     if settings.enable_reflection:
-        earlier = memory.recall(feedback) if settings.enable_memory else [()] * len(tried)
-        tokens = settings.reflection_tokens
-        heat, seed = config.temperature, config.seed
-        replies = [
-            *policy.sample(
-                reflection_requests(policy, collector.reflection_prompt, tried, earlier, tokens, heat, seed, step)
-            )
-        ]
-        carried = [extract_advice(reply.text) for reply in replies if reply is not None]
+        earlier = memory.recall(feedback) if settings.enable_memory else [()] * len(candidates)
+        requests = reflection_requests(
+            policy,
+            collector.reflection_prompt,
+            candidates,
+            earlier,
+            settings.reflection_tokens,
+            config.temperature,
+            config.seed,
+            step,
+        )
+        replies = [*policy.sample(requests)]
+        advice = [extract_advice(reply.text) for reply in replies if reply is not None]
     starts = [
-        Start(one.attempt.task, one.task_index, one.attempt.rollout, text)
-        for one, text in zip(tried, carried, strict=True)
+        Start(candidate.attempt.task, candidate.task_index, candidate.attempt.rollout, text)
+        for candidate, text in zip(candidates, advice, strict=True)
     ]
     retries = collector.sample_retries(starts, step)
-    scored, answers = collector.score([TrajectoryGroup(one.task, (one,)) for one in retries])
-    found = [
-        _build_second_attempt(collector, settings, one, text, reply, group.trajectories[0], of_group[0])
-        for one, text, reply, group, of_group in zip(
-            tried, carried, replies, scored, collector.group_records(scored, answers), strict=True
+    scored, retry_records = collector.score([TrajectoryGroup(retry.task, (retry,)) for retry in retries])
+    second_attempts = [
+        _build_second_attempt(collector, settings, candidate, text, reply, group.trajectories[0], answers[0])
+        for candidate, text, reply, group, answers in zip(
+            candidates, advice, replies, scored, collector.group_records(scored, retry_records), strict=True
         )
     ]
-    return collector.world.gather(found)
+    return collector.world.gather(second_attempts)
 
 
 def _build_second_attempt(
     collector: RolloutCollector[Any],
     settings: ERLConfig,
-    tried: ReflectionCandidate,
+    first: ReflectionCandidate,
     advice: str,
     reply: Completion | None,
     retry: Trajectory[Any],
     records: Sequence[Record],
 ) -> SecondAttempt:
-    attempt, reached = tried.attempt, collector.accuracy(retry, records)
+    attempt, accuracy = first.attempt, collector.accuracy(retry, records)
     retry = replace(retry, parent=attempt.rollout)
     margin = settings.internalization_margin
-    succeeded = reached is not None and reached >= settings.reward_threshold
-    better = margin is not None and reached is not None and reached >= tried.accuracy + margin
-    reflection = own = None
+    succeeded = accuracy is not None and accuracy >= settings.reward_threshold
+    is_better = margin is not None and accuracy is not None and accuracy >= first.accuracy + margin
+    reflection = internalized = None
     if reply is not None and retry.reward is not None:
         value = retry.reward.total
-        earned = Reward((value,), {"retry": (value,)}, {"retry": 1.0}, value)
+        reward = Reward((value,), {"retry": (value,)}, {"retry": 1.0}, value)
         reflection = replace(
             attempt,
             turns=(Turn(0, reply),),
             states=attempt.states[-1:],
-            reward=earned,
+            reward=reward,
             role="reflection",
             parent=attempt.rollout,
         )
-    if settings.enable_internalization and (succeeded or better):
+    if settings.enable_internalization and (succeeded or is_better):
         turns = tuple(turn for turn in turns_without_advice(collector, retry) if is_imitable(turn))
-        own = replace(retry, turns=turns, reward=None, role=INTERNALIZED) if turns else None
-    return SecondAttempt(tried, advice, reflection, retry, reached, succeeded, own)
+        internalized = replace(retry, turns=turns, reward=None, role=INTERNALIZED) if turns else None
+    return SecondAttempt(first, advice, reflection, retry, accuracy, succeeded, internalized)
 
 
 def turns_without_advice(collector: RolloutCollector[Any], retry: Trajectory[Any]) -> Iterator[Turn]:
-    """The turns of a second attempt, ids as sampled, under the prompts that they would have had without advice."""
+    """Yield the turns of a second attempt, ids as sampled, with the prompts that they would have without advice."""
     policy = collector.policy
     assert isinstance(policy, TransformersPolicy)
-    for turn, plain in zip(retry.turns, collector.without_advice(retry), strict=True):
-        prompt = tuple(policy.render(plain.messages, plain.tools))
+    for turn, request in zip(retry.turns, collector.without_advice(retry), strict=True):
+        prompt = tuple(policy.render(request.messages, request.tools))
         yield replace(turn, completion=replace(turn.completion, prompt_ids=prompt))
 
 
 def group_by_role(
     groups: Sequence[TrajectoryGroup[Any]], seconds: Sequence[SecondAttempt]
 ) -> list[TrajectoryGroup[Any]]:
-    """Reflections, then second attempts, then what is internalized; in groups by the place of their task."""
-    found = []
-    for name in ("reflection", "retry", "internalized"):
-        for number, group in enumerate(groups):
-            own = [getattr(second, name) for second in seconds if second.first.task_index == number]
-            own = tuple(one for one in own if one is not None and (one.reward is not None or name == "internalized"))
-            found += [TrajectoryGroup(group.task, own)] if own else []
-    return found
+    """Return reflections, then retries, then what is internalized; each in groups by the index of their task."""
+    role_groups = []
+    for field in ("reflection", "retry", "internalized"):
+        for task_index, group in enumerate(groups):
+            trajectories = [getattr(second, field) for second in seconds if second.first.task_index == task_index]
+            trajectories = tuple(
+                one for one in trajectories if one is not None and (one.reward is not None or field == "internalized")
+            )
+            role_groups += [TrajectoryGroup(group.task, trajectories)] if trajectories else []
+    return role_groups
 
 
 def reflection_metrics(groups: Sequence[TrajectoryGroup[Any]], seconds: Sequence[SecondAttempt]) -> dict[str, Any]:
-    """Metrics of the step. `retry_*` is of attempts that were told what had been wrong: never a test accuracy.
+    """Return metrics of the step.
 
-    `gated`: the share of attempts that were looked at again; `retry_gain`: over those same attempts.
+    `retry_*` covers attempts that saw feedback, so it is never a test accuracy. `gated` is the share of attempts that
+    were reflected on; `retry_gain` averages over those.
     """
     count = len(seconds)
-    reached = [(one.accuracy, one.first.accuracy) for one in seconds if one.accuracy is not None]
+    accuracies = [(one.accuracy, one.first.accuracy) for one in seconds if one.accuracy is not None]
 
-    def mean(values: Iterator[float], of: int) -> float | None:
-        return sum(values) / of if of else None
+    def mean(values: Iterator[float], total: int) -> float | None:
+        return sum(values) / total if total else None
 
     return {
         "gated": count / sum(len(group.trajectories) for group in groups),
-        "retry_accuracy": mean((after for after, _ in reached), len(reached)),
-        "retry_gain": mean((after - before for after, before in reached), len(reached)),
-        "retry_success": mean((float(one.succeeded) for one in seconds if one.accuracy is not None), len(reached)),
+        "retry_accuracy": mean((after for after, _ in accuracies), len(accuracies)),
+        "retry_gain": mean((after - before for after, before in accuracies), len(accuracies)),
+        "retry_success": mean((float(one.succeeded) for one in seconds if one.accuracy is not None), len(accuracies)),
         "empty_advice": sum(not second.advice for second in seconds),
         "internalized_rows": sum(len(one.internalized.turns) for one in seconds if one.internalized is not None),
     }

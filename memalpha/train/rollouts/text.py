@@ -1,7 +1,8 @@
-"""`TextCollector`: a text run's rollouts, and what of a reply that is looked at again is said of it.
+"""Collect and score the rollouts of a text run, with feedback on replies that are reflected on.
 
-Feedback comes from a function of one's own, `feedback_func(prompts, completions, **columns) -> list[str]`, as in
-erl-trainer, else from the rewards: what a reply lacks by name, never what was expected, unless `tell_answer` is set.
+Feedback comes from the user's function `feedback_func(prompts, completions, **columns) -> list[str]`, as in
+erl-trainer. Without one it comes from the rewards: it names the parts that a reply misses, and never the expected
+answer unless `tell_answer` is set.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ FeedbackFunction = Callable[..., Any]
 
 
 class TextCollector:
-    """The rollouts of a text run (`RolloutCollector`)."""
+    """Collect the rollouts of a text run (`RolloutCollector`)."""
 
     def __init__(
         self,
@@ -41,6 +42,14 @@ class TextCollector:
         world: World = SINGLE_PROCESS,
         feedback_func: FeedbackFunction | None = None,
     ) -> None:
+        """Hold what sampling and scoring need.
+
+        Args:
+            player: Plays episodes of the environment with the policy.
+            config: Configuration of the run.
+            world: Processes that share the tasks.
+            feedback_func: The user's feedback function; None takes feedback from the rewards.
+        """
         self.player, self.config, self.world = player, config, world
         self.feedback_func = feedback_func
         self.scoring_seconds = 0.0
@@ -48,44 +57,54 @@ class TextCollector:
 
     @property
     def policy(self) -> Policy:
-        """What is trained."""
+        """The trained policy."""
         return self.player.policy
 
     @property
     def embedder(self) -> Embedder:
-        """For advice that is to be found by similarity; nothing else of a text run is embedded."""
+        """Embedder for advice that is recalled by similarity; a text run embeds nothing else."""
         if self._embedder is None:
             self._embedder = load_embedder("static")
         return self._embedder
 
     def collect_attempts(self, tasks: Sequence[TextTask], step: int) -> ScoredGroups[TextTask]:
-        """`group_size` sampled rollouts of each task, with rewards, and a record each; without those that have none."""
+        """Sample `group_size` rollouts of each task; return those with rewards, and one record each."""
         groups, records = self.score(self.sample(tasks, step))
         return drop_unscored(self.world.gather(groups)), self.world.gather(records)
 
     def score(self, groups: Groups) -> ScoredGroups[TextTask]:
-        """This process's groups with rewards (None where nothing can be said), and a record of each that has one."""
-        begun = time.monotonic()
-        found = self._score_groups(groups)
-        self.scoring_seconds += time.monotonic() - begun
-        return found
+        """Score this process's groups; a rollout without a reward has no record."""
+        start = time.monotonic()
+        scored = self._score_groups(groups)
+        self.scoring_seconds += time.monotonic() - start
+        return scored
 
     def _score_groups(self, groups: Groups) -> ScoredGroups[TextTask]:
-        found = self.player.scored(groups)
-        return found, text_records(self.player, found)
+        scored = self.player.scored(groups)
+        return scored, text_records(self.player, scored)
 
     def sample(
-        self, tasks: Sequence[TextTask], step: int, first: int = 0, turn: int = 0
+        self, tasks: Sequence[TextTask], step: int, first: int = 0, offset: int = 0
     ) -> list[TrajectoryGroup[TextTask]]:
-        """This process's share of the rollouts, not yet scored where that is done in batches."""
-        place, mine = self.world.shard(tasks, turn)
+        """Sample this process's shard of the rollouts; an environment of the user's own scores them as it plays.
+
+        Args:
+            tasks: Tasks of the step, or of a part of it.
+            step: Step number; keys the sampling noise.
+            first: Index of `tasks[0]` within the step.
+            offset: Process that takes the first shard, as in `World.shard`.
+
+        Returns:
+            One group of `group_size` rollouts per task of the shard.
+        """
+        index, shard = self.world.shard(tasks, offset)
         config = self.config
         return self.player.build(
-            mine, config.group_size, config.temperature, seed=config.seed, step=step, first=first + place
+            shard, config.group_size, config.temperature, seed=config.seed, step=step, first=first + index
         )
 
     def background_scoring(self) -> Scoring:
-        """Reward functions are asked in another thread; an environment of one's own has given its rewards already."""
+        """Return scoring for another thread; an environment of the user's own has scored the rollouts already."""
         return Scoring(
             has_endpoint=is_scored(self.player.environment),
             is_concurrent=False,
@@ -94,44 +113,57 @@ class TextCollector:
         )
 
     def group_records(self, groups: Groups, records: Sequence[Record]) -> list[list[list[Record]]]:
-        """As [group][trajectory][the one record, if it has a reward]."""
-        rest = iter(records)
-        return [[[next(rest)] if one.reward else [] for one in group.trajectories] for group in groups]
+        """Group records as [group][trajectory][record]; a trajectory without a reward has no record."""
+        remaining = iter(records)
+        return [
+            [[next(remaining)] if trajectory.reward else [] for trajectory in group.trajectories] for group in groups
+        ]
 
     def accuracy(self, trajectory: Trajectory[TextTask], records: Sequence[Record]) -> float | None:
-        """How far the rollout is a success (`Player.reached`)."""
+        """Return how far the rollout is a success (`Player.reached`); None without a reward."""
         return None if trajectory.reward is None else self.player.reached(trajectory.reward)
 
     def reflection_candidates(
         self, groups: Groups, records: Sequence[Record], first: int, settings: ERLConfig
     ) -> list[ReflectionCandidate]:
-        """Attempts that have not succeeded (with algorithm 1: all), with feedback cut to its budget."""
-        chosen = []
-        for number, group in enumerate(groups, start=first):
+        """Return the attempts to reflect on, with feedback cut to its budget.
+
+        With algorithm 2 these are the attempts that did not succeed, with algorithm 1 all.
+
+        Args:
+            groups: Scored groups.
+            records: Not used: rewards hold the accuracy.
+            first: Index of the first group's task within the step.
+            settings: Success threshold, feedback budget and the variant of the algorithm.
+        """
+        selected = []
+        for task_index, group in enumerate(groups, start=first):
             for attempt in group.trajectories:
-                reached = self.accuracy(attempt, ()) or 0.0
-                if settings.algorithm == 1 or reached < settings.reward_threshold:
-                    chosen.append((number, attempt, reached))
-        told = self._feedback([attempt for _, attempt, _ in chosen])
+                accuracy = self.accuracy(attempt, ()) or 0.0
+                if settings.algorithm == 1 or accuracy < settings.reward_threshold:
+                    selected.append((task_index, attempt, accuracy))
+        feedback = self._feedback([attempt for _, attempt, _ in selected])
         return [
-            ReflectionCandidate(number, attempt, reached, self._truncate(text, settings.feedback_tokens))
-            for (number, attempt, reached), text in zip(chosen, told, strict=True)
+            ReflectionCandidate(task_index, attempt, accuracy, self._truncate(text, settings.feedback_tokens))
+            for (task_index, attempt, accuracy), text in zip(selected, feedback, strict=True)
         ]
 
-    def reflection_prompt(self, tried: ReflectionCandidate, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
-        """The attempt's last prompt and reply, its reward, feedback and earlier advice."""
-        attempt, settings = tried.attempt, self.config.erl or ERLConfig()
+    def reflection_prompt(
+        self, candidate: ReflectionCandidate, earlier: Sequence[str]
+    ) -> tuple[Mapping[str, str], ...]:
+        """Return the prompt of a reflection: the last prompt and reply, the reward, feedback and earlier advice."""
+        attempt, settings = candidate.attempt, self.config.erl or ERLConfig()
         assert attempt.reward is not None
         reply, total = attempt.turns[-1].completion.text, attempt.reward.total
         template = settings.reflection_prompt
-        return reflection_messages(attempt.states[-1], reply, total, tried.feedback, earlier, template)
+        return reflection_messages(attempt.states[-1], reply, total, candidate.feedback, earlier, template)
 
     def sample_retries(self, starts: Sequence[Start[TextTask]], step: int) -> list[Trajectory[TextTask]]:
-        """Second attempts: the prompt and the advice, nothing else of the first."""
+        """Sample second attempts, whose prompts hold the task and the advice only."""
         return self.player.run(starts, self.config.temperature, self.config.seed, step, role="retry")
 
     def without_advice(self, trajectory: Trajectory[TextTask]) -> list[SampleRequest]:
-        """The prompts that its turns would have had."""
+        """Return each turn's prompt without advice."""
         return self.player.without_advice(trajectory)
 
     def _feedback(self, attempts: Sequence[Trajectory[TextTask]]) -> list[str]:
@@ -142,21 +174,21 @@ class TextCollector:
             return [self._describe_failure(attempt) for attempt in attempts]
         replies = [attempt.turns[-1].completion.text for attempt in attempts]
         prompts = [prompt_of(task) for task in tasks]
-        told = called(self.feedback_func, "feedback_func", prompts, replies, columns_of(tasks))
-        found = list(told) if isinstance(told, list | tuple) else [told]
-        if len(found) != len(attempts) or not all(isinstance(text, str) for text in found):
-            raise RewardError(f"feedback_func gave {found!r:.80} for {len(attempts)} replies: a text each is needed")
-        return found
+        result = called(self.feedback_func, "feedback_func", prompts, replies, columns_of(tasks))
+        texts = list(result) if isinstance(result, list | tuple) else [result]
+        if len(texts) != len(attempts) or not all(isinstance(text, str) for text in texts):
+            raise RewardError(f"feedback_func gave {texts!r:.80} for {len(attempts)} replies: a text each is needed")
+        return texts
 
     def _describe_failure(self, attempt: Trajectory[TextTask]) -> str:
-        """By component: what the reply lacks."""
+        """Describe what the reply misses, part by part."""
         reward = attempt.reward
         assert reward is not None
-        told = _describe_shortfalls(reward, _component_maxima(self.player))
+        sentences = _describe_shortfalls(reward, _component_maxima(self.player))
         answer = attempt.task.columns.get("answer")
-        if self.config.tell_answer and told and answer is not None:
-            told += [f"The answer is {answer}."]
-        return " ".join(told)
+        if self.config.tell_answer and sentences and answer is not None:
+            sentences += [f"The answer is {answer}."]
+        return " ".join(sentences)
 
     def _truncate(self, text: str, budget: int) -> str:
         # No tokenizer makes more tokens than bytes.
@@ -167,22 +199,22 @@ class TextCollector:
 
 def _component_maxima(player: Player) -> dict[str, float]:
     environment = player.environment
-    return {one.name: one.maximum for one in environment.rewards} if isinstance(environment, TextGeneration) else {}
+    return {part.name: part.maximum for part in environment.rewards} if isinstance(environment, TextGeneration) else {}
 
 
 def _describe_shortfalls(reward: Reward, maxima: Mapping[str, float]) -> list[str]:
-    found = []
+    sentences = []
     for name, values in reward.components.items():
-        value, most = values[0], maxima.get(name, 1.0)
-        if value <= 0 < most:
-            found.append(f"{name}: wrong.")
-        elif value < most:
-            found.append(f"{name}: {value:g} of {most:g}.")
-    return found
+        value, maximum = values[0], maxima.get(name, 1.0)
+        if value <= 0 < maximum:
+            sentences.append(f"{name}: wrong.")
+        elif value < maximum:
+            sentences.append(f"{name}: {value:g} of {maximum:g}.")
+    return sentences
 
 
 def check_feedback_function(function: Any) -> FeedbackFunction | None:
-    """Raise `ConfigError` for what cannot give feedback."""
+    """Raise `ConfigError` if the feedback function is not callable; return it."""
     if function is not None and not callable(function):
         raise ConfigError(f"feedback_func: {function!r} is not callable")
     return function

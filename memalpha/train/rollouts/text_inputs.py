@@ -1,4 +1,4 @@
-"""What a text run is given in Python in the place of settings, and the environment that either makes. No torch."""
+"""Python objects that a text run takes instead of settings, and the environment that either gives. No torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,15 @@ from memalpha.types import TextTask
 
 @dataclass(frozen=True, slots=True)
 class PythonInputs:
-    """What Python can give a run and a file cannot: callables and lists, in the place of what the settings name."""
+    """Objects passed to `train()` that a config file cannot hold.
+
+    Attributes:
+        rewards: Reward function, or a list of functions and reward parts.
+        tasks: Tasks for training and, without `eval_data`, for evaluation.
+        eval_data: Held-out tasks.
+        environment: Environment class.
+        feedback_func: Function that gives feedback on replies.
+    """
 
     rewards: Any = None
     tasks: Sequence[TextTask] | None = None
@@ -30,7 +38,7 @@ class PythonInputs:
 
     @property
     def names(self) -> list[str]:
-        """Which were given."""
+        """Names of the inputs that are set."""
         return [field.name for field in fields(self) if getattr(self, field.name) is not None]
 
 
@@ -54,29 +62,33 @@ def pop_python_inputs(overrides: dict[str, Any]) -> PythonInputs:
 
 
 def _is_object(name: str, value: Any) -> bool:
-    """Whether a value cannot stand in a file: anything but a name, a number, or a list of settings."""
+    """Return True if a file cannot hold the value: anything but a name, a number, or a list of settings."""
     if value is None or isinstance(value, str | int | Path):
         return False
     if name == "rewards" and isinstance(value, list | tuple):
-        return any(not isinstance(one, Mapping | Config) for one in value)
+        return any(not isinstance(part, Mapping | Config) for part in value)
     return True
 
 
-def build_environment(config: TextConfig, given: PythonInputs | None = None) -> Any:
-    """The environment that the settings, or what is given in their place, make. Raises `ConfigError` for none."""
-    given = given or PythonInputs()
-    if given.environment is not None or config.environment is not None:
-        if given.rewards is not None or config.rewards:
+def build_environment(config: TextConfig, inputs: PythonInputs | None = None) -> Any:
+    """Build the environment that the settings or the Python inputs define.
+
+    Raises:
+        ConfigError: Neither defines rewards, or both rewards and an environment are given.
+    """
+    inputs = inputs or PythonInputs()
+    if inputs.environment is not None or config.environment is not None:
+        if inputs.rewards is not None or config.rewards:
             raise ConfigError("rewards: have no effect with an environment, which gives its own; leave one of them out")
-        return given.environment if config.environment is None else imported(config.environment, "environment")
-    if given.rewards is not None:
+        return inputs.environment if config.environment is None else imported(config.environment, "environment")
+    if inputs.rewards is not None:
         parts = TypeAdapter(RewardPart)
-        rewards = given.rewards if isinstance(given.rewards, Sequence) else [given.rewards]
+        rewards = inputs.rewards if isinstance(inputs.rewards, Sequence) else [inputs.rewards]
         try:
-            found = [parts.validate_python(one) if isinstance(one, Mapping) else one for one in rewards]
+            validated = [parts.validate_python(part) if isinstance(part, Mapping) else part for part in rewards]
         except ValidationError as error:
             raise ConfigError("rewards: " + "; ".join(item["msg"] for item in error.errors())) from error
-        return TextGeneration([one.kept_in(config.out) if hasattr(one, "kept_in") else one for one in found])
+        return TextGeneration([part.kept_in(config.out) if hasattr(part, "kept_in") else part for part in validated])
     if not config.rewards:
         raise ConfigError(
             "rewards: nothing says what a reply is worth: name a part (rewards: [{kind: math}]), an environment, or "

@@ -1,1 +1,1 @@
-"""Training loops: steps, validation, checkpoints, run directories."""
+"""Trainers: one per kind of run, and the run directory that they share."""

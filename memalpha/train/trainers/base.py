@@ -1,12 +1,12 @@
-"""`Run`: what every training run is, whatever a step learns from.
+"""Base of all training runs: start or resume, steps, validation, checkpoints, the final summary.
 
-Start or resume, steps, validation, checkpoints, the end. Step n uses the weights of `checkpoints/step-n` and its update
-makes those of `step-(n+1)`. Everything a step does is a function of (config, weights, optimizer, step), so a run that
-was killed and started again on the same directory ends with the same weights bit for bit. The weights chosen at the end
-are those that validated best (the last ones without validation).
+Step n uses the weights of `checkpoints/step-n`; its update makes those of `step-(n+1)`. A step depends only on the
+config, the weights, the optimizer and the step number. A killed run that is started again on the same directory
+therefore ends with the same weights, bit for bit. The final weights are those that validated best, or the last ones
+without validation.
 
-Several processes (`train.distributed`) share rollouts and evaluations by task and updates by micro-batch, and all know
-all results; the main one alone writes and speaks.
+Several processes (`train.learner.distributed`) share rollouts and evaluations by task, and updates by micro-batch.
+Every process knows all results; only the main process writes files and logs.
 """
 
 from __future__ import annotations
@@ -58,29 +58,37 @@ from memalpha.train.trainers.tracking import check_trackers, open_trackers
 C = TypeVar("C", bound=LearnerConfig)
 
 
-def launch(kind: Callable[[C, World], Trainer[C]], config: C) -> dict[str, Any]:
-    """Check that there can be a run, join the other processes, hold the run directory, go."""
+def launch(trainer_type: Callable[[C, World], Trainer[C]], config: C) -> dict[str, Any]:
+    """Check the run directory and device, join the other processes, lock the directory and train.
+
+    Args:
+        trainer_type: Trainer class, or a function that builds one from the config and the world.
+        config: Configuration of the run.
+
+    Returns:
+        Summary of the run, as in `summary.json`.
+    """
     check_run_directory(config.out)
     config = resolve_init_from(config).model_copy(update={"device": local_device(config.device)})
     check_device(config.device)
     check_trackers(config.report_to)
     world = join_world(config.device)
-    run = kind(config, world)
+    trainer = trainer_type(config, world)
     if world.size > 1:
-        run.display.log(f"{world.size} processes ({config.sharding})")
-    with lock_run_directory(run.out, world):
-        return run.train()
+        trainer.display.log(f"{world.size} processes ({config.sharding})")
+    with lock_run_directory(trainer.out, world):
+        return trainer.train()
 
 
 class Trainer(ABC, Generic[C]):
-    """One process's work on a run directory, alone or with the others of `world`.
+    """One process's work on a run directory, alone or together with the other processes of `world`.
 
-    A subclass sets `engine` (`_new_engine` makes it) and says what a step and a validation are.
+    A subclass sets `engine` (see `_build_engine`) and defines the step and the validation.
     """
 
     engine: Any
     log_files: ClassVar[tuple[str, ...]] = ("metrics.jsonl",)
-    """JSON Lines with a `step`, which a resumed run goes on with."""
+    """JSON Lines files with a `step` in each line; a resumed run truncates them to its step and appends."""
 
     def __init__(self, config: C, world: World) -> None:
         torch.set_num_threads(config.threads)
@@ -94,52 +102,62 @@ class Trainer(ABC, Generic[C]):
         self.start_fingerprint = weights_fingerprint(self.policy.model)
         self.config: C = config
         self.step = 0
-        self.is_consistent = not self.is_distributed  # whether this process may save on its own account, at any time
+        self.is_consistent = not self.is_distributed  # True while this process may save a checkpoint on its own
         self.minutes_before = self.learning_minutes_before = self.learning_minutes = 0.0
         self.best: dict[str, Any] | None = None
         self.final: dict[str, Any] | None = None
 
-    # ---------------------------------------------------------------------------------------------- what is learnt
+    # --------------------------------------------------------------------------------------- defined by subclasses
+
+    def _load_data(self) -> None:
+        """Load the data that the schedule and the steps need."""
 
     @abstractmethod
     def _schedule_steps(self) -> int:
-        """Steps of the whole schedule."""
+        """Return the number of steps of the whole schedule; called after `_load_data`."""
 
     @abstractmethod
     def _before_training(self) -> None:
-        """What a new run does before its first validation and checkpoint."""
+        """Run what a fresh run does before its first validation and checkpoint."""
 
     @abstractmethod
     def _prepare_batch(self) -> Any:
-        """What the step learns from. A Ctrl-C here is taken at once: nothing may have changed."""
+        """Return the data of this step; must not change any state.
+
+        A Ctrl-C is taken at once here.
+        """
 
     @abstractmethod
-    def _train_on(self, prepared: Any) -> dict[str, Any]:
-        """The step's update and its line of metrics.jsonl."""
+    def _train_on(self, batch: Any) -> dict[str, Any]:
+        """Update the weights on the prepared data and return the step's metrics."""
 
     @abstractmethod
     def _validation_score(self, metrics: dict[str, Any]) -> float | None:
-        """Validate the weights as they are, into `line`; higher is better, None: there is nothing to validate with."""
+        """Validate the current weights and add the results to `metrics`.
+
+        Returns:
+            Score, higher is better; None if there is nothing to validate on.
+        """
 
     @abstractmethod
-    def _final_summary(self, chosen: int) -> dict[str, Any]:
-        """The run's own part of its summary; the weights are those of step `chosen`."""
+    def _final_summary(self, best_step: int) -> dict[str, Any]:
+        """Return this trainer's part of the summary, with the weights of `best_step` loaded."""
 
     def _checkpoint_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the common state."""
+        """Return the state that a checkpoint stores in addition to the common state."""
         return {}
 
     def _restore_state(self, state: dict[str, Any]) -> None:
-        """Put back what `_state` gave."""
+        """Restore the state that `_checkpoint_state` returned."""
 
     def _should_keep_all_checkpoints(self) -> bool:
-        """Whether every step leaves a checkpoint that stays."""
+        """Return True if every step saves a checkpoint that is never pruned."""
         return False
 
     def _build_engine(
         self, loss: LossSettings, *, reference: bool = False, value_learning_rate: float | None = None
     ) -> Engine:
-        """The engine of the policy's weights, or of new adapters in its layers."""
+        """Build the engine of the policy's weights, or of new adapters in its layers."""
         config = self.config
         model: Any = self.policy.model
         if config.lora is not None:
@@ -148,14 +166,15 @@ class Trainer(ABC, Generic[C]):
             model, config, loss, reference=reference, value_learning_rate=value_learning_rate, world=self.world
         )
 
-    # ------------------------------------------------------------------------------------------------- the whole run
+    # ------------------------------------------------------------------------------------------------------- the run
 
     def train(self) -> dict[str, Any]:
-        """Resume if there is something to resume, train to the end, return the summary."""
+        """Resume or start the run, train to its last step and return the summary."""
         self.world.run_on_main(lambda: check_settings(self.out, self.config))
         try:
-            length = self._schedule_steps()
-            stop = length if self.config.max_steps is None else self.config.max_steps
+            self._load_data()
+            scheduled = self._schedule_steps()
+            stop = scheduled if self.config.max_steps is None else self.config.max_steps
             summary = self.world.run_on_main(lambda: load_finished_summary(self.out, stop))
             if summary is not None:
                 self.display.log(f"{self.out}: this run is finished; its summary is in {self.out / 'summary.json'}")
@@ -166,8 +185,8 @@ class Trainer(ABC, Generic[C]):
             else:
                 self._start_fresh()
             self._train_until(stop)
-        except KeyboardInterrupt as stopped:
-            self._handle_interrupt(together=isinstance(stopped, CoordinatedInterrupt))
+        except KeyboardInterrupt as interrupt:
+            self._handle_interrupt(is_coordinated=isinstance(interrupt, CoordinatedInterrupt))
             raise
         self._save()
         return self._finish()
@@ -177,7 +196,7 @@ class Trainer(ABC, Generic[C]):
         start = Path(lasting_name(self.config.policy))
         if self.config.lora is not None and start.parent.name == "checkpoints":
             self.display.log(
-                f"the adapters' base is {start}: keep it (a run that goes on there may delete it), or start from a copy"
+                f"the adapters' base is {start}: keep it (a run resumed there may delete it), or start from a copy"
             )
         self._before_training()
         self._validate({})
@@ -202,65 +221,65 @@ class Trainer(ABC, Generic[C]):
         self.display.log(f"resuming {self.out} at step {self.step}")
 
     def _reset_files(self, step: int) -> None:
-        """Make the files those of a run that has come to `step`."""
+        """Truncate the logs to `step`, write the settings and repair the link to the best checkpoint."""
         for name in self.log_files:
             truncate_lines(self.out / name, step)
         write_settings(self.out, self.config)
-        if self.best:  # the link may name the end of a shorter run
+        if self.best:  # the link may point to the last step of a shorter run
             link_best(self.out, self.best["step"])
 
     def _train_until(self, stop: int) -> None:
-        first, started = self.step, time.monotonic()
+        first_step, start_time = self.step, time.monotonic()
         with (
             open_trackers(self.config, self.step, self.world.is_main) as trackers,
-            self.display.training_progress(self.step, stop) as show,
+            self.display.training_progress(self.step, stop) as show_step,
         ):
             while self.step < stop:
-                # A process alone may drop what a step learns from at any time; several have to stop together.
+                # A single process may drop a prepared batch at any time; several processes must stop together.
                 with defer_interrupt(self.display.log, self.world) if self.is_distributed else nullcontext():
-                    line = self._run_step(stop, started)
+                    metrics = self._run_step(stop, start_time)
                 if trackers is not None:
-                    trackers.log(line)
-                show(self.step, line, self.learning_minutes / (self.step - first) * (stop - self.step))
+                    trackers.log(metrics)
+                show_step(self.step, metrics, self.learning_minutes / (self.step - first_step) * (stop - self.step))
 
-    def _run_step(self, stop: int, started: float) -> dict[str, Any]:
-        begun = time.monotonic()
-        prepared = self._prepare_batch()
-        ready = time.monotonic()
+    def _run_step(self, stop: int, start_time: float) -> dict[str, Any]:
+        step_start = time.monotonic()
+        batch = self._prepare_batch()
+        batch_ready = time.monotonic()
         with nullcontext() if self.is_distributed else defer_interrupt(self.display.log):
             self.is_consistent = False
-            line = {"step": self.step, **self._train_on(prepared)}
-            line |= {"sample_seconds": ready - begun, "train_seconds": time.monotonic() - ready}
+            metrics = {"step": self.step, **self._train_on(batch)}
+            metrics |= {"sample_seconds": batch_ready - step_start, "train_seconds": time.monotonic() - batch_ready}
             self.step += 1
             if self.step % self.config.validate_every == 0 or self.step == stop:
-                self._validate(line)
+                self._validate(metrics)
             if self.world.is_main:
-                append_lines(self.out / "metrics.jsonl", [line])
-            self.learning_minutes = (time.monotonic() - started) / 60
+                append_lines(self.out / "metrics.jsonl", [metrics])
+            self.learning_minutes = (time.monotonic() - start_time) / 60
             if self._should_keep_all_checkpoints() or self.step % self.config.save_every == 0 or self._is_best():
                 self._save()
             self.is_consistent = not self.is_distributed
-        return line
+        return metrics
 
     def _finish(self) -> dict[str, Any]:
         if self.final is None or self.final["step"] != self.step:
             self._validate({})
-        chosen = self.step
+        best_step = self.step
         if self.best and self.final:
-            chosen = _better_validation(self.best, self.final)["step"]
+            best_step = _better_validation(self.best, self.final)["step"]
             if self.world.is_main:
-                link_best(self.out, chosen)
-        load_weights(checkpoint_path(self.out, chosen), self.engine)
-        own = self._final_summary(chosen)
+                link_best(self.out, best_step)
+        load_weights(checkpoint_path(self.out, best_step), self.engine)
+        trainer_summary = self._final_summary(best_step)
         summary = {
             "seed": self.config.seed,
             "steps": self.step,
-            "best_step": chosen,
+            "best_step": best_step,
             "started_from": self.start_fingerprint,
             "policy_parameters": self.policy.parameters,
             "minutes": self._minutes(),
             "learning_minutes": self.learning_minutes_before + self.learning_minutes,
-            **own,
+            **trainer_summary,
         }
         if self.world.is_main:
             write_json(self.out / "summary.json", summary)
@@ -268,12 +287,14 @@ class Trainer(ABC, Generic[C]):
 
     # ----------------------------------------------------------------------------------------- validation, checkpoints
 
-    def _validate(self, line: dict[str, Any]) -> None:
-        """`best` is the best of the scheduled steps (a tie goes to the later one), `final` the last one.
+    def _validate(self, metrics: dict[str, Any]) -> None:
+        """Validate the current weights and update `best` and `final`.
 
-        Off schedule only the end of a run is validated: it may be chosen there, and is forgotten when the run goes on.
+        `best` is the best scheduled validation; a tie goes to the later step. `final` is the last validation. A
+        validation off the schedule happens only at the end of a run. It may be chosen there, and a resumed run forgets
+        it.
         """
-        score = self._validation_score(line)
+        score = self._validation_score(metrics)
         if score is not None:
             self.final = {"step": self.step, "score": score}
             if self.step % self.config.validate_every == 0:
@@ -302,8 +323,8 @@ class Trainer(ABC, Generic[C]):
     def _minutes(self) -> float:
         return self.minutes_before + (time.monotonic() - self.started_at) / 60
 
-    def _handle_interrupt(self, *, together: bool) -> None:
-        if (self.is_consistent or together) and self.world.run_on_main(lambda: saved_steps(self.out)):
+    def _handle_interrupt(self, *, is_coordinated: bool) -> None:
+        if (self.is_consistent or is_coordinated) and self.world.run_on_main(lambda: saved_steps(self.out)):
             self._save()
         steps = saved_steps(self.out)
         if steps:
@@ -312,6 +333,6 @@ class Trainer(ABC, Generic[C]):
             self.display.log(f"stopped before training began: the same command starts {self.out} again")
 
 
-def _better_validation(one: dict[str, Any] | None, two: dict[str, Any]) -> dict[str, Any]:
-    """The validation with the higher score; `two`, the later one, where they are equal."""
-    return two if one is None or two["score"] >= one["score"] else one
+def _better_validation(earlier: dict[str, Any] | None, later: dict[str, Any]) -> dict[str, Any]:
+    """Return the validation with the higher score, `later` if both are equal."""
+    return later if earlier is None or later["score"] >= earlier["score"] else earlier

@@ -1,7 +1,7 @@
-"""What every training run does to its run directory and its process, whatever it learns from.
+"""Settings, device, start weights and interrupts of a run, whatever it trains.
 
-Settings are written once and must be the same when a run goes on; a finished run is not run again; a Ctrl-C waits
-until the state is whole.
+The settings are written once; a resumed run must have the same. A finished run is not run again. Ctrl-C waits until the
+state is consistent.
 """
 
 from __future__ import annotations
@@ -30,41 +30,48 @@ L = TypeVar("L", bound=LearnerConfig)
 CHANGEABLE_ON_RESUME = frozenset(
     {"out", "max_steps", "save_every", "keep_checkpoints", "threads", "device", "sharding", "report_to"}
 )
-"""Settings that may change when a run is resumed; all others must be those it began with."""
+"""Settings that may change when a run is resumed; all others must stay as recorded."""
 
 
 def check_device(name: str) -> None:
-    """Raise `ConfigError` for a torch device that cannot be used here."""
+    """Raise `ConfigError` if torch cannot use this device here."""
     try:
         torch.zeros(1, device=name).item()
-    except (RuntimeError, AssertionError, ValueError) as error:  # an AssertionError: torch was built without it
+    except (RuntimeError, AssertionError, ValueError) as error:  # AssertionError: torch was built without it
         raise ConfigError(f"device: {name!r} cannot be used here ({str(error).splitlines()[0]}): try cpu") from error
 
 
 def trainable_policy(config: LearnerConfig) -> TransformersPolicy:
-    """The policy that a run starts from, on its device. Raises `PolicyError` for one that has no weights."""
-    frozen = config.lora is not None  # weights that train are float32
-    policy = load_policy(config.policy, dtype=config.dtype if frozen else "float32", device=config.device)
+    """Load the start policy on the run's device.
+
+    Raises:
+        PolicyError: The policy has no weights.
+    """
+    is_frozen = config.lora is not None  # trained weights are float32
+    policy = load_policy(config.policy, dtype=config.dtype if is_frozen else "float32", device=config.device)
     if not isinstance(policy, TransformersPolicy):
         raise PolicyError(f"policy {config.policy!r} has no weights: only a transformers model can be trained")
     return policy
 
 
 def resolve_init_from(config: L) -> L:
-    """The configuration with `policy` the checkpoint that `init_from` stands for: of a run that goes on, the one it
-    began with. Raises `ConfigError` for an `init_from` that holds none."""
+    """Replace `init_from` by a checkpoint path in `policy`; a resumed run keeps the one it started from.
+
+    Raises:
+        ConfigError: `init_from` holds no checkpoint, or is this run itself.
+    """
     if config.init_from is None or "policy" in config.model_fields_set:  # a run's own config.yaml names both
         return config
     if config.init_from.resolve() == config.out.resolve():
         raise ConfigError(f"init_from: {config.init_from} is this run's own out: name the run before it")
-    began = _load_recorded_settings(config.out) if saved_steps(config.out) else {}
-    if began.get("init_from") == str(config.init_from) and isinstance(began.get("policy"), str):
-        return config.model_copy(update={"policy": began["policy"]})
+    recorded = _load_recorded_settings(config.out) if saved_steps(config.out) else {}
+    if recorded.get("init_from") == str(config.init_from) and isinstance(recorded.get("policy"), str):
+        return config.model_copy(update={"policy": recorded["policy"]})
     return config.model_copy(update={"policy": str(_best_checkpoint(config.init_from))})
 
 
 def _best_checkpoint(run: Path) -> Path:
-    """A run's best checkpoint; its newest where nothing validated."""
+    """Return a run's best checkpoint, or its newest one if nothing was validated."""
     steps = saved_steps(run)
     if not steps:
         raise ConfigError(
@@ -81,44 +88,47 @@ def _best_checkpoint(run: Path) -> Path:
 
 
 def check_settings(run: Path, config: LearnerConfig) -> None:
-    """Raise `CheckpointError` where the directory holds a run with other settings, or ones that cannot be read."""
+    """Raise `CheckpointError` if the directory holds a run with other or unreadable settings."""
     if not (run / "config.yaml").exists() or not saved_steps(run):
         return
-    theirs = _load_recorded_settings(run)
-    with suppress(ValidationError):  # a key that is newer than the run has its default: what the run did without it
-        theirs = json.loads(type(config).model_validate(theirs).model_dump_json())
-    ours = json.loads(config.model_dump_json())
-    other = [key for key in ours if key not in CHANGEABLE_ON_RESUME and theirs.get(key) != ours[key]]
-    if other:
-        told = ", ".join(f"{key}: {theirs.get(key)!r} there, {ours[key]!r} now" for key in other)
+    recorded = _load_recorded_settings(run)
+    with suppress(ValidationError):  # a key that is newer than the run gets its default
+        recorded = json.loads(type(config).model_validate(recorded).model_dump_json())
+    current = json.loads(config.model_dump_json())
+    changed = [key for key in current if key not in CHANGEABLE_ON_RESUME and recorded.get(key) != current[key]]
+    if changed:
+        differences = ", ".join(f"{key}: {recorded.get(key)!r} there, {current[key]!r} now" for key in changed)
         raise CheckpointError(
-            f"{run} holds a run with other settings ({told}): give the same ones to go on with it, or another out"
+            f"{run} holds a run with other settings ({differences}): give the same ones to resume it, or another out"
         )
 
 
 def _load_recorded_settings(run: Path) -> dict[str, Any]:
-    """The settings that a run directory names; none where it has no `config.yaml`."""
+    """Load `config.yaml` of a run directory; {} if there is none."""
     path = run / "config.yaml"
     try:
-        theirs = (yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None) or {}
+        settings = (yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        told = " ".join(str(error).split())
-        raise CheckpointError(f"{path} is not valid YAML ({told}): mend or delete it to go on") from error
-    if not isinstance(theirs, dict):
-        raise CheckpointError(f"{path} does not hold a mapping: mend or delete it to go on")
-    return theirs
+        problem = " ".join(str(error).split())
+        raise CheckpointError(f"{path} is not valid YAML ({problem}): mend or delete it to resume") from error
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{path} does not hold a mapping: mend or delete it to resume")
+    return settings
 
 
 def write_settings(run: Path, config: LearnerConfig) -> None:
-    """Write `config.yaml`, once nothing refuses the run: a refused one leaves the settings that are there."""
-    aside = run / ".config.yaml.part"
+    """Write `config.yaml` atomically.
+
+    Call it after all checks, so that a refused run leaves the existing settings alone.
+    """
+    temporary = run / ".config.yaml.part"
     settings = json.loads(config.model_dump_json())
-    aside.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-    aside.replace(run / "config.yaml")
+    temporary.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    temporary.replace(run / "config.yaml")
 
 
 def load_finished_summary(run: Path, stop: int) -> dict[str, Any] | None:
-    """The summary of a run that has ended at step `stop`."""
+    """Load the summary of a run that has finished at step `stop`; None if it has not."""
     path = run / "summary.json"
     if not path.exists() or not saved_steps(run):
         return None
@@ -127,37 +137,42 @@ def load_finished_summary(run: Path, stop: int) -> dict[str, Any] | None:
 
 
 class CoordinatedInterrupt(KeyboardInterrupt):
-    """A Ctrl-C that all of several processes take at the same place, where the state is whole."""
+    """Ctrl-C that all processes take at the same point, with a consistent state."""
 
 
 @contextmanager
-def defer_interrupt(say: Callable[[str], None], world: World = SINGLE_PROCESS) -> Iterator[None]:
-    """Hold a Ctrl-C back until the block has made the state whole again; a second one stops at once.
+def defer_interrupt(log: Callable[[str], None], world: World = SINGLE_PROCESS) -> Iterator[None]:
+    """Delay SIGINT until the block ends; a second one interrupts at once.
 
-    Of several processes all stop at the block's end if one was asked to (`StoppedTogether`); a second Ctrl-C is the
-    launcher's own there, which passes it on, and changes nothing. A launcher waits for them only so long (torchrun and
-    accelerate: 30 s) and kills them then: of a longer step nothing is left but the last checkpoint.
+    With several processes, all of them stop at the end of the block if one received SIGINT (`CoordinatedInterrupt`). A
+    second SIGINT changes nothing there, because launchers pass on their own. torchrun and accelerate wait 30 s and then
+    kill the processes: a longer step is lost back to the last checkpoint.
+
+    Args:
+        log: Called with a message when the first SIGINT arrives.
+        world: Processes that must stop together.
     """
-    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # nohup, a background job: it stays so
-    held = not ignored and threading.current_thread() is threading.main_thread()
-    pressed = False
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # nohup or a background job: stays ignored
+    is_handled = not ignored and threading.current_thread() is threading.main_thread()
+    interrupted = False
 
-    def hold(number: int, frame: Any) -> None:
-        nonlocal pressed
-        if pressed and world.size == 1:
+    def on_sigint(signal_number: int, frame: Any) -> None:
+        nonlocal interrupted
+        if interrupted and world.size == 1:
             raise KeyboardInterrupt
-        if not pressed:
-            again = "press again to stop at once" if world.size == 1 else "a launcher may not wait for its end"
-            say(f"Ctrl-C: finishing this step first; {again}")
-        pressed = True
+        if not interrupted:
+            hint = "press again to stop at once" if world.size == 1 else "a launcher may not wait for its end"
+            log(f"Ctrl-C: finishing this step first; {hint}")
+        interrupted = True
 
-    before = signal.signal(signal.SIGINT, hold) if held else None
+    previous_handler = signal.signal(signal.SIGINT, on_sigint) if is_handled else None
     try:
         yield
-        if world.size > 1 and any(world.gather([pressed])):  # held: one that is left out here waits for the others
+        # Interrupts are still deferred here: a process that skipped the gather would hang the others.
+        if world.size > 1 and any(world.gather([interrupted])):
             raise CoordinatedInterrupt
     finally:
-        if held:
-            signal.signal(signal.SIGINT, before)
-    if pressed:
+        if is_handled:
+            signal.signal(signal.SIGINT, previous_handler)
+    if interrupted:
         raise KeyboardInterrupt

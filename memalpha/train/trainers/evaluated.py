@@ -1,4 +1,4 @@
-"""`TaskRun`: a run that learns from tasks or is judged by them: readers, evaluations, the writer's own prompt."""
+"""Base of trainers that evaluate on memory tasks: readers, frozen policies and greedy evaluations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T", TrainConfig, SFTConfig)
 
 
 class EvaluatedTrainer(Trainer[T]):
-    """Beside what every run is: other policies by name, readers, and evaluations on tasks."""
+    """A trainer with readers, other policies by name, and evaluations on memory tasks."""
 
     def __init__(self, config: T, world: World) -> None:
         super().__init__(config, world)
@@ -33,18 +33,18 @@ class EvaluatedTrainer(Trainer[T]):
         self.rewards = MemoryReward(self.config.reward.kept_in(self.out), self.policy.count_tokens)
 
     def _load_readers(self, *settings: ReaderConfig) -> list[Reader]:
-        """Readers that refuse conflicts unless told otherwise; the frozen start reads where none is named."""
-        found = [reader.model_copy(update={"conflicts": reader.conflicts or "refuse"}) for reader in settings]
+        """Load readers; they refuse conflicts by default and use the start policy if none is named."""
+        resolved = [reader.model_copy(update={"conflicts": reader.conflicts or "refuse"}) for reader in settings]
         return [
             load_reader(
                 reader.model_copy(update={"policy": None}),
                 self._load_frozen_policy(reader.policy or self.config.policy) if reader.kind == "policy" else None,
             )
-            for reader in found
+            for reader in resolved
         ]
 
     def _load_frozen_policy(self, name: str) -> Policy:
-        """A policy that is not trained, by name: loaded once, where and in the precision that the run is."""
+        """Load a policy that is not trained, once per name, on the run's device and in its precision."""
         if name not in self._frozen_policies:
             endpoint = self.config.endpoint.kept_in(self.out)
             policy = load_policy(name, dtype=self.config.dtype, device=self.config.device, endpoint=endpoint)
@@ -54,24 +54,28 @@ class EvaluatedTrainer(Trainer[T]):
         return self._frozen_policies[name]
 
     def _with_trained_prompts(self) -> T:
-        """Writer and readers prompted as the run's policy was trained; a reader with another policy as that one was."""
-        found: dict[str, Any] = {"agent": in_own_style(self.config.agent, self.policy)}
+        """Return the config with the prompt styles that the policies were trained with.
+
+        A reader that names its own policy gets that policy's style.
+        """
+        updates: dict[str, Any] = {"agent": in_own_style(self.config.agent, self.policy)}
         for name in ("reader", "training_reader"):
             reader: ReaderConfig | None = getattr(self.config, name, None)
             if reader is not None and reader.kind == "policy" and "prompt" not in reader.model_fields_set:
-                found[name] = in_own_style(
+                updates[name] = in_own_style(
                     reader, self._load_frozen_policy(reader.policy) if reader.policy else self.policy
                 )
-        return self.config.model_copy(update=found)
+        return self.config.model_copy(update=updates)
 
     def _evaluate_on(
         self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader, progress: Any = None
     ) -> Report:
+        """Evaluate `policy` greedily on the tasks, with all processes."""
         builder = Builder(policy, self.config.agent, self.embedder)
         return evaluate_distributed(name, builder, tasks, reader, self.rewards, self.world, progress)
 
     def _evaluate_and_save(self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader) -> Report:
-        """Greedy; saved as `eval/<name>.json` and `.jsonl`."""
+        """Evaluate on held-out tasks; save `eval/<name>.json` and `eval/<name>.jsonl`."""
         with self.display.task_progress(f"evaluating {name} on {len(tasks)} held-out tasks") as progress:
             report = self._evaluate_on(name, policy, tasks, reader, progress)
         if self.world.is_main:

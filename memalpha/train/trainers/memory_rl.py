@@ -1,6 +1,6 @@
-"""`MemoryRun`: reinforcement of a memory writer: tasks of chunks and questions, baselines, a conversation to look at.
+"""Reinforcement learning of memory writers, with baselines and an example conversation.
 
-The weights evaluated "after" are those with the best accuracy on the validation tasks.
+The weights evaluated as "after" are those with the best accuracy on the validation tasks.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from memalpha.train.trainers.rl import RLTrainer
 from memalpha.types import Task, Trajectory, Turn
 
 BASELINES = {"append_only": "append-only", "oracle": "oracle"}
+"""Evaluation name -> kind of scripted policy."""
 
 MIN_READER_CEILING = 0.5
-"""A reader that gets less than this out of the oracle's memory is spoken of."""
+"""A reader whose accuracy with the oracle's memory is below this is reported."""
 
 
 class MemoryRLTrainer(RLTrainer[TrainConfig], EvaluatedTrainer[TrainConfig]):
-    """Rollouts are memories built over conversations; their reward is what can be answered from them."""
+    """Train a memory writer: a rollout builds a memory over a conversation, answers from it give the reward."""
 
     no_endpoint_reason = "neither reader nor judge is behind an endpoint"
 
@@ -49,8 +50,8 @@ class MemoryRLTrainer(RLTrainer[TrainConfig], EvaluatedTrainer[TrainConfig]):
         for note in self.rewards.notes([*self.source.batch(0), *held_out]):
             self.display.log(note)
         before = self._evaluate_and_save("before", self.policy, held_out, self.reader)
-        example = choose_example(held_out)
-        task, group = held_out[example], before.groups[example]
+        example_index = choose_example(held_out)
+        task, group = held_out[example_index], before.groups[example_index]
         if self.world.is_main:
             systems = {"before": (group.trajectories[0], before.records)}
             write_example(self.out / "eval" / "example.json", task, systems)
@@ -68,24 +69,24 @@ class MemoryRLTrainer(RLTrainer[TrainConfig], EvaluatedTrainer[TrainConfig]):
         else:
             self.display.log("no baselines: not every held-out task carries gold operations")
 
-    def _validation_score(self, line: dict[str, Any]) -> float | None:
-        """Accuracy on the validation tasks."""
+    def _validation_score(self, metrics: dict[str, Any]) -> float | None:
+        """Return the accuracy on the validation tasks."""
         if not self.source.validation:
             return None
         summary = self._evaluate_on("validation", self.policy, self.source.validation, self.reader).summary
-        line |= {"validation_accuracy": summary["accuracy"], "validation_se": summary["se"]}
+        metrics |= {"validation_accuracy": summary["accuracy"], "validation_se": summary["se"]}
         return summary["accuracy"]
 
-    def _final_summary(self, chosen: int) -> dict[str, Any]:
+    def _final_summary(self, best_step: int) -> dict[str, Any]:
         after = self._evaluate_and_save("after", self.policy, self.source.held_out, self.reader)
         return self.world.run_on_main(lambda: self._collect_evaluations(after))
 
     def _collect_evaluations(self, after: Report) -> dict[str, Any]:
-        """The example's last part, and all evaluations together."""
+        """Complete the example with the trained policy and return all evaluations."""
         path = self.out / "eval" / "example.json"
         example = read_json(path)
-        place = [task.id for task in self.source.held_out].index(example["task"])
-        example["systems"]["after"] = walk_trajectory(after.groups[place].trajectories[0], after.records)
+        index = [task.id for task in self.source.held_out].index(example["task"])
+        example["systems"]["after"] = walk_trajectory(after.groups[index].trajectories[0], after.records)
         write_json(path, example)
         systems = {
             name: read_json(self.out / "eval" / f"{name}.json")
@@ -105,9 +106,9 @@ class MemoryRLTrainer(RLTrainer[TrainConfig], EvaluatedTrainer[TrainConfig]):
 
     def _attempt_metrics(self, records: Sequence[Record], trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         summary = summarize(records, trajectories, self.policy.count_tokens)
-        keep = ("reward", "accuracy", "answerable_accuracy", "valid_calls", "duplicates", "update_share")
-        keep += ("delete_share", "update_hit", "delete_hit", "memory_tokens")
-        return {name: summary[name] for name in keep}
+        names = ("reward", "accuracy", "answerable_accuracy", "valid_calls", "duplicates", "update_share")
+        names += ("delete_share", "update_hit", "delete_hit", "memory_tokens")
+        return {name: summary[name] for name in names}
 
     def _turn_metrics(self, turns: Sequence[Turn], rollouts: int) -> dict[str, Any]:
         return {"calls": sum(len(turn.calls) for turn in turns) / rollouts}

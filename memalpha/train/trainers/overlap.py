@@ -1,20 +1,22 @@
-"""`overlap`: a step in parts, so that neither sampler nor learner waits for a reader or judge behind an endpoint.
+"""A step in parts, so that neither sampler nor learner waits for a reader or judge behind an endpoint.
 
-    sampled   | 1 | 2 | 3 |
-    asked         | 1 ......... | 2 ....... | 3 ............. |       (parts side by side)
-    learnt                      | 1 |       | 2 |             | 3 |
+    sampling | 1 | 2 | 3 |
+    scoring      | 1 ......... | 2 ....... | 3 ............. |       (parts in parallel)
+    training                   | 1 |       | 2 |             | 3 |
 
-Each part is some of the step's tasks. All are sampled before the first update, so the step is on-policy as ever. A part
-is learnt from in its turn, as soon as its rewards are there: with `minibatches` 1 its gradient is added to the others',
-with as many minibatches as parts it is an optimizer step. Divisors of the one optimizer step follow from what was
-sampled (`normalize.count`), so no part waits for another's rewards; a rollout that then has no reward counts in them,
-as one of advantage 0 would, and is learnt from no more. Passes that need no reward (the reference, the
-learner's own old log-probs) are made while the first part is being asked about.
+Each part holds some of the step's tasks. All parts are sampled before the first update, so the step stays on-policy.
+Parts are trained on in order, each as soon as its rewards are known. With `minibatches` 1 the gradients of the parts
+are added up; with as many minibatches as parts, each part is an optimizer step.
 
-What is learnt depends on no timing: parts are learnt from in order, and what is searched in a memory was embedded when
-the part was sampled. The same parts one after the other give the same bits, and are what is done where no endpoint is
-waited for. Several processes wait side by side, and learn in their main threads; parts of fewer tasks than processes
-are dealt to them in turn.
+The divisors of a single optimizer step follow from the sampled rows (`loss_weights.count_streams`), so no part waits
+for another's rewards. A rollout that gets no reward still counts in them, as one with advantage 0 would, but is not
+trained on. Forward passes that need no reward (the reference, the learner's own old log-probs) run while the first part
+is being scored.
+
+The result does not depend on timing: parts are trained on in order, and texts that are searched for in a memory are
+embedded when the part is sampled. The same parts one after the other give the same bits; without an endpoint the step
+runs that way. Several processes wait in parallel and train in their main threads. If a part has fewer tasks than there
+are processes, its tasks are assigned to the processes in turn.
 """
 
 from __future__ import annotations
@@ -42,35 +44,54 @@ from memalpha.types import TrajectoryGroup
 
 @dataclass(slots=True)
 class Part:
-    """Some of a step's tasks: `rows` as sampled, rewards on their way, and passes over the rows made ahead.
+    """Some of a step's tasks: sampled rows, pending rewards, and forward passes over the rows.
 
-    It is the `Score` that the part is annotated with: log-probs of the step's first weights, whatever was learnt since.
+    It is the scorer that the part is annotated with. Its log-probs are those of the step's first weights, even after
+    updates on earlier parts.
+
+    Attributes:
+        rows: Rows as sampled.
+        scored: Groups with rewards, and records, once they are known.
+        forward_passes: Log-probs of the rows; the key is True for the reference's.
     """
 
     rows: list[TrainingSample]
     scored: Future[ScoredGroups[Any]]
     forward_passes: dict[bool, Future[list[np.ndarray]]] = field(default_factory=dict)
-    """By whether they are the reference's."""
 
     def forward(self, samples: Sequence[TrainingSample], *, reference: bool = False) -> list[np.ndarray]:
-        """Log-probs of the part's rows. Raises `TrainingError` for other rows, and passes that were not foreseen."""
-        places: dict[Any, list[int]] = {}
-        for place in reversed(range(len(self.rows))):
-            places.setdefault(_tokens(self.rows[place]), []).append(place)
-        wanted = [places[key].pop() if places.get(key := _tokens(sample)) else -1 for sample in samples]
-        if reference not in self.forward_passes or -1 in wanted:
+        """Return log-probs of the part's rows.
+
+        Raises:
+            TrainingError: A row was not sampled, or this pass was not prepared.
+        """
+        indices_by_tokens: dict[Any, list[int]] = {}
+        for index in reversed(range(len(self.rows))):
+            indices_by_tokens.setdefault(_tokens(self.rows[index]), []).append(index)
+        indices = [
+            indices_by_tokens[key].pop() if indices_by_tokens.get(key := _tokens(sample)) else -1 for sample in samples
+        ]
+        if reference not in self.forward_passes or -1 in indices:
             raise TrainingError("overlap: this algorithm scores rows that were not sampled: set overlap=1")
-        found = self.forward_passes[reference].result()
-        return [found[place] for place in wanted]
+        logprobs = self.forward_passes[reference].result()
+        return [logprobs[index] for index in indices]
 
     def values(self, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-        """Raises `TrainingError`: no algorithm that is learnt from in parts asks for values."""
+        """Raise `TrainingError`: training in parts supports no values."""
         raise TrainingError("overlap: this algorithm asks for values: set overlap=1")
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """A step: its scored groups and records, its rows, the figures of each optimizer step, and `mismatch_*`."""
+    """Groups, records and rows of a step, and metrics of its updates.
+
+    Attributes:
+        groups: Groups with rewards.
+        records: Answers to all questions of the attempts.
+        samples: Rows that were trained on.
+        stats: Metrics of each optimizer step.
+        mismatch: `mismatch_*` metrics; {} unless old log-probs are recomputed.
+    """
 
     groups: list[TrajectoryGroup[Any]]
     records: list[Record]
@@ -80,10 +101,11 @@ class StepResult:
 
 
 class OverlapPipeline:
-    """Does the steps of a run in `config.overlap` parts. A context manager: at its end nothing is under way.
+    """Runs a step in `config.overlap` parts; a context manager that stops its threads at the end.
 
-    `waits`: whether there is an endpoint to wait for. `waited`: seconds in which nothing was sampled or learnt, for
-    rewards were waited for, or made without a thread.
+    Attributes:
+        has_endpoint: True if there is an endpoint to wait for.
+        wait_seconds: Time of the step in which rewards blocked sampling and training.
     """
 
     def __init__(
@@ -93,19 +115,20 @@ class OverlapPipeline:
         self.wait_seconds = 0.0
         self._scoring = collector.background_scoring()
         self.has_endpoint = self._scoring.has_endpoint
-        inline = not self.has_endpoint
-        self.learner = Learner(engine, inline=inline)
-        lanes = config.overlap if self._scoring.is_concurrent else 1
-        self._pipelines = [Pipeline(inline=inline, name=f"memalpha scores {number}") for number in range(lanes)]
+        is_inline = not self.has_endpoint
+        self.learner = Learner(engine, inline=is_inline)
+        pipeline_count = config.overlap if self._scoring.is_concurrent else 1
+        self._pipelines = [
+            Pipeline(inline=is_inline, name=f"memalpha scores {index}") for index in range(pipeline_count)
+        ]
 
     def start_step(self, tasks: Sequence[Any], step: int) -> list[Part]:
-        """Sample all parts, have them scored, and wait for the first one's rewards. Changes no weights."""
+        """Sample all parts, start scoring them and wait for the first part's rewards. Changes no weights."""
         self.wait_seconds = 0.0
         try:
-            sampled = [self._sample_part(number, tasks, step) for number in range(self.config.overlap)]
-            parts = [
-                self._build_part(number, *own) for number, own in enumerate(sampled)
-            ]  # now that all processes have
+            sampled = [self._sample_part(index, tasks, step) for index in range(self.config.overlap)]
+            # Gather only after sampling all parts: every process has submitted its share by then.
+            parts = [self._build_part(index, *share) for index, share in enumerate(sampled)]
             for part in parts:
                 if self.algorithm.needs_reference:
                     part.forward_passes[True] = self.learner.forward(part.rows, reference=True)
@@ -118,43 +141,43 @@ class OverlapPipeline:
         return parts
 
     def learn(self, parts: Sequence[Part], rate: float) -> StepResult:
-        """Learn from each part in its turn, as soon as its rewards are there."""
+        """Train on each part in order, as soon as its rewards are known."""
         config, world = self.config, self.collector.world
-        whole = count_streams([row for part in parts for row in part.rows])["pg"]
+        step_count = count_streams([row for part in parts for row in part.rows])["pg"]
         groups: list[TrajectoryGroup[Any]] = []
         records: list[Record] = []
         samples: list[TrainingSample] = []
         mismatches: list[dict[str, float]] = []
-        passes: list[Future[dict[str, float]]] = []
-        for turn, part in enumerate(parts):
-            mine = self._wait_for_scores(part)
-            scored = drop_unscored(world.gather(mine[0], turn))
-            rows = self.algorithm.annotate(scored, part)
-            _check_trained_tokens(rows, build_rows(scored, config.entropy_coef))
+        updates: list[Future[dict[str, float]]] = []
+        for part_index, part in enumerate(parts):
+            local = self._wait_for_scores(part)
+            groups_of_part = drop_unscored(world.gather(local[0], part_index))
+            rows = self.algorithm.annotate(groups_of_part, part)
+            _check_trained_tokens(rows, build_rows(groups_of_part, config.entropy_coef))
             if config.old_logprobs == "recomputed":
                 rows, mismatch = self.engine.recompute_old_logprobs(rows, config.importance_cap, part.forward(rows))
                 mismatches.append({**mismatch, "tokens": float(count_streams(rows)["pg"].tokens)})
             if config.minibatches == 1:
-                divided = self.engine.normalized(rows, step_counts=dict.fromkeys(STREAMS, whole))
-                passes.append(self.learner.forward_backward(divided))
+                normalized_rows = self.engine.normalized(rows, step_counts=dict.fromkeys(STREAMS, step_count))
+                updates.append(self.learner.forward_backward(normalized_rows))
             else:
-                passes.append(self.learner.update(rows, rate=rate))
-            groups += scored
-            records += world.gather(mine[1], turn)
+                updates.append(self.learner.update(rows, rate=rate))
+            groups += groups_of_part
+            records += world.gather(local[1], part_index)
             samples += rows
         if config.minibatches == 1:
             norm = self.learner.optim_step(rate)
-            figures = merge_metrics([one.result() for one in passes])
-            stats = [{**figures, "grad_norm": norm.result(), "learning_rate": rate}]
+            stats_of_update = merge_metrics([update.result() for update in updates])
+            stats = [{**stats_of_update, "grad_norm": norm.result(), "learning_rate": rate}]
         else:
-            stats = [one.result() for one in passes]
+            stats = [update.result() for update in updates]
         mismatch = (
             {name: value for name, value in merge_metrics(mismatches).items() if name != "tokens"} if mismatches else {}
         )
         return StepResult(groups, records, samples, stats, mismatch)
 
     def close(self) -> None:
-        """Ask no more, and wait for the one pass that may be under way. Answers under way are kept where a cache is."""
+        """Cancel pending requests and wait for a forward pass under way. Caches keep the answers received so far."""
         self._scoring.cancel()
         for pipeline in self._pipelines:
             pipeline.close(drop=True)
@@ -169,28 +192,30 @@ class OverlapPipeline:
         self.close()
 
     def _sample_part(
-        self, number: int, tasks: Sequence[Any], step: int
+        self, index: int, tasks: Sequence[Any], step: int
     ) -> tuple[list[TrajectoryGroup[Any]], Future[ScoredGroups[Any]]]:
-        """This process's share of a part: its rollouts, and their rewards on their way."""
-        first, end = (len(tasks) * place // self.config.overlap for place in (number, number + 1))
+        """Sample this process's share of part `index` and submit it for scoring."""
+        first, end = (len(tasks) * i // self.config.overlap for i in (index, index + 1))
         collector = self.collector
-        mine = collector.sample(tasks[first:end], step, first, turn=number)
-        score = self._scoring.start(mine)
-        lane = self._pipelines[number % len(self._pipelines)]
-        begun = time.monotonic()
-        scored = lane.submit(f"scoring part {number + 1} of step {step}", score)
-        self.wait_seconds += time.monotonic() - begun
-        return mine, scored
+        groups = collector.sample(tasks[first:end], step, first, offset=index)
+        score = self._scoring.start(groups)
+        pipeline = self._pipelines[index % len(self._pipelines)]
+        start = time.monotonic()
+        scored = pipeline.submit(f"scoring part {index + 1} of step {step}", score)
+        self.wait_seconds += time.monotonic() - start
+        return groups, scored
 
-    def _build_part(self, number: int, mine: Sequence[TrajectoryGroup[Any]], scored: Future[ScoredGroups[Any]]) -> Part:
-        return Part(build_rows(self.collector.world.gather(mine, number), self.config.entropy_coef), scored)
+    def _build_part(
+        self, index: int, groups: Sequence[TrajectoryGroup[Any]], scored: Future[ScoredGroups[Any]]
+    ) -> Part:
+        return Part(build_rows(self.collector.world.gather(groups, index), self.config.entropy_coef), scored)
 
     def _wait_for_scores(self, part: Part) -> ScoredGroups[Any]:
-        begun = time.monotonic()
-        found = part.scored.result()
+        start = time.monotonic()
+        scored = part.scored.result()
         if (idle := self.learner.idle_since) is not None:
-            self.wait_seconds += time.monotonic() - max(begun, idle)
-        return found
+            self.wait_seconds += time.monotonic() - max(start, idle)
+        return scored
 
 
 def _tokens(sample: TrainingSample) -> tuple[tuple[int, ...], tuple[int, ...], float]:
@@ -198,7 +223,7 @@ def _tokens(sample: TrainingSample) -> tuple[tuple[int, ...], tuple[int, ...], f
 
 
 def _check_trained_tokens(rows: Sequence[TrainingSample], sampled: Sequence[TrainingSample]) -> None:
-    """Raise `TrainingError` where a stream trains other rows or tokens than were counted on."""
-    expected, nothing = count_streams(sampled)["pg"], StreamCount(0, 0, 0)
-    if any(found not in (expected, nothing) for found in count_streams(rows).values()):
+    """Raise `TrainingError` if a stream trains other rows or tokens than those counted at sampling."""
+    expected, untrained = count_streams(sampled)["pg"], StreamCount(0, 0, 0)
+    if any(counted not in (expected, untrained) for counted in count_streams(rows).values()):
         raise TrainingError("overlap: this algorithm trains other tokens than were sampled: set overlap=1")

@@ -1,4 +1,4 @@
-"""`PairsRun`: a run on a file of preferences: what is learnt from and what validates, its order, its identity."""
+"""Base of runs on a file of preferences: training and held-out lines, their order, their fingerprint."""
 
 from __future__ import annotations
 
@@ -22,27 +22,38 @@ Texts = Sequence[str | Sequence[Mapping[str, Any]]]
 """Prompts or replies: texts, or chat messages."""
 
 PAIRS_FILE = "preferences.jsonl"
-"""Where a run directory holds pairs that came from Python."""
+"""File in the run directory for pairs that were passed from Python."""
 
 
 def train_on_lists(
-    kind: Callable[[P, World], Trainer[P]], config: P, prompts: Texts, chosen: Texts, rejected: Texts
+    trainer_type: Callable[[P, World], Trainer[P]], config: P, prompts: Texts, chosen: Texts, rejected: Texts
 ) -> dict[str, Any]:
-    """Run on pairs that are given as lists and kept in the run directory (`config.data`: its `OWN_DATA`)."""
+    """Write pairs to the run directory and train on them.
+
+    Args:
+        trainer_type: Trainer class.
+        config: Configuration whose `data` is `PAIRS_FILE` in the run directory.
+        prompts: Texts or chat messages, one per pair.
+        chosen: Better replies, in the order of `prompts`.
+        rejected: Worse replies, in the order of `prompts`.
+
+    Returns:
+        Summary of the run.
+    """
     check_run_directory(config.out)
     config.out.mkdir(parents=True, exist_ok=True)
     write_pairs(config.data, prompts, chosen, rejected, is_resuming=bool(saved_steps(config.out)))
-    return launch(kind, config)
+    return launch(trainer_type, config)
 
 
 class PairTrainer(Trainer[P], Generic[P, L]):
-    """Each step learns from `batch_pairs` lines, in a seeded order that is new in every pass.
+    """Train on `batch_pairs` lines per step, in a seeded order that changes every epoch.
 
-    What validates: the loss of lines that are held out (`eval_data`, or the last fifth, `validation_pairs` at most).
+    Validation is the loss on held-out lines: `eval_data`, or the last fifth of the file, at most `validation_pairs`.
     """
 
     unit: ClassVar[str] = "line"
-    """What a line of the data is called."""
+    """Name of a data line in messages."""
 
     def __init__(self, config: P, world: World) -> None:
         super().__init__(config, world)
@@ -55,62 +66,64 @@ class PairTrainer(Trainer[P], Generic[P, L]):
 
     @abstractmethod
     def _read_file(self, path: Path) -> list[L]:
-        """The lines of a file."""
+        """Read the lines of a file."""
 
     @abstractmethod
     def _fingerprint(self, lines: list[L]) -> str:
-        """What tells these lines from others."""
+        """Return a hash of the lines."""
 
     @abstractmethod
-    def _check_lines(self, learnt: list[L], held_out: list[L]) -> None:
-        """Say what there is; raise `DataError` for what cannot be learnt from."""
+    def _check_lines(self, training: list[L], held_out: list[L]) -> None:
+        """Log the number of lines; raise `DataError` if training on them is impossible."""
 
     @abstractmethod
     def _validation_metrics(self) -> dict[str, float]:
-        """Figures of the lines that are held out, `validation_pair_loss` among them; none without such lines."""
+        """Return metrics of the held-out lines, including `validation_pair_loss`; {} without such lines."""
 
-    def _schedule_steps(self) -> int:
+    def _load_data(self) -> None:
         config = self.config
         self.training_lines, self.validation_lines = self.world.run_on_main(self._read_and_split)
         self.fingerprint = self._fingerprint([*self.training_lines, *self.validation_lines])
         steps = schedule_steps(config, len(self.training_lines), config.batch_pairs)
         self.schedule = config.model_copy(update={"schedule_steps": steps})
-        return steps
+
+    def _schedule_steps(self) -> int:
+        return self.schedule.schedule_steps
 
     def _read_and_split(self) -> tuple[list[L], list[L]]:
         config = self.config
-        learnt = self._read_file(config.data)
+        training = self._read_file(config.data)
         if config.eval_data is not None:
             held_out = self._read_file(config.eval_data)[: config.validation_pairs]
         else:
-            cut = len(learnt) - min(config.validation_pairs, max(1, len(learnt) // 5))
-            learnt, held_out = learnt[:cut], learnt[cut:]
-        if not learnt:
+            cut = len(training) - min(config.validation_pairs, max(1, len(training) // 5))
+            training, held_out = training[:cut], training[cut:]
+        if not training:
             raise DataError(
                 f"data: {config.data} has one {self.unit}, which validates: add some, or set validation_pairs=0"
             )
-        self._check_lines(learnt, held_out)
-        return learnt, held_out
+        self._check_lines(training, held_out)
+        return training, held_out
 
     def _before_training(self) -> None:
-        """Nothing but the first validation."""
+        """Do nothing; only the first validation precedes training."""
 
     def _batch(self) -> list[L]:
-        """The lines of this step."""
+        """Return the lines of this step."""
         config = self.config
         first = self.step * config.batch_pairs
         return [
-            shuffled_item(self.training_lines, first + number, str(config.seed)) for number in range(config.batch_pairs)
+            shuffled_item(self.training_lines, first + offset, str(config.seed)) for offset in range(config.batch_pairs)
         ]
 
-    def _validation_score(self, line: dict[str, Any]) -> float | None:
-        found = self._validation_metrics()
-        line |= found
+    def _validation_score(self, metrics: dict[str, Any]) -> float | None:
+        validation = self._validation_metrics()
+        metrics |= validation
         if self.step == 0:
-            self.before = found
-        return -found["validation_pair_loss"] if found else None
+            self.before = validation
+        return -validation["validation_pair_loss"] if validation else None
 
-    def _final_summary(self, chosen: int) -> dict[str, Any]:
+    def _final_summary(self, best_step: int) -> dict[str, Any]:
         return {
             "pairs": len(self.training_lines),
             "validation_pairs": len(self.validation_lines),

@@ -1,18 +1,18 @@
-"""Rows that teach the two roles that reflection adds (`memalpha train sft source=erl`), from gold operations.
+"""Rows that teach the two extra roles of reflection (`memalpha train sft source=erl`), made from gold operations.
 
-A small policy has never written advice and takes none. For each task the policy's own attempts are sampled and asked;
-of one that has not succeeded there are then
+A small policy has never written advice and does not follow any. For each task, the policy's own attempts are sampled
+and answered. Each attempt that did not succeed gives:
 
-* a reflection, twice, for it is short: its prompt as in training, and as its completion what the gold operations of the
-  failed questions' evidence are about, the key of each: "Write down city, trip; delete pet." (or in the compact style
-  `city:,trip:,-pet`, the tokens that the calls are to begin with). Keys and not values: what is stored has to come from
-  the conversation, and advice that holds in other conversations can be used again (of gold operations in free text,
-  which have no key, it is the whole content);
-* a second attempt with that advice: the gold operations that the advice names or that the attempt had done rightly.
-  What neither names is left out, so that a policy that heeds the advice fits these rows better than one that does not.
+* a reflection, twice because it is short. Its prompt is that of training. Its completion names the keys of the gold
+  operations in the evidence of the failed questions: "Write down city, trip; delete pet." (compact style:
+  `city:,trip:,-pet`, the tokens that calls begin with). It names keys and not values: stored values must come from the
+  conversation, and advice that fits other conversations can be reused. Gold operations in free text have no key; their
+  whole content is named.
+* a second attempt with that advice: the gold operations that the advice names or that the attempt executed correctly.
+  All others are left out, so that a policy fits these rows better if it follows the advice.
 
-The turns of each task's first attempt are rows too, whatever they are worth: they hold the policy where it was without
-advice. So the start of a run with reflection is, on first attempts, the start it was made from.
+The turns of each task's first attempt are rows, too, whatever their reward. They keep the policy without advice where
+it was: on first attempts, a run with reflection starts from the policy that these rows were made with.
 """
 
 from __future__ import annotations
@@ -52,10 +52,22 @@ def reflection_demo_rows(
     *,
     first: int = 0,
 ) -> tuple[list[TrainingSample], int]:
-    """The rows of these tasks, and how many turns were left out because a call failed or they were cut off.
+    """Make reflection rows for the tasks and count the turns that were left out (failed call, or cut off).
 
-    `builder` samples `group_size` attempts at each with `policy`; `first` is the number of the first task. Raises
-    `DataError` for a task without gold operations.
+    Args:
+        policy: Policy whose attempts are sampled; its tokenizer encodes the rows.
+        builder: Builder of `group_size` attempts per task with `policy`.
+        reader: Reader that answers the questions.
+        rewards: Reward of the attempts.
+        tasks: Tasks with gold operations.
+        config: `erl` (default: `ERLConfig()`), `group_size`, `temperature` and `seed` are used.
+        first: Index of the first task; keys the sampling noise.
+
+    Returns:
+        Rows, number of turns left out.
+
+    Raises:
+        DataError: A task has no gold operations.
     """
     settings = config.erl or ERLConfig()
     for task in tasks:
@@ -64,68 +76,74 @@ def reflection_demo_rows(
     groups = builder.build(tasks, config.group_size, config.temperature, config.seed, first=first)
     groups, records = score_groups(groups, reader, rewards, embedder=builder.embedder)
     wrong = {
-        (number, attempt.rollout): [record for record in of_attempt if not record.correct]
-        for number, (group, of_group) in enumerate(
+        (index, attempt.rollout): [record for record in attempt_records if not record.correct]
+        for index, (group, records_of_group) in enumerate(
             zip(groups, group_records(groups, records), strict=True), start=first
         )
-        for attempt, of_attempt in zip(group.trajectories, of_group, strict=True)
+        for attempt, attempt_records in zip(group.trajectories, records_of_group, strict=True)
     }
     rows, left_out = imitation_rows(group.trajectories[0] for group in groups)
     memory = ReflectionMemory([], settings, builder.embedder)
     starts = []
-    for one in reflection_candidates(groups, records, first, builder, settings):
-        task = one.attempt.task
-        named = evidence_operations(task, wrong[one.task_index, one.attempt.rollout])
-        said = format_advice(named, builder.config.prompt)
-        if not said:
+    for candidate in reflection_candidates(groups, records, first, builder, settings):
+        task = candidate.attempt.task
+        operations = evidence_operations(task, wrong[candidate.task_index, candidate.attempt.rollout])
+        advice = format_advice(operations, builder.config.prompt)
+        if not advice:
             continue
-        earlier = memory.recall([one.feedback]) if settings.enable_memory else [[]]
-        [request] = memory_reflection_requests(builder, [one], earlier, settings.reflection_tokens, 0.0, config.seed, 0)
+        earlier = memory.recall([candidate.feedback]) if settings.enable_memory else [[]]
+        [request] = memory_reflection_requests(
+            builder, [candidate], earlier, settings.reflection_tokens, 0.0, config.seed, 0
+        )
         prompt = policy.render(request.messages, request.tools)
-        ids = encode_reply(policy, said, f"task {task.id!r}, reflection")
-        rows += [cross_entropy_sample(prompt, ids, task=task.id, rollout=one.attempt.rollout)] * 2
-        starts.append(Start(retry_task(one, named), one.task_index, one.attempt.rollout, said))
-        memory.add(said)
+        ids = encode_reply(policy, advice, f"task {task.id!r}, reflection")
+        rows += [cross_entropy_sample(prompt, ids, task=task.id, rollout=candidate.attempt.rollout)] * 2
+        starts.append(Start(retry_task(candidate, operations), candidate.task_index, candidate.attempt.rollout, advice))
+        memory.add(advice)
     oracle = Builder(Demonstrator(ScriptedPolicy("oracle"), policy), builder.config, builder.embedder, builder.schema)
-    again, more = imitation_rows(oracle.run(starts, role="retry"))
-    return [*rows, *again], left_out + more
+    retry_rows, retries_left_out = imitation_rows(oracle.run(starts, role="retry"))
+    return [*rows, *retry_rows], left_out + retries_left_out
 
 
 def evidence_operations(task: Task, wrong: Sequence[Record]) -> list[GoldOperation]:
-    """The gold operations that the wrong answers rest on: those of their evidence, in the order of the conversation."""
+    """Return the gold operations in the evidence of wrongly answered questions, in the order of the conversation."""
     questions = {question.id: question for question in task.questions}
     turns = {turn for record in wrong for turn in questions[record.question_id].evidence}
     return [operation for operation in task.gold_operations if operation.turn in turns]
 
 
 def operation_point(operation: GoldOperation) -> tuple[bool, str]:
-    """What the advice says of an operation: whether something is to be there after it, and its key (or content)."""
+    """Return True if the operation stores something (False: deletes), and its key; the content if it has no key."""
     content = operation.content or operation.replaces or ""
     pair = key_value(content)
     return bool(operation.content), pair[0] if pair else content.rstrip(".")
 
 
-def format_advice(named: Sequence[GoldOperation], style: str) -> str:
-    """The points of these operations, each once; "" for none."""
-    points = list(dict.fromkeys(map(operation_point, named)))
+def format_advice(operations: Sequence[GoldOperation], style: str) -> str:
+    """Format the points of the operations as advice, each once; "" without operations."""
+    points = list(dict.fromkeys(map(operation_point, operations)))
     if style == "compact":
-        return ",".join(f"{key}:" if there else f"-{key}" for there, key in points)
-    written, ended = (", ".join(key for there, key in points if there == what) for what in (True, False))
-    parts = [part for part in (written and f"write down {written}", ended and f"delete {ended}") if part]
+        return ",".join(f"{key}:" if stores else f"-{key}" for stores, key in points)
+    stored_keys, deleted_keys = (", ".join(key for stores, key in points if stores == kind) for kind in (True, False))
+    parts = [
+        part
+        for part in (stored_keys and f"write down {stored_keys}", deleted_keys and f"delete {deleted_keys}")
+        if part
+    ]
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
-def retry_task(one: ReflectionCandidate, named: Sequence[GoldOperation]) -> Task:
-    """The task with only those gold operations that the advice names or the attempt has done."""
-    points = {operation_point(operation) for operation in named}
-    task = one.attempt.task
-    kept = [
+def retry_task(candidate: ReflectionCandidate, operations: Sequence[GoldOperation]) -> Task:
+    """Return the task with only the gold operations that the advice names or the attempt executed."""
+    points = {operation_point(operation) for operation in operations}
+    task = candidate.attempt.task
+    remaining = [
         operation
         for operation in task.gold_operations
-        if operation_point(operation) in points or _has_executed(one.attempt, operation)
+        if operation_point(operation) in points or _has_executed(candidate.attempt, operation)
     ]
-    return task.model_copy(update={"gold_operations": tuple(kept)})
+    return task.model_copy(update={"gold_operations": tuple(remaining)})
 
 
 def _has_executed(attempt: Trajectory, operation: GoldOperation) -> bool:

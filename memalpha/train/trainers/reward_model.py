@@ -1,13 +1,13 @@
 """Reward models: `memalpha train reward`, or `train_reward_model` from Python.
 
-A step takes `batch_pairs` lines of the data (`train.reward_data`), in a seeded order that is new in every pass, and
-lowers the mean of their losses (`train.reward_engine`) by one update of the trunk, or of adapters in it, and the head.
-What validates: the loss of lines that are held out (`eval_data`, or the last fifth of the file).
+A step takes `batch_pairs` lines of the data (`train.data.rewards`), in a seeded order that changes every epoch. One
+update of the trunk (or of adapters in it) and the head lowers the mean of their losses (`train.learner.reward_engine`).
+Validation is the loss on held-out lines: `eval_data`, or the last fifth of the file.
 
-For plain pairs with `pooling: last` loss and gradient are those of TRL's RewardTrainer, and the files are its too: each
-loads what the other wrote, to the same scores. The run itself is not that trainer: it has no other pooling, no
-objectives and no ratings, drops rows that are too long where they are refused here, and steps, validation, metrics and
-checkpoints that resume bit for bit would be other ones than every run's here.
+For plain pairs with `pooling: last`, loss and gradient equal those of TRL's RewardTrainer. Both write the same files:
+each loads the other's models, to the same scores. The run does not use that trainer, which has no other pooling, no
+objectives and no ratings, and drops rows that are too long instead of refusing them. Its steps, validation, metrics and
+checkpoints would also differ from those of all other runs here.
 """
 
 from __future__ import annotations
@@ -43,23 +43,34 @@ def train_reward_model(
     out: str | Path,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Train a reward model that puts `chosen[i]` above `rejected[i]` as a reply to `prompts[i]`; returns the run's
-    summary. `load_reward_model(out)` gives the model.
+    """Train a reward model that scores `chosen[i]` above `rejected[i]` as a reply to `prompts[i]`.
 
-    A prompt is a text, taken as it is, or chat messages; a reply is a text or a list of one assistant message.
-    `settings` are keys of `RewardModelConfig` (`pooling="mean"`, `epochs=2`, `lora={}`, ...). The pairs are kept in the
-    run directory `out`; the same call goes on with a run that was stopped.
+    The pairs are stored in the run directory; the same call resumes a stopped run. `load_reward_model(out)` loads the
+    model.
 
-    Raises `ConfigError` for settings, `DataError` for pairs that cannot be learnt from, with their line in
-    `out/preferences.jsonl`, and `CheckpointError` where `out` holds another run.
+    Args:
+        prompts: Texts, used as they are, or chat messages.
+        chosen: Better replies: texts, or lists of one assistant message.
+        rejected: Worse replies, in the same formats.
+        policy: Model to start from: a shipped name, a path or a hub id.
+        out: Run directory.
+        settings: Keys of `RewardModelConfig` (`pooling="mean"`, `epochs=2`, `lora={}`, ...).
+
+    Returns:
+        Summary of the run.
+
+    Raises:
+        ConfigError: A setting is invalid.
+        DataError: Training on a pair is impossible; names its line in `out/preferences.jsonl`.
+        CheckpointError: `out` holds another run.
     """
-    given = {**settings, "policy": str(policy), "out": Path(out), "data": Path(out) / PAIRS_FILE}
-    config = build_config(RewardModelConfig, given, "train_reward_model")
+    values = {**settings, "policy": str(policy), "out": Path(out), "data": Path(out) / PAIRS_FILE}
+    config = build_config(RewardModelConfig, values, "train_reward_model")
     return train_on_lists(RewardModelTrainer, config, prompts, chosen, rejected)
 
 
 class RewardModelTrainer(PairTrainer[RewardModelConfig, RewardExample]):
-    """Each step learns from `batch_pairs` lines."""
+    """Train on `batch_pairs` lines per step: pairs, rated replies or both."""
 
     engine: RewardEngine
 
@@ -69,11 +80,11 @@ class RewardModelTrainer(PairTrainer[RewardModelConfig, RewardExample]):
         head = Head(config.pooling, config.objectives)
         model = with_head(policy.model, head, policy.tokenizer, config.policy)
         if config.lora is not None:
-            whole = ["score", *(["pool"] if head.pooling == "attention" else [])]
-            # By peft's task type no library takes a head that pools otherwise for one on the last token.
+            head_modules = ["score", *(["pool"] if head.pooling == "attention" else [])]
+            # The task type keeps other libraries from loading a head with other pooling as one on the last token.
             task_type = "SEQ_CLS" if head.pooling == "last" else "FEATURE_EXTRACTION"
             name = lasting_name(config.policy)
-            model = add_lora(model, config.lora, name, config.seed, modules_to_save=whole, task_type=task_type)
+            model = add_lora(model, config.lora, name, config.seed, modules_to_save=head_modules, task_type=task_type)
         self.engine = RewardEngine(model, config, head, world)
 
     def _read_file(self, path: Path) -> list[RewardExample]:
@@ -82,38 +93,36 @@ class RewardModelTrainer(PairTrainer[RewardModelConfig, RewardExample]):
     def _fingerprint(self, lines: list[RewardExample]) -> str:
         return reward_examples_fingerprint(lines)
 
-    def _check_lines(self, learnt: list[RewardExample], held_out: list[RewardExample]) -> None:
+    def _check_lines(self, training: list[RewardExample], held_out: list[RewardExample]) -> None:
         config, objectives = self.config, list(self.config.objectives)
-        for number, name in enumerate(objectives):
-            if len(objectives) > 1 and not any(_covers_objective(one, number) for one in learnt):
-                raise DataError(
-                    f"data: no line of {config.data} that is learnt from says anything of objective {name!r}"
-                )
-        ratings = sum(not isinstance(one, ComparedReplies) for one in learnt)
-        told = f" and {ratings} ratings" if ratings else ""
-        self.display.log(f"{len(learnt) - ratings} pairs{told} to learn from, {len(held_out)} lines to validate")
+        for index, name in enumerate(objectives):
+            if len(objectives) > 1 and not any(_covers_objective(example, index) for example in training):
+                raise DataError(f"data: no training line of {config.data} says anything of objective {name!r}")
+        ratings = sum(not isinstance(example, ComparedReplies) for example in training)
+        ratings_text = f" and {ratings} ratings" if ratings else ""
+        self.display.log(f"{len(training) - ratings} training pairs{ratings_text}, {len(held_out)} validation lines")
 
     def _prepare_batch(self) -> list[RewardExample]:
         return self._batch()
 
-    def _train_on(self, prepared: list[RewardExample]) -> dict[str, Any]:
-        line = self.engine.update(prepared, scheduled_learning_rate(self.step, self.schedule))
-        tokens = sum(len(prompt) + len(reply) for one in prepared for prompt, reply in one.rows)
+    def _train_on(self, batch: list[RewardExample]) -> dict[str, Any]:
+        metrics = self.engine.update(batch, scheduled_learning_rate(self.step, self.schedule))
+        tokens = sum(len(prompt) + len(reply) for example in batch for prompt, reply in example.rows)
         self.tokens += tokens
-        return {**line, "tokens": tokens}
+        return {**metrics, "tokens": tokens}
 
     def _validation_metrics(self) -> dict[str, float]:
-        """The engine's figures of what is held out."""
+        """Return the engine's metrics on the held-out lines."""
         if not self.validation_lines:
             return {}
         scores = self.engine.scores(self.validation_lines)
-        figures = self.engine.compute_metrics(self.validation_lines, scores)
-        figures = {f"validation_{'pair_loss' if name == 'loss' else name}": value for name, value in figures.items()}
-        return {name: value for name, value in figures.items() if np.isfinite(value)}
+        metrics = self.engine.compute_metrics(self.validation_lines, scores)
+        metrics = {f"validation_{'pair_loss' if name == 'loss' else name}": value for name, value in metrics.items()}
+        return {name: value for name, value in metrics.items() if np.isfinite(value)}
 
 
-def _covers_objective(one: RewardExample, objective: int) -> bool:
-    """Whether an objective's output learns from a line."""
-    if isinstance(one, ComparedReplies):
-        return one.objective is None or one.objective == objective
-    return not np.isnan(one.scores[objective])
+def _covers_objective(example: RewardExample, objective: int) -> bool:
+    """Return True if the output of `objective` (its index) is trained on this example."""
+    if isinstance(example, ComparedReplies):
+        return example.objective is None or example.objective == objective
+    return not np.isnan(example.scores[objective])

@@ -1,7 +1,7 @@
-"""`ReinforcementRun`: what every run of an algorithm does, whatever its tasks are: collect, annotate, update, tell.
+"""Base of reinforcement learning runs: collect rollouts, annotate them, update, write metrics.
 
-A step samples with the weights it starts from. What the tasks are, how rollouts are scored and evaluated says a
-subclass: `train.memory_run`, `train.text_run`.
+A step samples with the weights that it starts from. Subclasses define the tasks, their rewards and evaluations:
+`trainers.memory_rl`, `trainers.text_rl`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Collected = tuple[list[TrajectoryGroup[Any]], list[Record], list[TrainingSample]
 
 
 class RLTrainer(Trainer[R]):
-    """Each step samples rollouts of some tasks and makes those more likely that earned more than their siblings.
+    """Sample rollouts of some tasks per step and reinforce those with a higher reward than their group.
 
-    A subclass sets `collector`, makes `algorithm` (`_new_algorithm`) and then calls `_ready`.
+    A subclass sets `collector` and `algorithm` (see `_build_algorithm`), then calls `_build_engine_and_overlap`.
     """
 
     log_files = ("metrics.jsonl", "turns.jsonl", "trajectories.jsonl")
@@ -44,49 +44,49 @@ class RLTrainer(Trainer[R]):
         return ALGORITHMS[self.config.algorithm](self.config)
 
     def _build_engine_and_overlap(self) -> None:
-        """Engine and overlap, once everything that can be refused has been looked at."""
+        """Build the engine and the overlap; call it after all checks that may refuse the run."""
         config, algorithm = self.config, self.algorithm
         self.engine = self._build_engine(
             LossSettings.from_config(config),
             reference=algorithm.needs_reference,
             value_learning_rate=algorithm.value_learning_rate,
         )
-        if config.sample_dtype is not None:  # now that the model is what the learner has made of it
+        if config.sample_dtype is not None:  # after the learner has prepared the model
             self.policy.sample_in(config.sample_dtype)
         self.overlap = OverlapPipeline(self.collector, algorithm, self.engine, config) if config.overlap > 1 else None
         if self.overlap is not None and not self.overlap.has_endpoint:
             self.display.log(
-                f"overlap={config.overlap}: {self.no_endpoint_reason}, nothing is waited for: a step's parts are "
-                "scored and learnt from one after the other"
+                f"overlap={config.overlap}: {self.no_endpoint_reason}, so there is nothing to wait for: the parts of a "
+                "step are scored and trained on one after the other"
             )
 
     no_endpoint_reason: str
-    """That rewards are made in this process, in words."""
+    """Reason in a message why no reward comes from an endpoint."""
 
     def train(self) -> dict[str, Any]:
-        """As every run; what other threads do ends with it."""
+        """Train as every run does, then stop the threads of the overlap."""
         with self.overlap or nullcontext():
             return super().train()
 
     def _schedule_steps(self) -> int:
         return self.config.schedule_steps
 
-    # ------------------------------------------------------------------------------------------- what the tasks are
+    # --------------------------------------------------------------------------------------- defined by subclasses
 
     @abstractmethod
     def _step_tasks(self) -> list[Any]:
-        """The tasks of this step."""
+        """Return the tasks of this step."""
 
     @abstractmethod
     def _attempt_metrics(self, records: Sequence[Record], trajectories: Sequence[Trajectory[Any]]) -> dict[str, Any]:
-        """Figures of a step's attempts."""
+        """Return metrics of a step's attempts."""
 
     @abstractmethod
     def _trajectory_fields(self, trajectory: Trajectory[Any]) -> dict[str, Any]:
-        """What a rollout came to, for `trajectories.jsonl`."""
+        """Return the extra fields of a trajectory's line in trajectories.jsonl."""
 
     def _component_metric(self, name: str) -> str:
-        """What a reward component is called in metrics.jsonl."""
+        """Return the name of a reward component in metrics.jsonl."""
         return name
 
     # ------------------------------------------------------------------------------------------------------ one step
@@ -99,24 +99,27 @@ class RLTrainer(Trainer[R]):
         groups, records = self.algorithm.collect(self.collector, tasks, self.step)
         return groups, records, self.algorithm.annotate(groups, self.engine)
 
-    def _train_on(self, prepared: Collected | list[Part]) -> dict[str, Any]:
-        if isinstance(prepared, list):
+    def _train_on(self, batch: Collected | list[Part]) -> dict[str, Any]:
+        if isinstance(batch, list):
             assert self.overlap is not None
-            learnt = self.overlap.learn(prepared, scheduled_learning_rate(self.step, self.config))
-            groups, records, samples = learnt.groups, learnt.records, learnt.samples
-            line = {**self._rollout_metrics(groups, records), **_update_metrics(learnt.stats, learnt.mismatch, samples)}
-            line["wait_seconds"] = self.overlap.wait_seconds
+            result = self.overlap.learn(batch, scheduled_learning_rate(self.step, self.config))
+            groups, records, samples = result.groups, result.records, result.samples
+            metrics = {
+                **self._rollout_metrics(groups, records),
+                **_update_metrics(result.stats, result.mismatch, samples),
+            }
+            metrics["wait_seconds"] = self.overlap.wait_seconds
         else:
-            groups, records, samples = prepared
-            line = {
+            groups, records, samples = batch
+            metrics = {
                 **self._rollout_metrics(groups, records),
                 **self._update(samples),
                 "wait_seconds": self.collector.scoring_seconds,
             }
-        self.algorithm.finish_step(line)
+        self.algorithm.finish_step(metrics)
         if self.world.is_main:
             self._write_trajectories(groups, samples)
-        return line
+        return metrics
 
     def _checkpoint_state(self) -> dict[str, Any]:
         return {"position": self.step * self.config.tasks_per_step, "algorithm": self.algorithm.state}
@@ -128,50 +131,54 @@ class RLTrainer(Trainer[R]):
         return self.config.keep_tokens
 
     def _update(self, samples: Sequence[TrainingSample]) -> dict[str, Any]:
-        """All optimizer steps on one step's samples, and their figures."""
+        """Run all optimizer steps on the samples of a step and return their metrics."""
         config = self.config
         mismatch: dict[str, float] = {}
         if config.old_logprobs == "recomputed":
             samples, mismatch = self.engine.recompute_old_logprobs(samples, config.importance_cap)
         rate = scheduled_learning_rate(self.step, config)
         stats: list[dict[str, float]] = []
-        others: dict[str, float] = {}
-        for number, (name, rows) in enumerate(self.algorithm.updates(samples).items()):
-            found: list[dict[str, float]] = []
+        extra_losses: dict[str, float] = {}
+        for update_index, (name, rows) in enumerate(self.algorithm.updates(samples).items()):
+            update_stats: list[dict[str, float]] = []
             units = _rows_by_unit(rows)
             for iteration in range(config.num_iterations):
                 order = list(range(len(units)))
-                Random(f"{config.seed}|{self.step}|{iteration}" + f"|{number}" * (number > 0)).shuffle(order)
+                Random(f"{config.seed}|{self.step}|{iteration}" + f"|{update_index}" * (update_index > 0)).shuffle(
+                    order
+                )
                 for part in range(config.minibatches):
-                    chosen = [rows[i] for unit in order[part :: config.minibatches] for i in units[unit]]
-                    if chosen:
-                        found.append(self.engine.update(self.algorithm.refresh(chosen, self.engine), rate))
+                    minibatch = [rows[i] for unit in order[part :: config.minibatches] for i in units[unit]]
+                    if minibatch:
+                        update_stats.append(self.engine.update(self.algorithm.refresh(minibatch, self.engine), rate))
             if name:
-                others[f"{name}_loss"] = sum(figures["loss"] for figures in found) / len(found)
+                extra_losses[f"{name}_loss"] = sum(stats["loss"] for stats in update_stats) / len(update_stats)
             else:
-                stats = found
-        return _update_metrics(stats, mismatch, samples) | others
+                stats = update_stats
+        return _update_metrics(stats, mismatch, samples) | extra_losses
 
     def _rollout_metrics(self, groups: Sequence[TrajectoryGroup[Any]], records: Sequence[Record]) -> dict[str, Any]:
-        """Figures of the attempts; `sampled_tokens` are those of all roles."""
-        sampled = [one for group in groups for one in group.trajectories if one.reward is not None]
-        trajectories = [one for one in sampled if one.role == "attempt"]
-        line = self._attempt_metrics(records, trajectories)
+        """Return metrics of the attempts; `sampled_tokens` counts the rollouts of all roles."""
+        sampled = [trajectory for group in groups for trajectory in group.trajectories if trajectory.reward is not None]
+        trajectories = [trajectory for trajectory in sampled if trajectory.role == "attempt"]
+        metrics = self._attempt_metrics(records, trajectories)
         attempts = [group for group in groups if group.trajectories[0].role == "attempt"]
-        if several := [group for group in attempts if len(group.trajectories) > 1]:
-            line["flat"] = sum(map(_has_equal_rewards, several)) / len(several)
+        if groups_of_many := [group for group in attempts if len(group.trajectories) > 1]:
+            metrics["flat"] = sum(map(_has_equal_rewards, groups_of_many)) / len(groups_of_many)
         turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-        line |= self._turn_metrics(turns, len(trajectories))
-        line["sampled_tokens"] = sum(len(turn.completion.completion_ids) for one in sampled for turn in one.turns)
-        line["truncated"] = sum(turn.completion.stop_reason == "length" for turn in turns) / len(turns)
+        metrics |= self._turn_metrics(turns, len(trajectories))
+        metrics["sampled_tokens"] = sum(
+            len(turn.completion.completion_ids) for trajectory in sampled for turn in trajectory.turns
+        )
+        metrics["truncated"] = sum(turn.completion.stop_reason == "length" for turn in turns) / len(turns)
         rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
         for name in dict.fromkeys(name for reward in rewards for name in reward.components):
             values = [value for reward in rewards for value in reward.components.get(name, ())]
-            line[self._component_metric(name)] = sum(values) / len(values)
-        return line
+            metrics[self._component_metric(name)] = sum(values) / len(values)
+        return metrics
 
     def _turn_metrics(self, turns: Sequence[Turn], rollouts: int) -> dict[str, Any]:
-        """Figures of all turns of `rollouts` attempts."""
+        """Return metrics of all turns of `rollouts` attempts."""
         return {}
 
     def _trajectory_line(self, trajectory: Trajectory[Any]) -> Mapping[str, Any]:
@@ -191,23 +198,36 @@ class RLTrainer(Trainer[R]):
         }
 
     def _write_trajectories(self, groups: Sequence[TrajectoryGroup[Any]], samples: Sequence[TrainingSample]) -> None:
-        """trajectories.jsonl: the first task's rollouts, readable. turns.jsonl: every turn's tokens, if kept, and
-        whether all its calls were executed; `advantage` is that of its first token in the policy gradient, if any."""
-        first = groups[0].task.id
-        told = [self._trajectory_line(one) for group in groups if group.task.id == first for one in group.trajectories]
-        append_lines(self.out / "trajectories.jsonl", told)
+        """Append to trajectories.jsonl and, if `keep_tokens` is set, to turns.jsonl.
+
+        trajectories.jsonl gets the rollouts of the step's first task as text. turns.jsonl gets the tokens of every turn
+        and whether all its calls were executed. `advantage` is that of the turn's first token in the policy gradient,
+        if any.
+        """
+        first_task = groups[0].task.id
+        lines = [
+            self._trajectory_line(trajectory)
+            for group in groups
+            if group.task.id == first_task
+            for trajectory in group.trajectories
+        ]
+        append_lines(self.out / "trajectories.jsonl", lines)
         if not self.config.keep_tokens:
             return
-        advantages: dict[tuple[str, int, str, int], list[float]] = {}  # lists: a task may come twice in a step
-        for row in reversed(samples):
-            if row.pg.any():
-                advantages.setdefault(_turn_key(row), []).append(float(row.advantages[0]))
-        kept = (
-            (policy_gradient_sample(turn, task=group.task.id, rollout=one.rollout, role=one.role), turn, reward)
+        advantages: dict[tuple[str, int, str, int], list[float]] = {}  # lists: a step may contain a task twice
+        for sample in reversed(samples):
+            if sample.pg.any():
+                advantages.setdefault(_turn_key(sample), []).append(float(sample.advantages[0]))
+        turns = (
+            (
+                policy_gradient_sample(turn, task=group.task.id, rollout=trajectory.rollout, role=trajectory.role),
+                turn,
+                reward,
+            )
             for group in groups
-            for one in group.trajectories
-            if one.reward
-            for turn, reward in zip(one.turns, one.reward.turns, strict=True)
+            for trajectory in group.trajectories
+            if trajectory.reward
+            for turn, reward in zip(trajectory.turns, trajectory.reward.turns, strict=True)
         )
         append_lines(
             self.out / "turns.jsonl",
@@ -222,11 +242,13 @@ class RLTrainer(Trainer[R]):
                     "completion_ids": list(sample.completion_ids),
                     "logprobs": sample.logprobs.tolist(),
                     "temperature": sample.temperature,
-                    "advantage": own.pop() if (own := advantages.get(_turn_key(sample))) else None,
+                    "advantage": turn_advantages.pop()
+                    if (turn_advantages := advantages.get(_turn_key(sample)))
+                    else None,
                     "reward": reward,
                     "ok": all(result.ok for result in turn.results),
                 }
-                for sample, turn, reward in kept
+                for sample, turn, reward in turns
             ),
         )
 
@@ -234,29 +256,29 @@ class RLTrainer(Trainer[R]):
 def _update_metrics(
     stats: Sequence[Mapping[str, float]], mismatch: Mapping[str, float], samples: Sequence[TrainingSample]
 ) -> dict[str, Any]:
-    """Means over a step's updates, maxima of what is one.
+    """Average the metrics of a step's updates; take the maximum of those that are maxima.
 
-    `mismatch_*` compares sampler and learner before the first: over all rows, or those of the first minibatch.
+    `mismatch_*` compares sampler and learner before the first update: over all rows, or those of the first minibatch.
     """
-    if not stats:  # nothing to learn from, as when all rollouts of a step are worth the same
+    if not stats:  # no gradient: for example, all rollouts of the step have equal rewards
         return {"tokens": 0}
     mean = {name: sum(s[name] for s in stats) / len(stats) for name in stats[0]}
     mean.pop("tokens")
-    worst = {name: max(s[name] for s in stats) for name in ("old_max", "ratio_deviation")}
+    maxima = {name: max(s[name] for s in stats) for name in ("old_max", "ratio_deviation")}
     return {
         **mean,
-        **worst,
+        **maxima,
         **(mismatch or {f"mismatch_{name}": stats[0][f"old_{name}"] for name in ("kl", "p99", "max")}),
         "tokens": sum(len(sample.completion_ids) for sample in samples),
     }
 
 
 def _rows_by_unit(samples: Sequence[TrainingSample]) -> list[list[int]]:
-    """Indices of the rows that go into the same optimizer step: those of a unit, or each alone."""
-    found: dict[str | int, list[int]] = {}
+    """Return the indices of rows that must share an optimizer step: those of a unit, or each row alone."""
+    indices_by_unit: dict[str | int, list[int]] = {}
     for i, sample in enumerate(samples):
-        found.setdefault(i if sample.unit is None else sample.unit, []).append(i)
-    return list(found.values())
+        indices_by_unit.setdefault(i if sample.unit is None else sample.unit, []).append(i)
+    return list(indices_by_unit.values())
 
 
 def _turn_key(sample: TrainingSample) -> tuple[str, int, str, int]:
@@ -264,5 +286,5 @@ def _turn_key(sample: TrainingSample) -> tuple[str, int, str, int]:
 
 
 def _has_equal_rewards(group: TrajectoryGroup[Any]) -> bool:
-    """Whether all rollouts earned the same at every turn: then there is nothing to choose from."""
+    """Return True if all rollouts of the group have equal rewards in every turn: there is nothing to prefer."""
     return len({trajectory.reward.turns for trajectory in group.trajectories if trajectory.reward}) == 1

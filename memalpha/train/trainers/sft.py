@@ -1,18 +1,18 @@
-"""Supervised fine-tuning: `memalpha train sft`, the warm start before reinforcement learning, or its end.
+"""Supervised fine-tuning: `memalpha train sft`, a warm start for reinforcement learning or its last stage.
 
-Rows come from `train.demonstrations`; a step lowers the mean cross-entropy of their completions (never of prompts) over
-`batch_rows` of them, in a seeded order that is new in every pass. `source=best` is rejection sampling: in each of
-`rounds`, with the weights of then, `group_size` rollouts of each task, of which the best is imitated.
+Rows come from `train.data.demonstrations`. A step lowers the mean cross-entropy of the completions (never of prompts)
+of `batch_rows` rows, in a seeded order that changes every epoch. `source=best` is rejection sampling: each of `rounds`
+samples `group_size` rollouts of each task with the current weights and imitates the best rollout of each task.
 
-The rows go through the learner's own cross-entropy stream and not through a trainer of another library: packing,
-precision, adapters, processes, checkpoints and resuming are those of reinforcement learning, so one set of settings and
-of tests holds for both, and a checkpoint of one is a start of the other. Its loss and gradient equal those of TRL's
-SFTTrainer on the same token rows (tests/train/trainers/test_sft.py).
+Rows use the learner's own cross-entropy stream, not another library's trainer. Packing, precision, adapters, processes,
+checkpoints and resuming are those of reinforcement learning: the same settings and tests apply, and a checkpoint of one
+can start the other. Loss and gradient equal those of TRL's SFTTrainer on the same token rows
+(tests/train/trainers/test_sft.py).
 
-What validates: the cross-entropy of rows that are held out (of the validation tasks, or the last fifth of a file's
-lines or a run's tasks, `validation_tasks` at most); with `source=best` the accuracy on the validation tasks, because
-the rows are its own. `rows.jsonl` in the run directory holds what was imitated, so that a run goes on with the same
-rows whatever became of their source.
+Validation is the cross-entropy of held-out rows: those of the validation tasks, or of the last fifth of a file's lines
+or of a run's tasks, at most `validation_tasks`. With `source=best` it is the accuracy on the validation tasks, because
+the rows are the policy's own. `rows.jsonl` in the run directory stores the rows, so that a resumed run uses the same
+ones even if their source has changed.
 """
 
 from __future__ import annotations
@@ -50,21 +50,25 @@ from memalpha.train.trainers.reflection_demos import reflection_demo_rows
 from memalpha.types import Task
 
 TASKS_PER_BATCH = 32
-"""Tasks whose rollouts are sampled at a time (`source=best`)."""
+"""Tasks whose rollouts are sampled at a time (`source=best`, `source=erl`)."""
 BEFORE_TRAINING = -1
-"""The step at which rows are noted that are there before the first."""
+"""Step under which `rows.jsonl` stores rows that exist before the first step."""
 
 
 class SFTTrainer(EvaluatedTrainer[SFTConfig]):
-    """Each step imitates `batch_rows` rows. Raises `ConfigError` for a source that is none, before all else."""
+    """Imitate `batch_rows` rows per step.
+
+    Raises:
+        ConfigError: The source is invalid; checked before anything is loaded.
+    """
 
     log_files: ClassVar[tuple[str, ...]] = ("metrics.jsonl", "rows.jsonl")
 
     def __init__(self, config: SFTConfig, world: World) -> None:
         _check_source(config.source)
         self.is_rejection_sampling = config.source == "best"
-        by_tasks = config.source in ("best", "gold", "erl") or config.source.startswith("scripted:")
-        self.source = TaskSource(config) if by_tasks or config.evaluate else None
+        needs_tasks = config.source in ("best", "gold", "erl") or config.source.startswith("scripted:")
+        self.source = TaskSource(config) if needs_tasks or config.evaluate else None
         super().__init__(config, world)
         config = self.schedule = self.config
         self.builder = Builder(self.policy, config.agent, self.embedder)
@@ -79,16 +83,18 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
 
     @cached_property
     def reader(self) -> Reader:
-        """Loaded where something is asked: it may be a model of its own."""
+        """Reader, loaded on first use: it may be a model of its own."""
         return self._load_readers(self.config.reader)[0]
 
     # ---------------------------------------------------------------------------------------------------- the rows
 
-    def _schedule_steps(self) -> int:
-        config = self.config
+    def _load_data(self) -> None:
         if not self.is_rejection_sampling:
             self.rows, self.held_out = self.world.run_on_main(self._load_fixed_rows)
             self.rows_step = BEFORE_TRAINING
+
+    def _schedule_steps(self) -> int:
+        config = self.config
         if config.epochs is None:
             return config.schedule_steps
         steps = schedule_steps(config, len(self.rows), config.batch_rows)
@@ -96,7 +102,7 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
         return steps
 
     def _load_fixed_rows(self) -> tuple[list[TrainingSample], list[TrainingSample]]:
-        """Rows to imitate and rows that validate, of a source that gives the same for all steps; noted at the start."""
+        """Return training and validation rows of a source that is the same for all steps; store them in rows.jsonl."""
         if saved_steps(self.out):
             return self._read_rows(BEFORE_TRAINING)
         config, left_out = self.config, 0
@@ -109,8 +115,10 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
         elif config.source.endswith(".jsonl"):
             rows, held_out = _split_validation(load_rows(Path(config.source), self.policy), config)
         elif Path(config.source).is_dir():
-            found, left_out = load_best_rollouts(Path(config.source), self.policy, config.agent, self.builder.schema)
-            rows, held_out = _split_validation(found, config)
+            rows_per_task, left_out = load_best_rollouts(
+                Path(config.source), self.policy, config.agent, self.builder.schema
+            )
+            rows, held_out = _split_validation(rows_per_task, config)
         else:
             script = ScriptedPolicy("oracle" if config.source == "gold" else config.source.removeprefix("scripted:"))
             builder = Builder(Demonstrator(script, self.policy), config.agent, self.embedder, self.builder.schema)
@@ -120,39 +128,43 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
             )
         if not rows:
             raise DataError(f"source: {config.source} gives no row to imitate ({left_out} turns were left out)")
-        (self.out / "rows.jsonl").unlink(missing_ok=True)  # of a run that was stopped before its first checkpoint
+        (self.out / "rows.jsonl").unlink(missing_ok=True)  # left by a run that stopped before its first checkpoint
         self._write_rows(BEFORE_TRAINING, rows, held_out)
         tokens = sum(len(row.completion_ids) for row in rows)
-        left = f"; {left_out} turns left out: a call failed, or the reply was cut off" if left_out else ""
-        self.display.log(f"{len(rows)} rows to imitate ({tokens} tokens), {len(held_out)} to validate{left}")
+        note = f"; {left_out} turns left out: a call failed, or the reply was cut off" if left_out else ""
+        self.display.log(f"{len(rows)} rows to imitate ({tokens} tokens), {len(held_out)} to validate{note}")
         return rows, held_out
 
     def _reflection_rows(self, tasks: Sequence[Task], first: int) -> tuple[list[TrainingSample], int]:
-        """Rows for the roles of reflection, and how many turns were left out."""
+        """Return rows for the roles of reflection, and the number of turns that were left out."""
         config, rows, left_out = self.config, [], 0
         for start in range(0, len(tasks), TASKS_PER_BATCH):
-            some = tasks[start : start + TASKS_PER_BATCH]
-            place = {"first": first + start}
-            found, more = reflection_demo_rows(
-                self.policy, self.builder, self.reader, self.rewards, some, config, **place
+            batch = tasks[start : start + TASKS_PER_BATCH]
+
+            batch_rows, batch_left_out = reflection_demo_rows(
+                self.policy, self.builder, self.reader, self.rewards, batch, config, first=first + start
             )
-            rows, left_out = rows + found, left_out + more
+            rows, left_out = rows + batch_rows, left_out + batch_left_out
         return rows, left_out
 
     def _sample_round(self, number: int) -> dict[str, Any]:
-        """The best rollouts of round `number`, which begins at this step; figures of what was sampled."""
+        """Sample a round and keep its best rollouts as rows; return metrics of the round.
+
+        Args:
+            number: Index of the round, which starts at the current step.
+        """
         config, tasks = self.config, self._round_tasks(number)
-        rewards, kept, rows, left_out = [], 0, [], 0
+        rewards, best_count, rows, left_out = [], 0, [], 0
         collector = MemoryCollector(self.builder, self.reader, self.rewards, config, self.world)
         for first in range(0, len(tasks), TASKS_PER_BATCH):
-            step = number * len(tasks) + first  # keys the noise
-            some = tasks[first : first + TASKS_PER_BATCH]
-            groups, _ = collector.collect_attempts(some, step)
+            step = number * len(tasks) + first  # seeds the sampling noise
+            batch = tasks[first : first + TASKS_PER_BATCH]
+            groups, _ = collector.collect_attempts(batch, step)
             rewards += [t.reward.total for group in groups for t in group.trajectories if t.reward is not None]
-            chosen = best_rollouts(groups)
-            kept += len(chosen)
-            found, more = imitation_rows(chosen)
-            rows, left_out = rows + found, left_out + more
+            best = best_rollouts(groups)
+            best_count += len(best)
+            batch_rows, batch_left_out = imitation_rows(best)
+            rows, left_out = rows + batch_rows, left_out + batch_left_out
         if not rows:
             raise TrainingError(
                 f"source=best: of {len(tasks)} tasks none has a rollout that is better than its siblings and has a "
@@ -162,10 +174,10 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
             self._write_rows(self.step, rows)
         self.rows, self.rows_step = rows, self.step
         self.display.log(
-            f"round {number + 1}/{config.rounds}: {len(rows)} rows of the best rollouts of {kept} tasks "
-            f"({len(tasks) - kept} without a best one; {left_out} turns left out: a call failed, or was cut off)"
+            f"round {number + 1}/{config.rounds}: {len(rows)} rows of the best rollouts of {best_count} tasks "
+            f"({len(tasks) - best_count} without a best one; {left_out} turns left out: a call failed, or was cut off)"
         )
-        return {"reward": sum(rewards) / len(rewards), "rows": len(rows), "groups_kept": kept / len(tasks)}
+        return {"reward": sum(rewards) / len(rewards), "rows": len(rows), "groups_kept": best_count / len(tasks)}
 
     @property
     def _task_source(self) -> TaskSource:
@@ -173,18 +185,19 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
         return self.source
 
     def _round_tasks(self, number: int) -> list[Task]:
-        """The tasks of round `number`: of a file at most all, once."""
+        """Return the tasks of round `number`; each task of a file at most once."""
         source = self._task_source
         count = min(self.config.tasks, len(source.file_tasks) or self.config.tasks)
         return source.batch(number * count)[:count]
 
     def _current_round(self) -> tuple[int, int]:
-        """The number, from 0, of the round that this step is in, and its first step: rounds share the schedule."""
+        """Return the index of the current round and its first step; the rounds divide the schedule evenly."""
         config = self.config
-        starts = [number * config.schedule_steps // config.rounds for number in range(config.rounds)]
-        return max((number, start) for number, start in enumerate(starts) if start <= self.step)
+        starts = [index * config.schedule_steps // config.rounds for index in range(config.rounds)]
+        return max((index, start) for index, start in enumerate(starts) if start <= self.step)
 
     def _write_rows(self, step: int, rows: Sequence[TrainingSample], held_out: Sequence[TrainingSample] = ()) -> None:
+        """Append rows to rows.jsonl under `step`."""
         append_lines(
             self.out / "rows.jsonl",
             (
@@ -203,21 +216,21 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
         )
 
     def _read_rows(self, step: int) -> tuple[list[TrainingSample], list[TrainingSample]]:
-        """What `_note` wrote for `step`."""
+        """Return the training and validation rows that `_write_rows` stored for `step`."""
         path = self.out / "rows.jsonl"
-        found: dict[bool, list[TrainingSample]] = {False: [], True: []}
+        rows_by_split: dict[bool, list[TrainingSample]] = {False: [], True: []}
         try:
             for text in path.read_bytes().splitlines():
                 line = json.loads(text)
                 if line["step"] == step:
-                    place = {"task": line["task"], "rollout": line["rollout"], "chunk": line["chunk"]}
-                    row = cross_entropy_sample(line["prompt_ids"], line["completion_ids"], **place)
-                    found[line["validation"]].append(row)
+                    origin = {"task": line["task"], "rollout": line["rollout"], "chunk": line["chunk"]}
+                    row = cross_entropy_sample(line["prompt_ids"], line["completion_ids"], **origin)
+                    rows_by_split[line["validation"]].append(row)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}): start again in another out") from error
-        if not found[False]:
+        if not rows_by_split[False]:
             raise CheckpointError(f"{path} lacks the rows of this run: start again in another out")
-        return found[False], found[True]
+        return rows_by_split[False], rows_by_split[True]
 
     # ------------------------------------------------------------------------------------------------------- a step
 
@@ -229,51 +242,51 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
             self._evaluate_and_save("before", self.policy, held_out, self.reader)
 
     def _prepare_batch(self) -> tuple[list[TrainingSample], dict[str, Any]]:
-        sampled: dict[str, Any] = {}
+        round_metrics: dict[str, Any] = {}
         if self.is_rejection_sampling:
-            number, begins = self._current_round()
-            if begins == self.step:
-                sampled = self._sample_round(number)
-            elif self.rows_step != begins:
-                self.rows, _ = self.world.run_on_main(lambda: self._read_rows(begins))
-                self.rows_step = begins
+            round_index, round_start = self._current_round()
+            if round_start == self.step:
+                round_metrics = self._sample_round(round_index)
+            elif self.rows_step != round_start:
+                self.rows, _ = self.world.run_on_main(lambda: self._read_rows(round_start))
+                self.rows_step = round_start
         count = self.config.batch_rows
         first = (self.step - max(self.rows_step, 0)) * count
         key = f"{self.config.seed}|{self.rows_step}"
-        return [shuffled_item(self.rows, first + number, key) for number in range(count)], sampled
+        return [shuffled_item(self.rows, first + offset, key) for offset in range(count)], round_metrics
 
-    def _train_on(self, prepared: tuple[list[TrainingSample], dict[str, Any]]) -> dict[str, Any]:
-        rows, sampled = prepared
+    def _train_on(self, batch: tuple[list[TrainingSample], dict[str, Any]]) -> dict[str, Any]:
+        rows, round_metrics = batch
         stats = self.engine.update(rows, scheduled_learning_rate(self.step, self.schedule))
         tokens = sum(len(row.completion_ids) for row in rows)
         self.tokens += tokens
-        keep = {name: stats[name] for name in ("entropy", "grad_norm", "learning_rate")}
-        return {**sampled, "train_loss": stats["loss"], **keep, "tokens": tokens}
+        update_metrics = {name: stats[name] for name in ("entropy", "grad_norm", "learning_rate")}
+        return {**round_metrics, "train_loss": stats["loss"], **update_metrics, "tokens": tokens}
 
-    def _validation_score(self, line: dict[str, Any]) -> float | None:
+    def _validation_score(self, metrics: dict[str, Any]) -> float | None:
         if self.is_rejection_sampling:
             tasks = self._task_source.validation
             if not tasks:
                 return None
             summary = self._evaluate_on("validation", self.policy, tasks, self.reader).summary
-            line |= {"validation_accuracy": summary["accuracy"], "validation_se": summary["se"]}
+            metrics |= {"validation_accuracy": summary["accuracy"], "validation_se": summary["se"]}
             return summary["accuracy"]
         loss = self._held_out_loss()
         if loss is None:
             return None
-        line["validation_loss"] = loss
+        metrics["validation_loss"] = loss
         if self.step == 0:
             self.start_loss = loss
         return -loss
 
     def _held_out_loss(self) -> float | None:
-        """Mean cross-entropy per completion token of the rows that validate, in nats."""
+        """Return the mean cross-entropy per completion token of the validation rows, in nats; None without any."""
         if not self.held_out:
             return None
         logprobs = np.concatenate(self.engine.forward(self.held_out))
         return -float(logprobs.mean(dtype=np.float64))
 
-    def _final_summary(self, chosen: int) -> dict[str, Any]:
+    def _final_summary(self, best_step: int) -> dict[str, Any]:
         before: dict[str, Any] = {}
         after: dict[str, Any] = {}
         common = {"rows": len(self.rows), "validation_rows": len(self.held_out), "tokens": self.tokens}
@@ -297,7 +310,15 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
 def _split_validation(
     units: Sequence[list[TrainingSample]], config: SFTConfig
 ) -> tuple[list[TrainingSample], list[TrainingSample]]:
-    """Rows to imitate, and those of the last units, which validate."""
+    """Split off the rows of the last units for validation.
+
+    Args:
+        units: Rows of each line of a file, or of each task of a run.
+        config: `validation_tasks` limits the number of units that validate.
+
+    Returns:
+        Training rows, validation rows.
+    """
     cut = len(units) - min(config.validation_tasks, max(1, len(units) // 5))
     if not cut:
         raise DataError(

@@ -1,6 +1,6 @@
-"""`memalpha eval` on text tasks: a run's best checkpoint, or any policy, on the tasks that a text run holds out.
+"""`memalpha eval` on text tasks: evaluate a run's best checkpoint, or any policy, on the held-out tasks.
 
-No torch is needed where the policy needs none.
+Needs torch only if the policy does.
 """
 
 from __future__ import annotations
@@ -19,33 +19,42 @@ from memalpha.train.rollouts.text_inputs import build_environment
 from memalpha.train.rollouts.text_tasks import TextTaskSource
 
 TRAINED_NAME = "trained"
-"""What a run's best checkpoint is called."""
+"""Name of a run's best checkpoint in results."""
 
 
 def resolve_text_run(name: str, overrides: Mapping[str, Any]) -> tuple[TextConfig, Path | None, str] | None:
-    """The text run that a name stands for (its directory, a shipped configuration, a YAML file), where results go, and
-    what the policy is called; None for anything else.
+    """Resolve a run directory, a shipped configuration or a YAML file to a text run.
 
-    `policy` names what is evaluated: of a directory its best checkpoint, else the configuration's start. Nothing is
-    written without `out`. Raises `ConfigError` where a directory has no best checkpoint yet.
+    A directory evaluates its best checkpoint, anything else the configuration's start policy; `policy` overrides both.
+    Nothing is written without `out`.
+
+    Args:
+        name: Directory, shipped name or YAML path.
+        overrides: Configuration keys; `policy` is the policy to evaluate, `out` where results go.
+
+    Returns:
+        Configuration, output directory (None: write nothing) and name of the policy; None if `name` is no text run.
+
+    Raises:
+        ConfigError: The directory has no best checkpoint yet.
     """
-    over = dict(overrides)
-    own = Path(name) / "config.yaml"
-    source = str(own) if own.is_file() else name
+    keys = dict(overrides)
+    run_config = Path(name) / "config.yaml"
+    source = str(run_config) if run_config.is_file() else name
     if source not in shipped_configs() and not Path(source).is_file():
         return None
     if read_config(source).get("task") != "text":
         return None
-    out = over.pop("out", None)
-    called = str(over["policy"]) if "policy" in over else None
-    if own.is_file() and called is None:
+    out = keys.pop("out", None)
+    label = str(keys["policy"]) if "policy" in keys else None
+    if run_config.is_file() and label is None:
         best = Path(name) / "checkpoints" / "best"
         if not best.is_dir():
             raise ConfigError(f"{name} has no checkpoints/best: validate in training, or name policy=CHECKPOINT")
-        over["policy"], called = str(best), TRAINED_NAME
-    config = training_config(source, over)
+        keys["policy"], label = str(best), TRAINED_NAME
+    config = training_config(source, keys)
     assert isinstance(config, TextConfig)
-    return config, None if out is None else Path(out), called or config.policy
+    return config, None if out is None else Path(out), label or config.policy
 
 
 def evaluate_text_run(
@@ -54,11 +63,21 @@ def evaluate_text_run(
     name: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Greedy replies of `config.policy` to the held-out tasks; saved under `out`. Raises as a run of it would."""
+    """Reply greedily to the held-out tasks with `config.policy` and score the replies. Raises as a run would.
+
+    Args:
+        config: Configuration of the text run.
+        out: Directory for results; None writes nothing.
+        name: Name of the policy in the report; default: the policy's own.
+        progress: Called with `(done, total)` tasks.
+
+    Returns:
+        Report of the evaluation.
+    """
     if out is not None:
         make_result_folder(out)
     source = TextTaskSource(config)
-    environment = build_environment(config.model_copy(update={"out": out}))  # where paid answers are kept
+    environment = build_environment(config.model_copy(update={"out": out}))  # cache of endpoint answers
     check_tasks(source.held_out, environment)
     policy = load_policy(config.policy, dtype=config.dtype, device=config.device)
     player = Player(

@@ -1,6 +1,6 @@
-"""`TextRun`: reinforcement on prompts to complete: no memory, no reader; rewards say what a reply is worth.
+"""Reinforcement learning on prompts: rewards score the replies; there is no memory and no reader.
 
-The weights evaluated "after" are those with the best accuracy on the validation tasks.
+The weights evaluated as "after" are those with the best accuracy on the validation tasks.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from memalpha.types import TextTask, Trajectory, TrajectoryGroup
 
 
 class TextRLTrainer(RLTrainer[TextConfig]):
-    """Rollouts are replies to prompts, or episodes of an environment of one's own."""
+    """Train replies to prompts, or a policy's play in an environment of the user's own."""
 
     no_endpoint_reason = "the environment gives its rewards while it is played"
 
-    def __init__(self, config: TextConfig, world: World, given: PythonInputs | None = None) -> None:
-        given = given or PythonInputs()
-        self.source = TextTaskSource(config, given.tasks, given.eval_data)
-        environment = build_environment(config, given)
+    def __init__(self, config: TextConfig, world: World, inputs: PythonInputs | None = None) -> None:
+        inputs = inputs or PythonInputs()
+        self.source = TextTaskSource(config, inputs.tasks, inputs.eval_data)
+        environment = build_environment(config, inputs)
         check_rewards(self.source.known_tasks, environment)
-        named = None if config.feedback_func is None else imported(config.feedback_func, "feedback_func")
-        feedback = check_feedback_function(given.feedback_func or named)
+        imported_feedback = None if config.feedback_func is None else imported(config.feedback_func, "feedback_func")
+        feedback = check_feedback_function(inputs.feedback_func or imported_feedback)
         if feedback is not None and config.algorithm != "erl":
             raise ConfigError(f"feedback_func: has no effect with algorithm={config.algorithm}; leave it out")
         if config.algorithm == "erl" and not _can_succeed(environment):
@@ -71,18 +71,18 @@ class TextRLTrainer(RLTrainer[TextConfig]):
         )
 
     def _check_prompt_lengths(self) -> None:
-        """Raise `DataError` for a task whose prompt would not fit beside advice and a full reply."""
+        """Raise `DataError` if a task's prompt does not fit in the model with advice and a full reply."""
         policy, config, advice = self.policy, self.config, self.algorithm.advice_tokens
         if policy.positions is None:
             return
         room = policy.positions - config.max_new_tokens - advice
-        told = f" and {advice} of advice" if advice else ""
+        advice_text = f" and {advice} of advice" if advice else ""
         for task in self.source.known_tasks:
             length = len(policy.render(self.player.opening(task)))
             if length > room:
                 raise DataError(
                     f"data: the prompt of task {task.id!r} has {length} tokens, policy {policy.name!r} has room for "
-                    f"{max(room, 0)} ({policy.positions} less max_new_tokens={config.max_new_tokens}{told})"
+                    f"{max(room, 0)} ({policy.positions} less max_new_tokens={config.max_new_tokens}{advice_text})"
                 )
 
     # -------------------------------------------------------------------------------------------------- the whole run
@@ -90,16 +90,16 @@ class TextRLTrainer(RLTrainer[TextConfig]):
     def _before_training(self) -> None:
         self._evaluate_and_save("before")
 
-    def _validation_score(self, line: dict[str, Any]) -> float | None:
-        """Accuracy on the validation tasks; their mean reward where no part of it has a maximum to reach."""
+    def _validation_score(self, metrics: dict[str, Any]) -> float | None:
+        """Return the accuracy on the validation tasks; their mean reward if no reward part has a maximum."""
         if not self.source.validation:
             return None
         summary = self._evaluate_on("validation", self.source.validation).summary
-        line |= {"validation_accuracy": summary["accuracy"], "validation_se": summary["se"]}
-        line["validation_reward"] = summary["reward"]
+        metrics |= {"validation_accuracy": summary["accuracy"], "validation_se": summary["se"]}
+        metrics["validation_reward"] = summary["reward"]
         return summary["accuracy"] if _can_succeed(self.player.environment) else summary["reward"]
 
-    def _final_summary(self, chosen: int) -> dict[str, Any]:
+    def _final_summary(self, best_step: int) -> dict[str, Any]:
         after = self._evaluate_and_save("after")
         return {
             "task": "text",
@@ -110,8 +110,8 @@ class TextRLTrainer(RLTrainer[TextConfig]):
         }
 
     def _checkpoint_state(self) -> dict[str, Any]:
-        own = {} if self.curriculum is None else {"curriculum": self.curriculum.state}
-        return {**super()._checkpoint_state(), **own}
+        curriculum_state = {} if self.curriculum is None else {"curriculum": self.curriculum.state}
+        return {**super()._checkpoint_state(), **curriculum_state}
 
     def _restore_state(self, state: dict[str, Any]) -> None:
         super()._restore_state(state)
@@ -119,14 +119,14 @@ class TextRLTrainer(RLTrainer[TextConfig]):
             self.curriculum.state = state["curriculum"]
 
     def _evaluate_on(self, name: str, tasks: Sequence[TextTask], progress: Any = None) -> Report:
-        """Greedy; each process does a share of the tasks, and all get the whole."""
-        _, mine = self.world.shard(tasks)
-        groups = self.player.scored(self.player.build(mine, progress=progress))
+        """Evaluate greedily; each process evaluates a shard of the tasks, and all get the whole report."""
+        _, shard = self.world.shard(tasks)
+        groups = self.player.scored(self.player.build(shard, progress=progress))
         records = text_records(self.player, groups)
         return make_text_report(name, self.player, self.world.gather(groups), self.world.gather(records))
 
     def _evaluate_and_save(self, name: str) -> Report:
-        """Of the held-out tasks; saved as `eval/<name>.json` and `.jsonl`."""
+        """Evaluate on the held-out tasks; save `eval/<name>.json` and `eval/<name>.jsonl`."""
         tasks = self.source.held_out
         with self.display.task_progress(f"evaluating {name} on {len(tasks)} held-out tasks") as progress:
             report = self._evaluate_on(name, tasks, progress)
@@ -147,14 +147,14 @@ class TextRLTrainer(RLTrainer[TextConfig]):
             return self.curriculum.draw(self.step, count)
         return self.source.batch(self.step * count)
 
-    def _train_on(self, prepared: Collected | list[Part]) -> dict[str, Any]:
-        step_of = self._step_tasks() if self.curriculum is not None else []
-        line = super()._train_on(prepared)
+    def _train_on(self, batch: Collected | list[Part]) -> dict[str, Any]:
+        step_tasks = self._step_tasks() if self.curriculum is not None else []
+        metrics = super()._train_on(batch)
         if not is_scored(self.player.environment):
-            line["outgrown"] = sum(self.world.gather([self.player.outgrown]))
+            metrics["outgrown"] = sum(self.world.gather([self.player.outgrown]))
         if self.curriculum is not None:
-            line |= self.curriculum.record_outcomes(step_of, self._attempts)
-        return line
+            metrics |= self.curriculum.record_outcomes(step_tasks, self._attempts)
+        return metrics
 
     def _attempt_metrics(
         self, records: Sequence[Record], trajectories: Sequence[Trajectory[TextTask]]
@@ -166,10 +166,10 @@ class TextRLTrainer(RLTrainer[TextConfig]):
     def _rollout_metrics(
         self, groups: Sequence[TrajectoryGroup[TextTask]], records: Sequence[Record]
     ) -> dict[str, Any]:
-        line = super()._rollout_metrics(groups, records)
+        metrics = super()._rollout_metrics(groups, records)
         sampled = self.config.tasks_per_step * self.config.group_size
-        attempts = sum(one.role == "attempt" for group in groups for one in group.trajectories)
-        return {**line, "unscored": sampled - attempts}
+        attempts = sum(trajectory.role == "attempt" for group in groups for trajectory in group.trajectories)
+        return {**metrics, "unscored": sampled - attempts}
 
     def _component_metric(self, name: str) -> str:
         return f"rewards/{name}"
@@ -179,5 +179,5 @@ class TextRLTrainer(RLTrainer[TextConfig]):
 
 
 def _can_succeed(environment: Any) -> bool:
-    """Whether a reply can be a success by it."""
+    """Return True if the environment's rewards define success."""
     return not isinstance(environment, TextGeneration) or environment.decides

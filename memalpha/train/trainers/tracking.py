@@ -1,4 +1,4 @@
-"""The figures of a run's steps in TensorBoard or Weights & Biases (`report_to`), beside `metrics.jsonl`."""
+"""Metrics of a run in TensorBoard or Weights & Biases (`report_to`), in addition to `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from memalpha.errors import ConfigError
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Raise `ConfigError` where a package is missing."""
+    """Raise `ConfigError` if a tracker's package is not installed."""
     for name in names:
         if find_spec(name) is None:
             raise ConfigError(f"report_to: {name} is not installed: pip install {name}, or leave it out")
 
 
 class Trackers:
-    """Those that `config.report_to` names. A run that goes on goes on in the same charts, from `step`.
+    """Trackers that `report_to` names; a resumed run continues the same charts from `step`.
 
-    TensorBoard's files are in `out/tensorboard`; a run of Weights & Biases is known by the path of `out`, its key,
-    project and mode are the environment's (`WANDB_API_KEY`, `WANDB_PROJECT`, `WANDB_MODE`).
+    TensorBoard's files are in `out/tensorboard`. The id of a Weights & Biases run is a hash of the path of `out`. Its
+    key, project and mode come from the environment (`WANDB_API_KEY`, `WANDB_PROJECT`, `WANDB_MODE`).
     """
 
     def __init__(self, config: LearnerConfig, step: int) -> None:
@@ -39,9 +39,9 @@ class Trackers:
         if "wandb" in config.report_to:
             import wandb  # type: ignore[import-not-found]
 
-            place = hashlib.sha256(str(config.out.resolve()).encode()).hexdigest()[:16]
+            run_id = hashlib.sha256(str(config.out.resolve()).encode()).hexdigest()[:16]
             self._wandb = wandb.init(
-                id=place,
+                id=run_id,
                 name=config.out.name,
                 dir=str(config.out),
                 resume="allow",
@@ -49,28 +49,28 @@ class Trackers:
             )
             self._open.callback(self._wandb.finish)
 
-    def log(self, line: Mapping[str, Any]) -> None:
-        """The numbers of a line of `metrics.jsonl`."""
-        step = line["step"]
-        found = {
-            name: float(value) for name, value in line.items() if isinstance(value, int | float) and name != "step"
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """Log the numbers of a line of `metrics.jsonl`."""
+        step = metrics["step"]
+        numbers = {
+            name: float(value) for name, value in metrics.items() if isinstance(value, int | float) and name != "step"
         }
         if self._writer is not None:
-            for name, value in found.items():
+            for name, value in numbers.items():
                 self._writer.add_scalar(name, value, step)
             self._writer.flush()
         if self._wandb is not None:
-            self._wandb.log(found, step=step)
+            self._wandb.log(numbers, step=step)
 
     def close(self) -> None:
-        """Everything is handed over."""
+        """Flush and close all trackers."""
         self._open.close()
 
 
 @contextmanager
-def open_trackers(config: LearnerConfig, step: int, main: bool) -> Iterator[Trackers | None]:
-    """The trackers of a run's main process, where it has any."""
-    if not (main and config.report_to):
+def open_trackers(config: LearnerConfig, step: int, is_main: bool) -> Iterator[Trackers | None]:
+    """Yield the trackers of a run's main process; None without any."""
+    if not (is_main and config.report_to):
         yield None
         return
     trackers = Trackers(config, step)

@@ -212,7 +212,7 @@ def test_garbage_in_a_run_directory_is_named(small, name, content):
     if "state" in name:
         (settings.out / "summary.json").unlink()
     (settings.out / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"{'step-0' if 'state' in name else name}.*delete it to go on"):
+    with pytest.raises(CheckpointError, match=rf"{'step-0' if 'state' in name else name}.*delete it to resume"):
         train(settings)
     assert (settings.out / name).read_bytes() == content
 

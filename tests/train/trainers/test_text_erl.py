@@ -86,7 +86,7 @@ def test_the_seven_phases():
         assert retry.parent == retry.rollout and reflection.reward.total == retry.reward.total
     # 5. what helped is kept, when the weights have moved
     assert algorithm.state == {"reflections": []}
-    algorithm.learnt(line := {})
+    algorithm.finish_step(line := {})
     helped = [one for one in retries if one.reward.total == 1]
     assert 0 < len(algorithm.state["reflections"]) <= len(helped) and line["gated"] == len(failed) / 12
     assert line["retry_success"] == len(helped) / len(retries) == line["retry_accuracy"]
