@@ -115,8 +115,9 @@ class TaskSource:
                 length = policy.count_tokens(f"{chunk.timestamp or ''}\n{chunk.render()}")
                 if length > room:
                     raise DataError(
-                        f"{origin}: chunk {chunk_index} of task {task.id!r} has {length} tokens, policy {policy.name!r} "
-                        f"has room for {max(room, 0)} ({policy.positions} less {prompt_tokens} of the prompt{advice_text}, "
+                        f"{origin}: chunk {chunk_index} of task {task.id!r} has {length} tokens, policy "
+                        f"{policy.name!r} has room for {max(room, 0)} ({policy.positions} less {prompt_tokens} of the "
+                        f"prompt{advice_text}, "
                         f"agent.view_tokens={agent.view_tokens} and agent.max_new_tokens={agent.max_new_tokens}): "
                         "split the chunk"
                     )
@@ -159,8 +160,8 @@ class TaskSource:
             if shared and 2 * sum(map(len, shared)) >= sum(map(len, chunk_texts)):
                 raise ConfigError(
                     f"eval_data: {len(shared)} of {len(chunk_texts)} chunks of task {task.id!r} of {config.eval_data}, "
-                    f"half of its text or more, are word for word in training tasks (the longest in {texts[shared[-1]]!r}): "
-                    "held-out tasks must be others"
+                    f"half of its text or more, are word for word in training tasks "
+                    f"(the longest in {texts[shared[-1]]!r}): held-out tasks must be others"
                 )
 
     def _from_file(self, index: int) -> Task:
