@@ -56,7 +56,7 @@ MODULES = {
     "memalpha": "datasets.memalpha_sets",
     "memalpha_mab": "datasets.memalpha_sets",
 }
-"""The module in `memalpha.tasks` of every data set."""
+"""Module in `memalpha.tasks` of every data set, by name."""
 
 Loader = Callable[..., list[Task]]
 

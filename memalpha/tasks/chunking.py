@@ -12,10 +12,10 @@ from memalpha.tasks.sources.files import CHUNK_TOKENS, pack_turns
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 CHUNK = CHUNK_TOKENS * 4
-"""Longest chunk in characters: 2,048 tokens of four."""
+"""Longest chunk in characters: 2,048 tokens of four characters."""
 
 BORDERS = (r"\n\s*\n", r"\n", r"[.!?][\"')\]]*\s+", r"\s+")
-"""Where a text may be cut, the best first: after a paragraph, a line, a sentence, a word."""
+"""Borders to split a text at, the best first: paragraph, line, sentence, word."""
 
 _AHEAD = 64
 
@@ -213,13 +213,16 @@ def rechunk(task: Task, tokens: int) -> Task:
         for item in task.questions
     ]
     meta = dict(task.meta)
-    if isinstance(facts := meta.get("observations"), list):  # they name chunks, too
+    if isinstance(facts := meta.get("observations"), list):  # observations name chunks, too
         meta["observations"] = [{**fact, "chunk": _rechunk_fact(fact, chunk_of_turn, last_part)} for fact in facts]
     return Task(id=task.id, chunks=tuple(chunks), questions=tuple(questions), gold_operations=tuple(gold), meta=meta)
 
 
 def _rechunk_fact(fact: Mapping[str, Any], chunk_of_turn: Mapping[str | None, int], last_part: Sequence[int]) -> int:
-    """Return the new chunk of a fact: that of the last of its turns, else the last part of its chunk."""
+    """Return the new chunk of a fact.
+
+    It is that of the last of its turns, else the last part of its old chunk.
+    """
     turns = [chunk_of_turn[turn] for turn in fact.get("turns", ()) if turn in chunk_of_turn]
     return max(turns, default=last_part[fact["chunk"]])
 
@@ -251,9 +254,12 @@ def _flatten(value: Any, location: str) -> Iterator[str | int | float]:
 
 
 def _find_border(text: str, start: int, stop: int, borders: Sequence[str]) -> int:
-    """Return the end of the piece that begins at `start`: after the last best border past its middle, else `stop`."""
+    """Return the end of the piece that begins at `start`.
+
+    It is the last position of the best border past the piece's middle, else `stop`.
+    """
     for border in borders:
-        window = text[start : stop + _AHEAD]  # what follows a border may decide whether it is one
+        window = text[start : stop + _AHEAD]  # the text after a border is part of its pattern
         ends = [match.end() for match in re.finditer(border, window) if match.end() <= stop - start]
         if ends and ends[-1] > (stop - start) // 2:
             return start + ends[-1]

@@ -74,7 +74,10 @@ class DataSet:
 
     @property
     def evaluation_variant(self) -> str | None:
-        """First variant that is no training split; the default variant where an option selects the split."""
+        """First variant that is no training split.
+
+        It is the default variant where an option selects the split.
+        """
         if self.training_options:
             return next(iter(self.variants), None)
         return next((variant for variant in self.variants if variant not in self.training_variants), None)

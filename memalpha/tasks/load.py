@@ -25,7 +25,7 @@ def load_tasks(
     seed: int = 0,
     **options: Any,
 ) -> list[Task]:
-    """Load the tasks of a named data set, or of a task file of your own.
+    """Load the tasks of a named data set or of your own task file.
 
     `memalpha data list` shows the names. Anything else is the path of a JSON Lines or CSV file, or of a folder with two
     CSV tables (`tasks.formats`).

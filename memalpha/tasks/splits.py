@@ -1,4 +1,4 @@
-"""Loading of tasks for training and for evaluation: each takes the split that is meant for it."""
+"""Loading of tasks for training and for evaluation, each from the split meant for it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def load_training_tasks(source: str, *, on_evaluation_split: bool = False) -> li
 
 
 def load_evaluation_tasks(source: str, limit: int | None = None) -> list[Task]:
-    """Load held-out tasks: the first variant of a named data set that is no training split, or a task file.
+    """Load held-out tasks of a named data set or a task file.
+
+    A named data set gives its first variant that is no training split.
 
     Args:
         source: Name of a data set, or the path of a task file.

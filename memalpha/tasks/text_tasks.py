@@ -29,15 +29,15 @@ GENERATED: Mapping[str, Callable[[Split, int, int, int], list[TextTask]]] = {
     "arithmetic": arithmetic.tasks,
     "programs": programs.tasks,
 }
-"""Data sets without end, by name: (split, seed, first, count) gives so many tasks from number `first` on."""
+"""Endless generated data sets by name: (split, seed, start, count) returns tasks."""
 DEFAULT_LIMIT = 500
-"""How many tasks of these are given when no limit is named."""
+"""Number of generated tasks without a limit."""
 
 FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
-"""What `datasets` reads a file as, by its suffix."""
+"""Format that `datasets` reads a file as, by suffix."""
 
 EVALUATION_SPLITS = ("test", "validation")
-"""Names that `datasets` gives the splits that are not for training (`datasets.Split`)."""
+"""Names in `datasets.Split` of the splits that are not for training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,6 @@ class HubTextSet:
     columns: Mapping[str, str]
     category: str | None = None
     normalize_answer: Callable[[str], str] = field(default=str)
-    """The answer as it is to be compared, from that column."""
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\boxed\s+([^\s${}]+)")
@@ -166,7 +165,7 @@ def load_text_tasks(
 
 
 def _interleave(parts: Sequence[list[TextTask]]) -> list[TextTask]:
-    """Take one task of each part in turn, so that any first or last tasks are of all parts."""
+    """Take one task of each part in turn, so that any slice has all parts."""
     return [task for row in zip_longest(*parts) for task in row if task is not None]
 
 
@@ -208,8 +207,8 @@ def _read(source: str, split: str, config: str | None, name: str) -> Dataset:
                     "or its rows as a file (JSON, CSV, Parquet)"
                 )
         elif path.exists():
-            # The library's cache knows a folder with a card by its name alone: another of that name, or one whose files
-            # have changed, would be taken for it.
+            # The library's cache identifies a folder with a card by name alone: it would confuse another folder of
+            # that name, or one whose files have changed, with it.
             with TemporaryDirectory() as cache:
                 rows = datasets.load_dataset(source, config, split=split, cache_dir=cache, keep_in_memory=True)
         else:
@@ -225,7 +224,10 @@ def _read(source: str, split: str, config: str | None, name: str) -> Dataset:
 
 
 def _check_hub(name: str, config: str | None) -> None:
-    """Raise `DataError` at once if the hub does not answer; its client would retry for minutes."""
+    """Raise `DataError` at once if the hub does not answer.
+
+    Its client would retry for minutes.
+    """
     from huggingface_hub import constants
 
     if not constants.HF_HUB_OFFLINE and not hub_reachable():
@@ -234,7 +236,7 @@ def _check_hub(name: str, config: str | None) -> None:
 
 
 def _alternatives(name: str, config: str | None) -> str:
-    """Return a hint for an error: how to read the set without the hub, or which names exist."""
+    """Return a hint for an error: how to do without the hub, or which names exist."""
     if name in HUB_SETS:
         got = f"get the data set {HUB_SETS[name].source}"
         return f" (without the hub: {got} and name its folder: data=PATH, in a configuration data_folder=PATH)"

@@ -53,7 +53,7 @@ _EXCERPT_LENGTH = 160
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Hold one reason of a test question: the shared test text and its source in the training set."""
+    """Hold one reason of a test question: the shared text and its training source."""
 
     reason: str
     question: str
@@ -175,7 +175,7 @@ def wording(question: Question) -> str:
 
 
 def passages(chunk: Chunk) -> list[str]:
-    """Return the texts of a chunk that may be shared: its turns, or the text and each of its lines."""
+    """Return the shareable texts of a chunk: its turns, or the text and each of its lines."""
     if chunk.text is None:
         return [turn.text for turn in chunk.turns]
     lines = [line for line in chunk.text.splitlines() if line.strip()]
@@ -272,7 +272,11 @@ class _TrainingMatches:
 
     @staticmethod
     def _hits(keys: np.ndarray, words: np.ndarray, unit: np.ndarray, n: int, units: int) -> np.ndarray:
-        """Find the n-grams inside one unit among the sorted `keys`; return key index times `units` plus unit."""
+        """Find the n-grams inside one unit among the sorted `keys`.
+
+        Returns:
+            For each hit, the index of its key times `units` plus its unit.
+        """
         if not len(keys) or len(words) < n:
             return np.empty(0, np.int64)
         grams, unit = _grams(words, n), np.where(unit[: len(unit) - n + 1] == unit[n - 1 :], unit[n - 1 :], -1)

@@ -77,8 +77,10 @@ def check_data_set(
     variant, options = resolve_variant(dataset, variant), validate_options(name, options)
     path = locate(dataset, variant, data)
     official = dataset.files_for(variant)
-    beside = path is not None and path.is_file() and len(official) > 1  # it stands for the folder that it lies in
-    files = () if path is None else tuple(_check_file(path.parent if beside else path, file) for file in official)
+    is_folder_file = path is not None and path.is_file() and len(official) > 1  # the file stands for its folder
+    files = (
+        () if path is None else tuple(_check_file(path.parent if is_folder_file else path, file) for file in official)
+    )
     mismatches = [
         f"{file.path}: sha256 {file.sha256} is not that of the known file: another version, or damaged"
         for file in files
@@ -94,7 +96,7 @@ def check_data_set(
 
 
 def counts(tasks: Sequence[Task]) -> dict[str, int]:
-    """Count tasks, chunks, turns, questions and tokens, and the tokens of the longest chunk (characters / 4)."""
+    """Count tasks, chunks, turns, questions and tokens (characters / 4), and measure the longest chunk."""
     chunks = [len(chunk.render()) for task in tasks for chunk in task.chunks]
     return {
         "tasks": len(tasks),
@@ -107,7 +109,7 @@ def counts(tasks: Sequence[Task]) -> dict[str, int]:
 
 
 def _check_file(path: Path, file: File) -> FileCheck:
-    """Check the official file in the folder `path`, or `path` itself if it is a file."""
+    """Check the official file in the folder `path`, or the file `path` itself."""
     candidates = [path] if path.is_file() else [path / file.path, path / Path(file.path).name]
     matches = [candidate for candidate in candidates if candidate.exists()]
     if not matches and "*" in file.path:

@@ -49,11 +49,11 @@ DATA = DataSet(
 )
 
 VALIDATION_SHARE = 0.2
-"""Share of each official training file, its end, that only split "validation" uses."""
+"""Share at the end of each official training file that is split "validation"."""
 MAX_STATEMENTS = 4
-"""Longest piece of one story in a chunk."""
+"""Most statements of one story in a chunk."""
 CONCURRENT_STORIES = 2
-"""Stories that run at the same time, a piece of each in every chunk; when one ends, the next begins."""
+"""Stories told at the same time, a piece of each in every chunk; when one ends, the next begins."""
 REPEATED_QUESTIONS = 4
 """Questions of each story that are asked again at the end of the stream."""
 SPEAKER = "story"
@@ -70,7 +70,7 @@ THINGS = words(
     "football milk apple book lamp hammer basket pencil orange bottle ticket letter candle mirror ladder guitar camera "
     "blanket umbrella towel"
 )
-"""Names that people and things of a stream draw from; the same in all splits (the stories differ)."""
+"""Names for the people and things of a stream; all splits share them, their stories differ."""
 
 _LINE = re.compile(r"(\d+) (.*)")
 _EVIDENCE = re.compile(r"\d+( \d+)*")
@@ -78,7 +78,7 @@ _EVIDENCE = re.compile(r"\d+( \d+)*")
 
 @dataclass(frozen=True, slots=True)
 class StoryQuestion:
-    """Hold an official question: line number in the story, text, answer as in the file, supporting lines."""
+    """Hold an official question: line number, text, answer as in the file, supporting lines."""
 
     line: int
     text: str
@@ -88,7 +88,10 @@ class StoryQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """Hold one official story: statements by line number, and questions; `name` is its file and line."""
+    """Hold one official story: statements by line number, and questions.
+
+    `name` is its file and line.
+    """
 
     task: int
     name: str
@@ -162,7 +165,10 @@ def _parse_question(line: int, fields: Sequence[str], statement_lines: set[int],
 
 
 def _check_answer(question: StoryQuestion, reply: Reply | None, location: str) -> None:
-    """Refuse an official answer that does not follow from the statements; lists may have any order."""
+    """Refuse an official answer that does not follow from the statements.
+
+    Lists may have any order.
+    """
     official = ", ".join(question.answer.split(","))
     if reply is None or official not in reply.answers:
         derived = "nothing follows" if reply is None else f"{reply.answers[0]!r} follows"
@@ -271,7 +277,10 @@ def streams(config: BabiConfig, split: Split, seed: int, start: int, count: int)
 
 
 def streams_per_epoch(config: BabiConfig, split: Split = "test") -> int:
-    """Return the number of streams that use every story of the split once; a rest that fills no stream is left out."""
+    """Return the number of streams that use every story of the split once.
+
+    A rest that fills no stream is left out.
+    """
     return len(stories(config, split)) // config.stories
 
 
@@ -347,7 +356,10 @@ class _StoryReader:
         return f"{self.number}:{line}"
 
     def read(self, piece: Sequence[tuple[int, str]], chunk: int) -> list[GoldOperation]:
-        """Return a perfect memory's operations for this piece: one an entry, in the order of its last change."""
+        """Return a perfect memory's operations for this piece.
+
+        There is one an entry, in the order of its last change.
+        """
         entries_before, last_change = self.world.entries(), {}
         for line, text in piece:
             before = self.world.entries()

@@ -66,7 +66,7 @@ class Reply:
 
 @dataclass(slots=True)
 class _Entity:
-    """Hold a person or a thing: where it is or is not, and the statements that say so."""
+    """Hold a person or thing, its location, and the statements that say so."""
 
     location: str | None = None
     absent_from: str | None = None
@@ -204,7 +204,7 @@ def _join_names(things: list[str] | tuple[str, ...]) -> str:
 
 
 def _entry_content(thing: _Entity) -> str | None:
-    """Return the content of the entry of a person or thing; None where it has none."""
+    """Return the content of the entry of a person or thing, or None."""
     if not thing.is_person:
         return thing.location if thing.holder is None else None
     location = thing.location or (f"not {thing.absent_from}" if thing.absent_from else "")

@@ -1,9 +1,9 @@
-"""BEAM (Tavakoli et al., ICLR 2026): conversations of up to ten million tokens, questions at the end.
+"""BEAM (Tavakoli et al., ICLR 2026): conversations of up to ten million tokens.
 
-A batch of the conversation is a session, dated by its time anchor. A turn's id is `m<message id>`. In the 10M set each
-of ten plans counts from 0; ids continue from plan to plan as in the official code. A question's rubric is in
-`meta["rubric"]`, one judged item each; the category is the ability. Abstention has no answer: the expected reply is in
-`meta["refused"]`.
+Questions are asked at the end. A batch of the conversation is a session, dated by its time anchor. A turn's id is
+`m<message id>`. In the 10M set each of ten plans counts from 0; ids continue from plan to plan as in the official code.
+A question's rubric is in `meta["rubric"]`, one judged item each; the category is the ability. Abstention has no answer:
+the expected reply is in `meta["refused"]`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ DATA = (
 )
 
 ANSWERS = ("answer", "ideal_answer", "ideal_summary", "ideal_response", "expected_compliance")
-"""Where the abilities keep what a right reply says."""
+"""Fields that hold the expected reply, depending on the ability."""
 
 
 def load_beam(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
@@ -158,7 +158,10 @@ def _task(row: Mapping[str, Any], size: str, location: str) -> Task:
 
 
 def _batches(value: Any) -> Iterator[list[Mapping[str, Any]]]:
-    """Yield the lists of messages at any depth; the `turns` of one batch are one list."""
+    """Yield the lists of messages at any depth.
+
+    The `turns` of one batch are one list.
+    """
     if isinstance(value, Mapping):
         if isinstance(value.get("turns"), list):
             yield [message for turn in value["turns"] for message in (turn if isinstance(turn, list) else [turn])]

@@ -52,10 +52,10 @@ DATA = DataSet(
 )
 
 CATEGORIES = {"Persona Memory": "semantic", "Relationship Memory": "semantic", "Event Memory": "episodic"}
-"""`memory_type` → category of a memory."""
+"""Category of a memory by its `memory_type`."""
 
 BOUNDARY = "Memory Boundary"
-"""The question type whose right answer is that nothing is known."""
+"""Question type whose right answer is to abstain."""
 
 
 def load(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
@@ -80,7 +80,7 @@ def _task(user: Any, location: str) -> Task:
     builder = TaskBuilder()
     gold: list[GoldOperation] = []
     interference: list[list[Any]] = []
-    live: dict[str, str] = {}  # content → category, as an undisturbed writer would hold it
+    live: dict[str, str] = {}  # content → category of the facts that hold now
     questions: list[Question] = []
     for number, session in enumerate(
         require_objects(require_field(user, "sessions", list, location), f"{location}: sessions")

@@ -123,7 +123,7 @@ DATA = (
 )
 
 OUT_OF_SCOPE = "out-of-scope"
-"""The label of a sentence that none fits."""
+"""Label of a sentence that no label fits."""
 Split = Literal["test", "train"]
 
 
@@ -290,7 +290,9 @@ def _tasks(
     pool = [*sentences.test, *sentences.outside] if split == "test" else list(sentences.train)
     order = list(range(len(pool)))
     Random(f"{name}|{split}|{seed}").shuffle(order)
-    training_copies: dict[tuple[str, ...], list[int]] = defaultdict(list)  # training sentences of the same words
+    training_copies: dict[tuple[str, ...], list[int]] = defaultdict(
+        list
+    )  # indices of training sentences by their words
     for index, row in enumerate(sentences.train):
         training_copies[tuple(words(row.text))].append(index)
     tasks: list[Task] = []
@@ -328,7 +330,7 @@ def _question(
     is_in_scope = row.label in numbers
     return Question(
         id=id,
-        question=f'Label of "{row.text}"?',  # other words of a frame cost search up to a third of its hits on TREC
+        question=f'Label of "{row.text}"?',  # a longer frame costs search up to a third of its hits on TREC
         answers=(numbers[row.label], f"label {numbers[row.label]}") if is_in_scope else (),
         category="label" if is_in_scope else OUT_OF_SCOPE,
         evidence=tuple(evidence.get(row.label, ())),
@@ -359,7 +361,7 @@ def _folder(path: Path) -> Path:
 
 
 def _rows(file: Path, separator: str, text: str, label: Sequence[str]) -> list[Sentence]:
-    """Read a CSV file with a header; the columns of a label are joined by underlines."""
+    """Read a CSV file with a header; underlines join the columns of a label."""
     sentences: list[Sentence] = []
     for location, row in iter_csv_rows(file, (text, *label), separator):
         values = [row[text].strip(), *(row[column].strip() for column in label)]

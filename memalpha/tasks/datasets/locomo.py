@@ -59,7 +59,7 @@ _SESSION = re.compile(r"session_(\d+)")
 
 
 class Fact(NamedTuple):
-    """Hold an observation: text, subject, the turns it comes from, and the session's chunk and date."""
+    """Hold an observation: text, subject, source turns, the session's chunk and date."""
 
     text: str
     speaker: str
@@ -125,7 +125,10 @@ def load_locomo(path: str | Path, limit: int | None = None, *, adversarial: bool
 
 
 def observations(task: Task) -> list[Fact]:
-    """Return LoCoMo's own facts on a conversation, in order of sessions; empty for other data sets."""
+    """Return LoCoMo's own facts on a conversation, in order of sessions.
+
+    A task of another data set has none.
+    """
     return [
         Fact(item["text"], item["speaker"], tuple(item["turns"]), item["chunk"], task.chunks[item["chunk"]].timestamp)
         for item in task.meta.get("observations", ())

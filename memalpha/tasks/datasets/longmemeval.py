@@ -1,4 +1,4 @@
-"""LongMemEval (Wu et al., ICLR 2025; the cleaned release): a task is one question and its chat history.
+"""LongMemEval (Wu et al., ICLR 2025; the cleaned release): one question and its chat history a task.
 
 A session is one chunk or several, in order of its date (the oracle file is not sorted). A turn's id is the official
 one, `<session id>_<number from 1>`. Evidence are the turns marked `has_answer`. The sessions that hold the answer are

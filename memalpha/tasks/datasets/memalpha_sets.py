@@ -67,7 +67,7 @@ METRICS = {
     "ttl_train": "label",
     "detective": "exact",
 }
-"""How Mem-alpha's authors score a row, by the beginning of its source."""
+"""Metric of Mem-alpha's authors by the beginning of a row's source."""
 
 _HEADER = re.compile(
     r"^\[[^\]\n]*?(?:\bon|\btimestamp)\s+(?P<time>\d{4}[-/]\d{2}[-/]\d{2}(?: \(\w+\))?(?: \d{2}:\d{2})?)"

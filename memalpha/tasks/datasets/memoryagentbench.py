@@ -90,7 +90,7 @@ METRICS = {
     "detective_qa": "exact",
     "factconsolidation": "substring",
 }
-"""The official metric by the beginning of a row's `metadata.source`."""
+"""Official metric by the beginning of a row's `metadata.source`."""
 
 _EXAMPLE = (r"\n(?!\s*label:)",)
 _FACT = (r"\n(?=\s*\d+\.)",)
@@ -198,7 +198,10 @@ def _questions(
 
 
 def _per_question(meta: Mapping[str, Any], key: str, count: int) -> list[Any]:
-    """Return a field with one item a question, or None for each if its length differs."""
+    """Return a field with one item a question.
+
+    A field of another length gives None for each question.
+    """
     value = meta.get(key)
     return value if isinstance(value, list) and len(value) == count else [None] * count
 
@@ -213,7 +216,11 @@ def _answering_texts(value: Any) -> Iterator[str]:
 
 
 def _sessions(builder: TaskBuilder, context: str, location: str) -> dict[str, list[str]]:
-    """Parse `[time, [turn, ...], time, [turn, ...], ...]` into the task; return the turn ids by text."""
+    """Parse `[time, [turn, ...], time, [turn, ...], ...]` into the task.
+
+    Returns:
+        Turn ids by text.
+    """
     try:
         items = ast.literal_eval(context)
     except (ValueError, SyntaxError, MemoryError, RecursionError) as error:

@@ -41,7 +41,7 @@ DATA = DataSet(
 )
 
 KINDS = {"profile": "profile", "social_relationship": "social", "events": "event", "dialogues": "dialogue"}
-"""Section of the official files → how the ids of its turns begin."""
+"""Prefix of turn ids by section of the official files."""
 
 
 def load(path: Path, variant: str | None = None, limit: int | None = None) -> list[Task]:
@@ -81,6 +81,15 @@ def _task(name: str, memory: Mapping[str, Any], sections: Any, location: str, qu
     turns_of: dict[str, list[str]] = {}
 
     def turn(kind: str, id: str, speaker: str, text: str, number: int | None = None) -> SpeakerTurn:
+        """Build a turn and note its id under its memory.
+
+        Args:
+            kind: Section of the official files.
+            id: Id of the memory.
+            speaker: Speaker of the turn.
+            text: Text of the turn.
+            number: Number of the turn in a dialogue; None elsewhere.
+        """
         turn_id = f"{KINDS[kind]}:{id}" if number is None else f"{KINDS[kind]}:{id}:{number}"
         turns_of.setdefault(f"{kind} {id}", []).append(turn_id)
         return SpeakerTurn(speaker=speaker, text=text, id=turn_id)
@@ -153,7 +162,10 @@ def _questions(
 
 
 def _question_items(section: Any, location: str) -> Iterator[Mapping[str, Any]]:
-    """Yield question objects; profile questions are a list, the others a list of `{memory id: [question, ...]}`."""
+    """Yield question objects.
+
+    Profile questions are a list, the others a list of `{memory id: [question, ...]}`.
+    """
     for entry in require_objects(section, location):
         if "Question" in entry:
             yield entry
@@ -194,7 +206,7 @@ def _python(text: str) -> Any:
 
 
 def _sortable_time(text: str) -> str | None:
-    """Return a time to sort by, down to the year (`October 2021`, `2012`, `the summer of 2019`)."""
+    """Return a time to sort by, down to the year (`October 2021`, `2012`)."""
     if (time := to_iso_time(text)) is not None:
         return time
     for form in ("%B %Y", "%b %Y", "%Y-%m", "%Y/%m"):

@@ -52,13 +52,13 @@ class _Row(NamedTuple):
 def load(
     path: Path, variant: str | None = None, limit: int | None = None, *, irrelevant: int = 5, seed: int = 0
 ) -> list[Task]:
-    """Load the rows of a split that have a snippet, each with 1 to `irrelevant` snippets of others.
+    """Load the rows of a split that have a snippet, with snippets of others.
 
     Args:
         path: File of the split, or its folder.
         variant: "train", "val" or "benchmark".
         limit: Return the first `limit` rows only.
-        irrelevant: Most snippets of other personas in a task.
+        irrelevant: Most snippets of other personas in a task; at least one is mixed in.
         seed: Seed of their choice and order.
 
     Raises:
@@ -118,7 +118,7 @@ def _task(row: _Row, ring: list[_Row], max_others: int, seed: int) -> Task:
 
 
 def _draw_other_rows(row: _Row, ring: list[_Row], count: int, start: int) -> list[_Row]:
-    """Return the next `count` rows of other personas from index `start` of the shuffled rows on.
+    """Return the next `count` rows of other personas from index `start` on.
 
     Each row has another snippet; there may be fewer rows.
     """

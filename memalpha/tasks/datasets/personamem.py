@@ -156,7 +156,7 @@ def histories(path: Path, variant: str | None = None) -> Iterator[Task]:
 def _context(id: str, messages: list[Any], rows: list[tuple[str, dict[str, str]]], location: str) -> Task:
     ends = {message_location: _history_length(row, len(messages), message_location) for message_location, row in rows}
     builder = TaskBuilder()
-    last: dict[int, int] = {}  # end of the messages read → index of the last chunk then
+    last: dict[int, int] = {}  # number of messages read → index of the last chunk
     turns: list[SpeakerTurn] = []
     for n, message in enumerate(messages):
         turn = _turn(message, n, location)
@@ -237,7 +237,7 @@ def _history(messages: list[Any], rows: list[tuple[str, dict[str, str]]], file: 
 
 
 def shuffle_choices(row: Mapping[str, str], seed: str, location: str) -> tuple[str, dict[str, str], str]:
-    """Return the question of a row of v2, its choices by letter, and the right letter.
+    """Return question, choices by letter, and right letter of a row of v2.
 
     The order of the choices follows from `seed` and the text.
 
@@ -286,7 +286,7 @@ def _turn(message: Any, number: int, location: str) -> SpeakerTurn:
 
 
 def parse_literal(text: str) -> Any:
-    """Parse a printed value as JSON or Python; return the text itself if it is neither."""
+    """Parse a printed value as JSON or Python; other texts are returned unchanged."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -298,5 +298,5 @@ def parse_literal(text: str) -> Any:
 
 
 def _sibling_file(path: Path, name: str) -> Path:
-    """Return the file `name` in the folder `path`, or in the folder of the file `path`."""
+    """Return the file `name` in the folder of `path`, or in `path` if that is a folder."""
     return find_file(path if path.is_dir() else path.parent, name)

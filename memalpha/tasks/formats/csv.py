@@ -1,4 +1,4 @@
-"""Task files as CSV: one table of questions with contexts, or a table of chunks and one of questions.
+"""Task files as CSV: one table of questions with contexts, or two tables.
 
 **One table.** Columns `context`, `question` and `answer` (or `answers`). Rows with the same `task` are one task, whose
 chunks are their different contexts in order. Without a column `task`, each different context is a task.

@@ -1,9 +1,9 @@
-"""Tasks as JSON Lines in UTF-8, one task a line; an invalid line is refused with file, line and field.
+"""Tasks as JSON Lines in UTF-8, one task a line.
 
-The format is that of `memalpha.types.Task`: `{"id", "chunks": [{"text" | "turns": [{"speaker", "text", "id"}],
-"timestamp"}], "questions": [{"id", "question", "answers", "category", "evidence", "asked_after_chunk", "meta"}],
-"gold_operations": […], "meta"}`. Blank lines are skipped. A chunk's `index` follows from its position and is not
-written.
+An invalid line is refused with file, line and field. The format is that of `memalpha.types.Task`: `{"id", "chunks":
+[{"text" | "turns": [{"speaker", "text", "id"}], "timestamp"}], "questions": [{"id", "question", "answers", "category",
+"evidence", "asked_after_chunk", "meta"}], "gold_operations": […], "meta"}`. Blank lines are skipped. A chunk's `index`
+follows from its position and is not written.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def summarize_tasks(tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def save_jsonl(tasks: Iterable[Task], path: str | Path) -> None:
-    """Write one task a line, without default values; the file appears whole or not at all.
+    """Write one task a line, without default values.
 
-    `load_jsonl` reads back equal tasks.
+    The file appears whole or not at all. `load_jsonl` reads back equal tasks.
 
     Raises:
         DataError: JSON cannot hold a task (NaN in `meta`), `load_jsonl` would refuse it, or the path is not writable.
@@ -139,7 +139,7 @@ def _parse(raw: bytes, location: str) -> Task:
 
 
 def _is_one_value(data: bytes) -> bool:
-    """Return True if the file is a single JSON value: a list of tasks, or one task over several lines."""
+    """Return True if the file is a single JSON value: a list, or one task over several lines."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -211,7 +211,7 @@ def find_problems(task: Task) -> Iterator[tuple[str, str]]:
 
 
 def _not_live(operation: GoldOperation, live: set[tuple[str, str]]) -> str | None:
-    """Return why an update or delete ends no live fact, or None if it ends one."""
+    """Return the problem of an update or delete that ends no live fact, or None."""
     if operation.replaces is None:
         return f"needed: the content that the {operation.kind} ends"
     if (operation.category, operation.replaces) in live:

@@ -17,7 +17,7 @@ from memalpha.errors import DataError
 from memalpha.types import Chunk, SpeakerTurn, Task
 
 CHUNK_TOKENS = 2048
-"""Longest chunk that loaders cut a stream into, in tokens (characters / 4)."""
+"""Longest chunk that loaders make, in tokens (characters / 4)."""
 
 
 def find_file(path: Path, name: str) -> Path:

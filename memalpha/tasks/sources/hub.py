@@ -1,4 +1,4 @@
-"""Official files from the model hub: your own folder or file, the local cache, or a resumable download."""
+"""Official files from the model hub: a local folder, the cache, or a resumable download."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def obtain(dataset: DataSet, variant: str | None = None, data: str | Path | None
         ) from error
     files = dataset.files_for(variant)
     folder = _find_cached(dataset, files)
-    # A pinned revision cannot change: what is there needs no question to the hub, unless it alone knows the names.
+    # A pinned revision cannot change: cached files need no request, unless only the hub knows the file names.
     if folder is not None and dataset.revision is not None and not any("*" in file.path for file in files):
         return folder
     if not hub_reachable():
@@ -93,7 +93,7 @@ def _find_cached(dataset: DataSet, files: tuple[File, ...]) -> Path | None:
                 local_files_only=True,
             )
         )
-    except (OSError, ValueError):  # not there, or not whole
+    except (OSError, ValueError):  # missing or incomplete
         return None
     is_complete = all(
         (matches := _matching_files(folder, file)) and (file.size is None or matches[0].stat().st_size == file.size)
@@ -105,7 +105,7 @@ def _find_cached(dataset: DataSet, files: tuple[File, ...]) -> Path | None:
 def _fetch(dataset: DataSet, variant: str | None, files: tuple[File, ...]) -> Path:
     from huggingface_hub import errors, snapshot_download
 
-    # What its HTTP client raises is a base of its own error, whichever client that is; xet is its second way to fetch.
+    # The HTTP client's error is a base of the hub's own, whichever client it uses; xet is its second protocol.
     bases = cast("tuple[type[Exception], ...]", errors.HfHubHTTPError.__bases__)
     network_errors = (*bases, getattr(errors, "XetDownloadError", OSError), OSError, ValueError)
     try:

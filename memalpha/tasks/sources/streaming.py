@@ -1,4 +1,4 @@
-"""Streaming of official files that are too large to load: JSON lists, JSON Lines, CSV, Parquet."""
+"""Streaming of official files that are too large to load: JSON, JSON Lines, CSV, Parquet."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from memalpha.errors import DataError, install_command
 
 _BLOCK = 1 << 22
-"""Characters that are read from a JSON list at first; doubled as long as they end within an item."""
+"""Characters of the first read from a JSON list; doubled while a read ends within an item."""
 _LARGEST = 1 << 29
-_CUT_OFF = 32  # an error this close to the end of what was read may come from the cut
+_CUT_OFF = 32  # an error this close to the end of the buffer may come from its end
 
 
 def iter_json_array(path: Path) -> Iterator[Any]:
@@ -128,7 +128,7 @@ def _read_block(stream: Any, path: Path, size: int) -> str:
 
 
 def _skip_whitespace(buffer: str, stream: Any, path: Path) -> str:
-    """Return the buffer from its next character that is no white space; empty at the end of the file."""
+    """Return the buffer without leading white space; empty at the end of the file."""
     while not (buffer := buffer.lstrip()):
         if not (buffer := _read_block(stream, path, _BLOCK)):
             return ""
@@ -136,7 +136,11 @@ def _skip_whitespace(buffer: str, stream: Any, path: Path) -> str:
 
 
 def _decode_item(buffer: str, stream: Any, path: Path, number: int) -> tuple[Any, str]:
-    """Decode the item at the start of the buffer; return it and the rest of the buffer."""
+    """Decode the item at the start of the buffer.
+
+    Returns:
+        The item, and the rest of the buffer.
+    """
     decoder = json.JSONDecoder()
     while True:
         try:
@@ -155,6 +159,6 @@ def _decode_item(buffer: str, stream: Any, path: Path, number: int) -> tuple[Any
             and end >= len(buffer) - 2
             and (extension := _read_block(stream, path, _BLOCK))
         ):
-            buffer += extension  # a number may go on: 1, 1.5, 1.5e+9
+            buffer += extension  # a number may continue: 1, 1.5, 1.5e+9
             continue
         return value, buffer[end:]

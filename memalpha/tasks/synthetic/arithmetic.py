@@ -1,7 +1,8 @@
-"""Arithmetic word problems by number: short stories of things that come and go, and how many there are at the end.
+"""Arithmetic word problems by number: short stories of things that come and go.
 
-Story first, text second: the operations are drawn, the sentences, the worked solution and the answer follow from them.
-A test problem holds a pair of numbers, added, taken away or multiplied, that no training problem holds.
+Each asks how many things there are at the end. The operations are drawn first; the sentences, the worked solution and
+the answer follow from them. A test problem has a pair of numbers, added, subtracted or multiplied, that no training
+problem has.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ Level = Literal["easy", "medium", "hard"]
 Sign = Literal["+", "-", "*"]
 
 LEVELS: tuple[Level, ...] = ("easy", "medium", "hard")
-"""One operation; two; two after a product, and a number that has nothing to do with the question."""
+"""easy: one operation; medium: two; hard: two after a product, and an irrelevant number."""
 HELD_OUT = 0.2
-"""Share of all pairs of numbers that only split "test" has."""
+"""Share of the pairs of numbers that belong to split "test"."""
 LARGEST = 99
-"""No number in a problem, on the way or in its answer is larger."""
+"""Largest number in a problem, its steps and its answer."""
 
 NAMES = words("Ana Ben Cara Dan Eva Finn Gina Hugo Iris Jon Kim Leo Mia Nils Olga Paul Rosa Sam Tara Uwe")
 THINGS = words("apples books coins cards eggs flags keys lamps nuts pens rings shells stamps tickets toys")
@@ -151,6 +152,13 @@ def _story(rng: Random, level: Level, steps: Sequence[Step]) -> str:
     things = rng.choice(THINGS)
 
     def sentence(kind: Sequence[str], n: int, m: int = 0) -> str:
+        """Draw a sentence of this kind with its numbers.
+
+        Args:
+            kind: Templates to draw from.
+            n: First number.
+            m: Second number.
+        """
         return rng.choice(kind).format(who=who, other=other, things=things, n=n, m=m)
 
     if steps[0].sign == "*":

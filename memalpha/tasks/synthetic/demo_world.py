@@ -1,4 +1,4 @@
-"""Demo world: a user states facts and events in a few short sessions, changes some, retracts some.
+"""Demo world: a user states, changes and retracts facts and events in a few short sessions.
 
 State comes first, text second. A history of every slot is planned; sentences, gold operations, questions and answers
 follow from it. Entries of a perfect writer are `attribute: value` (category semantic, one value a slot at a time) and
@@ -39,21 +39,21 @@ class Shape:
     chitchat: Range = (1, 4)
     """Lines per chunk that state nothing: small talk, distractors and replies of the assistant."""
     fact_chunks: int | None = None
-    """Facts and events are stated in the first so many chunks (None: in all)."""
+    """Number of first chunks that state facts and events (None: all)."""
     gap_days: Range = (1, 9)
     cue: float = 0.7
-    """Share of updates with a cue word; the others are a plain new statement."""
+    """Share of updates with a cue word; the others just state the new value."""
     distractors: float = 0.35
-    """Share of the idle lines that name a value without stating it."""
+    """Share of the filler lines that name a value without stating it."""
     echoes: float = 0.12
-    """Share of the idle lines in which the assistant repeats a value told before, current or stale."""
+    """Share of the filler lines in which the assistant repeats an earlier value, current or stale."""
     replies: float = 0.08
     yesterday: float = 0.2
-    """Share of events that happened the day before they are told."""
+    """Share of events that happened the day before they are stated."""
     never: Range = (1, 1)
     """Questions about attributes that were never stated."""
     midstream: float = 0.4
-    """Chance of one question that is asked before a change of its slot."""
+    """Probability of one question that is asked before a change of its slot."""
     questions: int = 8
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ DRILL = Shape(
     never=(0, 1),
     midstream=0.0,
 )
-"""A filled memory (chunk 0), then one to three changed facts (chunk 1): practice for update and delete by id."""
+"""Practice for update and delete by id: a filled memory (chunk 0), then one to three changes (chunk 1)."""
 
 
 @dataclass(slots=True)
@@ -160,7 +160,7 @@ def _plan(rng: Random, shape: Shape, values: ValueSource) -> _Plan:
 def _write_chunks(
     rng: Random, shape: Shape, values: ValueSource, plan: _Plan
 ) -> tuple[tuple[Chunk, ...], tuple[GoldOperation, ...]]:
-    """Write the text of every chunk, and the gold operations in the order of their lines."""
+    """Write the text of every chunk, and the gold operations in line order."""
     chunks: list[Chunk] = []
     operations: list[GoldOperation] = []
     distracted: set[str] = set()
@@ -202,7 +202,10 @@ def _write_chunks(
 def _filler_line(
     rng: Random, shape: Shape, values: ValueSource, plan: _Plan, index: int, distracted: set[str]
 ) -> tuple[str, str]:
-    """Draw a line (speaker, text) that states nothing; at most one distractor an attribute, so that pools suffice."""
+    """Draw a line (speaker, text) that states nothing.
+
+    There is at most one distractor an attribute, so that pools suffice.
+    """
     roll = rng.random()
     if roll < shape.distractors:
         source = rng.choice((*ATTRIBUTES, *EVENTS))

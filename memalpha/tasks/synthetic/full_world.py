@@ -1,4 +1,4 @@
-"""Full world: a long stream of sessions about the user and a circle of people, of any length.
+"""Full world: a stream of sessions, of any length, about the user and other people.
 
 State comes first, text second, session by session, so that it streams. Facts of the user (`city: Oslo`), relations
 (`mentor: Tom`), facts of people (`Tom city: Oslo`) and dated events (`trip: Kalford`) are stated, changed and
@@ -41,19 +41,19 @@ T = TypeVar("T")
 
 DEFAULT_TOKENS = 8_000
 CHARS_PER_TOKEN = 4
-"""A token here is this many characters of rendered chunk, whatever tokenizer reads it."""
+"""Characters of a rendered chunk that count as one token, for any tokenizer."""
 
 EPOCH = date(2015, 1, 5)
-SESSION_TURNS = (24, 68)  # of about 40 characters
-MAX_VERSIONS = 6  # values a slot may hold one after another: the test pools have eight
-RETRACTED_SHARE = 0.2  # of all slots, at most
-NEVER_SHARE = 0.1  # of all slots: never told
+SESSION_TURNS = (24, 68)  # turns of about 40 characters
+MAX_VERSIONS = 6  # most values of a slot over time: the test pools have eight
+RETRACTED_SHARE = 0.2  # largest share of all slots
+NEVER_SHARE = 0.1  # share of all slots that are never stated
 CUE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Hold one chunk of the stream, its gold operations, and the questions to ask right after it (without ids)."""
+    """Hold one chunk, its gold operations, and the questions to ask after it (without ids)."""
 
     chunk: Chunk
     operations: tuple[GoldOperation, ...]
@@ -87,6 +87,11 @@ class _Lines:
     characters: int = 0
 
     def add(self, speaker: str, text: str, operation: GoldOperation | None = None) -> str:
+        """Append a turn and its gold operation.
+
+        Returns:
+            The id of the turn.
+        """
         turn = f"{self.chunk}.{len(self.turns)}"
         self.turns.append(SpeakerTurn(speaker=speaker, text=text, id=turn))
         self.characters += len(speaker) + len(text) + 3  # ": " and the line's end
@@ -148,11 +153,11 @@ class _World:
         rng.shuffle(slots)
         self.relations = [Slot(relation) for relation in rng.sample(RELATIONS, min(len(self.people) // 2, 10))]
         never = max(3, round(len(slots) * NEVER_SHARE))
-        self.never, self.untold = slots[:never], slots[never:] + self.relations
-        rng.shuffle(self.untold)
-        self.told: list[Slot] = []
-        self.live: list[Slot] = []  # told, not retracted
-        self.retractions_left = int(RETRACTED_SHARE * len(self.untold))
+        self.never, self.unstated = slots[:never], slots[never:] + self.relations
+        rng.shuffle(self.unstated)
+        self.stated: list[Slot] = []
+        self.live: list[Slot] = []  # stated and not retracted
+        self.retractions_left = int(RETRACTED_SHARE * len(self.unstated))
         self.strangers = list(self.people)  # not yet in any relation
         self.events: list[_Event] = []
         self.happened: dict[str, set[str]] = {kind.key: set() for kind in FULL_EVENTS}
@@ -170,7 +175,7 @@ class _World:
         while not is_last:
             lines = _Lines(index)
             characters_left, budget = self.characters - self.spent, 40 * rng.randint(*SESSION_TURNS)
-            if characters_left - budget < 40 * SESSION_TURNS[0]:  # what remains would be no session of its own
+            if characters_left - budget < 40 * SESSION_TURNS[0]:  # the rest is too short for a session
                 budget, is_last = characters_left, True
             while lines.characters < budget:
                 self._turn(lines, day)
@@ -182,17 +187,17 @@ class _World:
             day += timedelta(days=rng.randint(0, 5))
             index += 1
 
-    # What is said
+    # Sentences
 
     def _turn(self, lines: _Lines, day: date) -> None:
-        """Add one turn: a fact, a trap, an echo, or filler of the user or assistant."""
+        """Add one turn: a fact, a trap, an echo, or filler."""
         roll = self.rng.random()
         if roll < self.density:
             self._fact(lines, day)
         elif roll < 1.8 * self.density:
             lines.add("user", self._trap())
-        elif roll < 2.1 * self.density and self.told:
-            slot = self.pick(self.told)
+        elif roll < 2.1 * self.density and self.stated:
+            slot = self.pick(self.stated)
             value = self.pick([version.value for version in slot.versions if version.value])
             sentence = fill(self.pick(slot.attribute.states), value, name=slot.subject)
             lines.add("assistant", self.pick(STALE_ECHOES).format(s=sentence))
@@ -205,16 +210,19 @@ class _World:
         return " ".join([self.pick(column) for column in FILLER]) + "."
 
     def _fact(self, lines: _Lines, day: date) -> None:
-        """Add an update (35 %), a retraction (8 %), an event (25 %) or a new fact, as far as the state has room."""
+        """Add an update (35 %), a retraction (8 %), an event (25 %) or a new fact.
+
+        The state must have room for it; else it is an event.
+        """
         roll = self.rng.random()
         if roll < 0.43:
             slot = self._changeable(lines.chunk, retract=roll < 0.08)
             if slot is not None:
                 self._tell(lines, slot, retract=roll < 0.08)
                 return
-        elif roll >= 0.68 and self.untold:
-            slot = self.untold.pop()
-            self.told.append(slot)
+        elif roll >= 0.68 and self.unstated:
+            slot = self.unstated.pop()
+            self.stated.append(slot)
             self.live.append(slot)
             self._tell(lines, slot)
             return
@@ -224,7 +232,7 @@ class _World:
         """Return a live slot, stated in an earlier chunk, that has room for the change."""
         if not self.live or (retract and not self.retractions_left):
             return None
-        # A stranger stays for every relation that is still to be told.
+        # Keep one stranger for every relation that is not stated yet.
         spare = len(self.strangers) > sum(not relation.versions for relation in self.relations)
         for _ in range(8):
             slot = self.pick(self.live)
@@ -252,7 +260,7 @@ class _World:
 
     def _event(self, lines: _Lines, day: date) -> None:
         kinds = [kind for kind in FULL_EVENTS if len(self.happened[kind.key]) < self.room[kind.key]]
-        if not kinds:  # the longest streams run out of names: thinner still
+        if not kinds:  # the longest streams run out of names
             lines.add("user", self._filler())
             return
         kind = self.pick(kinds)
@@ -276,10 +284,13 @@ class _World:
         self.events.append(event)
 
     def _trap(self) -> str:
-        """Draw a sentence that names a value and states nothing: negated, hypothetical, of a stranger, or quoted."""
+        """Draw a sentence that names a value and states nothing.
+
+        It is negated, hypothetical, about a stranger, or quoted.
+        """
         roll = self.rng.random()
         if roll < 0.25:
-            if self.events and roll < 0.12:  # somebody else's, or a wish: the name of one that did happen
+            if self.events and roll < 0.12:  # a distractor with the name of an event that did happen
                 event = self.pick(self.events)
                 return fill(self.pick(event.kind.distractors[:2]), event.value)
             kind = self.pick(FULL_EVENTS)
@@ -288,7 +299,7 @@ class _World:
             attribute = self.pick(ATTRIBUTES)
             quoted = fill(self.pick(attribute.states), self.values.draw_other(attribute.pool, ()))
             return self.pick(QUOTES).format(s=quoted)
-        slot = self.pick(self.told) if self.told and roll < 0.9 else self.pick(self.never)
+        slot = self.pick(self.stated) if self.stated and roll < 0.9 else self.pick(self.never)
         slot_values = {version.value.lower() for version in slot.versions if version.value}
         if slot.attribute.pool == "person":
             value = self.pick([name for name in self.people if name.lower() not in slot_values])
@@ -296,22 +307,25 @@ class _World:
             value = self.values.draw_other(slot.attribute.pool, slot_values)
         return fill(self.pick(slot.attribute.distractors), value, name=slot.subject)
 
-    # What is asked
+    # Questions
 
     def _questions_now(self, chunk: int) -> list[Question]:
         """Now and then, ask for a value that holds at this moment of the stream."""
-        if not self.told or self.rng.random() > min(1.0, 0.06 * self.operations / (chunk + 1)):
+        if not self.stated or self.rng.random() > min(1.0, 0.06 * self.operations / (chunk + 1)):
             return []
-        return [self.pick(self.told).ask(self.rng)]
+        return [self.pick(self.stated).ask(self.rng)]
 
     def _final_questions(self) -> list[Question]:
-        """Ask about every ability after the last session; about a fifth as many questions as facts."""
+        """Ask about every ability after the last session.
+
+        There are about a fifth as many questions as facts.
+        """
         rng = self.rng
         count = max(2, round(self.operations * 0.025))
         stated = [slot for slot in self.live if len(slot.versions) == 1]
         updated = [slot for slot in self.live if len(slot.versions) > 1]
-        retracted = [slot for slot in self.told if slot.value is None]
-        changed = [slot for slot in self.told if len([v for v in slot.versions if v.value]) > 1]
+        retracted = [slot for slot in self.stated if slot.value is None]
+        changed = [slot for slot in self.stated if len([v for v in slot.versions if v.value]) > 1]
         questions = [
             slot.ask(rng)
             for slots in (stated, updated, retracted, self.never)
@@ -343,7 +357,10 @@ class _World:
         )
 
     def _joins(self, limit: int) -> list[Question]:
-        """Ask for facts of a person through a relation to the user, both stated in different sessions."""
+        """Ask for facts of a person who stands in a relation to the user.
+
+        Fact and relation were stated in different sessions.
+        """
         questions: list[Question] = []
         for relation in self.relations:
             name = relation.value
@@ -371,7 +388,7 @@ class _World:
         return self.rng.sample(questions, min(limit, len(questions)))
 
     def _counts(self, limit: int) -> list[Question]:
-        """Ask how many events of a kind happened: in all while they are few, else in one month."""
+        """Ask how many events of a kind happened, in all or in one month."""
         groups: dict[tuple[str, str], list[_Event]] = {}
         for event in self.events:
             groups.setdefault((event.kind.key, ""), []).append(event)
@@ -390,7 +407,7 @@ class _World:
         return questions
 
     def _dates(self, each: int) -> list[Question]:
-        """Ask when an event happened, which of two came first, and how many days lie between."""
+        """Ask when an event happened, which of two came first, and the days between."""
         rng, questions = self.rng, []
         for event in rng.sample(self.events, min(each, len(self.events))):
             text = fill(self.pick(event.kind.whens), event.value)

@@ -1,8 +1,8 @@
-"""The words of the synthetic worlds: value pools, and the sentences that state, change, retract and ask.
+"""Words of the synthetic worlds: value pools and sentences.
 
-Pools are pairwise disjoint (ignoring case) and no sentence contains a pool's word, so a value in a text always comes
-from the generator. In a sentence `{v}` is the value, `{an}` the value with its article, `{old}` the value it replaces
-and `{old_an}` that one with its article.
+Sentences state, change, retract and ask. Pools are pairwise disjoint (ignoring case) and no sentence contains a pool's
+word, so a value in a text always comes from the generator. In a sentence `{v}` is the value, `{an}` the value with its
+article, `{old}` the value it replaces and `{old_an}` that one with its article.
 """
 
 from __future__ import annotations
@@ -110,11 +110,11 @@ POOLS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A single-valued attribute of a person: `key` is its name in an entry (`city: Oslo`).
+    """Describe a single-valued attribute of a person; `key` is its name in an entry (`city: Oslo`).
 
-    A `states` sentence said about a filled slot is an update without a cue word. `distractors` name a value of the
-    attribute without stating the fact (third person, hypothetical, negated). The user's `questions` name the key, so
-    that a reader without a language model can answer from a perfect memory; those about other people need not.
+    A `states` sentence about a filled slot is an update without a cue word. `distractors` name a value without stating
+    the fact (third person, hypothetical, negated). The user's `questions` name the key, so that a reader without a
+    language model can answer from a perfect memory. Questions about other people need not.
     """
 
     key: str
@@ -124,7 +124,7 @@ class Attribute:
     questions: tuple[str, ...]
     distractors: tuple[str, ...]
     pool: str = ""
-    """Where its values come from; left out: the pool of the same name."""
+    """Pool of its values; "" stands for the pool named like the key."""
 
     def __post_init__(self) -> None:
         if not self.pool:
@@ -133,9 +133,10 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class EventKind:
-    """A kind of event of the user (`trip: Rome`). `{when}` is "today", "yesterday" or the like.
+    """Describe a kind of event of the user (`trip: Rome`).
 
-    `distractors` are of a third person, hypothetical and negated, in this order.
+    `{when}` is "today", "yesterday" or the like. `distractors` are about a third person, hypothetical and negated, in
+    this order.
     """
 
     key: str

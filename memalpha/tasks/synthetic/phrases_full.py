@@ -1,6 +1,7 @@
-"""More words, for the full world: people, relations, what is told of others, filler. Same rules as `phrases`.
+"""Further words for the full world: people, relations, attributes of people, filler.
 
-In a sentence `{n}` is the person: a name, or "my mentor" where a question goes through a relation.
+The rules are those of `phrases`. In a sentence `{n}` is the person: a name, or "my mentor" where a question goes
+through a relation.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ EVENT_NAMES = {
     "movie": "the movie {v}",
     "dinner": "the dinner with {v}",
 }
-"""An event inside a question about two of them."""
+"""Wording of an event inside a question about two events."""
 
 ORDER = ("What came first, {a} or {b}?", "Which was earlier, {a} or {b}?")
 BETWEEN = ("How many days lie between {a} and {b}?", "How many days were there between {a} and {b}?")
@@ -89,7 +90,7 @@ RELATIONS: tuple[Attribute, ...] = tuple(
     _relation(key, key not in ("niece", "nephew", "stepson"))
     for key in words("niece nephew stepson manager landlord tutor roommate mentor therapist trainer")
 )
-"""Single-valued relations of the user; their values are people, so a question can go through them."""
+"""Single-valued relations of the user; their values are people, so questions can chain through them."""
 
 PERSON_ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(
@@ -165,7 +166,7 @@ QUOTES: tuple[str, ...] = (
     'An ad on the wall read "{s}"',
     'The puppet in the show cried "{s}"',
 )
-"""A first-person statement that is nobody's."""
+"""Frames of a quoted first-person statement that is not the user's."""
 
 STALE_ECHOES: tuple[str, ...] = (
     'You once said "{s}"',
@@ -173,7 +174,7 @@ STALE_ECHOES: tuple[str, ...] = (
     'I remember you said "{s}"',
     'Earlier you told me "{s}"',
 )
-"""The assistant repeats a user's statement, which may have changed since."""
+"""Frames in which the assistant repeats a user's statement, which may be stale."""
 
 WEEKDAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 MONTHS = words("January February March April May June July August September October November December")
@@ -195,7 +196,7 @@ FILLER: tuple[tuple[str, ...], ...] = (
         "for an hour", "for no reason", "as usual", "once more", "somehow", "for a while",
     ),
 )  # fmt: skip
-"""Columns of idle sentences: one word of each, in order."""
+"""Columns of filler sentences: one phrase of each, in order."""
 
 FILLER_REPLIES: tuple[tuple[str, ...], ...] = (
     ("I see", "Okay", "That happens", "Sorry to hear", "Good to know", "Sure", "Right", "Understood", "Fair enough"),

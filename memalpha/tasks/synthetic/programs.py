@@ -17,9 +17,9 @@ from memalpha.types import TextTask
 Level = Literal["easy", "medium", "hard"]
 
 LEVELS: tuple[Level, ...] = ("easy", "medium", "hard")
-"""One operation on a number; two; something done to a list."""
+"""easy: one operation on a number; medium: two; hard: an operation on a list."""
 TESTS = 5
-"""Tests a problem has."""
+"""Tests of a problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,10 @@ def program(argument: str, expression: str) -> str:
 
 
 def _tests(rng: Random, kind: ProblemKind, k: int, m: int) -> list[str]:
-    """Draw inputs around the constants, where a slip (< for <=, max for min) shows, and compute the outputs."""
+    """Draw inputs around the constants and compute the outputs.
+
+    A slip (< for <=, max for min) shows there.
+    """
     near = [k, k - 1, k + 1, -k, 0, 3 * k + 1]
     inputs: Sequence[Any]
     if kind.argument == "xs":

@@ -23,7 +23,7 @@ ABILITIES = {
     "order": "temporal",
     "between": "temporal",
 }
-"""Question kind (`Question.meta["kind"]`) → ability (`Question.category`)."""
+"""Ability (`Question.category`) by question kind (`Question.meta["kind"]`)."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Version:
 
 @dataclass(slots=True)
 class Slot:
-    """Hold an attribute of the user (`subject` "") or of a named person, with all its versions."""
+    """Hold an attribute of the user (`subject` "") or of a named person, with its versions."""
 
     attribute: Attribute
     versions: list[Version] = field(default_factory=list)
@@ -85,7 +85,10 @@ class Slot:
         )
 
     def ask(self, rng: Random, chunk: int | None = None) -> Question:
-        """Ask for the value after `chunk` (None: at the end); kind stated, updated, retracted or never."""
+        """Ask for the value after `chunk` (None: at the end).
+
+        The kind of the question is stated, updated, retracted or never.
+        """
         versions_so_far = [version for version in self.versions if chunk is None or version.chunk <= chunk]
         text = fill(rng.choice(self.attribute.questions), name=self.subject)
         if not versions_so_far:

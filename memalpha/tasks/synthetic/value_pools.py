@@ -15,7 +15,7 @@ from memalpha.tasks.synthetic.phrases_full import FULL_POOLS
 Split = Literal["train", "test"]
 
 HELD_OUT = 0.25
-"""Share of every pool that only split "test" uses."""
+"""Share of every pool that belongs to split "test"."""
 
 _ONSETS = words("b br d dr f fl g gr h j k kl l m n p pl r s st t tr v z")
 _VOWELS = words("a e i o u ai ou")
@@ -33,9 +33,9 @@ def split_values(values: Sequence[str], split: Split) -> tuple[str, ...]:
 
 
 def is_held_out(key: str, share: float = HELD_OUT) -> bool:
-    """Return True if `key` belongs to split "test", as the share `share` of all keys does.
+    """Return True if `key` belongs to split "test".
 
-    The division never changes: it is computed with SHA-256.
+    The share `share` of all keys does. The division never changes: it is computed with SHA-256.
     """
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") < share * 2**32
 
@@ -83,7 +83,9 @@ class ValueSource:
         return value
 
     def draw_other(self, pool: str, excluded: Collection[str]) -> str:
-        """Draw a value of the pool, or a pseudo-word capitalised like it, that is not in `excluded` (lower case).
+        """Draw a value of the pool, or a pseudo-word capitalised like it.
+
+        It is not in `excluded` (lower case).
 
         Raises:
             DataError: Every value is excluded.
@@ -95,7 +97,7 @@ class ValueSource:
             while word in excluded:
                 word = pseudo_word(rng)
             return word.capitalize() if model[0].isupper() else word
-        for _ in range(8 if len(pool_words) > 64 else 0):  # a large pool is not listed for each draw
+        for _ in range(8 if len(pool_words) > 64 else 0):  # avoids listing a large pool for each draw
             value = rng.choice(pool_words)
             if value.lower() not in excluded:
                 return value

@@ -24,7 +24,7 @@ DATA = DataSet(
     training_options={"world": {"split": "train"}},
 )
 DEFAULT_LIMIT = 200
-"""How many tasks `load` gives when no limit is named: the world has no end."""
+"""Number of tasks that `load` generates without a limit."""
 
 
 def load(
@@ -114,7 +114,7 @@ def shaped(world: WorldConfig, seed: int, index: int, shape: Shape, name: str) -
 
 
 def drill(world: WorldConfig, seed: int, index: int) -> Task:
-    """Generate a short task of shape `DRILL`: chunk 0 fills the memory, chunk 1 changes facts.
+    """Generate a short task: chunk 0 fills the memory, chunk 1 changes facts (`DRILL`).
 
     Args:
         world: Split, pseudo-words and temporal questions.
