@@ -90,7 +90,7 @@ class Places:
         self.open[database.schema] = weakref.ref(database)
 
     def make(self, original, database, connection, meta) -> None:
-        """In the place of `PostgresDatabase._make`."""
+        """In the place of `PostgresDatabase._create_tables`."""
         if database.schema[:2] not in ("m_", "t_"):
             original(database, connection, meta)
             return
@@ -148,8 +148,12 @@ def _stores(_places: Places | None, request: pytest.FixtureRequest, monkeypatch:
     from memalpha.store.backends.postgres import ddl as postgres_schema
     from memalpha.store.checks import integrity as doctor
 
-    open_database, copied_to, make = store.open_database, store.copied_to, postgres.PostgresDatabase._make
-    existing = doctor.existing
+    open_database, create_namespace, create_tables = (
+        store.open_database,
+        store.create_namespace,
+        postgres.PostgresDatabase._create_tables,
+    )
+    open_existing = doctor.open_existing
 
     def opened(path, *args, **options):
         found = open_database(_places.url(path), *args, **options)
@@ -158,8 +162,8 @@ def _stores(_places: Places | None, request: pytest.FixtureRequest, monkeypatch:
 
     monkeypatch.setattr(postgres_schema, "PARTITIONS", 2)  # the work of 16 in each test is seconds
     monkeypatch.setattr(store, "open_database", opened)
-    monkeypatch.setattr(doctor, "existing", lambda path: existing(_places.url(path)))
-    monkeypatch.setattr(store, "copied_to", lambda path, *args: copied_to(_places.url(path), *args))
-    monkeypatch.setattr(postgres.PostgresDatabase, "_make", lambda *args: _places.make(make, *args))
+    monkeypatch.setattr(doctor, "open_existing", lambda path: open_existing(_places.url(path)))
+    monkeypatch.setattr(store, "create_namespace", lambda path, *args: create_namespace(_places.url(path), *args))
+    monkeypatch.setattr(postgres.PostgresDatabase, "_create_tables", lambda *args: _places.make(create_tables, *args))
     yield
     _places.clear()

@@ -55,7 +55,7 @@ class Scope:
             return self.leaks(entries), entries != self.twin.list()
         if kind in ("get", "history"):  # of an id that may be another's
             id = rng.choice(rng.choice(everyone).ids or ["nobody"])
-            known = [done for done in (self.twin.state.last(id),) if done]
+            known = [done for done in (self.twin.state.latest_version(id),) if done]
             found = answer(getattr(self.store, kind), id)
             versions = found if isinstance(found, list) else [found] if isinstance(found, MemoryEntry) else []
             live = bool(known) and known[0].valid_to is None

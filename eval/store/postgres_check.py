@@ -55,9 +55,9 @@ def leaks(made: Server, schema: str, *, thorough: bool = True) -> dict[str, Any]
             store.insert("semantic", f"secret {place}: {SECRET}")
         store.core_update("secret core")
         store.namespace("mine").insert("semantic", "mine: one")
-        theirs = store._rows
+        theirs = store._namespace
         with theirs.transaction(write=False):
-            number = theirs.ns
+            number = theirs.namespace_id
         before = store.state, list(store.log())
         tenant = f"{schema}_tenant"
         made.run(f"DROP ROLE IF EXISTS {tenant}", f"CREATE ROLE {tenant} LOGIN")
@@ -94,8 +94,8 @@ with MemoryStore.open(url, embedder="hash") as store:
     for index in range(number):
         scope = scopes[rng.random() < 0.5]
         text = f"{who} {index}: {rng.random()}"
-        print("means", scope._rows.name, text, sep="\\t", flush=True)
-        print("did", scope._rows.name, text, scope.insert("semantic", text).valid_from, sep="\\t", flush=True)
+        print("means", scope._namespace.name, text, sep="\\t", flush=True)
+        print("did", scope._namespace.name, text, scope.insert("semantic", text).valid_from, sep="\\t", flush=True)
 """
 
 

@@ -42,7 +42,7 @@ def main() -> None:
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
         connection.execute("DROP SCHEMA IF EXISTS recall CASCADE")
     url = f"{options.url}{'&' if '?' in options.url else '?'}schema=recall"
-    size, rows = postgres_search.SIZE, []
+    size, rows = postgres_search.EXHAUSTIVE_UP_TO, []
     asked = [(task.id, locomo.evidence_questions(task)) for task in tasks]
     together = [
         (ALL, [one._replace(gold=tuple(f"{id} {name}" for name in one.gold)) for id, some in asked for one in some])
@@ -62,7 +62,7 @@ def main() -> None:
             ):
                 if most != size and route in ("soft", "bm25"):  # of raw turns, and of words, all are always looked at
                     continue
-                postgres_search.SIZE = most
+                postgres_search.EXHAUSTIVE_UP_TO = most
                 ranks, tens = [], []
                 for id, questions in of:
                     search = search_function(store.namespace(id), route)

@@ -27,7 +27,7 @@ import numpy as np
 from measure import Clock
 
 from memalpha.store.backends.postgres.ddl import TABLES
-from memalpha.store.backends.postgres.search import SIZE
+from memalpha.store.backends.postgres.search import EXHAUSTIVE_UP_TO
 from memalpha.store.io.copy import copy_store
 from memalpha.store.store import MemoryStore
 from memalpha.types import Hit
@@ -110,7 +110,7 @@ def run(made: Server, size: int, folder: Path, queries: int) -> dict[str, Any]:
         }
         best: dict[str, list[set[str]]] = {}
         for name, call in kinds.items():
-            number = max(3, queries // 5) if size > SIZE and name.endswith("all") else queries
+            number = max(3, queries // 5) if size > EXHAUSTIVE_UP_TO and name.endswith("all") else queries
             for n in range(6):  # plans are made, and kept
                 call(n)
             hits, used, began = [], [], time.perf_counter()

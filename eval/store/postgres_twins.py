@@ -119,8 +119,8 @@ class Twins:
     def attack(self, name: str) -> None:
         """Let the tenant try something of another namespace."""
         scope = self.scopes[name][1]
-        with scope._rows.transaction(write=False):
-            number = scope._rows.ns
+        with scope._namespace.transaction(write=False):
+            number = scope._namespace.namespace_id
         user, schema = self.tenant.partition("//")[2].partition("@")[0], self.url.partition("schema=")[2]
         setting = self.rng.choice(settings(schema, user, number, name))
         statement = self.rng.choice(statements(schema, number, self.names[0], 16))
@@ -210,7 +210,7 @@ class Twins:
 
     def id(self, file: MemoryStore) -> str:
         """An entry's, most of the time a live one's."""
-        live = self.states[self.rng.choice(self.names) if self.rng.random() < 0.03 else file._rows.name].entries
+        live = self.states[self.rng.choice(self.names) if self.rng.random() < 0.03 else file._namespace.name].entries
         return self.rng.choice(sorted(live)) if live and self.rng.random() < 0.95 else "nobody#x"
 
     def text(self, name: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from memalpha.agent.text_match import contains, same
-from memalpha.store.slots import contradict, key_value, slot_value
+from memalpha.store.slots import is_contradictory, key_value, slot_value
 from memalpha.types import Hit, MemoryEntry
 
 
@@ -26,7 +26,7 @@ def answer_slot(answer: str, hits: Iterable[Hit]) -> str | None:
 
 def in_conflict(slot: str, entries: Iterable[MemoryEntry]) -> bool:
     """Whether live `entries` hold two different values for `slot`, and not all of them as events."""
-    return contradict(entry for entry in entries if (pair := key_value(entry.content)) and pair[0] == slot)
+    return is_contradictory(entry for entry in entries if (pair := key_value(entry.content)) and pair[0] == slot)
 
 
 def disputed(slot: str, values: Sequence[str], statements: Iterable[str]) -> bool:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from memalpha.errors import DuplicateContent, InvalidContent, UnknownCategory, UnknownEntry
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
-from memalpha.store.state import duplicate_of
+from memalpha.store.state import duplicate_error
 from memalpha.types import MemoryEntry, Operation, ToolCall, ToolResult, is_iso_time
 
 
@@ -150,7 +150,7 @@ def _run(
     elif isinstance(arguments, Update):
         before, code = memory.get(arguments.id), "updated"
         if arguments.content.strip() == before.content:  # the chunk's date alone is no news
-            raise duplicate_of(before)
+            raise duplicate_error(before)
         operation = Operation("update", id=before.id, content=arguments.content, timestamp=timestamp or "", **origin)
     elif isinstance(arguments, Delete):
         before, code = memory.get(arguments.id), "deleted"

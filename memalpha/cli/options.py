@@ -166,7 +166,7 @@ def print_result(value: Any, as_json: bool, text: str) -> None:
         text: Printed otherwise.
     """
     if as_json:
-        from memalpha.store.io.jsonl import json_text
+        from memalpha.store.io.jsonl import to_json
 
-        text = json_text(to_json_value(value), default=str)
+        text = to_json(to_json_value(value), default=str)
     typer.echo(text)

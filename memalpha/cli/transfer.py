@@ -11,7 +11,7 @@ from memalpha.cli.options import AsJson, EmbedderName, Namespace, SchemaName, St
 from memalpha.errors import StoreError
 
 if TYPE_CHECKING:
-    from memalpha.store.io.importers.base import Imported
+    from memalpha.store.io.importers.base import ImportReport
 
 Source = Literal["jsonl", "markdown", "mem0", "langgraph"]
 _MARKDOWN = (".md", ".markdown")
@@ -61,11 +61,11 @@ def import_(
 
     Example: memalpha import audited.db qdrant-folder --from mem0 --history history.db
     """
-    from memalpha.store.io.importers.replay import form_of, import_foreign, read_foreign
+    from memalpha.store.io.importers.replay import detect_format, import_memories, read_events
     from memalpha.store.io.jsonl import read_jsonl
     from memalpha.store.io.markdown import import_markdown, read_markdown
 
-    form = source or ("markdown" if file.suffix in _MARKDOWN else form_of(file) or "jsonl")
+    form = source or ("markdown" if file.suffix in _MARKDOWN else detect_format(file) or "jsonl")
     if history is not None and form != "mem0":
         raise StoreError(f"--history belongs to mem0, but {file} is read as {form}")
     # Refuse an unreadable file before a store is created.
@@ -74,10 +74,10 @@ def import_(
     elif form == "jsonl":
         read_jsonl(file)
     else:
-        read_foreign(file, form, namespace, history=history)
+        read_events(file, form, namespace, history=history)
     with open_store(store, embedder, namespace, schema=schema, create=True) as memory:
         if form in ("mem0", "langgraph"):
-            imported = import_foreign(memory, file, form, history=history)
+            imported = import_memories(memory, file, form, history=history)
             print_result(imported, as_json, "\n".join(_format_imported(imported, store)))
             return
         count = import_markdown(memory, file) if form == "markdown" else memory.import_jsonl(file)
@@ -106,7 +106,7 @@ def copy(
 COMMANDS = {"export": export, "import": import_, "copy": copy}
 
 
-def _format_imported(imported: Imported, store: Path | str) -> list[str]:
+def _format_imported(imported: ImportReport, store: Path | str) -> list[str]:
     lines = [f"{count} operations: namespace {name} of {store}" for name, count in imported.operations.items()]
     for item in imported.left_out[:_MAX_SKIPPED]:
         reason = f"the same as {item.same_as}" if item.same_as else "no text"

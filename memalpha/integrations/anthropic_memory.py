@@ -20,8 +20,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from memalpha.errors import ConfigError, InvalidContent, MemalphaError
-from memalpha.store.filters import utc
-from memalpha.store.keyed_entries import Keyed, escaped, text_of
+from memalpha.store.filters import format_utc
+from memalpha.store.keyed_entries import KeyedEntries, escape_key, original_text
 from memalpha.store.store import MemoryStore
 
 _LOG = logging.getLogger("memalpha")
@@ -49,7 +49,7 @@ class MemoryTool:
 
     def __init__(self, store: MemoryStore, *, category: str | None = None) -> None:
         self.store = store
-        self._files = Keyed(store, "file", category)
+        self._files = KeyedEntries(store, "file", category)
 
     def to_dict(self) -> dict[str, str]:
         """Return the tool for the `tools` of a request."""
@@ -127,7 +127,7 @@ class MemoryTool:
         if kind == "view":
             return self._view(arguments[0], command.get("view_range"))
         try:
-            with self._files.together():
+            with self._files.transaction():
                 return getattr(self, f"_{kind}")(*arguments)
         except InvalidContent as error:
             raise CommandError(f"Error: {error}") from error
@@ -225,7 +225,7 @@ class MemoryTool:
         if not files:
             raise CommandError(f"Error: The path {path} does not exist")
         for file in files:
-            self._files.delete(escaped(file))
+            self._files.delete(escape_key(file))
         return f"Successfully deleted {path}"
 
     def _rename(self, old: str, new: str) -> str:
@@ -240,25 +240,25 @@ class MemoryTool:
         if new.startswith(f"{old}/"):
             raise CommandError(f"Error: Cannot move {old} into itself")
         for file in files:
-            self._files.delete(escaped(file))
+            self._files.delete(escape_key(file))
         for file, text in files.items():
             self._write(new + file.removeprefix(old), text)
         return f"Successfully renamed {old} to {new}"
 
     def _read(self, path: str) -> str | None:
         """Return the text of a file; None if it does not exist."""
-        entry = self._files.get(escaped(path))
-        return None if entry is None else text_of(entry)
+        entry = self._files.get(escape_key(path))
+        return None if entry is None else original_text(entry)
 
     def _write(self, path: str, text: str) -> None:
         for index, character in enumerate(path):
             if character == "/" and index > len(ROOT) and self._read(path[:index]) is not None:
                 raise CommandError(f"Error: {path[:index]} is a file, not a directory")
-        self._files.put(escaped(path), text, {"path": path}, timestamp=utc(self._files.now()))
+        self._files.put(escape_key(path), text, {"path": path}, timestamp=format_utc(self._files.now()))
 
     def _files_below(self, path: str) -> dict[str, str]:
         """Return the files in a directory, at any depth, as {path: text}."""
-        files = {entry.metadata["file"]["path"]: text_of(entry) for entry in self._files.all()}
+        files = {entry.metadata["file"]["path"]: original_text(entry) for entry in self._files.list()}
         return {name: text for name, text in files.items() if name.startswith(f"{path}/")}
 
     def _exists(self, path: str) -> bool:

@@ -32,25 +32,25 @@ class _Worker:
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "memalpha")
 
-    async def do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `work` returns or raises, done in the thread."""
         if self._thread is None:
             raise StoreError("the store is closed")
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *args, **kwargs))
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         """Take no more work; what was begun is done first."""
         if self._thread is not None:
             self._thread.shutdown(wait=False)
             self._thread = None
 
 
-def _awaited(
+def _as_async(
     method: Callable[Concatenate[MemoryStore, P], T],
 ) -> Callable[Concatenate[AsyncMemoryStore, P], Coroutine[Any, Any, T]]:
     @wraps(method)
     async def call(self: AsyncMemoryStore, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._worker.do(method, self._store, *args, **kwargs)
+        return await self._worker.run(method, self._store, *args, **kwargs)
 
     return call
 
@@ -66,17 +66,17 @@ class AsyncMemoryStore:
         """`MemoryStore.open`, with its arguments."""
         worker = _Worker()
         try:
-            return cls(await worker.do(MemoryStore.open, *args, **kwargs), worker)
+            return cls(await worker.run(MemoryStore.open, *args, **kwargs), worker)
         except BaseException:
-            worker.end()
+            worker.shut_down()
             raise
 
     async def close(self) -> None:
         """Close the file when all that was begun is done; a second time, or for a namespace, nothing happens."""
         if not self._is_scope:
             worker, self._is_scope = self._worker, True
-            await worker.do(self._store.close)
-            worker.end()
+            await worker.run(self._store.close)
+            worker.shut_down()
 
     async def __aenter__(self) -> AsyncMemoryStore:
         return self
@@ -110,7 +110,7 @@ class AsyncMemoryStore:
         self, namespace: str | None = None, *, path: str | Path | None = None, as_of: int | str | None = None
     ) -> AsyncMemoryStore:
         """`MemoryStore.fork`; a copy in a file of its own has a thread of its own, and is closed by itself."""
-        copy = await self._worker.do(self._store.fork, namespace, path=path, as_of=as_of)
+        copy = await self._worker.run(self._store.fork, namespace, path=path, as_of=as_of)
         return AsyncMemoryStore(copy, self._worker if path is None else _Worker(), is_scope=path is None)
 
     async def core(self) -> str:
@@ -120,41 +120,41 @@ class AsyncMemoryStore:
     async def log(self, after: int = 0) -> AsyncIterator[tuple[int, str, Operation]]:
         """The operations beyond position `after`: position, time (ISO, UTC), operation as applied."""
         lines = self._store.log(after)
-        while page := await self._worker.do(list, islice(lines, _PAGE)):
+        while page := await self._worker.run(list, islice(lines, _PAGE)):
             for line in page:
                 yield line
 
     async def state(self) -> MemoryState:
         """The memory as it is now, as a value: the state that replaying the log gives."""
-        return await self._worker.do(lambda: self._store.state)
+        return await self._worker.run(lambda: self._store.state)
 
-    namespaces = _awaited(MemoryStore.namespaces)
-    change = _awaited(MemoryStore.change)
-    apply = _awaited(MemoryStore.apply)
-    insert = _awaited(MemoryStore.insert)
-    insert_many = _awaited(MemoryStore.insert_many)
-    update = _awaited(MemoryStore.update)
-    delete = _awaited(MemoryStore.delete)
-    core_update = _awaited(MemoryStore.core_update)
-    core_at = _awaited(MemoryStore.core_at)
-    get = _awaited(MemoryStore.get)
-    find = _awaited(MemoryStore.find)
-    recent = _awaited(MemoryStore.recent)
-    created_at = _awaited(MemoryStore.created_at)
-    list = _awaited(MemoryStore.list)
-    load_embedder = _awaited(MemoryStore.load_embedder)
-    search = _awaited(MemoryStore.search)
-    search_many = _awaited(MemoryStore.search_many)
-    audit = _awaited(audit_of)
-    around = _awaited(MemoryStore.around)
-    build_index = _awaited(MemoryStore.build_index)
-    history = _awaited(MemoryStore.history)
-    snapshot = _awaited(MemoryStore.snapshot)
-    undo = _awaited(MemoryStore.undo)
-    redo = _awaited(MemoryStore.redo)
-    restore = _awaited(MemoryStore.restore)
-    diff = _awaited(MemoryStore.diff)
-    erase = _awaited(MemoryStore.erase)
-    erase_all = _awaited(MemoryStore.erase_all)
-    export_jsonl = _awaited(MemoryStore.export_jsonl)
-    import_jsonl = _awaited(MemoryStore.import_jsonl)
+    namespaces = _as_async(MemoryStore.namespaces)
+    change = _as_async(MemoryStore.change)
+    apply = _as_async(MemoryStore.apply)
+    insert = _as_async(MemoryStore.insert)
+    insert_many = _as_async(MemoryStore.insert_many)
+    update = _as_async(MemoryStore.update)
+    delete = _as_async(MemoryStore.delete)
+    core_update = _as_async(MemoryStore.core_update)
+    core_at = _as_async(MemoryStore.core_at)
+    get = _as_async(MemoryStore.get)
+    find = _as_async(MemoryStore.find)
+    recent = _as_async(MemoryStore.recent)
+    created_at = _as_async(MemoryStore.created_at)
+    list = _as_async(MemoryStore.list)
+    load_embedder = _as_async(MemoryStore.load_embedder)
+    search = _as_async(MemoryStore.search)
+    search_many = _as_async(MemoryStore.search_many)
+    audit = _as_async(audit_of)
+    around = _as_async(MemoryStore.around)
+    build_index = _as_async(MemoryStore.build_index)
+    history = _as_async(MemoryStore.history)
+    snapshot = _as_async(MemoryStore.snapshot)
+    undo = _as_async(MemoryStore.undo)
+    redo = _as_async(MemoryStore.redo)
+    restore = _as_async(MemoryStore.restore)
+    diff = _as_async(MemoryStore.diff)
+    erase = _as_async(MemoryStore.erase)
+    erase_all = _as_async(MemoryStore.erase_all)
+    export_jsonl = _as_async(MemoryStore.export_jsonl)
+    import_jsonl = _as_async(MemoryStore.import_jsonl)

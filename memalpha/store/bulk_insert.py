@@ -16,78 +16,82 @@ from memalpha.store.validation import check_timestamp, clean_content, validate_f
 from memalpha.types import MemoryEntry
 
 Fact = Mapping[str, Any]
-_NEEDED = {"category", "content"}
+_REQUIRED_KEYS = {"category", "content"}
 _KEYS = ("category", "content", "timestamp", "importance", "metadata", "source", "chunk", "turn", "expires")
-_ALL = set(_KEYS)
+_ALLOWED_KEYS = set(_KEYS)
 
 
-def cleaned(facts: Iterable[Fact]) -> list[tuple[Fact, str]]:
+def validate_facts(facts: Iterable[Fact]) -> list[tuple[Fact, str]]:
     """Each fact with its content as it is stored; raises `StoreError` naming the fact's number."""
-    found = []
-    for number, fact in enumerate(facts):
+    validated = []
+    for index, fact in enumerate(facts):
         try:
-            if not isinstance(fact, Mapping) or not _NEEDED <= fact.keys() <= _ALL:
+            if not isinstance(fact, Mapping) or not _REQUIRED_KEYS <= fact.keys() <= _ALLOWED_KEYS:
                 raise StoreError(f"a mapping with category, content and none but {', '.join(_KEYS)} is needed")
             check_timestamp(fact.get("timestamp"))
-            found.append((fact, clean_content(fact["content"])))
+            validated.append((fact, clean_content(fact["content"])))
         except StoreError as error:
-            raise type(error)(f"fact {number}: {error}") from error
-    return found
+            raise type(error)(f"fact {index}: {error}") from error
+    return validated
 
 
-def unit_vectors(number: int, vectors: np.ndarray, dim: int) -> np.ndarray:
+def normalize_vectors(count: int, vectors: np.ndarray, dim: int) -> np.ndarray:
     """Given embeddings of so many contents, normalised; raises `StoreError` unless they are `(number, dim)`."""
-    given = np.asarray(vectors, np.float32)
-    if given.shape != (number, dim) or not np.isfinite(given).all():
-        raise StoreError(f"vectors: ({number}, {dim}) finite numbers are needed, not {given.shape}")
-    return normalize(given)
+    array = np.asarray(vectors, np.float32)
+    if array.shape != (count, dim) or not np.isfinite(array).all():
+        raise StoreError(f"vectors: ({count}, {dim}) finite numbers are needed, not {array.shape}")
+    return normalize(array)
 
 
-def blobs_of(contents: Sequence[str], vectors: np.ndarray) -> dict[str, bytes]:
+def vector_blobs(contents: Sequence[str], vectors: np.ndarray) -> dict[str, bytes]:
     """The rows of `vectors` `(n, dim)` as they are stored, by content."""
     data, width = vector_blob(vectors), 4 * vectors.shape[1]
-    return {content: data[place * width : (place + 1) * width] for place, content in enumerate(contents)}
+    return {content: data[row * width : (row + 1) * width] for row, content in enumerate(contents)}
 
 
-def insert_all(rows: Namespace, facts: Sequence[tuple[Fact, str]], vectors: Mapping[str, bytes]) -> list[MemoryEntry]:
+def insert_facts(
+    namespace: Namespace, facts: Sequence[tuple[Fact, str]], vectors: Mapping[str, bytes]
+) -> list[MemoryEntry]:
     """Append all facts and return the entry of each, which for a duplicate is the one that is there; `vectors` holds
     the embeddings by content (see `blobs_of`). Inside a transaction."""
-    first = position = rows.position
-    held = rows.holding([content for _, content in facts]) if first else {}  # live entries by category and content
+    start = position = namespace.position
+    existing = (
+        namespace.entries_with_contents([content for _, content in facts]) if start else {}
+    )  # live entries by category and content
     new: dict[str, MemoryEntry] = {}
-    more: list[dict[str, Any]] = []  # what else is known of each new one
+    optional_fields: list[dict[str, Any]] = []  # what else is known of each new one
     entries: list[MemoryEntry] = []
-    check = rows.schema.check_category
+    check_category = namespace.schema.check_category
 
-    def taken(id: str) -> bool:
-        return id in new or (first > 0 and rows.is_used(id))
+    def is_used(id: str) -> bool:
+        return id in new or (start > 0 and namespace.is_used(id))
 
-    for number, (fact, content) in enumerate(facts):
+    for index, (fact, content) in enumerate(facts):
         try:
-            category = check(fact["category"])
-            entry = held.get((category, content))
+            category = check_category(fact["category"])
+            entry = existing.get((category, content))
             if entry is None:
-                given = validate_fields(fact) if len(fact) > len(_NEEDED) else {}
-                id = make_id(content, position, taken)
+                fields = validate_fields(fact) if len(fact) > len(_REQUIRED_KEYS) else {}
+                id = make_id(content, position, is_used)
                 position += 1
                 entry = MemoryEntry(
                     id,
                     category,
                     content,
-                    given.get("timestamp") or None,
-                    given.get("importance", 1.0),
-                    given.get("metadata", {}),
-                    given.get("source"),
-                    given.get("chunk"),
-                    given.get("turn"),
-                    given.get("expires") or None,
+                    fields.get("timestamp") or None,
+                    fields.get("importance", 1.0),
+                    fields.get("metadata", {}),
+                    fields.get("source"),
+                    fields.get("chunk"),
+                    fields.get("turn"),
+                    fields.get("expires") or None,
                     1,
                     position,
                 )
-                new[id] = held[category, content] = entry
-                more.append(given)
+                new[id] = existing[category, content] = entry
+                optional_fields.append(fields)
         except StoreError as error:
-            raise type(error)(f"fact {number}: {error}") from error
+            raise type(error)(f"fact {index}: {error}") from error
         entries.append(entry)
-    rows.append(list(new.values()), more, vectors)
+    namespace.append(list(new.values()), optional_fields, vectors)
     return entries

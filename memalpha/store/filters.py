@@ -23,12 +23,12 @@ from memalpha.errors import StoreError
 from memalpha.types import MemoryEntry, is_iso_time
 
 FIELDS = frozenset({"id", "category", "content", "timestamp", "importance", "source", "chunk", "turn", "expires"})
-TIMES = frozenset({"timestamp", "expires"})
+TIME_FIELDS = frozenset({"timestamp", "expires"})
 COMPARISONS = ("$eq", "$ne", "$in", "$gt", "$gte", "$lt", "$lte", "$contains")
 COMBINATIONS = ("$and", "$or", "$not")
 Where = Mapping[str, Any] | None
 ORDER = {"$gt": gt, "$gte": ge, "$lt": lt, "$lte": le}
-_DEEPEST = 50
+_MAX_DEPTH = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +44,21 @@ class Condition:
         if self.operator == "$contains":
             if isinstance(value, str):
                 return isinstance(self.operand, str) and self.operand in value
-            return isinstance(value, list) and frozen(self.operand) in map(frozen, value)
+            return isinstance(value, list) and freeze(self.operand) in map(freeze, value)
         value = self.comparable(value)
         if self.operator in ORDER:
             bound = self.comparable(self.operand)
             return (
-                kind_of(value) is not None and kind_of(value) is kind_of(bound) and ORDER[self.operator](value, bound)
+                comparison_type(value) is not None
+                and comparison_type(value) is comparison_type(bound)
+                and ORDER[self.operator](value, bound)
             )
-        wanted = (frozen(self.comparable(operand)) for operand in self.operands)
-        return (frozen(value) in wanted) != (self.operator == "$ne")
+        accepted = (freeze(self.comparable(operand)) for operand in self.operands)
+        return (freeze(value) in accepted) != (self.operator == "$ne")
 
     def matches(self, entry: MemoryEntry) -> bool:
         """Whether an entry passes."""
-        return self.holds(value_of(entry, self.field))
+        return self.holds(field_value(entry, self.field))
 
     @property
     def operands(self) -> list[Any]:
@@ -65,13 +67,13 @@ class Condition:
 
     def comparable(self, value: Any) -> Any:
         """A value of the field, or an operand, as it is compared: times as moments."""
-        if self.field not in TIMES or not isinstance(value, str) or not is_iso_time(value):
+        if self.field not in TIME_FIELDS or not isinstance(value, str) or not is_iso_time(value):
             return value
-        return moment(value)
+        return parse_time(value)
 
 
 @dataclass(frozen=True, slots=True)
-class All:
+class And:
     """Every part must hold."""
 
     parts: tuple[Filter, ...]
@@ -82,7 +84,7 @@ class All:
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
+class Or:
     """At least one part must hold."""
 
     parts: tuple[Filter, ...]
@@ -103,135 +105,135 @@ class Not:
         return not self.part.matches(entry)
 
 
-Filter = Condition | All | OneOf | Not
+Filter = Condition | And | Or | Not
 
 
-def parse(where: Where, *, category: str | None = None) -> Filter | None:
+def parse_filter(where: Where, *, category: str | None = None) -> Filter | None:
     """The filter that `where` describes, within one `category` if that is given; None where nothing is filtered.
 
     Raises `StoreError` naming what is not understood and what there is.
     """
-    parts = () if where is None else _mapping(where, 0)
+    parts = () if where is None else _parse_mapping(where, 0)
     if category is not None:
         parts = (Condition("category", "$eq", category), *parts)
-    return _all(parts) if parts else None
+    return _conjunction(parts) if parts else None
 
 
-def value_of(entry: MemoryEntry, field: str) -> Any:
+def field_value(entry: MemoryEntry, field: str) -> Any:
     """The value of a field of the entry or of its metadata; None where there is none."""
     if field in FIELDS:
         return getattr(entry, field)
-    return _inside(entry.metadata, field.removeprefix("metadata."))
+    return _nested_value(entry.metadata, field.removeprefix("metadata."))
 
 
-def fields_of(chosen: Filter) -> set[str]:
+def filter_fields(entry_filter: Filter) -> set[str]:
     """The fields that a filter looks at."""
-    if isinstance(chosen, Condition):
-        return {chosen.field}
-    parts = (chosen.part,) if isinstance(chosen, Not) else chosen.parts
-    return set().union(*map(fields_of, parts))
+    if isinstance(entry_filter, Condition):
+        return {entry_filter.field}
+    parts = (entry_filter.part,) if isinstance(entry_filter, Not) else entry_filter.parts
+    return set().union(*map(filter_fields, parts))
 
 
-def moment(text: str) -> datetime:
+def parse_time(text: str) -> datetime:
     """An ISO time; UTC unless it says otherwise."""
     time = datetime.fromisoformat(text)
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time
 
 
-def utc(time: datetime) -> str:
+def format_utc(time: datetime) -> str:
     """A time as the log keeps it: UTC with microseconds, so that the order of texts is the order of times."""
     return time.astimezone(UTC).isoformat(timespec="microseconds")
 
 
-def kind_of(value: Any) -> type | None:
+def comparison_type(value: Any) -> type | None:
     """The kind of a comparable value, if there is an order among its like (there is none for true, null, lists)."""
     if isinstance(value, int | float):
         return None if isinstance(value, bool) or value != value else float  # NaN is before and after nothing
     return next((kind for kind in (str, datetime) if isinstance(value, kind)), None)
 
 
-def frozen(value: Any) -> Any:
+def freeze(value: Any) -> Any:
     """A JSON value as a dictionary's key; equal where the values are: numbers by value, and true is not 1."""
     if isinstance(value, bool):
         return bool, value
     if isinstance(value, list):
-        return tuple(map(frozen, value))
+        return tuple(map(freeze, value))
     if isinstance(value, Mapping):
-        return frozenset((key, frozen(item)) for key, item in value.items())
+        return frozenset((key, freeze(item)) for key, item in value.items())
     return value
 
 
-def _inside(value: Any, path: str) -> Any:
+def _nested_value(value: Any, path: str) -> Any:
     """The value at a path of nested mappings. A key that holds the dots itself goes first."""
     if not isinstance(value, Mapping):
         return None
     if path in value:
         return value[path]
-    head, dot, rest = path.partition(".")
-    return _inside(value.get(head), rest) if dot else None
+    key, dot, rest = path.partition(".")
+    return _nested_value(value.get(key), rest) if dot else None
 
 
-def _mapping(where: object, depth: int) -> tuple[Filter, ...]:
+def _parse_mapping(where: object, depth: int) -> tuple[Filter, ...]:
     if not isinstance(where, Mapping):
         raise StoreError(f"where: a mapping of fields to values is needed, not {where!r}")
-    if depth > _DEEPEST:
-        raise StoreError(f"where: nested deeper than {_DEEPEST} levels")
+    if depth > _MAX_DEPTH:
+        raise StoreError(f"where: nested deeper than {_MAX_DEPTH} levels")
     parts: list[Filter] = []
     for key, value in where.items():
         if not isinstance(key, str) or not key:
             raise StoreError(f"where: {key!r} is no field")
         if not key.startswith("$"):
-            parts += _field(key, value, depth)
+            parts += _parse_field(key, value, depth)
         elif key == "$not":
-            parts.append(Not(_all(_mapping(value, depth + 1))))
+            parts.append(Not(_conjunction(_parse_mapping(value, depth + 1))))
         elif key in COMBINATIONS:
             if not isinstance(value, list | tuple) or not value:
                 raise StoreError(f"where: {key} needs a list of at least one mapping, not {value!r}")
-            options = tuple(_all(_mapping(item, depth + 1)) for item in value)
-            parts.append(_all(options) if key == "$and" else OneOf(options))
+            options = tuple(_conjunction(_parse_mapping(item, depth + 1)) for item in value)
+            parts.append(_conjunction(options) if key == "$and" else Or(options))
         elif key in COMPARISONS:
             raise StoreError(f'where: {key} stands without a field: {{"field": {{"{key}": value}}}}')
         else:
-            raise _unknown(key)
+            raise _unknown_operator(key)
     return tuple(parts)
 
 
-def _field(field: str, value: Any, depth: int) -> Iterable[Filter]:
+def _parse_field(field: str, value: Any, depth: int) -> Iterable[Filter]:
     """The conditions on one field."""
     if not isinstance(value, Mapping) or not any(isinstance(key, str) and key.startswith("$") for key in value):
         value = {"$eq": value}
     for operator, operand in value.items():
         if operator == "$not":
-            if depth > _DEEPEST:
-                raise StoreError(f"where: nested deeper than {_DEEPEST} levels")
-            yield Not(_all(tuple(_field(field, operand, depth + 1))))
+            if depth > _MAX_DEPTH:
+                raise StoreError(f"where: nested deeper than {_MAX_DEPTH} levels")
+            yield Not(_conjunction(tuple(_parse_field(field, operand, depth + 1))))
             continue
         if operator not in COMPARISONS:
-            raise _unknown(operator, f" for {field!r}")
-        place = f"where: {field!r} {operator}"
+            raise _unknown_operator(operator, f" for {field!r}")
+        location = f"where: {field!r} {operator}"
         if operator == "$in" and not isinstance(operand, list | tuple):
-            raise StoreError(f"{place}: a list is needed, not {operand!r}")
-        operand = _json(place, operand)
-        if field in TIMES and operator in ORDER and isinstance(operand, str) and not is_iso_time(operand):
-            raise StoreError(f"{place}: {operand!r} is no ISO 8601 date or time (2024-05-01)")
+            raise StoreError(f"{location}: a list is needed, not {operand!r}")
+        operand = _json_operand(location, operand)
+        if field in TIME_FIELDS and operator in ORDER and isinstance(operand, str) and not is_iso_time(operand):
+            raise StoreError(f"{location}: {operand!r} is no ISO 8601 date or time (2024-05-01)")
         yield Condition(field, operator, operand)
 
 
-def _unknown(operator: object, place: str = "") -> StoreError:
-    known = ", ".join((*COMPARISONS, *COMBINATIONS))
-    return StoreError(f"where: unknown operator {operator!r}{place}: there are {known}")
+def _unknown_operator(operator: object, location: str = "") -> StoreError:
+    operators = ", ".join((*COMPARISONS, *COMBINATIONS))
+    return StoreError(f"where: unknown operator {operator!r}{location}: there are {operators}")
 
 
-def _all(parts: tuple[Filter, ...]) -> Filter:
-    return parts[0] if len(parts) == 1 else All(parts)
+def _conjunction(parts: tuple[Filter, ...]) -> Filter:
+    return parts[0] if len(parts) == 1 else And(parts)
 
 
-def _json(place: str, value: Any) -> Any:
+def _json_operand(location: str, value: Any) -> Any:
     """An operand with tuples as lists; raises `StoreError` for what no metadata can hold."""
     if isinstance(value, list | tuple):
-        return [_json(place, item) for item in value]
+        return [_json_operand(location, item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _json(place, item) for key, item in value.items()}
+        return {key: _json_operand(location, item) for key, item in value.items()}
     if value is None or isinstance(value, str | int | float):
         return value
-    raise StoreError(f"{place}: {value!r} is no JSON value (text, number, true, false, null, list, mapping)")
+    raise StoreError(f"{location}: {value!r} is no JSON value (text, number, true, false, null, list, mapping)")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.state import Change, as_operation, inverse, same_fact
+from memalpha.store.state import Change, as_operation, inverse, is_same_fact
 from memalpha.types import MemoryEntry, Operation
 
 
@@ -26,111 +26,122 @@ class Diff:
     core: tuple[str, str] | None
 
 
-def difference(rows: Namespace, before: int, after: int) -> Diff:
+def diff_positions(namespace: Namespace, before: int, after: int) -> Diff:
     """What changed between two positions; the later one may come first."""
-    old, new = _entries(rows.live(position=before)), _entries(rows.live(position=after))
-    cores = rows.core(before), rows.core(after)
+    old_entries, new_entries = (
+        _entries_by_id(namespace.live_entries(position=before)),
+        _entries_by_id(namespace.live_entries(position=after)),
+    )
+    cores = namespace.core_at(before), namespace.core_at(after)
     return Diff(
-        added=tuple(entry for id, entry in new.items() if id not in old),
-        changed=tuple((old[id], entry) for id, entry in new.items() if id in old and not same_fact(old[id], entry)),
-        removed=tuple(entry for id, entry in old.items() if id not in new),
+        added=tuple(entry for id, entry in new_entries.items() if id not in old_entries),
+        changed=tuple(
+            (old_entries[id], entry)
+            for id, entry in new_entries.items()
+            if id in old_entries and not is_same_fact(old_entries[id], entry)
+        ),
+        removed=tuple(entry for id, entry in old_entries.items() if id not in new_entries),
         core=cores if cores[0] != cores[1] else None,
     )
 
 
-def expire(rows: Namespace, due: Iterable[tuple[str, str]]) -> None:
+def expire_entries(namespace: Namespace, due: Iterable[tuple[str, str]]) -> None:
     """End entries that are `due`, each at the time it was to expire, so that the log does not depend on who looked
     when."""
     for id, time in due:
-        rows.write(Operation("expired", id=id), time=time)
+        namespace.write(Operation("expired", id=id), time=time)
 
 
-def undo(rows: Namespace) -> Operation | None:
+def undo(namespace: Namespace) -> Operation | None:
     """Take back the last operation in effect by appending its inverse; None if there is none."""
-    head = _in_effect(rows, rows.position)
-    if head == 0:
+    last = _last_effective(namespace, namespace.position)
+    if last == 0:
         return None
-    ((_, _, _, undone),) = rows.log(head - 1, 1)
-    ended = None if undone.id is None else rows.ended_at(undone.id, head)
-    back = inverse(Change(undone, ended), rows.core(head - 1))
-    rows.write(back, head=rows.head(head - 1))
+    ((_, _, _, undone),) = namespace.log(last - 1, 1)
+    ended = None if undone.id is None else namespace.version_ended_at(undone.id, last)
+    inverse_operation = inverse(Change(undone, ended), namespace.core_at(last - 1))
+    namespace.write(inverse_operation, effective_position=namespace.effective_position(last - 1))
     return undone
 
 
-def redo(rows: Namespace) -> Operation | None:
+def redo(namespace: Namespace) -> Operation | None:
     """Append the operation that the last undo took back; None if there is none to bring back."""
-    head = _taken_back(rows)
-    if head == 0:
+    redo_position = _redo_position(namespace)
+    if redo_position == 0:
         return None
-    ((_, _, _, operation),) = rows.log(head - 1, 1)
-    rows.write(operation, head=head)
+    ((_, _, _, operation),) = namespace.log(redo_position - 1, 1)
+    namespace.write(operation, effective_position=redo_position)
     return operation
 
 
-def restore(rows: Namespace, position: int) -> int:
+def restore(namespace: Namespace, position: int) -> int:
     """Append what brings the facts and core memory of a position back; the number of operations."""
-    head = rows.head(position)
-    operations = _way_back(rows, position)
-    if not operations and _in_effect(rows, position) != _in_effect(rows, rows.position):
-        operations = [Operation("core_update", content=rows.core(position))]
+    effective_position = namespace.effective_position(position)
+    operations = _restore_operations(namespace, position)
+    if not operations and _last_effective(namespace, position) != _last_effective(namespace, namespace.position):
+        operations = [Operation("core_update", content=namespace.core_at(position))]
     for number, operation in enumerate(operations, 1):
-        rows.write(operation, head=head if number == len(operations) else None)
+        namespace.write(operation, effective_position=effective_position if number == len(operations) else None)
     return len(operations)
 
 
-def _way_back(rows: Namespace, position: int) -> list[Operation]:
+def _restore_operations(namespace: Namespace, position: int) -> list[Operation]:
     """The operations that bring the facts and core memory of a position back."""
-    way = difference(rows, rows.position, position)
-    operations = [] if way.core is None else [Operation("core_update", content=way.core[1])]
-    operations += [Operation("delete", id=entry.id) for entry in way.removed]
+    diff = diff_positions(namespace, namespace.position, position)
+    operations = [] if diff.core is None else [Operation("core_update", content=diff.core[1])]
+    operations += [Operation("delete", id=entry.id) for entry in diff.removed]
     # An update cannot take a content that another live entry holds; then the entry ends and comes back.
-    gone = {entry.id for entry in way.removed}
-    held = {(entry.category, entry.content): entry.id for entry in rows.live() if entry.id not in gone}
-    ended = [entry for _, entry in way.changed if held.get((entry.category, entry.content), entry.id) != entry.id]
-    operations += [Operation("delete", id=entry.id) for entry in ended]
-    back = {entry.id for entry in ended}
-    operations += [as_operation("update", entry) for _, entry in way.changed if entry.id not in back]
-    return operations + [as_operation("insert", entry) for entry in (*ended, *way.added)]
+    removed_ids = {entry.id for entry in diff.removed}
+    ids_by_content = {
+        (entry.category, entry.content): entry.id for entry in namespace.live_entries() if entry.id not in removed_ids
+    }
+    swapped = [
+        entry for _, entry in diff.changed if ids_by_content.get((entry.category, entry.content), entry.id) != entry.id
+    ]
+    operations += [Operation("delete", id=entry.id) for entry in swapped]
+    swapped_ids = {entry.id for entry in swapped}
+    operations += [as_operation("update", entry) for _, entry in diff.changed if entry.id not in swapped_ids]
+    return operations + [as_operation("insert", entry) for entry in (*swapped, *diff.added)]
 
 
-def _in_effect(rows: Namespace, position: int, seen_at: int | None = None) -> int:
+def _last_effective(namespace: Namespace, position: int, as_of: int | None = None) -> int:
     """The last operation that was in effect at a position; 0 if there was none. What was erased is passed over, and
     entries that are gone at `seen_at` (the position), having expired."""
-    head, seen_at = rows.head(position), position if seen_at is None else seen_at
-    while head and (rows.kind(head) == "erased" or rows.lapsed(head, seen_at)):
-        head = rows.head(head - 1)
-    return head
+    last, as_of = namespace.effective_position(position), position if as_of is None else as_of
+    while last and (namespace.operation_kind(last) == "erased" or namespace.has_expired(last, as_of)):
+        last = namespace.effective_position(last - 1)
+    return last
 
 
-def _taken_back(rows: Namespace) -> int:
+def _redo_position(namespace: Namespace) -> int:
     """The position of the operation that a redo brings back; 0 if there is none.
 
     Going back from the log's end: an undo leaves in effect what was so before the operation it took back, a redo what
     was so at the operation it brought back, and every undo that no redo has met yet waits for one. Anything else has
     ended the waiting.
     """
-    redone: list[int] = []
-    end = rows.position
+    pending_redos: list[int] = []
+    end = namespace.position
     for position in range(end, 0, -1):
-        before, after = _in_effect(rows, position - 1), _in_effect(rows, position)
-        kind = rows.kind(position)
-        if kind == "expired" or (before == after and kind == "erased"):
+        before, after = _last_effective(namespace, position - 1), _last_effective(namespace, position)
+        operation_kind = namespace.operation_kind(position)
+        if operation_kind == "expired" or (before == after and operation_kind == "erased"):
             continue  # as if it had never been
-        if rows.head(position) == position:
+        if namespace.effective_position(position) == position:
             return 0
-        if before != after and rows.lapsed(max(before, after), end):
+        if before != after and namespace.has_expired(max(before, after), end):
             continue
-        if before and after == _in_effect(rows, before - 1, position):
-            if not redone:
+        if before and after == _last_effective(namespace, before - 1, position):
+            if not pending_redos:
                 return before
-            if redone.pop() != before:
+            if pending_redos.pop() != before:
                 return 0
         elif after > before:
-            redone.append(after)
+            pending_redos.append(after)
         else:
             return 0
     return 0
 
 
-def _entries(entries: Iterable[MemoryEntry]) -> dict[str, MemoryEntry]:
+def _entries_by_id(entries: Iterable[MemoryEntry]) -> dict[str, MemoryEntry]:
     return {entry.id: entry for entry in entries}

@@ -70,7 +70,7 @@ class WorkingMemory(Memory):
                 order[change.entry.id] = None
         if corpus is not None:
             if change.entry is not None:
-                corpus.add(Document.from_entry(change.entry, state.created(change.entry.id)))
+                corpus.add(Document.from_entry(change.entry, state.creation_position(change.entry.id)))
             elif change.ended is not None:
                 corpus.remove(change.ended.id)
         self._corpus, self._write_order = corpus, order
@@ -82,8 +82,8 @@ class WorkingMemory(Memory):
 
     def list(self, category: str | None = None, *, where: Where = None) -> list[MemoryEntry]:
         """The live entries, oldest id first; of one `category`, or those that pass `where`."""
-        chosen = self._filter(None, where)
-        return [entry for entry in self._state.list(category) if chosen is None or chosen.matches(entry)]
+        entry_filter = self._filter(None, where)
+        return [entry for entry in self._state.list(category) if entry_filter is None or entry_filter.matches(entry)]
 
     def recent(self, n: int) -> list[MemoryEntry]:
         """Return the `n` live entries that were written last, newest first."""
@@ -94,7 +94,7 @@ class WorkingMemory(Memory):
 
     def created_at(self, ids: Sequence[str]) -> dict[str, int]:
         """Return the log position that created each id; `list` is in this order."""
-        return {id: self._state.created(id) for id in ids}
+        return {id: self._state.creation_position(id) for id in ids}
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
         """The live entry of the category with exactly this content, or None."""
@@ -124,12 +124,12 @@ class WorkingMemory(Memory):
         boost: Boost | None = None,
     ) -> list[list[Hit]]:
         """`search` for several queries, embedded in one batch."""
-        chosen = self._filter(category, where)
+        entry_filter = self._filter(category, where)
         corpus, self._corpus = self._corpus, None
         if corpus is None:
             state = self._state
-            documents = (Document.from_entry(entry, state.created(id)) for id, entry in state.entries.items())
+            documents = (Document.from_entry(entry, state.creation_position(id)) for id, entry in state.entries.items())
             corpus = Corpus(self._embedder, documents, lambda: self._state.entries.values())
-        found = corpus.search_many(queries, k, route=route, where=chosen, boost=boost)
+        results = corpus.search_many(queries, k, route=route, where=entry_filter, boost=boost)
         self._corpus = corpus
-        return [[Hit(self._state.get(id), score, explain) for id, score, explain, _ in hits] for hits in found]
+        return [[Hit(self._state.get(id), score, explain) for id, score, explain, _ in hits] for hits in results]

@@ -22,30 +22,30 @@ from memalpha.store.validation import is_id
 from memalpha.types import MemoryEntry, Operation
 
 
-def escaped(text: str, more: str = "") -> str:
+def escape_key(text: str, special: str = "") -> str:
     """A text that can be a part of an id: whitespace, "%" and the characters of `more` as %XX; no two give the same."""
-    return re.sub(rf"[\s\x00%{re.escape(more)}]", lambda found: f"%{ord(found[0]):02X};", text)
+    return re.sub(rf"[\s\x00%{re.escape(special)}]", lambda found: f"%{ord(found[0]):02X};", text)
 
 
-def text_of(entry: MemoryEntry) -> str:
+def original_text(entry: MemoryEntry) -> str:
     """The text that was put."""
     exact = entry.metadata.get("exact")
     if exact is not None and exact["content"] == entry.content:
         return exact["text"]
-    before, behind = entry.metadata.get("outer", ("", ""))
-    return before + entry.content + behind
+    before, after = entry.metadata.get("outer", ("", ""))
+    return before + entry.content + after
 
 
-def _exact(text: str, content: str) -> dict[str, Any]:
+def _original_metadata(text: str, content: str) -> dict[str, Any]:
     """What `text_of` needs beside the content."""
     if content != text:
         return {"exact": {"text": text, "content": content.strip()}}
-    bare = text.strip()
-    start = text.index(bare)
-    return {} if bare == text else {"outer": [text[:start], text[start + len(bare) :]]}
+    stripped = text.strip()
+    start = text.index(stripped)
+    return {} if stripped == text else {"outer": [text[:start], text[start + len(stripped) :]]}
 
 
-class Keyed:
+class KeyedEntries:
     """The entries of a store that have keys: those whose `metadata[kind]` says what they are.
 
     `category`: where new ones go (None: "semantic", or the schema's first). A key should be `escaped` in its parts.
@@ -65,24 +65,24 @@ class Keyed:
         return self.store._database.clock()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """All that is written inside happens at once or not at all."""
-        with self.store._rows.transaction():
+        with self.store._namespace.transaction():
             yield
 
-    def id_of(self, key: str) -> str:
+    def entry_id(self, key: str) -> str:
         """The key, or a hash of one that cannot be an id, having more than 128 characters."""
         return key if is_id(key) else "%-" + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
     def get(self, key: str) -> MemoryEntry | None:
         """The live entry of a key."""
         try:
-            entry = self.store.get(self.id_of(key))
+            entry = self.store.get(self.entry_id(key))
         except UnknownEntry:
             return None
         return entry if self.kind in entry.metadata else None
 
-    def all(self) -> list[MemoryEntry]:
+    def list(self) -> list[MemoryEntry]:
         """The live entries that have keys."""
         return self.store.list(where={self.kind: {"$ne": None}})
 
@@ -103,8 +103,8 @@ class Keyed:
         """
         content = text.replace("\0", " ").encode("utf-8", "replace").decode()
         content = content if content.strip() else key
-        with self.together():
-            id, current = self.id_of(key), self.get(key)
+        with self.transaction():
+            id, current = self.entry_id(key), self.get(key)
             while True:
                 operation = Operation(
                     "insert" if current is None else "update",
@@ -112,7 +112,7 @@ class Keyed:
                     category=self.category,
                     content=content,
                     timestamp=timestamp or "",
-                    metadata={self.kind: value, **_exact(text, content)},
+                    metadata={self.kind: value, **_original_metadata(text, content)},
                     expires=expires or "",
                     source=source,
                     turn=turn,
@@ -129,7 +129,7 @@ class Keyed:
 
     def delete(self, key: str) -> bool:
         """End the entry of a key; False where there is none."""
-        with self.together():
+        with self.transaction():
             entry = self.get(key)
             if entry is not None:
                 self.store.delete(entry.id)

@@ -8,7 +8,7 @@ from typing import Any
 
 from memalpha.errors import DuplicateContent
 from memalpha.store.embedding import Embedder
-from memalpha.store.filters import Filter, Where, parse
+from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.boost import Boost
 from memalpha.store.search.ranking import Route
@@ -106,7 +106,7 @@ class Memory(ABC):
         """What `category` and `where` leave in; None for everything. Raises `UnknownCategory` or `StoreError`."""
         if category is not None:
             self.schema.check_category(category)
-        return parse(where, category=category)
+        return parse_filter(where, category=category)
 
     def apply(self, operation: Operation) -> Operation:
         """Make one operation happen and return it complete, as logged; raises `StoreError` (see `state.plan`)."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from memalpha.errors import StoreError, install_command
 from memalpha.store.backends.base import Backend, Clock, Durability
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.backends.sqlite import Database, new_file
+from memalpha.store.backends.sqlite import SQLiteDatabase, create_file
 from memalpha.store.embedding import Embedder
 from memalpha.store.indexing.namespace_index import NamespaceIndex
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, embedder_record
@@ -46,89 +46,89 @@ def open_database(
     clock: Clock,
 ) -> tuple[Backend, MemorySchema, RecordedEmbedder]:
     """The database at a path or URL, with its schema and embedder; see `MemoryStore.open`."""
-    wanted = load_schema(DEFAULT_SCHEMA if schema is None else schema)
+    named_schema = load_schema(DEFAULT_SCHEMA if schema is None else schema)
 
-    def meta() -> dict[str, str]:
-        return {"schema": wanted.to_json(), "embedder": embedder_record(embedder or DEFAULT_EMBEDDER)}
+    def initial_meta() -> dict[str, str]:
+        return {"schema": named_schema.to_json(), "embedder": embedder_record(embedder or DEFAULT_EMBEDDER)}
 
-    of = _postgres() if is_url(path) else Database
-    database = of(str(path), create=create, durability=durability, clock=clock, initial_meta=meta)
+    backend = _import_postgres() if is_url(path) else SQLiteDatabase
+    database = backend(str(path), create=create, durability=durability, clock=clock, initial_meta=initial_meta)
     try:
-        recorded = MemorySchema.from_json(database.meta["schema"])
+        recorded_schema = MemorySchema.from_json(database.meta["schema"])
         if schema is None:
-            wanted = recorded
-        elif not wanted.is_compatible_with(recorded):
+            named_schema = recorded_schema
+        elif not named_schema.is_compatible_with(recorded_schema):
             raise StoreError(
-                f"{database.path} was made with schema {recorded.describe()}, not {wanted.describe()}: open it without "
-                "naming a schema, or give another path"
+                f"{database.path} was made with schema {recorded_schema.describe()}, not {named_schema.describe()}: "
+                "open it without naming a schema, or give another path"
             )
-        return database, wanted, RecordedEmbedder(database.path, database.meta["embedder"], embedder)
+        return database, named_schema, RecordedEmbedder(database.path, database.meta["embedder"], embedder)
     except BaseException:
         database.close()
         raise
 
 
-def existing(path: str | Path) -> Backend:
+def open_existing(path: str | Path) -> Backend:
     """The database at a path or URL, if there is a store; raises `StoreError`."""
-    of = _postgres() if is_url(path) else Database
-    return of(str(path), create=False, initial_meta=dict)
+    backend = _import_postgres() if is_url(path) else SQLiteDatabase
+    return backend(str(path), create=False, initial_meta=dict)
 
 
-def rows_of(database: Backend, name: str, schema: MemorySchema) -> Namespace:
+def open_namespace(database: Backend, name: str, schema: MemorySchema) -> Namespace:
     """The rows of a namespace, in the database's own statements."""
-    if isinstance(database, Database):
+    if isinstance(database, SQLiteDatabase):
         return Namespace(database, name, schema)
-    from memalpha.store.backends.postgres.namespace import PostgresRows
+    from memalpha.store.backends.postgres.namespace import PostgresNamespace
 
-    return PostgresRows(database, name, schema)  # pyright: ignore[reportArgumentType]: the other of the two
+    return PostgresNamespace(database, name, schema)  # pyright: ignore[reportArgumentType]: the other of the two
 
 
-def index_of(rows: Namespace, embedder: RecordedEmbedder, vectors: Precision) -> NamespaceIndex | PostgresIndex:
+def open_index(namespace: Namespace, embedder: RecordedEmbedder, vectors: Precision) -> NamespaceIndex | PostgresIndex:
     """What searches a namespace; raises `StoreError` for vectors of a precision that its database has not."""
-    if isinstance(rows.database, Database):
-        return NamespaceIndex(rows, embedder, vectors)
+    if isinstance(namespace.database, SQLiteDatabase):
+        return NamespaceIndex(namespace, embedder, vectors)
     if vectors != "float32":
         raise StoreError(f"vectors {vectors!r}: searches of a PostgreSQL store hold none, and the server has float32")
     from memalpha.store.backends.postgres.search import PostgresIndex
 
-    return PostgresIndex(rows, embedder)  # pyright: ignore[reportArgumentType]: the other of the two
+    return PostgresIndex(namespace, embedder)  # pyright: ignore[reportArgumentType]: the other of the two
 
 
 @contextmanager
-def new_database(path: str | Path, meta: Mapping[str, str]) -> Iterator[Backend]:
+def create_database(path: str | Path, meta: Mapping[str, str]) -> Iterator[Backend]:
     """A new file, which is there when the block has ended well, or a PostgreSQL schema, whose stores must be of the
     same schema and embedder if there are any, and whose tables go again if they were made for a block that ended badly.
     Raises `StoreError`."""
     if not is_url(path):
-        with new_file(Path(path), meta) as file:
+        with create_file(Path(path), meta) as file:
             yield file
         return
-    wanted = {key: meta[key] for key in ("schema", "embedder")}
-    database = _postgres()(str(path), create=True, initial_meta=lambda: wanted)
+    required = {key: meta[key] for key in ("schema", "embedder")}
+    database = _import_postgres()(str(path), create=True, initial_meta=lambda: required)
     try:
-        for key, value in wanted.items():
+        for key, value in required.items():
             if database.meta[key] != value:
                 raise StoreError(f"{database.path} holds stores with another {key}: give another with ?schema=NAME")
         yield database
     except BaseException:
-        database.drop_made()
+        database.drop_created()
         raise
     finally:
         database.close()
 
 
 @contextmanager
-def copied_to(path: str | Path, meta: Mapping[str, str], name: str, schema: MemorySchema) -> Iterator[Namespace]:
+def create_namespace(path: str | Path, meta: Mapping[str, str], name: str, schema: MemorySchema) -> Iterator[Namespace]:
     """A namespace without a log, in a transaction, of what `new_database` gives. Raises `StoreError`."""
-    with new_database(path, meta) as database:
-        rows = rows_of(database, name, schema)
-        with rows.transaction():
-            if rows.position:
+    with create_database(path, meta) as database:
+        namespace = open_namespace(database, name, schema)
+        with namespace.transaction():
+            if namespace.position:
                 raise StoreError(f"{database.path} has a log of the namespace {name!r} already: give another name")
-            yield rows
+            yield namespace
 
 
-def _postgres() -> type[PostgresDatabase]:
+def _import_postgres() -> type[PostgresDatabase]:
     try:
         from memalpha.store.backends.postgres.database import PostgresDatabase
     except ImportError as error:

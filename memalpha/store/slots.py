@@ -27,8 +27,8 @@ def normalize(text: str) -> str:
     in it becomes empty.
     """
     lowered = unicodedata.normalize("NFKC", text).lower()
-    kept = "".join(char for char in lowered if unicodedata.category(char)[0] not in "PS")
-    return " ".join(_ARTICLES.sub(" ", kept).split()) or lowered.strip()
+    letters = "".join(char for char in lowered if unicodedata.category(char)[0] not in "PS")
+    return " ".join(_ARTICLES.sub(" ", letters).split()) or lowered.strip()
 
 
 def key_value(content: str) -> tuple[str, str] | None:
@@ -44,8 +44,8 @@ def slot_value(entry: MemoryEntry) -> tuple[str, str] | None:
     return None if entry.category == EVENTS else key_value(entry.content)
 
 
-def contradict(entries: Iterable[MemoryEntry]) -> bool:
+def is_contradictory(entries: Iterable[MemoryEntry]) -> bool:
     """Whether entries of one slot state different values of it, and not all of them as events."""
-    stated = [(entry, pair[1]) for entry in entries if (pair := key_value(entry.content))]
-    values = {normalize(value) for _, value in stated}
-    return len(values) > 1 and any(entry.category != EVENTS for entry, _ in stated)
+    values_by_entry = [(entry, pair[1]) for entry in entries if (pair := key_value(entry.content))]
+    values = {normalize(value) for _, value in values_by_entry}
+    return len(values) > 1 and any(entry.category != EVENTS for entry, _ in values_by_entry)

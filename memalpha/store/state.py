@@ -32,7 +32,7 @@ class StateView(Protocol):
     @property
     def schema(self) -> MemorySchema: ...
 
-    def last(self, id: str) -> MemoryEntry | None:
+    def latest_version(self, id: str) -> MemoryEntry | None:
         """The newest version of an entry, live (`valid_to` None) or ended; None if the id was never used."""
         ...
 
@@ -54,24 +54,24 @@ class Change:
     entry: MemoryEntry | None = None
 
 
-def make_id(content: str, position: int, taken: Callable[[str], bool]) -> str:
+def make_id(content: str, position: int, is_used: Callable[[str], bool]) -> str:
     """A readable id that was never used: `city: Oslo` gives `city#e`.
 
     Topic (the words before the first colon if they are at most 4, else the first 2 words; 24 characters at most), "#",
     and a suffix from a stable hash of (content, position), one character long unless that is `taken`.
     """
     text = content.lower()
-    head, colon, _ = text.partition(":")
-    words = _WORD.findall(head) if colon else []
+    subject, colon, _ = text.partition(":")
+    words = _WORD.findall(subject) if colon else []
     if not 1 <= len(words) <= 4:
-        found = _TWO_WORDS.match(text)
-        words = [word for word in found.groups() if word] if found else []
+        match = _TWO_WORDS.match(text)
+        words = [word for word in match.groups() if word] if match else []
     topic = "-".join(words)[:24].strip("-") or "m"
     digest = hashlib.blake2b(f"{position}\0{content}".encode()).digest()
     id = topic + "#"
     for byte in digest:
         id += _ALPHABET[byte & 31]
-        if not taken(id):
+        if not is_used(id):
             return id
     raise StoreError(f"no free id for {content!r} at position {position}")
 
@@ -87,41 +87,41 @@ def plan(view: StateView, operation: Operation, position: int) -> Change:
         return Change(Operation("erased", id=operation.id))
     if kind == "core_update":
         content = clean_core_text(view.schema, operation.content)
-        return Change(_complete(operation, None, None, content))
+        return Change(_complete_operation(operation, None, None, content))
     if kind == "insert":
         category = view.schema.check_category(operation.category)
         content = clean_content(operation.content)
-        earlier = _earlier(view, operation.id, category)
+        ended_before = _entry_to_revive(view, operation.id, category)
         _refuse_duplicate(view, category, content)
         id = operation.id or make_id(content, position - 1, view.is_used)
-        done = _complete(operation, id, category, content, importance=1.0, metadata={})
-        return Change(done, None, _version(done, earlier, position))
+        completed = _complete_operation(operation, id, category, content, importance=1.0, metadata={})
+        return Change(completed, None, _make_version(completed, ended_before, position))
     if kind not in ("update", "delete", "expired"):
         raise StoreError(f"no operation {kind!r}: use insert, update, delete or core_update")
-    current = view.last(operation.id) if isinstance(operation.id, str) else None
+    current = view.latest_version(operation.id) if isinstance(operation.id, str) else None
     if current is None or current.valid_to is not None:
         raise UnknownEntry(f"no live entry has the id {operation.id!r}")
-    ended = _ended(current, position)
+    ended = _end_version(current, position)
     if kind != "update":
-        return Change(_complete(operation, operation.id, current.category, None), ended)
+        return Change(_complete_operation(operation, operation.id, current.category, None), ended)
     content = clean_content(operation.content)
     if content != current.content:
         _refuse_duplicate(view, current.category, content)
-    done = _complete(operation, operation.id, current.category, content)
-    entry = _version(done, current, position)
-    if same_fact(entry, current):
-        raise duplicate_of(current)
-    return Change(done, ended, entry)
+    completed = _complete_operation(operation, operation.id, current.category, content)
+    entry = _make_version(completed, current, position)
+    if is_same_fact(entry, current):
+        raise duplicate_error(current)
+    return Change(completed, ended, entry)
 
 
 def inverse(change: Change, core_before: str) -> Operation:
     """The operation that takes `change` back. A deleted entry comes back under its id, in its old place."""
-    done, ended = change.operation, change.ended
-    if done.kind == "core_update":
+    operation, ended = change.operation, change.ended
+    if operation.kind == "core_update":
         return Operation("core_update", content=core_before)
     if ended is None:
-        return Operation("delete", id=done.id)
-    return as_operation("insert" if done.kind == "delete" else "update", ended)
+        return Operation("delete", id=operation.id)
+    return as_operation("insert" if operation.kind == "delete" else "update", ended)
 
 
 def as_operation(kind: Any, entry: MemoryEntry) -> Operation:
@@ -171,19 +171,19 @@ class MemoryState:
         return state
 
     @classmethod
-    def of(
+    def from_entries(
         cls, schema: MemorySchema, core: str, position: int, entries: Iterable[tuple[MemoryEntry, int]]
     ) -> MemoryState:
         """A state from the newest version of every entry ever made, each with the position that created its id."""
-        newest = list(entries)
-        live = [entry for entry, _ in newest if entry.valid_to is None]
+        versions = list(entries)
+        live = [entry for entry, _ in versions if entry.valid_to is None]
         return cls(
             schema,
             core,
             position,
             Map({entry.id: entry for entry in live}),
-            Map({entry.id: entry for entry, _ in newest if entry.valid_to is not None}),
-            Map({entry.id: created for entry, created in newest}),
+            Map({entry.id: entry for entry, _ in versions if entry.valid_to is not None}),
+            Map({entry.id: created for entry, created in versions}),
             Map({(entry.category, entry.content): entry.id for entry in live}),
         )
 
@@ -207,7 +207,7 @@ class MemoryState:
             raise UnknownEntry(f"no live entry has the id {id!r}")
         return entry
 
-    def created(self, id: str) -> int:
+    def creation_position(self, id: str) -> int:
         """The position that made an id."""
         return self._created[id]
 
@@ -216,7 +216,7 @@ class MemoryState:
         id = self._contents.get((category, content.strip()))
         return None if id is None else self._live[id]
 
-    def last(self, id: str) -> MemoryEntry | None:
+    def latest_version(self, id: str) -> MemoryEntry | None:
         """The newest version of an entry, live or ended; None if the id was never used."""
         return self._live.get(id) or self._ended.get(id)
 
@@ -235,17 +235,20 @@ class MemoryState:
         if change.operation.kind == "core_update":
             core = change.operation.content or ""
         if change.ended is not None:
-            old = change.ended
-            contents = contents.delete((old.category, old.content))
+            ended_entry = change.ended
+            contents = contents.delete((ended_entry.category, ended_entry.content))
             if change.entry is None:
-                live, ended = live.delete(old.id), ended.set(old.id, old)
+                live, ended = live.delete(ended_entry.id), ended.set(ended_entry.id, ended_entry)
         if change.entry is not None:
-            new = change.entry
-            live, contents = live.set(new.id, new), contents.set((new.category, new.content), new.id)
-            if new.id not in created:
-                created = created.set(new.id, position)
-            elif new.id in ended:
-                ended = ended.delete(new.id)
+            new_entry = change.entry
+            live, contents = (
+                live.set(new_entry.id, new_entry),
+                contents.set((new_entry.category, new_entry.content), new_entry.id),
+            )
+            if new_entry.id not in created:
+                created = created.set(new_entry.id, position)
+            elif new_entry.id in ended:
+                ended = ended.delete(new_entry.id)
         return MemoryState(self.schema, core, position, live, ended, created, contents)
 
     def __eq__(self, other: object) -> bool:
@@ -253,8 +256,8 @@ class MemoryState:
             return NotImplemented
         if self.core != other.core or len(self._live) != len(other._live):
             return False
-        theirs = other._live
-        return all(id in theirs and same_fact(entry, theirs[id]) for id, entry in self._live.items())
+        other_live = other._live
+        return all(id in other_live and is_same_fact(entry, other_live[id]) for id, entry in self._live.items())
 
     def __hash__(self) -> int:
         return hash((self.core, frozenset(self._contents)))
@@ -263,60 +266,65 @@ class MemoryState:
         return f"MemoryState(schema={self.schema.name!r}, position={self.position}, entries={len(self._live)})"
 
 
-def same_fact(one: MemoryEntry, two: MemoryEntry) -> bool:
+def is_same_fact(left: MemoryEntry, right: MemoryEntry) -> bool:
     """Whether two versions state the same: all fields but origin, version number and validity."""
-    return (one.id, one.category, one.content, one.timestamp, one.importance, one.expires) == (
-        two.id,
-        two.category,
-        two.content,
-        two.timestamp,
-        two.importance,
-        two.expires,
-    ) and one.metadata == two.metadata
+    return (left.id, left.category, left.content, left.timestamp, left.importance, left.expires) == (
+        right.id,
+        right.category,
+        right.content,
+        right.timestamp,
+        right.importance,
+        right.expires,
+    ) and left.metadata == right.metadata
 
 
-def _earlier(view: StateView, id: str | None, category: str) -> MemoryEntry | None:
+def _entry_to_revive(view: StateView, id: str | None, category: str) -> MemoryEntry | None:
     """The ended entry that an insert with an explicit id brings back, if there is one."""
     if id is None:
         return None
     check_text("id", id)
     if not is_id(id):
         raise InvalidContent(f"id {id!r}: 1 to 128 characters without whitespace are needed")
-    earlier = view.last(id)
-    if earlier is not None and earlier.valid_to is None:
+    latest = view.latest_version(id)
+    if latest is not None and latest.valid_to is None:
         raise StoreError(f"the id {id!r} is in use")
-    if earlier is not None and earlier.category != category:
-        raise StoreError(f"the id {id!r} belongs to an entry of category {earlier.category!r}, not {category!r}")
-    return earlier
+    if latest is not None and latest.category != category:
+        raise StoreError(f"the id {id!r} belongs to an entry of category {latest.category!r}, not {category!r}")
+    return latest
 
 
-def _version(done: Operation, before: MemoryEntry | None, position: int) -> MemoryEntry:
+def _make_version(operation: Operation, previous: MemoryEntry | None, position: int) -> MemoryEntry:
     """The version that a complete insert or update makes; what an update leaves out is kept from `before`."""
-    assert done.id and done.category and done.content
-    timestamp, importance, metadata, expires = done.timestamp, done.importance, done.metadata, done.expires
-    if done.kind == "update" and before is not None:
-        timestamp = before.timestamp if timestamp is None else timestamp
-        importance = before.importance if importance is None else importance
-        metadata = before.metadata if metadata is None else metadata
-        expires = before.expires if expires is None else expires
+    assert operation.id and operation.category and operation.content
+    timestamp, importance, metadata, expires = (
+        operation.timestamp,
+        operation.importance,
+        operation.metadata,
+        operation.expires,
+    )
+    if operation.kind == "update" and previous is not None:
+        timestamp = previous.timestamp if timestamp is None else timestamp
+        importance = previous.importance if importance is None else importance
+        metadata = previous.metadata if metadata is None else metadata
+        expires = previous.expires if expires is None else expires
     assert importance is not None and metadata is not None
     return MemoryEntry(
-        id=done.id,
-        category=done.category,
-        content=done.content,
+        id=operation.id,
+        category=operation.category,
+        content=operation.content,
         timestamp=timestamp or None,
         importance=importance,
         metadata=metadata,
-        source=done.source,
-        chunk=done.chunk,
-        turn=done.turn,
+        source=operation.source,
+        chunk=operation.chunk,
+        turn=operation.turn,
         expires=expires or None,
-        version=before.version + 1 if before else 1,
+        version=previous.version + 1 if previous else 1,
         valid_from=position,
     )
 
 
-def _ended(entry: MemoryEntry, position: int) -> MemoryEntry:
+def _end_version(entry: MemoryEntry, position: int) -> MemoryEntry:
     """A version as it is after the operation that ended it. (`replace` takes twice the time.)"""
     return MemoryEntry(
         entry.id,
@@ -335,24 +343,24 @@ def _ended(entry: MemoryEntry, position: int) -> MemoryEntry:
     )
 
 
-def _complete(
+def _complete_operation(
     operation: Operation, id: str | None, category: str | None, content: str | None, **defaults: Any
 ) -> Operation:
     """`operation` with these fields set and every other one validate_fields, or its default where it is not given."""
-    rest = [
+    fields = [
         defaults.get(name) if (value := getattr(operation, name)) is None else check(name, value)
         for name, check in FIELD_CHECKS.items()
     ]
-    return Operation(operation.kind, id, category, content, *rest)
+    return Operation(operation.kind, id, category, content, *fields)
 
 
 def _refuse_duplicate(view: StateView, category: str, content: str) -> None:
-    known = view.find(category, content)
-    if known is not None:
-        raise duplicate_of(known)
+    existing = view.find(category, content)
+    if existing is not None:
+        raise duplicate_error(existing)
 
 
-def duplicate_of(known: MemoryEntry) -> DuplicateContent:
+def duplicate_error(existing: MemoryEntry) -> DuplicateContent:
     """The refusal of a content that the live entry `known` holds."""
-    message = f"entry {known.id!r} of {known.category!r} already holds exactly this content"
-    return DuplicateContent(message, known.id)
+    message = f"entry {existing.id!r} of {existing.category!r} already holds exactly this content"
+    return DuplicateContent(message, existing.id)

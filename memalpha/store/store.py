@@ -16,12 +16,12 @@ import numpy as np
 from memalpha.errors import InvalidContent, StoreError, UnknownEntry
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
-from memalpha.store.bulk_insert import Fact, blobs_of, cleaned, insert_all, unit_vectors
+from memalpha.store.bulk_insert import Fact, insert_facts, normalize_vectors, validate_facts, vector_blobs
 from memalpha.store.embedding import Embedder
 from memalpha.store.indexing import cache
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
-from memalpha.store.io.jsonl import apply_lines, contents_of, read_jsonl, write_jsonl
-from memalpha.store.open import copied_to, open_database
+from memalpha.store.io.jsonl import apply_lines, read_jsonl, stored_contents, write_jsonl
+from memalpha.store.open import create_namespace, open_database
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.vectors import PRECISIONS, Precision
 from memalpha.store.state import Change
@@ -82,11 +82,11 @@ class MemoryStore(StoreReader):
         """
         if vectors not in PRECISIONS:
             raise StoreError(f"vectors {vectors!r}: {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]} is needed")
-        database, found, recorded = open_database(
+        database, recorded_schema, recorded_embedder = open_database(
             path, schema, embedder, create=create, durability=durability, clock=clock
         )
         try:
-            return cls(database, found, recorded, namespace, vectors)
+            return cls(database, recorded_schema, recorded_embedder, namespace, vectors)
         except BaseException:
             database.close()
             raise
@@ -108,7 +108,7 @@ class MemoryStore(StoreReader):
         self.close()
 
     def __repr__(self) -> str:
-        return f"MemoryStore({self._database.path!r}, namespace={self._rows.name!r})"
+        return f"MemoryStore({self._database.path!r}, namespace={self._namespace.name!r})"
 
     def namespace(self, name: str) -> MemoryStore:
         """Another namespace of the same file, with a log of its own; namespaces never see each other."""
@@ -131,25 +131,25 @@ class MemoryStore(StoreReader):
             content = None
         vectors = None
         if content is not None:
-            with self._rows.transaction(write=False):
-                vectors = self._rows.vectors([content])
+            with self._namespace.transaction(write=False):
+                vectors = self._namespace.stored_vectors([content])
             # Embedded before the lock is taken, so that a slow embedder keeps no other process waiting.
             vectors = vectors or {content: self._embedder.load().encode([content])[0]}
-        with self._rows.transaction():
-            return self._rows.write(operation, vectors, tip=self._expire())
+        with self._namespace.transaction():
+            return self._namespace.write(operation, vectors, log_end=self._end_expired())
 
     def insert_many(self, facts: Iterable[Fact], vectors: np.ndarray | None = None) -> list[MemoryEntry]:
         """`insert` for many facts, mappings of its arguments by name, all or none: embedded in one batch, or with their
         embeddings given as `vectors` `(n, dim)`. Raises `StoreError` naming the fact that is refused."""
-        pairs = cleaned(facts)
+        pairs = validate_facts(facts)
         if vectors is None:
             contents = list(dict.fromkeys(content for _, content in pairs))
-            known = blobs_of(contents, StoredEmbedder(self._rows, self._embedder.load()).encode(contents))
+            blobs = vector_blobs(contents, StoredEmbedder(self._namespace, self._embedder.load()).encode(contents))
         else:
             contents = [content for _, content in pairs]
-            known = blobs_of(contents, unit_vectors(len(pairs), vectors, self._embedder.dim))
-        with self._now(write=True):
-            return insert_all(self._rows, pairs, known)
+            blobs = vector_blobs(contents, normalize_vectors(len(pairs), vectors, self._embedder.dim))
+        with self._transaction(write=True):
+            return insert_facts(self._namespace, pairs, blobs)
 
     def undo(self) -> Operation | None:
         """Take back the last operation that is in effect, by appending its inverse; call again to go further back.
@@ -157,8 +157,8 @@ class MemoryStore(StoreReader):
         Returns the operation that was taken back, or None if there is none left. After a `restore`, undoing goes on
         from the restored position.
         """
-        with self._now(write=True):
-            return timeline.undo(self._rows)
+        with self._transaction(write=True):
+            return timeline.undo(self._namespace)
 
     def redo(self) -> Operation | None:
         """Bring back the operation that the last `undo` took back; call again to go further forward.
@@ -166,17 +166,17 @@ class MemoryStore(StoreReader):
         Returns the operation, or None if there is none to bring back: any other write, a `restore` too, ends what
         could be brought back. What waits for a redo is read off the log, so it is there after reopening and importing.
         """
-        with self._now(write=True):
-            return timeline.redo(self._rows)
+        with self._transaction(write=True):
+            return timeline.redo(self._namespace)
 
     def restore(self, position: int) -> int:
         """Go back to the facts and core memory of a snapshot, by appending operations (nothing is destroyed), all in
         one transaction, and make it what `undo` goes on from: where only that differs, by a `core_update` that changes
         nothing. Returns how many operations it took. Raises `StoreError` for a position that is not in the log."""
-        with self._now(write=True):
-            if not isinstance(position, int) or not 0 <= position <= self._rows.position:
-                raise StoreError(f"position {position!r} is not in the log: 0 to {self._rows.position} are")
-            return timeline.restore(self._rows, position)
+        with self._transaction(write=True):
+            if not isinstance(position, int) or not 0 <= position <= self._namespace.position:
+                raise StoreError(f"position {position!r} is not in the log: 0 to {self._namespace.position} are")
+            return timeline.restore(self._namespace, position)
 
     def fork(
         self, namespace: str | None = None, *, path: str | Path | None = None, as_of: int | str | None = None
@@ -190,15 +190,15 @@ class MemoryStore(StoreReader):
             if namespace is None:
                 raise StoreError("fork: give a namespace for a copy in this file, or a path for a new one")
             copy = self.namespace(namespace)
-            with self._database.transaction(self._rows.name, namespace), self._now(write=True):
-                if copy._rows.position:
+            with self._database.transaction(self._namespace.name, namespace), self._transaction(write=True):
+                if copy._namespace.position:
                     raise StoreError(f"namespace {namespace!r} has a log already: give another name")
-                self._rows.copy(copy._rows, self._rows.place_of(as_of))
+                self._namespace.copy_to(copy._namespace, self._namespace.resolve_position(as_of))
             return copy
-        name, here = namespace or self._rows.name, self._database
-        with self._now(), copied_to(path, here.meta, name, self.schema) as there:
-            self._rows.copy(there, self._rows.place_of(as_of))
-        return MemoryStore.open(path, self.schema, self._embedder.requested, name, clock=here.clock)
+        name, database = namespace or self._namespace.name, self._database
+        with self._transaction(), create_namespace(path, database.meta, name, self.schema) as target:
+            self._namespace.copy_to(target, self._namespace.resolve_position(as_of))
+        return MemoryStore.open(path, self.schema, self._embedder.requested, name, clock=database.clock)
 
     def erase(self, *ids: str) -> list[str]:
         """Remove all that entries ever held, for good: from the log, past states, vectors, and the file's free space.
@@ -217,38 +217,38 @@ class MemoryStore(StoreReader):
         `UnknownEntry`, and `StoreError` where other processes keep the file from being rewritten.
         """
         self._scrub()  # what an erasure that was cut short has left to do
-        with self._now(write=True):
+        with self._transaction(write=True):
             for id in ids:
-                if self._rows.last(id) is None:
+                if self._namespace.latest_version(id) is None:
                     raise UnknownEntry(f"no entry ever had the id {id!r}")
-            others = self._rows.holders(ids)
+            same_content_ids = self._namespace.ids_with_same_content(ids)
             self._erase(ids)
         self._scrub()
-        return others
+        return same_content_ids
 
     def erase_all(self) -> int:
         """`erase` the whole namespace, core memory included; only its name and the stubs of its operations, which are
         counted, stay."""
-        with self._now(write=True):
+        with self._transaction(write=True):
             count = self._erase(None)
         self._scrub()
         return count
 
     def _erase(self, ids: Collection[str] | None) -> int:
-        cache.remove_index_files(self._database, self._rows.name)  # before anybody can take it for what is there now
-        return self._rows.erase(ids)
+        cache.remove_index_files(self._database, self._namespace.name)
+        return self._namespace.erase(ids)
 
     def _scrub(self) -> None:
         """Finish what an erasure has begun, of which namespace ever."""
         with self._database.transaction(write=False):
-            due = self._database.scrub_due
-        if due:
+            is_due = self._database.is_scrub_due
+        if is_due:
             cache.remove_index_files(self._database)  # those too that were being written meanwhile
             self._database.scrub()
 
     def export_jsonl(self, path: str | Path) -> int:
         """Write the namespace's whole log, one operation a line, and return their number; the file appears at once."""
-        return write_jsonl(Path(path), self.schema, self._rows.name, self._log(0))
+        return write_jsonl(Path(path), self.schema, self._namespace.name, self._log_rows(0))
 
     def import_jsonl(self, path: str | Path) -> int:
         """Apply the operations of a file, all or none, and return how many took effect.
@@ -258,6 +258,6 @@ class MemoryStore(StoreReader):
         left out. Raises `DataError` naming file, line and field.
         """
         lines = read_jsonl(Path(path))
-        vectors = self._vectors(contents_of(path, lines))
-        with self._now(write=True):
-            return apply_lines(self._rows, path, lines, vectors)
+        vectors = self._embed(stored_contents(path, lines))
+        with self._transaction(write=True):
+            return apply_lines(self._namespace, path, lines, vectors)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memalpha.errors import InvalidContent, StoreError
-from memalpha.store.filters import moment, utc
+from memalpha.store.filters import format_utc, parse_time
 from memalpha.store.schema import MemorySchema, count_core_tokens
 from memalpha.types import is_iso_time
 
@@ -65,35 +65,35 @@ def check_text(name: str, value: object) -> str:
     return value
 
 
-def _whole(name: str, value: Any) -> int:
+def _check_integer(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise InvalidContent(f"{name} {value!r}: a whole number from 0 is needed")
     return value
 
 
-def _number(name: str, value: Any) -> float:
+def _check_number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidContent(f"{name} {value!r}: a finite number is needed")
     return float(value)
 
 
-def _moment(name: str, value: Any) -> str:
+def _check_time(name: str, value: Any) -> str:
     """A time in the log's own form; "" is none."""
     if not check_text(name, value):
         return ""
     try:
-        return utc(moment(value))
+        return format_utc(parse_time(value))
     except (ValueError, OverflowError) as error:
         raise InvalidContent(f"{name} {value!r} is no ISO 8601 date or time (2024-05-01)") from error
 
 
-def _metadata(name: str, value: Any) -> dict[str, Any]:
+def _check_metadata(name: str, value: Any) -> dict[str, Any]:
     """A private copy in JSON's own types, so that memory and disk hold the same."""
     if not value:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise InvalidContent(f"{name}: a mapping with text keys is needed")
-    if all(map(_is_plain, value.values())):
+    if all(map(_is_json_scalar, value.values())):
         return dict(value)
     try:
         return json.loads(json.dumps(dict(value), allow_nan=False))
@@ -101,18 +101,18 @@ def _metadata(name: str, value: Any) -> dict[str, Any]:
         raise InvalidContent(f"{name} cannot be written as JSON: {error}") from error
 
 
-def _is_plain(value: Any) -> bool:
+def _is_json_scalar(value: Any) -> bool:
     """Whether JSON surely gives a value back as it is."""
-    kind = type(value)
-    return kind is str or kind is bool or value is None or (kind is int and -(2**63) <= value < 2**63)
+    value_type = type(value)
+    return value_type is str or value_type is bool or value is None or (value_type is int and -(2**63) <= value < 2**63)
 
 
 FIELD_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "timestamp": check_text,
-    "importance": _number,
-    "metadata": _metadata,
+    "importance": _check_number,
+    "metadata": _check_metadata,
     "source": check_text,
-    "chunk": _whole,
+    "chunk": _check_integer,
     "turn": check_text,
-    "expires": _moment,
+    "expires": _check_time,
 }  # in the order of `Operation`

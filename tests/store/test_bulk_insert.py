@@ -38,7 +38,7 @@ def new() -> MemoryStore:
 
 def rows_of(store: MemoryStore) -> list[list[tuple]]:
     """All that the file holds but times, and vectors in no order."""
-    with store._rows.transaction(write=False) as rows:
+    with store._namespace.transaction(write=False) as rows:
         operations = [row[:2] + row[3:] for row in rows.execute("SELECT * FROM operations ORDER BY ns, seq")]
         versions = rows.execute("SELECT * FROM versions ORDER BY ns, id, version").fetchall()
         return [operations, versions, rows.execute("SELECT * FROM vectors ORDER BY digest").fetchall()]
@@ -48,7 +48,7 @@ def rows_of(store: MemoryStore) -> list[list[tuple]]:
 @given(facts, facts, st.booleans(), st.sampled_from([2, 500]))
 def test_as_one_by_one(before, batch, search_first, many) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memalpha.store.backends.namespace_reads, "_MANY", many)
+        patch.setattr(memalpha.store.backends.namespace_reads, "_BATCH", many)
         one, together = new(), new()
         for store in (one, together):
             for fact in before:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memalpha.errors import StoreError, UnknownEntry
-from memalpha.store.backends.sqlite import Database
+from memalpha.store.backends.sqlite import SQLiteDatabase
 from memalpha.store.checks.integrity import examine
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation
@@ -33,7 +33,7 @@ def secrets_in(path: Path) -> list[str]:
 def filled(path: str | Path) -> tuple[MemoryStore, str]:
     """A store where one entry of many holds the secrets, has been changed, deleted, brought back and deleted again."""
     store = new(path, durability="normal")
-    if isinstance(store._database, Database):
+    if isinstance(store._database, SQLiteDatabase):
         store._database._connection.execute("PRAGMA secure_delete = OFF")  # some builds of SQLite have it on
     for index in range(30):
         store.insert("semantic", f"fact {index}: value {index}")
@@ -125,7 +125,7 @@ def test_what_others_need_stays() -> None:
     assert store.erase(a.id) == [b.id]
     assert store.search("which pet?", category="episodic") == hits
     assert store.erase(c.id, b.id) == [] and store.list() == []
-    with store._rows.transaction(write=False) as rows:
+    with store._namespace.transaction(write=False) as rows:
         assert rows.execute("SELECT count(*) FROM vectors").fetchone() == (0,)
     assert store.namespace("other").erase_all() == 0
     assert store.insert("semantic", "pet: cat").content == "pet: cat"
@@ -176,7 +176,7 @@ def test_an_erasure_that_was_cut_short_is_finished_later(tmp_path: Path, finish)
     path = tmp_path / "a.db"
     store, id = filled(path)
     with store._database.transaction():  # what a kill leaves between the transaction and the rewriting of the file
-        store._rows.erase([id])
+        store._namespace.erase([id])
     store.close()
     assert secrets_in(path)
     [problem] = examine(path).problems
@@ -188,7 +188,7 @@ def test_an_erasure_that_was_cut_short_is_finished_later(tmp_path: Path, finish)
 
 @pytest.mark.sqlite
 def test_a_reader_that_keeps_the_old_state_is_named(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("memalpha.store.backends.sqlite._PATIENCE", 0.1)
+    monkeypatch.setattr("memalpha.store.backends.sqlite._LOCK_TIMEOUT", 0.1)
     path = tmp_path / "a.db"
     store, id = filled(path)
     reader = sqlite3.connect(path, isolation_level=None)

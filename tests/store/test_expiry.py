@@ -94,7 +94,7 @@ def test_every_call_sees_it_first(tmp_path: Path) -> None:
         store.insert("semantic", "pet: cat", expires="2025-02-01")
         clock.set("2025-06-01")
         call(store)
-        with store._rows.transaction(write=False) as rows:
+        with store._namespace.transaction(write=False) as rows:
             kinds = [kind for (kind,) in rows.execute("SELECT kind FROM operations ORDER BY ns, seq")]
         assert kinds[:2] == ["insert", "expired"], name
 

@@ -12,7 +12,7 @@ import memalpha.store.search.filter_columns
 import memalpha.store.store_reads
 from memalpha.errors import StoreError
 from memalpha.store.embedding import load_embedder
-from memalpha.store.filters import parse
+from memalpha.store.filters import parse_filter
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import Category, MemorySchema
 from memalpha.store.search.boost import Boost
@@ -36,7 +36,7 @@ ENTRY = MemoryEntry(
 
 
 def passes(where) -> bool:
-    chosen = parse(where)
+    chosen = parse_filter(where)
     return chosen is None or chosen.matches(ENTRY)
 
 
@@ -123,7 +123,7 @@ def test_does_not_pass(where) -> None:
 def test_an_old_timestamp_that_is_no_time_is_a_text() -> None:
     entry = MemoryEntry("a", "semantic", "a", timestamp="May 1st")
     for where, wanted in (({"timestamp": "May 1st"}, True), ({"timestamp": {"$lt": "2024-05-01"}}, False)):
-        chosen = parse(where)
+        chosen = parse_filter(where)
         assert chosen is not None and chosen.matches(entry) == wanted
 
 
@@ -150,7 +150,7 @@ def test_an_old_timestamp_that_is_no_time_is_a_text() -> None:
 )
 def test_what_is_not_understood_is_named(where, message: str) -> None:
     with pytest.raises(StoreError, match=message):
-        parse(where)
+        parse_filter(where)
 
 
 def test_a_bottomless_filter_is_refused() -> None:
@@ -159,7 +159,7 @@ def test_a_bottomless_filter_is_refused() -> None:
         for _ in range(5000):
             where = {"$not": where} if key == "$not" else {"n": {"$not": where["n"]}}
         with pytest.raises(StoreError, match="nested"):
-            parse(where)
+            parse_filter(where)
 
 
 # ---------------------------------------------------------------------------------------- an independent evaluation
@@ -222,10 +222,10 @@ def expected_of(condition, value, time: bool) -> bool:
 @settings(max_examples=400, deadline=None)
 @given(wheres, entries)
 def test_agrees_with_an_independent_evaluation(where, entry) -> None:
-    chosen = parse(where)
+    chosen = parse_filter(where)
     assert chosen is not None
     assert chosen.matches(entry) == expected(where, entry)
-    opposite = parse({"$not": where})
+    opposite = parse_filter({"$not": where})
     assert opposite is not None and opposite.matches(entry) != chosen.matches(entry)
 
 

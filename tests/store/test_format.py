@@ -9,7 +9,7 @@ import pytest
 
 from memalpha.errors import StoreError
 from memalpha.store.backends import sqlite
-from memalpha.store.backends.row_codec import digest
+from memalpha.store.backends.row_codec import content_digest
 from memalpha.store.backends.sqlite import FORMAT
 from memalpha.store.checks.integrity import examine
 from memalpha.store.embedding import load_embedder
@@ -92,11 +92,11 @@ def old(tmp_path: Path, request) -> Path:
         )
         rows.execute(
             "INSERT INTO versions VALUES (1, 'city#x', ?, 'semantic', ?, NULL, 1, '{}', NULL, NULL, NULL, ?, ?, 1, ?)",
-            (seq, content, seq, valid_to, digest(content)),
+            (seq, content, seq, valid_to, content_digest(content)),
         )
     for text in texts[:2]:
         vector = np.asarray(load_embedder("hash").encode([text])[0], "<f4").tobytes()
-        rows.execute("INSERT INTO vectors VALUES (1, ?, ?)", (digest(text), vector))
+        rows.execute("INSERT INTO vectors VALUES (1, ?, ?)", (content_digest(text), vector))
     rows.commit()
     for later in (FORMAT_2, FORMAT_3)[: request.param - 1]:
         rows.executescript(later)

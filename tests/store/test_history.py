@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from memalpha.errors import StoreError
-from memalpha.store.backends.sqlite import Database
+from memalpha.store.backends.sqlite import SQLiteDatabase
 from memalpha.store.store import MemoryStore
 
 
@@ -89,7 +89,7 @@ def test_a_fork_goes_on_by_itself(tmp_path: Path) -> None:
         assert undone is not None and undone.content == "city: Rome"
         fork.update(a.id, "city: Bonn")
         assert [entry.content for entry in store.history(a.id)] == ["city: Oslo", "city: Rome"]
-    if isinstance(store._database, Database):
+    if isinstance(store._database, SQLiteDatabase):
         assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".db") == ["a.db", "b.db"]
     with store.fork("mine", path=tmp_path / "c.db") as fork:
         assert fork.namespaces() == ["mine"] and fork.diff(0) == store.diff(0)
@@ -98,7 +98,11 @@ def test_a_fork_goes_on_by_itself(tmp_path: Path) -> None:
         ({"namespace": "other"}, "has a log already"),
         ({"namespace": "default"}, "has a log already"),
         ({"path": tmp_path / "b.db"}, "already: give another"),
-        *([({"path": tmp_path / "none" / "b.db"}, "does not exist")] if isinstance(store._database, Database) else []),
+        *(
+            [({"path": tmp_path / "none" / "b.db"}, "does not exist")]
+            if isinstance(store._database, SQLiteDatabase)
+            else []
+        ),
         ({"namespace": "new", "as_of": "soon"}, "as_of"),
         ({"path": tmp_path / "d.db", "as_of": -1}, "as_of"),
     ]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from memalpha import MemoryStore
 from memalpha.errors import InvalidContent, StoreError
 from memalpha.store.io.markdown import export_markdown, import_markdown
-from memalpha.store.keyed_entries import Keyed, escaped, text_of
+from memalpha.store.keyed_entries import KeyedEntries, escape_key, original_text
 
 TEXTS = st.sampled_from(
     ["", " ", "a", "a\n", " a", "a\n(x)", "a\n(y)", "a\n(x)\n(x)", "b\n\nc ", "\0", "a\0", "\ud800"]
@@ -22,7 +22,7 @@ KEYS = st.sampled_from(["x", "y", "x y", "z" * 130, "%-", "é/ü"])
 @given(st.lists(st.tuples(KEYS, TEXTS | st.none(), st.integers(0, 2)), max_size=14))
 def test_it_is_a_mapping(steps):
     with MemoryStore.open(":memory:", embedder="hash") as store:
-        keyed, model = Keyed(store, "note"), {}
+        keyed, model = KeyedEntries(store, "note"), {}
         store.insert("semantic", "a")  # of somebody else
         for key, text, value in steps:
             if text is None:
@@ -32,13 +32,13 @@ def test_it_is_a_mapping(steps):
                 keyed.put(key, text, [key, value])
                 model[key] = (text, value)
             assert {key: keyed.get(key) is not None for key in model} == dict.fromkeys(model, True)
-        found = {entry.metadata["note"][0]: (text_of(entry), entry.metadata["note"][1]) for entry in keyed.all()}
-        assert found == model and len(keyed.all()) == len(store.list()) - 1
+        found = {entry.metadata["note"][0]: (original_text(entry), entry.metadata["note"][1]) for entry in keyed.list()}
+        assert found == model and len(keyed.list()) == len(store.list()) - 1
 
 
 def test_versions_undo_and_search_hold():
     with MemoryStore.open(":memory:") as store:
-        keyed = Keyed(store, "note")
+        keyed = KeyedEntries(store, "note")
         for text in ("Ana lives in Lisbon.\n", "Ana lives in Porto.\n"):
             keyed.put("home", text, {})
         assert keyed.put("home", "Ana lives in Porto.\n", {}).version == 2  # nothing new
@@ -46,25 +46,25 @@ def test_versions_undo_and_search_hold():
         assert store.search("Where does Ana live?")[0].entry.id == "home"
         store.undo()
         entry = keyed.get("home")
-        assert entry is not None and text_of(entry) == "Ana lives in Lisbon.\n"
+        assert entry is not None and original_text(entry) == "Ana lives in Lisbon.\n"
 
 
 def test_what_others_change_is_the_text():
     with MemoryStore.open(":memory:") as store:
-        keyed = Keyed(store, "note")
+        keyed = KeyedEntries(store, "note")
         for key, text in (("a", "same\n"), ("b", "same"), ("c", "")):
             entry = store.update(keyed.put(key, text, 1).id, f"edited {key}")
-            assert text_of(entry) == f"edited {key}" + ("\n" if key == "a" else "")
+            assert original_text(entry) == f"edited {key}" + ("\n" if key == "a" else "")
 
 
 def test_texts_of_any_kind_are_exported(tmp_path):
     with MemoryStore.open(tmp_path / "a.db") as store, MemoryStore.open(tmp_path / "b.db") as copy:
-        keyed = Keyed(store, "note")
+        keyed = KeyedEntries(store, "note")
         for key, text in (("a", "one\0"), ("b", "two\ud800\n"), ("c", "é")):
             keyed.put(key, text, 1)
         store.export_jsonl(tmp_path / "a.jsonl")
         copy.import_jsonl(tmp_path / "a.jsonl")
-        assert [text_of(entry) for entry in copy.list()] == ["one\0", "two\ud800\n", "é"]
+        assert [original_text(entry) for entry in copy.list()] == ["one\0", "two\ud800\n", "é"]
         assert "é" in (tmp_path / "a.jsonl").read_text(encoding="utf-8")
         export_markdown(store, tmp_path / "a.md")
         import_markdown(copy, tmp_path / "a.md")
@@ -73,17 +73,17 @@ def test_texts_of_any_kind_are_exported(tmp_path):
 
 def test_all_or_nothing():
     with MemoryStore.open(":memory:") as store:
-        keyed = Keyed(store, "note")
-        with pytest.raises(InvalidContent, match="JSON"), keyed.together():
+        keyed = KeyedEntries(store, "note")
+        with pytest.raises(InvalidContent, match="JSON"), keyed.transaction():
             keyed.put("a", "one", 1)
             keyed.put("b", "two", {2})
-        assert keyed.all() == [] and store.snapshot() == 0
+        assert keyed.list() == [] and store.snapshot() == 0
 
 
 def test_an_entry_of_somebody_else_is_left_alone():
     with MemoryStore.open(":memory:") as store:
         other = store.insert("semantic", "city: Oslo")
-        keyed = Keyed(store, "note")
+        keyed = KeyedEntries(store, "note")
         assert keyed.get(other.id) is None and not keyed.delete(other.id)
         with pytest.raises(StoreError, match="in use"):
             keyed.put(other.id, "x", 1)
@@ -92,16 +92,16 @@ def test_an_entry_of_somebody_else_is_left_alone():
 @settings(max_examples=50)
 @given(st.text(max_size=6), st.text(max_size=6))
 def test_escaping_keeps_texts_apart(one, two):
-    assert (escaped(one, "./") == escaped(two, "./")) == (one == two)
-    assert not set(escaped(one, "./")) & set(" \n\t\0./")
+    assert (escape_key(one, "./") == escape_key(two, "./")) == (one == two)
+    assert not set(escape_key(one, "./")) & set(" \n\t\0./")
 
 
 def test_what_is_no_store_is_refused():
     with pytest.raises(StoreError, match="MemoryStore is needed, not str"):
-        Keyed("ana.db", "note")  # type: ignore[arg-type]
+        KeyedEntries("ana.db", "note")  # type: ignore[arg-type]
 
 
 def test_where_entries_go():
     with MemoryStore.open(":memory:", schema="life") as store:
-        assert Keyed(store, "note").put("a", "x", 1).category == "sensory_lifestyle"
-        assert Keyed(store, "note", "values").put("b", "x", 1).category == "values"
+        assert KeyedEntries(store, "note").put("a", "x", 1).category == "sensory_lifestyle"
+        assert KeyedEntries(store, "note", "values").put("b", "x", 1).category == "values"

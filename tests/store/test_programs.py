@@ -15,7 +15,7 @@ from memalpha.store.embedding import load_embedder
 from memalpha.store.history import Diff
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import MEM_ALPHA
-from memalpha.store.state import MemoryState, same_fact
+from memalpha.store.state import MemoryState, is_same_fact
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation
 
@@ -265,7 +265,7 @@ def check_diff(diff: Diff, one: MemoryState, two: MemoryState) -> None:
     assert diff.core == (None if one.core == two.core else (one.core, two.core))
     changed = {after.id: (before, after) for before, after in diff.changed}
     for id in set(one.entries) & set(two.entries):
-        assert (id in changed) is not same_fact(one.get(id), two.get(id))
+        assert (id in changed) is not is_same_fact(one.get(id), two.get(id))
         assert changed.get(id, (one.get(id), two.get(id))) == (one.get(id), two.get(id))
 
 

@@ -67,7 +67,7 @@ def test_insert_update_delete() -> None:
     assert (updated.timestamp, updated.importance, updated.source) == ("2024-05-01", 0.5, None)
     three = two.apply(Operation("delete", id=entry.id))
     assert three.list() == []
-    assert three.last(entry.id).valid_to == 3  # pyright: ignore
+    assert three.latest_version(entry.id).valid_to == 3  # pyright: ignore
     # The earlier values are untouched: a snapshot is the state itself.
     assert one.list() == [entry]
     assert two.list() == [updated]

@@ -260,7 +260,7 @@ def test_an_operation_that_is_rolled_back_gives_its_namespace_number_to_no_other
     store = new()
     one, two = store.namespace("one"), store.namespace("two")
     with monkeypatch.context() as patch:
-        patch.setattr(memalpha.store.backends.namespace, "values_of", lambda _: 1 / 0)
+        patch.setattr(memalpha.store.backends.namespace, "row_values", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             one.insert("semantic", "a")
     two.insert("semantic", "b")
@@ -274,7 +274,7 @@ def test_ctrl_c_leaves_no_half_operation(monkeypatch, at: int) -> None:
     store = new()
     entry = store.insert("semantic", "pet: cat")
     before, hits = store.state, store.search(QUERY)
-    inner, calls = memalpha.store.backends.namespace.digest, []
+    inner, calls = memalpha.store.backends.namespace.content_digest, []
 
     def interrupted(content: str) -> bytes:
         calls.append(content)
@@ -283,7 +283,7 @@ def test_ctrl_c_leaves_no_half_operation(monkeypatch, at: int) -> None:
         return inner(content)
 
     for module in (memalpha.store.backends.namespace, memalpha.store.backends.namespace_reads):
-        monkeypatch.setattr(module, "digest", interrupted)
+        monkeypatch.setattr(module, "content_digest", interrupted)
     with pytest.raises(KeyboardInterrupt):
         store.update(entry.id, "pet: dog")
     monkeypatch.undo()

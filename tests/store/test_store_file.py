@@ -335,7 +335,7 @@ def test_what_a_killed_process_left_unfinished_is_removed_after_a_day(tmp_path) 
 def test_a_store_writes_nothing_in_a_transaction_that_reads(tmp_path) -> None:
     with (
         new(tmp_path / "a.db") as store,
-        store._rows.transaction(write=False),
+        store._namespace.transaction(write=False),
         pytest.raises(AssertionError, match="cannot write"),
     ):
         store.insert("semantic", "a")

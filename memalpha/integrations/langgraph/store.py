@@ -20,9 +20,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from memalpha.errors import ConfigError, DuplicateContent, InvalidContent
-from memalpha.store.filters import utc
-from memalpha.store.io.importers.langgraph import content_of
-from memalpha.store.keyed_entries import Keyed, escaped
+from memalpha.store.filters import format_utc
+from memalpha.store.io.importers.langgraph import split_content
+from memalpha.store.keyed_entries import KeyedEntries, escape_key
 from memalpha.store.search.ranking import Route
 from memalpha.store.store import MemoryStore
 from memalpha.store.validation import validate_fields
@@ -80,7 +80,7 @@ class LangGraphStore(BaseStore):
         """
         self.store = store
         self.ttl_config = ttl
-        self._items = Keyed(store, "item", category)
+        self._items = KeyedEntries(store, "item", category)
         self._fields = fields
         self._route: Route = route
 
@@ -103,7 +103,7 @@ class LangGraphStore(BaseStore):
                 results.append(self._namespaces(op))
             else:
                 raise ValueError(f"unknown operation: {op!r}")
-        with self._items.together():
+        with self._items.transaction():
             for op in puts.values():
                 self._put(op)
         return results
@@ -142,7 +142,7 @@ class LangGraphStore(BaseStore):
 
     def _namespaces(self, op: ListNamespacesOp) -> list[Path]:
         conditions = op.match_conditions or ()
-        namespaces = {tuple(entry.metadata["item"]["namespace"]) for entry in self._items.all()}
+        namespaces = {tuple(entry.metadata["item"]["namespace"]) for entry in self._items.list()}
         paths = [path for path in namespaces if all(_matches(condition, path) for condition in conditions)]
         return sorted({path[: op.max_depth] for path in paths})[op.offset : op.offset + op.limit]
 
@@ -153,7 +153,7 @@ class LangGraphStore(BaseStore):
             return
         value = validate_fields({"metadata": op.value}).get("metadata", {})  # in JSON's own types
         time, current = self._items.now(), self._items.get(key)
-        created = utc(time) if current is None else current.metadata["item"]["created_at"]
+        created = format_utc(time) if current is None else current.metadata["item"]["created_at"]
         item: dict[str, Any] = {
             "namespace": list(op.namespace),
             "within": _with_ancestors(op.namespace),
@@ -167,13 +167,13 @@ class LangGraphStore(BaseStore):
             item["ttl"] = op.ttl
         expires = None if op.ttl is None else _expiry(time, op.ttl)
         text = self._text(value, op.index or None)
-        self._items.put(key, text, item, timestamp=utc(time), expires=expires)
+        self._items.put(key, text, item, timestamp=format_utc(time), expires=expires)
 
     def _text(self, value: dict[str, Any], index: Sequence[str] | None) -> str:
         """Return the text that searches use."""
         fields = self._fields if index is None else index
         texts = [text for path in fields or () for text in get_text_at_path(value, tokenize_path(path))]
-        return "\n".join(texts) or content_of(value)[0]
+        return "\n".join(texts) or split_content(value)[0]
 
     def _refresh(self, entries: Iterable[MemoryEntry]) -> None:
         """Restart the time to live of entries that have one.
@@ -183,7 +183,7 @@ class LangGraphStore(BaseStore):
         ids = [entry.id for entry in entries if "ttl" in entry.metadata["item"]]
         if not ids:
             return
-        with self._items.together():
+        with self._items.transaction():
             for id in ids:
                 entry = self._items.get(id)
                 minutes = None if entry is None else entry.metadata["item"].get("ttl")
@@ -195,17 +195,17 @@ class LangGraphStore(BaseStore):
 
 def _expiry(time: datetime, minutes: float) -> str:
     try:
-        return utc(time + timedelta(minutes=minutes))
+        return format_utc(time + timedelta(minutes=minutes))
     except (OverflowError, ValueError) as error:
         raise InvalidContent(f"ttl {minutes!r}: too many minutes") from error
 
 
 def _key(namespace: Path, key: str) -> str:
-    return f"{_joined(namespace)}/{escaped(key)}"
+    return f"{_joined(namespace)}/{escape_key(key)}"
 
 
 def _joined(namespace: Path) -> str:
-    return ".".join(escaped(label, "./") for label in namespace)
+    return ".".join(escape_key(label, "./") for label in namespace)
 
 
 def _with_ancestors(namespace: Path) -> list[str]:

@@ -14,8 +14,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memalpha.store.filters import utc
-from memalpha.store.keyed_entries import Keyed
+from memalpha.store.filters import format_utc
+from memalpha.store.keyed_entries import KeyedEntries
 from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry
 
@@ -37,13 +37,13 @@ class MemorySession:
         self.session_settings = session_settings
         self.store = store.namespace(f"session:{session_id}")
         category = _CATEGORY if _CATEGORY in store.schema.category_names else None
-        self._items = Keyed(self.store, "message", category)
+        self._items = KeyedEntries(self.store, "message", category)
 
     async def get_items(self, limit: int | None = None) -> list[Any]:
         """Return the newest `limit` items, oldest first; None returns all."""
         if limit is None:
             limit = getattr(self.session_settings, "limit", None)
-        entries = await asyncio.to_thread(self._items.all)
+        entries = await asyncio.to_thread(self._items.list)
         newest = entries if limit is None else entries[max(0, len(entries) - max(0, limit)) :]
         return [entry.metadata["message"] for entry in newest]
 
@@ -60,24 +60,24 @@ class MemorySession:
         await asyncio.to_thread(self._clear)
 
     def _add(self, items: Sequence[Any]) -> None:
-        with self._items.together():
-            last = _last(self._items.all())
-            time = utc(self._items.now())
+        with self._items.transaction():
+            last = _last(self._items.list())
+            time = format_utc(self._items.now())
             for number, item in enumerate(items, 1 if last is None else int(last.id) + 1):
                 key = f"{number:06}"
                 self._items.put(key, _text(item), item, timestamp=time, source=self.session_id, turn=key)
 
     def _pop(self) -> Any | None:
-        with self._items.together():
-            last = _last(self._items.all())
+        with self._items.transaction():
+            last = _last(self._items.list())
             if last is None:
                 return None
             self._items.delete(last.id)
             return last.metadata["message"]
 
     def _clear(self) -> None:
-        with self._items.together():
-            for entry in self._items.all():
+        with self._items.transaction():
+            for entry in self._items.list():
                 self._items.delete(entry.id)
 
 

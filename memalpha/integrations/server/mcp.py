@@ -24,7 +24,7 @@ from memalpha.integrations.server.schemas import (
     compact_entry,
 )
 from memalpha.integrations.server.service import MemoryService, log
-from memalpha.store.io.jsonl import json_text
+from memalpha.store.io.jsonl import to_json
 
 try:
     import mcp_types as types
@@ -119,7 +119,7 @@ async def _call(
 
 def _result(value: dict[str, Any], *, failed: bool = False) -> types.CallToolResult:
     """Return the value as structured content, and as text for hosts without support for that."""
-    text = types.TextContent(text=json_text(value))
+    text = types.TextContent(text=to_json(value))
     return types.CallToolResult(content=[text], structured_content=value, is_error=failed)
 
 

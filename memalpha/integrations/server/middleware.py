@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from memalpha.errors import ConfigError, install_command
 from memalpha.integrations.server.schemas import MAX_BODY, ServiceError
-from memalpha.store.io.jsonl import json_text
+from memalpha.store.io.jsonl import to_json
 
 try:
     from fastapi.responses import JSONResponse
@@ -28,7 +28,7 @@ class SurrogateJSONResponse(JSONResponse):
     """JSON response that escapes lone surrogates, which metadata may contain."""
 
     def render(self, content: Any) -> bytes:
-        return json_text(content, allow_nan=False, separators=(",", ":")).encode()
+        return to_json(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 def error_response(error: ServiceError, headers: Mapping[str, str] | None = None) -> JSONResponse:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from memalpha.store.filters import moment, utc
+from memalpha.store.filters import format_utc, parse_time
 from memalpha.types import Hit, MemoryEntry, Operation, ToolResult
 
 MAX_TEXT = 200_000
@@ -70,7 +70,7 @@ def _integral(number: Any) -> Any:
 def _check_iso_time(text: str) -> str:
     """Return an ISO 8601 date or time that exists in UTC too. Raises `ValueError` otherwise."""
     try:
-        utc(moment(text))
+        format_utc(parse_time(text))
     except (ValueError, OverflowError) as error:
         raise ValueError("no ISO 8601 date or time (2024-05-01)") from error
     return text

@@ -42,7 +42,7 @@ from memalpha.integrations.server.schemas import (
     ServiceError,
 )
 from memalpha.policy.base import Policy
-from memalpha.store.filters import Where, parse
+from memalpha.store.filters import Where, parse_filter
 from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.chunking import split_text
@@ -258,7 +258,7 @@ class MemoryService:
         try:
             if category is not None:
                 self.schema.check_category(category)
-            parse(where)
+            parse_filter(where)
         except UnknownCategory as error:
             raise _to_service_error(error) from error
         except StoreError as error:

@@ -7,77 +7,90 @@ from typing import Any
 
 import numpy as np
 
-from memalpha.store.backends.namespace_reads import VERSION, NamespaceReader, Tip
-from memalpha.store.backends.row_codec import ENTRY, column_of, digest, values_of, vector_blob, version_row
+from memalpha.store.backends.namespace_reads import VERSION_COLUMNS, LogEnd, NamespaceReader
+from memalpha.store.backends.row_codec import (
+    ENTRY_COLUMNS,
+    content_digest,
+    logged_value,
+    row_values,
+    vector_blob,
+    version_row,
+)
 from memalpha.store.state import Change, plan
 from memalpha.types import MemoryEntry, Operation
 
-_NEW_VERSION = f"INSERT INTO versions (ns, {VERSION}) VALUES ({','.join('?' * 16)})"
-_NEW_OPERATION = f"INSERT INTO operations (ns, seq, time, head, kind, {ENTRY}) VALUES ({','.join('?' * 15)})"
-END = "UPDATE versions SET valid_to = ? WHERE ns = ? AND id = ? AND version = ?"
-NEW_VECTOR = "INSERT INTO vectors (ns, digest, vector) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
-_OPTIONAL = {"timestamp": "NULL", "importance": "1.0", "metadata": "'{}'"} | dict.fromkeys(
+_INSERT_VERSION = f"INSERT INTO versions (ns, {VERSION_COLUMNS}) VALUES ({','.join('?' * 16)})"
+_INSERT_OPERATION = f"INSERT INTO operations (ns, seq, time, head, kind, {ENTRY_COLUMNS}) VALUES ({','.join('?' * 15)})"
+END_VERSION = "UPDATE versions SET valid_to = ? WHERE ns = ? AND id = ? AND version = ?"
+INSERT_VECTOR = "INSERT INTO vectors (ns, digest, vector) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+_OPTIONAL_DEFAULTS = {"timestamp": "NULL", "importance": "1.0", "metadata": "'{}'"} | dict.fromkeys(
     ("source", "chunk", "turn", "expires"), "NULL"
 )  # what an insert may leave out, and what its row then has
-_MADE = ENTRY.replace("timestamp", "nullif(timestamp, '')").replace("expires", "nullif(expires, '')")  # by an insert
+_INSERTED_COLUMNS = ENTRY_COLUMNS.replace("timestamp", "nullif(timestamp, '')").replace(
+    "expires", "nullif(expires, '')"
+)  # by an insert
 
 
 class Namespace(NamespaceReader):
     """Reads and writes of one namespace; every method belongs inside a `transaction`. A `StateView` for `plan`."""
 
-    _UNHELD = "digest NOT IN (SELECT digest FROM versions WHERE ns = ?)"  # a content that no version has
+    _UNUSED_DIGEST = "digest NOT IN (SELECT digest FROM versions WHERE ns = ?)"  # a content that no version has
 
     def write(
         self,
         operation: Operation,
         vectors: Mapping[str, np.ndarray] | None = None,
         *,
-        tip: Tip | None = None,
-        head: int | None = None,
+        log_end: LogEnd | None = None,
+        effective_position: int | None = None,
         time: str | None = None,
     ) -> Change:
         """Plan one operation and append all its rows. `vectors` holds the embedding of its content unless that is
         stored already; `tip` is the log's end if it has been read; `head` and `time` are set where they are not this
         very operation's and now."""
-        tip = tip or self.tip()
-        seq = tip.seq + 1
-        change = plan(self, operation, seq)
-        done, entry = change.operation, change.entry
-        ns = self._make()
-        time = max(time or self.database.now(), tip.time)  # a clock set back must not disorder the log
-        if head is None:  # what time and erasure do is nothing that an undo goes back from
-            head = self.head(tip.seq) if done.kind in ("expired", "erased") else seq
+        log_end = log_end or self.log_end()
+        position = log_end.position + 1
+        change = plan(self, operation, position)
+        completed, entry = change.operation, change.entry
+        ns = self._create()
+        time = max(time or self.database.now(), log_end.time)  # a clock set back must not disorder the log
+        if effective_position is None:  # what time and erasure do is nothing that an undo goes back from
+            effective_position = (
+                self.effective_position(log_end.position) if completed.kind in ("expired", "erased") else position
+            )
         vector = None if entry is None or vectors is None else vector_blob(vectors[entry.content])
-        created = seq if entry is None or entry.version == 1 else self.created([entry.id])[entry.id]
-        self._keep((ns, seq, time, head, done.kind, *values_of(done)), change, created, vector)
+        created = position if entry is None or entry.version == 1 else self.creation_positions([entry.id])[entry.id]
+        self._insert_rows(
+            (ns, position, time, effective_position, completed.kind, *row_values(completed)), change, created, vector
+        )
         return change
 
-    def _keep(self, operation: tuple[Any, ...], change: Change, created: int, vector: bytes | None) -> None:
+    def _insert_rows(self, operation: tuple[Any, ...], change: Change, created: int, vector: bytes | None) -> None:
         """Put in the rows of a change: its operation's, and those of what it ended and of the version it made."""
-        ns, seq = operation[:2]
-        self._rows.execute(_NEW_OPERATION, operation)
+        ns, position = operation[:2]
+        self._statements.execute(_INSERT_OPERATION, operation)
         if change.ended is not None:
-            self._rows.execute(END, (seq, ns, change.ended.id, change.ended.version))
+            self._statements.execute(END_VERSION, (position, ns, change.ended.id, change.ended.version))
         if change.entry is not None:
-            self._rows.execute(_NEW_VERSION, (ns, *version_row(change.entry, created)))
+            self._statements.execute(_INSERT_VERSION, (ns, *version_row(change.entry, created)))
             if vector is not None:
-                self._rows.execute(NEW_VECTOR, (ns, digest(change.entry.content), vector))
+                self._statements.execute(INSERT_VECTOR, (ns, content_digest(change.entry.content), vector))
 
     def append(
-        self, entries: Sequence[MemoryEntry], given: Sequence[Mapping[str, Any]], vectors: Mapping[str, bytes]
+        self, entries: Sequence[MemoryEntry], optional_fields: Sequence[Mapping[str, Any]], vectors: Mapping[str, bytes]
     ) -> None:
         """Append the rows of inserts that make these entries, the first versions of new ids, from the log's end on.
         `given`: of each, the fields that may be left out and were not; `vectors`: embeddings as stored, by content."""
-        tip, ns = self.tip(), self._make()
-        time, first = max(self.database.now(), tip.time), tip.seq + 1
+        log_end, ns = self.log_end(), self._create()
+        time, start = max(self.database.now(), log_end.time), log_end.position + 1
         # To bind a value costs a good part of what its row costs, so what is the same in all rows is not bound.
-        named = [name for name in _OPTIONAL if any(name in fields for fields in given)]
-        rest = {name: text for name, text in _OPTIONAL.items() if name not in named}
-        marks = ", ".join(f"?{number}" for number in range(1, 6 + len(named)))
-        columns = ", ".join(["seq, time, id, category, content", *named, "ns, head, kind", *rest])
-        constants = ", ".join([f"{ns}, ?1, 'insert'", *rest.values()])
-        self._rows.executemany(
-            f"INSERT INTO operations ({columns}) VALUES ({marks}, {constants})",
+        bound_names = [name for name in _OPTIONAL_DEFAULTS if any(name in fields for fields in optional_fields)]
+        constants_by_name = {name: text for name, text in _OPTIONAL_DEFAULTS.items() if name not in bound_names}
+        placeholders = ", ".join(f"?{number}" for number in range(1, 6 + len(bound_names)))
+        columns = ", ".join(["seq, time, id, category, content", *bound_names, "ns, head, kind", *constants_by_name])
+        constants = ", ".join([f"{ns}, ?1, 'insert'", *constants_by_name.values()])
+        self._statements.executemany(
+            f"INSERT INTO operations ({columns}) VALUES ({placeholders}, {constants})",
             (
                 (
                     seq,
@@ -85,85 +98,98 @@ class Namespace(NamespaceReader):
                     entry.id,
                     entry.category,
                     entry.content,
-                    *[column_of(entry, name, fields) for name in named],
+                    *[logged_value(entry, name, fields) for name in bound_names],
                 )
-                for seq, (entry, fields) in enumerate(zip(entries, given, strict=True), first)
+                for seq, (entry, fields) in enumerate(zip(entries, optional_fields, strict=True), start)
             ),
         )
-        keys = [digest(entry.content) for entry in entries]
-        self._rows.create_function("digest_at", 1, lambda seq: keys[seq - first])
-        self._rows.execute(
-            f"INSERT INTO versions (ns, version, valid_from, created, digest, {ENTRY}) "
-            f"SELECT ns, 1, seq, seq, digest_at(seq), {_MADE} FROM operations WHERE ns = ? AND seq >= ?",
-            (ns, first),
+        digests = [content_digest(entry.content) for entry in entries]
+        self._statements.create_function("digest_at", 1, lambda seq: digests[seq - start])
+        self._statements.execute(
+            f"INSERT INTO versions (ns, version, valid_from, created, digest, {ENTRY_COLUMNS}) "
+            f"SELECT ns, 1, seq, seq, digest_at(seq), {_INSERTED_COLUMNS} FROM operations WHERE ns = ? AND seq >= ?",
+            (ns, start),
         )
-        self._rows.executemany(
+        self._statements.executemany(
             f"INSERT INTO vectors (ns, digest, vector) VALUES ({ns}, ?, ?) ON CONFLICT DO NOTHING",
-            ((key, vectors[entry.content]) for key, entry in zip(keys, entries, strict=True)),
+            ((digest, vectors[entry.content]) for digest, entry in zip(digests, entries, strict=True)),
         )
 
-    def _make(self) -> int:
+    def _create(self) -> int:
         """The namespace's number, given now if it has none."""
-        if self.ns < 0:
-            self._rows.execute("INSERT INTO namespaces (name) VALUES (?)", (self.name,))
-        return self.ns
+        if self.namespace_id < 0:
+            self._statements.execute("INSERT INTO namespaces (name) VALUES (?)", (self.name,))
+        return self.namespace_id
 
     def replace_versions(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Put rows in the place of all that `versions` holds."""
-        self._rows.execute("DELETE FROM versions WHERE ns = ?", (self.ns,))
-        self._rows.executemany(_NEW_VERSION, _in(self.ns, rows))
+        self._statements.execute("DELETE FROM versions WHERE ns = ?", (self.namespace_id,))
+        self._statements.executemany(_INSERT_VERSION, _with_namespace(self.namespace_id, rows))
 
-    def wordless(self, *, mend: bool = False) -> int:
+    def count_unindexed(self, *, repair: bool = False) -> int:
         """The contents that have no words to be found by (given them, to `mend`): none, where a file keeps no words."""
         return 0
 
     def replace_vectors(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Put rows in the place of all that `vectors` holds."""
-        self._rows.execute("DELETE FROM vectors WHERE ns = ?", (self.ns,))
-        self._keep_vectors(rows)
+        self._statements.execute("DELETE FROM vectors WHERE ns = ?", (self.namespace_id,))
+        self._insert_vectors(rows)
 
-    def _keep_vectors(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+    def _insert_vectors(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Keep vectors, by the digests of contents whose versions are there."""
-        self._rows.executemany(NEW_VECTOR, _in(self.ns, rows))
+        self._statements.executemany(INSERT_VECTOR, _with_namespace(self.namespace_id, rows))
 
     def erase(self, ids: Collection[str] | None) -> int:
         """Make stubs of all operations on some ids (None: of all there are), delete their versions and vectors, and
         note it in the log; the number of stubs. `Database.scrub` is due then."""
-        query, wanted = "SELECT seq, id FROM operations WHERE ns = ? AND kind <> 'erased' ORDER BY seq", set(ids or ())
-        touched = [(seq, id) for seq, id in self._rows.execute(query, (self.ns,)) if ids is None or id in wanted]
+        query, erased_ids = (
+            "SELECT seq, id FROM operations WHERE ns = ? AND kind <> 'erased' ORDER BY seq",
+            set(ids or ()),
+        )
+        touched = [
+            (position, id)
+            for position, id in self._statements.execute(query, (self.namespace_id,))
+            if ids is None or id in erased_ids
+        ]
         if not touched:
             return 0
-        first: dict[str | None, int] = {}
+        first_positions: dict[str | None, int] = {}
         for seq, id in touched:
-            first.setdefault(id, seq)
-        nothing = ", ".join(f"{name} = NULL" for name in ENTRY.split(", ")[1:])
-        self._rows.executemany(
-            f"UPDATE operations SET kind = 'erased', id = ?, {nothing} WHERE ns = ? AND seq = ?",
-            [(id and f"erased#{first[id]}", self.ns, seq) for seq, id in touched],
+            first_positions.setdefault(id, seq)
+        cleared = ", ".join(f"{name} = NULL" for name in ENTRY_COLUMNS.split(", ")[1:])
+        self._statements.executemany(
+            f"UPDATE operations SET kind = 'erased', id = ?, {cleared} WHERE ns = ? AND seq = ?",
+            [(id and f"erased#{first_positions[id]}", self.namespace_id, seq) for seq, id in touched],
         )
-        self._rows.executemany("DELETE FROM versions WHERE ns = ? AND id = ?", [(self.ns, id) for id in first])
-        self._rows.execute(f"DELETE FROM vectors WHERE ns = ? AND {self._UNHELD}", (self.ns, self.ns))
+        self._statements.executemany(
+            "DELETE FROM versions WHERE ns = ? AND id = ?", [(self.namespace_id, id) for id in first_positions]
+        )
+        self._statements.execute(
+            f"DELETE FROM vectors WHERE ns = ? AND {self._UNUSED_DIGEST}", (self.namespace_id, self.namespace_id)
+        )
         self.write(Operation("erased"))
-        self.database.must_scrub()
+        self.database.mark_for_scrub()
         return len(touched)
 
-    def copy(self, other: Namespace, position: int) -> None:
+    def copy_to(self, target: Namespace, position: int) -> None:
         """Give a namespace without a log, of this database or of another, this one's log up to a position, with the
         versions and vectors that follow from it."""
-        ns, mine = other._make(), (self.ns, position)
-        operations = f"seq, time, head, kind, {ENTRY}"
-        rows = self._rows.execute(f"SELECT {operations} FROM operations WHERE ns = ? AND seq <= ?", mine)
-        other._rows.executemany(_NEW_OPERATION, _in(ns, rows))
-        rows = self._rows.execute(f"SELECT {VERSION} FROM versions WHERE ns = ? AND valid_from <= ?", mine)
-        ended = ((*row[:2], None if row[2] and row[2] > position else row[2], *row[3:]) for row in rows)
-        other._rows.executemany(_NEW_VERSION, _in(ns, ended))
-        rows = self._rows.execute(
+        ns, bounds = target._create(), (self.namespace_id, position)
+        operations = f"seq, time, head, kind, {ENTRY_COLUMNS}"
+        rows = self._statements.execute(f"SELECT {operations} FROM operations WHERE ns = ? AND seq <= ?", bounds)
+        target._statements.executemany(_INSERT_OPERATION, _with_namespace(ns, rows))
+        rows = self._statements.execute(
+            f"SELECT {VERSION_COLUMNS} FROM versions WHERE ns = ? AND valid_from <= ?", bounds
+        )
+        versions = ((*row[:2], None if row[2] and row[2] > position else row[2], *row[3:]) for row in rows)
+        target._statements.executemany(_INSERT_VERSION, _with_namespace(ns, versions))
+        rows = self._statements.execute(
             "SELECT digest, vector FROM vectors WHERE ns = ? AND digest IN "
             "(SELECT digest FROM versions WHERE ns = ? AND valid_from <= ?)",
-            (self.ns, *mine),
+            (self.namespace_id, *bounds),
         )
-        other._keep_vectors(rows)
+        target._insert_vectors(rows)
 
 
-def _in(ns: int, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+def _with_namespace(ns: int, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
     return ((ns, *row) for row in rows)

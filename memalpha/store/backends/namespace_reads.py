@@ -16,25 +16,25 @@ import numpy as np
 from memalpha.errors import StoreError
 from memalpha.store.backends.base import Backend
 from memalpha.store.backends.row_codec import (
-    ENTRY,
-    digest,
-    entry_of,
-    operation_of,
-    storable,
+    ENTRY_COLUMNS,
+    content_digest,
+    decode_entry,
+    decode_operation,
+    is_storable,
 )
-from memalpha.store.filters import moment, utc
+from memalpha.store.filters import format_utc, parse_time
 from memalpha.store.schema import MemorySchema
 from memalpha.types import MemoryEntry, Operation
 
-VERSION = f"version, valid_from, valid_to, created, digest, {ENTRY}"
-_MANY = 500  # values of one statement
-_TIP = 64  # rows at the log's end that a fingerprint is of
-_GET_TIP = (
+VERSION_COLUMNS = f"version, valid_from, valid_to, created, digest, {ENTRY_COLUMNS}"
+_BATCH = 500  # values of one statement
+_FINGERPRINT_ROWS = 64  # rows at the log's end that a fingerprint is of
+_SELECT_LOG_END = (
     "SELECT seq, time, (SELECT min(expires) FROM versions INDEXED BY expiring "
     "WHERE ns = ?1 AND valid_to IS NULL AND expires IS NOT NULL) "
     "FROM operations WHERE ns = ?1 ORDER BY seq DESC LIMIT 1"
 )
-_HOLDER = (
+_SELECT_DUPLICATE = (
     "SELECT id FROM versions INDEXED BY live_content "
     "WHERE ns = ? AND digest = ? AND valid_to IS NULL AND category = ? AND content = ?"
 )  # one column: Python's sqlite3 describes each one anew at every execution, which costs as much as the search does
@@ -42,23 +42,23 @@ _IS_LIVE = "valid_to IS NULL"
 _WAS_LIVE = "valid_from <= ? AND (valid_to IS NULL OR valid_to > ?)"
 
 
-class Tip(NamedTuple):
+class LogEnd(NamedTuple):
     """The end of a namespace's log, its position and time; and when the next live entry expires."""
 
-    seq: int = 0
+    position: int = 0
     time: str = ""
-    expires: str | None = None
+    next_expiry: str | None = None
 
 
 class NamespaceReader:
     """Queries over one namespace; every method belongs inside a `transaction`."""
 
-    _OF_SOURCE = "source = ?"
-    _VECTORS_OF = (
+    _HAS_SOURCE = "source = ?"
+    _SELECT_ENTRY_VECTORS = (
         "SELECT v.id, x.vector FROM json_each(?) wanted CROSS JOIN versions v ON v.ns = ? AND v.id = wanted.value "
         "AND v.valid_to IS NULL CROSS JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest"  # in this order
     )
-    _list = staticmethod(json.dumps)  # a list as one value of a statement
+    _list_parameter = staticmethod(json.dumps)  # a list as one value of a statement
 
     def __init__(self, database: Backend, name: str, schema: MemorySchema) -> None:
         self.database = database
@@ -70,114 +70,131 @@ class NamespaceReader:
         return self.database.transaction(self.name, write=write)
 
     @property
-    def _rows(self) -> Any:
+    def _statements(self) -> Any:
         return self.database._connection
 
     @property
-    def ns(self) -> int:
+    def namespace_id(self) -> int:
         """The namespace's number; -1, which no row has, before its first operation."""
-        number = self.database.numbers.get(self.name)
-        if number is None:
-            row = self._rows.execute("SELECT ns FROM namespaces WHERE name = ?", (self.name,)).fetchone()
+        namespace_id = self.database.namespace_ids.get(self.name)
+        if namespace_id is None:
+            row = self._statements.execute("SELECT ns FROM namespaces WHERE name = ?", (self.name,)).fetchone()
             if row is None:
                 return -1
-            number = self.database.numbers[self.name] = int(row[0])
-        return number
+            namespace_id = self.database.namespace_ids[self.name] = int(row[0])
+        return namespace_id
 
     @property
     def position(self) -> int:
         """Number of operations in the log."""
         query = "SELECT seq FROM operations WHERE ns = ? ORDER BY seq DESC LIMIT 1"
-        return (self._rows.execute(query, (self.ns,)).fetchone() or (0,))[0]
+        return (self._statements.execute(query, (self.namespace_id,)).fetchone() or (0,))[0]
 
-    def tip(self) -> Tip:
+    def log_end(self) -> LogEnd:
         """The end of the log."""
-        row = self._rows.execute(_GET_TIP, (self.ns,)).fetchone()
-        return Tip(*row) if row else Tip()
+        row = self._statements.execute(_SELECT_LOG_END, (self.namespace_id,)).fetchone()
+        return LogEnd(*row) if row else LogEnd()
 
-    def head(self, seq: int) -> int:
+    def effective_position(self, position: int) -> int:
         """The head of a log row (0 before the first)."""
-        row = self._rows.execute("SELECT head FROM operations WHERE ns = ? AND seq = ?", (self.ns, seq)).fetchone()
+        row = self._statements.execute(
+            "SELECT head FROM operations WHERE ns = ? AND seq = ?", (self.namespace_id, position)
+        ).fetchone()
         return row[0] if row else 0
 
-    def kind(self, seq: int) -> str:
+    def operation_kind(self, position: int) -> str:
         """The kind of a log row ("" before the first)."""
-        row = self._rows.execute("SELECT kind FROM operations WHERE ns = ? AND seq = ?", (self.ns, seq)).fetchone()
+        row = self._statements.execute(
+            "SELECT kind FROM operations WHERE ns = ? AND seq = ?", (self.namespace_id, position)
+        ).fetchone()
         return row[0] if row else ""
 
-    def seq_at(self, time: str) -> int:
+    def position_at(self, time: str) -> int:
         """The last position whose time is at or before `time` (times never fall along the log)."""
         query = "SELECT time FROM operations WHERE ns = ? AND seq = ?"
         log = range(1, self.position + 1)
-        return bisect_right(log, time, key=lambda seq: self._rows.execute(query, (self.ns, seq)).fetchone()[0])
+        return bisect_right(
+            log, time, key=lambda position: self._statements.execute(query, (self.namespace_id, position)).fetchone()[0]
+        )
 
-    def position_of(self, as_of: int | str | None) -> int | None:
+    def resolve_as_of(self, as_of: int | str | None) -> int | None:
         """The log position that `as_of` means; None stays None: now. Raises `StoreError`."""
         if as_of is None:
             return None
         if isinstance(as_of, str):
             try:
-                return self.seq_at(utc(moment(as_of)))
+                return self.position_at(format_utc(parse_time(as_of)))
             except (ValueError, OverflowError) as error:
                 raise StoreError(f"as_of {as_of!r} is neither a log position nor an ISO time") from error
         if isinstance(as_of, bool) or not isinstance(as_of, int) or as_of < 0:
             raise StoreError(f"as_of {as_of!r} is neither a log position (0 or more) nor an ISO time")
         return min(as_of, self.position)
 
-    def place_of(self, as_of: int | str | None) -> int:
+    def resolve_position(self, as_of: int | str | None) -> int:
         """The log position that `as_of` means, now too."""
-        position = self.position_of(as_of)
+        position = self.resolve_as_of(as_of)
         return self.position if position is None else position
 
     def is_used(self, id: str) -> bool:
         """Whether there ever was an entry with this id."""
-        rows = self._rows.execute("SELECT 1 FROM versions WHERE ns = ? AND id = ? LIMIT 1", (self.ns, id))
+        rows = self._statements.execute(
+            "SELECT 1 FROM versions WHERE ns = ? AND id = ? LIMIT 1", (self.namespace_id, id)
+        )
         return rows.fetchone() is not None
 
-    def last(self, id: str) -> MemoryEntry | None:
+    def latest_version(self, id: str) -> MemoryEntry | None:
         """The newest version of an entry, live or ended; None if the id was never used."""
-        return self._one("id = ? ORDER BY version DESC LIMIT 1", id)
+        return self._select_one("id = ? ORDER BY version DESC LIMIT 1", id)
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
         """The live entry of the category with exactly this content."""
-        known = storable(content) and storable(category)
-        row = known and self._rows.execute(_HOLDER, (self.ns, digest(content), category, content)).fetchone()
-        return self.last(row[0]) if row else None
+        is_valid = is_storable(content) and is_storable(category)
+        row = (
+            is_valid
+            and self._statements.execute(
+                _SELECT_DUPLICATE, (self.namespace_id, content_digest(content), category, content)
+            ).fetchone()
+        )
+        return self.latest_version(row[0]) if row else None
 
-    def at(self, id: str, position: int | None) -> MemoryEntry | None:
+    def version_at(self, id: str, position: int | None) -> MemoryEntry | None:
         """The version of an entry that is live, or was at a position, as it was then."""
-        entry = self._one(f"id = ? AND {_IS_LIVE if position is None else _WAS_LIVE}", id, *_times(position))
+        entry = self._select_one(
+            f"id = ? AND {_IS_LIVE if position is None else _WAS_LIVE}", id, *_live_parameters(position)
+        )
         return replace(entry, valid_to=None) if entry else None
 
-    def many(self, ids: Sequence[str], position: int | None) -> dict[str, MemoryEntry]:
+    def versions_at(self, ids: Sequence[str], position: int | None) -> dict[str, MemoryEntry]:
         """`at` for several entries that are live, or were at a position, by id."""
         where = _IS_LIVE if position is None else _WAS_LIVE
-        found = {}
-        for start in range(0, len(ids), _MANY):
-            some = ids[start : start + _MANY]
-            for entry in self._select(f"id IN ({','.join('?' * len(some))}) AND {where}", *some, *_times(position)):
-                found[entry.id] = entry if entry.valid_to is None else replace(entry, valid_to=None)
-        return found
+        entries = {}
+        for start in range(0, len(ids), _BATCH):
+            batch = ids[start : start + _BATCH]
+            for entry in self._select(
+                f"id IN ({','.join('?' * len(batch))}) AND {where}", *batch, *_live_parameters(position)
+            ):
+                entries[entry.id] = entry if entry.valid_to is None else replace(entry, valid_to=None)
+        return entries
 
-    def holding(self, contents: Sequence[str]) -> dict[tuple[str, str], MemoryEntry]:
+    def entries_with_contents(self, contents: Sequence[str]) -> dict[tuple[str, str], MemoryEntry]:
         """The live entries that hold exactly one of these contents, by category and content."""
-        keys, found = [digest(content) for content in contents], {}
-        for start in range(0, len(keys), _MANY):
-            some = keys[start : start + _MANY]
-            where = f"valid_to IS NULL AND digest IN ({','.join('?' * len(some))})"
-            for entry in self._select(where, *some, index="live_content"):
-                found[entry.category, entry.content] = entry
-        return found
+        digests, entries = [content_digest(content) for content in contents], {}
+        for start in range(0, len(digests), _BATCH):
+            batch = digests[start : start + _BATCH]
+            where = f"valid_to IS NULL AND digest IN ({','.join('?' * len(batch))})"
+            for entry in self._select(where, *batch, index="live_content"):
+                entries[entry.category, entry.content] = entry
+        return entries
 
-    def ended_at(self, id: str, position: int) -> MemoryEntry | None:
+    def version_ended_at(self, id: str, position: int) -> MemoryEntry | None:
         """The version of an entry that the operation at `position` ended, if it ended one."""
-        return self._one("id = ? AND valid_to = ?", id, position)
+        return self._select_one("id = ? AND valid_to = ?", id, position)
 
     def history(self, id: str) -> list[MemoryEntry]:
         """All versions of an entry, oldest first; none if the id was never used."""
-        return list(self._select("id = ? ORDER BY version", id)) if storable(id) else []
+        return list(self._select("id = ? ORDER BY version", id)) if is_storable(id) else []
 
-    def live(
+    def live_entries(
         self,
         category: str | None = None,
         *,
@@ -187,12 +204,12 @@ class NamespaceReader:
     ) -> list[MemoryEntry]:
         """The entries that are live, or were at a position (as they were then), oldest id first; with `after`, those
         made after that id; at most `limit`."""
-        where, values = _IS_LIVE if position is None else _WAS_LIVE, _times(position)
+        where, values = _IS_LIVE if position is None else _WAS_LIVE, _live_parameters(position)
         if category is not None:
             where, values = where + " AND category = ?", [*values, category]
         if after is not None:
             where += " AND created > (SELECT min(created) FROM versions WHERE ns = ? AND id = ?)"
-            values = [*values, self.ns, after]
+            values = [*values, self.namespace_id, after]
         index = "live_order" if position is None else None
         where += " ORDER BY created"
         if limit is not None:
@@ -209,153 +226,170 @@ class NamespaceReader:
         entries: dict[str, MemoryEntry | None] = {}
         live, page = 0, n
         while position > 0 and live < n:
-            ids = [id for _, id in self._rows.execute(query, (self.ns, position, page)) if id and id not in entries]
-            current = self.many(list(dict.fromkeys(ids)), None)
+            ids = [
+                id
+                for _, id in self._statements.execute(query, (self.namespace_id, position, page))
+                if id and id not in entries
+            ]
+            current = self.versions_at(list(dict.fromkeys(ids)), None)
             entries.update((id, current.get(id)) for id in ids)
             live += len(current)
             position -= page
-            page = min(2 * page, _MANY)
+            page = min(2 * page, _BATCH)
         return [entry for entry in entries.values() if entry is not None][:n]
 
     def spans(self, entry: MemoryEntry, position: int | None, *, after: bool) -> Iterator[MemoryEntry]:
         """The spans of an entry's source that are live, or were at a position, before or `after` it, nearest first."""
-        sign, way = (">", "ASC") if after else ("<", "DESC")
-        place = -1 if entry.chunk is None else entry.chunk, self.created([entry.id])[entry.id]
-        of = f"{self._OF_SOURCE} AND source IS NOT NULL AND turn IS NOT NULL"  # as the index has it
-        of += f" AND {_IS_LIVE if position is None else _WAS_LIVE} AND coalesce(chunk, -1)"
-        beside = f"{of} = ? AND created {sign} ? ORDER BY created {way}"
-        beyond = f"{of} {sign} ? ORDER BY coalesce(chunk, -1) {way}, created {way}"
+        comparison, direction = (">", "ASC") if after else ("<", "DESC")
+        bounds_of_entry = -1 if entry.chunk is None else entry.chunk, self.creation_positions([entry.id])[entry.id]
+        in_source = f"{self._HAS_SOURCE} AND source IS NOT NULL AND turn IS NOT NULL"  # as the index has it
+        in_source += f" AND {_IS_LIVE if position is None else _WAS_LIVE} AND coalesce(chunk, -1)"
+        same_chunk = f"{in_source} = ? AND created {comparison} ? ORDER BY created {direction}"
+        other_chunks = f"{in_source} {comparison} ? ORDER BY coalesce(chunk, -1) {direction}, created {direction}"
         index = "spans" if position is None else None
-        for where, bounds in ((beside, place), (beyond, place[:1])):
-            for span in self._select(where, entry.source, *_times(position), *bounds, index=index):
+        for where, bounds in ((same_chunk, bounds_of_entry), (other_chunks, bounds_of_entry[:1])):
+            for span in self._select(where, entry.source, *_live_parameters(position), *bounds, index=index):
                 yield span if span.valid_to is None else replace(span, valid_to=None)
 
-    def searchable(self, page: int) -> Iterator[list[tuple[Any, ...]]]:
+    def search_rows(self, page_size: int) -> Iterator[list[tuple[Any, ...]]]:
         """Id, content, category, position, source, chunk, turn, position that made the id, and vector (None: none is
         stored) of every live entry, oldest id first, so many at a time."""
-        rows = self._rows.execute(
+        rows = self._statements.execute(
             "SELECT v.id, v.content, v.category, v.valid_from, v.source, v.chunk, v.turn, v.created, x.vector "
             "FROM versions v INDEXED BY live_order "
             "LEFT JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest "
             "WHERE v.ns = ? AND v.valid_to IS NULL ORDER BY v.created",
-            (self.ns,),
+            (self.namespace_id,),
         )
-        while some := rows.fetchmany(page):
-            yield some
+        while batch := rows.fetchmany(page_size):
+            yield batch
 
-    def newest(self) -> Iterator[tuple[MemoryEntry, int]]:
+    def latest_versions(self) -> Iterator[tuple[MemoryEntry, int]]:
         """The newest version of every entry ever made, with the position that created its id."""
-        created = dict(self._rows.execute("SELECT id, min(created) FROM versions WHERE ns = ? GROUP BY id", (self.ns,)))
+        created = dict(
+            self._statements.execute(
+                "SELECT id, min(created) FROM versions WHERE ns = ? GROUP BY id", (self.namespace_id,)
+            )
+        )
         for entry in {entry.id: entry for entry in self._select("true ORDER BY id, version")}.values():
             yield entry, created[entry.id]
 
-    def changed(self, after: int) -> list[str]:
+    def changed_ids(self, after: int) -> list[str]:
         """The ids that operations beyond a position touched."""
         query = "SELECT DISTINCT id FROM operations WHERE ns = ? AND seq > ? AND id IS NOT NULL"
-        return [id for (id,) in self._rows.execute(query, (self.ns, after))]
+        return [id for (id,) in self._statements.execute(query, (self.namespace_id, after))]
 
-    def created(self, ids: Sequence[str]) -> dict[str, int]:
+    def creation_positions(self, ids: Sequence[str]) -> dict[str, int]:
         """The position that made each of some ids."""
         query = "SELECT created FROM versions WHERE ns = ? AND id = ? LIMIT 1"
-        return {id: self._rows.execute(query, (self.ns, id)).fetchone()[0] for id in ids}
+        return {id: self._statements.execute(query, (self.namespace_id, id)).fetchone()[0] for id in ids}
 
-    def core(self, position: int) -> str:
+    def core_at(self, position: int) -> str:
         """The core memory at a position."""
-        row = self._rows.execute(
+        row = self._statements.execute(
             "SELECT content FROM operations INDEXED BY core_updates WHERE ns = ? AND kind = 'core_update' AND seq <= ? "
             "ORDER BY seq DESC LIMIT 1",
-            (self.ns, position),
+            (self.namespace_id, position),
         ).fetchone()
         return row[0] if row else ""
 
-    def erased_after(self, position: int) -> bool:
+    def has_erasure_after(self, position: int) -> bool:
         """Whether something was erased beyond a position: then what was there before may be gone too."""
         query = "SELECT 1 FROM operations WHERE ns = ? AND seq > ? AND kind = 'erased' LIMIT 1"
-        return self._rows.execute(query, (self.ns, position)).fetchone() is not None
+        return self._statements.execute(query, (self.namespace_id, position)).fetchone() is not None
 
-    def due(self, time: str) -> list[tuple[str, str]]:
+    def expired_entries(self, time: str) -> list[tuple[str, str]]:
         """The live entries that expire at or before a time, first one first: id and when."""
         query = (
             "SELECT id, expires FROM versions INDEXED BY expiring WHERE ns = ? AND valid_to IS NULL "
             "AND expires IS NOT NULL AND expires <= ? ORDER BY expires, created"
         )
-        return self._rows.execute(query, (self.ns, time)).fetchall()
+        return self._statements.execute(query, (self.namespace_id, time)).fetchall()
 
-    def lapsed(self, seq: int, position: int) -> bool:
+    def has_expired(self, position: int, later: int) -> bool:
         """Whether the entry of a log row is gone at a later position, what ended it last being that it expired."""
         query = (
             "SELECT v.valid_to, e.kind FROM versions v LEFT JOIN operations e ON e.ns = v.ns AND e.seq = v.valid_to "
             "WHERE v.ns = ?1 AND v.id = (SELECT id FROM operations WHERE ns = ?1 AND seq = ?2) AND v.valid_from <= ?3 "
             "ORDER BY v.version DESC LIMIT 1"
         )
-        end, kind = self._rows.execute(query, (self.ns, seq, position)).fetchone() or (0, "")
-        return kind == "expired" and seq < end <= position
+        ended_at, kind = self._statements.execute(query, (self.namespace_id, position, later)).fetchone() or (0, "")
+        return kind == "expired" and position < ended_at <= later
 
     def fingerprint(self, position: int) -> str:
         """A digest of the log's last rows up to a position: what two logs that went apart do not share."""
-        query = f"SELECT seq, time, head, kind, {ENTRY} FROM operations WHERE ns = ? AND seq > ? AND seq <= ?"
-        rows = self._rows.execute(query + " ORDER BY seq", (self.ns, position - _TIP, position)).fetchall()
+        query = f"SELECT seq, time, head, kind, {ENTRY_COLUMNS} FROM operations WHERE ns = ? AND seq > ? AND seq <= ?"
+        rows = self._statements.execute(
+            query + " ORDER BY seq", (self.namespace_id, position - _FINGERPRINT_ROWS, position)
+        ).fetchall()
         return hashlib.sha256(repr(rows).encode("utf-8", "surrogatepass")).hexdigest()
 
     def log(self, after: int, limit: int) -> list[tuple[int, str, int, Operation]]:
         """At most `limit` rows beyond a position: position, time, head, operation."""
-        rows = self._rows.execute(
-            f"SELECT seq, time, head, kind, {ENTRY} FROM operations WHERE ns = ? AND seq > ? ORDER BY seq LIMIT ?",
-            (self.ns, after, limit),
+        rows = self._statements.execute(
+            f"SELECT seq, time, head, kind, {ENTRY_COLUMNS} FROM operations "
+            "WHERE ns = ? AND seq > ? ORDER BY seq LIMIT ?",
+            (self.namespace_id, after, limit),
         )
-        return [(seq, time, head, operation_of(kind, rest)) for seq, time, head, kind, *rest in rows]
+        return [(position, time, head, decode_operation(kind, rest)) for position, time, head, kind, *rest in rows]
 
-    def vectors(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
+    def stored_vectors(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
         """The stored embeddings of those texts that have one, float32 `(dim,)` each."""
-        query, found = "SELECT vector FROM vectors WHERE ns = ? AND digest = ?", {}
+        query, vectors = "SELECT vector FROM vectors WHERE ns = ? AND digest = ?", {}
         for text in texts:
-            row = self._rows.execute(query, (self.ns, digest(text))).fetchone()
+            row = self._statements.execute(query, (self.namespace_id, content_digest(text))).fetchone()
             if row is not None:
-                found[text] = np.frombuffer(row[0], "<f4")
-        return found
+                vectors[text] = np.frombuffer(row[0], "<f4")
+        return vectors
 
-    def vectors_of(self, ids: Sequence[str]) -> dict[str, np.ndarray]:
+    def entry_vectors(self, ids: Sequence[str]) -> dict[str, np.ndarray]:
         """The stored embeddings of the contents of live entries, by id, of those that have one, in one statement."""
-        rows = self._rows.execute(self._VECTORS_OF, (self._list(ids), self.ns))
+        rows = self._statements.execute(self._SELECT_ENTRY_VECTORS, (self._list_parameter(ids), self.namespace_id))
         return {id: np.frombuffer(vector, "<f4") for id, vector in rows}
 
-    def versions(self) -> Iterator[MemoryEntry]:
+    def all_versions(self) -> Iterator[MemoryEntry]:
         """Every version of every entry, live or ended, oldest id first."""
         return self._select("true ORDER BY created, version")
 
     def version_rows(self) -> Iterator[tuple[Any, ...]]:
         """Every row of `versions` as it is stored; `version_row` says what it should be."""
-        return self._rows.execute(f"SELECT {VERSION} FROM versions WHERE ns = ?", (self.ns,))
+        return self._statements.execute(f"SELECT {VERSION_COLUMNS} FROM versions WHERE ns = ?", (self.namespace_id,))
 
     def vector_rows(self) -> Iterator[tuple[bytes, bytes]]:
         """Every row of `vectors` as it is stored: digest and vector."""
-        return self._rows.execute("SELECT digest, vector FROM vectors WHERE ns = ?", (self.ns,))
+        return self._statements.execute("SELECT digest, vector FROM vectors WHERE ns = ?", (self.namespace_id,))
 
-    def holders(self, ids: Collection[str]) -> list[str]:
+    def ids_with_same_content(self, ids: Collection[str]) -> list[str]:
         """The other ids that hold, or held, a content which one of these does or did."""
         query = (
             "SELECT DISTINCT id FROM versions WHERE ns = ? AND digest IN "
             "(SELECT digest FROM versions WHERE ns = ? AND id = ?) ORDER BY id"
         )
-        found = [id for one in ids for (id,) in self._rows.execute(query, (self.ns, self.ns, one))]
-        return [id for id in dict.fromkeys(found) if id not in ids]
+        candidates = [
+            id
+            for id_of_content in ids
+            for (id,) in self._statements.execute(query, (self.namespace_id, self.namespace_id, id_of_content))
+        ]
+        return [id for id in dict.fromkeys(candidates) if id not in ids]
 
-    def _one(self, where: str, *values: Any, index: str | None = None) -> MemoryEntry | None:
-        known = all(map(storable, values))
-        row = known and self._rows.execute(_query(where, index), (self.ns, *values)).fetchone()
-        return entry_of(row) if row else None
+    def _select_one(self, where: str, *values: Any, index: str | None = None) -> MemoryEntry | None:
+        is_valid = all(map(is_storable, values))
+        row = (
+            is_valid and self._statements.execute(_version_query(where, index), (self.namespace_id, *values)).fetchone()
+        )
+        return decode_entry(row) if row else None
 
     def _select(self, where: str, *values: Any, index: str | None = None) -> Iterator[MemoryEntry]:
-        return map(entry_of, self._rows.execute(_query(where, index), (self.ns, *values)))
+        return map(decode_entry, self._statements.execute(_version_query(where, index), (self.namespace_id, *values)))
 
 
 @cache
-def _query(where: str, index: str | None) -> str:
+def _version_query(where: str, index: str | None) -> str:
     # Partial indexes are named: SQLite's planner, without statistics, would rather scan the namespace.
     table = f"versions INDEXED BY {index}" if index else "versions"
-    return f"SELECT {ENTRY}, version, valid_from, valid_to FROM {table} WHERE ns = ? AND {where}"
+    return f"SELECT {ENTRY_COLUMNS}, version, valid_from, valid_to FROM {table} WHERE ns = ? AND {where}"
 
 
-def _times(position: int | None) -> list[Any]:
+def _live_parameters(position: int | None) -> list[Any]:
     """The parameters of `_IS_LIVE` or `_WAS_LIVE`."""
     return [] if position is None else [position, position]

@@ -11,10 +11,10 @@ import numpy as np
 
 from memalpha.types import MemoryEntry, Operation
 
-ENTRY = "id, category, content, timestamp, importance, metadata, source, chunk, turn, expires"
+ENTRY_COLUMNS = "id, category, content, timestamp, importance, metadata, source, chunk, turn, expires"
 
 
-def storable(value: object) -> bool:
+def is_storable(value: object) -> bool:
     """Whether a store can hold the value at all; what it cannot hold, it has not stored."""
     if not isinstance(value, str):
         return isinstance(value, int | float | bytes)
@@ -27,7 +27,7 @@ def storable(value: object) -> bool:
     return True
 
 
-def digest(content: str) -> bytes:
+def content_digest(content: str) -> bytes:
     """The key under which a content is found: 16 bytes of BLAKE2b."""
     return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
@@ -39,46 +39,46 @@ def vector_blob(vector: np.ndarray) -> bytes:
 
 def version_row(entry: MemoryEntry, created: int) -> tuple[Any, ...]:
     """The row of `versions` for a version of an entry whose id the position `created` made."""
-    key = digest(entry.content)
-    return (entry.version, entry.valid_from, entry.valid_to, created, key, *values_of(entry))
+    key = content_digest(entry.content)
+    return (entry.version, entry.valid_from, entry.valid_to, created, key, *row_values(entry))
 
 
-def values_of(thing: Operation | MemoryEntry) -> tuple[Any, ...]:
+def row_values(record: Operation | MemoryEntry) -> tuple[Any, ...]:
     """What the columns `ENTRY` hold of it."""
-    metadata = json.dumps(thing.metadata) if thing.metadata else None if thing.metadata is None else "{}"
+    metadata = json.dumps(record.metadata) if record.metadata else None if record.metadata is None else "{}"
     return (
-        thing.id,
-        thing.category,
-        thing.content,
-        thing.timestamp,
-        thing.importance,
+        record.id,
+        record.category,
+        record.content,
+        record.timestamp,
+        record.importance,
         metadata,
-        thing.source,
-        thing.chunk,
-        thing.turn,
-        thing.expires,
+        record.source,
+        record.chunk,
+        record.turn,
+        record.expires,
     )
 
 
-def entry_of(row: tuple[Any, ...]) -> MemoryEntry:
+def decode_entry(row: tuple[Any, ...]) -> MemoryEntry:
     """The version of a row with the columns `ENTRY`, version, valid_from and valid_to."""
     id, category, content, timestamp, importance, metadata, *rest = row
-    return MemoryEntry(id, category, content, timestamp, importance, _metadata(metadata), *rest)
+    return MemoryEntry(id, category, content, timestamp, importance, _decode_metadata(metadata), *rest)
 
 
-def operation_of(kind: Any, row: Sequence[Any]) -> Operation:
+def decode_operation(kind: Any, row: Sequence[Any]) -> Operation:
     """The operation of a log row: its kind, and its columns `ENTRY`."""
     id, category, content, timestamp, importance, metadata, *rest = row
-    metadata = None if metadata is None else _metadata(metadata)
+    metadata = None if metadata is None else _decode_metadata(metadata)
     return Operation(kind, id, category, content, timestamp, importance, metadata, *rest)
 
 
-def column_of(entry: MemoryEntry, name: str, given: Mapping[str, Any]) -> Any:
+def logged_value(entry: MemoryEntry, name: str, fields: Mapping[str, Any]) -> Any:
     """What the log has of a field that an insert, which named `given`, may leave out."""
     if name == "metadata":
         return json.dumps(entry.metadata) if entry.metadata else "{}"
-    return given.get(name) if name in ("timestamp", "expires") else getattr(entry, name)
+    return fields.get(name) if name in ("timestamp", "expires") else getattr(entry, name)
 
 
-def _metadata(text: str) -> dict[str, Any]:
+def _decode_metadata(text: str) -> dict[str, Any]:
     return {} if text == "{}" else json.loads(text)  # mostly empty, and then not worth parsing

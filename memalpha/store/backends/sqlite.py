@@ -27,18 +27,18 @@ from typing import NoReturn, get_args
 
 from memalpha.errors import DamagedStore, StoreError
 from memalpha.store.backends.base import Clock, Durability, system_clock
-from memalpha.store.filters import utc
+from memalpha.store.filters import format_utc
 
 APPLICATION_ID = 0x6D416C70  # "mAlp"
 FORMAT = 4
 
-_PATIENCE = 30.0  # seconds a writer waits for its turn
-_LEFT = 86400.0  # seconds until a file that was never finished counts as left by a killed process
-_PAGE = 8192  # bytes: five vectors of 384 fit into one, where two fit into half of it
-_CACHE = 16  # MiB of pages that a connection may hold; SQLite's 2 are written out and read again in every batch
+_LOCK_TIMEOUT = 30.0  # seconds a writer waits for its turn
+_ABANDONED_AFTER = 86400.0  # seconds until a file that was never finished counts as left by a killed process
+_PAGE_SIZE = 8192  # bytes: five vectors of 384 fit into one, where two fit into half of it
+_CACHE_SIZE = 16  # MiB of pages that a connection may hold; SQLite's 2 are written out and read again in every batch
 
 # The one change that a row of the log may suffer is erasure: it becomes a stub and keeps nothing but its place.
-_STAY = """\
+_APPEND_ONLY = """\
 CREATE TRIGGER operations_stay BEFORE UPDATE ON operations WHEN NOT (
   OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
     = (OLD.ns, OLD.seq, OLD.time, OLD.head)
@@ -61,7 +61,7 @@ CREATE TABLE operations (
   id TEXT, category TEXT, content TEXT, timestamp TEXT, importance REAL, metadata TEXT, source TEXT, chunk INTEGER,
   turn TEXT, expires TEXT, PRIMARY KEY (ns, seq)) WITHOUT ROWID;
 CREATE INDEX core_updates ON operations (ns, seq) WHERE kind = 'core_update';
-{_STAY}
+{_APPEND_ONLY}
 CREATE TRIGGER operations_last BEFORE DELETE ON operations BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
 CREATE TABLE versions (
   ns INTEGER NOT NULL, id TEXT NOT NULL, version INTEGER NOT NULL, category TEXT NOT NULL, content TEXT NOT NULL,
@@ -84,13 +84,13 @@ _MIGRATIONS = {
 DROP TRIGGER operations_stay;
 ALTER TABLE operations ADD COLUMN expires TEXT;
 ALTER TABLE versions ADD COLUMN expires TEXT;
-{_STAY}
+{_APPEND_ONLY}
 {_EXPIRING}""",
     3: _SPANS,
 }
 
 
-class Database:
+class SQLiteDatabase:
     """One connection to a store file. All access goes through `transaction`; threads take turns.
 
     `path` may be ":memory:"; see `MemoryStore.open` for `durability`. A new store records `initial_meta()`; `meta` is
@@ -114,15 +114,17 @@ class Database:
         self.clock = clock
         self._lock = RLock()
         self._writes = False  # what the transaction at hand may do
-        self.numbers: dict[str, int] = {}
+        self.namespace_ids: dict[str, int] = {}
         if path != ":memory:":
             _check_path(Path(path), create)
         initial_meta = cache(initial_meta)
         if not Path(path).exists():
             initial_meta()  # may raise, and is asked before the file comes into being
-        with self._clear_errors():
+        with self._translated_errors():
             # Transactions are begun and ended here, never by the sqlite3 module (isolation_level None).
-            self._connection = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
+            self._connection = sqlite3.connect(
+                path, timeout=_LOCK_TIMEOUT, isolation_level=None, check_same_thread=False
+            )
         try:
             self._prepare(create, initial_meta)
             if durability == "normal":  # making and migrating a file is durable in any case
@@ -132,19 +134,19 @@ class Database:
             raise
 
     def _prepare(self, create: bool, initial_meta: Callable[[], dict[str, str]]) -> None:
-        with self._clear_errors():
+        with self._translated_errors():
             self._connection.execute("PRAGMA synchronous = FULL")
             self._connection.execute("PRAGMA fullfsync = ON")  # macOS: really through the drive's own cache
-            self._connection.execute(f"PRAGMA cache_size = {-1024 * _CACHE}")
+            self._connection.execute(f"PRAGMA cache_size = {-1024 * _CACHE_SIZE}")
             if self._is_new():
                 if not create:
                     raise StoreError(f"{self.path} is an empty database, not a memalpha store")
                 meta = initial_meta()
-                self._connection.execute(f"PRAGMA page_size = {_PAGE}")  # heeded before the first page is written
+                self._connection.execute(f"PRAGMA page_size = {_PAGE_SIZE}")  # heeded before the first page is written
                 self._use_wal()
                 with self.transaction():
                     if self._is_new():  # still: another process may have been faster
-                        for statement in _statements(_DDL):
+                        for statement in _split_statements(_DDL):
                             self._connection.execute(statement)
                         self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
                         self._connection.execute("INSERT INTO meta VALUES ('created', ?)", (self.now(),))
@@ -162,7 +164,7 @@ class Database:
                     f"{self.path} has store format {version}, this memalpha reads 1 to {FORMAT}: upgrade memalpha"
                 )
             for step in range(version, FORMAT):
-                for statement in _statements(_MIGRATIONS[step]):
+                for statement in _split_statements(_MIGRATIONS[step]):
                     self._connection.execute(statement)
             self._connection.execute(f"PRAGMA user_version = {FORMAT}")
 
@@ -179,13 +181,13 @@ class Database:
 
     def _use_wal(self) -> None:
         """Switch the file to WAL. SQLite does not wait here for another process that is doing the same, so we do."""
-        end = monotonic() + _PATIENCE
+        deadline = monotonic() + _LOCK_TIMEOUT
         while True:
             try:
                 self._connection.execute("PRAGMA journal_mode = WAL")
                 return
             except sqlite3.OperationalError as error:
-                if not error.sqlite_errorname.startswith("SQLITE_BUSY") or monotonic() > end:
+                if not error.sqlite_errorname.startswith("SQLITE_BUSY") or monotonic() > deadline:
                     raise
                 sleep(0.01)
 
@@ -193,7 +195,7 @@ class Database:
         return self._connection.execute(f"PRAGMA {name}").fetchone()[0]
 
     @contextmanager
-    def transaction(self, *of: str, write: bool = True) -> Iterator[sqlite3.Connection]:
+    def transaction(self, *namespaces: str, write: bool = True) -> Iterator[sqlite3.Connection]:
         """Everything inside happens at once or not at all; for reads, everything inside sees one moment, whatever
         namespaces it is `of`.
 
@@ -213,31 +215,31 @@ class Database:
                     yield connection
                     connection.execute("COMMIT")
                 except BaseException:  # Ctrl-C included
-                    self.numbers.clear()  # one that was given in this transaction may go to another name
+                    self.namespace_ids.clear()  # one that was given in this transaction may go to another name
                     raise
                 finally:
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
             except sqlite3.Error as error:
-                self._explain(error)
+                self._raise_store_error(error)
 
     def now(self) -> str:
         """The time as the log keeps it."""
-        return utc(self.clock())
+        return format_utc(self.clock())
 
-    def must_scrub(self) -> None:
+    def mark_for_scrub(self) -> None:
         """Note, in the transaction that erases, that the file has to be rewritten after it."""
         self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('scrub', 'due')")
 
     @property
-    def scrub_due(self) -> bool:
+    def is_scrub_due(self) -> bool:
         """Whether something was erased and the file not rewritten yet."""
         return self._connection.execute("SELECT 1 FROM meta WHERE key = 'scrub'").fetchone() is not None
 
     def scrub(self) -> None:
         """Rewrite the file if that is due, so that free pages and write-ahead log hold nothing that was erased."""
-        with self._lock, self._clear_errors():
-            if not self.scrub_due:
+        with self._lock, self._translated_errors():
+            if not self.is_scrub_due:
                 return
             self._connection.execute("VACUUM")
             if self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
@@ -255,53 +257,53 @@ class Database:
         """The names of all namespaces that were ever written to."""
         return [name for (name,) in self._connection.execute("SELECT name FROM namespaces ORDER BY name")]
 
-    def faults(self) -> Iterator[str]:
+    def integrity_errors(self) -> Iterator[str]:
         """What SQLite finds wrong with the file, a line each."""
         for (message,) in self._connection.execute("PRAGMA integrity_check"):
             if message != "ok":
                 yield message
 
-    def notes(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What else one should know: nothing, of a file."""
         return []
 
-    def misses(self) -> dict[str, str]:
+    def schema_mismatches(self) -> dict[str, str]:
         """The tables that the file lacks, the indexes and triggers that it lacks or has otherwise: name and kind."""
-        there = {name: f"{sql};" for name, sql in self._connection.execute("SELECT name, sql FROM sqlite_master")}
+        recorded = {name: f"{sql};" for name, sql in self._connection.execute("SELECT name, sql FROM sqlite_master")}
         return {
             name: kind
-            for name, (kind, made) in _made().items()
-            if name not in there or (kind != "table" and there[name] != made)
+            for name, (kind, expected) in _definitions().items()
+            if name not in recorded or (kind != "table" and recorded[name] != expected)
         }
 
-    def make(self, name: str) -> None:
+    def recreate(self, name: str) -> None:
         """Make one of `misses` anew."""
-        kind, statement = _made()[name]
+        kind, statement = _definitions()[name]
         self._connection.execute(f"DROP {kind} IF EXISTS {name}")
         self._connection.execute(statement)
 
-    def orphans(self, table: str) -> int:
+    def count_orphans(self, table: str) -> int:
         """The rows of a table whose namespace is not there."""
         query = f"SELECT count(*) FROM {table} WHERE ns NOT IN (SELECT ns FROM namespaces)"
         return self._connection.execute(query).fetchone()[0]
 
-    def drop_orphans(self, table: str) -> None:
+    def delete_orphans(self, table: str) -> None:
         """Delete them."""
         self._connection.execute(f"DELETE FROM {table} WHERE ns NOT IN (SELECT ns FROM namespaces)")
 
     @contextmanager
-    def loading(self) -> Iterator[None]:
+    def bulk_load(self) -> Iterator[None]:
         """What an empty store is filled in: here nothing is put off until it is full."""
         yield
 
     @contextmanager
-    def _clear_errors(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            self._explain(error)
+            self._raise_store_error(error)
 
-    def _explain(self, error: sqlite3.Error) -> NoReturn:
+    def _raise_store_error(self, error: sqlite3.Error) -> NoReturn:
         """Raise what says in the store's words what SQLite has met, and what to do."""
         if isinstance(error, sqlite3.ProgrammingError):
             if "closed" not in str(error):
@@ -312,7 +314,7 @@ class Database:
             raise StoreError(f"{self.path} is not a memalpha store: give another path") from error
         if code.startswith("SQLITE_BUSY"):
             raise StoreError(
-                f"{self.path}: another process has kept it locked for {_PATIENCE:.0f} s: try again"
+                f"{self.path}: another process has kept it locked for {_LOCK_TIMEOUT:.0f} s: try again"
             ) from error
         if code.startswith("SQLITE_CORRUPT") or "Could not decode" in str(error):
             message = f"{self.path} is damaged ({str(error)[:100]}): go back to a copy, or ask `memalpha doctor`"
@@ -325,42 +327,42 @@ class Database:
             self._connection.close()
 
 
-def aside(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """A hidden name of this process beside a file, for what is moved there once it is whole. What a process that was
     killed left under such a name is removed after a day."""
-    left = re.compile(rf"\.{re.escape(path.name)}\.\d+(-wal|-shm)?")
+    abandoned = re.compile(rf"\.{re.escape(path.name)}\.\d+(-wal|-shm)?")
     for file in path.parent.iterdir():
         with suppress(FileNotFoundError):  # another process may be doing the same
-            if left.fullmatch(file.name) and file.stat().st_mtime < time() - _LEFT:
+            if abandoned.fullmatch(file.name) and file.stat().st_mtime < time() - _ABANDONED_AFTER:
                 file.unlink()
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 @contextmanager
-def new_file(path: Path, meta: Mapping[str, str]) -> Iterator[Database]:
+def create_file(path: Path, meta: Mapping[str, str]) -> Iterator[SQLiteDatabase]:
     """A new store file of the same schema and embedder, which is at `path` when the block has ended well, and whole."""
     _check_path(path, create=True)
     if path.exists():
         raise StoreError(f"{path} is there already: give another path")
-    made = aside(path)
-    files = [Path(f"{made}{suffix}") for suffix in ("", "-wal", "-shm")]
+    temporary = temporary_path(path)
+    files = [Path(f"{temporary}{suffix}") for suffix in ("", "-wal", "-shm")]
     try:
         for file in files:
             file.unlink(missing_ok=True)
-        database = Database(
-            str(made), create=True, initial_meta=lambda: {key: meta[key] for key in ("schema", "embedder")}
+        database = SQLiteDatabase(
+            str(temporary), create=True, initial_meta=lambda: {key: meta[key] for key in ("schema", "embedder")}
         )
         try:
             yield database
         finally:
             database.close()
-        made.replace(path)
+        temporary.replace(path)
     finally:
         for file in files:
             file.unlink(missing_ok=True)
 
 
-def _statements(script: str) -> Iterator[str]:
+def _split_statements(script: str) -> Iterator[str]:
     """The statements of a script. (`executescript` would commit the open transaction first.)"""
     statement = ""
     for line in script.splitlines():
@@ -370,13 +372,13 @@ def _statements(script: str) -> Iterator[str]:
             statement = ""
 
 
-def _made() -> dict[str, tuple[str, str]]:
+def _definitions() -> dict[str, tuple[str, str]]:
     """What the format consists of, by name: table, index or trigger, and the statement that makes it."""
-    made = {}
-    for statement in map(str.strip, _statements(_DDL)):
+    definitions = {}
+    for statement in map(str.strip, _split_statements(_DDL)):
         if match := re.match(r"CREATE (?:UNIQUE )?(TABLE|INDEX|TRIGGER) (\w+)", statement):
-            made[match[2]] = match[1].lower(), statement
-    return made
+            definitions[match[2]] = match[1].lower(), statement
+    return definitions
 
 
 def _check_path(path: Path, create: bool) -> None:

@@ -74,13 +74,13 @@ def audit(
         raise StoreError(f"near {near!r}: a cosine above 0 and at most 1 is needed")
     if k < 1:
         raise StoreError(f"k {k!r}: 1 or more is needed")
-    result = Audit(store._rows.name)
-    with store._now():
-        position, entries = store._rows.position, store._rows.live()
-        ended = [version for version in store._rows.versions() if version.valid_to is not None]
+    result = Audit(store._namespace.name)
+    with store._transaction():
+        position, entries = store._namespace.position, store._namespace.live_entries()
+        ended = [version for version in store._namespace.all_versions() if version.valid_to is not None]
         result.findings += find_contradictions(entries)
-        result.findings += find_stale(entries, ended, store._rows)
-    vectors = store._vectors(list(dict.fromkeys(entry.content for entry in entries)))
+        result.findings += find_stale(entries, ended, store._namespace)
+    vectors = store._embed(list(dict.fromkeys(entry.content for entry in entries)))
     rows = np.array([vectors[entry.content] for entry in entries], np.float32)
     result.findings += find_duplicates(entries, rows, near)
     result.retrieval = measure_retrieval(store, position, entries, queries, k)

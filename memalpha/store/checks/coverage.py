@@ -129,7 +129,7 @@ def measure_coverage(
         origin_chunks = {(None, entry.chunk) for entry in source_entries}
         origins = {(entry.chunk, entry.turn) for entry in source_entries}
         by_origin = {number for number, (_, span) in enumerate(keyed) if (span.chunk, span.turn) in origins}
-    vectors = store._vectors(list(dict.fromkeys([span.text for _, span in keyed] + [e.content for e in facts])))
+    vectors = store._embed(list(dict.fromkeys([span.text for _, span in keyed] + [e.content for e in facts])))
     fact_rows = np.array([vectors[fact.content] for fact in facts])
     supported = {n for n, (_, span) in enumerate(keyed) if facts and (fact_rows @ vectors[span.text]).max() >= SUPPORT}
     chunk_keys = {key for key, _ in keyed}

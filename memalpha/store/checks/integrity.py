@@ -17,13 +17,13 @@ import numpy as np
 from memalpha.errors import DamagedStore, EmbedderError, MemalphaError, StoreError
 from memalpha.store.backends.base import Backend
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.backends.row_codec import digest, vector_blob, version_row
-from memalpha.store.backends.sqlite import Database
+from memalpha.store.backends.row_codec import content_digest, vector_blob, version_row
+from memalpha.store.backends.sqlite import SQLiteDatabase
 from memalpha.store.embedding import Embedder
-from memalpha.store.filters import utc
+from memalpha.store.filters import format_utc
 from memalpha.store.indexing import cache
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder
-from memalpha.store.open import existing, rows_of
+from memalpha.store.open import open_existing, open_namespace
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import MemoryState, plan
 from memalpha.types import MemoryEntry
@@ -79,10 +79,10 @@ def examine(path: str | Path, *, repair: bool = False, embedder: str | Embedder 
         StoreError: There is no store at `path`.
     """
     try:
-        database = existing(path)
+        database = open_existing(path)
     except DamagedStore as error:
         return HealthReport([Problem("file", f"{error}; {ADVICE}")])
-    if isinstance(database, Database):
+    if isinstance(database, SQLiteDatabase):
         database.read_damaged_text()
     try:
         before = _examine(database, embedder, repair=repair)
@@ -118,18 +118,18 @@ class _Examination:
     def run(self) -> None:
         """Report all problems, and repair them if `repair` is set."""
         database = self.database
-        self.health.notes += database.notes()
-        for fault in database.faults():
+        self.health.notes += database.warnings()
+        for fault in database.integrity_errors():
             self.report("file", f"{fault}; {ADVICE}")
-        missing = database.misses()
+        missing = database.schema_mismatches()
         for name, kind in missing.items():
             self.report("file", f"the {kind} {name} is missing or not as it should be")
         tables = [name for name, kind in missing.items() if kind == "table"]
         if tables and not (self.repair and set(tables) <= {"versions", "vectors"}):
             return
         for name in tables:
-            database.make(name)
-        if database.scrub_due:
+            database.recreate(name)
+        if database.is_scrub_due:
             self.report("file", "an erasure was not finished: free pages may still hold what was erased")
         try:
             schema = MemorySchema.from_json(database.meta["schema"])
@@ -138,23 +138,23 @@ class _Examination:
             self.report("file", f"what is recorded of the schema or the embedder cannot be read ({error}); {ADVICE}")
             return
         for table in ("operations", "versions", "vectors"):
-            if orphans := database.orphans(table):
+            if orphans := database.count_orphans(table):
                 part = "log" if table == "operations" else table
                 self.report(part, f"{orphans} rows belong to no namespace" + (f"; {ADVICE}" if part == "log" else ""))
                 if self.repair and part != "log":
-                    database.drop_orphans(table)
+                    database.delete_orphans(table)
         for name in database.namespaces():
             self.health.counts["namespaces"] += 1
-            rows = rows_of(database, name, schema)
+            rows = open_namespace(database, name, schema)
             expected = self.replay(rows)
             if expected is not None and self.compare_versions(rows, expected):
                 self.compare_vectors(rows, {row[4]: row[7] for row in expected.values()}, recorded)
-                if wordless := rows.wordless(mend=self.repair):
+                if wordless := rows.count_unindexed(repair=self.repair):
                     self.report("vectors", f"{wordless} contents have no words to be found by", name)
-        self.check_index_files([rows_of(database, name, schema) for name in database.namespaces()])
+        self.check_index_files([open_namespace(database, name, schema) for name in database.namespaces()])
         if self.repair:  # after the rows: damaged ones can keep an index from being made
             for name in missing.keys() - set(tables):
-                database.make(name)
+                database.recreate(name)
 
     def check_index_files(self, namespaces: list[Namespace]) -> None:
         """Report index files that a search would not use; a repair removes all of them if anything was wrong."""
@@ -188,7 +188,7 @@ class _Examination:
                     ((seq, time, head, operation),) = rows.log(position - 1, 1)
                 if seq != position:
                     raise ValueError(f"it is missing; the next is {seq}")
-                if time < previous_time or utc(datetime.fromisoformat(time)) != time:
+                if time < previous_time or format_utc(datetime.fromisoformat(time)) != time:
                     raise ValueError(f"its time {time!r} is before that of the last, {previous_time!r}, or no time")
                 if not (head == seq or (0 <= head < seq and heads[head] == head)):
                     raise ValueError(f"its head {head!r} is no position that an undo could go back from")
@@ -262,7 +262,7 @@ class _Examination:
 
 
 def _contradicts_log(stored: tuple[Any, ...], expected: tuple[Any, ...]) -> bool:
-    return stored[4] != expected[4] and isinstance(stored[7], str) and stored[4] == digest(stored[7])
+    return stored[4] != expected[4] and isinstance(stored[7], str) and stored[4] == content_digest(stored[7])
 
 
 def _name_some(keys: list[tuple[str, int]]) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.checks.findings import Finding
-from memalpha.store.filters import moment
-from memalpha.store.slots import contradict, key_value, normalize, slot_value
+from memalpha.store.filters import parse_time
+from memalpha.store.slots import is_contradictory, key_value, normalize, slot_value
 from memalpha.types import MemoryEntry, is_iso_time
 
 _OUTDATED_LABEL = re.compile(
@@ -24,7 +24,7 @@ def find_contradictions(entries: Sequence[MemoryEntry]) -> list[Finding]:
     """Return a finding for each slot with different values in live entries."""
     findings = []
     for slot, slot_entries in _group_by_slot(entries).items():
-        if contradict(slot_entries):
+        if is_contradictory(slot_entries):
             values = dict.fromkeys(entry.content.partition(":")[2].strip() for entry in slot_entries)
             message = f"{slot} is said to be {', '.join(map(repr, values))}"
             findings.append(Finding("contradiction", "values", message, tuple(slot_entries)))
@@ -89,7 +89,7 @@ def _normalized_value(entry: MemoryEntry) -> str:
 
 
 def _date(entry: MemoryEntry) -> float | None:
-    return moment(entry.timestamp).timestamp() if entry.timestamp and is_iso_time(entry.timestamp) else None
+    return parse_time(entry.timestamp).timestamp() if entry.timestamp and is_iso_time(entry.timestamp) else None
 
 
 def _latest_date_of_value(entry: MemoryEntry, slot_entries: Iterable[MemoryEntry]) -> float | None:
@@ -120,7 +120,7 @@ def _latest_other_value(
 def _ended_after(version: MemoryEntry, entry: MemoryEntry, rows: Namespace) -> bool:
     """Return True if a version ended after the entry was written, and not by an undo, a redo or a restore."""
     end = version.valid_to or 0
-    return end > entry.valid_from and rows.head(end) == end
+    return end > entry.valid_from and rows.effective_position(end) == end
 
 
 def _find_replacement(

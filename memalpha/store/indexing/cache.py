@@ -61,7 +61,11 @@ class IndexCache:
         position, precision = header.pop("position"), header.pop("vectors", None)
         if self._precision not in (None, precision):
             return None
-        if position > self._rows.position or header != self._identity(position) or self._rows.erased_after(position):
+        if (
+            position > self._rows.position
+            or header != self._identity(position)
+            or self._rows.has_erasure_after(position)
+        ):
             return None
         self._file_position = position
         return position, arrays
@@ -84,7 +88,7 @@ class IndexCache:
         try:
             with self._rows.transaction():
                 # Created under the lock: a later erasure removes the file, and an earlier one shows here.
-                if self._rows.erased_after(position):
+                if self._rows.has_erasure_after(position):
                     return
                 remove_index_files(
                     self._rows.database, self._rows.name, keep=self.path
@@ -94,7 +98,7 @@ class IndexCache:
             with file:
                 write_arrays(file, header, make_arrays())
             with self._rows.transaction():
-                if self._rows.erased_after(position):
+                if self._rows.has_erasure_after(position):
                     temporary.unlink(missing_ok=True)
                 else:
                     temporary.replace(self.path)

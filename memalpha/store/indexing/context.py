@@ -26,7 +26,7 @@ def surrounding_spans(rows: Namespace, id: str, tokens: int, position: int | Non
         UnknownEntry: No live entry has the id.
         StoreError: `tokens` is no whole number from 0.
     """
-    entry = rows.at(id, position)
+    entry = rows.version_at(id, position)
     if entry is None:
         raise UnknownEntry(
             f"no live entry has the id {id!r}" + ("" if position is None else f" at position {position}")

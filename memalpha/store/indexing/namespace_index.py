@@ -86,20 +86,22 @@ class NamespaceIndex:
         corpus, self._corpus = self._corpus, None
         if corpus is not None and position == self._position:
             return corpus
-        was_erased = corpus is not None and self._rows.erased_after(self._position)
+        was_erased = corpus is not None and self._rows.has_erasure_after(self._position)
         if corpus is None or was_erased:
             self._background.stop()  # its work is for a corpus that is dropped
         if was_erased:
             corpus = None
         elif corpus is None and (saved := self._cache.load()) is not None:
             self._position, arrays = saved
-            corpus = corpus_from_arrays(arrays, self._encoder(), self._rows.live, self._background, self._compact)
+            corpus = corpus_from_arrays(
+                arrays, self._encoder(), self._rows.live_entries, self._background, self._compact
+            )
         if corpus is None:
             corpus = self._build_corpus()
         elif position != self._position:
-            changed = self._rows.changed(self._position)
-            entries = self._rows.many(changed, None)
-            created = self._rows.created([id for id, entry in entries.items() if entry.turn is not None])
+            changed = self._rows.changed_ids(self._position)
+            entries = self._rows.versions_at(changed, None)
+            created = self._rows.creation_positions([id for id, entry in entries.items() if entry.turn is not None])
             corpus.add_many(Document.from_entry(entries[id], created.get(id)) for id in changed if id in entries)
             for id in changed:
                 if id not in entries and id in corpus:
@@ -113,7 +115,7 @@ class NamespaceIndex:
 
     def _corpus_at(self, position: int, where: Filter | None) -> Corpus:
         """Build a corpus of the entries that were live at a position and pass a filter."""
-        entries = [e for e in self._rows.live(position=position) if where is None or where.matches(e)]
+        entries = [e for e in self._rows.live_entries(position=position) if where is None or where.matches(e)]
         documents = (Document.from_entry(entry, index) for index, entry in enumerate(entries))
         return Corpus(self._encoder(), documents, lambda: entries)
 
@@ -133,9 +135,9 @@ class NamespaceIndex:
 
     def _build_corpus(self) -> Corpus:
         """Build the corpus from the stored rows."""
-        corpus = Corpus(self._encoder(), (), self._rows.live, self._background, self._compact)
+        corpus = Corpus(self._encoder(), (), self._rows.live_entries, self._background, self._compact)
         without_vector = []
-        for page in self._rows.searchable(_PAGE):
+        for page in self._rows.search_rows(_PAGE):
             without_vector += [row for row in page if row[-1] is None]
             self._load_rows(corpus, [row for row in page if row[-1] is not None])
         self._load_rows(corpus, without_vector)

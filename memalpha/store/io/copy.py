@@ -6,7 +6,7 @@ from pathlib import Path
 
 from memalpha.errors import StoreError
 from memalpha.store.backends.base import Backend, system_clock
-from memalpha.store.open import new_database, open_database, rows_of
+from memalpha.store.open import create_database, open_database, open_namespace
 from memalpha.store.schema import MemorySchema
 
 
@@ -20,30 +20,30 @@ def copy_store(source: str | Path, target: str | Path) -> dict[str, int]:
 
     Raises `StoreError` where the source is no store, the target holds something, or cannot hold what the source does.
     """
-    here, schema, _ = open_database(source, None, None, create=False, durability="full", clock=system_clock)
+    source_database, schema, _ = open_database(source, None, None, create=False, durability="full", clock=system_clock)
     try:
-        with here.transaction(write=False):
-            names = here.namespaces()
+        with source_database.transaction(write=False):
+            names = source_database.namespaces()
         with (
-            here.transaction(*names, write=False),
-            new_database(target, here.meta) as there,
-            there.transaction(*names),
+            source_database.transaction(*names, write=False),
+            create_database(target, source_database.meta) as target_database,
+            target_database.transaction(*names),
         ):
-            if there.namespaces():
-                raise StoreError(f"{there.path} holds namespaces already: give another with ?schema=NAME")
-            with there.loading():
-                return {name: _copy(here, there, name, schema) for name in names}
+            if target_database.namespaces():
+                raise StoreError(f"{target_database.path} holds namespaces already: give another with ?schema=NAME")
+            with target_database.bulk_load():
+                return {name: _copy_namespace(source_database, target_database, name, schema) for name in names}
     finally:
-        here.close()
+        source_database.close()
 
 
-def _copy(here: Backend, there: Backend, name: str, schema: MemorySchema) -> int:
-    mine, other = rows_of(here, name, schema), rows_of(there, name, schema)
-    position = mine.position
+def _copy_namespace(source: Backend, target: Backend, name: str, schema: MemorySchema) -> int:
+    source_namespace, target_namespace = open_namespace(source, name, schema), open_namespace(target, name, schema)
+    position = source_namespace.position
     try:
-        mine.copy(other, position)
+        source_namespace.copy_to(target_namespace, position)
     except StoreError as error:
         raise StoreError(f"namespace {name!r}: {error}") from error
-    if other.fingerprint(position) != mine.fingerprint(position):
-        raise StoreError(f"namespace {name!r}: the copy's log does not end as that of {here.path} does")
+    if target_namespace.fingerprint(position) != source_namespace.fingerprint(position):
+        raise StoreError(f"namespace {name!r}: the copy's log does not end as that of {source.path} does")
     return position

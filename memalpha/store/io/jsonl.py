@@ -19,21 +19,21 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from memalpha.errors import DataError, DuplicateContent, StoreError
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.backends.sqlite import aside
-from memalpha.store.filters import utc
+from memalpha.store.backends.sqlite import temporary_path
+from memalpha.store.filters import format_utc
 from memalpha.store.schema import MemorySchema
 from memalpha.store.validation import check_timestamp, clean_content
 from memalpha.types import LoggedKind, Operation
 
 VERSION = 1
-_HALVES = re.compile("[\ud800-\udfff]")
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-def _utc(text: str) -> str:
+def _require_offset(text: str) -> str:
     time = datetime.fromisoformat(text)
     if time.tzinfo is None:
         raise ValueError("an ISO time with its offset is needed, such as 2024-05-01T12:00:00+00:00")
-    return utc(time)
+    return format_utc(time)
 
 
 class Line(BaseModel):
@@ -42,7 +42,7 @@ class Line(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     seq: int | None = Field(default=None, ge=1)
-    time: Annotated[str, AfterValidator(_utc)] | None = None
+    time: Annotated[str, AfterValidator(_require_offset)] | None = None
     head: int | None = Field(default=None, ge=0)
     kind: LoggedKind = "insert"
     id: str | None = None
@@ -67,36 +67,36 @@ def write_jsonl(
     """Write a log (position, time, head, operation), under another name first; the number of operations."""
     header = {"memalpha": VERSION, "namespace": namespace, "schema": json.loads(schema.to_json())}
     count = 0
-    with whole_file(path) as file:
-        file.write(json_text(header) + "\n")
-        for seq, time, head, operation in log:
+    with atomic_writer(path) as file:
+        file.write(to_json(header) + "\n")
+        for position, time, head, operation in log:
             fields = {name: value for name, value in asdict(operation).items() if value is not None}
-            row = {"seq": seq, "time": time, "head": head, **fields}
-            file.write(json_text(row) + "\n")
+            row = {"seq": position, "time": time, "head": head, **fields}
+            file.write(to_json(row) + "\n")
             count += 1
     return count
 
 
-def json_text(value: Any, **options: Any) -> str:
+def to_json(value: Any, **options: Any) -> str:
     """JSON to be read by people too; only halves of surrogate pairs, which no file can hold, are written as escapes."""
     text = json.dumps(value, ensure_ascii=False, **options)
-    return _HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+    return _SURROGATES.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[TextIO]:
+def atomic_writer(path: Path) -> Iterator[TextIO]:
     """A text file to write, which is at `path` when the block has ended well, and whole; raises `StoreError`."""
-    made = None
+    temporary = None
     try:
-        made = aside(path)
-        with made.open("w", encoding="utf-8", newline="\n") as file:
+        temporary = temporary_path(path)
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
             yield file
-        made.replace(path)
+        temporary.replace(path)
     except OSError as error:
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
-        if made is not None:
-            made.unlink(missing_ok=True)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def read_text(path: Path) -> str:
@@ -115,50 +115,52 @@ def read_jsonl(path: Path) -> list[tuple[int, Line]]:
     for number, text in enumerate(read_text(path).split("\n"), 1):
         if not text.strip():
             continue
-        where = f"{path}:{number}"
-        data = _json(where, text)
+        location = f"{path}:{number}"
+        data = _parse_json(location, text)
         if number == 1 and isinstance(data, dict) and "memalpha" in data:
             if data["memalpha"] != VERSION:
-                raise DataError(f"{where}: file format {data['memalpha']!r}, this memalpha reads {VERSION}")
+                raise DataError(f"{location}: file format {data['memalpha']!r}, this memalpha reads {VERSION}")
             continue
-        lines.append((number, _line(where, data)))
+        lines.append((number, _parse_line(location, data)))
     return lines
 
 
-def details_of(where: str, text: str, names: Sequence[str]) -> dict[str, Any]:
+def parse_fields(location: str, text: str, names: Sequence[str]) -> dict[str, Any]:
     """The fields of an operation that a JSON object gives, of those in `names`; raises `DataError` beginning with
     `where`."""
-    data = _json(where, text)
+    data = _parse_json(location, text)
     for name in data if isinstance(data, dict) else ():
         if name not in names:
-            raise DataError(f"{where}: {name}: the fields are {', '.join(names)}")
+            raise DataError(f"{location}: {name}: the fields are {', '.join(names)}")
     return {
-        name: value for name, value in _line(where, data).model_dump(include=set(names)).items() if value is not None
+        name: value
+        for name, value in _parse_line(location, data).model_dump(include=set(names)).items()
+        if value is not None
     }
 
 
-def _json(where: str, text: str) -> Any:
+def _parse_json(location: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise DataError(f"{where}: not JSON: {error}") from error
+        raise DataError(f"{location}: not JSON: {error}") from error
 
 
-def _line(where: str, data: Any) -> Line:
+def _parse_line(location: str, data: Any) -> Line:
     try:
         return Line.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "line"
-        raise DataError(f"{where}: {field}: {first['msg']}") from error
+        first_error = error.errors()[0]
+        field = ".".join(map(str, first_error["loc"])) or "line"
+        raise DataError(f"{location}: {field}: {first_error['msg']}") from error
 
 
-def contents_of(path: str | Path, lines: Iterable[tuple[int, Line]]) -> list[str]:
+def stored_contents(path: str | Path, lines: Iterable[tuple[int, Line]]) -> list[str]:
     """The contents that the lines of a file will store; raises `DataError` for one that cannot be."""
     contents = set()
     for number, line in lines:
         if line.kind in ("insert", "update"):
-            with at_line(f"{path}:{number}"):
+            with locate_errors(f"{path}:{number}"):
                 if line.seq is None:  # what was logged once is taken as it is
                     check_timestamp(line.timestamp)
                 contents.add(clean_content(line.content))
@@ -166,29 +168,34 @@ def contents_of(path: str | Path, lines: Iterable[tuple[int, Line]]) -> list[str
 
 
 def apply_lines(
-    rows: Namespace, path: str | Path, lines: Iterable[tuple[int, Line]], vectors: Mapping[str, np.ndarray]
+    namespace: Namespace, path: str | Path, lines: Iterable[tuple[int, Line]], vectors: Mapping[str, np.ndarray]
 ) -> int:
     """Append the operations of a file's lines to a log, exact duplicates without an id left out; their number."""
-    before = rows.position
+    before = namespace.position
     for number, line in lines:
-        operation, head, seq = line.operation(), line.head, rows.position + 1
+        operation, head, position = line.operation(), line.head, namespace.position + 1
         # Positions, times and heads of an exported log mean something only where it is all there is.
-        as_logged = before == 0 and line.seq == seq and head is not None and (head == seq or rows.head(head) == head)
+        as_logged = (
+            before == 0
+            and line.seq == position
+            and head is not None
+            and (head == position or namespace.effective_position(head) == head)
+        )
         if operation.kind == "erased" and not as_logged:
             continue  # a stub that changes nothing
-        known = suppress(DuplicateContent) if operation.id is None else nullcontext()
-        with at_line(f"{path}:{number}"), known:
+        duplicates = suppress(DuplicateContent) if operation.id is None else nullcontext()
+        with locate_errors(f"{path}:{number}"), duplicates:
             if as_logged:
-                rows.write(operation, vectors, head=head, time=line.time)
+                namespace.write(operation, vectors, effective_position=head, time=line.time)
             else:
-                rows.write(operation, vectors)
-    return rows.position - before
+                namespace.write(operation, vectors)
+    return namespace.position - before
 
 
 @contextmanager
-def at_line(where: str) -> Iterator[None]:
+def locate_errors(location: str) -> Iterator[None]:
     """What the store refuses is an error of this place in a file."""
     try:
         yield
     except StoreError as error:
-        raise DataError(f"{where}: {error}") from error
+        raise DataError(f"{location}: {error}") from error

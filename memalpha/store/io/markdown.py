@@ -32,7 +32,7 @@ import numpy as np
 
 from memalpha.errors import DataError, DuplicateContent, StoreError
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.io.jsonl import at_line, details_of, json_text, read_text, whole_file
+from memalpha.store.io.jsonl import atomic_writer, locate_errors, parse_fields, read_text, to_json
 from memalpha.store.schema import MemorySchema
 from memalpha.store.validation import check_timestamp, clean_content
 from memalpha.types import MemoryEntry, Operation
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from memalpha.store.store import MemoryStore
 
 FIELDS = ("id", "timestamp", "importance", "metadata", "source", "chunk", "turn", "expires")
-CORE = "Core memory"
+CORE_HEADING = "Core memory"
 _DEFAULTS = {"importance": 1.0, "metadata": {}}
-_SIGNS = frozenset(string.punctuation)
+_PUNCTUATION = frozenset(string.punctuation)
 
 
 @dataclass(frozen=True, slots=True)
-class Notes:
+class MarkdownDocument:
     """A document that was read: the core memory (None: no such section) and the entries as inserts, each with the
     number of its line."""
 
@@ -58,126 +58,134 @@ class Notes:
 
 def export_markdown(store: MemoryStore, path: str | Path) -> int:
     """Write what a store's namespace holds now, and return the number of entries; the file appears at once."""
-    with store._now():
-        entries, core = store._rows.live(), store._rows.core(store._rows.position)
-    with whole_file(Path(path)) as file:
-        file.write(render(store.schema, core, entries))
+    with store._transaction():
+        entries, core = store._namespace.live_entries(), store._namespace.core_at(store._namespace.position)
+    with atomic_writer(Path(path)) as file:
+        file.write(render_markdown(store.schema, core, entries))
     return len(entries)
 
 
 def import_markdown(store: MemoryStore, path: str | Path) -> int:
     """Make the entries and the core memory of a document live in a store's namespace, all or none; the number of
     operations it took. Raises `DataError` naming file and line."""
-    notes = read_markdown(path)
-    vectors = store._vectors(sorted({operation.content or "" for _, operation in notes.entries}))
-    with store._now(write=True):
-        return apply_notes(store._rows, path, notes, vectors)
+    document = read_markdown(path)
+    vectors = store._embed(sorted({operation.content or "" for _, operation in document.entries}))
+    with store._transaction(write=True):
+        return apply_document(store._namespace, path, document, vectors)
 
 
-def render(schema: MemorySchema, core: str, entries: Iterable[MemoryEntry]) -> str:
+def render_markdown(schema: MemorySchema, core: str, entries: Iterable[MemoryEntry]) -> str:
     """The document of some entries, in the order of the schema's categories."""
     parts = ["# Memory\n"]
     if core:
-        parts.append(f"\n## {CORE}\n\n" + "".join(f"> {line}\n" if line else ">\n" for line in core.split("\n")))
-    held: dict[str, list[MemoryEntry]] = {name: [] for name in schema.category_names}
+        parts.append(
+            f"\n## {CORE_HEADING}\n\n" + "".join(f"> {line}\n" if line else ">\n" for line in core.split("\n"))
+        )
+    entries_by_category: dict[str, list[MemoryEntry]] = {name: [] for name in schema.category_names}
     for entry in entries:
-        held[entry.category].append(entry)
-    for name, some in held.items():
-        parts.append(f"\n## {name}\n" + "".join(f"\n{_item(entry)}" for entry in some))
+        entries_by_category[entry.category].append(entry)
+    for name, category_entries in entries_by_category.items():
+        parts.append(f"\n## {name}\n" + "".join(f"\n{_render_entry(entry)}" for entry in category_entries))
     return "".join(parts)
 
 
-def read_markdown(path: str | Path) -> Notes:
+def read_markdown(path: str | Path) -> MarkdownDocument:
     """Read a document; raises `DataError` naming file and line for what is no entry, heading or quoted core memory, for
     a details line that is not understood, and for an id that occurs twice."""
     section, core, core_line = "", None, 0
     entries: list[tuple[int, Operation]] = []
-    lines = _lines(path)
+    lines = _read_lines(path)
     for number, text in lines:
-        where = f"{path}:{number}"
+        location = f"{path}:{number}"
         if text.startswith("## "):
             section = text[3:].strip()
-            if section == CORE:
+            if section == CORE_HEADING:
                 if core is not None:
-                    raise DataError(f"{where}: a second section {CORE!r}")
+                    raise DataError(f"{location}: a second section {CORE_HEADING!r}")
                 core, core_line = [], number
-        elif section == CORE:
+        elif section == CORE_HEADING:
             assert core is not None
             core.append(text[2:] if text.startswith("> ") else text[1:] if text.startswith(">") else text)
         elif text.startswith("- ") and section:
-            body = [text[2:], *_indented(lines)]
-            entries.append((number, _operation(where, section, body)))
+            body = [text[2:], *_read_indented(lines)]
+            entries.append((number, _parse_entry(location, section, body)))
         elif text.strip() and section:
-            raise DataError(f"{where}: an entry begins with '- ', and its further lines with two blanks: {text[:60]!r}")
+            raise DataError(
+                f"{location}: an entry begins with '- ', and its further lines with two blanks: {text[:60]!r}"
+            )
         elif text.startswith("- "):
-            raise DataError(f"{where}: an entry belongs below the heading of its category, such as '## semantic'")
-    first: dict[str, int] = {}
+            raise DataError(f"{location}: an entry belongs below the heading of its category, such as '## semantic'")
+    first_lines: dict[str, int] = {}
     for number, operation in entries:
-        if operation.id and first.setdefault(operation.id, number) != number:
-            raise DataError(f"{path}:{number}: id {operation.id!r}: line {first[operation.id]} has it already")
-    return Notes(None if core is None else "\n".join(core).strip(), core_line, tuple(entries))
+        if operation.id and first_lines.setdefault(operation.id, number) != number:
+            raise DataError(f"{path}:{number}: id {operation.id!r}: line {first_lines[operation.id]} has it already")
+    return MarkdownDocument(None if core is None else "\n".join(core).strip(), core_line, tuple(entries))
 
 
-def apply_notes(rows: Namespace, path: str | Path, notes: Notes, vectors: Mapping[str, np.ndarray]) -> int:
+def apply_document(
+    namespace: Namespace, path: str | Path, document: MarkdownDocument, vectors: Mapping[str, np.ndarray]
+) -> int:
     """Append what makes a document's entries live as they stand there; the number of operations. Inside a
     transaction."""
-    before = rows.position
-    if notes.core is not None and notes.core != rows.core(before):
-        with at_line(f"{path}:{notes.core_line}"):
-            rows.write(Operation("core_update", content=notes.core))
-    for number, wanted in notes.entries:
-        with at_line(f"{path}:{number}"):
-            there = rows.last(wanted.id) if wanted.id else None
-            if there is None or there.valid_to is not None:
+    before = namespace.position
+    if document.core is not None and document.core != namespace.core_at(before):
+        with locate_errors(f"{path}:{document.core_line}"):
+            namespace.write(Operation("core_update", content=document.core))
+    for number, insert in document.entries:
+        with locate_errors(f"{path}:{number}"):
+            current = namespace.latest_version(insert.id) if insert.id else None
+            if current is None or current.valid_to is not None:
                 try:
-                    rows.write(wanted, vectors)
+                    namespace.write(insert, vectors)
                 except DuplicateContent:
-                    if wanted.id is not None:
+                    if insert.id is not None:
                         raise
                 continue
-            if there.category != rows.schema.check_category(wanted.category):
+            if current.category != namespace.schema.check_category(insert.category):
                 raise StoreError(
-                    f"entry {there.id!r} is of category {there.category!r}: leave its id out to add it to "
-                    f"{wanted.category!r}, and delete the other"
+                    f"entry {current.id!r} is of category {current.category!r}: leave its id out to add it to "
+                    f"{insert.category!r}, and delete the other"
                 )
-            update = replace(wanted, kind="update", timestamp=wanted.timestamp or "", expires=wanted.expires or "")
+            update = replace(insert, kind="update", timestamp=insert.timestamp or "", expires=insert.expires or "")
             try:
-                rows.write(update, vectors)
-            except DuplicateContent as same:
-                if same.entry_id != there.id:  # else it stands there as it is
+                namespace.write(update, vectors)
+            except DuplicateContent as duplicate:
+                if duplicate.entry_id != current.id:  # else it stands there as it is
                     raise
-    return rows.position - before
+    return namespace.position - before
 
 
-def _item(entry: MemoryEntry) -> str:
-    first, *more = map(_escaped, entry.content.split("\n"))
-    known = {name: getattr(entry, name) for name in FIELDS}
-    said = {name: value for name, value in known.items() if value is not None and value != _DEFAULTS.get(name)}
-    details = json_text(said).replace("`", "\\u0060")
-    return "".join([f"- {first}\n", *(f"  {line}\n" if line else "\n" for line in more), f"  `{details}`\n"])
+def _render_entry(entry: MemoryEntry) -> str:
+    first_line, *further_lines = map(_escape, entry.content.split("\n"))
+    fields = {name: getattr(entry, name) for name in FIELDS}
+    written = {name: value for name, value in fields.items() if value is not None and value != _DEFAULTS.get(name)}
+    details = to_json(written).replace("`", "\\u0060")
+    return "".join(
+        [f"- {first_line}\n", *(f"  {line}\n" if line else "\n" for line in further_lines), f"  `{details}`\n"]
+    )
 
 
-def _escaped(line: str) -> str:
-    return f"\\{line}" if line[:1] in _SIGNS else line
+def _escape(line: str) -> str:
+    return f"\\{line}" if line[:1] in _PUNCTUATION else line
 
 
-def _unescaped(line: str) -> str:
-    return line[1:] if line.startswith("\\") and line[1:2] in _SIGNS else line
+def _unescape(line: str) -> str:
+    return line[1:] if line.startswith("\\") and line[1:2] in _PUNCTUATION else line
 
 
-def _operation(where: str, category: str, body: Sequence[str]) -> Operation:
+def _parse_entry(location: str, category: str, body: Sequence[str]) -> Operation:
     """The insert that an item's lines stand for."""
     details = {}
     if len(body) > 1 and body[-1].startswith("`{") and body[-1].rstrip().endswith("}`"):
-        *body, last = body
-        details = details_of(where, last.strip().strip("`"), FIELDS)
-    with at_line(where):
+        *body, details_line = body
+        details = parse_fields(location, details_line.strip().strip("`"), FIELDS)
+    with locate_errors(location):
         check_timestamp(details.get("timestamp"))
-        content = clean_content("\n".join(map(_unescaped, body)))
+        content = clean_content("\n".join(map(_unescape, body)))
     return Operation("insert", category=category, content=content, **{**_DEFAULTS, **details})
 
 
-class _Lines(Iterator[tuple[int, str]]):
+class _LineReader(Iterator[tuple[int, str]]):
     """Numbered lines, of which one can be put back."""
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -190,24 +198,24 @@ class _Lines(Iterator[tuple[int, str]]):
         return self.number, self.texts[self.number - 1]
 
 
-def _lines(path: str | Path) -> _Lines:
+def _read_lines(path: str | Path) -> _LineReader:
     texts = read_text(Path(path)).split("\n")
     if all(text.endswith("\r") for text in texts[:-1]):  # an editor's line ends, and no content's
         texts = [text.removesuffix("\r") for text in texts]
-    return _Lines(texts)
+    return _LineReader(texts)
 
 
-def _indented(lines: _Lines) -> list[str]:
+def _read_indented(lines: _LineReader) -> list[str]:
     """The further lines of an item, up to its details or to the next line that is not indented; blank ones between
     them belong to it."""
-    found: list[str] = []
+    content: list[str] = []
     end = lines.number
     for number, text in lines:
         if text.startswith("  "):
-            found += [""] * (number - end - 1)
-            found.append(text[2:])
+            content += [""] * (number - end - 1)
+            content.append(text[2:])
             end = number
         elif text.strip():
             break
     lines.number = end
-    return found
+    return content

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memalpha.errors import StoreError
-from memalpha.store.filters import moment
+from memalpha.store.filters import parse_time
 from memalpha.types import is_iso_time
 
 
@@ -45,6 +45,6 @@ class Boost:
         if self.importance:
             terms["importance"] = self.importance * numbers("importance")
         if self.recency and self.now is not None:
-            age = np.maximum(moment(self.now).timestamp() - numbers("timestamp"), 0.0) / 86400
+            age = np.maximum(parse_time(self.now).timestamp() - numbers("timestamp"), 0.0) / 86400
             terms["recency"] = self.recency * np.nan_to_num(0.5 ** (age / self.half_life))
         return terms

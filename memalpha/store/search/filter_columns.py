@@ -17,7 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from memalpha.store.filters import ORDER, All, Condition, Filter, Not, fields_of, frozen, kind_of, moment, value_of
+from memalpha.store.filters import (
+    ORDER,
+    And,
+    Condition,
+    Filter,
+    Not,
+    comparison_type,
+    field_value,
+    filter_fields,
+    freeze,
+    parse_time,
+)
 from memalpha.types import MemoryEntry, is_iso_time
 
 _MOST_COLUMNS = 64
@@ -34,14 +45,14 @@ class FilterColumns:
     def set(self, slot: int, entry: MemoryEntry) -> None:
         """An entry has come to a slot."""
         for field, column in self._columns.items():
-            column.set(slot, value_of(entry, field))
+            column.set(slot, field_value(entry, field))
 
     def mask(self, chosen: Filter, slots: Mapping[str, int], size: int) -> np.ndarray:
         """Which slots hold an entry that passes, bool `(size,)`; whatever at slots without an entry.
 
         `slots` has the slot of every entry by its id.
         """
-        self._ensure_columns(fields_of(chosen), slots)
+        self._ensure_columns(filter_fields(chosen), slots)
         return self._mask(chosen, size)
 
     def numbers(self, field: str, slots: Mapping[str, int], size: int) -> np.ndarray:
@@ -56,7 +67,7 @@ class FilterColumns:
         missing = {field: _Column() for field in fields if field not in held or held[field].is_worn(len(slots))}
         for entry in self._entries() if missing else ():
             for field, column in missing.items():
-                column.set(slots[entry.id], value_of(entry, field))
+                column.set(slots[entry.id], field_value(entry, field))
         held |= missing  # only once they are whole
         for field in fields:
             held[field] = held.pop(field)  # the one used last stands last
@@ -69,8 +80,8 @@ class FilterColumns:
         if isinstance(chosen, Not):
             return ~self._mask(chosen.part, size)
         masks = [self._mask(part, size) for part in chosen.parts]
-        together = np.logical_and if isinstance(chosen, All) else np.logical_or
-        return together.reduce(masks) if masks else np.full(size, isinstance(chosen, All))
+        together = np.logical_and if isinstance(chosen, And) else np.logical_or
+        return together.reduce(masks) if masks else np.full(size, isinstance(chosen, And))
 
 
 class _Column:
@@ -91,7 +102,7 @@ class _Column:
     def set(self, slot: int, value: Any) -> None:
         """Put a value at a slot."""
         self._make_room(slot + 1)
-        number = self._numbers.setdefault(frozen(value), len(self._values))
+        number = self._numbers.setdefault(freeze(value), len(self._values))
         if number == len(self._values):
             self._values.append(value)
         self._codes[slot] = number
@@ -133,23 +144,23 @@ class _Column:
     def _equal(self, condition: Condition, operand: Any) -> Iterable[int]:
         if isinstance(condition.comparable(operand), datetime):  # times have many spellings
             return self._within(condition, "$eq", operand)
-        number = self._numbers.get(frozen(operand))
+        number = self._numbers.get(freeze(operand))
         return () if number is None else (number,)
 
     def _within(self, condition: Condition, operator: str, operand: Any) -> np.ndarray:
         bound = condition.comparable(operand)
-        kind = kind_of(bound)
+        kind = comparison_type(bound)
         if kind is None:
             return np.zeros(0, np.int32)
         order = self._orders.setdefault(kind, _Order())
         if order.seen < len(self._values):
             keys = [condition.comparable(value) for value in self._values[order.seen :]]
-            order.add([(key, number) for number, key in enumerate(keys, order.seen) if kind_of(key) is kind])
+            order.add([(key, number) for number, key in enumerate(keys, order.seen) if comparison_type(key) is kind])
             order.seen = len(self._values)
         return order.within(operator, bound)
 
     def _containing(self, condition: Condition) -> np.ndarray:
-        key = frozen(condition.operand)
+        key = freeze(condition.operand)
         known = self._verdicts.pop(key, np.zeros(0, bool))
         if len(known) < len(self._values):
             more = [condition.holds(value) for value in self._values[len(known) :]]
@@ -187,5 +198,5 @@ class _Order:
 def to_number(value: Any) -> float:
     """A field's value as a number, a time in seconds since 1970; NaN for others."""
     if isinstance(value, str) and is_iso_time(value):
-        return moment(value).timestamp()
+        return parse_time(value).timestamp()
     return float(value) if isinstance(value, int | float) else np.nan

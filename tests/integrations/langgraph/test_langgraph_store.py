@@ -14,7 +14,7 @@ from standin import StandIn
 
 from memalpha import MemoryStore
 from memalpha.errors import ConfigError, InvalidContent, StoreError
-from memalpha.store.filters import utc
+from memalpha.store.filters import format_utc
 
 pytest.importorskip("langgraph")
 from langgraph.store.base import (
@@ -187,7 +187,7 @@ def test_reading_puts_off_what_is_there_now(store, monkeypatch, ask):
     ask(items)
     entry = store.get("a/x")
     assert (entry.content, entry.metadata["item"]["value"]) == ("new text", {"text": "new text"})
-    assert entry.expires == utc(Time.now + timedelta(minutes=30))
+    assert entry.expires == format_utc(Time.now + timedelta(minutes=30))
     after(lambda: items.delete(("a",), "x"))
     ask(items)
     assert items.list_namespaces() == []

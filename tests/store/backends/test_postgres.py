@@ -20,7 +20,7 @@ from memalpha.store.store import MemoryStore
 
 psycopg = pytest.importorskip("psycopg")
 from memalpha.store.backends.postgres.database import PostgresDatabase  # noqa: E402
-from memalpha.store.backends.postgres.url import parted, without_secrets  # noqa: E402
+from memalpha.store.backends.postgres.url import redact_url, split_schema  # noqa: E402
 
 EVAL = Path(__file__).parents[3] / "eval" / "store" / "postgres_check.py"
 
@@ -105,13 +105,13 @@ def test_opening_says_what_is_missing(postgres, place: str, monkeypatch) -> None
 
 def test_what_is_secret_in_a_url_is_not_shown() -> None:
     url = "postgresql://ana:ge%40heim@host:5432/db?sslmode=require&password=geheim&schema=my%20own"
-    assert without_secrets(url) == "postgresql://ana@host:5432/db?sslmode=require&schema=my%20own"
-    assert parted(url) == (url.removesuffix("&schema=my%20own"), "my own")
-    assert without_secrets("postgresql://h/d?password=a&sslpassword=b&x=1") == "postgresql://h/d?x=1"
+    assert redact_url(url) == "postgresql://ana@host:5432/db?sslmode=require&schema=my%20own"
+    assert split_schema(url) == (url.removesuffix("&schema=my%20own"), "my own")
+    assert redact_url("postgresql://h/d?password=a&sslpassword=b&x=1") == "postgresql://h/d?x=1"
     for name in ("o'x", "a%b", "$$", "ä", "pg_x", ""):
         with pytest.raises(StoreError, match="schema"):
-            parted(f"postgresql://h/d?schema={quote(name)}")
-    assert parted("postgresql://h/d") == ("postgresql://h/d", "memalpha")
+            split_schema(f"postgresql://h/d?schema={quote(name)}")
+    assert split_schema("postgresql://h/d") == ("postgresql://h/d", "memalpha")
 
 
 def test_what_text_cannot_hold_is_what_it_is_on_sqlite(place: str) -> None:
@@ -137,7 +137,7 @@ def test_the_log_is_append_only_for_its_owner_too(place: str, postgres) -> None:
             "UPDATE operations SET kind = 'erased'",
             "TRUNCATE operations",
         ):
-            with pytest.raises(StoreError, match="append-only"), store._rows.transaction() as rows:
+            with pytest.raises(StoreError, match="append-only"), store._namespace.transaction() as rows:
                 rows.execute(statement)
         assert len(list(store.log())) == 1
 
@@ -179,11 +179,11 @@ def test_threads_write_side_by_side(place: str) -> None:
 
 
 def test_one_namespace_waits_for_another_writer_and_no_other(place: str, monkeypatch) -> None:
-    monkeypatch.setattr("memalpha.store.backends.postgres.database._PATIENCE", 1)
+    monkeypatch.setattr("memalpha.store.backends.postgres.database._LOCK_TIMEOUT", 1)
     with new(place) as store, new(place) as second:
         store.insert("semantic", "a")
         other = second.namespace("other")
-        with store._rows.transaction():
+        with store._namespace.transaction():
             other.insert("semantic", "b")
             assert second.list() == store.list()
             with pytest.raises(StoreError, match=r"kept it locked.*nothing was done: try again"):
@@ -195,7 +195,7 @@ def test_one_namespace_waits_for_another_writer_and_no_other(place: str, monkeyp
 def test_a_reader_sees_one_moment(place: str) -> None:
     with new(place) as store, new(place) as writer:
         store.insert("semantic", "a")
-        with store._now():
+        with store._transaction():
             before = store.list()
             writer.insert("semantic", "b")
             assert store.list() == before
@@ -212,12 +212,15 @@ def test_a_lost_connection(place: str, postgres) -> None:
         assert [entry.content for entry in store.list()] == ["a"]
         end_connections()
         store.insert("semantic", "b")
-        with pytest.raises(StoreError, match="connection was lost: nothing of this was stored"), store._now(write=True):
+        with (
+            pytest.raises(StoreError, match="connection was lost: nothing of this was stored"),
+            store._transaction(write=True),
+        ):
             end_connections()
             store.insert("semantic", "c")
         with (
             pytest.raises(StoreError, match="whether this was stored is not known"),
-            store._rows.transaction() as rows,
+            store._namespace.transaction() as rows,
         ):
             rows.execute("SELECT 1")
             end_connections()
@@ -236,12 +239,12 @@ def test_a_transaction_is_of_the_namespaces_it_names(place: str) -> None:
     with new(place) as store:
         assert isinstance(store._database, PostgresDatabase)
         other = store.namespace("other")
-        with store._rows.transaction(), pytest.raises(AssertionError, match="cannot go on to another"):
+        with store._namespace.transaction(), pytest.raises(AssertionError, match="cannot go on to another"):
             other.list()
 
 
 def test_a_transaction_of_many_namespaces_takes_few_locks(place: str, monkeypatch) -> None:
-    monkeypatch.setattr("memalpha.store.backends.postgres.database._FEW", 3)
+    monkeypatch.setattr("memalpha.store.backends.postgres.database._MAX_LISTED_NAMESPACES", 3)
     names = [f"user {n}" for n in range(8)]
     with new(place) as store:
         with store._database.transaction(*names) as rows:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from memalpha.errors import DamagedStore, StoreError
 from memalpha.store.embedding import normalize
-from memalpha.store.filters import parse
+from memalpha.store.filters import parse_filter
 from memalpha.store.io.copy import copy_store
 from memalpha.store.schema import Category, MemorySchema
 from memalpha.store.search.boost import Boost
@@ -123,7 +123,7 @@ def test_odd_operands_mean_what_they_mean_elsewhere(held: MemoryStore, field, op
 
 
 def check(store: MemoryStore, where) -> None:
-    chosen = parse(where)
+    chosen = parse_filter(where)
     assert chosen is not None
     everything: list[MemoryEntry] = store.list()
     wanted = {entry.id for entry in everything if chosen.matches(entry)}
@@ -134,12 +134,12 @@ def check(store: MemoryStore, where) -> None:
 
 def verdicts(store: MemoryStore, where) -> list[tuple]:
     """The entries' ids, and what the server says of each."""
-    chosen = parse(where)
+    chosen = parse_filter(where)
     assert chosen is not None
-    told = filters.verdict(chosen)
-    query = f"SELECT v.id, {told.sql} FROM (SELECT v.*, {filters.PARSED} FROM versions v WHERE v.ns = ?) v"
-    with store._rows.transaction(write=False) as connection:
-        return connection.execute(query, (*told.values, store._rows.ns)).fetchall()
+    told = filters.sql_verdict(chosen)
+    query = f"SELECT v.id, {told.sql} FROM (SELECT v.*, {filters.PARSED_METADATA} FROM versions v WHERE v.ns = ?) v"
+    with store._namespace.transaction(write=False) as connection:
+        return connection.execute(query, (*told.values, store._namespace.namespace_id)).fetchall()
 
 
 def test_the_server_itself_says_what_passes_wherever_it_can(held: MemoryStore) -> None:
@@ -173,8 +173,14 @@ def test_another_process_is_heard_at_once_and_leaves_no_trace_elsewhere(place: s
 
 
 def test_a_large_memory_is_searched_by_candidates(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"SIZE": 100, "NEAR": 60, "WORDED": 60, "USUAL": 60, "_POSTINGS": 100}.items():
-        monkeypatch.setattr(search if name == "SIZE" else search_queries, name, value)
+    for name, value in {
+        "EXHAUSTIVE_UP_TO": 100,
+        "NEAREST": 60,
+        "LEXICAL": 60,
+        "SAMPLED": 60,
+        "_MAX_POSTINGS": 100,
+    }.items():
+        monkeypatch.setattr(search if name == "EXHAUSTIVE_UP_TO" else search_queries, name, value)
     rng = random.Random(5)
     with MemoryStore.open(place, SCHEMA, "hash") as there, MemoryStore.open(":memory:", SCHEMA, "hash") as here:
         words = [f"{rng.choice(WORDS)}{number}" for number in range(150)]
@@ -202,7 +208,7 @@ def test_a_large_memory_is_searched_by_candidates(place: str, monkeypatch: pytes
         living = {hit.entry.id for hit in there.search(f"{words[0]} {words[1]}")}
         assert len(living & {hit.entry.id for hit in here.search(f"{words[0]} {words[1]}")}) >= 8
         there.delete(there.search(asked[0])[0].entry.id)
-        monkeypatch.setattr(search_queries, "NEAR", 5000)  # more than there are: then all are looked at
+        monkeypatch.setattr(search_queries, "NEAREST", 5000)  # more than there are: then all are looked at
         assert len(there.search(asked[0], 100)) == 100 and not used[-1]
 
 
@@ -217,9 +223,15 @@ class Scattered:
 
 
 def test_candidates_are_found_by_their_words_alone(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"SIZE": 100, "NEAR": 20, "WORDED": 20, "USUAL": 20, "_POSTINGS": 100}.items():
-        monkeypatch.setattr(search if name == "SIZE" else search_queries, name, value)
-    monkeypatch.setattr(search_queries, "_NEAREST", search_queries._NEAREST.replace("'300'", "'20'"))
+    for name, value in {
+        "EXHAUSTIVE_UP_TO": 100,
+        "NEAREST": 20,
+        "LEXICAL": 20,
+        "SAMPLED": 20,
+        "_MAX_POSTINGS": 100,
+    }.items():
+        monkeypatch.setattr(search if name == "EXHAUSTIVE_UP_TO" else search_queries, name, value)
+    monkeypatch.setattr(search_queries, "_HNSW_SCAN", search_queries._HNSW_SCAN.replace("'300'", "'20'"))
     with MemoryStore.open(place, SCHEMA, Scattered()) as store:
         texts = [f"fact {number}" if number % 40 else f"rare{number} fact" for number in range(400)]
         store.insert_many([{"category": "a", "content": text} for text in texts])
@@ -266,7 +278,7 @@ def test_a_copy_there_and_back_is_the_same_store(place: str, tmp_path, postgres)
 
 
 def test_a_copy_that_fails_leaves_nothing(place: str, tmp_path, postgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, fill = tmp_path / "a.db", postgres_rows.fill_words
+    file, fill = tmp_path / "a.db", postgres_rows.fill_missing_postings
     with MemoryStore.open(file, SCHEMA, "hash") as store:
         store.insert("a", "a cat")
         store.namespace("zz").insert("a", "a dog")
@@ -317,11 +329,11 @@ def test_nothing_depends_on_statistics_of_the_tables(place: str) -> None:
         for least, most, call in (
             (size, 8 * size, lambda: store.search("ana likes tea")),
             (size, 8 * size, lambda: store.search("tea", where={"p": {"$gt": 3}})),
-            (size, 8 * size, lambda: store._rows.wordless()),
+            (size, 8 * size, lambda: store._namespace.count_unindexed()),
             (0, 100, lambda: store.insert("a", "one more")),
             (0, 100, lambda: store.update(store.list(limit=1)[0].id, "one other")),
         ):
-            with store._rows.transaction() as connection:
+            with store._namespace.transaction() as connection:
                 before = connection.execute(query).fetchone()[0]
                 call()
                 assert least <= connection.execute(query).fetchone()[0] - before <= most
@@ -332,7 +344,7 @@ def test_settings_of_the_session_are_as_they_were(place: str) -> None:
     with MemoryStore.open(place, SCHEMA, "hash") as store:
         store.insert("a", "a cat")
         for before in ("off", "on"):
-            with store._rows.transaction() as connection:
+            with store._namespace.transaction() as connection:
                 connection.execute(f"SET LOCAL enable_nestloop = {before}")
-                postgres_rows.fill_words(connection, store._rows)
-                assert store._rows.wordless() == 0 and connection.execute(query).fetchone() == (before,)
+                postgres_rows.fill_missing_postings(connection, store._namespace)
+                assert store._namespace.count_unindexed() == 0 and connection.execute(query).fetchone() == (before,)

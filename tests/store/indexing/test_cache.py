@@ -146,7 +146,7 @@ def test_whatever_happens_to_the_file_the_answers_are_right(
         "splice": mine[:place] + other[place:],
         "nothing": mine,
     }
-    [file] = index_files(str(path)) or [path.with_name(cache.IndexCache(new(path)._rows).path.name)]  # pyright: ignore
+    [file] = index_files(str(path)) or [path.with_name(cache.IndexCache(new(path)._namespace).path.name)]  # pyright: ignore
     file.unlink(missing_ok=True)
     if kind != "delete":
         file.write_bytes(changed[kind])
@@ -213,9 +213,9 @@ def test_erasing_removes_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     reader = new(path)
     reader.search("x")
     gone: list[list[Path]] = []
-    erase = type(store._rows).erase
+    erase = type(store._namespace).erase
     monkeypatch.setattr(
-        type(store._rows), "erase", lambda self, ids: (gone.append(index_files(str(path))), erase(self, ids))[1]
+        type(store._namespace), "erase", lambda self, ids: (gone.append(index_files(str(path))), erase(self, ids))[1]
     )
     for entry in store.list():
         store.erase(entry.id)

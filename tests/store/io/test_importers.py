@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from memalpha.errors import DataError, StoreError
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.io.importers import base, replay
-from memalpha.store.io.importers.base import Event, LeftOut
-from memalpha.store.io.importers.replay import form_of, import_foreign
+from memalpha.store.io.importers.base import SkippedMemory, SourceEvent
+from memalpha.store.io.importers.replay import detect_format, import_memories
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation
 
@@ -59,8 +59,8 @@ def contents(store: MemoryStore) -> dict[str, list[str]]:
 )
 def test_mem0_comes_in_by_its_scopes_with_its_history(store, peers: Path, path: str, history: str | None) -> None:
     before = files(peers)
-    assert form_of(peers / path) == "mem0"
-    done = import_foreign(store, peers / path, "mem0", history=history and peers / history)
+    assert detect_format(peers / path) == "mem0"
+    done = import_memories(store, peers / path, "mem0", history=history and peers / history)
     assert contents(store) == {
         "agent:coach": ["Be brief."],
         "default": [],
@@ -86,11 +86,11 @@ def test_mem0_comes_in_by_its_scopes_with_its_history(store, peers: Path, path: 
 
 
 def test_a_history_alone_and_payloads_alone(store, peers: Path) -> None:
-    done = import_foreign(store, peers / "mem0-faiss/history.db", "mem0")
+    done = import_memories(store, peers / "mem0-faiss/history.db", "mem0")
     assert list(done.operations) == ["default"] and len(store.list()) == 5
     (peers / "mem0-faiss/history.db").unlink()
     with MemoryStore.open(":memory:", embedder=HashEmbedder(16)) as other:
-        assert import_foreign(other, peers / "mem0-faiss", "mem0").notes[0].startswith("no history.db beside it")
+        assert import_memories(other, peers / "mem0-faiss", "mem0").notes[0].startswith("no history.db beside it")
         assert contents(other)["user:ana"][-1] == "Ana lives in Porto." and "default" not in contents(other)
 
 
@@ -102,7 +102,7 @@ def test_where_mem0_disagrees_with_itself_its_vectors_are_right(store, peers: Pa
     data["docstore"][texts["Be brief."]]["data"] = "Be kind."
     data["docstore"]["new"] = {"data": "Tom is 40.", "user_id": "tom", "created_at": "2024-01-01T00:00:00-07:00"}
     file.write_text(json.dumps(data))
-    done = import_foreign(store, peers / "mem0-faiss", "mem0")
+    done = import_memories(store, peers / "mem0-faiss", "mem0")
     assert contents(store)["agent:coach"] == ["Be kind."] and contents(store)["default"] == []
     assert contents(store)["user:tom"] == ["Tom is 40.", "Tom likes tea."]
     assert next(store.namespace("user:tom").log())[1] == "2024-01-01T07:00:00.000000+00:00"
@@ -116,8 +116,8 @@ def test_where_mem0_disagrees_with_itself_its_vectors_are_right(store, peers: Pa
 def test_langgraph_comes_in_by_its_prefixes(store, peers: Path) -> None:
     before = files(peers)
     path = peers / "langgraph.db"
-    assert form_of(path) == "langgraph"
-    done = import_foreign(store, path, "langgraph")
+    assert detect_format(path) == "langgraph"
+    done = import_memories(store, path, "langgraph")
     assert contents(store) == {
         "users.ana": ["Ana lives in Porto."],
         "users.tom": ["Tom likes tea.", '{"name": "Tom", "age": 40}'],
@@ -139,16 +139,16 @@ def test_what_a_writer_has_not_yet_put_into_the_file_is_read_too(store, tmp_path
     rows.execute("INSERT INTO store VALUES ('', 'k', '{\"text\": \"in the log\"}', NULL, NULL)")
     rows.commit()
     before = files(tmp_path)
-    import_foreign(store, path, "langgraph")
+    import_memories(store, path, "langgraph")
     assert contents(store) == {"default": ["in the log"]} and files(tmp_path) == before
     rows.close()
 
 
 def test_a_second_import_is_refused_and_changes_nothing(store, peers: Path) -> None:
-    import_foreign(store, peers / "langgraph.db", "langgraph")
+    import_memories(store, peers / "langgraph.db", "langgraph")
     held = contents(store)
     with pytest.raises(StoreError, match=r"namespace 'users\.\w+' has a log already"):
-        import_foreign(store, peers / "langgraph.db", "langgraph")
+        import_memories(store, peers / "langgraph.db", "langgraph")
     assert contents(store) == held
 
 
@@ -178,7 +178,7 @@ def test_what_is_not_understood_is_named_and_nothing_is_stored(store, peers, nam
     set_cell(path, statement)
     root = path if path.suffix == ".db" and "mem0" not in name else peers / name.split("/")[0]
     with pytest.raises(DataError) as error:
-        import_foreign(store, root, "mem0" if "mem0" in name else "langgraph")
+        import_memories(store, root, "mem0" if "mem0" in name else "langgraph")
     assert says in str(error.value) and store.namespaces() == []
 
 
@@ -198,14 +198,14 @@ def test_a_pickle_does_nothing(store, peers: Path, tmp_path: Path, monkeypatch, 
     Path("evil").rmdir()
     (tmp_path / "mem0.pkl").write_bytes(pickle.dumps(({"a": {"data": Evil()}}, {0: "a"})))
     with pytest.raises(DataError, match=r"mem0\.pkl: a pickle that is not read: it names \w+\.mkdir"):
-        import_foreign(store, tmp_path / "mem0.pkl", "mem0")
+        import_memories(store, tmp_path / "mem0.pkl", "mem0")
     points = peers / "mem0-qdrant/collection/mem0/storage.sqlite"
     rows = sqlite3.connect(points)
     rows.execute("UPDATE points SET point = ? WHERE rowid = 2", (evil,))
     rows.commit()
     rows.close()
     with pytest.raises(DataError, match="table points, row 2: "):
-        import_foreign(store, peers / "mem0-qdrant", "mem0")
+        import_memories(store, peers / "mem0-qdrant", "mem0")
     assert not Path("evil").exists() and store.namespaces() == []
 
 
@@ -220,14 +220,14 @@ def test_any_bytes_are_a_value_or_an_error(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:
-        value = base.unpickled("here", bytes(raw), ("qdrant_client",))
+        value = base.load_plain_pickle("here", bytes(raw), ("qdrant_client",))
     except DataError:
         return
     todo = [value]
     while todo:
         item = todo.pop()
         assert type(item) in (
-            base.Inert,
+            base.InertObject,
             type,
             dict,
             list,
@@ -242,7 +242,7 @@ def test_any_bytes_are_a_value_or_an_error(data: st.DataObject) -> None:
             type(None),
             bytearray,
         )
-        assert not isinstance(item, type) or item is base.Inert
+        assert not isinstance(item, type) or item is base.InertObject
         todo += (
             [*item, *item.values()]
             if isinstance(item, dict)
@@ -250,7 +250,7 @@ def test_any_bytes_are_a_value_or_an_error(data: st.DataObject) -> None:
             if isinstance(item, list | tuple | set)
             else []
         )
-        todo += [item.state] if isinstance(item, base.Inert) else []
+        todo += [item.state] if isinstance(item, base.InertObject) else []
 
 
 def test_the_older_docstore_is_read(store, peers: Path) -> None:
@@ -258,16 +258,16 @@ def test_the_older_docstore_is_read(store, peers: Path) -> None:
     data = json.loads(file.read_text())
     file.with_suffix(".pkl").write_bytes(pickle.dumps((data["docstore"], {0: "a"})))
     file.unlink()
-    import_foreign(store, peers / "mem0-faiss", "mem0")
+    import_memories(store, peers / "mem0-faiss", "mem0")
     assert contents(store)["user:tom"] == ["Tom likes tea."]
 
 
 def test_several_collections_are_told_apart(store, peers: Path) -> None:
     shutil.copytree(peers / "mem0-qdrant/collection/mem0", peers / "mem0-qdrant/collection/mem0_entities")
-    import_foreign(store, peers / "mem0-qdrant", "mem0")
+    import_memories(store, peers / "mem0-qdrant", "mem0")
     shutil.copytree(peers / "mem0-qdrant/collection/mem0", peers / "mem0-qdrant/collection/work")
     with pytest.raises(DataError, match=r"several collections: give one of .*mem0.*, .*work"):
-        import_foreign(store, peers / "mem0-qdrant", "mem0")
+        import_memories(store, peers / "mem0-qdrant", "mem0")
 
 
 @pytest.mark.sqlite
@@ -276,7 +276,7 @@ def test_other_files_are_told_apart(tmp_path: Path) -> None:
     sqlite3.connect(tmp_path / "x.db").execute("CREATE TABLE t (a)").connection.close()
     (tmp_path / "x.jsonl").write_text('{"category": "semantic", "content": "x"}')
     (tmp_path / "torn.db").write_bytes((PEERS / "langgraph.db").read_bytes()[:9000])
-    assert form_of(tmp_path / "x.jsonl") is None
+    assert detect_format(tmp_path / "x.jsonl") is None
     for name, says in [
         ("own.db", "memalpha fork"),
         ("x.db", "without mem0's table"),
@@ -284,7 +284,7 @@ def test_other_files_are_told_apart(tmp_path: Path) -> None:
         ("torn.db", "SQLite cannot read it"),
     ]:
         with pytest.raises(DataError, match=says):
-            form_of(tmp_path / name)
+            detect_format(tmp_path / name)
 
 
 IDS = st.sampled_from("abc")
@@ -306,10 +306,10 @@ def test_any_history_ends_at_what_the_source_holds(steps) -> None:
         operation = (
             Operation("delete", id=id) if kind == "delete" else Operation(kind, id=id, content=content, metadata={})
         )
-        events.append(Event(f"row {number}", "", operation))
+        events.append(SourceEvent(f"row {number}", "", operation))
     with MemoryStore.open(":memory:", embedder=HashEmbedder(16)) as store:
-        left_out: list[LeftOut] = []
-        log = replay._replayed(store.schema, "n", events, left_out)
+        left_out: list[SkippedMemory] = []
+        log = replay._replay(store.schema, "n", events, left_out)
         for _, operation in log:
             store.apply(operation)
         live = {entry.id: entry.content for entry in store.list()}

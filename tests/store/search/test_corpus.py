@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memalpha.errors import StoreError
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder, load_embedder
-from memalpha.store.filters import parse
+from memalpha.store.filters import parse_filter
 from memalpha.store.search.bm25 import BM25, LexicalIndex, SelectedPostings, words
 from memalpha.store.search.boost import Boost
 from memalpha.store.search.corpus import Corpus
@@ -86,12 +86,12 @@ def test_a_filtered_top_10_has_10_wherever_10_pass():
     corpus = of(facts)
     for user in range(50):
         for route in ROUTES:
-            found = corpus.search("a cat of user 7", 10, route=route, where=parse({"user": user}))
+            found = corpus.search("a cat of user 7", 10, route=route, where=parse_filter({"user": user}))
             assert len(set(ids(found))) == 10, route
             assert all(int(id[1:]) % 50 == user for id in ids(found))
-    assert len(corpus.search("cat", 1000, where=parse({"even": True}))) == 500
-    assert corpus.search("cat", 10, where=parse({"user": "nobody"})) == []
-    assert ids(corpus.search("cat", 5, where=parse({"id": "n3"}))) == ["n3"]
+    assert len(corpus.search("cat", 1000, where=parse_filter({"even": True}))) == 500
+    assert corpus.search("cat", 10, where=parse_filter({"user": "nobody"})) == []
+    assert ids(corpus.search("cat", 5, where=parse_filter({"id": "n3"}))) == ["n3"]
 
 
 facts = st.builds(
@@ -143,9 +143,9 @@ def test_a_filtered_search_is_the_search_of_what_passes(program, searches, searc
             del live[f"n{step}"]
             corpus.remove(f"n{step}")
         if search_between:
-            corpus.search("cat of ana", 2, where=parse(searches[number % len(searches)][0]))
+            corpus.search("cat of ana", 2, where=parse_filter(searches[number % len(searches)][0]))
     for where, route, k in searches:
-        chosen = parse(where)
+        chosen = parse_filter(where)
         ours = corpus.search_many(["a cat of ana 3", "ben"], k, route=route, where=chosen)
         passing = [entry for entry in live.values() if chosen is None or chosen.matches(entry)]
         assert ours == of(passing).search_many(["a cat of ana 3", "ben"], k, route=route)
@@ -159,7 +159,7 @@ def test_the_search_of_many_is_as_exact_as_that_of_few():
     ]
     corpus = of(facts)
     for where in ({"n": 3}, {"n": {"$lt": 15}}, {"n": {"$gt": 99}}):
-        chosen = parse(where)
+        chosen = parse_filter(where)
         assert chosen is not None
         for route in ROUTES:
             wanted = of([entry for entry in facts if chosen.matches(entry)]).search("a cat of b c", 40, route=route)
@@ -279,7 +279,7 @@ def test_importance_and_recency_are_terms_of_the_score():
     boost = Boost(importance=2, recency=3, half_life=30, now="2025-01-01")
     terms = {f"n{i}": (0.2 * i, 3 * near) for i, near in enumerate([1, 0.5, 0.25, 0, 1])}
     for route in ROUTES:
-        for where in (None, parse({"n": {"$gt": 0}})):
+        for where in (None, parse_filter({"n": {"$gt": 0}})):
             plain = {hit.id: hit for hit in corpus.search("a cat of ana 1", 9, route=route, where=where)}
             boosted = corpus.search("a cat of ana 1", 9, route=route, where=where, boost=boost)
             assert {hit.id for hit in boosted} == set(plain)

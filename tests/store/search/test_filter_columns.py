@@ -6,7 +6,7 @@ from filter_strategies import entries, wheres
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memalpha.store.filters import parse
+from memalpha.store.filters import parse_filter
 from memalpha.store.search import filter_columns as columns
 from memalpha.store.search.filter_columns import FilterColumns
 from memalpha.types import MemoryEntry
@@ -56,7 +56,7 @@ def test_ranges_are_what_matches_says_whatever_the_kinds(values, bounds) -> None
 
 
 def check(some: FilterColumns, where, live, slots) -> None:
-    chosen = parse(where)
+    chosen = parse_filter(where)
     assert chosen is not None
     mask = some.mask(chosen, slots, 7)
     assert {id: bool(mask[slots[id]]) for id in live} == {id: chosen.matches(entry) for id, entry in live.items()}
@@ -69,16 +69,16 @@ def test_what_is_kept_is_bounded(monkeypatch) -> None:
     some = FilterColumns(lambda: [entry])
     for number in range(10):
         for field in ("x", f"y{number}", "x"):
-            chosen = parse({field: {"$contains": str(number)}})
+            chosen = parse_filter({field: {"$contains": str(number)}})
             assert chosen is not None
             assert some.mask(chosen, {"n0": 0}, 1).tolist() == [field == "x"]
-    chosen = parse({f"z{number}": None for number in range(5)})
+    chosen = parse_filter({f"z{number}": None for number in range(5)})
     assert chosen is not None and some.mask(chosen, {"n0": 0}, 1).tolist() == [True]
     assert len(some._columns) <= 5
     assert all(len(column._verdicts) <= 3 for column in some._columns.values())
     for number in range(4000):  # one entry whose value keeps changing
         entry = MemoryEntry("n0", "semantic", "a", metadata={"x": number})
         some.set(0, entry)
-    chosen = parse({"x": 3999})
+    chosen = parse_filter({"x": 3999})
     assert chosen is not None and some.mask(chosen, {"n0": 0}, 1).tolist() == [True]
     assert len(some._columns["x"]._values) == 1

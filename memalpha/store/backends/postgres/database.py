@@ -30,24 +30,29 @@ from memalpha.errors import StoreError
 from memalpha.store.backends.base import Clock, Durability, system_clock
 from memalpha.store.backends.postgres import ddl as postgres_schema
 from memalpha.store.backends.postgres.ddl import FORMAT
-from memalpha.store.backends.postgres.errors import first_line, is_lost, raise_store_error, why_not_connected
+from memalpha.store.backends.postgres.errors import (
+    explain_connection_error,
+    first_line,
+    is_connection_lost,
+    raise_store_error,
+)
 from memalpha.store.backends.postgres.statements import (
-    Statements,
+    PostgresStatements,
     Transaction,
     namespaces_setting,
     read_namespace_numbers,
 )
-from memalpha.store.backends.postgres.url import parted, without_secrets
-from memalpha.store.backends.postgres.vector_codec import register
-from memalpha.store.filters import utc
+from memalpha.store.backends.postgres.url import redact_url, split_schema
+from memalpha.store.backends.postgres.vector_codec import register_vectors
+from memalpha.store.filters import format_utc
 
 CONNECTIONS = 10  # at most, of one store: threads beyond wait for one another
 
-_PATIENCE = 30  # seconds a writer waits for its turn, or a thread for a connection
-_TO_CONNECT = 10  # seconds for the server to answer
-_FEW = 20  # namespaces that a transaction names to the policies at once
-_SHOW = "SELECT set_config('memalpha.ns', ?, true)"
-_OWNED = "pg_has_role(c.relowner, 'USAGE')"
+_LOCK_TIMEOUT = 30  # seconds a writer waits for its turn, or a thread for a connection
+_CONNECT_TIMEOUT = 10  # seconds for the server to answer
+_MAX_LISTED_NAMESPACES = 20  # namespaces that a transaction names to the policies at once
+_SET_NAMESPACES = "SELECT set_config('memalpha.ns', ?, true)"
+_IS_OWNER = "pg_has_role(c.relowner, 'USAGE')"
 
 
 class PostgresDatabase:
@@ -69,8 +74,8 @@ class PostgresDatabase:
     ) -> None:
         if durability not in get_args(Durability):
             raise StoreError(f"durability {durability!r}: 'full' or 'normal' is needed")
-        self._url, self.schema = parted(url)
-        self.path = without_secrets(url)
+        self._url, self.schema = split_schema(url)
+        self.path = redact_url(url)
         self.clock = clock
         self.meta: dict[str, str] = {}
         self._durability = durability
@@ -87,17 +92,17 @@ class PostgresDatabase:
             min_size=0,
             max_size=CONNECTIONS,
             num_workers=1,
-            timeout=_PATIENCE,
+            timeout=_LOCK_TIMEOUT,
             configure=self._configure,
-            kwargs={"autocommit": True, "connect_timeout": _TO_CONNECT},
+            kwargs={"autocommit": True, "connect_timeout": _CONNECT_TIMEOUT},
             open=True,
         )
 
     def _connect(self) -> psycopg.Connection:
         try:
-            return psycopg.connect(self._url, autocommit=True, connect_timeout=_TO_CONNECT)
+            return psycopg.connect(self._url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT)
         except psycopg.Error as error:
-            raise StoreError(f"{self.path}: {why_not_connected(error)}") from error
+            raise StoreError(f"{self.path}: {explain_connection_error(error)}") from error
 
     def _prepare(
         self, connection: psycopg.Connection, create: bool, initial_meta: Callable[[], dict[str, str]]
@@ -107,7 +112,7 @@ class PostgresDatabase:
             encoding = connection.info.parameter_status("server_encoding")
             if encoding != "UTF8":
                 raise StoreError(f"{self.path}: the database is encoded in {encoding}: UTF8 is needed")
-            if not self._is_there(connection):
+            if not self._has_store(connection):
                 if not create:
                     raise StoreError(f"{self.path}: no such store: the database has no schema {self.schema} of stores")
                 meta = initial_meta()  # may raise, and is asked before anything comes into being
@@ -115,8 +120,8 @@ class PostgresDatabase:
                     connection.execute(
                         "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"memalpha {self.schema}"]
                     )
-                    if not self._is_there(connection):  # still: another process may have been faster
-                        self._make(connection, meta)
+                    if not self._has_store(connection):  # still: another process may have been faster
+                        self._create_tables(connection, meta)
             rows = connection.execute(sql.SQL("SELECT key, value FROM {}.meta").format(sql.Identifier(self.schema)))
             self.meta = dict(rows.fetchall())
             version = int(self.meta.get("format", 0))
@@ -124,9 +129,13 @@ class PostgresDatabase:
                 raise StoreError(
                     f"{self.path} has store format {version}, this memalpha reads {FORMAT}: upgrade memalpha"
                 )
-            extension = self._extension(connection)
+            extension = self._vector_schema(connection)
             path = sql.SQL("SET LOCAL search_path = {}, {}").format(sql.Identifier(self.schema), extension)
-            settings = [path.as_string(connection), f"SET LOCAL lock_timeout = '{_PATIENCE}s'", "SET LOCAL jit = off"]
+            settings = [
+                path.as_string(connection),
+                f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}s'",
+                "SET LOCAL jit = off",
+            ]
             settings.append("SET LOCAL max_parallel_workers_per_gather = 0")  # to start one costs more than it saves
             settings.append("SET LOCAL enable_seqscan = off")  # a plan made when the table was empty outlives that
             if self._durability == "normal":
@@ -136,14 +145,14 @@ class PostgresDatabase:
             self._settings = "; ".join(settings)
             self._vector = TypeInfo.fetch(connection, sql.SQL("{}.vector").format(extension).as_string(connection))
         except psycopg.Error as error:
-            self._explain(error)
+            self._raise_store_error(error)
 
-    def _is_there(self, connection: psycopg.Connection) -> bool:
+    def _has_store(self, connection: psycopg.Connection) -> bool:
         name = sql.SQL("{}.meta").format(sql.Identifier(self.schema)).as_string(connection)
         row = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [name]).fetchone()
         return row is not None and row[0]
 
-    def _extension(self, connection: psycopg.Connection) -> sql.Identifier:
+    def _vector_schema(self, connection: psycopg.Connection) -> sql.Identifier:
         """The schema that the extension `vector` lies in."""
         row = connection.execute(
             "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace "
@@ -151,25 +160,25 @@ class PostgresDatabase:
         ).fetchone()
         if row is not None:
             return sql.Identifier(row[0])
-        there = connection.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'").fetchone()
+        available = connection.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'").fetchone()
         raise StoreError(
             f"{self.path}: the database has no pgvector: "
-            + ("" if there else "install it on the server, then ")
+            + ("" if available else "install it on the server, then ")
             + 'connect to the database as its owner or a superuser and run "CREATE EXTENSION vector"'
         )
 
-    def _make(self, connection: psycopg.Connection, meta: dict[str, str]) -> None:
+    def _create_tables(self, connection: psycopg.Connection, meta: dict[str, str]) -> None:
         """Make the tables, inside a transaction."""
         dim = int(json.loads(meta["embedder"])["dim"])
-        extension = self._extension(connection).as_string(connection)
+        extension = self._vector_schema(connection).as_string(connection)
         schema = sql.Identifier(self.schema)
-        found = connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [self.schema]).fetchone()
-        if found is None:  # asked first, because IF NOT EXISTS needs the right to make it even where it is there
+        schema_row = connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [self.schema]).fetchone()
+        if schema_row is None:  # asked first, because IF NOT EXISTS needs the right to make it even where it is there
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
         name = schema.as_string(connection)
-        self._made = [postgres_schema.removal(name)] + ([] if found else [f"DROP SCHEMA {name}"])
+        self._made = [postgres_schema.drop_script(name)] + ([] if schema_row else [f"DROP SCHEMA {name}"])
         try:
-            script = postgres_schema.script(name, extension, dim)
+            script = postgres_schema.create_script(name, extension, dim)
             connection.execute(script.encode(), prepare=False)
         except psycopg.errors.DuplicateTable as error:
             raise StoreError(
@@ -187,175 +196,186 @@ class PostgresDatabase:
         for dumper in (Int8Dumper, Int8BinaryDumper):  # one type, so that one statement is one, in lists too
             adapters.register_dumper(int, dumper)
         assert self._vector is not None, "the extension is there"
-        register(connection, self._vector)
+        register_vectors(connection, self._vector)
 
     @property
-    def numbers(self) -> MutableMapping[str, int]:
+    def namespace_ids(self) -> MutableMapping[str, int]:
         """Those of namespaces, as the transaction at hand sees them."""
-        return self._here.numbers
+        return self._current.numbers
 
     @property
-    def _connection(self) -> Statements:
-        return self._here.statements
+    def _connection(self) -> PostgresStatements:
+        return self._current.statements
 
-    def statements(self, name: str) -> Statements:
+    def statements(self, name: str) -> PostgresStatements:
         """Where statements of a namespace are executed."""
-        here = self._here
-        assert name in here.of, f"the transaction is not of the namespace {name!r}"
-        if len(here.of) > _FEW and here.shown != name:
-            here.statements.execute(_SHOW, [str(here.numbers.get(name, ""))])
-            here.shown = name
-        return here.statements
+        transaction = self._current
+        assert name in transaction.of, f"the transaction is not of the namespace {name!r}"
+        if len(transaction.of) > _MAX_LISTED_NAMESPACES and transaction.shown != name:
+            transaction.statements.execute(_SET_NAMESPACES, [str(transaction.numbers.get(name, ""))])
+            transaction.shown = name
+        return transaction.statements
 
     @property
-    def _here(self) -> Transaction:
-        here = getattr(self._local, "transaction", None)
-        assert here is not None, "no transaction is open in this thread"
-        return here
+    def _current(self) -> Transaction:
+        transaction = getattr(self._local, "transaction", None)
+        assert transaction is not None, "no transaction is open in this thread"
+        return transaction
 
     @contextmanager
-    def transaction(self, *of: str, write: bool = True) -> Iterator[Statements]:
+    def transaction(self, *namespaces: str, write: bool = True) -> Iterator[PostgresStatements]:
         """Everything inside happens at once or not at all; for reads, everything inside sees one moment. It sees the
         namespaces `of` which it is, and no other (of many, the one whose `statements` are at hand).
 
         Inside another transaction of this thread it joins that one.
         """
-        here: Transaction | None = getattr(self._local, "transaction", None)
-        if here is not None:
-            assert here.writes or not write, "what has begun as reading cannot write"
-            assert here.of.issuperset(of), "what has begun for one namespace cannot go on to another"
-            yield here.statements
+        current: Transaction | None = getattr(self._local, "transaction", None)
+        if current is not None:
+            assert current.writes or not write, "what has begun as reading cannot write"
+            assert current.of.issuperset(namespaces), "what has begun for one namespace cannot go on to another"
+            yield current.statements
             return
         try:
-            connection, numbers = self._begun(of, write)
+            connection, namespace_ids = self._open_transaction(namespaces, write)
         except psycopg.Error as error:
-            self._explain(error, "nothing was done")
+            self._raise_store_error(error, "nothing was done")
         state = "nothing of this was stored" if write else ""
         try:
-            self._local.transaction = Transaction(Statements(connection), ChainMap(numbers, self._known), write, {*of})
+            self._local.transaction = Transaction(
+                PostgresStatements(connection), ChainMap(namespace_ids, self._known), write, {*namespaces}
+            )
             try:
                 try:
                     yield self._local.transaction.statements
                     self._commit(connection, write)
-                    self._known.update(numbers)
+                    self._known.update(namespace_ids)
                 finally:
                     self._local.transaction = None
             finally:  # once more, where Ctrl-C came just before that: nobody may join what is over
                 self._local.transaction = None
-                self._give_back(connection)
+                self._checkin_connection(connection)
         except psycopg.Error as error:
-            self._explain(error, state)
+            self._raise_store_error(error, state)
 
     def _commit(self, connection: psycopg.Connection, write: bool) -> None:
         try:
-            done = connection.execute("COMMIT").statusmessage
+            status = connection.execute("COMMIT").statusmessage
         except psycopg.Error as error:
-            if not (write and is_lost(error)):
+            if not (write and is_connection_lost(error)):
                 raise
-            self._explain(error, "whether this was stored is not known: look at the end of the log")
-        if done != "COMMIT":  # after an error that somebody has passed over
-            raise StoreError(f"{self.path}: nothing of this was stored: the server answered {done}")
+            self._raise_store_error(error, "whether this was stored is not known: look at the end of the log")
+        if status != "COMMIT":  # after an error that somebody has passed over
+            raise StoreError(f"{self.path}: nothing of this was stored: the server answered {status}")
 
-    def _give_back(self, connection: psycopg.Connection) -> None:
+    def _checkin_connection(self, connection: psycopg.Connection) -> None:
         if connection.info.transaction_status != TransactionStatus.IDLE:
             with suppress(psycopg.Error):
                 connection.execute("ROLLBACK")
         self._pool.putconn(connection)
 
-    def _begun(self, of: Sequence[str], write: bool) -> tuple[psycopg.Connection, dict[str, int]]:
+    def _open_transaction(self, namespaces: Sequence[str], write: bool) -> tuple[psycopg.Connection, dict[str, int]]:
         """A connection on which a transaction has begun, and the numbers of new namespaces found."""
-        for left in range(CONNECTIONS, -1, -1):  # all of the pool's may be dead, after a restart of the server
-            connection = self._taken()
+        for retries in range(CONNECTIONS, -1, -1):  # all of the pool's may be dead, after a restart of the server
+            connection = self._checkout_connection()
             try:
-                return connection, self._begin(connection, of, write)
+                return connection, self._begin(connection, namespaces, write)
             except BaseException as error:
-                self._give_back(connection)
-                if not (left and isinstance(error, psycopg.Error) and is_lost(error)):
+                self._checkin_connection(connection)
+                if not (retries and isinstance(error, psycopg.Error) and is_connection_lost(error)):
                     raise
                 self._connect().close()  # raises what is the matter if no server is there any more
         raise AssertionError
 
-    def _taken(self) -> psycopg.Connection:
+    def _checkout_connection(self) -> psycopg.Connection:
         try:
             return self._pool.getconn()
         except PoolTimeout as error:
             self._connect().close()  # raises why there is no connection, unless all are in use
             raise StoreError(
-                f"{self.path}: all {CONNECTIONS} connections have been in use for {_PATIENCE} s"
+                f"{self.path}: all {CONNECTIONS} connections have been in use for {_LOCK_TIMEOUT} s"
             ) from error
 
-    def _begin(self, connection: psycopg.Connection, of: Sequence[str], write: bool) -> dict[str, int]:
+    def _begin(self, connection: psycopg.Connection, namespaces: Sequence[str], write: bool) -> dict[str, int]:
         """Begin a transaction: one round trip if the namespaces are known, two if they are to be written."""
         begin = "BEGIN ISOLATION LEVEL " + ("READ COMMITTED" if write else "REPEATABLE READ READ ONLY")
-        numbers = {name: self._known[name] for name in of if name in self._known}
-        script = f"{begin}; {self._settings}; {namespaces_setting(numbers.values() if len(of) <= _FEW else ())}"
+        known_ids = {name: self._known[name] for name in namespaces if name in self._known}
+        is_short = len(namespaces) <= _MAX_LISTED_NAMESPACES
+        script = f"{begin}; {self._settings}; {namespaces_setting(known_ids.values() if is_short else ())}"
         connection.execute(script.encode(), prepare=False)
-        if numbers and write:
+        if known_ids and write:
             lock = "SELECT FROM namespaces WHERE ns = ANY ($1) ORDER BY ns FOR UPDATE"  # planned once
-            connection.execute(lock, [[*numbers.values()]])
-        unknown = {*of} - numbers.keys()
-        new = read_namespace_numbers(connection, unknown, write)
-        if write and (missing := unknown - new.keys()):  # those who would make one of them take turns too
-            if len(missing) > _FEW:  # a lock for each might be more than the server has
+            connection.execute(lock, [[*known_ids.values()]])
+        unknown_names = {*namespaces} - known_ids.keys()
+        new_ids = read_namespace_numbers(connection, unknown_names, write)
+        if write and (
+            missing_names := unknown_names - new_ids.keys()
+        ):  # those who would make one of them take turns too
+            if len(missing_names) > _MAX_LISTED_NAMESPACES:  # a lock for each might be more than the server has
                 connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 1))", [self.schema])
             else:
                 connection.execute("SELECT pg_advisory_xact_lock_shared(hashtextextended($1, 1))", [self.schema])
-                for name in sorted(missing):
+                for name in sorted(missing_names):
                     lock = "SELECT pg_advisory_xact_lock(hashtextextended($1, 2))"
                     connection.execute(lock, [f"{self.schema} {name}"])
-            new |= read_namespace_numbers(connection, missing, write)
-        if new and len(of) <= _FEW:
-            connection.execute(namespaces_setting([*numbers.values(), *new.values()]).encode(), prepare=False)
-        return new
+            new_ids |= read_namespace_numbers(connection, missing_names, write)
+        if new_ids and len(namespaces) <= _MAX_LISTED_NAMESPACES:
+            connection.execute(namespaces_setting([*known_ids.values(), *new_ids.values()]).encode(), prepare=False)
+        return new_ids
 
-    def see(self, name: str, number: int) -> None:
+    def add_namespace(self, name: str, namespace_id: int) -> None:
         """Let the transaction at hand see a namespace that it has just made."""
-        here = self._here
-        here.numbers[name], here.shown = number, None
-        if len(here.of) <= _FEW:
-            numbers = [here.numbers[name] for name in here.of if name in here.numbers]
-            here.statements.execute(_SHOW, [",".join(map(str, numbers))])
+        transaction = self._current
+        transaction.numbers[name], transaction.shown = namespace_id, None
+        if len(transaction.of) <= _MAX_LISTED_NAMESPACES:
+            visible = [transaction.numbers[name] for name in transaction.of if name in transaction.numbers]
+            transaction.statements.execute(_SET_NAMESPACES, [",".join(map(str, visible))])
 
     @contextmanager
-    def loading(self) -> Iterator[None]:
+    def bulk_load(self) -> Iterator[None]:
         """What an empty store is filled in, in a transaction that writes: vectors come into their index at the end all
         at once, if the role owns the tables."""
-        here = self._here.statements
-        query = "SELECT pg_get_indexdef(c.oid) FROM pg_class c WHERE c.oid = to_regclass('vectors_near') AND " + _OWNED
-        index = here.execute(query).fetchone()
+        statements = self._current.statements
+        query = (
+            "SELECT pg_get_indexdef(c.oid) FROM pg_class c WHERE c.oid = to_regclass('vectors_near') AND " + _IS_OWNER
+        )
+        index = statements.execute(query).fetchone()
         if index is not None:
-            here.execute("DROP INDEX vectors_near")
+            statements.execute("DROP INDEX vectors_near")
         yield
         if index is not None:
-            here.execute(index[0].replace(" ON ONLY ", " ON "))
-            here.execute(f"ANALYZE {', '.join(postgres_schema.TABLES)}")
+            statements.execute(index[0].replace(" ON ONLY ", " ON "))
+            statements.execute(f"ANALYZE {', '.join(postgres_schema.TABLES)}")
 
-    def analyze(self, number: int) -> None:
+    def analyze(self, namespace_id: int) -> None:
         """Take statistics of the partitions that a namespace lies in, if the role owns them."""
-        here = self._here.statements
+        statements = self._current.statements
         for table in postgres_schema.TABLES:
-            query = f"SELECT c.oid::regclass::text FROM pg_class c WHERE {_OWNED} AND c.oid = "
-            found = here.execute(query + f"(SELECT tableoid FROM {table} WHERE ns = ? LIMIT 1)", (number,)).fetchone()
-            if found is not None:
-                here.execute(f"ANALYZE {found[0]}")
+            query = f"SELECT c.oid::regclass::text FROM pg_class c WHERE {_IS_OWNER} AND c.oid = "
+            partition = statements.execute(
+                query + f"(SELECT tableoid FROM {table} WHERE ns = ? LIMIT 1)", (namespace_id,)
+            ).fetchone()
+            if partition is not None:
+                statements.execute(f"ANALYZE {partition[0]}")
 
-    def drop_made(self) -> None:
+    def drop_created(self) -> None:
         """Drop the tables that opening this has made, if there is no namespace in them; no error where that fails."""
         with suppress(StoreError, psycopg.Error), self._connect() as connection, connection.transaction():
             for statement in self._made[:1]:
-                connection.execute(f"SET LOCAL lock_timeout = '{_TO_CONNECT}s'; {statement}".encode(), prepare=False)
+                connection.execute(
+                    f"SET LOCAL lock_timeout = '{_CONNECT_TIMEOUT}s'; {statement}".encode(), prepare=False
+                )
             for statement in self._made[1:]:
                 with suppress(psycopg.errors.DependentObjectsStillExist), connection.transaction():
                     connection.execute(statement.encode())
 
     def now(self) -> str:
         """The time as the log keeps it."""
-        return utc(self.clock())
+        return format_utc(self.clock())
 
-    def must_scrub(self) -> None:
+    def mark_for_scrub(self) -> None:
         """Nothing can be done here about the bytes of what was erased: `MemoryStore.erase` says who can."""
 
-    scrub_due = False
+    is_scrub_due = False
 
     def scrub(self) -> None:
         """Nothing."""
@@ -364,7 +384,7 @@ class PostgresDatabase:
         """The names of all namespaces that were ever written to, of those that the role may see."""
         return [name for (name,) in self._connection.execute("SELECT name FROM namespaces ORDER BY name")]
 
-    def faults(self) -> Iterator[str]:
+    def integrity_errors(self) -> Iterator[str]:
         """What keeps namespaces apart, or the log as it is, and is not there, a line each."""
         query = (
             "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace "
@@ -377,36 +397,36 @@ class PostgresDatabase:
         if (self._connection.execute(query).fetchone() or (0,))[0] < postgres_schema.TRIGGERS:
             yield "a trigger that keeps the log append-only is missing or switched off"
 
-    def notes(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What else one should know of the server, and of the role that asks."""
         query = "SELECT rolsuper OR rolbypassrls, current_user FROM pg_roles WHERE rolname = current_user"
-        passes, name = self._connection.execute(query).fetchone() or (False, "")
-        found = [f"the role {name} passes by row-level security: let applications use another"] if passes else []
+        is_exempt, name = self._connection.execute(query).fetchone() or (False, "")
+        warnings = [f"the role {name} passes by row-level security: let applications use another"] if is_exempt else []
         if self._connection.execute("SELECT current_setting('fsync')").fetchone() == ("off",):
-            found.append(
+            warnings.append(
                 "the server's fsync is off: a power failure may take back, or damage, what it has acknowledged"
             )
-        return found
+        return warnings
 
-    def misses(self) -> dict[str, str]:
+    def schema_mismatches(self) -> dict[str, str]:
         """Nothing: tables that are missing are an error of the server's, and the faults above tell the rest."""
         return {}
 
-    def make(self, name: str) -> None:
+    def recreate(self, name: str) -> None:
         """Make one of `misses` anew: there are none."""
 
-    def orphans(self, table: str) -> int:
+    def count_orphans(self, table: str) -> int:
         """The rows of a table whose namespace is not there: none that a policy would show."""
         return 0
 
-    def drop_orphans(self, table: str) -> None:
+    def delete_orphans(self, table: str) -> None:
         """Delete them: there are none."""
 
     def close(self) -> None:
         """Close all connections; a second time does nothing."""
         self._pool.close()
 
-    def _explain(self, error: psycopg.Error, state: str = "") -> NoReturn:
+    def _raise_store_error(self, error: psycopg.Error, state: str = "") -> NoReturn:
         """Raise the error in the store's words; `state` says what is known of the transaction."""
         admit = f"{self.schema}.admit('ROLE', 'NAMESPACE')" if hasattr(self, "_pool") else None
         raise_store_error(error, self.path, state, admit)

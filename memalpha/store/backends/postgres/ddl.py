@@ -18,9 +18,9 @@ PARTITIONS = 16
 TABLES = ("operations", "versions", "vectors", "postings")
 TRIGGERS = 3  # on the log
 
-_GUESSED, _OF = 200, 2  # made-up rows of a partition, and namespaces that they are of
-_MOST_DIM = 2000  # of a vector that fits into a page, and that HNSW takes
-_NEAR = "CREATE INDEX vectors_near ON vectors USING hnsw (vector {operators});"
+_STATISTICS_ROWS, _STATISTICS_NAMESPACES = 200, 2  # made-up rows of a partition, and namespaces that they are of
+_MAX_DIM = 2000  # of a vector that fits into a page, and that HNSW takes
+_HNSW_INDEX = "CREATE INDEX vectors_near ON vectors USING hnsw (vector {operators});"
 
 _DDL = """
 CREATE TABLE meta (key text COLLATE "C" PRIMARY KEY, value text NOT NULL);
@@ -68,11 +68,11 @@ CREATE POLICY own ON namespaces USING (
   {owner} OR name IN (SELECT m.namespace FROM {schema}.members m WHERE m.role = {me}));
 """
 
-_OWNER = (
+_IS_OWNER = (
     "pg_has_role((SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.oid = '{schema}.namespaces'::regclass), 'USAGE')"
 )
-_ME = "quote_ident(current_user)::regrole"  # by number: one that is dropped and made anew is another
-_MINE = (
+_CURRENT_ROLE = "quote_ident(current_user)::regrole"  # by number: one that is dropped and made anew is another
+_IS_VISIBLE = (
     "ns = ANY (ARRAY(SELECT n.ns FROM {schema}.namespaces n WHERE n.ns = ANY "
     "(string_to_array(current_setting('memalpha.ns', true), ',')::bigint[])))"
 )  # asked once a statement; what a role sees of `namespaces` is its policy's to say
@@ -80,7 +80,7 @@ _MINE = (
 # Statistics of rows that are made up and gone again. Before the first ANALYZE, which may be long in coming and which
 # the owner alone may ask for, PostgreSQL would take every namespace for one row: then any index is as good to it as any
 # other, and it reads a whole namespace to find one entry.
-_GUESS = """
+_STATISTICS = """
 INSERT INTO operations (ns, seq, time, head, kind, id, content)
   SELECT n % {namespaces}, n, n, n, 'insert', n, n FROM generate_series(1, {rows}) n;
 INSERT INTO versions (ns, id, version, category, content, importance, metadata, valid_from, valid_to, created, digest,
@@ -110,40 +110,40 @@ REVOKE ALL ON FUNCTION admit FROM PUBLIC;
 """
 
 
-def script(schema: str, extension: str, dim: int) -> str:
+def create_script(schema: str, extension: str, dim: int) -> str:
     """The statements that make the tables in a schema, for vectors of `dim` numbers; the names of it and of the
     schema of the extension are quoted."""
-    owner = _OWNER.format(schema=schema)
-    made = [f"SET LOCAL search_path = {schema};"]
-    made.append(_DDL.format(schema=schema, extension=extension, dim=dim, owner=owner, me=_ME))
-    made.append(_ADMIT.format(schema=schema))
-    if dim <= _MOST_DIM:  # read from the row itself, not from a place beside the table
-        made.append("ALTER TABLE vectors ALTER COLUMN vector SET STORAGE PLAIN;")
+    owner = _IS_OWNER.format(schema=schema)
+    statements = [f"SET LOCAL search_path = {schema};"]
+    statements.append(_DDL.format(schema=schema, extension=extension, dim=dim, owner=owner, me=_CURRENT_ROLE))
+    statements.append(_ADMIT.format(schema=schema))
+    if dim <= _MAX_DIM:  # read from the row itself, not from a place beside the table
+        statements.append("ALTER TABLE vectors ALTER COLUMN vector SET STORAGE PLAIN;")
     parts = [f"{table}_{part}" for table in TABLES for part in range(PARTITIONS)]
     for part in parts:
         table, _, number = part.partition("_")
         bounds = f"(modulus {PARTITIONS}, remainder {number})"
-        made.append(f"CREATE TABLE {part} PARTITION OF {table} FOR VALUES WITH {bounds};")
-    made.append(
-        _GUESS.format(
+        statements.append(f"CREATE TABLE {part} PARTITION OF {table} FOR VALUES WITH {bounds};")
+    statements.append(
+        _STATISTICS.format(
             extension=extension,
             dim=dim,
-            rows=_GUESSED * PARTITIONS,
-            namespaces=_OF * PARTITIONS,
+            rows=_STATISTICS_ROWS * PARTITIONS,
+            namespaces=_STATISTICS_NAMESPACES * PARTITIONS,
             parts=", ".join(parts),
         )
     )
-    made += [f"CREATE POLICY own ON {table} USING ({_MINE.format(schema=schema)});" for table in TABLES]
-    made += [
+    statements += [f"CREATE POLICY own ON {table} USING ({_IS_VISIBLE.format(schema=schema)});" for table in TABLES]
+    statements += [
         f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;"
         for table in (*TABLES, *parts, "namespaces", "members")
     ]
-    if dim <= _MOST_DIM:
-        made.append(_NEAR.format(operators=f"{extension}.vector_ip_ops"))
-    return "\n".join(made)
+    if dim <= _MAX_DIM:
+        statements.append(_HNSW_INDEX.format(operators=f"{extension}.vector_ip_ops"))
+    return "\n".join(statements)
 
 
-def removal(schema: str) -> str:
+def drop_script(schema: str) -> str:
     """The statements that drop the tables and functions of a schema, whose name is quoted; an error where there is a
     namespace."""
     tables = ", ".join(f"{schema}.{table}" for table in ("meta", "members", "namespaces", *TABLES))

@@ -10,7 +10,7 @@ from psycopg_pool import PoolClosed
 
 from memalpha.errors import DamagedStore, StoreError
 
-_LOST = ("08", "57P01", "57P02", "57P03")  # classes and codes of errors after which the connection is gone
+_CONNECTION_LOST = ("08", "57P01", "57P02", "57P03")  # classes and codes of errors after which the connection is gone
 _CONFLICTS = ("40001", "40P01", "55P03")  # serialization failure, deadlock, lock timeout
 
 
@@ -19,7 +19,7 @@ def raise_store_error(error: psycopg.Error, path: str, state: str, admit: str | 
     code, outcome = error.sqlstate or "", f": {state}" if state else ""
     if isinstance(error, PoolClosed):
         raise StoreError(f"the store {path} is closed") from error
-    if is_lost(error):
+    if is_connection_lost(error):
         raise StoreError(f"{path}: the connection was lost{outcome} ({first_line(error)})") from error
     if code in _CONFLICTS:
         raise StoreError(f"{path}: others were in the way, or kept it locked{outcome}: try again") from error
@@ -40,21 +40,21 @@ def first_line(error: psycopg.Error) -> str:
     return (text.strip().splitlines() or [type(error).__name__])[0]
 
 
-def why_not_connected(error: psycopg.Error) -> str:
+def explain_connection_error(error: psycopg.Error) -> str:
     """What keeps a connection from being made, and what to do."""
     text = str(error)
-    last = text.strip().splitlines()[-1].strip() if text.strip() else type(error).__name__
+    last_line = text.strip().splitlines()[-1].strip() if text.strip() else type(error).__name__
     if "password" in text or "authentication" in text or "pg_hba.conf" in text:
-        return f"the server refuses the user ({last}): look at user and password in the URL"
+        return f"the server refuses the user ({last_line}): look at user and password in the URL"
     if re.search(r'database ".*" does not exist', text):
-        return f"the server has no such database ({last}): make it with CREATE DATABASE, or look at the URL"
+        return f"the server has no such database ({last_line}): make it with CREATE DATABASE, or look at the URL"
     if re.search(r'role ".*" does not exist', text):
-        return f"the server has no such user ({last}): look at the URL"
+        return f"the server has no such user ({last_line}): look at the URL"
     if "too many" in text or "remaining connection slots" in text:
-        return f"the server takes no more connections ({last}): close some, or raise its max_connections"
-    return f"no server can be reached ({last}): is it running, and are host and port right?"
+        return f"the server takes no more connections ({last_line}): close some, or raise its max_connections"
+    return f"no server can be reached ({last_line}): is it running, and are host and port right?"
 
 
-def is_lost(error: psycopg.Error) -> bool:
+def is_connection_lost(error: psycopg.Error) -> bool:
     """Whether the connection is gone: then the server has said nothing, or that it is the end."""
-    return isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(_LOST)
+    return isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(_CONNECTION_LOST)

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from memalpha.store.backends.postgres.filters import PARSED, narrowed, verdict
+from memalpha.store.backends.postgres.filters import PARSED_METADATA, prefilter, sql_verdict
 from memalpha.store.filters import Filter
 from memalpha.store.search.bm25 import K1, B, TermMatches
 from memalpha.store.search.ranking import Selection
 from memalpha.store.search.vectors import inner_products, unit_directions
 
 
-class Over(NamedTuple):
+class EntryScope(NamedTuple):
     """The entries that a search is over: rows `v` like those of `versions`, a condition, and the parameters of both.
 
     `where`: a filter that the condition does not say all of; then `v.passes` is null where it is to be asked.
@@ -24,66 +24,66 @@ class Over(NamedTuple):
     sql: str
     values: tuple[Any, ...]
     rows: str = "versions v"
-    given: tuple[Any, ...] = ()
+    row_values: tuple[Any, ...] = ()
     where: Filter | None = None
     digests: list[bytes] | None = None
 
-    def only(self, condition: str, value: Any) -> Over:
+    def restrict(self, condition: str, value: Any) -> EntryScope:
         """Those of them that fulfil another condition."""
         return self._replace(sql=f"{self.sql} AND {condition}", values=(*self.values, value))
 
-    def passing(self, where: Filter) -> Over:
+    def matching(self, where: Filter) -> EntryScope:
         """Those of them that pass a filter, and those of which the server cannot say."""
-        least, told = narrowed(where), verdict(where)
-        if least.exact:
-            return Over(f"{self.sql} AND {least.sql}", (*self.values, *least.values))
-        rows = f"SELECT v.*, {PARSED} FROM {self.rows} WHERE {self.sql} AND {least.sql} OFFSET 0"
-        rows = f"SELECT v.*, {told.sql} AS passes FROM ({rows}) v OFFSET 0"  # each said once: OFFSET keeps it so
-        given = (*told.values, *self.values, *least.values)
-        return Over("v.passes IS NOT false", (), f"({rows}) v", given, where)
+        narrow, full = prefilter(where), sql_verdict(where)
+        if narrow.exact:
+            return EntryScope(f"{self.sql} AND {narrow.sql}", (*self.values, *narrow.values))
+        rows = f"SELECT v.*, {PARSED_METADATA} FROM {self.rows} WHERE {self.sql} AND {narrow.sql} OFFSET 0"
+        rows = f"SELECT v.*, {full.sql} AS passes FROM ({rows}) v OFFSET 0"  # each said once: OFFSET keeps it so
+        row_values = (*full.values, *self.values, *narrow.values)
+        return EntryScope("v.passes IS NOT false", (), f"({rows}) v", row_values, where)
 
-    def source(self, ns: int, way: str, table: str) -> tuple[str, tuple[Any, ...]]:
+    def join(self, namespace_id: int, join_type: str, table: str) -> tuple[str, tuple[Any, ...]]:
         """What follows FROM where a table of contents is joined, as `x`; and the parameters up to here."""
-        on, given = "x.ns = ? AND x.digest = v.digest", (*self.given, ns)
+        condition, row_values = "x.ns = ? AND x.digest = v.digest", (*self.row_values, namespace_id)
         if self.digests is not None:
-            on, given = f"{on} AND x.digest = ANY(?::bytea[])", (*given, self.digests)
-        return f"{self.rows} {way} JOIN {table} x ON {on}", given
+            condition, row_values = f"{condition} AND x.digest = ANY(?::bytea[])", (*row_values, self.digests)
+        return f"{self.rows} {join_type} JOIN {table} x ON {condition}", row_values
 
 
-class Fetched(Selection):
+class FetchedEntries(Selection):
     """Entries that the server gave for one query, in the order of the positions `created` that made their ids.
 
     `orders`, `lengths` (given later), `products` and `places` (source, chunk, step) are by entry; `sums`
     `(groups, dim)`: of the vectors of each group; `fields`: what a boost needs.
     """
 
-    found: TermMatches | None = None
+    postings: TermMatches | None = None
 
     def __init__(
         self, groups: np.ndarray, documents: np.ndarray, sums: np.ndarray, fields: dict[str, np.ndarray]
     ) -> None:
         super().__init__(groups, len(sums))
         self.fields, self._sums = fields, sums
-        given = documents.dtype.names or ()
+        columns = documents.dtype.names or ()
         self.created, self.orders = (documents[name].astype(np.int64) for name in ("created", "order"))
-        self.products = np.round(documents["dense"].astype(np.float64), 5) if "dense" in given else np.zeros(0)
+        self.products = np.round(documents["dense"].astype(np.float64), 5) if "dense" in columns else np.zeros(0)
         self._lengths = np.zeros(len(documents), np.int64)
         self._spans = None
-        if "source" in given:
+        if "source" in columns:
             sources = documents["source"]
             numbers = np.where(sources == 0, 0, 1 + np.unique(sources, return_inverse=True)[1])
             self._spans = np.stack([numbers, documents["chunk"].astype(np.int64), self.created], axis=1)
 
-    def hold(self, lengths: np.ndarray, found: TermMatches | None) -> None:
+    def set_words(self, lengths: np.ndarray, found: TermMatches | None) -> None:
         """Take the number of each entry's words, and where those of the query are."""
-        self._lengths, self.found = lengths, found
+        self._lengths, self.postings = lengths, found
 
     @property
     def lengths(self) -> np.ndarray:
         return self._lengths
 
     def match_terms(self, query: Sequence[str]) -> TermMatches | None:
-        return self.found
+        return self.postings
 
     def spans(self) -> np.ndarray | None:
         return self._spans
@@ -107,14 +107,14 @@ class WordStatistics(NamedTuple):
     mean: float
 
 
-class Likely(Fetched):
+class CandidateEntries(FetchedEntries):
     """The candidates of a large memory, with the word statistics of all of it."""
 
     words: WordStatistics
 
     def bm25_scores(self, query: Sequence[str]) -> np.ndarray:
-        if self.found is None:
+        if self.postings is None:
             return np.zeros(len(self.created))
-        _, terms, places, counts = self.found
+        _, terms, places, counts = self.postings
         penalties = K1 * (1.0 - B + B * self.lengths[places] / self.words.mean)
         return np.bincount(places, self.words.idfs[terms] * counts / (counts + penalties), len(self.created))

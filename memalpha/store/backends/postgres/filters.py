@@ -16,25 +16,25 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from memalpha.store.filters import FIELDS, ORDER, TIMES, All, Condition, Filter, Not, OneOf, moment
+from memalpha.store.filters import FIELDS, ORDER, TIME_FIELDS, And, Condition, Filter, Not, Or, parse_time
 from memalpha.types import is_iso_time
 
-_TEXTS = frozenset({"id", "category", "content", "source", "turn"})
+_TEXT_FIELDS = frozenset({"id", "category", "content", "source", "turn"})
 _SIGNS = {"$gt": ">", "$gte": ">=", "$lt": "<", "$lte": "<="}
-_ZONES = timedelta(days=2)  # more than two zones can lie apart
-_DAY, _WRITTEN = "left(v.{}, 10)", "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
-_LARGE = 2**53
-_DOTS = 4  # in a key; each may part it, or be of it
+_ZONE_MARGIN = timedelta(days=2)  # more than two zones can lie apart
+_DAY, _DAY_PATTERN = "left(v.{}, 10)", "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
+_MAX_EXACT_FLOAT = 2**53
+_MAX_DOTS = 4  # in a key; each may part it, or be of it
 
 # Metadata as `jsonb`, null where that might refuse it: "\\u" stands before a NUL or what is not ASCII. (And it
 # has room for numbers and depths up to a point.)
-PARSED = (
+PARSED_METADATA = (
     "CASE WHEN octet_length(v.metadata) < 8000 AND (strpos(v.metadata, '\\u') = 0 "
     "OR v.metadata !~ '\\\\u(0000|[dD][89a-fA-F])') THEN v.metadata::jsonb END AS fields"
 )
 
 
-class Narrowed(NamedTuple):
+class Prefilter(NamedTuple):
     """A condition on the columns of `versions v`, never null; its parameters; whether it says all that the filter
     says."""
 
@@ -42,132 +42,136 @@ class Narrowed(NamedTuple):
     values: tuple[Any, ...] = ()
     exact: bool = True
 
-    def __invert__(self) -> Narrowed:
-        return Narrowed(f"NOT {self.sql}", self.values) if self.exact else _PERHAPS
+    def __invert__(self) -> Prefilter:
+        return Prefilter(f"NOT {self.sql}", self.values) if self.exact else _MAYBE
 
 
-class Verdict(NamedTuple):
+class SqlVerdict(NamedTuple):
     """A condition on `versions v` with its `PARSED` metadata, true, false or null; its parameters."""
 
     sql: str
     values: tuple[Any, ...] = ()
 
 
-_UNKNOWN = Verdict("null::boolean")
-_NEVER, _PERHAPS = Narrowed("false"), Narrowed("true", exact=False)
+_UNKNOWN = SqlVerdict("null::boolean")
+_NEVER, _MAYBE = Prefilter("false"), Prefilter("true", exact=False)
 
 
-def narrowed(chosen: Filter) -> Narrowed:
+def prefilter(entry_filter: Filter) -> Prefilter:
     """The condition that a filter comes to."""
-    if isinstance(chosen, Condition):
-        return _condition(chosen)
-    if isinstance(chosen, Not):
-        return ~narrowed(chosen.part)
-    word = "AND" if isinstance(chosen, All) else "OR"
-    return _joined(word, [narrowed(part) for part in chosen.parts])
+    if isinstance(entry_filter, Condition):
+        return _prefilter_condition(entry_filter)
+    if isinstance(entry_filter, Not):
+        return ~prefilter(entry_filter.part)
+    word = "AND" if isinstance(entry_filter, And) else "OR"
+    return _join(word, [prefilter(part) for part in entry_filter.parts])
 
 
-def _joined(word: str, parts: Sequence[Narrowed]) -> Narrowed:
+def _join(word: str, parts: Sequence[Prefilter]) -> Prefilter:
     if not parts:
-        return Narrowed("true" if word == "AND" else "false")
+        return Prefilter("true" if word == "AND" else "false")
     texts = f" {word} ".join(part.sql for part in parts)
-    return Narrowed(f"({texts})", sum((part.values for part in parts), ()), all(part.exact for part in parts))
+    return Prefilter(f"({texts})", sum((part.values for part in parts), ()), all(part.exact for part in parts))
 
 
-def _condition(condition: Condition) -> Narrowed:
+def _prefilter_condition(condition: Condition) -> Prefilter:
     if condition.operator == "$ne":
-        return ~_condition(Condition(condition.field, "$eq", condition.operand))
+        return ~_prefilter_condition(Condition(condition.field, "$eq", condition.operand))
     if condition.operator in ("$eq", "$in"):
-        return _joined("OR", [_equal(condition.field, operand) for operand in condition.operands])
+        return _join("OR", [_prefilter_equal(condition.field, operand) for operand in condition.operands])
     field, operator, operand = condition.field, condition.operator, condition.operand
-    if field in _TEXTS:
+    if field in _TEXT_FIELDS:
         if not isinstance(operand, str):
             return _NEVER
-        if not _can_be_sent(operand):  # no text that is stored holds it, but there is an order
-            return _NEVER if operator == "$contains" else _PERHAPS
+        if not _is_sendable(operand):  # no text that is stored holds it, but there is an order
+            return _NEVER if operator == "$contains" else _MAYBE
         if operator == "$contains":
-            return Narrowed(f"coalesce(strpos(v.{field}, ?::text) > 0, false)", (operand,))
-        return Narrowed(f"coalesce(v.{field} {_SIGNS[operator]} ?::text, false)", (operand,))
+            return Prefilter(f"coalesce(strpos(v.{field}, ?::text) > 0, false)", (operand,))
+        return Prefilter(f"coalesce(v.{field} {_SIGNS[operator]} ?::text, false)", (operand,))
     if field in ("importance", "chunk"):
         if operator == "$contains" or not _is_number(operand):
             return _NEVER
-        value = _as_column(field, operand)
+        value = _column_value(field, operand)
         if value is None:
-            return Narrowed(f"v.{field} IS NOT NULL", exact=False)
-        return Narrowed(f"coalesce(v.{field} {_SIGNS[operator]} ?, false)", (value,))
-    if field in TIMES:
-        return _time(field, operator, operand)
-    texts = [_key(field)]
+            return Prefilter(f"v.{field} IS NOT NULL", exact=False)
+        return Prefilter(f"coalesce(v.{field} {_SIGNS[operator]} ?, false)", (value,))
+    if field in TIME_FIELDS:
+        return _prefilter_time(field, operator, operand)
+    texts = [_json_key(field)]
     if operator == "$contains" and isinstance(operand, str):
         texts.append(json.dumps(operand)[1:-1])
     elif operator in ORDER and not (_is_number(operand) or isinstance(operand, str)):
         return _NEVER
-    return _holding(texts)
+    return _metadata_contains(texts)
 
 
-def _equal(field: str, operand: Any) -> Narrowed:
+def _prefilter_equal(field: str, operand: Any) -> Prefilter:
     if operand is None:
-        if field in _TEXTS | TIMES or field in ("importance", "chunk"):
-            return Narrowed(f"v.{field} IS NULL")
-        return _PERHAPS  # or the key is not there at all
-    if field in _TEXTS:
-        if not (isinstance(operand, str) and _can_be_sent(operand)):
+        if field in _TEXT_FIELDS | TIME_FIELDS or field in ("importance", "chunk"):
+            return Prefilter(f"v.{field} IS NULL")
+        return _MAYBE  # or the key is not there at all
+    if field in _TEXT_FIELDS:
+        if not (isinstance(operand, str) and _is_sendable(operand)):
             return _NEVER
-        return Narrowed(f"coalesce(v.{field} = ?::text, false)", (operand,))
+        return Prefilter(f"coalesce(v.{field} = ?::text, false)", (operand,))
     if field in ("importance", "chunk"):
-        value = _as_column(field, operand) if _is_number(operand) else None
-        return _NEVER if value is None else Narrowed(f"coalesce(v.{field} = ?, false)", (value,))
-    if field in TIMES:
-        return _time(field, "$eq", operand)
-    return _holding([_key(field), json.dumps(operand)] if isinstance(operand, str) else [_key(field)])
+        value = _column_value(field, operand) if _is_number(operand) else None
+        return _NEVER if value is None else Prefilter(f"coalesce(v.{field} = ?, false)", (value,))
+    if field in TIME_FIELDS:
+        return _prefilter_time(field, "$eq", operand)
+    return _metadata_contains(
+        [_json_key(field), json.dumps(operand)] if isinstance(operand, str) else [_json_key(field)]
+    )
 
 
-def verdict(chosen: Filter) -> Verdict:
+def sql_verdict(entry_filter: Filter) -> SqlVerdict:
     """What the server says of a filter."""
-    if isinstance(chosen, Not):
-        part = verdict(chosen.part)
-        return Verdict(f"NOT {part.sql}", part.values)
-    if not isinstance(chosen, Condition):
-        parts = [verdict(part) for part in chosen.parts]
-        word = "AND" if isinstance(chosen, All) else "OR"
+    if isinstance(entry_filter, Not):
+        part = sql_verdict(entry_filter.part)
+        return SqlVerdict(f"NOT {part.sql}", part.values)
+    if not isinstance(entry_filter, Condition):
+        parts = [sql_verdict(part) for part in entry_filter.parts]
+        word = "AND" if isinstance(entry_filter, And) else "OR"
         texts = f" {word} ".join(part.sql for part in parts) or ("true" if word == "AND" else "false")
-        return Verdict(f"({texts})", sum((part.values for part in parts), ()))
-    known = _condition(chosen)
-    if known.exact:
-        return Verdict(known.sql, known.values)
-    if chosen.operator == "$ne":
-        return verdict(Not(Condition(chosen.field, "$eq", chosen.operand)))
-    if chosen.operator == "$in":
-        return verdict(OneOf(tuple(Condition(chosen.field, "$eq", operand) for operand in chosen.operands)))
-    if chosen.field in TIMES:
-        return _far(chosen)
-    value = None if chosen.field in FIELDS else _value(chosen.field.removeprefix("metadata."))
-    told = None if value is None else _compared(value, chosen.operator, chosen.operand)
-    if told is None:
+        return SqlVerdict(f"({texts})", sum((part.values for part in parts), ()))
+    exact = _prefilter_condition(entry_filter)
+    if exact.exact:
+        return SqlVerdict(exact.sql, exact.values)
+    if entry_filter.operator == "$ne":
+        return sql_verdict(Not(Condition(entry_filter.field, "$eq", entry_filter.operand)))
+    if entry_filter.operator == "$in":
+        return sql_verdict(
+            Or(tuple(Condition(entry_filter.field, "$eq", operand) for operand in entry_filter.operands))
+        )
+    if entry_filter.field in TIME_FIELDS:
+        return _compare_time(entry_filter)
+    value = None if entry_filter.field in FIELDS else _metadata_value(entry_filter.field.removeprefix("metadata."))
+    comparison = None if value is None else _compare_json(value, entry_filter.operator, entry_filter.operand)
+    if comparison is None:
         return _UNKNOWN
-    return Verdict(f"CASE WHEN v.fields IS NOT NULL THEN {told.sql} END", told.values)
+    return SqlVerdict(f"CASE WHEN v.fields IS NOT NULL THEN {comparison.sql} END", comparison.values)
 
 
-def _value(path: str) -> Verdict | None:
+def _metadata_value(path: str) -> SqlVerdict | None:
     """The value at a path as `filters` finds it: a key that holds the dots itself goes first, from left to right. None
     where that cannot be said."""
     parts = path.split(".")
-    if len(parts) > _DOTS + 1 or not _can_be_sent(path):
+    if len(parts) > _MAX_DOTS + 1 or not _is_sendable(path):
         return None
-    ways = [[*parts[:apart], ".".join(parts[apart:])] for apart in range(len(parts))]
-    texts = ["v.fields" + " -> ?::text" * len(way) for way in ways]
-    return Verdict(f"coalesce({', '.join(texts)})", tuple(key for way in ways for key in way))
+    splits = [[*parts[:count], ".".join(parts[count:])] for count in range(len(parts))]
+    texts = ["v.fields" + " -> ?::text" * len(keys) for keys in splits]
+    return SqlVerdict(f"coalesce({', '.join(texts)})", tuple(key for way in splits for key in way))
 
 
-def _compared(value: Verdict, operator: str, operand: Any) -> Verdict | None:
+def _compare_json(value: SqlVerdict, operator: str, operand: Any) -> SqlVerdict | None:
     """What comes of comparing a JSON value, never null; None where the server cannot say."""
-    if not _is_alike(operand):
+    if not _compares_alike(operand):
         return None
     text, as_json = "({v} #>> '{}')", json.dumps(operand, ensure_ascii=False)
     if operand is None and operator == "$eq":
-        return _filled("coalesce({v} = 'null'::jsonb, true)", value)
+        return _fill("coalesce({v} = 'null'::jsonb, true)", value)
     if operator == "$eq":
-        return _filled("coalesce({v} = ?::jsonb, false)", value, as_json)
+        return _fill("coalesce({v} = ?::jsonb, false)", value, as_json)
     if operator == "$contains":
         if isinstance(operand, list | Mapping):
             return None
@@ -179,69 +183,71 @@ def _compared(value: Verdict, operator: str, operand: Any) -> Verdict | None:
         cases, operands = [f"WHEN 'string' THEN {text} COLLATE \"C\" {_SIGNS[operator]} ?::text"], [operand]
     else:
         cases, operands = [f"WHEN 'number' THEN ({{v}})::numeric {_SIGNS[operator]} ?::numeric"], [repr(operand)]
-    return _filled(f"CASE jsonb_typeof({{v}}) {' '.join(cases)} ELSE false END", value, *operands)
+    return _fill(f"CASE jsonb_typeof({{v}}) {' '.join(cases)} ELSE false END", value, *operands)
 
 
-def _filled(text: str, value: Verdict, *operands: str) -> Verdict:
+def _fill(text: str, value: SqlVerdict, *operands: str) -> SqlVerdict:
     """A condition in which `{v}` stands for a value, and `?` for the next of the operands."""
-    rest = iter(operands)
-    values = [value.values if mark == "{v}" else (next(rest),) for mark in re.findall(r"\{v\}|\?", text)]
-    return Verdict(text.replace("{v}", value.sql), sum(values, ()))
+    remaining = iter(operands)
+    values = [value.values if mark == "{v}" else (next(remaining),) for mark in re.findall(r"\{v\}|\?", text)]
+    return SqlVerdict(text.replace("{v}", value.sql), sum(values, ()))
 
 
-def _is_alike(operand: Any) -> bool:
+def _compares_alike(operand: Any) -> bool:
     """Whether `jsonb` compares a value with any other as `filters` does."""
     if isinstance(operand, str):
-        return _can_be_sent(operand)
+        return _is_sendable(operand)
     if isinstance(operand, list):
-        return all(map(_is_alike, operand))
+        return all(map(_compares_alike, operand))
     if isinstance(operand, Mapping):
-        return all(isinstance(key, str) and _is_alike(key) and _is_alike(item) for key, item in operand.items())
-    return operand is None or isinstance(operand, bool) or (_is_number(operand) and abs(operand) <= _LARGE)
+        return all(
+            isinstance(key, str) and _compares_alike(key) and _compares_alike(item) for key, item in operand.items()
+        )
+    return operand is None or isinstance(operand, bool) or (_is_number(operand) and abs(operand) <= _MAX_EXACT_FLOAT)
 
 
-def _far(condition: Condition) -> Verdict:
+def _compare_time(condition: Condition) -> SqlVerdict:
     """Whether a time fulfils a comparison: null near the bound, and where it is not written year-month-day."""
-    near = _around(condition.operand)
-    if near is None or condition.operator == "$contains":
+    days = _days_around(condition.operand)
+    if days is None or condition.operator == "$contains":
         return _UNKNOWN
     time, day = f"v.{condition.field}", _DAY.format(condition.field)
     before, after = condition.operator in ("$lt", "$lte"), condition.operator in ("$gt", "$gte")
     far = f"WHEN {day} < ?::text THEN {before} WHEN {day} > ?::text THEN {after}".lower()
-    return Verdict(f"CASE WHEN {time} IS NULL THEN false WHEN {day} !~ '{_WRITTEN}' THEN null {far} END", near)
+    return SqlVerdict(f"CASE WHEN {time} IS NULL THEN false WHEN {day} !~ '{_DAY_PATTERN}' THEN null {far} END", days)
 
 
-def _around(operand: Any) -> tuple[str, str] | None:
+def _days_around(operand: Any) -> tuple[str, str] | None:
     """The days around a time of which any zone may make its own; None for what is no time, and at the end of days."""
     if not isinstance(operand, str) or not is_iso_time(operand):
         return None
     try:
-        first, last = ((moment(operand) + days).date().isoformat() for days in (-_ZONES, _ZONES))
+        first, last = ((parse_time(operand) + days).date().isoformat() for days in (-_ZONE_MARGIN, _ZONE_MARGIN))
     except OverflowError:
         return None
     return first, last
 
 
-def _time(field: str, operator: str, operand: Any) -> Narrowed:
+def _prefilter_time(field: str, operator: str, operand: Any) -> Prefilter:
     """Times are written in many ways: of those that begin with year-month-day, this keeps what is near enough."""
-    near = _around(operand)
-    if operator == "$contains" or near is None:
-        return Narrowed(f"v.{field} IS NOT NULL", exact=False)
-    bounds, values = [">= ?::text", "<= ?::text"], near
+    days = _days_around(operand)
+    if operator == "$contains" or days is None:
+        return Prefilter(f"v.{field} IS NOT NULL", exact=False)
+    bounds, values = [">= ?::text", "<= ?::text"], days
     if operator != "$eq":
-        at = operator in ("$lt", "$lte")
-        bounds, values = [bounds[at]], (near[at],)
+        index = operator in ("$lt", "$lte")
+        bounds, values = [bounds[index]], (days[index],)
     day = _DAY.format(field)
     within = " AND ".join(f"{day} {bound}" for bound in bounds)
-    return Narrowed(f"coalesce({day} !~ '{_WRITTEN}' OR {within}, false)", values, exact=False)
+    return Prefilter(f"coalesce({day} !~ '{_DAY_PATTERN}' OR {within}, false)", values, exact=False)
 
 
-def _holding(texts: Sequence[str]) -> Narrowed:
+def _metadata_contains(texts: Sequence[str]) -> Prefilter:
     """Metadata that holds all of some texts."""
-    return Narrowed(f"({' AND '.join(['strpos(v.metadata, ?::text) > 0'] * len(texts))})", tuple(texts), exact=False)
+    return Prefilter(f"({' AND '.join(['strpos(v.metadata, ?::text) > 0'] * len(texts))})", tuple(texts), exact=False)
 
 
-def _key(field: str) -> str:
+def _json_key(field: str) -> str:
     """How the last part of a key stands in JSON text, as a key with or without the other parts before it."""
     return json.dumps(field.rpartition(".")[2])[1:] + ": "
 
@@ -250,7 +256,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
-def _as_column(field: str, number: float) -> int | float | None:
+def _column_value(field: str, number: float) -> int | float | None:
     """A number as one of the column's type that is the very same; None where there is none."""
     try:
         value = float(number) if field == "importance" else int(number)
@@ -259,6 +265,6 @@ def _as_column(field: str, number: float) -> int | float | None:
     return value if value == number and (field == "importance" or -(2**63) <= value < 2**63) else None
 
 
-def _can_be_sent(text: str) -> bool:
+def _is_sendable(text: str) -> bool:
     """Whether PostgreSQL takes a text: no NUL, no half of a surrogate pair."""
     return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)

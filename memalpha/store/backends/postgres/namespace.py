@@ -7,25 +7,34 @@ from typing import Any
 
 from memalpha.errors import StoreError
 from memalpha.store.backends.base import Statements
-from memalpha.store.backends.namespace import END, NEW_VECTOR, Namespace
-from memalpha.store.backends.namespace_reads import VERSION
+from memalpha.store.backends.namespace import END_VERSION, INSERT_VECTOR, Namespace
+from memalpha.store.backends.namespace_reads import VERSION_COLUMNS
 from memalpha.store.backends.postgres.database import PostgresDatabase
-from memalpha.store.backends.postgres.terms import ALL, fill_words, hashed, index_contents, postings_of
+from memalpha.store.backends.postgres.terms import (
+    ALL_WORDS,
+    content_postings,
+    fill_missing_postings,
+    hash_joins_only,
+    index_contents,
+)
 from memalpha.store.backends.postgres.vector_codec import Vector
-from memalpha.store.backends.row_codec import ENTRY, column_of, digest, version_row
+from memalpha.store.backends.row_codec import ENTRY_COLUMNS, content_digest, logged_value, version_row
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import Change
 from memalpha.types import MemoryEntry
 
-_MANY = 2000  # rows of one statement
-_LARGE = 5000  # entries after which the statistics of their partitions are taken anew
-_LONGEST_NAME = 2000  # bytes; what an index can hold
-_TYPES = {"importance": "float8", "chunk": "int8"}  # of columns that are no text
-_LOGGED, _MADE = (", ".join(f"?{number}" for number in range(*ends)) for ends in ((1, 16), (16, 31)))
+_BATCH = 2000  # rows of one statement
+_ANALYZE_FROM = 5000  # entries after which the statistics of their partitions are taken anew
+_MAX_NAME_BYTES = 2000  # bytes; what an index can hold
+_COLUMN_TYPES = {"importance": "float8", "chunk": "int8"}  # of columns that are no text
+_OPERATION_PARAMETERS, _VERSION_PARAMETERS = (
+    ", ".join(f"?{number}" for number in range(*ends)) for ends in ((1, 16), (16, 31))
+)
 # All rows of a new version in one statement: those of its operation, its own (?20 is its digest), and its content's.
-_NEW_ENTRY = (
-    f"WITH logged AS (INSERT INTO operations (ns, seq, time, head, kind, {ENTRY}) VALUES ({_LOGGED})), "
-    f"made AS (INSERT INTO versions (ns, {VERSION}) VALUES (?1, {_MADE})), "
+_INSERT_ENTRY = (
+    f"WITH logged AS (INSERT INTO operations (ns, seq, time, head, kind, {ENTRY_COLUMNS}) "
+    f"VALUES ({_OPERATION_PARAMETERS})), "
+    f"made AS (INSERT INTO versions (ns, {VERSION_COLUMNS}) VALUES (?1, {_VERSION_PARAMETERS})), "
     "kept AS (INSERT INTO vectors (ns, digest, vector) VALUES (?1, ?20, ?31) ON CONFLICT DO NOTHING) "
     "INSERT INTO postings (ns, term, digest, count, length) "
     "SELECT ?1, term, ?20, count, ?34 FROM unnest(?32::bigint[], ?33::integer[]) AS t (term, count) "
@@ -33,97 +42,108 @@ _NEW_ENTRY = (
 )
 
 
-class PostgresRows(Namespace):
+class PostgresNamespace(Namespace):
     """See `Namespace`."""
 
     database: PostgresDatabase
 
-    _OF_SOURCE = "source_key = hashtextextended(?2, 0) AND source = ?2"  # after the namespace
-    _VECTORS_OF = (
+    _HAS_SOURCE = "source_key = hashtextextended(?2, 0) AND source = ?2"  # after the namespace
+    _SELECT_ENTRY_VECTORS = (
         "SELECT v.id, x.vector FROM versions v JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest "
         "WHERE v.id = ANY (?) AND v.ns = ? AND v.valid_to IS NULL"
     )
-    _UNHELD = "NOT EXISTS (SELECT 1 FROM versions v WHERE v.ns = ? AND v.digest = vectors.digest)"
-    _list = staticmethod(list)
+    _UNUSED_DIGEST = "NOT EXISTS (SELECT 1 FROM versions v WHERE v.ns = ? AND v.digest = vectors.digest)"
+    _list_parameter = staticmethod(list)
 
     def __init__(self, database: PostgresDatabase, name: str, schema: MemorySchema) -> None:
         try:
             size = len(name.encode())
         except UnicodeEncodeError as error:
             raise StoreError(f"namespace {name!r}: holds half of a surrogate pair, which is not text") from error
-        if "\0" in name or size > _LONGEST_NAME:
-            raise StoreError(f"namespace {name[:50]!r}: a text without NUL of {_LONGEST_NAME} bytes at most is needed")
+        if "\0" in name or size > _MAX_NAME_BYTES:
+            raise StoreError(
+                f"namespace {name[:50]!r}: a text without NUL of {_MAX_NAME_BYTES} bytes at most is needed"
+            )
         super().__init__(database, name, schema)
 
     @property
-    def _rows(self) -> Statements:
+    def _statements(self) -> Statements:
         return self.database.statements(self.name)
 
     def append(
-        self, entries: Sequence[MemoryEntry], given: Sequence[Mapping[str, Any]], vectors: Mapping[str, bytes]
+        self, entries: Sequence[MemoryEntry], optional_fields: Sequence[Mapping[str, Any]], vectors: Mapping[str, bytes]
     ) -> None:
-        tip, ns = self.tip(), self._make()
-        time, first = max(self.database.now(), tip.time), tip.seq + 1
-        names = ENTRY.split(", ")
-        arrays = ", ".join(f"?{place}::{_TYPES.get(name, 'text')}[]" for place, name in enumerate(names, 4))
-        log = (
-            f"INSERT INTO operations (ns, seq, time, head, kind, {ENTRY}) SELECT ?1, seq, ?2, seq, 'insert', {ENTRY} "
-            f"FROM unnest(?3::int8[], {arrays}) AS t (seq, {ENTRY})"
+        log_end, ns = self.log_end(), self._create()
+        time, first_position = max(self.database.now(), log_end.time), log_end.position + 1
+        names = ENTRY_COLUMNS.split(", ")
+        arrays = ", ".join(f"?{number}::{_COLUMN_TYPES.get(name, 'text')}[]" for number, name in enumerate(names, 4))
+        insert_operations = (
+            f"INSERT INTO operations (ns, seq, time, head, kind, {ENTRY_COLUMNS}) "
+            f"SELECT ?1, seq, ?2, seq, 'insert', {ENTRY_COLUMNS} "
+            f"FROM unnest(?3::int8[], {arrays}) AS t (seq, {ENTRY_COLUMNS})"
         )
-        made = ENTRY.replace("timestamp", "nullif(timestamp, '')").replace("expires", "nullif(expires, '')")
-        new = (
-            f"INSERT INTO versions (ns, version, valid_from, created, digest, {ENTRY}) "
-            f"SELECT o.ns, 1, o.seq, o.seq, d.digest, {made} FROM operations o "
+        inserted_columns = ENTRY_COLUMNS.replace("timestamp", "nullif(timestamp, '')").replace(
+            "expires", "nullif(expires, '')"
+        )
+        insert_versions = (
+            f"INSERT INTO versions (ns, version, valid_from, created, digest, {ENTRY_COLUMNS}) "
+            f"SELECT o.ns, 1, o.seq, o.seq, d.digest, {inserted_columns} FROM operations o "
             "JOIN unnest(?2::int8[], ?3::bytea[]) AS d (seq, digest) ON d.seq = o.seq WHERE o.ns = ?1"
         )
-        for start in range(0, len(entries), _MANY):
-            some = list(zip(entries[start : start + _MANY], given[start : start + _MANY], strict=True))
-            places = list(range(first + start, first + start + len(some)))
-            columns = [[column_of(entry, name, fields) for entry, fields in some] for name in names]
-            self._rows.execute(log, (ns, time, places, *columns))
-            keys = [digest(entry.content) for entry, _ in some]
-            self._rows.execute(new, (ns, places, keys))
-            contents = list(dict.fromkeys(entry.content for entry, _ in some))
-            self._rows.executemany(NEW_VECTOR, [(ns, digest(text), Vector(vectors[text])) for text in contents])
-            index_contents(self._rows, ns, contents)
-        if len(entries) >= _LARGE:
+        for start in range(0, len(entries), _BATCH):
+            batch = list(zip(entries[start : start + _BATCH], optional_fields[start : start + _BATCH], strict=True))
+            positions = list(range(first_position + start, first_position + start + len(batch)))
+            columns = [[logged_value(entry, name, fields) for entry, fields in batch] for name in names]
+            self._statements.execute(insert_operations, (ns, time, positions, *columns))
+            digests = [content_digest(entry.content) for entry, _ in batch]
+            self._statements.execute(insert_versions, (ns, positions, digests))
+            contents = list(dict.fromkeys(entry.content for entry, _ in batch))
+            self._statements.executemany(
+                INSERT_VECTOR, [(ns, content_digest(text), Vector(vectors[text])) for text in contents]
+            )
+            index_contents(self._statements, ns, contents)
+        if len(entries) >= _ANALYZE_FROM:
             self.database.analyze(ns)
 
-    def _keep(self, operation: tuple[Any, ...], change: Change, created: int, vector: bytes | None) -> None:
+    def _insert_rows(self, operation: tuple[Any, ...], change: Change, created: int, vector: bytes | None) -> None:
         if change.entry is None or vector is None:
-            super()._keep(operation, change, created, vector)
+            super()._insert_rows(operation, change, created, vector)
             return
-        ns, seq = operation[:2]
+        ns, position = operation[:2]
         if change.ended is not None:  # before its follower comes: of an entry one version lives
-            self._rows.execute(END, (seq, ns, change.ended.id, change.ended.version))
-        terms, counts, length = postings_of(change.entry.content)
+            self._statements.execute(END_VERSION, (position, ns, change.ended.id, change.ended.version))
+        terms, counts, length = content_postings(change.entry.content)
         version = version_row(change.entry, created)
-        self._rows.execute(_NEW_ENTRY, (*operation, *version, Vector(vector), terms, counts, length))
+        self._statements.execute(_INSERT_ENTRY, (*operation, *version, Vector(vector), terms, counts, length))
 
-    def _keep_vectors(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        self._rows.executemany(NEW_VECTOR, ((self.ns, key, Vector(vector)) for key, vector in rows))
-        fill_words(self._rows, self)
+    def _insert_vectors(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        self._statements.executemany(INSERT_VECTOR, ((self.namespace_id, key, Vector(vector)) for key, vector in rows))
+        fill_missing_postings(self._statements, self)
 
-    def wordless(self, *, mend: bool = False) -> int:
+    def count_unindexed(self, *, repair: bool = False) -> int:
         query = (
             "SELECT count(DISTINCT digest) FROM versions v WHERE ns = ? AND NOT EXISTS "
-            f"(SELECT 1 FROM postings p WHERE p.ns = ? AND p.term = {ALL} AND p.digest = v.digest)"
+            f"(SELECT 1 FROM postings p WHERE p.ns = ? AND p.term = {ALL_WORDS} AND p.digest = v.digest)"
         )
-        with hashed(self._rows):
-            count = self._rows.execute(query, (self.ns, self.ns)).fetchone()[0]
-        if count and mend:
-            fill_words(self._rows, self)
+        with hash_joins_only(self._statements):
+            count = self._statements.execute(query, (self.namespace_id, self.namespace_id)).fetchone()[0]
+        if count and repair:
+            fill_missing_postings(self._statements, self)
         return count
 
     def erase(self, ids: Collection[str] | None) -> int:
-        with hashed(self._rows):
+        with hash_joins_only(self._statements):
             count = super().erase(ids)
-            held = self._UNHELD.replace("vectors", "postings")
-            self._rows.execute(f"DELETE FROM postings WHERE ns = ? AND {held}", (self.ns, self.ns))
+            unused = self._UNUSED_DIGEST.replace("vectors", "postings")
+            self._statements.execute(
+                f"DELETE FROM postings WHERE ns = ? AND {unused}", (self.namespace_id, self.namespace_id)
+            )
         return count
 
-    def _make(self) -> int:
-        if self.ns < 0:
-            row = self._rows.execute("INSERT INTO namespaces (name) VALUES (?) RETURNING ns", (self.name,)).fetchone()
-            self.database.see(self.name, row[0])
-        return self.ns
+    def _create(self) -> int:
+        if self.namespace_id < 0:
+            row = self._statements.execute(
+                "INSERT INTO namespaces (name) VALUES (?) RETURNING ns", (self.name,)
+            ).fetchone()
+            self.database.add_namespace(self.name, row[0])
+        return self.namespace_id

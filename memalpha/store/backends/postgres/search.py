@@ -18,9 +18,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from memalpha.store.backends.postgres.fetched import Fetched
-from memalpha.store.backends.postgres.namespace import PostgresRows
-from memalpha.store.backends.postgres.search_queries import JOINED, SearchQueries
+from memalpha.store.backends.postgres.fetched import FetchedEntries
+from memalpha.store.backends.postgres.namespace import PostgresNamespace
+from memalpha.store.backends.postgres.search_queries import HASH_JOINS, SearchQueries
 from memalpha.store.filters import Filter
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
 from memalpha.store.search.bm25 import words
@@ -29,19 +29,19 @@ from memalpha.store.search.documents import ScoredEntry
 from memalpha.store.search.normalize import top_k
 from memalpha.store.search.ranking import Route, check_route, score_documents
 
-SIZE = 10_000  # entries: up to here a search looks at every one
-MOST = 100  # results; for more, every entry is looked at
+EXHAUSTIVE_UP_TO = 10_000  # entries: up to here a search looks at every one
+MAX_CANDIDATE_RESULTS = 100  # results; for more, every entry is looked at
 
 
 class PostgresIndex:
     """Searches of one namespace; holds nothing. `search` belongs inside a transaction. See `live.LiveIndex`."""
 
-    def __init__(self, rows: PostgresRows, embedder: RecordedEmbedder) -> None:
+    def __init__(self, rows: PostgresNamespace, embedder: RecordedEmbedder) -> None:
         self._rows, self._embedder = rows, embedder
 
     def search(
         self,
-        end: int,
+        log_end: int,
         position: int | None,
         queries: Sequence[str],
         k: int,
@@ -63,25 +63,34 @@ class PostgresIndex:
         elif vectors is None:
             vectors = encoder.encode(queries)
         with self._rows.transaction(write=False) as connection:
-            connection.execute(JOINED)
+            connection.execute(HASH_JOINS)
             server = SearchQueries(connection, self._rows, encoder, position)
-            over = server.all if where is None else server.all.passing(where)
-            every = exact or position is not None or where is not None or route in ("hard", "bm25") or k > MOST
-            large = not every and end > SIZE and server.is_large(route, SIZE)
-            found = []
-            for number, query in enumerate(queries):
-                asked = Counter(words(query))
-                vector = None if vectors is None else vectors[number : number + 1]
+            scope = server.all if where is None else server.all.matching(where)
+            is_exhaustive = (
+                exact
+                or position is not None
+                or where is not None
+                or route in ("hard", "bm25")
+                or k > MAX_CANDIDATE_RESULTS
+            )
+            is_large = not is_exhaustive and log_end > EXHAUSTIVE_UP_TO and server.is_large(route, EXHAUSTIVE_UP_TO)
+            results = []
+            for index, query in enumerate(queries):
+                query_words = Counter(words(query))
+                vector = None if vectors is None else vectors[index : index + 1]
                 selection = None
-                if large and vector is not None:
-                    selection = server.candidates(asked, vector, route, boost)
+                if is_large and vector is not None:
+                    selection = server.candidates(query_words, vector, route, boost)
                 if selection is None:
-                    selection = server.selection(over, asked, vector, route, boost)
-                found.append([] if selection is None else _ranked(selection, words(query), vector, k, route, boost))
-            entries = server.entries(list({created for hits in found for created, _, _ in hits}))
-        return [[ScoredEntry(entries[at].id, score, parts, entries[at]) for at, score, parts in hits] for hits in found]
+                    selection = server.selection(scope, query_words, vector, route, boost)
+                results.append([] if selection is None else _rank(selection, words(query), vector, k, route, boost))
+            entries = server.entries(list({created for hits in results for created, _, _ in hits}))
+        return [
+            [ScoredEntry(entries[created].id, score, parts, entries[created]) for created, score, parts in hits]
+            for hits in results
+        ]
 
-    def build(self, end: int) -> None:
+    def build(self, log_end: int) -> None:
         """Nothing is to be made ready: the server keeps its indexes."""
 
     def save(self) -> None:
@@ -91,15 +100,15 @@ class PostgresIndex:
         """Nothing is held."""
 
 
-def _ranked(
-    selection: Fetched, query: list[str], vector: np.ndarray | None, k: int, route: Route, boost: Boost | None
+def _rank(
+    selection: FetchedEntries, query: list[str], vector: np.ndarray | None, k: int, route: Route, boost: Boost | None
 ) -> list[tuple[int, float, dict[str, float]]]:
     """The best entries, by the positions that made their ids, with their scores and the parts of these."""
-    kept, parts, terms, _ = score_documents(selection, query, vector, route, boost, selection.fields.__getitem__)
+    selected, parts, terms, _ = score_documents(selection, query, vector, route, boost, selection.fields.__getitem__)
     total = sum(terms[1:], terms[0])
-    best = top_k(total, selection.orders[kept], k)
-    made = selection.created[kept][best].tolist()
+    best = top_k(total, selection.orders[selected], k)
+    creation_positions = selection.created[selected][best].tolist()
     return [
-        (created, value, {name: float(values[at]) for name, values in parts.items()})
-        for at, created, value in zip(best.tolist(), made, total[best].tolist(), strict=True)
+        (created, value, {name: float(values[index]) for name, values in parts.items()})
+        for index, created, value in zip(best.tolist(), creation_positions, total[best].tolist(), strict=True)
     ]

@@ -13,12 +13,18 @@ import psycopg
 class Transaction:
     """What a thread is in the midst of."""
 
-    def __init__(self, statements: Statements, numbers: MutableMapping[str, int], writes: bool, of: set[str]) -> None:
-        self.statements, self.numbers, self.writes, self.of = statements, numbers, writes, of
+    def __init__(
+        self,
+        statements: PostgresStatements,
+        namespace_ids: MutableMapping[str, int],
+        writes: bool,
+        namespaces: set[str],
+    ) -> None:
+        self.statements, self.numbers, self.writes, self.of = statements, namespace_ids, writes, namespaces
         self.shown: str | None = None  # of many namespaces, the one that the policies let through
 
 
-class Statements:
+class PostgresStatements:
     """Statements in SQLite's language, on a connection."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
@@ -38,13 +44,13 @@ def _translate(statement: str) -> bytes:
     """A statement of SQLite's for PostgreSQL, which numbers its values and chooses its indexes by itself."""
     highest = 0
 
-    def number(found: re.Match[str]) -> str:
+    def replace_placeholder(match: re.Match[str]) -> str:
         nonlocal highest
-        value = int(found[1] or highest + 1)
+        value = int(match[1] or highest + 1)
         highest = max(highest, value)
         return f"${value}"
 
-    return re.sub(r"\?(\d*)", number, re.sub(r" INDEXED BY \w+", "", statement)).encode()
+    return re.sub(r"\?(\d*)", replace_placeholder, re.sub(r" INDEXED BY \w+", "", statement)).encode()
 
 
 def namespaces_setting(numbers: Iterable[int]) -> str:

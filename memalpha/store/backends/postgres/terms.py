@@ -16,67 +16,67 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from memalpha.store.backends.row_codec import digest
+from memalpha.store.backends.row_codec import content_digest
 from memalpha.store.search.bm25 import term_counts
 
 if TYPE_CHECKING:
     from memalpha.store.backends.namespace import Namespace
 
-ALL = 0  # the term that every content has, once for each of its words
+ALL_WORDS = 0  # the term that every content has, once for each of its words
 _BATCH = 2000  # contents whose rows one statement puts in
-_NESTED = "SELECT set_config('enable_nestloop', ?, true)"
-_NEW = (
+_SET_NESTED_LOOPS = "SELECT set_config('enable_nestloop', ?, true)"
+_INSERT_POSTINGS = (
     "INSERT INTO postings (ns, term, digest, count, length) "
     "SELECT ?1, * FROM unnest(?2::bigint[], ?3::bytea[], ?4::integer[], ?5::integer[]) ON CONFLICT DO NOTHING"
 )
 
 
 @lru_cache(maxsize=65536)
-def term_of(word: str) -> int:
+def word_term(word: str) -> int:
     """The term that stands for a word."""
     hashed = blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(hashed, "big", signed=True) or 1
 
 
-def postings_of(content: str) -> tuple[list[int], list[int], int]:
+def content_postings(content: str) -> tuple[list[int], list[int], int]:
     """The terms of a content, `ALL` first, how often each is there, and how many words the content has."""
-    found = term_counts(content)
-    length = sum(found.values())
-    return [ALL, *map(term_of, found)], [length, *found.values()], length
+    counts = term_counts(content)
+    length = sum(counts.values())
+    return [ALL_WORDS, *map(word_term, counts)], [length, *counts.values()], length
 
 
 def index_contents(connection: Any, ns: int, contents: Iterable[str]) -> None:
     """Give contents of a namespace their postings, where they have none. Inside a transaction that writes."""
-    waiting = list(dict.fromkeys(contents))
-    for start in range(0, len(waiting), _BATCH):
+    distinct = list(dict.fromkeys(contents))
+    for start in range(0, len(distinct), _BATCH):
         terms: list[int] = []
         digests: list[bytes] = []
         counts: list[int] = []
         lengths: list[int] = []
-        for content in waiting[start : start + _BATCH]:
-            its, times, length = postings_of(content)
-            terms += its
-            counts += times
-            digests += [digest(content)] * len(its)
-            lengths += [length] * len(its)
-        connection.execute(_NEW, (ns, terms, digests, counts, lengths))
+        for content in distinct[start : start + _BATCH]:
+            content_terms, content_counts, length = content_postings(content)
+            terms += content_terms
+            counts += content_counts
+            digests += [content_digest(content)] * len(content_terms)
+            lengths += [length] * len(content_terms)
+        connection.execute(_INSERT_POSTINGS, (ns, terms, digests, counts, lengths))
 
 
 @contextmanager
-def hashed(connection: Any) -> Iterator[None]:
+def hash_joins_only(connection: Any) -> Iterator[None]:
     """Inside, joins are by hashing, which is linear whatever PostgreSQL takes a namespace's size for."""
-    (former,) = connection.execute("SELECT current_setting('enable_nestloop')").fetchone()
-    connection.execute(_NESTED, ("off",))
+    (previous,) = connection.execute("SELECT current_setting('enable_nestloop')").fetchone()
+    connection.execute(_SET_NESTED_LOOPS, ("off",))
     yield
-    connection.execute(_NESTED, (former,))  # not after an error: that has ended what can be said
+    connection.execute(_SET_NESTED_LOOPS, (previous,))  # not after an error: that has ended what can be said
 
 
-def fill_words(connection: Any, rows: Namespace) -> None:
+def fill_missing_postings(connection: Any, namespace: Namespace) -> None:
     """Give every content that has none its postings, after versions were copied or mended."""
-    with hashed(connection):
+    with hash_joins_only(connection):
         missing = connection.execute(
             "SELECT DISTINCT content FROM versions v WHERE ns = ? AND NOT EXISTS "
-            f"(SELECT 1 FROM postings p WHERE p.ns = ? AND p.term = {ALL} AND p.digest = v.digest)",
-            (rows.ns, rows.ns),
+            f"(SELECT 1 FROM postings p WHERE p.ns = ? AND p.term = {ALL_WORDS} AND p.digest = v.digest)",
+            (namespace.namespace_id, namespace.namespace_id),
         ).fetchall()
-    index_contents(connection, rows.ns, [content for (content,) in missing])
+    index_contents(connection, namespace.namespace_id, [content for (content,) in missing])

@@ -10,22 +10,22 @@ from memalpha.errors import StoreError
 SCHEMA = "memalpha"
 
 
-def parted(url: str) -> tuple[str, str]:
+def split_schema(url: str) -> tuple[str, str]:
     """A URL without our own key `schema`, and that schema."""
     start, _, query = url.partition("?")
     keys = [item for item in query.split("&") if item]
-    named = [unquote(item.partition("=")[2]) for item in keys if item.startswith("schema=")]
-    rest = "&".join(item for item in keys if not item.startswith("schema="))
-    schema = named[-1] if named else SCHEMA
+    schemas = [unquote(item.partition("=")[2]) for item in keys if item.startswith("schema=")]
+    other_keys = "&".join(item for item in keys if not item.startswith("schema="))
+    schema = schemas[-1] if schemas else SCHEMA
     if not re.fullmatch(r"(?!pg_)[A-Za-z0-9_ -]{1,63}", schema):
         message = "1 to 63 letters (of a to z), digits, _, - and spaces that do not begin with pg_ are needed"
         raise StoreError(f"schema {schema!r}: {message}")
-    return start + (f"?{rest}" if rest else ""), schema
+    return start + (f"?{other_keys}" if other_keys else ""), schema
 
 
-def without_secrets(url: str) -> str:
+def redact_url(url: str) -> str:
     """A URL as it may be shown."""
     url = re.sub(r"^(\w+://[^:@/?]*):[^@/?]*@", r"\1@", url)
     start, _, query = url.partition("?")
-    shown = "&".join(item for item in query.split("&") if item and "password" not in item.partition("=")[0])
-    return start + (f"?{shown}" if shown else "")
+    visible = "&".join(item for item in query.split("&") if item and "password" not in item.partition("=")[0])
+    return start + (f"?{visible}" if visible else "")

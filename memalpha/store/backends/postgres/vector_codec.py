@@ -19,23 +19,23 @@ class _VectorLoader(Loader):
     format = Format.BINARY
 
     def load(self, data: Any) -> bytes:
-        return _swapped(bytes(data)[4:])  # before it: the dimension, and two bytes of nothing
+        return _swap_bytes(bytes(data)[4:])  # before it: the dimension, and two bytes of nothing
 
 
 class _VectorDumper(Dumper):
     format = Format.BINARY
 
     def dump(self, obj: bytes) -> bytes:
-        return (len(obj) // 4).to_bytes(2, "big") + b"\0\0" + _swapped(obj)
+        return (len(obj) // 4).to_bytes(2, "big") + b"\0\0" + _swap_bytes(obj)
 
 
-def register(connection: psycopg.Connection, type_there: TypeInfo) -> None:
+def register_vectors(connection: psycopg.Connection, vector_type: TypeInfo) -> None:
     """Let a connection know how to send and read them."""
-    type_there.register(connection)
-    connection.adapters.register_loader(type_there.oid, _VectorLoader)
-    connection.adapters.register_dumper(Vector, type("_VectorDumper", (_VectorDumper,), {"oid": type_there.oid}))
+    vector_type.register(connection)
+    connection.adapters.register_loader(vector_type.oid, _VectorLoader)
+    connection.adapters.register_dumper(Vector, type("_VectorDumper", (_VectorDumper,), {"oid": vector_type.oid}))
 
 
-def _swapped(data: bytes) -> bytes:
+def _swap_bytes(data: bytes) -> bytes:
     """Floats of 4 bytes each, from little-endian to big-endian or back."""
     return np.frombuffer(data, np.uint32).byteswap().tobytes()

@@ -15,55 +15,66 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.store.io.importers.base import Event, columns, log_time, plain, sqlite_copy
+from memalpha.store.io.importers.base import (
+    SourceEvent,
+    open_sqlite_copy,
+    parse_log_time,
+    require_columns,
+    require_json_fields,
+)
 from memalpha.store.validation import is_id
 from memalpha.types import Operation
 
-TEXTS = ("text", "content", "memory", "data")
+TEXT_KEYS = ("text", "content", "memory", "data")
 _COLUMNS = ("prefix", "key", "value", "created_at", "updated_at")
 
 
-def read(path: Path, nowhere: str) -> dict[str, list[Event]]:
+def read_events(path: Path, default_namespace: str) -> dict[str, list[SourceEvent]]:
     """The events by namespace, `nowhere` being that of items without a prefix, each by its last change. Raises
     `DataError` naming file, table and row."""
-    found: dict[str, list[Event]] = {}
-    with sqlite_copy(path) as rows:
-        names = [*_COLUMNS, *(name for name in columns(path, rows, "store", _COLUMNS) if name == "expires_at")]
-        for row, *values in rows.execute(f"SELECT rowid, {', '.join(names)} FROM store ORDER BY updated_at, rowid"):
-            where, fields = f"{path}: table store, row {row}", dict(zip(names, values, strict=True))
+    events: dict[str, list[SourceEvent]] = {}
+    with open_sqlite_copy(path) as connection:
+        columns = [
+            *_COLUMNS,
+            *(name for name in require_columns(path, connection, "store", _COLUMNS) if name == "expires_at"),
+        ]
+        for row, *values in connection.execute(
+            f"SELECT rowid, {', '.join(columns)} FROM store ORDER BY updated_at, rowid"
+        ):
+            location, fields = f"{path}: table store, row {row}", dict(zip(columns, values, strict=True))
             try:
                 value = json.loads(fields["value"])
             except (TypeError, ValueError) as error:
-                raise DataError(f"{where}: value: not JSON: {error}") from error
+                raise DataError(f"{location}: value: not JSON: {error}") from error
             if not isinstance(value, dict):
-                raise DataError(f"{where}: value: an object is needed, not {value!r}")
-            content, rest = content_of(value)
-            time = log_time(where, fields["updated_at"] or fields["created_at"])
-            said = {"created_at": fields["created_at"]} if fields["created_at"] != fields["updated_at"] else {}
+                raise DataError(f"{location}: value: an object is needed, not {value!r}")
+            content, rest = split_content(value)
+            time = parse_log_time(location, fields["updated_at"] or fields["created_at"])
+            origin = {"created_at": fields["created_at"]} if fields["created_at"] != fields["updated_at"] else {}
             key = str(fields["key"])
             if not is_id(key):
-                said["key"] = key
-            metadata = plain(where, rest) | ({"langgraph": said} if said else {})
+                origin["key"] = key
+            metadata = require_json_fields(location, rest) | ({"langgraph": origin} if origin else {})
             operation = Operation(
                 "insert",
                 id=key if is_id(key) else None,
                 content=content,
                 timestamp=time or None,
                 metadata=metadata,
-                expires=log_time(where, fields.get("expires_at")) or None,
+                expires=parse_log_time(location, fields.get("expires_at")) or None,
             )
-            found.setdefault(fields["prefix"] or nowhere, []).append(Event(where, time, operation))
-    return found
+            events.setdefault(fields["prefix"] or default_namespace, []).append(SourceEvent(location, time, operation))
+    return events
 
 
-def content_of(value: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def split_content(value: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The text of an item, and what else its value holds."""
-    for name in TEXTS:
+    for name in TEXT_KEYS:
         text = value.get(name)
         rest = {key: item for key, item in value.items() if key != name}
         if isinstance(text, str) and text.strip():
             return text, rest
         if name == "content" and isinstance(text, Mapping):
-            inner, more = content_of(text)
-            return inner, {**more, **rest}
+            inner, inner_rest = split_content(text)
+            return inner, {**inner_rest, **rest}
     return json.dumps(value, ensure_ascii=False), {}

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 
 from memalpha.errors import DataError, DuplicateContent, StoreError
 from memalpha.store.io.importers import langgraph, mem0
-from memalpha.store.io.importers.base import SQLITE_MAGIC, Event, Imported, LeftOut, sqlite_copy
-from memalpha.store.io.jsonl import at_line
+from memalpha.store.io.importers.base import SQLITE_MAGIC, ImportReport, SkippedMemory, SourceEvent, open_sqlite_copy
+from memalpha.store.io.jsonl import locate_errors
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import MemoryState, plan
 from memalpha.types import Operation
@@ -23,10 +23,10 @@ from memalpha.types import Operation
 if TYPE_CHECKING:
     from memalpha.store.store import MemoryStore
 
-Form = Literal["mem0", "langgraph"]
+SourceFormat = Literal["mem0", "langgraph"]
 
 
-def form_of(path: str | Path) -> Form | None:
+def detect_format(path: str | Path) -> SourceFormat | None:
     """Whose store a file or folder is, by what is in it; None for something else. Raises `DataError` for an SQLite file
     of neither, and for one that cannot be read."""
     path = Path(path)
@@ -39,8 +39,8 @@ def form_of(path: str | Path) -> Form | None:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     if not head.startswith(SQLITE_MAGIC):
         return "mem0" if head.lstrip()[:1] == b"{" and b'"docstore"' in head else None
-    with sqlite_copy(path) as rows:
-        names = {name for (name,) in rows.execute("SELECT name FROM sqlite_master")}
+    with open_sqlite_copy(path) as connection:
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     if "store" in names:
         return "langgraph"
     if names & {"history", "points"}:
@@ -50,18 +50,20 @@ def form_of(path: str | Path) -> Form | None:
     raise DataError(f"{path}: an SQLite file without mem0's table history or points, or LangGraph's table store")
 
 
-def read_foreign(
-    path: str | Path, form: Form, nobody: str, *, history: str | Path | None = None
-) -> tuple[dict[str, list[Event]], list[str]]:
+def read_events(
+    path: str | Path, form: SourceFormat, default_namespace: str, *, history: str | Path | None = None
+) -> tuple[dict[str, list[SourceEvent]], list[str]]:
     """The events of another store by namespace, what belongs to nobody in `nobody`, and what else is to be known of it;
     `history`: mem0's, where it does not lie in the folder `path`. Raises `DataError` naming file, table and row."""
     notes: list[str] = []
     if form == "mem0":
-        return mem0.read(Path(path), None if history is None else Path(history), nobody, notes), notes
-    return langgraph.read(Path(path), nobody), notes
+        return mem0.read_events(Path(path), None if history is None else Path(history), default_namespace, notes), notes
+    return langgraph.read_events(Path(path), default_namespace), notes
 
 
-def import_foreign(store: MemoryStore, path: str | Path, form: Form, *, history: str | Path | None = None) -> Imported:
+def import_memories(
+    store: MemoryStore, path: str | Path, form: SourceFormat, *, history: str | Path | None = None
+) -> ImportReport:
     """Replay another store's memories into namespaces of `store` (see `mem0` and `langgraph` for which), all or none.
 
     Entries go to the first category of the schema. The log's times are those of the source, so the namespaces must be
@@ -69,76 +71,76 @@ def import_foreign(store: MemoryStore, path: str | Path, form: Form, *, history:
     entry is changed or deleted; what was left out to the end is listed. Raises `DataError` naming file, table and row,
     `StoreError` for a namespace with a log.
     """
-    done = Imported()
-    found, done.notes = read_foreign(path, form, store._rows.name, history=history)
-    logs = {name: _replayed(store.schema, name, events, done.left_out) for name, events in found.items()}
+    report = ImportReport()
+    events_by_namespace, report.notes = read_events(path, form, store._namespace.name, history=history)
+    logs = {name: _replay(store.schema, name, events, report.left_out) for name, events in events_by_namespace.items()}
     contents = {operation.content for log in logs.values() for _, operation in log if operation.content is not None}
-    vectors = store._vectors(sorted(contents))
-    with store._database.transaction(store._rows.name, *logs), store._now(write=True):
+    vectors = store._embed(sorted(contents))
+    with store._database.transaction(store._namespace.name, *logs), store._transaction(write=True):
         for name, log in logs.items():
-            rows = store.namespace(name)._rows
-            if rows.position:
+            namespace = store.namespace(name)._namespace
+            if namespace.position:
                 raise StoreError(f"namespace {name!r} has a log already: import into a new store")
             for time, operation in log:
-                rows.write(operation, vectors, time=time or None)
-            done.operations[name] = rows.position
-    return done
+                namespace.write(operation, vectors, time=time or None)
+            report.operations[name] = namespace.position
+    return report
 
 
-def _replayed(
-    schema: MemorySchema, namespace: str, events: Sequence[Event], left_out: list[LeftOut]
+def _replay(
+    schema: MemorySchema, namespace: str, events: Sequence[SourceEvent], left_out: list[SkippedMemory]
 ) -> list[tuple[str, Operation]]:
     """The operations that events come down to under the rules of a store, with their times."""
     state, log = MemoryState.empty(schema), []
-    wanted: dict[str, Operation] = {}  # what the source holds, as inserts, by its id
-    waiting: dict[str, list[str]] = {}  # ids of copies by content
+    inserts: dict[str, Operation] = {}  # what the source holds, as inserts, by its id
+    waiting_ids: dict[str, list[str]] = {}  # ids of copies by content
 
-    def make(time: str, operation: Operation) -> None:
+    def append(time: str, operation: Operation) -> None:
         nonlocal state
         change = plan(state, operation, state.position + 1)
         state = state.advance(change)
         log.append((time, change.operation))
         if change.ended is not None and (change.entry is None or change.entry.content != change.ended.content):
-            for id in waiting.pop(change.ended.content, []):
+            for id in waiting_ids.pop(change.ended.content, []):
                 if (
-                    id in wanted
+                    id in inserts
                     and id not in state.entries
-                    and (wanted[id].content or "").strip() == change.ended.content
+                    and (inserts[id].content or "").strip() == change.ended.content
                 ):
                     put(time, id)
 
     def put(time: str, id: str) -> None:
         """Make a memory live as the source holds it, if no other entry holds the same."""
-        live, operation = id in state.entries, wanted[id]
+        live, operation = id in state.entries, inserts[id]
         try:
-            make(time, replace(operation, kind="update") if live else operation)
+            append(time, replace(operation, kind="update") if live else operation)
         except DuplicateContent as same:
             if same.entry_id != id:
-                waiting.setdefault((operation.content or "").strip(), []).append(id)
+                waiting_ids.setdefault((operation.content or "").strip(), []).append(id)
                 if live:
-                    make(time, Operation("delete", id=id))
+                    append(time, Operation("delete", id=id))
 
-    for number, (where, time, operation) in enumerate(events):
-        with at_line(where):
+    for number, (location, time, operation) in enumerate(events):
+        with locate_errors(location):
             if operation.kind == "delete":
-                wanted.pop(operation.id or "", None)
+                inserts.pop(operation.id or "", None)
                 if operation.id in state.entries:
-                    make(time, operation)
+                    append(time, operation)
                 continue
             insert = replace(operation, kind="insert", category=schema.category_names[0])
             id = operation.id or f"{number}"
             if not (operation.content or "").strip():
-                left_out.append(LeftOut(namespace, operation.id, "", None))
+                left_out.append(SkippedMemory(namespace, operation.id, "", None))
             elif operation.id is not None:
-                wanted[id] = insert
+                inserts[id] = insert
                 put(time, id)
             else:
                 try:
-                    make(time, insert)
+                    append(time, insert)
                 except DuplicateContent as same:
-                    left_out.append(LeftOut(namespace, None, operation.content or "", same.entry_id))
-    for id, operation in wanted.items():
+                    left_out.append(SkippedMemory(namespace, None, operation.content or "", same.entry_id))
+    for id, operation in inserts.items():
         if id not in state.entries:
             same = state.find(schema.category_names[0], operation.content or "")
-            left_out.append(LeftOut(namespace, id, operation.content or "", same.id if same else None))
+            left_out.append(SkippedMemory(namespace, id, operation.content or "", same.id if same else None))
     return log
