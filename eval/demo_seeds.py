@@ -1,7 +1,7 @@
 """The demo over several seeds, and its control: `python eval/demo_seeds.py --out runs/seeds --jobs 2`.
 
 Each seed is the run of `./scripts/demo --seed N`. The control differs in one thing: during training its reader takes
-the newest of two live values instead of refusing both (`training_reader.conflicts=newest`); it is evaluated by the
+the newest of two live values instead of refusing both (`reward.reader.conflicts=newest`); it is evaluated by the
 same reader as all others. Writes `demo-seeds.json` and `demo-seeds.md` to --results. Runs that are complete are not
 run again.
 """
@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-CONTROL = ("training_reader.kind=policy", "training_reader.prompt=compact", "training_reader.conflicts=newest")
+CONTROL = ("reward.reader.kind=policy", "reward.reader.prompt=compact", "reward.reader.conflicts=newest")
 FIGURES = (
     *("accuracy", "update_accuracy", "retract_accuracy", "stale_rate", "update_hit", "delete_hit"),
     *("valid_calls", "memory_tokens", "update_share", "delete_share"),

@@ -18,7 +18,7 @@ import torch
 
 from memalpha import load_policy
 from memalpha.agent.builder import Builder, Start
-from memalpha.config import ERLConfig, TrainConfig, load_config
+from memalpha.config import ERLSettings, TrainConfig, load_config
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.evaluate import evaluate_memory
 from memalpha.qa.reader import load_reader
@@ -59,7 +59,7 @@ def measure(name: str, count: int, temperature: float) -> dict[str, Any]:
     groups = builder.build(tasks, 1, temperature, SEED)
     records = answers(groups)
     of_task = [one for group in group_records(groups, records) for one in group]
-    settings = ERLConfig(feedback_tokens=512, reflection_tokens=48)
+    settings = ERLSettings(feedback_tokens=512, reflection_tokens=48)
     tried = reflection_candidates(groups, records, 0, builder, settings)
     requests = memory_reflection_requests(
         builder, tried, [()] * len(tried), settings.reflection_tokens, temperature, SEED, 0

@@ -145,7 +145,7 @@ def step(arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
         "sample", lambda: MemoryCollector(builder, reader, rewards, config).collect_attempts([long_task()], 0)
     )
     samples = timed("annotate", lambda: GRPO(config).annotate(groups, learner))
-    stats = timed("update", lambda: learner.update(samples, config.learning_rate))
+    stats = timed("update", lambda: learner.update(samples, config.optimizer.learning_rate))
     folder = timed("checkpoint", lambda: save_checkpoint(out, 1, policy, learner, {}))
     trajectories = groups[0].trajectories
     return {
@@ -153,8 +153,8 @@ def step(arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
         "dtype": dtype,
         "threads": arguments.threads,
-        "gradient_checkpointing": config.gradient_checkpointing,
-        "microbatch_tokens": config.microbatch_tokens,
+        "gradient_checkpointing": config.compute.gradient_checkpointing,
+        "microbatch_tokens": config.compute.microbatch_tokens,
         "parameters": parameters,
         "trained": sum(parameter.numel() for parameter in learner.trainable.values()),
         "rows": len(samples),

@@ -4,7 +4,7 @@
 (`reward.beta=0.1`). Relative paths in a user's file are taken from the working directory.
 """
 
-from memalpha.config.algorithms import DPOConfig, ERLConfig, PPOConfig, RolloutDPOConfig
+from memalpha.config.algorithms import DPOConfig, ERLSettings, PPOConfig, RolloutDPOConfig
 from memalpha.config.common import (
     AgentConfig,
     BabiConfig,
@@ -17,6 +17,16 @@ from memalpha.config.common import (
 )
 from memalpha.config.evaluation import EVAL_K, EvalConfig
 from memalpha.config.files import build_config, load_config, merge, parse_overrides, read_config, shipped_configs
+from memalpha.config.groups import (
+    GROUPS,
+    SHORT_NAMES,
+    CheckpointConfig,
+    ComputeConfig,
+    LossConfig,
+    OptimizerConfig,
+    RLSamplingConfig,
+    expand_short_names,
+)
 from memalpha.config.learner import LearnerConfig, LoraConfig, RolloutConfig
 from memalpha.config.preferences import PreferenceConfig, RewardModelConfig
 from memalpha.config.reinforcement import ReinforcementConfig
@@ -30,19 +40,26 @@ from memalpha.config.training import (
 
 __all__ = [
     "EVAL_K",
+    "GROUPS",
+    "SHORT_NAMES",
     "AgentConfig",
     "BabiConfig",
+    "CheckpointConfig",
+    "ComputeConfig",
     "CurriculumConfig",
     "DPOConfig",
-    "ERLConfig",
+    "ERLSettings",
     "EndpointConfig",
     "EvalConfig",
     "JudgeConfig",
     "LearnerConfig",
     "LearntReward",
     "LoraConfig",
+    "LossConfig",
+    "OptimizerConfig",
     "PPOConfig",
     "PreferenceConfig",
+    "RLSamplingConfig",
     "ReaderConfig",
     "ReinforcementConfig",
     "RewardConfig",
@@ -55,6 +72,7 @@ __all__ = [
     "TrainConfig",
     "WorldConfig",
     "build_config",
+    "expand_short_names",
     "load_config",
     "merge",
     "parse_overrides",

@@ -66,7 +66,7 @@ class RolloutDPOConfig(DPOConfig):
     )
 
 
-class ERLConfig(Config):
+class ERLSettings(Config):
     """Of `algorithm: erl` alone, and of the rows that teach its roles (`algorithm: sft`, `source: erl`)."""
 
     algorithm: Literal[1, 2] = Field(
@@ -110,9 +110,17 @@ class ERLConfig(Config):
         description="text tasks: what the second reply is asked, with {prompt} and {reflection} (default: likewise; "
         "erl-trainer: retry_system_prompt)",
     )
+    feedback_func: str | None = Field(
+        default=None,
+        description="text tasks: module:name of a function (prompts, completions, **columns) -> list[str] that says "
+        "what is wrong with a reply (default: which rewards it lacks)",
+    )
+    tell_answer: bool = Field(
+        default=False, description="text tasks: the default feedback also gives the answer in the column `answer`"
+    )
 
     @model_validator(mode="after")
-    def _read(self) -> ERLConfig:
+    def _read(self) -> ERLSettings:
         """Refuse a setting that nothing reads."""
         without = {
             "enable_reflection": ("memory_size", "memory_top_k", "memory_retrieval"),
@@ -130,22 +138,22 @@ class ERLConfig(Config):
                     raise ValueError(f"{name}: has no place for {{{part}}}")
         if self.reflection_prompt is not None and not self.enable_reflection:
             raise ValueError("reflection_prompt: has no effect with enable_reflection=false; leave it out")
+        if self.feedback_func is not None and self.tell_answer:
+            raise ValueError("tell_answer: has no effect with feedback_func, which says what is told; leave it out")
         if self.memory_top_k > self.memory_size:
             raise ValueError(f"memory_top_k: more than memory_size={self.memory_size} cannot be shown")
         return self
 
 
-VETTED: Mapping[str, Mapping[str, Any]] = {
+VETTED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "grpo": {},
-    "rloo": {"scale_rewards": "none"},
+    "rloo": {"loss": {"scale_rewards": "none"}},
     "ppo": {
-        "loss_type": "dapo",
-        "scale_rewards": "none",
-        "group_size": 1,
-        "tasks_per_step": 64,
-        "num_iterations": 2,
+        "loss": {"loss_type": "dapo", "scale_rewards": "none"},
+        "sampling": {"group_size": 1, "tasks_per_step": 64},
+        "optimizer": {"num_iterations": 2},
     },
     "dpo": {},
     "erl": {},
 }
-"""Defaults of `TrainConfig` that differ by algorithm; what a configuration names itself wins."""
+"""Defaults that differ by algorithm, by group; settings that a configuration names win."""

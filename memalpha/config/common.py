@@ -151,6 +151,9 @@ class RewardConfig(Config):
         default="gold",
         description="what says whether a write is valid, for r4: the task's gold operations, or the judge",
     )
+    reader: ReaderConfig | None = Field(
+        default=None, description="another reader for the reward; evaluations keep the run's (default: the same)"
+    )
     judge: JudgeConfig | None = Field(default=None, description="for metric=judge and content=judge")
     model: LearntReward | None = Field(
         default=None, description="a reward model that scores the final memory beside the conversation, a component too"

@@ -7,40 +7,41 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from memalpha.config.algorithms import DPOConfig
-from memalpha.config.learner import LearnerConfig, one_length
+from memalpha.config.groups import (
+    ComputeConfig,
+    PairsEvaluationConfig,
+    PairsOptimizerConfig,
+    PreferenceOptimizerConfig,
+    RewardOptimizerConfig,
+)
+from memalpha.config.learner import LearnerConfig, check_one_length
 
 
 class PairsConfig(LearnerConfig):
-    """What runs on a file of pairs share."""
+    """Settings shared by runs on a file of pairs."""
 
     data: Path = Field(description="JSON Lines of prompt, chosen, rejected (or of chats: chosen, rejected)")
-    eval_data: Path | None = Field(
-        default=None, description="pairs that validate, in such a file (default: the last fifth of `data`)"
-    )
-    validation_pairs: int = Field(default=200, ge=0, description="how many pairs validate at most")
-    batch_pairs: int = Field(default=16, gt=0, description="pairs of an optimizer step")
-    epochs: float | None = Field(
-        default=1.0, gt=0.0, description="passes over the pairs, unless schedule_steps alone is given"
-    )
+    optimizer: PairsOptimizerConfig = PairsOptimizerConfig()
+    evaluation: PairsEvaluationConfig = PairsEvaluationConfig()
 
-    @model_validator(mode="before")
+    @field_validator("optimizer", mode="before")
     @classmethod
-    def _so_many_steps(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and given.get("schedule_steps") is not None and "epochs" not in given:
-            return {**given, "epochs": None}
-        return given
+    def _schedule_replaces_epochs(cls, optimizer: Any) -> Any:
+        if isinstance(optimizer, Mapping) and optimizer.get("schedule_steps") is not None and "epochs" not in optimizer:
+            return {**optimizer, "epochs": None}
+        return optimizer
 
     @model_validator(mode="after")
     def _within_schedule(self) -> PairsConfig:
-        """Overrides the base's check, which does not hold where `epochs` sets the length of the schedule."""
-        if self.epochs is None:
+        """Override the base's check, which does not hold where `epochs` sets the length of the schedule."""
+        if self.optimizer.epochs is None:
             super()._within_schedule()  # type: ignore[operator]
-        if self.eval_data is not None and not self.validation_pairs:
-            raise ValueError("eval_data: has no effect with validation_pairs=0; leave one of them out")
-        one_length(self)
+        if self.evaluation.data is not None and not self.evaluation.validation_pairs:
+            raise ValueError("evaluation.data: has no effect with validation_pairs=0; leave one of them out")
+        check_one_length(self.optimizer)
         return self
 
 
@@ -49,7 +50,7 @@ class PreferenceConfig(PairsConfig):
 
     algorithm: Literal["preferences"] = "preferences"
     dpo: DPOConfig = DPOConfig()
-    learning_rate: float = Field(default=1e-6, gt=0.0, description="for 100 million weights and more")
+    optimizer: PreferenceOptimizerConfig = PreferenceOptimizerConfig()
 
 
 class RewardModelConfig(PairsConfig):
@@ -72,7 +73,7 @@ class RewardModelConfig(PairsConfig):
         gt=0.0,
         description="weight of (chosen + rejected) squared, which keeps scores around 0 (arXiv 2312.09244; often 0.01)",
     )
-    learning_rate: float = Field(default=1e-4, gt=0.0)
+    optimizer: RewardOptimizerConfig = RewardOptimizerConfig()
 
     @model_validator(mode="after")
     def _worth_something(self) -> RewardModelConfig:
@@ -81,6 +82,8 @@ class RewardModelConfig(PairsConfig):
         for name, weight in self.objectives.items():
             if not name or not math.isfinite(weight):
                 raise ValueError(f"objectives: {name!r} with weight {weight}: a name and a finite number are needed")
-        if self.head_tokens != LearnerConfig.model_fields["head_tokens"].default:
-            raise ValueError("head_tokens: has no effect with algorithm=reward, which makes no logits; leave it out")
+        if self.compute.head_tokens != ComputeConfig.model_fields["head_tokens"].default:
+            raise ValueError(
+                "compute.head_tokens: has no effect with algorithm=reward, which makes no logits; leave it out"
+            )
         return self

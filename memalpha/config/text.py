@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from memalpha.config.common import Config
+from memalpha.config.groups import DatasetConfig, TaskEvaluationConfig, TextSamplingConfig
 from memalpha.config.reinforcement import ReinforcementConfig
 from memalpha.config.rewards import RewardPart
 
@@ -29,53 +30,29 @@ class CurriculumConfig(Config):
 
 
 class TextConfig(ReinforcementConfig):
-    """One reinforcement-learning run on text tasks. Names follow TRL's where the meaning is the same.
+    """One reinforcement-learning run on text tasks."""
 
-    Picking an `algorithm` and nothing else is its vetted setting (`config.algorithms.VETTED`).
-    """
-
-    task: Literal["text"] = Field(default="text", description="what tells this kind of run in a file")
+    task: Literal["text"] = Field(default="text", description="marks a run on text tasks")
     data: str | None = Field(
         default=None, description="arithmetic, programs, gsm8k, math, a file, a folder or a hub id (tasks.text)"
     )
-    data_folder: str | None = Field(default=None, description="gsm8k, math: a folder with its files, if not the hub")
-    eval_data: str | None = Field(
-        default=None,
-        description="held-out tasks, by such a name (default: the test split of a named set, a fifth of others)",
-    )
-    columns: dict[str, str] = Field(
-        default_factory=dict, description="which column is what, ours to theirs: {prompt: question, answer: target}"
-    )
-    limit: int | None = Field(default=None, gt=0, description="only the first tasks of data")
-    system_prompt: str | None = Field(default=None, description="comes first where a task has none of its own")
-    max_new_tokens: int = Field(default=256, gt=0, description="of a reply (TRL: max_completion_length)")
+    dataset: DatasetConfig = DatasetConfig()
+    evaluation: TaskEvaluationConfig = TaskEvaluationConfig()
+    sampling: TextSamplingConfig = TextSamplingConfig()
+    system_prompt: str | None = Field(default=None, description="system prompt of tasks that have none")
     rewards: tuple[RewardPart, ...] = Field(
         default=(), description="the parts of the reward; the first that applies says whether a reply is correct"
     )
     environment: str | None = Field(
-        default=None, description="module:name of a class with reset and step, in the place of rewards"
+        default=None, description="module:name of a class with reset and step, instead of rewards"
     )
-    max_turns: int = Field(default=16, gt=0, description="environment: where an episode ends that it does not end")
+    max_turns: int = Field(default=16, gt=0, description="environment: turns of an episode, at most")
     curriculum: CurriculumConfig | None = Field(default=None, description="easy tasks first (default: all at once)")
-    feedback_func: str | None = Field(
-        default=None,
-        description="algorithm=erl: module:name of a function (prompts, completions, **columns) -> list[str] that says "
-        "what is wrong with a reply (default: which rewards it lacks)",
-    )
-    tell_answer: bool = Field(
-        default=False, description="algorithm=erl: such feedback also tells what the column answer has"
-    )
 
     @model_validator(mode="after")
-    def _read(self) -> TextConfig:
-        """Refuse what nothing reads."""
+    def _check_environment(self) -> TextConfig:
         if self.environment is not None and self.rewards:
             raise ValueError("rewards: have no effect with an environment, which gives its own; leave one of them out")
         if self.environment is None and self.max_turns != type(self).model_fields["max_turns"].default:
             raise ValueError("max_turns: has no effect without an environment of your own; leave it out")
-        for name in ("feedback_func", "tell_answer"):
-            if getattr(self, name) and self.algorithm != "erl":
-                raise ValueError(f"{name}: has no effect with algorithm={self.algorithm}; leave it out")
-        if self.feedback_func is not None and self.tell_answer:
-            raise ValueError("tell_answer: has no effect with feedback_func, which says what is told; leave it out")
         return self

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from memalpha.config.algorithms import ERLConfig
+from memalpha.config.algorithms import ERLSettings
 from memalpha.config.common import (
     AgentConfig,
     BabiConfig,
@@ -18,7 +18,8 @@ from memalpha.config.common import (
     WorldConfig,
 )
 from memalpha.config.files import build_config, merge, read_config
-from memalpha.config.learner import RolloutConfig, one_length
+from memalpha.config.groups import MemoryEvaluationConfig, RowsOptimizerConfig, SFTEvaluationConfig, expand_short_names
+from memalpha.config.learner import RolloutConfig, check_one_length
 from memalpha.config.preferences import PreferenceConfig, RewardModelConfig
 from memalpha.config.reinforcement import ReinforcementConfig
 from memalpha.config.text import TextConfig
@@ -35,15 +36,9 @@ class RunConfig(RolloutConfig):
     train_on_evaluation_split: bool = Field(
         default=False, description="train on the evaluation split of a named data set, which is refused otherwise"
     )
-    eval_data: str | None = Field(
-        default=None,
-        description="held-out tasks: a data set's evaluation split, or a task file (default: the test split of "
-        "synthetic or babi, the last fifth of data otherwise)",
-    )
     world: WorldConfig = WorldConfig()
-    eval_world: WorldConfig | None = Field(default=None, description="held-out world; default: world with split=test")
     babi: BabiConfig = BabiConfig()
-    eval_babi: BabiConfig | None = Field(default=None, description="held-out streams of another shape (default: babi)")
+    evaluation: MemoryEvaluationConfig = MemoryEvaluationConfig()
     agent: AgentConfig = AgentConfig()
     reader: ReaderConfig = ReaderConfig()
     reward: RewardConfig = RewardConfig()
@@ -57,25 +52,20 @@ class RunConfig(RolloutConfig):
 
 
 class TrainConfig(ReinforcementConfig, RunConfig):
-    """One reinforcement-learning run of a memory writer. Names follow TRL's `GRPOConfig` where the meaning is the same.
+    """One reinforcement-learning run of a memory writer."""
 
-    Picking an `algorithm` and nothing else is its vetted setting (`config.algorithms.VETTED`).
-    """
-
-    training_reader: ReaderConfig | None = Field(
-        default=None, description="another reader for the reward only; evaluations keep `reader` (default: the same)"
-    )
+    evaluation: MemoryEvaluationConfig = MemoryEvaluationConfig()
 
     @model_validator(mode="after")
-    def _own_prompts(self) -> TrainConfig:
-        _no_templates(self.erl)
+    def _check_prompts(self) -> TrainConfig:
+        _check_no_text_settings(self.erl)
         return self
 
 
-def _no_templates(erl: ERLConfig | None) -> None:
-    for name in ("reflection_prompt", "retry_prompt"):
-        if erl is not None and getattr(erl, name) is not None:
-            raise ValueError(f"erl.{name}: is for text tasks; a memory writer has prompts of its own; leave it out")
+def _check_no_text_settings(erl: ERLSettings | None) -> None:
+    for name in ("reflection_prompt", "retry_prompt", "feedback_func", "tell_answer"):
+        if erl is not None and getattr(erl, name) != ERLSettings.model_fields[name].default:
+            raise ValueError(f"erl.{name}: is for text tasks; a memory writer has its own; leave it out")
 
 
 class SFTConfig(RunConfig):
@@ -88,16 +78,13 @@ class SFTConfig(RunConfig):
         "of group_size by reward), erl (second attempts and reflections: train.lessons), a run directory with "
         "turns.jsonl (its best rollouts), or a .jsonl file of rows",
     )
-    erl: ERLConfig | None = Field(default=None, description="source=erl: as in the run that is to follow")
+    erl: ERLSettings | None = Field(default=None, description="source=erl: as in the run that is to follow")
     tasks: int = Field(
         default=256, gt=0, description="gold, scripted, best, erl: training tasks of a round (of a file: all at most)"
     )
     rounds: int = Field(default=1, gt=0, description="best: sample new rows so often, with the weights of then")
-    batch_rows: int = Field(default=32, gt=0, description="rows of an optimizer step")
-    epochs: float | None = Field(
-        default=None, gt=0.0, description="passes over the rows, in the place of schedule_steps"
-    )
-    evaluate: bool = Field(default=True, description="answer questions of held-out tasks before and after")
+    optimizer: RowsOptimizerConfig = RowsOptimizerConfig()
+    evaluation: SFTEvaluationConfig = SFTEvaluationConfig()
 
     @property
     def tasks_per_step(self) -> int:
@@ -107,7 +94,7 @@ class SFTConfig(RunConfig):
     @model_validator(mode="after")
     def _within_schedule(self) -> SFTConfig:
         """Overrides the base's check, which does not hold where `epochs` sets the length of the schedule."""
-        if self.epochs is None:
+        if self.optimizer.epochs is None:
             super()._within_schedule()  # type: ignore[operator]
         if self.rounds > 1 and self.source != "best":
             raise ValueError(
@@ -116,16 +103,18 @@ class SFTConfig(RunConfig):
         if self.erl is not None and self.source != "erl":
             raise ValueError(f"erl: has no effect with source={self.source}; leave it out")
         for name in ("enable_reflection", "enable_internalization", "internalization_coef", "internalization_margin"):
-            if self.erl is not None and getattr(self.erl, name) != ERLConfig.model_fields[name].default:
+            if self.erl is not None and getattr(self.erl, name) != ERLSettings.model_fields[name].default:
                 raise ValueError(
                     f"erl.{name}: has no effect with source=erl, whose rows teach to reflect and to take advice; leave "
                     "it out"
                 )
-        _no_templates(self.erl)
-        one_length(self)
-        if self.source == "best" and self.epochs is not None:
-            raise ValueError("epochs: how many rows source=best will find is not known: set schedule_steps")
-        if self.rounds > self.schedule_steps:
+        _check_no_text_settings(self.erl)
+        if self.reward.reader is not None:
+            raise ValueError("reward.reader: has no effect with algorithm=sft; leave it out")
+        check_one_length(self.optimizer)
+        if self.source == "best" and self.optimizer.epochs is not None:
+            raise ValueError("optimizer.epochs: how many rows source=best will find is not known: set schedule_steps")
+        if self.rounds > self.optimizer.schedule_steps:
             raise ValueError(f"rounds: {self.rounds} rounds need at least as many schedule_steps")
         return self
 
@@ -140,27 +129,44 @@ KINDS: Mapping[str, type[AnyTraining]] = {
 
 
 def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, Any] | None = None) -> AnyTraining:
-    """The configuration of a training run, with overrides on top: of the kind that its `algorithm` has.
+    """Return the configuration of a training run, of the kind that its `algorithm` and `task` have.
 
-    An override of `init_from` takes the place of the configuration's `policy`, and the other way round; so do `epochs`
-    and `schedule_steps`.
+    An override of `init_from` replaces the configuration's `policy`, and the other way round; so do `optimizer.epochs`
+    and `optimizer.schedule_steps`.
+
+    Args:
+        config: A shipped configuration's name, a YAML file, or a configuration.
+        overrides: Settings on top of it, by full or short name.
+
+    Raises:
+        ConfigError: The configuration does not exist or a setting does not fit.
     """
-    over = dict(overrides or {})
     if isinstance(config, AnyTraining):
         base, label = config.model_dump(exclude_unset=True), "overrides"  # what was not set stays so, as if from a file
     else:
         base, label = read_config(config), str(config)
-    for pair in (("init_from", "policy"), ("epochs", "schedule_steps")):
-        for one, other in (pair, pair[::-1]):
-            if over.get(one) is not None and other not in over:
-                base = {key: value for key, value in base.items() if key != other}
+    try:
+        base, over = expand_short_names(base), expand_short_names(overrides or {})
+    except ValueError as error:
+        raise ConfigError(f"{label}: {error}") from error
+    _replace_counterpart(base, over, "init_from", "policy")
+    if isinstance(base.get("optimizer"), Mapping) and isinstance(over.get("optimizer"), Mapping):
+        base["optimizer"] = dict(base["optimizer"])
+        _replace_counterpart(base["optimizer"], over["optimizer"], "epochs", "schedule_steps")
     data = merge(base, over)
     if isinstance(config, AnyTraining):
         return build_config(type(config), data, label)
     if "task" in data:
         if data["task"] != "text":
             raise ConfigError(
-                f"{label}: task: {data['task']!r} is none: text, or leave it out to train a memory writer"
+                f"{label}: task: no task {data['task']!r}: write text, or leave it out to train a memory writer"
             )
         return build_config(TextConfig, data, label)
     return build_config(KINDS.get(str(data.get("algorithm")), TrainConfig), data, label)
+
+
+def _replace_counterpart(base: dict[str, Any], over: Mapping[str, Any], first: str, second: str) -> None:
+    """Drop from `base` the one of two settings that exclude each other if `over` gives the other alone."""
+    for name, counterpart in ((first, second), (second, first)):
+        if over.get(name) is not None and counterpart not in over:
+            base.pop(counterpart, None)

@@ -95,17 +95,17 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
         "reader": reader.model_dump(),
         "metric": None if run_config.reward.metric in ("question", "cited") else run_config.reward.metric,
         "judge": None if run_config.reward.judge is None else run_config.reward.judge.model_dump(),
-        "device": run_config.device,
-        "dtype": run_config.dtype,
+        "device": run_config.compute.device,
+        "dtype": run_config.compute.dtype,
     }
-    if run_config.eval_data is not None:
-        fields["data"] = run_config.eval_data
+    if run_config.evaluation.data is not None:
+        fields["data"] = run_config.evaluation.data
     elif "data" not in overrides and run_config.data == "synthetic":
-        world = run_config.eval_world or run_config.world.model_copy(update={"split": "test"})
-        fields |= {"benchmark": "synthetic", "world": world.model_dump(), "limit": run_config.eval_tasks}
+        world = run_config.evaluation.world or run_config.world.model_copy(update={"split": "test"})
+        fields |= {"benchmark": "synthetic", "world": world.model_dump(), "limit": run_config.evaluation.tasks}
     elif "data" not in overrides and run_config.data == "babi":
-        streams = run_config.eval_babi or run_config.babi
-        fields |= {"benchmark": "babi", "babi": streams.model_dump(), "limit": run_config.eval_tasks}
+        streams = run_config.evaluation.babi or run_config.babi
+        fields |= {"benchmark": "babi", "babi": streams.model_dump(), "limit": run_config.evaluation.tasks}
     settings = build_config(EvalConfig, merge(fields, overrides), str(run))
     if TRAINED_SYSTEM not in settings.systems:
         return settings

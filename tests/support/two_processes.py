@@ -105,18 +105,18 @@ def measure(case: dict[str, Any], world: World = SINGLE_PROCESS) -> dict[str, An
         model,
         config,
         LossSettings.from_config(config),
-        reference=config.beta > 0,
+        reference=config.loss.beta > 0,
         value_learning_rate=rate,
         world=world,
     )
-    samples = rows(case.get("lengths", UNEVEN), config.entropy_coef)
+    samples = rows(case.get("lengths", UNEVEN), config.loss.entropy_coef)
     if "values" in case:
         samples = [replace(row, values=0 * row.pg, returns=row.advantages + 1, vf=row.pg) for row in samples]
     found: dict[str, Any] = {"forward": learner.forward(samples)}
-    if config.beta:
+    if config.loss.beta:
         found["reference"] = learner.forward(samples, reference=True)
         samples = [
-            replace(row, reference=values, kl=row.pg * np.float32(config.beta))
+            replace(row, reference=values, kl=row.pg * np.float32(config.loss.beta))
             for row, values in zip(samples, found["reference"], strict=True)
         ]
     found["stats"] = learner.forward_backward(normalize(samples, "constant"))

@@ -63,7 +63,7 @@ def test_a_training_reader_is_for_the_reward_only(small, monkeypatch):
     monkeypatch.setattr(ExtractiveReader, "answer", count)
     settings = small(max_steps=1, training_reader={"kind": "extractive", "conflicts": "newest"})
     summary = train(settings)
-    rollouts = settings.group_size * sum(len(task.questions) for task in TaskSource(settings).batch(0))
+    rollouts = settings.sampling.group_size * sum(len(task.questions) for task in TaskSource(settings).batch(0))
     assert asked["newest"] == rollouts, "the steps' rollouts"
     assert asked["refuse"] >= 4 * summary["questions"], "every evaluation"
 

@@ -48,9 +48,11 @@ POLICY_GRADIENT_ALGORITHMS = ("grpo", "rloo")
 def memory_collector(config: TrainConfig) -> MemoryCollector:
     """Build policy, writer, reader and reward of a memory run's configuration, for `MultiContextGRPOTrainer`."""
     policy = trainable_policy(config)
-    reader, reader_policy = config.training_reader or config.reader, None
+    reader, reader_policy = config.reward.reader or config.reader, None
     if reader.kind == "policy":
-        reader_policy = load_policy(reader.policy or config.policy, dtype=config.dtype, device=config.device)
+        reader_policy = load_policy(
+            reader.policy or config.policy, dtype=config.compute.dtype, device=config.compute.device
+        )
         if isinstance(reader_policy, TransformersPolicy):
             reader_policy.model.requires_grad_(False)
         reader = in_own_style(reader, reader_policy)
@@ -179,8 +181,8 @@ def _check_agreement(config: ReinforcementConfig, args: GRPOConfig) -> None:
             f"choose {' or '.join(POLICY_GRADIENT_ALGORITHMS)}"
         )
     for name, memalpha_value, trl_value in (
-        ("temperature", config.temperature, args.temperature),
-        ("num_generations", config.group_size, args.num_generations),
+        ("temperature", config.sampling.temperature, args.temperature),
+        ("num_generations", config.sampling.group_size, args.num_generations),
     ):
         if memalpha_value != trl_value:
             raise ConfigError(
@@ -195,9 +197,9 @@ def _check_agreement(config: ReinforcementConfig, args: GRPOConfig) -> None:
     if args.pad_to_multiple_of is not None:
         raise ConfigError("pad_to_multiple_of: rows are padded to the longest here; leave it out")
     for name in ("beta", "entropy_coef"):
-        if getattr(config, name):
+        if getattr(config.loss, name):
             raise ConfigError(f"{name}: is TRL's here: set it in GRPOConfig, and leave it out of the collector's")
-    if config.old_logprobs != "sampled":
+    if config.loss.old_logprobs != "sampled":
         raise ConfigError("old_logprobs: the ratio's denominator is the sampler's record here; leave it out")
     if args.use_vllm or args.eval_strategy != "no":
         raise ConfigError("use_vllm, eval_strategy: memalpha samples and evaluates here; leave them out")

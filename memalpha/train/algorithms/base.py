@@ -45,7 +45,7 @@ class Algorithm(ABC):
     @property
     def needs_reference(self) -> bool:
         """True if `annotate` or `refresh` asks for log-probs of the start policy."""
-        return self.config.beta > 0
+        return self.config.loss.beta > 0
 
     @property
     def value_learning_rate(self) -> float | None:
@@ -116,7 +116,7 @@ def compute_old_logprobs(
     Returns:
         One array (T,) per row.
     """
-    return score.forward(rows) if config.old_logprobs == "recomputed" else [row.logprobs for row in rows]
+    return score.forward(rows) if config.loss.old_logprobs == "recomputed" else [row.logprobs for row in rows]
 
 
 def add_reference_kl(
@@ -133,18 +133,18 @@ def add_reference_kl(
     Returns:
         The rows, and for `kl_in="reward"` one array (T,) per row of `beta` times the KL estimate, else None.
     """
-    if not config.beta:
+    if not config.loss.beta:
         return rows, None
     references = score.forward(rows, reference=True)
     rows = [replace(row, reference=reference) for row, reference in zip(rows, references, strict=True)]
-    if config.kl_in == "loss":
-        return [replace(row, kl=row.pg * np.float32(config.beta)) for row in rows], None
+    if config.loss.kl_in == "loss":
+        return [replace(row, kl=row.pg * np.float32(config.loss.beta)) for row in rows], None
     old = compute_old_logprobs(rows, score, config) if old is None else old
     estimates = [
-        kl_estimate(torch.from_numpy(logprobs), torch.from_numpy(reference), config.kl_estimator).numpy()
+        kl_estimate(torch.from_numpy(logprobs), torch.from_numpy(reference), config.loss.kl_estimator).numpy()
         for logprobs, reference in zip(old, references, strict=True)
     ]
-    return rows, [config.beta * estimate for estimate in estimates]
+    return rows, [config.loss.beta * estimate for estimate in estimates]
 
 
 def turn_penalties(

@@ -39,7 +39,7 @@ from typing import Any
 
 import numpy as np
 
-from memalpha.config import ERLConfig, ReinforcementConfig
+from memalpha.config import ERLSettings, ReinforcementConfig
 from memalpha.qa.records import Record
 from memalpha.train.algorithms.base import Scorer
 from memalpha.train.algorithms.grpo import GRPO
@@ -55,7 +55,7 @@ class ERL(GRPO):
 
     def __init__(self, config: ReinforcementConfig) -> None:
         super().__init__(config)
-        self.settings = config.erl or ERLConfig()
+        self.settings = config.erl or ERLSettings()
         self.state: dict[str, Any] = {"reflections": []}
         self._pending: tuple[list[dict[str, Any]], dict[str, Any]] = ([], {})
 

@@ -43,18 +43,18 @@ class GRPO(Algorithm):
     def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
         """Return one row per turn, in the order of groups, trajectories, turns; `score` is used if `beta` is set."""
         config = self.config
-        rows, costs = add_reference_kl(build_rows(groups, config.entropy_coef), score, config)
+        rows, costs = add_reference_kl(build_rows(groups, config.loss.entropy_coef), score, config)
         extra_rewards = turn_penalties(groups, costs)
         divisor = None
-        if config.scale_rewards == "batch":
-            divisor = reward_std(groups, extra_rewards) + config.advantage_floor
+        if config.loss.scale_rewards == "batch":
+            divisor = reward_std(groups, extra_rewards) + config.loss.advantage_floor
         advantages = [
             value
             for group, group_extra in zip(groups, extra_rewards, strict=True)
             for turn_advantages in group_advantages(
                 group,
-                scale="group" if config.scale_rewards == "group" else "none",
-                floor=config.advantage_floor,
+                scale="group" if config.loss.scale_rewards == "group" else "none",
+                floor=config.loss.advantage_floor,
                 extra_rewards=group_extra,
             )
             for value in turn_advantages

@@ -45,19 +45,19 @@ class PPO(Algorithm):
     def __init__(self, config: ReinforcementConfig) -> None:
         super().__init__(config)
         self.settings = config.ppo or PPOConfig()
-        self.state = {"beta": config.beta, "level": None}
+        self.state = {"beta": config.loss.beta, "level": None}
         self._next_state, self._metrics = self.state, dict[str, float]()
 
     @property
     def value_learning_rate(self) -> float:
         """Learning rate of the value head."""
-        return self.settings.value_learning_rate or 10 * self.config.learning_rate
+        return self.settings.value_learning_rate or 10 * self.config.optimizer.learning_rate
 
     def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
         """Return one row per turn, in the order of groups, trajectories, turns, with values, returns and advantages."""
         settings, beta, level = self.settings, self.state["beta"], self.state["level"]
-        config = self.config.model_copy(update={"beta": beta})
-        rows = build_rows(groups, config.entropy_coef)
+        config = self.config.replace(beta=beta)
+        rows = build_rows(groups, config.loss.entropy_coef)
         old = compute_old_logprobs(rows, score, config) if beta else []
         rows, costs = add_reference_kl(rows, score, config, old)
         episodes = [trajectory for group in groups for trajectory in group.trajectories]

@@ -39,7 +39,7 @@ class RLOO(Algorithm):
 
     def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
         """Return one row per turn, in the order of groups, trajectories, turns; `score` is used if `beta` is set."""
-        rows, costs = add_reference_kl(build_rows(groups, self.config.entropy_coef), score, self.config)
+        rows, costs = add_reference_kl(build_rows(groups, self.config.loss.entropy_coef), score, self.config)
         advantages = [
             value
             for group, group_extra in zip(groups, turn_penalties(groups, costs), strict=True)

@@ -35,11 +35,11 @@ def scheduled_learning_rate(step: int, config: LearnerConfig) -> float:
 
     The decay covers the last `decay_fraction` of `schedule_steps`.
     """
-    warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-    decay_steps = config.decay_fraction * config.schedule_steps
-    steps_left = config.schedule_steps - step
+    warmup = min(1.0, (step + 1) / config.optimizer.warmup_steps) if config.optimizer.warmup_steps else 1.0
+    decay_steps = config.optimizer.decay_fraction * config.optimizer.schedule_steps
+    steps_left = config.optimizer.schedule_steps - step
     decay = min(1.0, max(0.0, steps_left / decay_steps)) if decay_steps else 1.0
-    return config.learning_rate * min(warmup, decay)
+    return config.optimizer.learning_rate * min(warmup, decay)
 
 
 class Engine(BaseEngine):
@@ -80,14 +80,14 @@ class Engine(BaseEngine):
         frozen = copy.deepcopy(model).requires_grad_(False) if reference and self._reference_model is None else None
         scorer = self._make_scorer(trained, values=value_learning_rate is not None)
         self.scorer = self._wrap_scorer(scorer)
-        if frozen is not None and config.dtype == "bfloat16":
+        if frozen is not None and config.compute.dtype == "bfloat16":
             _cast_linear_layers(frozen)
         self.reference = None if frozen is None else self._wrap_scorer(self._make_scorer(frozen))
         if value_learning_rate is None or scorer.value_head is None:
             self._make_optimizer()
         else:
             head = dict(scorer.value_head.named_parameters(prefix="value_head"))
-            self._make_optimizer(head, value_learning_rate / config.learning_rate)
+            self._make_optimizer(head, value_learning_rate / config.optimizer.learning_rate)
 
     def forward(self, samples: Sequence[TrainingSample], *, reference: bool = False) -> list[np.ndarray]:
         """Return log-probs (T,) of each row's completion tokens at the row's temperature.
@@ -124,7 +124,7 @@ class Engine(BaseEngine):
         rows_by_index: list[tuple[int, np.ndarray]] = []
         with torch.no_grad():
             for part, is_live in self.world.assign_microbatches(
-                split_micro_batches(samples, self.config.microbatch_tokens)
+                split_micro_batches(samples, self.config.compute.microbatch_tokens)
             ):
                 batch = pack([samples[i] for i in part], self._device)
                 result = scorer(batch.input_ids, batch.positions, batch.targets, batch.temperature)[output]
@@ -175,7 +175,9 @@ class Engine(BaseEngine):
         """
         totals = np.zeros(1 + len(STATS))
         log_ratios: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
-        microbatches = self.world.assign_microbatches(split_micro_batches(samples, self.config.microbatch_tokens))
+        microbatches = self.world.assign_microbatches(
+            split_micro_batches(samples, self.config.compute.microbatch_tokens)
+        )
         for number, (part, is_live) in enumerate(microbatches, start=1):
             batch = pack([samples[i] for i in part], self._device)
             with self.world.accumulate(self.scorer, number == len(microbatches)):
@@ -222,9 +224,9 @@ class Engine(BaseEngine):
         config = self.config
         return TokenScorer(
             model,
-            head_tokens=config.head_tokens,
-            autocast=config.dtype == "bfloat16",
-            checkpointing=config.gradient_checkpointing,
+            head_tokens=config.compute.head_tokens,
+            autocast=config.compute.dtype == "bfloat16",
+            checkpointing=config.compute.gradient_checkpointing,
             values=values,
         )
 

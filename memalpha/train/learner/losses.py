@@ -77,19 +77,19 @@ class LossSettings:
     @classmethod
     def from_config(cls, config: ReinforcementConfig) -> LossSettings:
         """Return the settings of a reinforcement-learning run."""
-        cispo = config.loss_type == "cispo"
+        cispo = config.loss.loss_type == "cispo"
         sequence_level: Literal["mean", "product"] = "product" if config.algorithm == "rloo" else "mean"
         return cls(
-            epsilon=config.epsilon,
-            epsilon_high=config.epsilon_high or (CISPO_CAP if cispo else None),
-            delta=config.delta,
+            epsilon=config.loss.epsilon,
+            epsilon_high=config.loss.epsilon_high or (CISPO_CAP if cispo else None),
+            delta=config.loss.delta,
             objective="cispo" if cispo else "clip",
-            level="token" if config.importance_sampling_level == "token" else sequence_level,
-            normalizer=NORMALIZERS[config.loss_type],
-            constant=config.loss_constant,
+            level="token" if config.loss.importance_sampling_level == "token" else sequence_level,
+            normalizer=NORMALIZERS[config.loss.loss_type],
+            constant=config.loss.loss_constant,
             ce_normalizer="unit" if config.algorithm == "dpo" else None,
-            kl_estimator=config.kl_estimator,
-            use_bias_correction_kl=config.use_bias_correction_kl,
+            kl_estimator=config.loss.kl_estimator,
+            use_bias_correction_kl=config.loss.use_bias_correction_kl,
             cliprange_value=None if config.ppo is None else config.ppo.cliprange_value,
         )
 

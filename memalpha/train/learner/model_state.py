@@ -41,7 +41,7 @@ class BaseEngine:
         self.world = world
         self._cast_weights(model)
         # FSDP shards in place, so shard a copy: sampler and checkpoints need the full weights.
-        self.trained = copy.deepcopy(model) if world.size > 1 and config.sharding == "fsdp" else model
+        self.trained = copy.deepcopy(model) if world.size > 1 and config.compute.sharding == "fsdp" else model
         self.trainable: dict[str, nn.Parameter] = {}
         self.value_head: dict[str, nn.Parameter] = {}
 
@@ -51,7 +51,9 @@ class BaseEngine:
         Raises:
             TrainingError: The norm is not finite.
         """
-        norm = float(full_tensor(nn.utils.clip_grad_norm_(self.trainable.values(), self.config.max_grad_norm)))
+        norm = float(
+            full_tensor(nn.utils.clip_grad_norm_(self.trainable.values(), self.config.optimizer.max_grad_norm))
+        )
         if not math.isfinite(norm):
             raise TrainingError(f"the gradient norm is {norm}: lower learning_rate or check the rewards")
         for group in self.optimizer.param_groups:
@@ -125,16 +127,16 @@ class BaseEngine:
             self.trainable |= self.value_head
         self.optimizer = torch.optim.AdamW(
             groups,
-            lr=config.learning_rate,
-            betas=config.adam_betas,
-            weight_decay=config.weight_decay,
+            lr=config.optimizer.learning_rate,
+            betas=config.optimizer.adam_betas,
+            weight_decay=config.optimizer.weight_decay,
             fused=True,  # one pass over the weights, no temporaries
         )
 
     def _wrap_scorer(self, scorer: Any) -> nn.Module:
         """Wrap a model's scorer for the processes of the run."""
         return self.world.wrap_module(
-            scorer, list(unwrap_peft(scorer.model)._no_split_modules or ()), self.config.sharding
+            scorer, list(unwrap_peft(scorer.model)._no_split_modules or ()), self.config.compute.sharding
         )
 
     @property
@@ -146,5 +148,5 @@ class BaseEngine:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
-            elif self.config.dtype == "bfloat16":
+            elif self.config.compute.dtype == "bfloat16":
                 parameter.data = parameter.data.to(torch.bfloat16)

@@ -46,9 +46,9 @@ class RewardEngine(BaseEngine):
         self.center = config.center_rewards_coefficient or 0.0
         self._objective_weights = torch.tensor(list(head.objectives.values()), device=model.device)
         self._pad_id = model.config.get_text_config().pad_token_id
-        autocast = config.dtype == "bfloat16"
+        autocast = config.compute.dtype == "bfloat16"
         scorer = _CheckpointedScorer(
-            self.trained, head.pooling, autocast=autocast, checkpointing=config.gradient_checkpointing
+            self.trained, head.pooling, autocast=autocast, checkpointing=config.compute.gradient_checkpointing
         )
         self.scorer = self._wrap_scorer(scorer)
         self._make_optimizer()
@@ -61,7 +61,7 @@ class RewardEngine(BaseEngine):
         scores_by_item: list[tuple[int, np.ndarray]] = []
         with torch.no_grad():
             for part, is_live in self.world.assign_microbatches(
-                split_microbatches(items, self.config.microbatch_tokens)
+                split_microbatches(items, self.config.compute.microbatch_tokens)
             ):
                 values = self._score_rows([items[i] for i in part]).cpu().numpy()
                 counts = np.cumsum([len(items[i].rows) for i in part])[:-1]
@@ -79,7 +79,7 @@ class RewardEngine(BaseEngine):
     def forward_backward(self, items: Sequence[RewardExample]) -> list[np.ndarray]:
         """Add the gradient of the mean loss over a step's items; returns their scores as `scores` does."""
         scores_by_item: list[tuple[int, np.ndarray]] = []
-        microbatches = self.world.assign_microbatches(split_microbatches(items, self.config.microbatch_tokens))
+        microbatches = self.world.assign_microbatches(split_microbatches(items, self.config.compute.microbatch_tokens))
         for number, (part, is_live) in enumerate(microbatches, start=1):
             microbatch = [items[i] for i in part]
             with self.world.accumulate(self.scorer, number == len(microbatches)):

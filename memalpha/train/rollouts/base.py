@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from memalpha.agent.rollout import Start
-from memalpha.config import ERLConfig
+from memalpha.config import ERLSettings
 from memalpha.errors import RewardError
 from memalpha.policy.base import Policy
 from memalpha.qa.records import Record
@@ -117,7 +117,7 @@ class RolloutCollector(Protocol[AnyTask]):
         ...
 
     def reflection_candidates(
-        self, groups: Sequence[TrajectoryGroup[AnyTask]], records: Sequence[Record], first: int, settings: ERLConfig
+        self, groups: Sequence[TrajectoryGroup[AnyTask]], records: Sequence[Record], first: int, settings: ERLSettings
     ) -> list[ReflectionCandidate]:
         """Return the attempts to reflect on, with feedback.
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from random import Random
 from typing import Protocol, TypeVar
 
+from memalpha.config.groups import PairsOptimizerConfig, RowsOptimizerConfig
 from memalpha.errors import ConfigError
 
 T = TypeVar("T")
@@ -16,9 +17,10 @@ T = TypeVar("T")
 class EpochConfig(Protocol):
     """Configuration fields that decide how many steps a run takes."""
 
-    epochs: float | None
     max_steps: int | None
-    schedule_steps: int
+
+    @property
+    def optimizer(self) -> RowsOptimizerConfig | PairsOptimizerConfig: ...
 
 
 def shuffled_item(items: Sequence[T], index: int, seed: str) -> T:
@@ -44,11 +46,13 @@ def schedule_steps(config: EpochConfig, item_count: int, batch_size: int) -> int
     Raises:
         ConfigError: `max_steps` is larger than the steps that `epochs` gives.
     """
-    if config.epochs is None:
-        return config.schedule_steps
-    steps = math.ceil(config.epochs * item_count / batch_size)
+    if config.optimizer.epochs is None:
+        return config.optimizer.schedule_steps
+    steps = math.ceil(config.optimizer.epochs * item_count / batch_size)
     if config.max_steps is not None and config.max_steps > steps:
-        raise ConfigError(f"max_steps: {config.max_steps} is beyond the {steps} steps of epochs={config.epochs}")
+        raise ConfigError(
+            f"max_steps: {config.max_steps} is beyond the {steps} steps of epochs={config.optimizer.epochs}"
+        )
     return steps
 
 

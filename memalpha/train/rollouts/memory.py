@@ -12,7 +12,7 @@ import numpy as np
 from memalpha.agent.builder import Builder
 from memalpha.agent.reader import Answer, Conflicts, Item, Reader, Reading
 from memalpha.agent.rollout import Start
-from memalpha.config import ERLConfig, RunConfig
+from memalpha.config import ERLSettings, RunConfig
 from memalpha.policy.base import Policy
 from memalpha.policy.endpoints.policy import EndpointPolicy
 from memalpha.qa.evaluate import score_groups, texts_to_embed
@@ -74,7 +74,12 @@ class MemoryCollector:
         index, shard = self.world.shard(tasks, offset)
         config = self.config
         return self.builder.build(
-            shard, config.group_size, config.temperature, seed=config.seed, step=step, first=first + index
+            shard,
+            config.sampling.group_size,
+            config.sampling.temperature,
+            seed=config.seed,
+            step=step,
+            first=first + index,
         )
 
     def background_scoring(self) -> Scoring:
@@ -108,7 +113,7 @@ class MemoryCollector:
         return accuracy(records)
 
     def reflection_candidates(
-        self, groups: Sequence[TrajectoryGroup], records: Sequence[Record], first: int, settings: ERLConfig
+        self, groups: Sequence[TrajectoryGroup], records: Sequence[Record], first: int, settings: ERLSettings
     ) -> list[ReflectionCandidate]:
         """Return the attempts to reflect on; see `reflection.reflection_candidates`.
 
@@ -128,7 +133,7 @@ class MemoryCollector:
 
     def sample_retries(self, starts: Sequence[Start[Task]], step: int) -> list[Trajectory]:
         """Sample second attempts at the tasks, without scoring them."""
-        return self.builder.run(starts, self.config.temperature, self.config.seed, step, role="retry")
+        return self.builder.run(starts, self.config.sampling.temperature, self.config.seed, step, role="retry")
 
     def without_advice(self, trajectory: Trajectory) -> list[SampleRequest]:
         """Return each turn's prompt without advice; see `Builder.without_advice`."""

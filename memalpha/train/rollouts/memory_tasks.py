@@ -44,7 +44,11 @@ class TaskSource:
     def __init__(self, config: TrainConfig | SFTConfig) -> None:
         self.config = config
         self.file_tasks: list[Task] = []
-        eval_tasks = None if config.eval_data is None else load_evaluation_tasks(config.eval_data, config.eval_tasks)
+        eval_tasks = (
+            None
+            if config.evaluation.data is None
+            else load_evaluation_tasks(config.evaluation.data, config.evaluation.tasks)
+        )
         if config.train_on_evaluation_split and config.data in ("synthetic", "babi"):
             raise ConfigError(
                 f"train_on_evaluation_split: has no effect with data={config.data}, which trains on its training split "
@@ -54,21 +58,23 @@ class TaskSource:
             if config.world.split == "test":
                 raise ConfigError("world.split: the test split is for evaluation only; train with split=train")
             world = config.world.model_copy(update={"pseudo_values": 0.0})
-            self.validation = synthetic.tasks(world, HELD_OUT_SEED, 0, config.validation_tasks)
-            test = config.eval_world or config.world.model_copy(update={"split": "test"})
-            self.held_out = eval_tasks or synthetic.tasks(test, HELD_OUT_SEED, 0, config.eval_tasks)
+            self.validation = synthetic.tasks(world, HELD_OUT_SEED, 0, config.evaluation.validation_tasks)
+            test = config.evaluation.world or config.world.model_copy(update={"split": "test"})
+            self.held_out = eval_tasks or synthetic.tasks(test, HELD_OUT_SEED, 0, config.evaluation.tasks)
         elif config.data == "babi":
-            self.validation = babi.streams(config.babi, "validation", 0, 0, config.validation_tasks)
-            test = config.eval_babi or config.babi
+            self.validation = babi.streams(config.babi, "validation", 0, 0, config.evaluation.validation_tasks)
+            test = config.evaluation.babi or config.babi
             self.held_out = eval_tasks or babi.streams(
-                test, "test", 0, 0, min(config.eval_tasks, babi.streams_per_epoch(test))
+                test, "test", 0, 0, min(config.evaluation.tasks, babi.streams_per_epoch(test))
             )
         else:
             file_tasks = load_training_tasks(config.data, on_evaluation_split=config.train_on_evaluation_split)
             _check_task_count(file_tasks, config)
-            cut = len(file_tasks) if eval_tasks else len(file_tasks) - min(config.eval_tasks, len(file_tasks) // 5)
+            cut = (
+                len(file_tasks) if eval_tasks else len(file_tasks) - min(config.evaluation.tasks, len(file_tasks) // 5)
+            )
             file_tasks, self.held_out = file_tasks[:cut], eval_tasks or file_tasks[cut:]
-            cut = len(file_tasks) - min(config.validation_tasks, max(1, len(file_tasks) // 5))
+            cut = len(file_tasks) - min(config.evaluation.validation_tasks, max(1, len(file_tasks) // 5))
             self.file_tasks, self.validation = file_tasks[:cut], file_tasks[cut:]
             if not any(task.questions for task in self.file_tasks):
                 raise DataError(
@@ -78,7 +84,7 @@ class TaskSource:
         if eval_tasks:
             self._check_no_overlap(eval_tasks)
         if not any(task.questions for task in self.held_out):
-            source = f"eval_data: {config.eval_data}" if eval_tasks else f"data: the last fifth of {config.data}"
+            source = f"eval_data: {config.evaluation.data}" if eval_tasks else f"data: the last fifth of {config.data}"
             raise ConfigError(f"{source} holds no question, so nothing can be evaluated")
 
     def batch(self, position: int) -> list[Task]:
@@ -124,7 +130,7 @@ class TaskSource:
 
     def _tasks_by_origin(self) -> list[tuple[str, list[Task]]]:
         """Return the tasks that were read from files, each list with its key and file."""
-        data, eval_data = self.config.data, self.config.eval_data
+        data, eval_data = self.config.data, self.config.evaluation.data
         origins = [(f"data: {data}", [*self.file_tasks, *self.validation])] if self.file_tasks else []
         if eval_data or self.file_tasks:
             origins.append((f"eval_data: {eval_data}" if eval_data else f"data: {data}", self.held_out))
@@ -138,7 +144,7 @@ class TaskSource:
         data sets both number their rows from 0, so their ids are not compared.
         """
         config, trained = self.config, [*self.file_tasks, *self.validation]
-        by_text_alone = config.eval_data in MODULES and bool(self.file_tasks) and config.data in MODULES
+        by_text_alone = config.evaluation.data in MODULES and bool(self.file_tasks) and config.data in MODULES
         ids = set() if by_text_alone else {task.id for task in trained}
         texts = {
             chunk.render(): task.id for task in (trained if by_text_alone else self.file_tasks) for chunk in task.chunks
@@ -154,13 +160,15 @@ class TaskSource:
                 and task.id.startswith(generated_prefix)
                 and task.id.removeprefix(generated_prefix).isdigit()
             ):
-                raise ConfigError(f"eval_data: task {task.id!r} of {config.eval_data} is among the training tasks")
+                raise ConfigError(
+                    f"eval_data: task {task.id!r} of {config.evaluation.data} is among the training tasks"
+                )
             chunk_texts = [chunk.render() for chunk in task.chunks]
             shared = sorted((text for text in chunk_texts if text in texts), key=len)
             if shared and 2 * sum(map(len, shared)) >= sum(map(len, chunk_texts)):
                 raise ConfigError(
-                    f"eval_data: {len(shared)} of {len(chunk_texts)} chunks of task {task.id!r} of {config.eval_data}, "
-                    f"half of its text or more, are word for word in training tasks "
+                    f"eval_data: {len(shared)} of {len(chunk_texts)} chunks of task {task.id!r} of "
+                    f"{config.evaluation.data}, half of its text or more, are word for word in training tasks "
                     f"(the longest in {texts[shared[-1]]!r}): held-out tasks must be others"
                 )
 
@@ -169,9 +177,12 @@ class TaskSource:
 
 
 def _check_task_count(tasks: Sequence[Task], config: RunConfig) -> None:
-    if config.eval_data is None:
+    if config.evaluation.data is None:
         needed, why = 5, "of which a fifth is held out (or name other tasks as eval_data)"
     else:
-        needed, why = 2 if config.validation_tasks else 1, "of which one validates (or set validation_tasks=0)"
+        needed, why = (
+            2 if config.evaluation.validation_tasks else 1,
+            "of which one validates (or set validation_tasks=0)",
+        )
     if len(tasks) < needed:
         raise DataError(f"data: {config.data} has {len(tasks)} tasks, training needs at least {needed}, {why}")

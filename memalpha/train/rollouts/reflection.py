@@ -20,7 +20,7 @@ from memalpha.agent.agent import observe
 from memalpha.agent.builder import Builder
 from memalpha.agent.parsing import after_thinking
 from memalpha.agent.prompts import reflection_messages
-from memalpha.config import ERLConfig
+from memalpha.config import ERLSettings
 from memalpha.errors import InvalidContent
 from memalpha.policy.base import Policy
 from memalpha.policy.sampling_keys import noise_key
@@ -54,7 +54,7 @@ def group_records(groups: Sequence[TrajectoryGroup], records: Sequence[Record]) 
 
 
 def reflection_candidates(
-    groups: Sequence[TrajectoryGroup], records: Sequence[Record], first: int, builder: Builder, config: ERLConfig
+    groups: Sequence[TrajectoryGroup], records: Sequence[Record], first: int, builder: Builder, config: ERLSettings
 ) -> list[ReflectionCandidate]:
     """Return the attempts to reflect on, with feedback in the style of the policy's prompts.
 
@@ -195,7 +195,7 @@ class ReflectionMemory:
     Duplicates are not added.
     """
 
-    def __init__(self, entries: Sequence[Mapping[str, Any]], config: ERLConfig, embedder: Embedder) -> None:
+    def __init__(self, entries: Sequence[Mapping[str, Any]], config: ERLSettings, embedder: Embedder) -> None:
         """Restore the memory.
 
         Args:

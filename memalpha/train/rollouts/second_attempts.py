@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memalpha.agent.rollout import Start
-from memalpha.config import ERLConfig
+from memalpha.config import ERLSettings
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.records import Record
 from memalpha.train.data.demonstrations import is_imitable
@@ -47,7 +47,7 @@ def run_second_attempts(
     groups: Sequence[TrajectoryGroup[Any]],
     records: Sequence[Record],
     memory: ReflectionMemory,
-    settings: ERLConfig,
+    settings: ERLSettings,
     step: int,
 ) -> list[SecondAttempt]:
     """Reflect on the step's attempts and retry them. Each process handles a shard of the tasks; all get all results.
@@ -77,7 +77,7 @@ def run_second_attempts(
             candidates,
             earlier,
             settings.reflection_tokens,
-            config.temperature,
+            config.sampling.temperature,
             config.seed,
             step,
         )
@@ -100,7 +100,7 @@ def run_second_attempts(
 
 def _build_second_attempt(
     collector: RolloutCollector[Any],
-    settings: ERLConfig,
+    settings: ERLSettings,
     first: ReflectionCandidate,
     advice: str,
     reply: Completion | None,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memalpha.agent.rollout import Start
-from memalpha.config import ERLConfig, TextConfig
+from memalpha.config import ERLSettings, TextConfig
 from memalpha.environments.base import is_scored
 from memalpha.environments.builtin import TextGeneration, columns_of, prompt_of
 from memalpha.environments.evaluate import text_records
@@ -100,7 +100,12 @@ class TextCollector:
         index, shard = self.world.shard(tasks, offset)
         config = self.config
         return self.player.build(
-            shard, config.group_size, config.temperature, seed=config.seed, step=step, first=first + index
+            shard,
+            config.sampling.group_size,
+            config.sampling.temperature,
+            seed=config.seed,
+            step=step,
+            first=first + index,
         )
 
     def background_scoring(self) -> Scoring:
@@ -124,7 +129,7 @@ class TextCollector:
         return None if trajectory.reward is None else self.player.reached(trajectory.reward)
 
     def reflection_candidates(
-        self, groups: Groups, records: Sequence[Record], first: int, settings: ERLConfig
+        self, groups: Groups, records: Sequence[Record], first: int, settings: ERLSettings
     ) -> list[ReflectionCandidate]:
         """Return the attempts to reflect on, with feedback cut to its budget.
 
@@ -152,7 +157,7 @@ class TextCollector:
         self, candidate: ReflectionCandidate, earlier: Sequence[str]
     ) -> tuple[Mapping[str, str], ...]:
         """Return the prompt of a reflection: the last prompt and reply, the reward, feedback and earlier advice."""
-        attempt, settings = candidate.attempt, self.config.erl or ERLConfig()
+        attempt, settings = candidate.attempt, self.config.erl or ERLSettings()
         assert attempt.reward is not None
         reply, total = attempt.turns[-1].completion.text, attempt.reward.total
         template = settings.reflection_prompt
@@ -160,7 +165,7 @@ class TextCollector:
 
     def sample_retries(self, starts: Sequence[Start[TextTask]], step: int) -> list[Trajectory[TextTask]]:
         """Sample second attempts, whose prompts hold the task and the advice only."""
-        return self.player.run(starts, self.config.temperature, self.config.seed, step, role="retry")
+        return self.player.run(starts, self.config.sampling.temperature, self.config.seed, step, role="retry")
 
     def without_advice(self, trajectory: Trajectory[TextTask]) -> list[SampleRequest]:
         """Return each turn's prompt without advice."""
@@ -186,7 +191,7 @@ class TextCollector:
         assert reward is not None
         sentences = _describe_shortfalls(reward, _component_maxima(self.player))
         answer = attempt.task.columns.get("answer")
-        if self.config.tell_answer and sentences and answer is not None:
+        if self.config.erl is not None and self.config.erl.tell_answer and sentences and answer is not None:
             sentences += [f"The answer is {answer}."]
         return " ".join(sentences)
 

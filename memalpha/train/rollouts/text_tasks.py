@@ -45,53 +45,53 @@ class TextTaskSource:
             raise ConfigError("tasks: data names tasks already; give one of the two")
         if self._name is None:
             raise ConfigError("data: name the tasks (arithmetic, programs, gsm8k, math, a file, a folder, a hub id)")
-        if config.data_folder is not None and self._name not in HUB_SETS:
+        if config.dataset.folder is not None and self._name not in HUB_SETS:
             raise ConfigError(f"data_folder: belongs to {', '.join(HUB_SETS)}; give the folder itself as data")
-        if config.data_folder is not None and Path(config.data_folder).is_file():
+        if config.dataset.folder is not None and Path(config.dataset.folder).is_file():
             raise ConfigError(
-                f"data_folder: {config.data_folder} is a file, and a file does not say which split it holds: name the "
-                "folder, or the file itself as data"
+                f"dataset.folder: {config.dataset.folder} is a file, and a file does not say which split it holds: "
+                "name the folder, or the file itself as data"
             )
         eval_tasks = None if eval_data is None else list(eval_data)
-        if eval_tasks is None and config.eval_data is not None:
-            eval_tasks = self._load(config.eval_data, "test", config.eval_tasks)
+        if eval_tasks is None and config.evaluation.data is not None:
+            eval_tasks = self._load(config.evaluation.data, "test", config.evaluation.tasks)
         self._generator = None if tasks is not None else GENERATED.get(self._name)
         if self._generator is not None:
-            if config.columns or config.limit is not None:
-                key = "columns" if config.columns else "limit"
+            if config.dataset.columns or config.dataset.limit is not None:
+                key = "dataset.columns" if config.dataset.columns else "dataset.limit"
                 raise ConfigError(f"{key}: {self._name} is made here, without end: leave it out")
-            self.validation = self._generator("train", HELD_OUT_SEED, 0, config.validation_tasks)
-            self.held_out = eval_tasks or self._generator("test", HELD_OUT_SEED, 0, config.eval_tasks)
+            self.validation = self._generator("train", HELD_OUT_SEED, 0, config.evaluation.validation_tasks)
+            self.held_out = eval_tasks or self._generator("test", HELD_OUT_SEED, 0, config.evaluation.tasks)
         else:
-            train_tasks = list(tasks) if tasks is not None else self._load(self._name, "train", config.limit)
+            train_tasks = list(tasks) if tasks is not None else self._load(self._name, "train", config.dataset.limit)
             is_eval_named = eval_tasks is not None
             if eval_tasks is None and tasks is None and self._name in HUB_SETS:
-                eval_tasks = self._load(self._name, "test", config.eval_tasks)
+                eval_tasks = self._load(self._name, "test", config.evaluation.tasks)
             self._split_tasks(train_tasks, eval_tasks, is_eval_named=is_eval_named)
         if config.curriculum is not None:
             self._group_by_level()
 
     def _load(self, name: str, split: Any, limit: int | None) -> list[TextTask]:
-        folder = self.config.data_folder if name in HUB_SETS else None
+        folder = self.config.dataset.folder if name in HUB_SETS else None
         if name in GENERATED:
-            return GENERATED[name](split, HELD_OUT_SEED, 0, limit or self.config.eval_tasks)
-        return load_text_tasks(name, columns=self.config.columns, split=split, limit=limit, data=folder)
+            return GENERATED[name](split, HELD_OUT_SEED, 0, limit or self.config.evaluation.tasks)
+        return load_text_tasks(name, columns=self.config.dataset.columns, split=split, limit=limit, data=folder)
 
     def _split_tasks(self, tasks: list[TextTask], eval_tasks: list[TextTask] | None, *, is_eval_named: bool) -> None:
         config = self.config
         needed, why = (5, "of which a fifth is held out (or name other tasks as eval_data)")
         if eval_tasks is not None:
-            needed, why = (2, "of which one validates") if config.validation_tasks else (1, "")
+            needed, why = (2, "of which one validates") if config.evaluation.validation_tasks else (1, "")
         if len(tasks) < needed:
             raise DataError(f"data: {self._name} has {len(tasks)} tasks, training needs at least {needed}, {why}")
         _check_ids(tasks, f"data: {self._name}")
         tasks = list(tasks)
         Random(f"fifths|{len(tasks)}").shuffle(tasks)  # files are sorted by level or subject
-        cut = len(tasks) if eval_tasks else len(tasks) - min(config.eval_tasks, len(tasks) // 5)
+        cut = len(tasks) if eval_tasks else len(tasks) - min(config.evaluation.tasks, len(tasks) // 5)
         tasks, self.held_out = tasks[:cut], eval_tasks or tasks[cut:]
-        cut = len(tasks) - min(config.validation_tasks, max(1, len(tasks) // 5))
+        cut = len(tasks) - min(config.evaluation.validation_tasks, max(1, len(tasks) // 5))
         train, self.validation = tasks[:cut], tasks[cut:]
-        _check_ids(self.held_out, f"eval_data: {config.eval_data}")
+        _check_ids(self.held_out, f"eval_data: {config.evaluation.data}")
         ids_by_held_out_prompt = {_prompt_key(task): task.id for task in [*self.validation, *self.held_out]}
         self.training_tasks = [task for task in train if _prompt_key(task) not in ids_by_held_out_prompt]
         if len(self.training_tasks) == len(train):

@@ -69,13 +69,13 @@ def launch(trainer_type: Callable[[C, World], Trainer[C]], config: C) -> dict[st
         Summary of the run, as in `summary.json`.
     """
     check_run_directory(config.out)
-    config = resolve_init_from(config).model_copy(update={"device": local_device(config.device)})
-    check_device(config.device)
+    config = resolve_init_from(config).replace(device=local_device(config.compute.device))
+    check_device(config.compute.device)
     check_trackers(config.report_to)
-    world = join_world(config.device)
+    world = join_world(config.compute.device)
     trainer = trainer_type(config, world)
     if world.size > 1:
-        trainer.display.log(f"{world.size} processes ({config.sharding})")
+        trainer.display.log(f"{world.size} processes ({config.compute.sharding})")
     with lock_run_directory(trainer.out, world):
         return trainer.train()
 
@@ -91,7 +91,7 @@ class Trainer(ABC, Generic[C]):
     """JSON Lines files with a `step` in each line; a resumed run truncates them to its step and appends."""
 
     def __init__(self, config: C, world: World) -> None:
-        torch.set_num_threads(config.threads)
+        torch.set_num_threads(config.compute.threads)
         torch.manual_seed(config.seed)
         self.world = world
         self.is_distributed = world.size > 1
@@ -251,12 +251,16 @@ class Trainer(ABC, Generic[C]):
             metrics = {"step": self.step, **self._train_on(batch)}
             metrics |= {"sample_seconds": batch_ready - step_start, "train_seconds": time.monotonic() - batch_ready}
             self.step += 1
-            if self.step % self.config.validate_every == 0 or self.step == stop:
+            if self.step % self.config.evaluation.eval_steps == 0 or self.step == stop:
                 self._validate(metrics)
             if self.world.is_main:
                 append_lines(self.out / "metrics.jsonl", [metrics])
             self.learning_minutes = (time.monotonic() - start_time) / 60
-            if self._should_keep_all_checkpoints() or self.step % self.config.save_every == 0 or self._is_best():
+            if (
+                self._should_keep_all_checkpoints()
+                or self.step % self.config.checkpoint.save_steps == 0
+                or self._is_best()
+            ):
                 self._save()
             self.is_consistent = not self.is_distributed
         return metrics
@@ -297,7 +301,7 @@ class Trainer(ABC, Generic[C]):
         score = self._validation_score(metrics)
         if score is not None:
             self.final = {"step": self.step, "score": score}
-            if self.step % self.config.validate_every == 0:
+            if self.step % self.config.evaluation.eval_steps == 0:
                 self.best = _better_validation(self.best, self.final)
 
     def _is_best(self) -> bool:
@@ -318,7 +322,9 @@ class Trainer(ABC, Generic[C]):
         if self._is_best():
             link_best(self.out, self.step)
         if not self._should_keep_all_checkpoints():
-            prune_checkpoints(self.out, self.config.keep_checkpoints, [self.best["step"]] if self.best else [])
+            prune_checkpoints(
+                self.out, self.config.checkpoint.save_total_limit, [self.best["step"]] if self.best else []
+            )
 
     def _minutes(self) -> float:
         return self.minutes_before + (time.monotonic() - self.started_at) / 60

@@ -48,7 +48,9 @@ def trainable_policy(config: LearnerConfig) -> TransformersPolicy:
         PolicyError: The policy has no weights.
     """
     is_frozen = config.lora is not None  # trained weights are float32
-    policy = load_policy(config.policy, dtype=config.dtype if is_frozen else "float32", device=config.device)
+    policy = load_policy(
+        config.policy, dtype=config.compute.dtype if is_frozen else "float32", device=config.compute.device
+    )
     if not isinstance(policy, TransformersPolicy):
         raise PolicyError(f"policy {config.policy!r} has no weights: only a transformers model can be trained")
     return policy

@@ -47,25 +47,30 @@ class EvaluatedTrainer(Trainer[T]):
         """Load a policy that is not trained, once per name, on the run's device and in its precision."""
         if name not in self._frozen_policies:
             endpoint = self.config.endpoint.kept_in(self.out)
-            policy = load_policy(name, dtype=self.config.dtype, device=self.config.device, endpoint=endpoint)
+            policy = load_policy(
+                name, dtype=self.config.compute.dtype, device=self.config.compute.device, endpoint=endpoint
+            )
             if isinstance(policy, TransformersPolicy):
                 policy.model.requires_grad_(False)
             self._frozen_policies[name] = policy
         return self._frozen_policies[name]
 
     def _with_trained_prompts(self) -> T:
-        """Return the config with the prompt styles that the policies were trained with.
+        """Return the settings with writer and readers prompted in the style that each policy was trained in."""
+        config = self.config
+        updates: dict[str, Any] = {
+            "agent": in_own_style(config.agent, self.policy),
+            "reader": self._with_trained_prompt(config.reader),
+        }
+        if config.reward.reader is not None:
+            reader = self._with_trained_prompt(config.reward.reader)
+            updates["reward"] = config.reward.model_copy(update={"reader": reader})
+        return config.model_copy(update=updates)
 
-        A reader that names its own policy gets that policy's style.
-        """
-        updates: dict[str, Any] = {"agent": in_own_style(self.config.agent, self.policy)}
-        for name in ("reader", "training_reader"):
-            reader: ReaderConfig | None = getattr(self.config, name, None)
-            if reader is not None and reader.kind == "policy" and "prompt" not in reader.model_fields_set:
-                updates[name] = in_own_style(
-                    reader, self._load_frozen_policy(reader.policy) if reader.policy else self.policy
-                )
-        return self.config.model_copy(update=updates)
+    def _with_trained_prompt(self, reader: ReaderConfig) -> ReaderConfig:
+        if reader.kind != "policy" or "prompt" in reader.model_fields_set:
+            return reader
+        return in_own_style(reader, self._load_frozen_policy(reader.policy) if reader.policy else self.policy)
 
     def _evaluate_on(
         self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader, progress: Any = None

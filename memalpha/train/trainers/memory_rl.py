@@ -38,7 +38,7 @@ class MemoryRLTrainer(RLTrainer[TrainConfig], EvaluatedTrainer[TrainConfig]):
         self.source = TaskSource(config)
         super().__init__(config, world)
         config = self.config
-        self.reader, self.training_reader = self._load_readers(config.reader, config.training_reader or config.reader)
+        self.reader, self.training_reader = self._load_readers(config.reader, config.reward.reader or config.reader)
         self.builder = Builder(self.policy, config.agent, self.embedder)
         self.collector = MemoryCollector(self.builder, self.training_reader, self.rewards, config, world)
         self.algorithm = self._build_algorithm()

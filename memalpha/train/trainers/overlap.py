@@ -117,7 +117,7 @@ class OverlapPipeline:
         self.has_endpoint = self._scoring.has_endpoint
         is_inline = not self.has_endpoint
         self.learner = Learner(engine, inline=is_inline)
-        pipeline_count = config.overlap if self._scoring.is_concurrent else 1
+        pipeline_count = config.sampling.overlap if self._scoring.is_concurrent else 1
         self._pipelines = [
             Pipeline(inline=is_inline, name=f"memalpha scores {index}") for index in range(pipeline_count)
         ]
@@ -126,13 +126,13 @@ class OverlapPipeline:
         """Sample all parts, start scoring them and wait for the first part's rewards. Changes no weights."""
         self.wait_seconds = 0.0
         try:
-            sampled = [self._sample_part(index, tasks, step) for index in range(self.config.overlap)]
+            sampled = [self._sample_part(index, tasks, step) for index in range(self.config.sampling.overlap)]
             # Gather only after sampling all parts: every process has submitted its share by then.
             parts = [self._build_part(index, *share) for index, share in enumerate(sampled)]
             for part in parts:
                 if self.algorithm.needs_reference:
                     part.forward_passes[True] = self.learner.forward(part.rows, reference=True)
-                if self.config.old_logprobs == "recomputed":
+                if self.config.loss.old_logprobs == "recomputed":
                     part.forward_passes[False] = self.learner.forward(part.rows)
             self._wait_for_scores(parts[0])
         except KeyboardInterrupt:
@@ -153,11 +153,13 @@ class OverlapPipeline:
             local = self._wait_for_scores(part)
             groups_of_part = drop_unscored(world.gather(local[0], part_index))
             rows = self.algorithm.annotate(groups_of_part, part)
-            _check_trained_tokens(rows, build_rows(groups_of_part, config.entropy_coef))
-            if config.old_logprobs == "recomputed":
-                rows, mismatch = self.engine.recompute_old_logprobs(rows, config.importance_cap, part.forward(rows))
+            _check_trained_tokens(rows, build_rows(groups_of_part, config.loss.entropy_coef))
+            if config.loss.old_logprobs == "recomputed":
+                rows, mismatch = self.engine.recompute_old_logprobs(
+                    rows, config.loss.importance_cap, part.forward(rows)
+                )
                 mismatches.append({**mismatch, "tokens": float(count_streams(rows)["pg"].tokens)})
-            if config.minibatches == 1:
+            if config.optimizer.minibatches == 1:
                 normalized_rows = self.engine.normalized(rows, step_counts=dict.fromkeys(STREAMS, step_count))
                 updates.append(self.learner.forward_backward(normalized_rows))
             else:
@@ -165,7 +167,7 @@ class OverlapPipeline:
             groups += groups_of_part
             records += world.gather(local[1], part_index)
             samples += rows
-        if config.minibatches == 1:
+        if config.optimizer.minibatches == 1:
             norm = self.learner.optim_step(rate)
             stats_of_update = merge_metrics([update.result() for update in updates])
             stats = [{**stats_of_update, "grad_norm": norm.result(), "learning_rate": rate}]
@@ -195,7 +197,7 @@ class OverlapPipeline:
         self, index: int, tasks: Sequence[Any], step: int
     ) -> tuple[list[TrajectoryGroup[Any]], Future[ScoredGroups[Any]]]:
         """Sample this process's share of part `index` and submit it for scoring."""
-        first, end = (len(tasks) * i // self.config.overlap for i in (index, index + 1))
+        first, end = (len(tasks) * i // self.config.sampling.overlap for i in (index, index + 1))
         collector = self.collector
         groups = collector.sample(tasks[first:end], step, first, offset=index)
         score = self._scoring.start(groups)
@@ -208,7 +210,7 @@ class OverlapPipeline:
     def _build_part(
         self, index: int, groups: Sequence[TrajectoryGroup[Any]], scored: Future[ScoredGroups[Any]]
     ) -> Part:
-        return Part(build_rows(self.collector.world.gather(groups, index), self.config.entropy_coef), scored)
+        return Part(build_rows(self.collector.world.gather(groups, index), self.config.loss.entropy_coef), scored)
 
     def _wait_for_scores(self, part: Part) -> ScoredGroups[Any]:
         start = time.monotonic()

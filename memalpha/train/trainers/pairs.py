@@ -84,19 +84,19 @@ class PairTrainer(Trainer[P], Generic[P, L]):
         config = self.config
         self.training_lines, self.validation_lines = self.world.run_on_main(self._read_and_split)
         self.fingerprint = self._fingerprint([*self.training_lines, *self.validation_lines])
-        steps = schedule_steps(config, len(self.training_lines), config.batch_pairs)
-        self.schedule = config.model_copy(update={"schedule_steps": steps})
+        steps = schedule_steps(config, len(self.training_lines), config.optimizer.batch_pairs)
+        self.schedule = config.replace(schedule_steps=steps)
 
     def _schedule_steps(self) -> int:
-        return self.schedule.schedule_steps
+        return self.schedule.optimizer.schedule_steps
 
     def _read_and_split(self) -> tuple[list[L], list[L]]:
         config = self.config
         training = self._read_file(config.data)
-        if config.eval_data is not None:
-            held_out = self._read_file(config.eval_data)[: config.validation_pairs]
+        if config.evaluation.data is not None:
+            held_out = self._read_file(config.evaluation.data)[: config.evaluation.validation_pairs]
         else:
-            cut = len(training) - min(config.validation_pairs, max(1, len(training) // 5))
+            cut = len(training) - min(config.evaluation.validation_pairs, max(1, len(training) // 5))
             training, held_out = training[:cut], training[cut:]
         if not training:
             raise DataError(
@@ -111,9 +111,10 @@ class PairTrainer(Trainer[P], Generic[P, L]):
     def _batch(self) -> list[L]:
         """Return the lines of this step."""
         config = self.config
-        first = self.step * config.batch_pairs
+        first = self.step * config.optimizer.batch_pairs
         return [
-            shuffled_item(self.training_lines, first + offset, str(config.seed)) for offset in range(config.batch_pairs)
+            shuffled_item(self.training_lines, first + offset, str(config.seed))
+            for offset in range(config.optimizer.batch_pairs)
         ]
 
     def _validation_score(self, metrics: dict[str, Any]) -> float | None:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from memalpha.agent.builder import Builder
 from memalpha.agent.reader import Reader
 from memalpha.agent.rollout import Start
-from memalpha.config import ERLConfig, SFTConfig
+from memalpha.config import ERLSettings, SFTConfig
 from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.policy.transformers import TransformersPolicy
@@ -60,7 +60,7 @@ def reflection_demo_rows(
         reader: Reader that answers the questions.
         rewards: Reward of the attempts.
         tasks: Tasks with gold operations.
-        config: `erl` (default: `ERLConfig()`), `group_size`, `temperature` and `seed` are used.
+        config: `erl` (default: `ERLSettings()`), `group_size`, `temperature` and `seed` are used.
         first: Index of the first task; keys the sampling noise.
 
     Returns:
@@ -69,11 +69,11 @@ def reflection_demo_rows(
     Raises:
         DataError: A task has no gold operations.
     """
-    settings = config.erl or ERLConfig()
+    settings = config.erl or ERLSettings()
     for task in tasks:
         if not task.gold_operations:
             raise DataError(f"source: erl needs tasks with gold operations, and {task.id!r} has none")
-    groups = builder.build(tasks, config.group_size, config.temperature, config.seed, first=first)
+    groups = builder.build(tasks, config.sampling.group_size, config.sampling.temperature, config.seed, first=first)
     groups, records = score_groups(groups, reader, rewards, embedder=builder.embedder)
     wrong = {
         (index, attempt.rollout): [record for record in attempt_records if not record.correct]

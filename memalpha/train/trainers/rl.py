@@ -51,13 +51,15 @@ class RLTrainer(Trainer[R]):
             reference=algorithm.needs_reference,
             value_learning_rate=algorithm.value_learning_rate,
         )
-        if config.sample_dtype is not None:  # after the learner has prepared the model
-            self.policy.sample_in(config.sample_dtype)
-        self.overlap = OverlapPipeline(self.collector, algorithm, self.engine, config) if config.overlap > 1 else None
+        if config.sampling.dtype is not None:  # after the learner has prepared the model
+            self.policy.sample_in(config.sampling.dtype)
+        self.overlap = (
+            OverlapPipeline(self.collector, algorithm, self.engine, config) if config.sampling.overlap > 1 else None
+        )
         if self.overlap is not None and not self.overlap.has_endpoint:
             self.display.log(
-                f"overlap={config.overlap}: {self.no_endpoint_reason}, so there is nothing to wait for: the parts of a "
-                "step are scored and trained on one after the other"
+                f"overlap={config.sampling.overlap}: {self.no_endpoint_reason}, so there is nothing to wait for: "
+                "the parts of a step are scored and trained on one after the other"
             )
 
     no_endpoint_reason: str
@@ -69,7 +71,7 @@ class RLTrainer(Trainer[R]):
             return super().train()
 
     def _schedule_steps(self) -> int:
-        return self.config.schedule_steps
+        return self.config.optimizer.schedule_steps
 
     # --------------------------------------------------------------------------------------- defined by subclasses
 
@@ -128,27 +130,27 @@ class RLTrainer(Trainer[R]):
         self.algorithm.state = state["algorithm"]
 
     def _should_keep_all_checkpoints(self) -> bool:
-        return self.config.keep_tokens
+        return self.config.sampling.keep_tokens
 
     def _update(self, samples: Sequence[TrainingSample]) -> dict[str, Any]:
         """Run all optimizer steps on the samples of a step and return their metrics."""
         config = self.config
         mismatch: dict[str, float] = {}
-        if config.old_logprobs == "recomputed":
-            samples, mismatch = self.engine.recompute_old_logprobs(samples, config.importance_cap)
+        if config.loss.old_logprobs == "recomputed":
+            samples, mismatch = self.engine.recompute_old_logprobs(samples, config.loss.importance_cap)
         rate = scheduled_learning_rate(self.step, config)
         stats: list[dict[str, float]] = []
         extra_losses: dict[str, float] = {}
         for update_index, (name, rows) in enumerate(self.algorithm.updates(samples).items()):
             update_stats: list[dict[str, float]] = []
             units = _rows_by_unit(rows)
-            for iteration in range(config.num_iterations):
+            for iteration in range(config.optimizer.num_iterations):
                 order = list(range(len(units)))
                 Random(f"{config.seed}|{self.step}|{iteration}" + f"|{update_index}" * (update_index > 0)).shuffle(
                     order
                 )
-                for part in range(config.minibatches):
-                    minibatch = [rows[i] for unit in order[part :: config.minibatches] for i in units[unit]]
+                for part in range(config.optimizer.minibatches):
+                    minibatch = [rows[i] for unit in order[part :: config.optimizer.minibatches] for i in units[unit]]
                     if minibatch:
                         update_stats.append(self.engine.update(self.algorithm.refresh(minibatch, self.engine), rate))
             if name:
@@ -212,7 +214,7 @@ class RLTrainer(Trainer[R]):
             for trajectory in group.trajectories
         ]
         append_lines(self.out / "trajectories.jsonl", lines)
-        if not self.config.keep_tokens:
+        if not self.config.sampling.keep_tokens:
             return
         advantages: dict[tuple[str, int, str, int], list[float]] = {}  # lists: a step may contain a task twice
         for sample in reversed(samples):

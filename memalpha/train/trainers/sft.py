@@ -68,7 +68,7 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
         _check_source(config.source)
         self.is_rejection_sampling = config.source == "best"
         needs_tasks = config.source in ("best", "gold", "erl") or config.source.startswith("scripted:")
-        self.source = TaskSource(config) if needs_tasks or config.evaluate else None
+        self.source = TaskSource(config) if needs_tasks or config.evaluation.evaluate else None
         super().__init__(config, world)
         config = self.schedule = self.config
         self.builder = Builder(self.policy, config.agent, self.embedder)
@@ -95,10 +95,10 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
 
     def _schedule_steps(self) -> int:
         config = self.config
-        if config.epochs is None:
-            return config.schedule_steps
-        steps = schedule_steps(config, len(self.rows), config.batch_rows)
-        self.schedule = config.model_copy(update={"schedule_steps": steps})
+        if config.optimizer.epochs is None:
+            return config.optimizer.schedule_steps
+        steps = schedule_steps(config, len(self.rows), config.optimizer.batch_rows)
+        self.schedule = config.replace(schedule_steps=steps)
         return steps
 
     def _load_fixed_rows(self) -> tuple[list[TrainingSample], list[TrainingSample]]:
@@ -193,7 +193,7 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
     def _current_round(self) -> tuple[int, int]:
         """Return the index of the current round and its first step; the rounds divide the schedule evenly."""
         config = self.config
-        starts = [index * config.schedule_steps // config.rounds for index in range(config.rounds)]
+        starts = [index * config.optimizer.schedule_steps // config.rounds for index in range(config.rounds)]
         return max((index, start) for index, start in enumerate(starts) if start <= self.step)
 
     def _write_rows(self, step: int, rows: Sequence[TrainingSample], held_out: Sequence[TrainingSample] = ()) -> None:
@@ -235,7 +235,7 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
     # ------------------------------------------------------------------------------------------------------- a step
 
     def _before_training(self) -> None:
-        if self.config.evaluate:
+        if self.config.evaluation.evaluate:
             held_out = self._task_source.held_out
             for note in self.rewards.notes(held_out):
                 self.display.log(note)
@@ -250,7 +250,7 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
             elif self.rows_step != round_start:
                 self.rows, _ = self.world.run_on_main(lambda: self._read_rows(round_start))
                 self.rows_step = round_start
-        count = self.config.batch_rows
+        count = self.config.optimizer.batch_rows
         first = (self.step - max(self.rows_step, 0)) * count
         key = f"{self.config.seed}|{self.rows_step}"
         return [shuffled_item(self.rows, first + offset, key) for offset in range(count)], round_metrics
@@ -290,7 +290,7 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
         before: dict[str, Any] = {}
         after: dict[str, Any] = {}
         common = {"rows": len(self.rows), "validation_rows": len(self.held_out), "tokens": self.tokens}
-        if self.config.evaluate:
+        if self.config.evaluation.evaluate:
             tasks = self._task_source.held_out
             report = self._evaluate_and_save("after", self.policy, tasks, self.reader)
             before = self.world.run_on_main(lambda: read_json(self.out / "eval" / "before.json"))
@@ -319,7 +319,7 @@ def _split_validation(
     Returns:
         Training rows, validation rows.
     """
-    cut = len(units) - min(config.validation_tasks, max(1, len(units) // 5))
+    cut = len(units) - min(config.evaluation.validation_tasks, max(1, len(units) // 5))
     if not cut:
         raise DataError(
             f"source: {config.source} has nothing but what validates (1 line, or 1 task that has a best rollout): add "

@@ -79,12 +79,12 @@ def evaluate_text_run(
     source = TextTaskSource(config)
     environment = build_environment(config.model_copy(update={"out": out}))  # cache of endpoint answers
     check_tasks(source.held_out, environment)
-    policy = load_policy(config.policy, dtype=config.dtype, device=config.device)
+    policy = load_policy(config.policy, dtype=config.compute.dtype, device=config.compute.device)
     player = Player(
         policy,
         environment,
         system_prompt=config.system_prompt,
-        max_new_tokens=config.max_new_tokens,
+        max_new_tokens=config.sampling.max_new_tokens,
         max_turns=config.max_turns,
     )
     groups = player.scored(player.build(source.held_out, progress=progress))

@@ -39,7 +39,9 @@ class TextRLTrainer(RLTrainer[TextConfig]):
         self.source = TextTaskSource(config, inputs.tasks, inputs.eval_data)
         environment = build_environment(config, inputs)
         check_rewards(self.source.known_tasks, environment)
-        imported_feedback = None if config.feedback_func is None else imported(config.feedback_func, "feedback_func")
+        imported_feedback = (
+            imported(config.erl.feedback_func, "feedback_func") if config.erl and config.erl.feedback_func else None
+        )
         feedback = check_feedback_function(inputs.feedback_func or imported_feedback)
         if feedback is not None and config.algorithm != "erl":
             raise ConfigError(f"feedback_func: has no effect with algorithm={config.algorithm}; leave it out")
@@ -65,7 +67,7 @@ class TextRLTrainer(RLTrainer[TextConfig]):
             policy,
             environment,
             system_prompt=config.system_prompt,
-            max_new_tokens=config.max_new_tokens,
+            max_new_tokens=config.sampling.max_new_tokens,
             max_turns=config.max_turns,
             retry_prompt=None if config.erl is None else config.erl.retry_prompt,
         )
@@ -75,14 +77,15 @@ class TextRLTrainer(RLTrainer[TextConfig]):
         policy, config, advice = self.policy, self.config, self.algorithm.advice_tokens
         if policy.positions is None:
             return
-        room = policy.positions - config.max_new_tokens - advice
+        room = policy.positions - config.sampling.max_new_tokens - advice
         advice_text = f" and {advice} of advice" if advice else ""
         for task in self.source.known_tasks:
             length = len(policy.render(self.player.opening(task)))
             if length > room:
                 raise DataError(
                     f"data: the prompt of task {task.id!r} has {length} tokens, policy {policy.name!r} has room for "
-                    f"{max(room, 0)} ({policy.positions} less max_new_tokens={config.max_new_tokens}{advice_text})"
+                    f"{max(room, 0)} ({policy.positions} less "
+                    f"max_new_tokens={config.sampling.max_new_tokens}{advice_text})"
                 )
 
     # -------------------------------------------------------------------------------------------------- the whole run
@@ -167,7 +170,7 @@ class TextRLTrainer(RLTrainer[TextConfig]):
         self, groups: Sequence[TrajectoryGroup[TextTask]], records: Sequence[Record]
     ) -> dict[str, Any]:
         metrics = super()._rollout_metrics(groups, records)
-        sampled = self.config.tasks_per_step * self.config.group_size
+        sampled = self.config.tasks_per_step * self.config.sampling.group_size
         attempts = sum(trajectory.role == "attempt" for group in groups for trajectory in group.trajectories)
         return {**metrics, "unscored": sampled - attempts}
 

@@ -116,13 +116,13 @@ def weighed(config: TrainConfig, kind: str = "qwen") -> list[Row]:
         for rollout, its_rows in zip(group.trajectories, of_group, strict=True):
             parts = rollout.reward.components
             turns = [sum(WEIGHTS[name] * parts[name][t] for name in OWN) for t in range(len(its_rows))]
-            if config.beta and config.kl_in == "reward":
-                costs = oracle.kl_loss([row.old for row in its_rows], its_rows, config.kl_estimator)
-                turns = [turn - config.beta * float(cost.sum()) for turn, cost in zip(turns, costs, strict=True)]
+            if config.loss.beta and config.loss.kl_in == "reward":
+                costs = oracle.kl_loss([row.old for row in its_rows], its_rows, config.loss.kl_estimator)
+                turns = [turn - config.loss.beta * float(cost.sum()) for turn, cost in zip(turns, costs, strict=True)]
             of_rollouts.append((sum(WEIGHTS[name] * parts[name][0] for name in SHARED), turns))
         rewards.append(of_rollouts)
     baseline = "leave_one_out" if config.algorithm == "rloo" else "mean"
-    values = oracle.turn_advantages(rewards, baseline, config.scale_rewards, config.advantage_floor)
+    values = oracle.turn_advantages(rewards, baseline, config.loss.scale_rewards, config.loss.advantage_floor)
     return [
         replace(row, advantages=torch.full_like(row.old, value))
         for of_group, advantages in zip(rows, values, strict=True)
@@ -142,21 +142,21 @@ def policy_loss(config: TrainConfig, rows: Sequence[Row], weights: Sequence | No
     """The loss that the settings ask for; `weights` multiply the policy gradient token by token."""
     new, entropies = scores(kind)
     whole = "product" if config.algorithm == "rloo" else "sequence"
-    level = "token" if config.importance_sampling_level == "token" else whole
-    if config.loss_type == "cispo":
-        losses = oracle.cispo_loss(new, rows, config.epsilon_high or 5.0, level=level)
+    level = "token" if config.loss.importance_sampling_level == "token" else whole
+    if config.loss.loss_type == "cispo":
+        losses = oracle.cispo_loss(new, rows, config.loss.epsilon_high or 5.0, level=level)
     else:
-        high = config.epsilon_high or config.epsilon
-        losses = oracle.clip_loss(new, rows, config.epsilon, high, level=level, delta=config.delta)
+        high = config.loss.epsilon_high or config.loss.epsilon
+        losses = oracle.clip_loss(new, rows, config.loss.epsilon, high, level=level, delta=config.loss.delta)
     if weights is not None:
         losses = [loss * weight for loss, weight in zip(losses, weights, strict=True)]
-    if config.beta and config.kl_in == "loss":
-        corrected = config.use_bias_correction_kl
-        kl = oracle.kl_loss(new, rows, config.kl_estimator, corrected=corrected, level=level)
-        losses = oracle.add(losses, kl, weights=(1.0, config.beta))
-    loss = oracle.reduce(losses, config.loss_type, config.loss_constant)
-    if config.entropy_coef:
-        loss = loss - config.entropy_coef * oracle.reduce(entropies, "dapo")
+    if config.loss.beta and config.loss.kl_in == "loss":
+        corrected = config.loss.use_bias_correction_kl
+        kl = oracle.kl_loss(new, rows, config.loss.kl_estimator, corrected=corrected, level=level)
+        losses = oracle.add(losses, kl, weights=(1.0, config.loss.beta))
+    loss = oracle.reduce(losses, config.loss.loss_type, config.loss.loss_constant)
+    if config.loss.entropy_coef:
+        loss = loss - config.loss.entropy_coef * oracle.reduce(entropies, "dapo")
     return loss
 
 
@@ -196,7 +196,7 @@ def found_gradient(made: Engine, rows, like: Mapping[str, torch.Tensor]) -> torc
 def agree(config: TrainConfig, expected: torch.Tensor, kind: str = "qwen", splits=(WHOLE, SOME)) -> None:
     """The engine's gradient is the oracle's, however the rows are split."""
     for tokens in splits:
-        made = engine(config.model_copy(update={"microbatch_tokens": tokens}), kind)
+        made = engine(config.replace(microbatch_tokens=tokens), kind)
         found = found_gradient(made, annotated(config, made, kind), nets(kind)[2].weights)
         assert oracle.relative_error(found, expected) < 1e-5, tokens
 
@@ -314,9 +314,9 @@ def earned(config: TrainConfig) -> list[tuple[list[Row], list[np.ndarray]]]:
             turns = [sum(WEIGHTS[name] * parts[name][t] for name in OWN) for t in range(len(rows))]
             whole = sum(WEIGHTS[name] * parts[name][0] for name in SHARED)
             rewards = oracle.token_rewards([len(row.completion) for row in rows], turns, whole)
-            if config.beta and config.kl_in == "reward":
-                costs = oracle.kl_loss([row.old for row in rows], rows, config.kl_estimator)
-                rewards = [r - config.beta * cost.numpy() for r, cost in zip(rewards, costs, strict=True)]
+            if config.loss.beta and config.loss.kl_in == "reward":
+                costs = oracle.kl_loss([row.old for row in rows], rows, config.loss.kl_estimator)
+                rewards = [r - config.loss.beta * cost.numpy() for r, cost in zip(rewards, costs, strict=True)]
             found.append((rows, rewards))
     return found
 
@@ -351,7 +351,7 @@ def valued(config: TrainConfig, before: Net64, head: Mapping[str, torch.Tensor])
 def test_ppo_after_some_updates(own, changes):
     """Policy, value function and head have all moved since the rows were annotated."""
     config = settings(algorithm="ppo", ppo=own, **CLIPPED, **changes)
-    assert config.loss_type == "dapo"
+    assert config.loss.loss_type == "dapo"
     earlier, (first, moved) = nudged(policies("qwen")[0], 3, 0.01), value_heads()
     net = nets("qwen")[2]
     rows, level = valued(config, Net64(earlier), first)
@@ -364,7 +364,7 @@ def test_ppo_after_some_updates(own, changes):
         gap = config.ppo.vf_coef * oracle.gradient(free - oracle.reduce(losses, "dapo"), weights)
         assert float(gap.norm() / expected.norm()) > 1e-3, "some values are clipped"
     for tokens in (WHOLE, SOME, APART):
-        made = engine(config.model_copy(update={"microbatch_tokens": tokens}))
+        made = engine(config.replace(microbatch_tokens=tokens))
         load(made, earlier, first)
         samples = annotated(config, made)
         load(made, policies("qwen")[2], moved)
@@ -459,14 +459,14 @@ def test_erl_of_all_roles(changes, own):
     share = config.erl.internalization_coef * len(imitated) / attempts
     parts = [
         policy_loss(config, rows, kind="roles"),
-        share * oracle.reduce(loss, config.loss_type, config.loss_constant),
+        share * oracle.reduce(loss, config.loss.loss_type, config.loss.loss_constant),
     ]
     if config.erl.algorithm == 1:
         parts = [parts[0] + parts[1]]
     algorithm = ALGORITHMS["erl"](config)
     every = [*groups("roles"), *(TrajectoryGroup(one.task, (one,)) for one in plain)]
     for tokens in (WHOLE, APART):
-        made = engine(config.model_copy(update={"microbatch_tokens": tokens}), "roles")
+        made = engine(config.replace(microbatch_tokens=tokens), "roles")
         updates = list(algorithm.updates(algorithm.annotate(every, made)).values())
         for samples, part in zip(updates, parts, strict=True):
             found = found_gradient(made, samples, net.weights)

@@ -78,7 +78,7 @@ def learn(changes: dict, steps: int = 18) -> tuple[float, float]:
         if config.algorithm == "erl":
             groups += second_attempts(policy, step, groups)
         samples = algorithm.annotate(groups, engine)
-        for _ in range(config.num_iterations if samples else 0):
+        for _ in range(config.optimizer.num_iterations if samples else 0):
             for rows in algorithm.updates(samples).values():
                 line = engine.update(algorithm.refresh(rows, engine), rate)
         algorithm.finish_step(line)

@@ -211,8 +211,10 @@ def test_updates_of_both_algorithms():
         updates = list(algorithm.updates(rows).values())
         assert len(updates) == parts and sum(map(len, updates)) == len(rows)
         assert {row.role == INTERNALIZED for row in updates[-1]} == ({True} if parts == 2 else {True, False})
-        assert algorithm.config.scale_rewards == ("batch" if number == 1 else "group")
-    assert TrainConfig(out="x", algorithm="erl", erl={"algorithm": 1}, scale_rewards="none").scale_rewards == "none"
+        assert algorithm.config.loss.scale_rewards == ("batch" if number == 1 else "group")
+    assert (
+        TrainConfig(out="x", algorithm="erl", erl={"algorithm": 1}, scale_rewards="none").loss.scale_rewards == "none"
+    )
 
 
 @pytest.mark.parametrize("changes", [{}, {"internalization_coef": 0.3}])
@@ -241,7 +243,7 @@ def test_the_gradient_of_the_joint_loss(changes):
         ]
         for group in sampled
     ]
-    advantages = oracle.turn_advantages(parts, "mean", "batch", config.advantage_floor)
+    advantages = oracle.turn_advantages(parts, "mean", "batch", config.loss.advantage_floor)
     values = [value for group in advantages for one in group for value in one]
     net = Net64(policy.model)
     rows = list(map(oracle.row_of, samples))
@@ -251,10 +253,12 @@ def test_the_gradient_of_the_joint_loss(changes):
     ]
     own = rows[len(values) :]
     attempts = sum(len(one.turns) for one in of_role(groups, "attempt"))
-    losses = oracle.clip_loss(oracle.logprobs64(net, policy_rows), policy_rows, config.epsilon, config.epsilon)
-    loss = oracle.reduce(losses, "dr_grpo", config.loss_constant)
+    losses = oracle.clip_loss(
+        oracle.logprobs64(net, policy_rows), policy_rows, config.loss.epsilon, config.loss.epsilon
+    )
+    loss = oracle.reduce(losses, "dr_grpo", config.loss.loss_constant)
     imitated = sum(-new.sum() for new in oracle.logprobs64(net, own))
-    loss = loss + config.erl.internalization_coef * imitated / (config.loss_constant * attempts)
+    loss = loss + config.erl.internalization_coef * imitated / (config.loss.loss_constant * attempts)
     found = oracle.flat({name: parameter.grad for name, parameter in engine.trainable.items()}, net.weights)
     assert oracle.relative_error(found, oracle.gradient(loss, net.weights)) < 1e-5
 

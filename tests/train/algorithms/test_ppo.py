@@ -79,7 +79,7 @@ def engine(config: TrainConfig, *, lora: bool = False) -> Engine:
     adapted = add_lora(model, LoraConfig(r=4), "tiny") if lora else model
     rate = PPO(config).value_learning_rate
     made = Engine(
-        adapted, config, LossSettings.from_config(config), reference=config.beta > 0, value_learning_rate=rate
+        adapted, config, LossSettings.from_config(config), reference=config.loss.beta > 0, value_learning_rate=rate
     )
     torch.manual_seed(1)
     with torch.no_grad():
@@ -120,11 +120,13 @@ def expected(begin, now, config: TrainConfig) -> torch.Tensor:
                     -1,
                 )[range(len(logprobs)), turn.completion.completion_ids]
             sampled = torch.tensor(turn.completion.logprobs, dtype=torch.float64)
-            old[e, t] = logprobs if config.old_logprobs == "recomputed" else sampled
+            old[e, t] = logprobs if config.loss.old_logprobs == "recomputed" else sampled
             old_values[e, t] = values
             for i in range(len(sampled)):
                 flat.append((e, t, i))
-                penalty = config.beta * float(old[e, t][i] - reference[i]) if config.kl_in == "reward" else 0.0
+                penalty = (
+                    config.loss.beta * float(old[e, t][i] - reference[i]) if config.loss.kl_in == "reward" else 0.0
+                )
                 earned.append(-penalty)
             earned[-1] += weights["r2"] * components["r2"][t] + weights["r4"] * components["r4"][t]
         earned[-1] += weights["r1"] * components["r1"][0] + weights["r3"] * components["r3"][0]
@@ -155,7 +157,7 @@ def expected(begin, now, config: TrainConfig) -> torch.Tensor:
             if own.cliprange_value is not None:
                 near = values[i].clip(old_values[e, t][i] - CLIP, old_values[e, t][i] + CLIP)
                 errors = torch.max(errors, (near - target) ** 2)
-            loss = loss - surrogate - config.entropy_coef * entropy[i] + own.vf_coef * 0.5 * errors
+            loss = loss - surrogate - config.loss.entropy_coef * entropy[i] + own.vf_coef * 0.5 * errors
     (loss / tokens).backward()
     return torch.cat(
         [part.grad.flatten() for part in now[0].parameters() if part.requires_grad]
@@ -186,10 +188,10 @@ def test_gradient_of_the_second_epoch_equals_float64(lora, ppo, changes):
     made = engine(config, lora=lora)
     begin = doubled(made)
     samples = PPO(config).annotate(ragged_groups(), made)
-    if config.old_logprobs == "recomputed":
+    if config.loss.old_logprobs == "recomputed":
         samples, _ = made.recompute_old_logprobs(samples)
     first = made.update(samples, 3e-3)
-    assert first["value_loss"] > 0 and (first["old_max"] < 1e-5) == (config.old_logprobs == "recomputed")
+    assert first["value_loss"] > 0 and (first["old_max"] < 1e-5) == (config.loss.old_logprobs == "recomputed")
     second = made.forward_backward(made.normalized(samples))
     assert second["clipped"] > 0
     ours = torch.cat([parameter.grad.flatten().double() for parameter in made.trainable.values()])
@@ -284,11 +286,11 @@ def test_what_cannot_be_is_refused(changes, said):
 
 def test_picking_ppo_is_its_vetted_setting():
     config = TrainConfig(out="unused", algorithm="ppo")
-    assert (config.group_size, config.tasks_per_step, config.loss_type) == (1, 64, "dapo")
-    assert TrainConfig(out="unused", algorithm="ppo", group_size=8).group_size == 8
+    assert (config.sampling.group_size, config.tasks_per_step, config.loss.loss_type) == (1, 64, "dapo")
+    assert TrainConfig(out="unused", algorithm="ppo", group_size=8).sampling.group_size == 8
     whole = settings({"gamma": 0.9})
     assert TrainConfig.model_validate_json(whole.model_dump_json()) == whole, "as config.yaml of a run has it"
-    assert PPO(config).value_learning_rate == pytest.approx(10 * config.learning_rate)
+    assert PPO(config).value_learning_rate == pytest.approx(10 * config.optimizer.learning_rate)
     assert load_config(TrainConfig, "ppo") == load_config(
         TrainConfig, "demo", {"algorithm": "ppo", "out": "runs/ppo", "group_size": 1, "tasks_per_step": 64}
     )

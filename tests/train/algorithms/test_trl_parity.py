@@ -61,7 +61,7 @@ def learner(lora: bool, **changes) -> Engine:
     model = tiny_model()
     if config.lora is not None:
         model = add_lora(model, config.lora, "tiny")
-    return Engine(model, config, LossSettings.from_config(config), reference=config.beta > 0)
+    return Engine(model, config, LossSettings.from_config(config), reference=config.loss.beta > 0)
 
 
 def move(parameters: dict[str, torch.Tensor], seed: int) -> None:

@@ -71,7 +71,7 @@ def prepared(config: TrainConfig, lora: bool) -> Engine:
     """A learner whose weights have moved away from its reference."""
     model = tiny_model(layers=1)
     adapted = add_lora(model, LoraConfig(r=4), "tiny") if lora else model
-    learner = Engine(adapted, config, LossSettings.from_config(config), reference=config.beta > 0)
+    learner = Engine(adapted, config, LossSettings.from_config(config), reference=config.loss.beta > 0)
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in learner.trainable.values():
@@ -116,17 +116,19 @@ def expected_gradient(begin, now, config: TrainConfig) -> torch.Tensor:
     with torch.no_grad():
         for key, turn in turns().items():
             sampled = torch.tensor(turn.completion.logprobs, dtype=torch.float64)
-            recomputed = config.old_logprobs == "recomputed"
+            recomputed = config.loss.old_logprobs == "recomputed"
             old[key] = score64(begin, turn)[0] if recomputed else sampled
             pull[key] = torch.ones_like(sampled)
-            if config.importance_cap is not None:
-                pull[key] = (old[key] - sampled).exp().clamp(max=config.importance_cap)
+            if config.loss.importance_cap is not None:
+                pull[key] = (old[key] - sampled).exp().clamp(max=config.loss.importance_cap)
     rewards = {}
     for g, group in enumerate(groups):
         for r, trajectory in enumerate(group.trajectories):
             for at, own in enumerate(trajectory.reward.components["r2"]):
-                if config.kl_in == "reward":
-                    own -= config.beta * float(schulman(config.kl_estimator, old[g, r, at], reference[g, r, at]).sum())
+                if config.loss.kl_in == "reward":
+                    own -= config.loss.beta * float(
+                        schulman(config.loss.kl_estimator, old[g, r, at], reference[g, r, at]).sum()
+                    )
                 rewards[g, r, at] = own
     loss, bonus = torch.zeros(2, dtype=torch.float64)
     for (g, r, at), turn in turns().items():
@@ -141,10 +143,12 @@ def expected_gradient(begin, now, config: TrainConfig) -> torch.Tensor:
         surrogate = torch.min(ratio * advantage, ratio.clip(1 - LOW, 1 + HIGH) * advantage)
         loss = loss - (pull[g, r, at] * surrogate).sum()
         bonus = bonus + entropy.sum()
-        if config.beta and config.kl_in == "loss":
-            estimate = schulman(config.kl_estimator, new, reference[g, r, at])
-            loss = loss + config.beta * (ratio * estimate if config.use_bias_correction_kl else estimate).sum()
-    bonus = config.entropy_coef * bonus / sum(map(len, old.values()))
+        if config.loss.beta and config.loss.kl_in == "loss":
+            estimate = schulman(config.loss.kl_estimator, new, reference[g, r, at])
+            loss = (
+                loss + config.loss.beta * (ratio * estimate if config.loss.use_bias_correction_kl else estimate).sum()
+            )
+    bonus = config.loss.entropy_coef * bonus / sum(map(len, old.values()))
     (loss / (len(old) * CONSTANT) - bonus).backward()
     return torch.cat([p.grad.flatten() for p in now.parameters() if p.requires_grad])
 
@@ -172,11 +176,11 @@ def test_gradient_of_the_second_epoch_equals_float64(lora, estimator, kl, old, b
     learner = prepared(config, lora)
     begin = copy.deepcopy(learner.model).double()
     samples = GRPO(config).annotate(sampled_groups(), learner)
-    if config.old_logprobs == "recomputed":
-        samples, mismatch = learner.recompute_old_logprobs(samples, config.importance_cap)
-        assert config.importance_cap is None or 0 < mismatch["mismatch_capped"] < 1
+    if config.loss.old_logprobs == "recomputed":
+        samples, mismatch = learner.recompute_old_logprobs(samples, config.loss.importance_cap)
+        assert config.loss.importance_cap is None or 0 < mismatch["mismatch_capped"] < 1
     first = learner.update(samples, 3e-3)
-    assert (first["old_max"] < 1e-5) == (config.old_logprobs == "recomputed")
+    assert (first["old_max"] < 1e-5) == (config.loss.old_logprobs == "recomputed")
     assert first["reference_kl"] != 0
     second = learner.forward_backward(normalize(samples, "constant", CONSTANT))
     assert second["clipped"] > 0

@@ -9,7 +9,7 @@ from tiny import tiny_policy
 
 from memalpha.agent.builder import Builder
 from memalpha.agent.reader import ExtractiveReader
-from memalpha.config import AgentConfig, ERLConfig, WorldConfig
+from memalpha.config import AgentConfig, ERLSettings, WorldConfig
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate_memory
 from memalpha.store.embedding import HashEmbedder
@@ -42,9 +42,9 @@ def test_success_is_at_least_the_threshold():
     reached = [accuracy(one) for group in group_records(groups, records) for one in group]
     assert set(reached) == {1.0}
     assert (
-        reflection_candidates(groups, records, 0, builder, ERLConfig()) == []
+        reflection_candidates(groups, records, 0, builder, ERLSettings()) == []
     )  # with ">" no attempt would ever succeed
-    everything = reflection_candidates(groups, records, 5, builder, ERLConfig(algorithm=1))
+    everything = reflection_candidates(groups, records, 5, builder, ERLSettings(algorithm=1))
     assert [(one.task_index, one.attempt.rollout) for one in everything] == [
         (n, r) for n in (5, 6, 7, 8) for r in (0, 1)
     ]
@@ -59,10 +59,10 @@ def test_the_gate_asks_for_right_answers_only():
         for one, of_one in zip(group.trajectories, of_group, strict=True)
     }
     limit = sorted(share.values())[4]
-    gated = reflection_candidates(groups, records, 0, builder, ERLConfig(reward_threshold=limit))
+    gated = reflection_candidates(groups, records, 0, builder, ERLSettings(reward_threshold=limit))
     assert [(one.task_index, one.attempt.rollout) for one in gated] == [key for key, at in share.items() if at < limit]
     assert all(one.accuracy == share[one.task_index, one.attempt.rollout] for one in gated)
-    for one in reflection_candidates(groups, records, 0, builder, ERLConfig()):
+    for one in reflection_candidates(groups, records, 0, builder, ERLSettings()):
         wrong = [r for r in group_records(groups, records)[one.task_index][one.attempt.rollout] if not r.correct]
         assert one.feedback.count("ask: ") == len(wrong) > 0
         assert all(f"ask: {record.question}" in one.feedback for record in wrong)
@@ -71,20 +71,22 @@ def test_the_gate_asks_for_right_answers_only():
 def test_a_task_without_questions_has_nothing_to_reflect_on():
     silent = TASKS[0].model_copy(update={"questions": ()})
     builder, groups, records = attempts("append-only", [silent, TASKS[1]])
-    assert {one.task_index for one in reflection_candidates(groups, records, 0, builder, ERLConfig(algorithm=1))} == {1}
+    assert {one.task_index for one in reflection_candidates(groups, records, 0, builder, ERLSettings(algorithm=1))} == {
+        1
+    }
     assert accuracy([]) is None
 
 
 def test_the_same_task_twice_in_a_step_is_not_mixed_up():
     builder, groups, records = attempts("append-only", [TASKS[0], TASKS[0]], rollouts=1)
-    first, second = reflection_candidates(groups, records, 0, builder, ERLConfig())
+    first, second = reflection_candidates(groups, records, 0, builder, ERLSettings())
     assert (first.task_index, second.task_index) == (0, 1) and first.feedback == second.feedback
 
 
 def test_feedback_is_bounded_in_whole_answers():
     _, groups, records = attempts("append-only", prompt="full")
     builder, _, _ = attempts("append-only", prompt="full")
-    one = reflection_candidates(groups, records, 0, builder, ERLConfig())[0]
+    one = reflection_candidates(groups, records, 0, builder, ERLSettings())[0]
     parts = one.feedback.split("\n\n")
     assert all(part.startswith("Question: ") and "\nLost: " in part for part in parts)
     from memalpha.qa.error_analysis import with_error_classes
@@ -99,7 +101,7 @@ def test_feedback_is_bounded_in_whole_answers():
 
 def test_prompts_of_reflections():
     builder, groups, records = attempts("append-only", prompt="full")
-    tried = reflection_candidates(groups, records, 0, builder, ERLConfig())
+    tried = reflection_candidates(groups, records, 0, builder, ERLSettings())
     requests = memory_reflection_requests(builder, tried, [["Note pets."]] * len(tried), 40, 0.7, 11, 2)
     assert len({request.key for request in requests}) == len(requests)
     for one, request in zip(tried, requests, strict=True):
@@ -117,7 +119,7 @@ def test_advice_is_the_reply_behind_its_thinking():
 
 
 def filled(*texts: str, **settings) -> ReflectionMemory:
-    memory = ReflectionMemory([], ERLConfig(**settings), EMBEDDER)
+    memory = ReflectionMemory([], ERLSettings(**settings), EMBEDDER)
     for step, text in enumerate(texts):
         memory.add(text, step=step)
     return memory
@@ -161,7 +163,7 @@ def test_a_question_without_an_answer_is_told_too():
         questions=(Question(id="q", question="What is my shoe size?", answers=("9",)),),
     )  # fmt: skip
     builder, groups, records = attempts("append-only", [task], rollouts=1)
-    [one] = reflection_candidates(groups, records, 0, builder, ERLConfig())
+    [one] = reflection_candidates(groups, records, 0, builder, ERLSettings())
     assert one.accuracy == 0.0 and one.feedback.startswith("ask: What is my shoe size?\nanswer:")
 
 

@@ -67,7 +67,7 @@ class Parts:
         self.config = config
         policy = TransformersPolicy.from_pretrained(config.policy)
         model = policy.model if config.lora is None else add_lora(policy.model, config.lora, "tiny")
-        self.engine = Engine(model, config, LossSettings.from_config(config), reference=config.beta > 0)
+        self.engine = Engine(model, config, LossSettings.from_config(config), reference=config.loss.beta > 0)
         embedder = load_embedder(config.agent.embedder)
         rewards = MemoryReward(config.reward, policy.count_tokens)
         self.collector = MemoryCollector(
@@ -142,8 +142,8 @@ def test_parts_add_up_to_the_whole_step(judged, name):
         groups, _ = whole.collector.collect_attempts(whole.tasks(0), 0)
         rows = whole.algorithm.annotate(groups, whole.engine)
         mismatch: dict[str, float] = {}
-        if whole.config.old_logprobs == "recomputed":
-            rows, mismatch = whole.engine.recompute_old_logprobs(rows, whole.config.importance_cap)
+        if whole.config.loss.old_logprobs == "recomputed":
+            rows, mismatch = whole.engine.recompute_old_logprobs(rows, whole.config.loss.importance_cap)
         stats = whole.engine.update(rows, 1e-2)
         whole.overlap.close()
     assert [row.completion_ids for row in learnt.samples] == [row.completion_ids for row in rows]

@@ -65,7 +65,7 @@ def test_the_schedule_is_as_long_as_the_passes(prefers, tmp_path):
     with pytest.raises(ConfigError, match=r"max_steps: 9 is beyond the 4 steps of epochs=2"):
         train(prefers(max_steps=9, out=str(tmp_path / "other")))
     config = build_config(PreferenceConfig, {"out": "x", "data": "y", "schedule_steps": 7}, "test")
-    assert config.epochs is None and config.schedule_steps == 7
+    assert config.optimizer.epochs is None and config.optimizer.schedule_steps == 7
     with pytest.raises(ConfigError, match="max_steps: 8 is beyond schedule_steps 7"):
         build_config(PreferenceConfig, {"out": "x", "data": "y", "schedule_steps": 7, "max_steps": 8}, "test")
     with pytest.raises(ConfigError, match=r"schedule_steps: 7 has no effect with epochs=2.0; leave one of them out"):
@@ -165,7 +165,11 @@ def test_the_public_name_is_the_function():
 
 def test_configuration_and_refusals(tmp_path):
     settings = training_config("preferences", {"data": "prefs.jsonl", "dpo": {"beta": 0.05}})
-    assert isinstance(settings, PreferenceConfig) and settings.dpo.beta == 0.05 and settings.learning_rate == 1e-6
+    assert (
+        isinstance(settings, PreferenceConfig)
+        and settings.dpo.beta == 0.05
+        and settings.optimizer.learning_rate == 1e-6
+    )
     for changes, told in (
         ({}, "data: Field required"),
         ({"data": "a", "dpo": {"margin": 0.1}}, r"unknown key 'dpo.margin'"),

@@ -277,13 +277,13 @@ def test_a_chunk_that_just_fits_is_trained_on(small, tmp_path):
 
 def test_what_an_algorithm_brings_along_goes_with_it():
     rloo = TrainConfig(out="x", algorithm="rloo", importance_sampling_level="sequence")
-    assert (rloo.scale_rewards, rloo.loss_type) == ("none", "grpo")
+    assert (rloo.loss.scale_rewards, rloo.loss.loss_type) == ("none", "grpo")
     token = training_config(rloo, {"importance_sampling_level": "token"})
-    assert (token.scale_rewards, token.loss_type) == ("none", "dr_grpo")
+    assert (token.loss.scale_rewards, token.loss.loss_type) == ("none", "dr_grpo")
     ppo = TrainConfig(out="x", algorithm="ppo")
-    assert (ppo.group_size, ppo.tasks_per_step) == (1, 64)
+    assert (ppo.sampling.group_size, ppo.tasks_per_step) == (1, 64)
     assert training_config(ppo, {"algorithm": "grpo"}) == TrainConfig(out="x")
     assert training_config(ppo, {"algorithm": "dpo"}) == TrainConfig(out="x", algorithm="dpo")
     erl = TrainConfig(out="x", algorithm="erl", erl={"algorithm": 1})
-    assert erl.scale_rewards == "batch"
-    assert training_config(erl, {"erl": {"algorithm": 2}}).scale_rewards == "group"
+    assert erl.loss.scale_rewards == "batch"
+    assert training_config(erl, {"erl": {"algorithm": 2}}).loss.scale_rewards == "group"

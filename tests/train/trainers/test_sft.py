@@ -349,9 +349,12 @@ def test_the_configuration_says_which_run_it_is(supervised, small, tmp_path):
             supervised(**changes)
     assert supervised(epochs=3, max_steps=99).max_steps == 99, "how long it is, the rows say"
     by_rows = training_config(supervised(), {"epochs": 3})
-    assert isinstance(by_rows, SFTConfig) and (by_rows.epochs, by_rows.schedule_steps) == (3, 50)
+    assert isinstance(by_rows, SFTConfig) and (by_rows.optimizer.epochs, by_rows.optimizer.schedule_steps) == (3, 50)
     by_steps = training_config(by_rows, {"schedule_steps": 7})
-    assert isinstance(by_steps, SFTConfig) and (by_steps.epochs, by_steps.schedule_steps) == (None, 7)
+    assert isinstance(by_steps, SFTConfig) and (by_steps.optimizer.epochs, by_steps.optimizer.schedule_steps) == (
+        None,
+        7,
+    )
     train(supervised(max_steps=0))
     written = training_config(supervised().out / "config.yaml")
     assert isinstance(written, SFTConfig) and written.model_dump() == supervised(max_steps=0).model_dump()

@@ -47,7 +47,7 @@ class Ends:
 
 def collected(config: TextConfig, rewards=(upper,), feedback=None, policy=None, algorithm=None, step=0):
     policy = policy or Ends()
-    player = Player(policy, TextGeneration(list(rewards)), max_new_tokens=config.max_new_tokens,
+    player = Player(policy, TextGeneration(list(rewards)), max_new_tokens=config.sampling.max_new_tokens,
                     retry_prompt=config.erl.retry_prompt)  # fmt: skip
     algorithm = algorithm or ALGORITHMS["erl"](config)
     groups, records = algorithm.collect(TextCollector(player, config, feedback_func=feedback), TASKS, step)

@@ -147,14 +147,14 @@ def test_the_gradient_of_a_step_of_grpo():
             [upper([text])[0] + short([text])[0] for text in (t.turns[0].completion.text for t in group.trajectories)],
             dtype=torch.float64,
         )
-        values += ((totals - totals.mean()) / (totals.std(correction=0) + config.advantage_floor)).tolist()
+        values += ((totals - totals.mean()) / (totals.std(correction=0) + config.loss.advantage_floor)).tolist()
     rows = [
         oracle.replace(row, advantages=torch.full_like(row.old, value))
         for row, value in zip(map(oracle.row_of, samples), values, strict=True)
     ]
-    losses = oracle.clip_loss(oracle.logprobs64(net, rows), rows, config.epsilon, config.epsilon)
+    losses = oracle.clip_loss(oracle.logprobs64(net, rows), rows, config.loss.epsilon, config.loss.epsilon)
     found = oracle.flat({name: parameter.grad for name, parameter in engine.trainable.items()}, net.weights)
-    loss = oracle.reduce(losses, "dr_grpo", config.loss_constant)
+    loss = oracle.reduce(losses, "dr_grpo", config.loss.loss_constant)
     assert len(set(values)) > 3
     assert oracle.relative_error(found, oracle.gradient(loss, net.weights)) < 1e-5
 

@@ -1,0 +1,301 @@
+"""Groups of settings of a training run: `optimizer`, `compute`, `checkpoint`, `evaluation`, `sampling`, `loss`.
+
+A setting may also be given by its short name, without the group (`SHORT_NAMES`): `learning_rate=1e-3` is
+`optimizer.learning_rate=1e-3`. Names are TRL's where TRL has the setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from memalpha.config.common import BabiConfig, Config, WorldConfig
+
+
+class OptimizerConfig(Config):
+    """Adam's settings and the learning-rate schedule."""
+
+    learning_rate: float = Field(default=4e-4, gt=0.0, description="peak learning rate")
+    adam_betas: tuple[float, float] = Field(default=(0.9, 0.98), description="Adam's decay rates")
+    weight_decay: float = Field(default=0.0, ge=0.0, description="decoupled weight decay (AdamW)")
+    max_grad_norm: float = Field(default=1.0, gt=0.0, description="clip the gradient to this norm")
+    warmup_steps: int = Field(default=3, ge=0, description="steps of linear warm-up")
+    decay_fraction: float = Field(
+        default=0.3, ge=0.0, le=1.0, description="last share of the schedule, in which the rate decays to 0"
+    )
+    schedule_steps: int = Field(default=50, gt=0, description="optimizer steps of the learning-rate schedule")
+
+
+class RowsOptimizerConfig(OptimizerConfig):
+    """Optimizer of a supervised run."""
+
+    batch_rows: int = Field(default=32, gt=0, description="rows of an optimizer step")
+    epochs: float | None = Field(
+        default=None, gt=0.0, description="passes over the rows; sets the schedule's length instead of schedule_steps"
+    )
+
+
+class PairsOptimizerConfig(OptimizerConfig):
+    """Optimizer of a run on pairs."""
+
+    batch_pairs: int = Field(default=16, gt=0, description="pairs of an optimizer step")
+    epochs: float | None = Field(
+        default=1.0, gt=0.0, description="passes over the pairs, unless schedule_steps alone is given"
+    )
+
+
+class PreferenceOptimizerConfig(PairsOptimizerConfig):
+    """Optimizer of a preference run."""
+
+    learning_rate: float = Field(default=1e-6, gt=0.0, description="peak rate; for models of 100 million weights up")
+
+
+class RewardOptimizerConfig(PairsOptimizerConfig):
+    """Optimizer of a reward model."""
+
+    learning_rate: float = Field(default=1e-4, gt=0.0, description="peak learning rate")
+
+
+class RLOptimizerConfig(OptimizerConfig):
+    """Optimizer of a reinforcement run: how often a step's samples are trained on."""
+
+    num_iterations: int = Field(default=1, gt=0, description="passes over a step's samples")
+    minibatches: int = Field(default=2, gt=0, description="optimizer steps per pass")
+
+
+class ComputeConfig(Config):
+    """Device, precision, memory and processes."""
+
+    device: str = Field(default="cpu", description="torch device of the policy")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="precision of forward and backward passes; trained weights and optimizer stay float32 (bfloat16 is "
+        "for GPUs and for CPUs that have it: others are 10 times slower in it)",
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="recompute each layer in the backward pass instead of keeping its activations"
+    )
+    microbatch_tokens: int = Field(default=4096, gt=0, description="padded tokens per forward pass")
+    head_tokens: int = Field(
+        default=1024, gt=0, description="completion tokens whose logits exist at the same time; the rest wait"
+    )
+    threads: int = Field(default=1, gt=0, description="torch threads")
+    sharding: Literal["ddp", "fsdp"] = Field(
+        default="ddp",
+        description="under accelerate launch; fsdp shards optimizer and passes, the sampler stays whole",
+    )
+
+
+class CheckpointConfig(Config):
+    """Checkpoints of a run."""
+
+    save_steps: int = Field(default=10, gt=0, description="steps between checkpoints")
+    save_total_limit: int = Field(
+        default=2, gt=0, description="newest checkpoints kept beside the best (sampling.keep_tokens keeps all)"
+    )
+
+
+class EvaluationConfig(Config):
+    """Validation during a run."""
+
+    eval_steps: int = Field(default=10, gt=0, description="steps between validations")
+
+
+class PairsEvaluationConfig(EvaluationConfig):
+    """Held-out pairs."""
+
+    data: Path | None = Field(default=None, description="held-out pairs (default: the last fifth of `data`)")
+    validation_pairs: int = Field(default=200, ge=0, description="pairs of a validation, at most")
+
+
+class TaskEvaluationConfig(EvaluationConfig):
+    """Held-out tasks."""
+
+    data: str | None = Field(
+        default=None,
+        description="held-out tasks: a data set's evaluation split, or a task file (default: the test split of "
+        "synthetic or babi, the last fifth of data otherwise)",
+    )
+    tasks: int = Field(default=200, gt=0, description="tasks of the evaluations before and after training")
+    validation_tasks: int = Field(default=40, ge=0, description="tasks of a validation; 0: none")
+
+
+class MemoryEvaluationConfig(TaskEvaluationConfig):
+    """Held-out tasks of a memory run."""
+
+    world: WorldConfig | None = Field(default=None, description="held-out world (default: `world` with split=test)")
+    babi: BabiConfig | None = Field(default=None, description="held-out streams of another shape (default: `babi`)")
+
+
+class SFTEvaluationConfig(MemoryEvaluationConfig):
+    """Held-out tasks of a supervised run."""
+
+    evaluate: bool = Field(default=True, description="answer questions of held-out tasks before and after training")
+
+
+class SamplingConfig(Config):
+    """Rollouts of a task."""
+
+    group_size: int = Field(default=8, gt=0, description="rollouts per task (TRL: num_generations)")
+    temperature: float = Field(default=1.0, gt=0.0, description="sampling temperature")
+
+
+class RLSamplingConfig(SamplingConfig):
+    """Rollouts of a step of reinforcement learning."""
+
+    tasks_per_step: int = Field(default=8, gt=0, description="tasks of a step, each with group_size rollouts")
+    top_p: float = Field(default=1.0, description="must stay 1: truncated sampling biases every importance ratio")
+    top_k: int = Field(default=0, description="must stay 0: truncated sampling biases every importance ratio")
+    dtype: Literal["bfloat16", "float32", "float64"] | None = Field(
+        default=None, description="precision of the sampler (default: the policy's); float64: exact log-probs on CPU"
+    )
+    overlap: int = Field(
+        default=1,
+        gt=0,
+        description="parts of a step's tasks: while a reader or judge behind an endpoint is asked about one "
+        "part, others are sampled and trained on (each part adds to one optimizer step with minibatches=1, or is one "
+        "of its own)",
+    )
+    keep_tokens: bool = Field(
+        default=False, description="write turns.jsonl and a checkpoint per step, for outside checks"
+    )
+
+
+class TextSamplingConfig(RLSamplingConfig):
+    """Rollouts of text tasks."""
+
+    max_new_tokens: int = Field(default=256, gt=0, description="tokens of a reply (TRL: max_completion_length)")
+
+
+class LossConfig(Config):
+    """Policy-gradient loss; names follow TRL's `GRPOConfig` where the meaning is the same."""
+
+    loss_type: Literal["grpo", "dapo", "dr_grpo", "cispo"] = Field(
+        default="dr_grpo",
+        description="divisor of a step's summed loss: each row's length and the rows (grpo), all tokens (dapo, cispo), "
+        "or rows x loss_constant (dr_grpo); cispo clips the ratio as a weight of log-probs",
+    )
+    loss_constant: float = Field(
+        default=16.0, gt=0.0, description="dr_grpo: the constant, in tokens (TRL: max_completion_length)"
+    )
+    importance_sampling_level: Literal["token", "sequence"] = Field(
+        default="token",
+        description="a ratio per token, or one per completion: its geometric mean (GSPO; algorithm=rloo: its product)",
+    )
+    epsilon: float = Field(default=0.2, gt=0.0, description="lower clip range of the ratio")
+    epsilon_high: float | None = Field(
+        default=None, gt=0.0, description="upper clip range (default: epsilon); cispo: the largest weight (default 5)"
+    )
+    delta: float | None = Field(
+        default=None, gt=0.0, description="two-sided clip: upper bound of the ratio where the advantage is negative"
+    )
+    old_logprobs: Literal["sampled", "recomputed"] = Field(
+        default="sampled",
+        description="denominator of the ratio: the sampler's record, or the learner's forward pass before the "
+        "first update of a step (for sampler and learner of different precision or engine, as with dtype=bfloat16 and "
+        "all weights "
+        "trained: these are sampled in float32 unless sampling.dtype=bfloat16)",
+    )
+    importance_cap: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="old_logprobs=recomputed: weigh each token by min(old / sampled, cap) (default: no weight)",
+    )
+    beta: float = Field(default=0.0, ge=0.0, description="weight of the KL to the frozen start policy")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(default="k3", description="Schulman's estimators of that KL")
+    kl_in: Literal["loss", "reward"] = Field(
+        default="loss", description="add the KL to each token's loss, or to each turn's reward as a component"
+    )
+    use_bias_correction_kl: bool = Field(
+        default=True, description="kl_in=loss: multiply the estimate by the ratio, which makes its gradient unbiased"
+    )
+    entropy_coef: float = Field(
+        default=0.0, ge=0.0, description="weight of the entropy bonus, a mean over a step's tokens"
+    )
+    scale_rewards: Literal["group", "batch", "none"] = Field(
+        default="group",
+        description="divide advantages by the standard deviation of rewards in the group, in the whole step, or not",
+    )
+    advantage_floor: float = Field(default=0.01, gt=0.0, description="added to the standard deviation of scale_rewards")
+
+
+class DatasetConfig(Config):
+    """Where the text tasks of `data` lie and how they are read."""
+
+    folder: str | None = Field(
+        default=None, description="folder or file with the set, instead of the model hub (gsm8k, math and hub ids)"
+    )
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="column names, ours to theirs: {prompt: question, answer: target}"
+    )
+    limit: int | None = Field(default=None, gt=0, description="only the first tasks of data")
+
+
+_RENAMED = {
+    "data_folder": "dataset.folder",
+    "eval_babi": "evaluation.babi",
+    "eval_data": "evaluation.data",
+    "eval_tasks": "evaluation.tasks",
+    "eval_world": "evaluation.world",
+    "feedback_func": "erl.feedback_func",
+    "keep_checkpoints": "checkpoint.save_total_limit",
+    "sample_dtype": "sampling.dtype",
+    "tell_answer": "erl.tell_answer",
+    "training_reader": "reward.reader",
+    "save_every": "checkpoint.save_steps",
+    "validate_every": "evaluation.eval_steps",
+}
+_NEED_GROUP = {
+    "dtype",
+    "data",
+    "tasks",
+    "world",
+    "babi",
+    "folder",
+}  # leaf names that mean something else without a group
+GROUPS: Mapping[str, tuple[type[BaseModel], ...]] = {
+    "optimizer": (RowsOptimizerConfig, PairsOptimizerConfig, RLOptimizerConfig),
+    "compute": (ComputeConfig,),
+    "checkpoint": (CheckpointConfig,),
+    "evaluation": (PairsEvaluationConfig, SFTEvaluationConfig),
+    "sampling": (TextSamplingConfig,),
+    "loss": (LossConfig,),
+    "dataset": (DatasetConfig,),
+}
+SHORT_NAMES: Mapping[str, str] = {
+    **{
+        leaf: f"{group}.{leaf}"
+        for group, kinds in GROUPS.items()
+        for kind in kinds
+        for leaf in kind.model_fields
+        if leaf not in _NEED_GROUP
+    },
+    "dtype": "compute.dtype",
+    **_RENAMED,
+}
+"""Setting by its short name -> its full name; names of release 0.1, which had no groups, are among them."""
+
+
+def expand_short_names(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a training run with every short name moved into its group.
+
+    Args:
+        data: Settings as a file, the command line or Python gives them. Values of a group may be a mapping or a model.
+
+    Raises:
+        ValueError: A setting is given by its short and its full name with two values.
+    """
+    expanded: dict[str, Any] = {key: value for key, value in data.items() if key not in SHORT_NAMES}
+    for short, value in data.items():
+        if short not in SHORT_NAMES:
+            continue
+        group, leaf = SHORT_NAMES[short].split(".")
+        members = expanded.get(group, {})
+        members = members.model_dump(exclude_unset=True) if isinstance(members, BaseModel) else dict(members or {})
+        if leaf in members and members[leaf] != value:
+            raise ValueError(f"{short}: is {group}.{leaf}, which is given too: leave one of them out")
+        expanded[group] = {**members, leaf: value}
+    return expanded
