@@ -14,18 +14,38 @@ from typing import Any
 from memalpha.qa.records import Record
 from memalpha.types import Task, ToolResult, Trajectory
 
+EXAMPLES = 4
+"""Conversations that a run records."""
+MAX_CHARACTERS = 200_000
+"""Text of all recorded conversations; the first is recorded whatever its length."""
 
-def choose_example(tasks: Sequence[Task]) -> int:
-    """Return the index of the first task whose gold operations hold an update and a delete.
+Systems = Mapping[str, tuple[Trajectory, Sequence[Record]]]
 
-    If there is none, the first with an update; else 0.
+
+def choose_examples(tasks: Sequence[Task], count: int = EXAMPLES) -> list[int]:
+    """Return indices of tasks to walk through, by their gold operations.
+
+    Tasks with an update and a delete come first, then tasks with an update, then the others, each in order. After the
+    first, a task is skipped if it would bring the text of all beyond `MAX_CHARACTERS`.
+
+    Args:
+        tasks: Held-out tasks.
+        count: Number of tasks, at most.
     """
     kinds = [{operation.kind for operation in task.gold_operations} for task in tasks]
-    for required in ({"update", "delete"}, {"update"}):
-        for index, present in enumerate(kinds):
-            if required <= present:
-                return index
-    return 0
+    order = sorted(
+        range(len(tasks)), key=lambda index: (not {"update", "delete"} <= kinds[index], "update" not in kinds[index])
+    )
+    chosen: list[int] = []
+    size = 0
+    for index in order:
+        if len(chosen) == count:
+            break
+        length = sum(len(chunk.render()) for chunk in tasks[index].chunks)
+        if not chosen or size + length <= MAX_CHARACTERS:
+            chosen.append(index)
+            size += length
+    return chosen
 
 
 def walk_trajectory(trajectory: Trajectory, records: Sequence[Record]) -> dict[str, Any]:
@@ -61,23 +81,47 @@ def walk_trajectory(trajectory: Trajectory, records: Sequence[Record]) -> dict[s
     return {"chunks": steps, "answers": answers}
 
 
-def write_example(path: Path, task: Task, systems: Mapping[str, tuple[Trajectory, Sequence[Record]]]) -> None:
-    """Write `eval/example.json`: the task's chunks, and each system's walk by name.
+def write_examples(path: Path, examples: Sequence[tuple[Task, Systems]]) -> None:
+    """Write `eval/example.json`: chunks and walks of the first task, the others under "more".
 
     The file is ASCII: a model's text may hold half a surrogate pair, which UTF-8 cannot encode.
 
     Args:
         path: File to write.
-        task: Task of the conversation.
-        systems: Trajectory and records by system name (`before`, `after`).
+        examples: Tasks, each with trajectory and records by system name (`before`, `after`).
     """
-    value = {
+    first, *more = (_example(task, systems) for task, systems in examples)
+    _write(path, {**first, "more": more} if more else first)
+
+
+def add_walks(path: Path, system: str, walks: Mapping[str, tuple[Trajectory, Sequence[Record]]]) -> None:
+    """Add one system's walks to `eval/example.json`.
+
+    Args:
+        path: File of `write_examples`.
+        system: Name of the system.
+        walks: Trajectory and records by task id; tasks of the file that are missing here stay as they are.
+    """
+    value = json.loads(path.read_text(encoding="utf-8"))
+    for example in (value, *value.get("more", ())):
+        if example["task"] in walks:
+            example["systems"][system] = walk_trajectory(*walks[example["task"]])
+    _write(path, value)
+
+
+def _example(task: Task, systems: Systems) -> dict[str, Any]:
+    return {
         "task": task.id,
         "chunks": [{"timestamp": chunk.timestamp, "text": chunk.render()} for chunk in task.chunks],
         "systems": {name: walk_trajectory(trajectory, records) for name, (trajectory, records) in systems.items()},
     }
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    part = path.with_name(f".{path.name}.part")  # an interrupted write leaves the file that is there
+    part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 def _call_fields(result: ToolResult) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from memalpha.config import TrainConfig
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.records import Record
 from memalpha.qa.report import Report, summarize
-from memalpha.qa.reporting.example import choose_example, walk_trajectory, write_example
+from memalpha.qa.reporting.example import add_walks, choose_examples, write_examples
 from memalpha.train.learner.distributed import World
 from memalpha.train.rollouts.memory import MemoryCollector
 from memalpha.train.rollouts.memory_tasks import TaskSource
-from memalpha.train.trainers.checkpoint import read_json, write_json
+from memalpha.train.trainers.checkpoint import read_json
 from memalpha.train.trainers.evaluated import EvaluatedTrainer
 from memalpha.train.trainers.rl import RLTrainer
 from memalpha.types import Task, Trajectory, Turn
@@ -50,11 +50,12 @@ class MemoryRLTrainer(RLTrainer[TrainConfig], EvaluatedTrainer[TrainConfig]):
         for note in self.rewards.notes([*self.source.batch(0), *held_out]):
             self.display.log(note)
         before = self._evaluate_and_save("before", self.policy, held_out, self.reader)
-        example_index = choose_example(held_out)
-        task, group = held_out[example_index], before.groups[example_index]
         if self.world.is_main:
-            systems = {"before": (group.trajectories[0], before.records)}
-            write_example(self.out / "eval" / "example.json", task, systems)
+            examples = [
+                (held_out[index], {"before": (before.groups[index].trajectories[0], before.records)})
+                for index in choose_examples(held_out)
+            ]
+            write_examples(self.out / "eval" / "example.json", examples)
         if all(task.gold_operations for task in held_out):
             baselines = {
                 name: self._evaluate_and_save(name, ScriptedPolicy(kind), held_out, self.reader)
@@ -82,12 +83,9 @@ class MemoryRLTrainer(RLTrainer[TrainConfig], EvaluatedTrainer[TrainConfig]):
         return self.world.run_on_main(lambda: self._collect_evaluations(after))
 
     def _collect_evaluations(self, after: Report) -> dict[str, Any]:
-        """Complete the example with the trained policy and return all evaluations."""
-        path = self.out / "eval" / "example.json"
-        example = read_json(path)
-        index = [task.id for task in self.source.held_out].index(example["task"])
-        example["systems"]["after"] = walk_trajectory(after.groups[index].trajectories[0], after.records)
-        write_json(path, example)
+        """Complete the recorded conversations and return all evaluations."""
+        walks = {group.task.id: (group.trajectories[0], after.records) for group in after.groups}
+        add_walks(self.out / "eval" / "example.json", "after", walks)
         systems = {
             name: read_json(self.out / "eval" / f"{name}.json")
             for name in ("before", "after", *BASELINES)

@@ -12,8 +12,8 @@ from memalpha.config import WorldConfig
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.report import Report
-from memalpha.qa.reporting.example import choose_example, walk_trajectory, write_example
-from memalpha.report.conversation import conversation
+from memalpha.qa.reporting.example import MAX_CHARACTERS, add_walks, choose_examples, walk_trajectory, write_examples
+from memalpha.report.conversation import render_conversations
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.types import GoldOperation, Task, ToolCall, ToolResult
 
@@ -32,18 +32,29 @@ def test_the_first_task_with_a_change_and_a_retraction_is_chosen(tasks: list[Tas
     def kinds(task: Task) -> set[str]:
         return {operation.kind for operation in task.gold_operations}
 
-    chosen = choose_example(tasks)
-    assert {"update", "delete"} <= kinds(tasks[chosen])
-    assert not any({"update", "delete"} <= kinds(task) for task in tasks[:chosen])
+    first, *more = choose_examples(tasks)
+    assert {"update", "delete"} <= kinds(tasks[first])
+    assert not any({"update", "delete"} <= kinds(task) for task in tasks[:first])
+    assert len({first, *more}) == 4 and all({"update", "delete"} <= kinds(tasks[index]) for index in more)
     plain = Task.model_validate({"id": "p", "chunks": [{"text": "x"}]})
     changed = plain.model_copy(
         update={"gold_operations": (GoldOperation(kind="update", chunk=0, category="semantic", content="a: b"),)}
     )
-    assert choose_example([plain]) == 0 and choose_example([plain, changed]) == 1
+    assert choose_examples([plain]) == [0] and choose_examples([plain, changed]) == [1, 0]
+
+
+def test_long_conversations_are_recorded_alone() -> None:
+    tasks = [
+        Task.model_validate({"id": f"t{length}", "chunks": [{"text": "x" * length}]})
+        for length in (MAX_CHARACTERS + 1, MAX_CHARACTERS, 10)
+    ]
+    assert choose_examples(tasks) == [0]
+    assert choose_examples(tasks[1:]) == [0] and choose_examples(tasks[::-1]) == [0]
+    assert choose_examples(tasks[2:] * 9, count=3) == [0, 1, 2]
 
 
 def test_the_walk_tells_what_happened(tasks: list[Task], report: Report) -> None:
-    number = choose_example(tasks)
+    number = choose_examples(tasks)[0]
     trajectory = report.groups[number].trajectories[0]
     walked = walk_trajectory(trajectory, report.records)
     assert len(walked["chunks"]) == len(tasks[number].chunks)
@@ -59,10 +70,10 @@ def test_the_walk_tells_what_happened(tasks: list[Task], report: Report) -> None
 
 
 def test_the_file_is_what_the_page_reads(tasks: list[Task], report: Report, tmp_path: Path) -> None:
-    number = choose_example(tasks)
+    number = choose_examples(tasks)[0]
     path = tmp_path / "eval" / "example.json"
-    write_example(path, tasks[number], {"before": (report.groups[number].trajectories[0], report.records)})
-    html = conversation(json.loads(path.read_text(encoding="utf-8")))
+    write_examples(path, [(tasks[number], {"before": (report.groups[number].trajectories[0], report.records)})])
+    html = render_conversations(json.loads(path.read_text(encoding="utf-8")))
     for question in tasks[number].questions:
         assert question.question.split()[0] in html
     assert html.count('class="card"') == len(tasks[number].chunks)  # one system: one column a chunk
@@ -73,6 +84,20 @@ def test_the_file_holds_any_text_a_model_writes(tasks: list[Task], report: Repor
     trajectory = report.groups[0].trajectories[0]
     result = ToolResult(ToolCall("memory_insert", {"content": "\ud800"}), False, "invalid_content")
     turn = replace(trajectory.turns[0], results=(result,))
-    write_example(tmp_path / "e.json", tasks[0], {"before": (replace(trajectory, turns=(turn,)), report.records)})
+    before = (replace(trajectory, turns=(turn,)), report.records)
+    write_examples(tmp_path / "e.json", [(tasks[0], {"before": before})])
     example = json.loads((tmp_path / "e.json").read_text(encoding="utf-8"))
     assert example["systems"]["before"]["chunks"][0]["calls"][0]["arguments"] == {"content": "\ud800"}
+
+
+def test_a_second_system_is_added_to_every_conversation(tasks: list[Task], report: Report, tmp_path: Path) -> None:
+    path = tmp_path / "example.json"
+    indices = choose_examples(tasks, count=3)
+    walks = {tasks[index].id: (report.groups[index].trajectories[0], report.records) for index in indices}
+    write_examples(path, [(tasks[index], {"before": walks[tasks[index].id]}) for index in indices])
+    add_walks(path, "after", walks)
+    example = json.loads(path.read_text(encoding="utf-8"))
+    conversations = [example, *example["more"]]
+    assert [each["task"] for each in conversations] == [tasks[index].id for index in indices]
+    assert all(each["systems"]["before"] == each["systems"]["after"] for each in conversations)
+    assert list(tmp_path.iterdir()) == [path]
