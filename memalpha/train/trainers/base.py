@@ -27,6 +27,7 @@ from memalpha.train.learner.distributed import World, join_world, local_device
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.losses import LossSettings
+from memalpha.train.software import software_version
 from memalpha.train.trainers.checkpoint import (
     append_lines,
     check_run_directory,
@@ -280,6 +281,7 @@ class Trainer(ABC, Generic[C]):
             "steps": self.step,
             "best_step": best_step,
             "started_from": self.start_fingerprint,
+            "software": software_version(),
             "policy_parameters": self.policy.parameters,
             "minutes": self._minutes(),
             "learning_minutes": self.learning_minutes_before + self.learning_minutes,
@@ -311,6 +313,7 @@ class Trainer(ABC, Generic[C]):
         state = {
             "seed": self.config.seed,
             "started_from": self.start_fingerprint,
+            "software": software_version(),
             "best": self.best,
             "minutes": self._minutes(),
             "learning_minutes": self.learning_minutes_before + self.learning_minutes,
