@@ -1,1 +1,1 @@
-"""One static page from a run directory."""
+"""Static report page of a run directory."""

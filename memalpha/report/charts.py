@@ -1,8 +1,8 @@
-"""Small SVG charts as strings: lines over steps, and marks with error bars on a common axis.
+"""Small SVG charts as strings: lines over steps, marks with error bars, stacked bars.
 
-They carry no script and no colours of their own: those come from the page's CSS classes (`k-before`, `k-after`, …), so
-that light and dark mode need no second picture. A chart is drawn at the width of a phone and scales up, so that its
-text stays readable there. Every mark has a `<title>`, which browsers show on hovering and screen readers read.
+Charts have no script and no colours of their own. Colours come from the page's CSS classes (`k-before`, `k-after`, …),
+so that light and dark mode share one picture. A chart is drawn at the width of a phone and scales up, so its text stays
+readable there. Every mark has a `<title>`, which browsers show on hovering and screen readers read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Scale = Callable[[float], float]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One value on a row. `kind` is a CSS class suffix and picks the shape; `se` draws a 95 % interval."""
+    """One value on a row; `kind` selects CSS class and shape, `se` draws a 95 % interval."""
 
     kind: str
     label: str
@@ -29,7 +29,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MarkRow:
     """A labelled row of marks."""
 
     label: str
@@ -38,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line through `points` (x, y); or, with `dots`, separate points, with intervals where `errors` (se) is given."""
+    """A line through `points` (x, y), or separate points with `dots`; `errors` are standard errors."""
 
     kind: str
     label: str
@@ -49,7 +49,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of parts (kind, label, share), which fill it from the left; `line` marks a share of its own."""
+    """A stacked bar of parts (kind, label, share); `line` marks one more share."""
 
     label: str
     parts: tuple[tuple[str, str, float], ...]
@@ -57,7 +57,13 @@ class Bar:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers (steps of 1, 2 or 5 times a power of ten) that cover `low`..`high` in about `count` intervals."""
+    """Return round numbers (1, 2 or 5 times a power of ten) that cover `low`..`high`.
+
+    Args:
+        low: Lower end.
+        high: Upper end.
+        count: Approximate number of intervals.
+    """
     raw = max(high - low, 1e-9) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
@@ -65,8 +71,17 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(number * step, 10) for number in range(first, max(last, first + 1) + 1)]
 
 
-def mark_rows(rows: Sequence[Row], *, low: float = 0.0, high: float = 1.0) -> str:
-    """Rows of marks on one horizontal axis; the marks of a row lie in lanes, so that their intervals stay apart."""
+def mark_rows(
+    rows: Sequence[MarkRow], *, low: float = 0.0, high: float = 1.0, line: tuple[str, float] | None = None
+) -> str:
+    """Draw rows of marks on one horizontal axis; marks of a row have lanes, so that intervals stay apart.
+
+    Args:
+        rows: Rows from top to bottom.
+        low: Lower end of the axis.
+        high: Upper end of the axis.
+        line: Label and value of a dashed vertical line through all rows.
+    """
     lane, gap, top, bottom = 17, 9, 6, 24
     left, right = 126, WIDTH - 38
     height = top + sum(lane * len(row.marks) + gap for row in rows) + bottom
@@ -76,27 +91,32 @@ def mark_rows(rows: Sequence[Row], *, low: float = 0.0, high: float = 1.0) -> st
     for tick in axis:
         parts.append(_element("line", class_="grid", x1=x_of(tick), x2=x_of(tick), y1=top, y2=height - bottom))
         parts.append(_text(_number(tick), x_of(tick), height - bottom + 15, "tick", "middle"))
+    if line is not None:
+        x, title = x_of(line[1]), _title(f"{line[0]}: {line[1]:.3f}")
+        path = f"M{x:.1f} {top}V{height - bottom}"
+        parts.append(_element("path", title, class_="reference", d=path))
     y = float(top)
     for row in rows:
         row_height = lane * len(row.marks) + gap
         parts.append(_text(row.label, left - 12, y + row_height / 2 + 4, "row", "end"))
         for number, mark in enumerate(row.marks):
-            at = y + gap / 2 + lane * (number + 0.5)
+            middle = y + gap / 2 + lane * (number + 0.5)
             half = Z95 * (mark.se or 0.0)
             start, end = x_of(mark.value - half), x_of(mark.value + half)
             title = f"{mark.label}: {mark.value:.3f}" + (f" ± {half:.3f}" if half else "")
             if half:
-                path = f"M{start:.1f} {at:.1f}H{end:.1f}M{start:.1f} {at - 4:.1f}v8M{end:.1f} {at - 4:.1f}v8"
+                caps = f"M{start:.1f} {middle - 4:.1f}v8M{end:.1f} {middle - 4:.1f}v8"
+                path = f"M{start:.1f} {middle:.1f}H{end:.1f}{caps}"
                 parts.append(_element("path", class_=f"bar k-{mark.kind}", d=path))
-            parts.append(_shape(mark.kind, x_of(mark.value), at, 5.0, title))
-            parts.append(_text(f"{mark.value:.2f}", max(end, x_of(mark.value) + 5) + 5, at + 4, "value"))
+            parts.append(_shape(mark.kind, x_of(mark.value), middle, 5.0, title))
+            parts.append(_text(f"{mark.value:.2f}", max(end, x_of(mark.value) + 5) + 5, middle + 4, "value"))
         y += row_height
-    read = (f"{row.label}: " + ", ".join(f"{mark.label} {mark.value:.2f}" for mark in row.marks) for row in rows)
-    return _svg(height, parts, "; ".join(read))
+    labels = (f"{row.label}: " + ", ".join(f"{mark.label} {mark.value:.2f}" for mark in row.marks) for row in rows)
+    return _svg(height, parts, "; ".join(labels))
 
 
 def stacked_bars(bars: Sequence[Bar]) -> str:
-    """Bars of parts on one axis from 0 to 1, each under its label; parts that have room say their share."""
+    """Draw bars of parts on one axis from 0 to 1, each below its label; large parts show their share."""
     left, right, top, label, thick, gap, bottom = 8, WIDTH - 8, 4, 16, 18, 8, 20
     height = top + len(bars) * (label + thick + gap) + bottom
     x_of = _scale(0.0, 1.0, left, right)
@@ -126,12 +146,21 @@ def stacked_bars(bars: Sequence[Bar]) -> str:
             title = _title(f"{bar.label}, ceiling: {bar.line:.1%}")
             path = f"M{x_of(bar.line):.1f} {y + label - 3:.1f}v{thick + 6}"
             parts.append(_element("path", title, class_="ceiling", d=path))
-    read = (f"{bar.label}: " + ", ".join(f"{name} {share:.0%}" for _, name, share in bar.parts) for bar in bars)
-    return _svg(height, parts, "; ".join(read))
+    labels = (f"{bar.label}: " + ", ".join(f"{name} {share:.0%}" for _, name, share in bar.parts) for bar in bars)
+    return _svg(height, parts, "; ".join(labels))
 
 
 def line_chart(series: Sequence[Series], *, low: float | None = None, high: float | None = None) -> str:
-    """Lines over steps. `low` and `high` fix the y range where the quantity has one (a share: 0 and 1)."""
+    """Draw lines over steps.
+
+    Args:
+        series: Lines and points.
+        low: Lower end of y; None takes the smallest value.
+        high: Upper end of y; None takes the largest value.
+
+    Raises:
+        ValueError: No series has a point.
+    """
     top, bottom, left, right, height = 10, 34, 42, WIDTH - 12, 190
     points = [point for line in series for point in line.points]
     if not points:
@@ -151,13 +180,29 @@ def line_chart(series: Sequence[Series], *, low: float | None = None, high: floa
     parts.append(_text("step", right, height - 3, "tick", "end"))
     for line in series:
         parts.extend(_dots(line, x_of, y_of) if line.dots else [_path(line, x_of, y_of)])
-    read = (f"{line.label} from {line.points[0][1]:.3g} to {line.points[-1][1]:.3g}" for line in series if line.points)
-    return _svg(height, parts, "; ".join(read))
+    labels = (
+        f"{line.label} from {line.points[0][1]:.3g} to {line.points[-1][1]:.3g}" for line in series if line.points
+    )
+    return _svg(height, parts, "; ".join(labels))
+
+
+def render_figure(title: str, about: str, chart: str, legend: Sequence[str] = ()) -> str:
+    """Return a chart as an HTML figure with title, caption and legend.
+
+    Args:
+        title: Heading; HTML.
+        about: Caption; HTML.
+        chart: SVG of the chart.
+        legend: Items of the legend; HTML.
+    """
+    items = "".join(f"<li>{item}</li>" for item in legend)
+    listed = f'<ul class="legend">{items}</ul>' if items else ""
+    return f"<figure><h3>{title}</h3><figcaption>{about}</figcaption>{listed}{chart}</figure>"
 
 
 def swatch(kind: str, *, line: bool = False) -> str:
-    """The shape and colour of a kind, for legends; with `line`, of a line."""
-    if kind.startswith("loss-"):
+    """Return the shape and colour of a kind for a legend; `line` draws a line."""
+    if kind.startswith("error-"):
         shape = _element("rect", class_=f"part k-{kind}", x=1, y=1, width=12, height=12)
     else:
         shape = _element("path", class_=f"line k-{kind}", d="M0 7H14") if line else _shape(kind, 7, 7, 4)
@@ -165,7 +210,7 @@ def swatch(kind: str, *, line: bool = False) -> str:
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Scale:
-    """Maps `low`..`high` to pixels `start`..`end`; values outside stop at the edge."""
+    """Return a map from `low`..`high` to pixels `start`..`end`; values outside stop at the edge."""
     return lambda value: start + (min(max(value, low), high) - low) / (high - low) * (end - start)
 
 
@@ -188,7 +233,7 @@ def _dots(line: Series, x_of: Scale, y_of: Scale) -> list[str]:
 
 
 def _shape(kind: str, x: float, y: float, size: float, title: str = "") -> str:
-    """Shape as well as colour tells kinds apart: square, diamond, else a circle (hollow for `before`, by the CSS)."""
+    """Draw a mark; shapes tell kinds apart as colours do: square, diamond, circle (hollow for `before`)."""
     inner, style = _title(title) if title else "", f"mark k-{kind}"
     if kind == "append_only":
         return _element("rect", inner, class_=style, x=x - size, y=y - size, width=2 * size, height=2 * size)
@@ -208,7 +253,7 @@ def _title(text: str) -> str:
 
 
 def _element(name: str, inner: str = "", **attributes: str | float) -> str:
-    """An SVG element; `class_` and `text_anchor` become `class` and `text-anchor`, numbers get one decimal."""
+    """Return an SVG element; `class_` and `text_anchor` become `class` and `text-anchor`."""
     pairs = []
     for key, value in attributes.items():
         text = value if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memalpha.report.charts import Mark, Row, Series, line_chart, mark_rows, ticks
+from memalpha.report.charts import Mark, MarkRow, Series, line_chart, mark_rows, ticks
 
 numbers = st.floats(-1e4, 1e4, allow_nan=False)
 
@@ -25,7 +25,7 @@ def test_ticks_cover_the_range_in_few_round_steps(low: float, span: float) -> No
 
 
 def test_marks_stand_at_their_value_with_a_95_percent_interval() -> None:
-    svg = mark_rows([Row("a", (Mark("before", "b", 0.5, 0.05), Mark("after", "a", 1.0)))])
+    svg = mark_rows([MarkRow("a", (Mark("before", "b", 0.5, 0.05), Mark("after", "a", 1.0)))])
     half, full = (float(item.attrib["cx"]) for item in ET.fromstring(svg).iter("circle"))
     zero = float(elements(svg, "line", "grid")[0].attrib["x1"])
     assert half - zero == pytest.approx((full - zero) / 2, abs=0.2)
@@ -53,7 +53,7 @@ def test_higher_values_are_drawn_higher() -> None:
 
 
 def test_labels_are_escaped() -> None:
-    assert "<script>" not in mark_rows([Row("<script>", (Mark("after", '"<script>', 0.5),))])
+    assert "<script>" not in mark_rows([MarkRow("<script>", (Mark("after", '"<script>', 0.5),))])
 
 
 def test_a_chart_without_points_is_refused() -> None:

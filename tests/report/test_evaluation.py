@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from test_page import page_of
 
+from memalpha.config import EvalConfig, parse_overrides
 from memalpha.errors import DataError
 from memalpha.qa.records import Record, save_records
 from memalpha.report.charts import Bar, stacked_bars
-from memalpha.report.evaluation import LABELS, RIGHT, SHOWN
+from memalpha.report.evaluation import CLASS_LABELS, MAX_FAILURES, RIGHT
 from memalpha.report.page import write_report
 
 
@@ -34,10 +37,11 @@ def save(folder: Path, name: str, records: list[Record]) -> None:
 def evaluated(tmp_path: Path) -> Path:
     """Two systems: one lost an answer in each class, the other most of its answers in one."""
     folder = tmp_path / "suite"
-    losses = [loss for loss in LABELS if loss not in (RIGHT, "not_found")]
+    losses = [loss for loss in CLASS_LABELS if loss not in (RIGHT, "not_found")]
     save(folder, "rag-chunks", [record(n, loss) for n, loss in enumerate(losses)] + [record(n) for n in range(7, 10)])
     many = [
-        record(n, "not_retrieved", system="writer", feedback="Question: x\nLost: <there>.") for n in range(SHOWN + 5)
+        record(n, "not_retrieved", system="writer", feedback="Question: x\nLost: <there>.")
+        for n in range(MAX_FAILURES + 5)
     ]
     save(folder, "writer", [*many, record(99, system="writer", ability="extraction")])
     return folder
@@ -62,7 +66,7 @@ def test_figures_and_waterfall_are_those_of_the_records(evaluated: Path) -> None
     assert cells[:8] == ["10", "0.700", "0.600", "0.500", "0.300", "1.000", "10", "0.300"]
     assert [re.sub("<.*?>", "", cell) for cell in cells[8:]] == ["1"] * 7
     bars = dict(re.findall(r"<title>(rag:chunks \(10\), [^:]+): ([\d.%]+)</title>", text))
-    assert bars["rag:chunks (10), answered rightly"] == "30.0%"
+    assert bars["rag:chunks (10), answered right"] == "30.0%"
     assert bars["rag:chunks (10), ceiling"] == "100.0%"
     assert len(bars) == 9
 
@@ -88,33 +92,33 @@ def test_every_link_leads_somewhere_and_every_failure_opens(evaluated: Path) -> 
     assert len(ids) == len(set(ids))
     links = re.findall(r'href="#([^"]+)"', text)
     assert len(links) == 8 and set(links) <= set(ids)
-    assert text.count("✗") == 7 + SHOWN
+    assert text.count("✗") == 7 + MAX_FAILURES
     assert "… and 5 more in eval/writer.jsonl." in text
     assert "Question &lt;0&gt;?" in text and "a &amp; b" in text and "Lost: &lt;there&gt;." in text
 
 
 def test_a_training_run_whose_losses_are_known_shows_them(run: Path) -> None:
     before = page_of(run).text
-    assert "Where the answers were lost" not in before
+    assert "where the answers were lost" not in before
     save(run, "after", [record(1, "never_written", system=""), record(2, system="")])
     page = page_of(run).text
     assert "marks the ceiling" in page
     save(run, "after", [record(1, "never_written", system="", ceiling=None), record(2, system="", ceiling=None)])
     page = page_of(run).text
     assert "marks the ceiling" not in page
-    assert "80% after" in page and "Where the answers were lost" in page and "after training (2)" in page
+    assert "80% ± 3 after" in page and "where the answers were lost" in page and "after training (2)" in page
 
 
 def test_records_without_losses_make_no_page(tmp_path: Path) -> None:
     save(tmp_path, "old", [replace(record(1, "never_written"), error_class=None), record(2)])
-    with pytest.raises(DataError, match="whose losses were looked for"):
+    with pytest.raises(DataError, match="whose wrong answers were classified"):
         write_report(tmp_path)
 
 
 def test_a_system_that_is_always_right_is_shown(tmp_path: Path) -> None:
     save(tmp_path, "perfect", [record(1), record(2)])
     page = page_of(tmp_path).text
-    assert "rag:chunks (2)" in page and "answered rightly" in page and "✗" not in page
+    assert "rag:chunks (2)" in page and "answered right" in page and "✗" not in page
 
 
 def test_bars_fill_their_width() -> None:
@@ -122,3 +126,18 @@ def test_bars_fill_their_width() -> None:
     widths = [float(width) for width in re.findall(r'class="part [^"]+"[^>]* width="([\d.]+)"', svg)]
     assert widths == pytest.approx([258.0, 86.0])
     assert "x &lt;y&gt;" in svg and "ceiling: 90.0%" in svg
+
+
+def test_the_foot_has_the_command_of_an_evaluation(evaluated: Path) -> None:
+    config = EvalConfig.model_validate(
+        {"benchmark": "synthetic", "systems": ("rag", "tiny"), "seeds": (1,), "reader": {"k": 3}, "out": "x"}
+    )
+    provenance = {"config": config.model_dump(mode="json"), "versions": {"memalpha": "9.8"}}
+    (evaluated / "eval" / "summary.json").write_text(json.dumps(provenance), encoding="utf-8")
+    text = page_of(evaluated).text
+    command = next(line for line in text.splitlines() if "memalpha eval" in line)
+    words = shlex.split(command[command.index("memalpha eval") :].split("The run was made")[0])
+    assert words[:3] == ["memalpha", "eval", "synthetic"] and words[-1] == f"out={evaluated}-again"
+    again = EvalConfig.model_validate({"benchmark": "synthetic", **parse_overrides(words[3:-1]), "out": "x"})
+    assert again == config
+    assert "The run was made by memalpha 9.8." in text

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from memalpha.errors import DataError
+from memalpha.qa.records import Record, save_records
 from memalpha.report.page import write_report
 
 VOID = {"meta", "br", "input", "img", "hr", "link"}
@@ -57,7 +58,7 @@ def test_the_page_is_one_file_without_network_or_script(run: Path) -> None:
 
 def test_the_headline_and_the_figures_are_the_summary_s(run: Path) -> None:
     text = page_of(run).text
-    assert "46% before training, 80% after" in text
+    assert "46% ± 3 before training, 80% ± 3 after" in text
     assert "200 held-out conversations" in text and "1,431 questions" in text and "seed 7" in text
     assert "step 40 of 50" in text
     assert "closed 64% of the gap" in text  # (.798 - .456) / (.988 - .456)
@@ -70,7 +71,7 @@ def test_no_gain_is_not_called_one(run: Path) -> None:
     summary["after"]["accuracy"] = summary["before"]["accuracy"] - 0.1
     (run / "summary.json").write_text(json.dumps(summary))
     text = page_of(run).text
-    assert "46% before training, 36% after" in text and "closed" not in text
+    assert "46% ± 3 before training, 36% ± 3 after" in text and "closed" not in text
 
 
 def test_without_baselines_and_changes_the_page_does_not_speak_of_them(run: Path) -> None:
@@ -95,7 +96,7 @@ def test_the_conversation_shows_calls_memory_and_answers(run: Path) -> None:
 
 def test_what_ended_is_shown_as_ended(run: Path) -> None:
     html = write_report(run).read_text(encoding="utf-8")
-    assert html.count('<li class="gone">') == 1  # the cat, after training
+    assert html.count('<li class="deleted">') == 1  # the cat, after training
     assert html.count('<span class="tag">changed</span>') == 1
 
 
@@ -148,3 +149,112 @@ def test_garbage_in_a_run_directory_is_named(run: Path, name: str, content: byte
 def test_a_configuration_that_is_no_text_does_not_hide_the_results(run: Path) -> None:
     (run / "config.yaml").write_bytes(b"\xff\xfe")
     assert "Answers right" in write_report(run).read_text(encoding="utf-8")
+
+
+def test_the_walk_stands_right_under_the_headline(run: Path) -> None:
+    text = page_of(run).text
+    order = ("Answers right", "One conversation, before and after", "The results", "Steps 0 to 49", "Reproduce")
+    assert sorted(order, key=text.index) == list(order)
+
+
+def test_one_of_several_conversations_is_chosen_without_a_script(run: Path) -> None:
+    assert "<input" not in write_report(run).read_text(encoding="utf-8"), "one conversation needs no choice"
+    path = run / "eval" / "example.json"
+    example = json.loads(path.read_text())
+    hostile = json.loads(path.read_text()) | {"task": "t1"}
+    hostile["chunks"][0]["text"] = "</pre><script>alert(1)</script>"
+    path.write_text(json.dumps(example | {"more": [hostile] * 8}))
+    html = write_report(run).read_text(encoding="utf-8")
+    assert page_of(run).tags & {"script", "img", "iframe"} == set()
+    assert "&lt;script&gt;alert(1)" in html
+    assert html.count('type="radio"') == html.count('<div class="panel ') == 6
+    assert html.count(" checked>") == 1 and "0/2 → 2/2 right" in html
+    for number in range(1, 7):
+        assert f"#walk-{number}:checked ~ .panel-{number}" in html and f'id="walk-{number}"' in html
+
+
+def test_later_parts_of_a_long_conversation_are_folded(run: Path) -> None:
+    path = run / "eval" / "example.json"
+    example = json.loads(path.read_text())
+    example["chunks"] *= 3
+    for walk in example["systems"].values():
+        walk["chunks"] *= 3
+    path.write_text(json.dumps(example))
+    text = page_of(run).text
+    assert "2 more parts" in text and "Part 6" in text
+
+
+def answers(right: int, count: int, system: str, error: str = "answered_wrong") -> list[Record]:
+    """Answers in ten conversations, the first `right` of them right; every fifth question has no answer."""
+    return [
+        Record(
+            f"t{number % 10}",
+            0,
+            f"q{number}",
+            "x",
+            None,
+            "?",
+            "a",
+            () if number % 5 == 0 else ("b",),
+            float(number < right),
+            number < right,
+            system=system,
+            error_class=None if number < right else error if number % 3 else "never_written",
+        )
+        for number in range(count)
+    ]
+
+
+def test_the_difference_has_a_paired_interval_and_the_errors_a_name(run: Path) -> None:
+    for name, right in (("before", 40), ("after", 80)):
+        save_records(answers(right, 100, name), run / "eval" / f"{name}.jsonl")
+        summary = json.loads((run / "summary.json").read_text())
+        summary[name] |= {"accuracy": right / 100}
+        (run / "summary.json").write_text(json.dumps(summary))
+    text = page_of(run).text
+    assert "+40.0 points (95\u00a0% interval +40.0 to +40.0)" in text and "noise" not in text  # 4 more in each
+    assert "An empty memory would score 20%" in text and "dashed line is an empty memory (0.20)" in text
+    assert "most frequent error after training is retrieved, answered wrong: 13.0% of all questions, 65% of" in text
+    assert "weakest kind of question is temporal" in text
+
+
+def test_a_difference_within_its_interval_is_called_noise(run: Path) -> None:
+    path = run / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["after"]["accuracy"] = summary["before"]["accuracy"] + 0.02
+    path.write_text(json.dumps(summary))
+    text = page_of(run).text
+    assert "after (no difference beyond noise)" in text and "is no difference beyond noise" in text
+    summary["after"]["se"] = None
+    path.write_text(json.dumps(summary))
+    assert "noise" not in page_of(run).text and "a single conversation has no interval" in page_of(run).text
+
+
+def test_the_model_and_its_worlds_are_named(run: Path) -> None:
+    (run / "config.yaml").write_text(
+        "policy: <tiny>\nalgorithm: grpo\ndata: synthetic\nworld: {preset: demo}\neval_world: {preset: full}\n"
+    )
+    text = page_of(run).text
+    assert "<tiny> (774,400 parameters), trained by grpo on generated conversations of the demo world" in text
+    assert "tested on its held-out split of the full world" in text
+    (run / "config.yaml").write_text("policy: tiny\ndata: mine.jsonl\neval_data: other.jsonl\n")
+    assert "on mine.jsonl and tested on other.jsonl" in page_of(run).text
+    (run / "config.yaml").write_text("data: [1\n")
+    assert "a model of 774,400 parameters." in page_of(run).text
+
+
+def test_the_foot_has_the_command_and_the_version(run: Path) -> None:
+    text = page_of(run).text
+    assert f"memalpha train {run}/config.yaml out={run}-again" in text
+    assert "the run did not record its version" in text
+    summary = json.loads((run / "summary.json").read_text())
+    summary["software"] = {"version": "9.8", "commit": "abc<"}
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert "The run was made by memalpha 9.8, commit abc<." in page_of(run).text
+
+
+def test_the_two_shares_of_stale_answers_have_two_names(run: Path) -> None:
+    save_records(answers(5, 10, "after"), run / "eval" / "after.jsonl")
+    text = page_of(run).text
+    assert "outdated after a change" in text and "stale, of all questions" in text
+    assert "questions about changed facts answered with an old value" in text

@@ -1,0 +1,93 @@
+"""The page's part on training: one chart per metric over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from memalpha.report.charts import Series, line_chart, render_figure, swatch
+
+Curve = tuple[str, str, tuple[float | None, float | None], tuple[tuple[str, str, str], ...]]
+"""Title, caption, range of y, lines as (metric key, label, colour)."""
+
+CURVES: tuple[Curve, ...] = (
+    ("Reward", "Mean total reward of a step's rollouts.", (None, None), (("reward", "reward", "after"),)),
+    (
+        "Accuracy",
+        "Sampled rollouts on training tasks; points: greedy on validation tasks, with 95 % intervals.",
+        (0.0, 1.0),
+        (("accuracy", "training", "before"), ("validation_accuracy", "validation", "after")),
+    ),
+    (
+        "Cross-entropy",
+        "Per completion token, in nats: rows of each step; points: rows held out.",
+        (0.0, None),
+        (("train_loss", "training", "before"), ("validation_loss", "validation", "after")),
+    ),
+    (
+        "Preferences",
+        "Share of pairs whose chosen side the model prefers; points: pairs held out.",
+        (0.0, 1.0),
+        (("accuracies", "training", "before"), ("validation_accuracies", "validation", "after")),
+    ),
+    ("Valid calls", "Share of tool calls that executed.", (None, 1.0), (("valid_calls", "valid calls", "after"),)),
+    (
+        "Updates and deletes",
+        "Their share of all calls that changed the memory.",
+        (0.0, None),
+        (("update_share", "update", "after"), ("delete_share", "delete", "append_only")),
+    ),
+    ("Entropy", "Of the sampled tokens, in nats.", (0.0, None), (("entropy", "entropy", "extra"),)),
+    (
+        "Value function",
+        "Share of the returns' variance that it explains.",
+        (None, 1.0),
+        (("explained_variance", "explained variance", "after"),),
+    ),
+    ("Memory", "Mean tokens of the final memory.", (0.0, None), (("memory_tokens", "tokens", "oracle"),)),
+)
+
+
+def render_training(metrics: Sequence[Mapping[str, Any]], curves: Sequence[Curve]) -> str:
+    """Return the HTML of the training charts; "" without metrics. A metric that is missing has no chart."""
+    if not metrics:
+        return ""
+    figures = []
+    for title, about, (low, high), lines in curves:
+        series = [line for key, label, kind in lines if (line := _series(metrics, key, label, kind)).points]
+        if not series:
+            continue
+        top = None if high is None else max(high, *(y for line in series for _, y in line.points))
+        legend = []
+        for line in series:
+            ends = f"{line.points[0][1]:.2f} → {line.points[-1][1]:.2f}"
+            legend.append(f"{swatch(line.kind, line=not line.dots)}{escape(line.label)} {ends}")
+        figures.append(render_figure(title, about, line_chart(series, low=low, high=top), legend))
+    first, last = metrics[0].get("step", 0), metrics[-1].get("step", len(metrics) - 1)
+    return (
+        f"<h2>Training</h2><p>Steps {first} to {last}. A step {_step_description(metrics[0])}.</p>"
+        f'<div class="grid">{"".join(figures)}</div>'
+    )
+
+
+def _step_description(line: Mapping[str, Any]) -> str:
+    if "train_loss" in line:
+        return "imitates some rows, each a prompt and the reply to learn"
+    if "reward" not in line:
+        way = "worth more" if "scores" in line or "errors" in line else "likelier"
+        return f"makes the chosen of two replies {way} than the rejected one, for some prompts"
+    if "reply_tokens" in line:
+        return "samples several replies to each of its prompts and makes those with a higher reward more likely"
+    return (
+        "samples several rollouts of each of its conversations and makes those with a higher reward than their "
+        "siblings more likely"
+    )
+
+
+def _series(metrics: Sequence[Mapping[str, Any]], key: str, label: str, kind: str) -> Series:
+    lines = [line for line in metrics if isinstance(line.get(key), int | float)]
+    points = tuple((float(line["step"]), float(line[key])) for line in lines)
+    is_sparse = key.startswith("validation")
+    errors = tuple(float(line.get("validation_se") or 0.0) for line in lines) if is_sparse else ()
+    return Series(kind, label, points, errors, dots=is_sparse)
