@@ -1,1 +1,1 @@
-"""Token rows and the data they are made from."""
+"""Token rows (`samples`) and the data that they are made from."""

@@ -1,9 +1,9 @@
-"""A user's chat rows as token ids: JSON Lines, prompts and replies in TRL's formats, by the policy's own template.
+"""Encode a user's chat data: JSON Lines, prompts and replies in TRL's formats, with the policy's own template.
 
-A prompt is a text, taken as it is, or messages, which go through the chat template (with tools, if there are any). A
-reply is a text or one assistant message, whose tool calls become the text of calls that the agent reads, and ends with
-the token that ends an assistant's turn. Nothing is ever cut short: what the model cannot take is refused, and every
-error begins with `file:line` and names the field.
+A prompt is a text, used as it is, or messages, which go through the chat template (with tools, if there are any). A
+reply is a text or one assistant message. Its tool calls become the text of calls that the agent reads, and it ends with
+the token that ends an assistant's turn. Nothing is ever cut: a row that the model cannot take is refused. Every error
+begins with `file:line` and names the field.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memalpha.types import ToolCall
 
 
 class _Message(BaseModel):
-    """A chat message; what else it holds is the template's."""
+    """A chat message; extra fields are for the template."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -46,161 +46,211 @@ _TOOLS = TypeAdapter(list[_Function])
 
 
 def read_lines(path: Path) -> list[tuple[str, bytes]]:
-    """(file:line, text) of every line that is not blank. Raises `DataError` where there is none."""
+    """Read the lines that are not blank as (file:line, bytes).
+
+    Raises:
+        DataError: The file cannot be read or has no such line.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    found = [(f"{path}:{number}", line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
-    if not found:
+    lines = [(f"{path}:{line_number}", line) for line_number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
+    if not lines:
         raise DataError(f"{path}: holds no line")
-    return found
+    return lines
 
 
 def read_objects(path: Path, keys: Collection[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(file:line, JSON object) of every line. Raises `DataError` for anything else and for a key not in `keys`."""
-    for where, raw in read_lines(path):
+    """Yield (file:line, JSON object) for every line.
+
+    Raises:
+        DataError: A line is not a JSON object or has a key that is not in `keys`.
+    """
+    for source, raw in read_lines(path):
         try:
             value = json.loads(raw)
-            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is text to JSON, to no tokenizer
+            json.dumps(value, ensure_ascii=False).encode()  # JSON allows lone surrogates, tokenizers do not
         except ValueError as error:
-            raise DataError(f"{where}: not valid JSON: {error}") from error
+            raise DataError(f"{source}: not valid JSON: {error}") from error
         if not isinstance(value, dict):
-            raise DataError(f"{where}: not a JSON object")
+            raise DataError(f"{source}: not a JSON object")
         unknown = [key for key in value if key not in keys]
         if unknown:
-            raise DataError(f"{where}: {unknown[0]}: unknown key: known are {', '.join(keys)}")
-        yield where, value
+            raise DataError(f"{source}: {unknown[0]}: unknown key: known are {', '.join(keys)}")
+        yield source, value
 
 
 # ------------------------------------------------------------------------------------------- messages, prompts, replies
 
 
-def validate_messages(value: Any, where: str) -> list[dict[str, Any]]:
-    """Chat messages as they were given. Raises `DataError` for what is none, naming the message and its field."""
-    return _validate(_MESSAGES, value, where)
+def validate_messages(value: Any, source: str) -> list[dict[str, Any]]:
+    """Return chat messages unchanged.
+
+    Raises:
+        DataError: The value is not a list of messages; names the message and its field.
+    """
+    return _validate(_MESSAGES, value, source)
 
 
-def validate_tools(value: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """The line's `tools`; none where it has none."""
-    return _validate(_TOOLS, value["tools"], f"{where}: tools") if value.get("tools") is not None else []
+def validate_tools(value: Mapping[str, Any], source: str) -> list[dict[str, Any]]:
+    """Return the line's `tools`; [] without any."""
+    return _validate(_TOOLS, value["tools"], f"{source}: tools") if value.get("tools") is not None else []
 
 
 def encode_prompt(
-    prompt: Any, tools: Sequence[Mapping[str, Any]], policy: TransformersPolicy, where: str
+    prompt: Any, tools: Sequence[Mapping[str, Any]], policy: TransformersPolicy, source: str
 ) -> Sequence[int]:
-    """Ids of the field `prompt` of a line: a text as it is, or messages through the chat template."""
-    checked = validate_prompt(prompt, tools, where)
+    """Return the token ids of a line's `prompt`.
+
+    Args:
+        prompt: Text, encoded as it is, or messages, which go through the chat template.
+        tools: Tools of the line; only with messages.
+        policy: Policy whose tokenizer and template are used.
+        source: file:line for errors.
+
+    Raises:
+        DataError: The prompt is invalid, or the template refuses it.
+    """
+    valid = validate_prompt(prompt, tools, source)
     return (
-        encode(policy, checked)
-        if isinstance(checked, str)
-        else render_messages(policy, checked, tools, f"{where}: prompt")
+        encode(policy, valid) if isinstance(valid, str) else render_messages(policy, valid, tools, f"{source}: prompt")
     )
 
 
-def validate_prompt(prompt: Any, tools: Sequence[Mapping[str, Any]], where: str) -> str | list[dict[str, Any]]:
-    """The field `prompt` of a line: a text, or messages. Raises `DataError`."""
+def validate_prompt(prompt: Any, tools: Sequence[Mapping[str, Any]], source: str) -> str | list[dict[str, Any]]:
+    """Return a line's `prompt`: a text or messages.
+
+    Args:
+        prompt: Value of the field.
+        tools: Tools of the line; only with messages.
+        source: file:line for errors.
+
+    Raises:
+        DataError: The prompt is neither, or a text comes with tools.
+    """
     if not isinstance(prompt, str):
-        return validate_messages(prompt, f"{where}: prompt")
+        return validate_messages(prompt, f"{source}: prompt")
     if tools:
-        raise DataError(f"{where}: tools: they go with messages; a prompt that is a text is taken as it is")
+        raise DataError(f"{source}: tools: they go with messages; a prompt that is a text is taken as it is")
     return prompt
 
 
 def render_messages(
-    policy: TransformersPolicy, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], where: str
+    policy: TransformersPolicy, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], source: str
 ) -> Sequence[int]:
-    """Ids of messages up to where the assistant speaks. Raises `DataError` where the template refuses them."""
+    """Return the token ids of messages, up to where the assistant's reply begins; [] without messages.
+
+    Args:
+        policy: Policy whose template is used.
+        messages: Chat messages.
+        tools: Tools that the template lists.
+        source: file:line and field for errors.
+
+    Raises:
+        DataError: The template refuses the messages.
+    """
     if not messages:
         return []
     try:
         return policy.render(messages, tools)
     except TemplateError as error:
-        raise DataError(f"{where}: the chat template of policy {policy.name!r} refuses it: {error}") from error
+        raise DataError(f"{source}: the chat template of policy {policy.name!r} refuses it: {error}") from error
 
 
-def reply_text(value: Any, where: str) -> str:
-    """A reply that is given as a text or as one assistant message."""
+def reply_text(value: Any, source: str) -> str:
+    """Return the text of a reply, which is a text or one assistant message."""
     if isinstance(value, str):
         return value
-    messages = validate_messages(value, where)
+    messages = validate_messages(value, source)
     if len(messages) != 1 or messages[0]["role"] != "assistant":
-        raise DataError(f"{where}: give a text or one message of the assistant")
-    return format_message(messages[0], where)
+        raise DataError(f"{source}: give a text or one message of the assistant")
+    return format_message(messages[0], source)
 
 
-def format_message(message: Mapping[str, Any], where: str) -> str:
-    """What an assistant message says: its content, then its tool calls as the agent's parser reads them."""
+def format_message(message: Mapping[str, Any], source: str) -> str:
+    """Format an assistant message: its content, then its tool calls as the agent's parser reads them."""
     calls = from_openai(message.get("tool_calls") or [])
     if any(call.error for call in calls):
-        raise DataError(f"{where}.tool_calls: each is an object with a function of name and arguments")
+        raise DataError(f"{source}.tool_calls: each is an object with a function of name and arguments")
     return (message.get("content") or "") + "".join(format_call(call.name, call.arguments) for call in calls)
 
 
-def encode_reply(policy: TransformersPolicy, text: str, where: str) -> tuple[int, ...]:
-    """Ids of an assistant's reply and the token that ends its turn.
+def encode_reply(policy: TransformersPolicy, text: str, source: str) -> tuple[int, ...]:
+    """Return the token ids of an assistant's reply, with the token that ends its turn.
 
-    Raises `DataError`, beginning with `where`, for an empty reply, for one that holds an end token, and for one whose
-    tool calls the parser would not read back from these ids.
+    Args:
+        policy: Policy whose tokenizer is used.
+        text: Reply.
+        source: file:line and field for errors.
+
+    Raises:
+        DataError: The reply is empty or holds an end token, or its tool calls cannot be parsed back from the ids.
     """
     ids = encode(policy, text)
     if not ids:
-        raise DataError(f"{where}: the completion is empty: there is nothing to learn from")
+        raise DataError(f"{source}: the completion is empty: there is nothing to learn from")
     if policy.eos_ids & set(ids):
-        raise DataError(f"{where}: the completion holds an end token of policy {policy.name!r}: take it out")
+        raise DataError(f"{source}: the completion holds an end token of policy {policy.name!r}: take it out")
     if _call_tuples(parse_calls(decode(policy, ids))) != _call_tuples(parse_calls(text)):
         raise DataError(
-            f"{where}: the tokenizer of policy {policy.name!r} does not give the completion's tool calls back: it "
+            f"{source}: the tokenizer of policy {policy.name!r} does not give the completion's tool calls back: it "
             "loses characters of them"
         )
     return (*ids, end_of_turn_id(policy))
 
 
 def end_of_turn_id(policy: TransformersPolicy) -> int:
-    """The end token that the chat template writes after an assistant's turn; the tokenizer's where it writes none."""
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    text = policy.tokenizer.apply_chat_template(turns, tokenize=False)
+    """Return the end token that the chat template writes after an assistant's turn, else the tokenizer's."""
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    text = policy.tokenizer.apply_chat_template(messages, tokenize=False)
     assert isinstance(text, str)
-    written = [id for id in encode(policy, text) if id in policy.eos_ids]
-    own = policy.tokenizer.eos_token_id
-    return written[-1] if written else own if own in policy.eos_ids else min(policy.eos_ids)
+    template_ids = [id for id in encode(policy, text) if id in policy.eos_ids]
+    eos_id = policy.tokenizer.eos_token_id
+    return template_ids[-1] if template_ids else eos_id if eos_id in policy.eos_ids else min(policy.eos_ids)
 
 
-def check_room(policy: TransformersPolicy, length: int, where: str) -> None:
-    """Raise `DataError` for a row of more tokens than the model takes."""
+def check_room(policy: TransformersPolicy, length: int, source: str) -> None:
+    """Raise `DataError` if a row has more tokens than the model takes.
+
+    Args:
+        policy: Policy with its maximum number of positions.
+        length: Tokens of the row.
+        source: file:line for the error.
+    """
     if policy.positions is not None and length > policy.positions:
         raise DataError(
-            f"{where}: {length} tokens with its prompt, policy {policy.name!r} takes {policy.positions}: shorten it or "
-            "leave it out"
+            f"{source}: {length} tokens with its prompt, policy {policy.name!r} takes {policy.positions}: shorten it "
+            "or leave it out"
         )
 
 
 def encode(policy: TransformersPolicy, text: str) -> list[int]:
-    """Ids of a text, nothing added."""
+    """Return the ids of a text, without special tokens added."""
     ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
     assert isinstance(ids, list)
     return ids
 
 
 def decode(policy: TransformersPolicy, ids: Sequence[int]) -> str:
-    """The text of ids, special tokens included."""
+    """Return the text of ids, with special tokens."""
     text = policy.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
     return text
 
 
 def format_validation_error(error: ValidationError) -> str:
-    """The first thing that pydantic minds, with its place."""
-    item = error.errors()[0]
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"])
-    return f"{place}: {item['msg']}"
+    """Format the first pydantic error as `<path>: <message>`."""
+    first = error.errors()[0]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    return f"{path}: {first['msg']}"
 
 
-def _validate(kind: TypeAdapter[Any], value: Any, where: str) -> list[dict[str, Any]]:
+def _validate(adapter: TypeAdapter[Any], value: Any, source: str) -> list[dict[str, Any]]:
     try:
-        return [item.model_dump(exclude_unset=True) for item in kind.validate_python(value)]
+        return [item.model_dump(exclude_unset=True) for item in adapter.validate_python(value)]
     except ValidationError as error:
-        raise DataError(f"{where}{format_validation_error(error)}") from error
+        raise DataError(f"{source}{format_validation_error(error)}") from error
 
 
 def _call_tuples(calls: Iterable[ToolCall]) -> list[tuple[str, Any, str | None]]:

@@ -1,6 +1,6 @@
 """`TrainingSample`: one contiguous token row with everything the loss needs, and its packing into padded micro-batches.
 
-Suffixes: T completion tokens of one row, B rows, L padded row length, N completion tokens of a whole micro-batch.
+Shape suffixes: T completion tokens of one row, B rows, L padded row length, N completion tokens of a micro-batch.
 """
 
 from __future__ import annotations
@@ -15,19 +15,35 @@ from memalpha.errors import PolicyError
 from memalpha.types import Turn
 
 STREAMS = ("pg", "ce", "kl", "ent", "vf")
-"""The parts of the loss (`train.losses`), by the name of their weights."""
+"""Streams of the loss (`train.learner.losses`), by the names of their weights."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingSample:
-    """One row: `prompt_ids` then `completion_ids` (T of them, as sampled, end of sequence included).
+    """One row: `prompt_ids` followed by `completion_ids`.
 
-    `logprobs` are the ratio's denominator, at `temperature`: those the tokens were sampled with, or the learner's own
-    (`Engine.recompute_old`); `reference` are the reference policy's. `advantages` weigh the policy gradient. `pg`,
-    `ce`, `kl`, `ent` and `vf` are the weights of the loss's streams (policy gradient, cross-entropy, KL to the
-    reference, entropy bonus, value loss; None: 0); `values` are what the value head gave before a step's first update,
-    `returns` what it is to give. All are float32 of shape (T,). `task`, `rollout`, `chunk`, `role` say where the row
-    came from. Rows of one `unit` (None: the row alone) go into the same optimizer step.
+    All arrays are float32 of shape (T,).
+
+    Attributes:
+        prompt_ids: Prompt.
+        completion_ids: The T sampled tokens, including the end of sequence.
+        logprobs: Denominator of the ratio, at `temperature`: the sampler's log-probs, or the learner's own
+            (`Engine.recompute_old_logprobs`).
+        advantages: Factors of the policy gradient.
+        pg: Weights of the policy gradient.
+        ce: Weights of the cross-entropy.
+        kl: Weights of the KL to the reference.
+        ent: Weights of the entropy bonus; None is 0.
+        vf: Weights of the value loss; None is 0.
+        reference: Log-probs of the reference policy.
+        values: Outputs of the value head before the step's first update.
+        returns: Targets of the value head.
+        temperature: Sampling temperature.
+        task: Id of the task.
+        rollout: Index of the rollout in its group.
+        chunk: Index of the chunk.
+        role: Role of the trajectory.
+        unit: Rows of one unit go into the same optimizer step; None: the row alone.
     """
 
     prompt_ids: tuple[int, ...]
@@ -72,27 +88,34 @@ class TrainingSample:
 
     @property
     def length(self) -> int:
-        """Tokens of the row."""
+        """Number of tokens of the row."""
         return len(self.prompt_ids) + len(self.completion_ids)
 
 
 def policy_gradient_sample(
     turn: Turn, advantage: float = 0.0, *, task: str = "", rollout: int = 0, role: str = "attempt"
 ) -> TrainingSample:
-    """The row of one sampled turn: every completion token carries `advantage` and the unnormalised weight 1.
+    """Return the row of one sampled turn: every completion token has `advantage` and the unnormalized weight 1.
 
     A greedy turn (temperature 0) trains at temperature 1, at which its log-probs were recorded.
+
+    Args:
+        turn: Turn with token ids and log-probs.
+        advantage: Advantage of every token.
+        task: Id of the task.
+        rollout: Index of the rollout in its group.
+        role: Role of the trajectory.
     """
     completion = turn.completion
-    nothing = np.zeros(len(completion.completion_ids), dtype=np.float32)
+    zeros = np.zeros(len(completion.completion_ids), dtype=np.float32)
     return TrainingSample(
         prompt_ids=completion.prompt_ids,
         completion_ids=completion.completion_ids,
         logprobs=np.asarray(completion.logprobs, dtype=np.float32),
-        advantages=nothing + np.float32(advantage),
-        pg=nothing + 1,
-        ce=nothing,
-        kl=nothing,
+        advantages=zeros + np.float32(advantage),
+        pg=zeros + 1,
+        ce=zeros,
+        kl=zeros,
         temperature=completion.temperature or 1.0,
         task=task,
         rollout=rollout,
@@ -104,16 +127,24 @@ def policy_gradient_sample(
 def cross_entropy_sample(
     prompt_ids: Sequence[int], completion_ids: Sequence[int], *, task: str = "", rollout: int = 0, chunk: int = 0
 ) -> TrainingSample:
-    """The row of one demonstration: every completion token (end of sequence included) has cross-entropy weight 1."""
-    nothing = np.zeros(len(completion_ids), dtype=np.float32)
+    """Return the row of one demonstration: every completion token has cross-entropy weight 1.
+
+    Args:
+        prompt_ids: Prompt.
+        completion_ids: Completion, including the end of sequence.
+        task: Id of the task.
+        rollout: Index of the rollout in its group.
+        chunk: Index of the chunk.
+    """
+    zeros = np.zeros(len(completion_ids), dtype=np.float32)
     return TrainingSample(
         prompt_ids=tuple(prompt_ids),
         completion_ids=tuple(completion_ids),
-        logprobs=nothing,
-        advantages=nothing,
-        pg=nothing,
-        ce=nothing + 1,
-        kl=nothing,
+        logprobs=zeros,
+        advantages=zeros,
+        pg=zeros,
+        ce=zeros + 1,
+        kl=zeros,
         task=task,
         rollout=rollout,
         chunk=chunk,
@@ -122,12 +153,17 @@ def cross_entropy_sample(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """Right-padded `input_ids` (B, L; each row without its last token) and N flat completion tokens.
+    """Right-padded rows and their flat completion tokens.
 
-    `positions` (N,) index the flattened hidden states that predict `targets` (N,). Right padding under a causal model
-    needs no mask: no trained position sees what comes after it. Rollouts of a sharp policy often agree: samples of
-    equal tokens share one of the B rows, their advantages stay apart. `sample` (N,) numbers the samples that the tokens
-    belong to. What follows `kl` is None where no sample has it.
+    Right padding under a causal model needs no mask: no trained position sees what comes after it. Rollouts of a sharp
+    policy often agree, so samples of equal tokens share one of the B rows; their advantages stay apart. Attributes
+    after `kl` are None if no sample has them.
+
+    Attributes:
+        input_ids: Token ids (B, L), each row without its last token.
+        positions: Indices (N,) into the flattened hidden states that predict `targets`.
+        sample: Index (N,) of the sample of each token.
+        targets: Token ids (N,).
     """
 
     input_ids: torch.Tensor
@@ -148,32 +184,32 @@ class MicroBatch:
 
 
 MAX_PADDING_RATIO = 1.05
-"""How many tokens a micro-batch may compute for each token it holds."""
+"""Tokens that a micro-batch may compute for each token that it holds."""
 
 
 def split_micro_batches(samples: Sequence[TrainingSample], tokens: int) -> list[list[int]]:
-    """Indices of `samples` in micro-batches, those of the longest rows first.
+    """Split samples into micro-batches of indices, longest rows first.
 
-    A micro-batch of several distinct rows computes at most `tokens` tokens and at most `PADDING` x those of its rows.
-    Longest first: memory that one micro-batch has freed is large enough for the next.
+    A micro-batch of several distinct rows computes at most `tokens` tokens and at most `MAX_PADDING_RATIO` times those
+    of its rows. With the longest first, memory that one micro-batch frees is large enough for the next.
     """
     order = sorted(range(len(samples)), key=lambda i: (-samples[i].length, *_tokens(samples[i]), i))
-    parts: list[list[int]] = []
-    width = rows = real = 0
-    last = None
+    batches: list[list[int]] = []
+    width = rows = row_tokens = 0
+    last_ids = None
     for i in order:
         ids, length = _tokens(samples[i]), samples[i].length
-        if parts and ids == last:
-            parts[-1].append(i)
+        if batches and ids == last_ids:
+            batches[-1].append(i)
             continue
-        last, room = ids, width * (rows + 1)
-        if parts and room <= min(tokens, MAX_PADDING_RATIO * (real + length)):
-            parts[-1].append(i)
-            rows, real = rows + 1, real + length
+        last_ids, padded_size = ids, width * (rows + 1)
+        if batches and padded_size <= min(tokens, MAX_PADDING_RATIO * (row_tokens + length)):
+            batches[-1].append(i)
+            rows, row_tokens = rows + 1, row_tokens + length
         else:
-            parts.append([i])
-            width, rows, real = length, 1, length
-    return parts
+            batches.append([i])
+            width, rows, row_tokens = length, 1, length
+    return batches
 
 
 def _tokens(sample: TrainingSample) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -195,29 +231,29 @@ def pack(samples: Sequence[TrainingSample], device: torch.device | str = "cpu") 
     def flat(values: Iterable[np.ndarray]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(list(values))).to(device)
 
-    def some(name: str, instead: float = 0.0) -> torch.Tensor | None:
+    def optional(name: str, default: float = 0.0) -> torch.Tensor | None:
         rows = [getattr(sample, name) for sample in samples]
         if all(row is None for row in rows):
             return None
-        others = (np.full_like(sample.pg, instead) for sample in samples)
-        return flat(other if row is None else row for row, other in zip(rows, others, strict=True))
+        defaults = (np.full_like(sample.pg, default) for sample in samples)
+        return flat(filler if row is None else row for row, filler in zip(rows, defaults, strict=True))
 
     counts = [len(sample.completion_ids) for sample in samples]
-    heat = np.repeat(np.array([sample.temperature for sample in samples], dtype=np.float32), counts)
+    temperatures = np.repeat(np.array([sample.temperature for sample in samples], dtype=np.float32), counts)
     return MicroBatch(
         input_ids=torch.from_numpy(input_ids).to(device),
         positions=flat(positions),
         sample=flat([np.repeat(np.arange(len(samples)), counts)]),
         targets=flat(np.array(sample.completion_ids, dtype=np.int64) for sample in samples),
-        temperature=torch.from_numpy(heat).to(device),
+        temperature=torch.from_numpy(temperatures).to(device),
         logprobs=flat(sample.logprobs for sample in samples),
         advantages=flat(sample.advantages for sample in samples),
         pg=flat(sample.pg for sample in samples),
         ce=flat(sample.ce for sample in samples),
         kl=flat(sample.kl for sample in samples),
-        reference=some("reference", np.nan),
-        ent=some("ent"),
-        vf=some("vf"),
-        values=some("values"),
-        returns=some("returns"),
+        reference=optional("reference", np.nan),
+        ent=optional("ent"),
+        vf=optional("vf"),
+        values=optional("values"),
+        returns=optional("returns"),
     )

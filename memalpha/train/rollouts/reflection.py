@@ -111,7 +111,13 @@ def join_feedback(records: Sequence[Record], style: str, count_tokens: Callable[
 def reflection_prompt(
     builder: Builder, candidate: ReflectionCandidate, earlier: Sequence[str]
 ) -> tuple[Mapping[str, str], ...]:
-    """Return the prompt of a reflection: the attempt's final memory, its feedback and earlier advice."""
+    """Return the prompt of a reflection: the attempt's final memory, its feedback and earlier advice.
+
+    Args:
+        builder: Builder of the attempt; gives prompt style and token counts.
+        candidate: Attempt to reflect on.
+        earlier: Earlier advice, the best last.
+    """
     memory = WorkingMemory(candidate.attempt.states[-1], builder.embedder)
     last = candidate.attempt.task.chunks[-1]
     observation = observe(memory, last, builder.config, builder.policy.count_tokens, candidate.attempt.task)

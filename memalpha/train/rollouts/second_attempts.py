@@ -148,7 +148,9 @@ def group_by_role(
         for task_index, group in enumerate(groups):
             trajectories = [getattr(second, field) for second in seconds if second.first.task_index == task_index]
             trajectories = tuple(
-                one for one in trajectories if one is not None and (one.reward is not None or field == "internalized")
+                trajectory
+                for trajectory in trajectories
+                if trajectory is not None and (trajectory.reward is not None or field == "internalized")
             )
             role_groups += [TrajectoryGroup(group.task, trajectories)] if trajectories else []
     return role_groups
@@ -161,7 +163,7 @@ def reflection_metrics(groups: Sequence[TrajectoryGroup[Any]], seconds: Sequence
     were reflected on; `retry_gain` averages over those.
     """
     count = len(seconds)
-    accuracies = [(one.accuracy, one.first.accuracy) for one in seconds if one.accuracy is not None]
+    accuracies = [(second.accuracy, second.first.accuracy) for second in seconds if second.accuracy is not None]
 
     def mean(values: Iterator[float], total: int) -> float | None:
         return sum(values) / total if total else None
@@ -170,7 +172,11 @@ def reflection_metrics(groups: Sequence[TrajectoryGroup[Any]], seconds: Sequence
         "gated": count / sum(len(group.trajectories) for group in groups),
         "retry_accuracy": mean((after for after, _ in accuracies), len(accuracies)),
         "retry_gain": mean((after - before for after, before in accuracies), len(accuracies)),
-        "retry_success": mean((float(one.succeeded) for one in seconds if one.accuracy is not None), len(accuracies)),
+        "retry_success": mean(
+            (float(second.succeeded) for second in seconds if second.accuracy is not None), len(accuracies)
+        ),
         "empty_advice": sum(not second.advice for second in seconds),
-        "internalized_rows": sum(len(one.internalized.turns) for one in seconds if one.internalized is not None),
+        "internalized_rows": sum(
+            len(second.internalized.turns) for second in seconds if second.internalized is not None
+        ),
     }

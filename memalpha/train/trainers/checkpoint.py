@@ -184,9 +184,14 @@ def weights_fingerprint(model: torch.nn.Module) -> str:
 
 
 def prune_checkpoints(run: Path, newest: int, also: Iterable[int] = ()) -> None:
-    """Delete all but the `newest` last checkpoints and those of the steps in `also`.
+    """Delete old checkpoints.
 
     Each is renamed before it is deleted, so a kill leaves no partial checkpoint. The next call deletes what remained.
+
+    Args:
+        run: Run directory.
+        newest: Number of newest checkpoints to keep.
+        also: Steps whose checkpoints are kept, too.
     """
     steps = saved_steps(run)
     for step in set(steps[:-newest]) - set(also):

@@ -69,7 +69,16 @@ class Trackers:
 
 @contextmanager
 def open_trackers(config: LearnerConfig, step: int, is_main: bool) -> Iterator[Trackers | None]:
-    """Yield the trackers of a run's main process; None without any."""
+    """Open the trackers of a run's main process and close them after the block.
+
+    Args:
+        config: `report_to` names the trackers.
+        step: Step that the run starts or resumes from.
+        is_main: False in all processes but the main one.
+
+    Returns:
+        Context manager of the trackers; None without any.
+    """
     if not (is_main and config.report_to):
         yield None
         return
