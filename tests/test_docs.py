@@ -35,12 +35,12 @@ SMALL |= {"eval_tasks": 2, "validation_tasks": 1, "validate_every": 1, "save_eve
 
 def _commands() -> dict[str, typer.models.CommandInfo]:
     """Every command by its words, as in `data list`."""
-    found = {command.name or command.callback.__name__: command for command in app.registered_commands}  # type: ignore[union-attr]
+    commands = {command.name or command.callback.__name__: command for command in app.registered_commands}  # type: ignore[union-attr]
     for group in app.registered_groups:
         assert group.typer_instance is not None
         for command in group.typer_instance.registered_commands:
-            found[f"{group.name} {command.name}"] = command
-    return found
+            commands[f"{group.name} {command.name}"] = command
+    return commands
 
 
 @pytest.mark.parametrize("number", range(len(PYTHON)))
@@ -88,7 +88,7 @@ def _cut_down(words: list[str]) -> list[str] | None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_a_page_can_be_followed(
+def test_every_step_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its blocks in order, in one folder: tasks, named files, Python, commands and their output."""
@@ -116,8 +116,8 @@ def test_a_page_can_be_followed(
                     continue
                 _run(cut if words[0] == "train" else words, monkeypatch, capsys)
     lines = [line for path in tmp_path.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
-    known = {key for line in lines for key in json.loads(line)}
-    assert {name for row in _table(page, "figure") for name in re.findall(r"`(\w+)`", row[0])} <= known
+    metrics = {key for line in lines for key in json.loads(line)}
+    assert {name for row in _table(page, "figure") for name in re.findall(r"`(\w+)`", row[0])} <= metrics
     defaults = TrainConfig(out=tmp_path)
     for keys, values, *_ in _table(page, "key"):
         for key, value in zip(re.findall(r"`([\w.]+)`", keys), values.split(", "), strict=True):
@@ -127,12 +127,12 @@ def test_a_page_can_be_followed(
 def _table(page: Path, head: str) -> list[list[str]]:
     """The cells of the rows of a page's table whose first column is `head`."""
     text = page.read_text(encoding="utf-8")
-    found = re.search(rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in found[1].splitlines()] if found else []
+    table = re.search(rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[1].splitlines()] if table else []
 
 
 @pytest.mark.parametrize("name", memalpha.__all__)
-def test_public_names_are_documented_and_there(name: str) -> None:
+def test_public_names_exist_and_are_documented(name: str) -> None:
     assert re.search(rf"`{name}\b", README), f"{name} is not in the README"
     value = getattr(memalpha, name)
     assert isinstance(value, str) or value.__doc__
@@ -147,9 +147,9 @@ def test_commands_are_documented_with_an_example(name: str) -> None:
     assert len(shlex.split(example)) >= 2
 
 
-def test_paths_of_the_repository_are_there() -> None:
+def test_named_paths_exist() -> None:
     texts = [README, *(page.read_text(encoding="utf-8") for page in PAGES)]
     path = re.compile(r"(?<![\w/.])(?:\./)?((?:\.ci|data|docs|eval|memalpha|scripts|tests)/[\w./-]*)")
-    named = {found.rstrip(".") for text in texts for found in path.findall(text)}
+    named = {name.rstrip(".") for text in texts for name in path.findall(text)}
     assert {"data/example.jsonl", "data/README.md", "docs/own-data.md", "scripts/demo"} <= named
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []

@@ -42,7 +42,7 @@ def _copy(root: Path, target: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_carries_every_file_of_the_package(wheel: Path) -> None:
+def test_the_wheel_contains_every_file_of_the_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         inside = {name: archive.getinfo(name).file_size for name in archive.namelist()}
     expected = {
@@ -75,16 +75,16 @@ def test_the_core_is_small_and_works_without_torch(wheel: Path, tmp_path: Path) 
     store = tmp_path / "ana.db"
     command = home / "bin" / "memalpha"
     subprocess.run([command, "add", store, "Ana lives in Lisbon."], check=True)
-    found = subprocess.run(
+    result = subprocess.run(
         [command, "search", store, "Where does Ana live?"], capture_output=True, text=True, check=True
     )
-    assert "Lisbon" in found.stdout
+    assert "Lisbon" in result.stdout
     for words in (["demo", "--out", str(tmp_path / "run")], ["read", str(store), __file__, "--policy", "tiny"]):
         refused = subprocess.run([command, *words], capture_output=True, text=True, check=False)
         assert refused.returncode == 2 and "memalpha[train]" in refused.stderr
 
 
-def test_the_version_is_one() -> None:
+def test_versions_agree() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == memalpha.__version__
     assert re.search(rf"^## {re.escape(memalpha.__version__)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
@@ -98,12 +98,12 @@ def test_every_dependency_is_pinned() -> None:
         if "==" in line
     )
     assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for version in pins.values())
-    given = (requirement.lower().replace("_", "-") for requirement in requires("memalpha") or ())
-    named = {re.split(r"[\[<>=!~; ]", requirement)[0] for requirement in given}
+    requirements = (requirement.lower().replace("_", "-") for requirement in requires("memalpha") or ())
+    named = {re.split(r"[\[<>=!~; ]", requirement)[0] for requirement in requirements}
     assert named - {"memalpha"} <= pins.keys()
 
 
-def test_no_package_of_the_core_is_an_extra_s() -> None:
+def test_core_dependencies_are_these() -> None:
     core = [requirement for requirement in requires("memalpha") or () if "extra ==" not in requirement]
     names = {re.split(r"[\[<>=!~; ]", requirement.lower())[0] for requirement in core}
     assert names == {

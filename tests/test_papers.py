@@ -19,11 +19,11 @@ COMMANDS = re.findall(r"`memalpha train ([^`]+)`", PAGE.split("| paper |")[1])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_a_possible_configuration(command):
     name, *words = command.split()
-    made = training_config(name, parse_overrides(words)).model_dump()
+    settings = training_config(name, parse_overrides(words)).model_dump()
     for word in words:  # what the page says is what the run has
         key, _, value = word.partition("=")
-        found = functools.reduce(lambda node, part: node[part], key.split("."), made)
-        assert found == yaml.safe_load(value) or float(value) == found, word
+        actual = functools.reduce(lambda node, part: node[part], key.split("."), settings)
+        assert actual == yaml.safe_load(value) or float(value) == actual, word
 
 
 def test_every_algorithm_and_loss_has_a_paper():

@@ -35,37 +35,37 @@ def trec(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_list_names_every_set_and_what_is_known_of_it(data):
+def test_list_shows_every_data_set_and_its_details(data):
     code, out, err = data("list")
     assert (code, err) == (0, "")
     assert [line.split()[0] for line in out.splitlines() if line[0] != " "] == list(MODULES)
-    found = {of["name"]: of for of in json.loads(data("list", "--json")[1])}
-    assert found["locomo"]["source"] == "github:snap-research/LoCoMo" and not found["locomo"]["ships"]
-    assert found["locomo"]["files"][0]["sha256"].startswith("79fa87e9")
-    assert found["babi"]["ships"] and found["trec"]["options"]["split"] == "test"
-    one = data("list", "locomo")[1]
-    for shown in ("CC BY-NC 4.0", "79fa87e90f04", "99 wrong answers", "adversarial", "audit=None"):
-        assert shown in one
+    infos = {of["name"]: of for of in json.loads(data("list", "--json")[1])}
+    assert infos["locomo"]["source"] == "github:snap-research/LoCoMo" and not infos["locomo"]["ships"]
+    assert infos["locomo"]["files"][0]["sha256"].startswith("79fa87e9")
+    assert infos["babi"]["ships"] and infos["trec"]["options"]["split"] == "test"
+    details = data("list", "locomo")[1]
+    for fact in ("CC BY-NC 4.0", "79fa87e90f04", "99 wrong answers", "adversarial", "audit=None"):
+        assert fact in details
     assert json.loads(data("list", "locomo", "--json")[1])["name"] == "locomo"
 
 
-def test_check_says_what_is_wrong_and_exits_with_1(data, trec):
+def test_check_prints_problems_and_exits_with_1(data, trec):
     code, out, err = data("check", "trec", f"data={trec}", "examples=1")
     assert (code, err) == (1, "")
     assert "data/trec/train.txt: not the known file" in out
     assert "2 problems" in out and "2 questions" in out
     code, out, _ = data("check", "trec", f"data={trec}", "--json")
-    found = json.loads(out)
-    assert code == 1 and [file["state"] for file in found["files"]] == ["other", "other"]
-    assert "2 questions instead of 500" in found["problems"]
-    assert (found["counts"]["questions"], found["evidence"]["leaked"]) == (2, 1)
+    report = json.loads(out)
+    assert code == 1 and [file["state"] for file in report["files"]] == ["other", "other"]
+    assert "2 questions instead of 500" in report["problems"]
+    assert (report["counts"]["questions"], report["evidence"]["leaked"]) == (2, 1)
     named = json.loads(data("check", "trec", f"data={trec / 'train.txt'}", "--json")[1])
-    assert named["files"] == found["files"]
+    assert named["files"] == report["files"]
     (trec / "test.txt").write_text("LOC\n")
     assert "test.txt:1: not like" in data("check", "trec", f"data={trec}")[1]
 
 
-def test_check_of_a_sound_file_and_of_a_faulty_one(data, tmp_path):
+def test_check_of_valid_files_exits_with_0(data, tmp_path):
     tasks = tmp_path / "tasks.jsonl"
     code, out, _ = data("prepare", "locomo", tasks, f"data={LOCOMO}", "variant=all")
     assert code == 0 and "7 questions, 1 of them without an answer" in out
@@ -75,16 +75,16 @@ def test_check_of_a_sound_file_and_of_a_faulty_one(data, tmp_path):
     assert data("check", "babi", "limit=2")[0] == 0  # it ships
 
 
-def test_overlap_names_the_leaks(data, trec):
+def test_overlap_lists_leaks(data, trec):
     words = ["overlap", "trec", "trec", f"train.data={trec}", "train.split=train", "train.questions=1"]
     words.append(f"test.data={trec}")
     code, out, err = data(*words)
     assert (code, err) == (1, "")
     assert "1 of 2 test questions (50.0%) are in the training set" in out
     assert "Where is Oslo ?" in out and "trec-coarse-train-0-" in out
-    found = json.loads(data(*words, "n=3", "examples=1", "--json")[1])
-    assert (found["n"], found["reasons"]["question"], found["leaked"]) == (3, 1, ["trec-coarse-test-0-0/test0"])
-    assert {example["reason"] for example in found["examples"]} >= {"question", "question n-gram"}
+    report = json.loads(data(*words, "n=3", "examples=1", "--json")[1])
+    assert (report["n"], report["reasons"]["question"], report["leaked"]) == (3, 1, ["trec-coarse-test-0-0/test0"])
+    assert {example["reason"] for example in report["examples"]} >= {"question", "question n-gram"}
     assert data("overlap", "synthetic", "trec", "train.limit=2", f"test.data={trec}")[0] == 0
 
 
@@ -115,7 +115,7 @@ def test_overlap_names_the_leaks(data, trec):
         (["overlap", "synthetic", "synthetic", "n=0", "train.limit=1", "test.limit=1"], "n=0, common=10"),
     ],
 )
-def test_misuse_is_refused_with_2(data, words, says, tmp_path, monkeypatch):
+def test_invalid_arguments_exit_with_2(data, words, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = data(*words)
     assert (code, out) == (2, "")
@@ -124,11 +124,11 @@ def test_misuse_is_refused_with_2(data, words, says, tmp_path, monkeypatch):
 
 
 def test_the_training_split_is_shown(data):
-    shown = {
+    expected_lines = {
         "trec": "training   variant=coarse, split=train (or variant=fine)",
         "qmsum": "training   variant=train",
         "synthetic": "training   split=train",
         "locomo": "training   no split: for evaluation only",
     }
-    for name, line in shown.items():
+    for name, line in expected_lines.items():
         assert line in data("list", name)[1].splitlines()

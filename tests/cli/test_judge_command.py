@@ -25,24 +25,27 @@ def run(*words: str):
     return CliRunner().invoke(app, ["judge", "check", *words])
 
 
-def test_a_judge_is_checked(tmp_path):
+def test_judge_check_prints_agreement_and_cost(tmp_path):
     (tmp_path / "labels.jsonl").write_text(LABELS)
     with HostileServer(judge) as server:
         price = json.dumps({server.name: [1e6, 0]})
         words = [str(tmp_path / "labels.jsonl"), "--judge", server.name, "--set", f"endpoint.prices={price}"]
         words += ["--set", f"endpoint.cache={tmp_path / 'a.sqlite'}"]
-        found = run(*words)
-        assert found.exit_code == 0, found.output
-        assert re.search(r"^all +3 +0 +0\.667 +0\.400 +-0\.333$", found.output, re.M)
-        assert re.search(r"^locomo +2 +0 +0\.500 +0\.000 +-0\.500$", found.output, re.M)
-        assert "disagreed on: b\n" in found.output and "3 answers paid, 0 from the cache" in found.output
+        result = run(*words)
+        assert result.exit_code == 0, result.output
+        assert re.search(r"^all +3 +0 +0\.667 +0\.400 +-0\.333$", result.output, re.M)
+        assert re.search(r"^locomo +2 +0 +0\.500 +0\.000 +-0\.500$", result.output, re.M)
+        assert "disagreed on: b\n" in result.output and "3 answers paid, 0 from the cache" in result.output
         second = json.loads(run(*words, "--json").output)
         assert second["accuracy"] == 2 / 3 and second["disagreed"][0]["votes"][0]["verdicts"] == ["wrong"]
-        own = json.loads(run("--judge", server.name, "--json").output)
-        assert own["items"] > 40 and own["statistics"][server.name]["paid"] == own["statistics"][server.name]["asked"]
+        shipped = json.loads(run("--judge", server.name, "--json").output)
+        assert (
+            shipped["items"] > 40
+            and shipped["statistics"][server.name]["paid"] == shipped["statistics"][server.name]["asked"]
+        )
 
 
-def test_misuse_is_refused(tmp_path):
+def test_invalid_arguments_are_refused(tmp_path):
     assert run().exit_code == 2
     assert "names no model" in str(run("--judge", "http://127.0.0.1:1/v1").exception)
     assert "cannot be reached" in str(run("--judge", "http://127.0.0.1:1/v1#m").exception)

@@ -45,8 +45,8 @@ def test_add_show_search_ask_history(memalpha, store: Path) -> None:
     code, out, err = memalpha("add", store, "city: Porto", "--json")
     entry = json.loads(out)
     assert (code, err, entry["content"], entry["category"]) == (0, "", "city: Porto", "semantic")
-    shown = json.loads(memalpha("show", store, "--json")[1])
-    assert [item["content"] for item in shown["entries"]] == ["Ana lives in Lisbon.", "city: Porto"]
+    listing = json.loads(memalpha("show", store, "--json")[1])
+    assert [item["content"] for item in listing["entries"]] == ["Ana lives in Lisbon.", "city: Porto"]
     assert memalpha("show", store, "--as-of", 1)[1].count("\n") == 1
     assert entry["id"] in memalpha("show", store, entry["id"])[1]
     hits = json.loads(memalpha("search", store, "Ana lives", "-k", 1, "--json")[1])
@@ -56,7 +56,7 @@ def test_add_show_search_ask_history(memalpha, store: Path) -> None:
     assert "v1" in memalpha("history", store, entry["id"])[1]
 
 
-def test_adding_what_is_there_says_so(memalpha, store: Path) -> None:
+def test_add_reports_a_duplicate(memalpha, store: Path) -> None:
     added = json.loads(memalpha("add", store, "city: Porto", "--json")[1])
     assert added["outcome"] == "inserted" and added["content"] == "city: Porto"
     assert memalpha("add", store, " city: Porto ", "--timestamp", "2024-05-01") == (0, f"duplicate {added['id']}\n", "")
@@ -64,19 +64,19 @@ def test_adding_what_is_there_says_so(memalpha, store: Path) -> None:
     assert again == {**added, "outcome": "duplicate"}
 
 
-def test_filters(memalpha, store: Path) -> None:
+def test_where_filters_show_and_search(memalpha, store: Path) -> None:
     memalpha("add", store, "city: Porto", "--metadata", '{"user": {"name": "ana"}}')
-    for where, wanted in (('{"user.name": "ana"}', ["Porto"]), ('{"timestamp": {"$lt": "2025-01-01"}}', ["Lisbon"])):
+    for where, cities in (('{"user.name": "ana"}', ["Porto"]), ('{"timestamp": {"$lt": "2025-01-01"}}', ["Lisbon"])):
         for words in (("show", store), ("search", store, "Where?"), ("search", store, "Where?", "--as-of", "2")):
             out = memalpha(*words, "--where", where)[1]
-            assert [name for name in ("Lisbon", "Porto") if name in out] == wanted
+            assert [name for name in ("Lisbon", "Porto") if name in out] == cities
     for where, message in (("{", "--where: no JSON"), ("3", "--where: a JSON object"), ('{"$nor": []}', "are $eq")):
         for words in (("show", store), ("search", store, "Where?")):
             code, _, err = memalpha(*words, "--where", where)
             assert code == 2 and message in err
 
 
-def test_hits_with_the_raw_text_around_them(memalpha, tmp_path: Path) -> None:
+def test_around_prints_the_source_text_of_hits(memalpha, tmp_path: Path) -> None:
     lines = ["Ana: Where do you live?", "Ben: In Oslo, by the harbour.", "Ana: Nice!"]
     facts = [
         {"category": "episodic", "content": line, "source": "chat", "turn": str(number)}
@@ -86,14 +86,14 @@ def test_hits_with_the_raw_text_around_them(memalpha, tmp_path: Path) -> None:
     memalpha("import", tmp_path / "chat.db", tmp_path / "chat.jsonl")
     words = ("search", tmp_path / "chat.db", "harbour", "-k", 1)
     assert memalpha(*words)[1].count("\n") == 1
-    shown = memalpha(*words, "--around", 50)[1].splitlines()
-    assert len(shown) == 4 and [line.strip() for line in shown[1:]] == lines
+    lines_printed = memalpha(*words, "--around", 50)[1].splitlines()
+    assert len(lines_printed) == 4 and [line.strip() for line in lines_printed[1:]] == lines
     (hit,) = json.loads(memalpha(*words, "--around", 15, "--json")[1])
     assert [span["turn"] for span in hit["around"]] == ["0", "1"]
     assert hit["explain"]["around"] < 0.5 and memalpha(*words, "--around", -1)[0] == 2
 
 
-def test_a_position_beyond_the_log_is_said_to_be_now(memalpha, store: Path) -> None:
+def test_a_position_beyond_the_log_prints_a_note(memalpha, store: Path) -> None:
     for words in (("show", store), ("search", store, "Ana")):
         assert memalpha(*words, "--as-of", 1)[2] == ""
         code, out, err = memalpha(*words, "--as-of", 99)
@@ -143,7 +143,7 @@ def test_fork_and_erase(memalpha, store: Path, tmp_path: Path) -> None:
     assert memalpha("show", store, "--namespace", "other")[1] == "\n" and memalpha("doctor", store)[0] == 0
 
 
-def test_a_log_goes_out_and_in_again(memalpha, store: Path, tmp_path: Path) -> None:
+def test_export_and_import_of_a_log(memalpha, store: Path, tmp_path: Path) -> None:
     file, copy = tmp_path / "log.jsonl", tmp_path / "copy.db"
     assert json.loads(memalpha("export", store, file, "--json")[1])["operations"] == 1
     assert memalpha("import", copy, file, "--embedder", "hash")[1] == f"1 operations: {copy}\n"
@@ -152,7 +152,7 @@ def test_a_log_goes_out_and_in_again(memalpha, store: Path, tmp_path: Path) -> N
     assert not (tmp_path / "new.db").exists()
 
 
-def test_serving_that_cannot_begin(memalpha, tmp_path: Path, monkeypatch) -> None:
+def test_serve_refuses_invalid_options(memalpha, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delenv("MEMALPHA_TOKEN", raising=False)
     (tmp_path / "token").write_text("short")
     path, heuristic = tmp_path / "new.db", ("--policy", "scripted:heuristic")
@@ -171,7 +171,7 @@ def test_serving_that_cannot_begin(memalpha, tmp_path: Path, monkeypatch) -> Non
     assert not path.exists()
 
 
-def test_markdown_and_other_stores(memalpha, store: Path, tmp_path: Path) -> None:
+def test_import_of_markdown_and_other_libraries(memalpha, store: Path, tmp_path: Path) -> None:
     notes, copy, peers = (
         tmp_path / "notes.md",
         tmp_path / "copy.db",
@@ -197,14 +197,14 @@ def test_markdown_and_other_stores(memalpha, store: Path, tmp_path: Path) -> Non
 
 
 def test_audit(memalpha, tmp_path: Path) -> None:
-    store, chat, asked = tmp_path / "a.db", tmp_path / "chat.txt", tmp_path / "asked.txt"
+    store, chat, questions = tmp_path / "a.db", tmp_path / "chat.txt", tmp_path / "questions.txt"
     chat.write_text("user: I live in Oslo.\nuser: I moved to Rome.\n")
-    asked.write_text("Where do I live?\n\nWhich city?\n")
+    questions.write_text("Where do I live?\n\nWhich city?\n")
     memalpha("read", store, chat, "--policy", "scripted:add-all", "--embedder", "hash")
     memalpha("add", store, "city: Oslo", "--timestamp", "2024-01-01")
     memalpha("add", store, "city: Rome", "--timestamp", "2024-06-01")
     memalpha("add", store, "a cat", "--namespace", "other")
-    code, out, err = memalpha("audit", store, "--source", chat, "--queries", asked, "--limit", 2)
+    code, out, err = memalpha("audit", store, "--source", chat, "--queries", questions, "--limit", 2)
     assert (code, err) == (0, "") and "\n  ... 1 findings more: --limit\n" in out and "namespace other: 1 entr" in out
     assert "  contradiction (values): city is said to be 'Oslo', 'Rome'\n    city#" in out
     assert "  covered: 1 of 1 spans by their origin, 0 more by content; 1 of 1 chunks\n" in out
@@ -226,8 +226,8 @@ def test_audit(memalpha, tmp_path: Path) -> None:
 
 def test_boost_and_pages(memalpha, store: Path) -> None:
     memalpha("add", store, "Ana lives in Porto.", "--timestamp", "2024-06-01", "--importance", 0.1)
-    for boost, wanted in [('{"recency": 9, "now": "2024-06-01"}', "Porto"), ('{"importance": 9}', "Lisbon")]:
-        assert wanted in memalpha("search", store, "Ana lives", "-k", 1, "--boost", boost)[1]
+    for boost, city in [('{"recency": 9, "now": "2024-06-01"}', "Porto"), ('{"importance": 9}', "Lisbon")]:
+        assert city in memalpha("search", store, "Ana lives", "-k", 1, "--boost", boost)[1]
     for boost, says in [
         ('{"age": 1}', "--boost: age: the terms are"),
         ('{"recency": 1}', "now"),
@@ -240,7 +240,7 @@ def test_boost_and_pages(memalpha, store: Path) -> None:
     assert "Lisbon" in first["content"] and "Porto" in second["content"]
 
 
-def test_the_doctor_says_1_where_something_is_wrong(memalpha, store: Path) -> None:
+def test_doctor_exits_with_1_on_problems(memalpha, store: Path) -> None:
     assert memalpha("doctor", store) == (0, "sound: 1 namespaces, 1 operations, 1 versions, 1 vectors\n", "")
     rows = sqlite3.connect(store, isolation_level=None)
     rows.execute("DELETE FROM vectors")
@@ -270,7 +270,7 @@ def test_the_version(memalpha) -> None:
         (("add", "NEW", "x", "--timestamp", "May 1st"), "timestamp 'May 1st' is no ISO 8601"),
     ],
 )
-def test_what_is_refused_makes_no_store(memalpha, tmp_path: Path, monkeypatch, words, says) -> None:
+def test_refused_input_creates_no_store(memalpha, tmp_path: Path, monkeypatch, words, says) -> None:
     monkeypatch.chdir(tmp_path)
     Path("chat.txt").write_text("user: hi\n")
     code, out, err = memalpha(*words)
@@ -278,7 +278,7 @@ def test_what_is_refused_makes_no_store(memalpha, tmp_path: Path, monkeypatch, w
     assert [path.name for path in tmp_path.iterdir()] == ["chat.txt"]
 
 
-def test_show_a_past_state_with_the_core_memory_of_that_time(memalpha, store: Path) -> None:
+def test_show_prints_the_core_memory_of_a_past_state(memalpha, store: Path) -> None:
     with MemoryStore.open(store) as memory:
         memory.core_update("Ana, 34")
         memory.core_update("Ana, 35")
@@ -289,10 +289,10 @@ def test_show_a_past_state_with_the_core_memory_of_that_time(memalpha, store: Pa
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"), [("0", 0), ("1", 1), ("123456789", 1), ("20200101", 0), ("29990101", 1), ("2020-01-01", 0)]
+    ("text", "count"), [("0", 0), ("1", 1), ("123456789", 1), ("20200101", 0), ("29990101", 1), ("2020-01-01", 0)]
 )
-def test_digits_alone_are_a_position_but_eight_are_a_date(memalpha, store: Path, text: str, shown: int) -> None:
-    assert len(json.loads(memalpha("show", store, "--as-of", text, "--json")[1])["entries"]) == shown
+def test_as_of_digits_are_a_position_and_eight_digits_a_date(memalpha, store: Path, text: str, count: int) -> None:
+    assert len(json.loads(memalpha("show", store, "--as-of", text, "--json")[1])["entries"]) == count
 
 
 def test_namespaces_do_not_see_each_other(memalpha, store: Path) -> None:
@@ -314,7 +314,7 @@ def test_read_writes_every_chunk_in_order(memalpha, tmp_path: Path) -> None:
     assert {entry["source"] for entry in entries} == {str(text)}
 
 
-def test_half_a_surrogate_pair_in_a_call_is_printed(memalpha, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_prints_a_lone_surrogate(memalpha, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     half = '{"category": "semantic", "content": "x \\ud83d ü"}'
     text = f'<tool_call>{{"name": "memory_insert", "arguments": {half}}}</tool_call>'
     monkeypatch.setattr("memalpha.policy.load.load_policy", lambda _: ScriptedPolicy("fixed", text=text))
@@ -326,7 +326,7 @@ def test_half_a_surrogate_pair_in_a_call_is_printed(memalpha, store: Path, monke
     assert "ü" in out
 
 
-def test_the_tiny_policy_reads_and_answers_in_its_own_style(memalpha, tmp_path: Path) -> None:
+def test_the_tiny_policy_reads_and_answers_with_its_own_prompts(memalpha, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     chat, store = tmp_path / "chat.jsonl", tmp_path / "chat.db"
     assert memalpha("data", "prepare", "synthetic", chat, "--limit", 1)[0] == 0
@@ -362,8 +362,8 @@ def test_eval_and_data(memalpha, tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     prepared = json.loads(memalpha("data", "prepare", "synthetic", path, "--limit", 3, "--json")[1])
     assert prepared["tasks"] == 3 and len(path.read_text().splitlines()) == 3
-    told = memalpha("data", "prepare", path, tmp_path / "checked.jsonl")[1]
-    assert "gold operations in 3 of 3 tasks: " in told and f"{prepared['questions']} questions" in told
+    summary = memalpha("data", "prepare", path, tmp_path / "checked.jsonl")[1]
+    assert "gold operations in 3 of 3 tasks: " in summary and f"{prepared['questions']} questions" in summary
     code, out, err = memalpha("eval", "tasks", f"data={path}", "systems=scripted:oracle", "--json")
     assert code == 0 and err == "" and json.loads(out)[0]["accuracy"] > 0.6
     assert "locomo" in memalpha("data", "list")[1]
@@ -388,7 +388,7 @@ finally:
         assert not (tmp_path / "run").exists()
 
 
-def test_a_report_of_a_run(memalpha, tmp_path: Path) -> None:
+def test_report_writes_the_page_of_a_run(memalpha, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward": 1.0}\n')
     code, out, _ = memalpha("report", tmp_path, "--json")
     assert code == 0 and Path(json.loads(out)["report"]).exists()
@@ -400,14 +400,14 @@ def bad(name: str, tmp_path: Path, store: Path) -> list[object]:
     broken.write_text(json.dumps(TASK) + '\n{"id": "u", "chunks": 3}\n')
     empty.write_text("")
     text.write_text("this is no database, but a text of some length\n" * 40)
-    own = tmp_path / "own.yaml"
-    own.write_text("out: runs/x\nworld: {preset: huge}\n")
+    config = tmp_path / "own.yaml"
+    config.write_text("out: runs/x\nworld: {preset: huge}\n")
     out = f"out={tmp_path / 'run'}"
     return {
         "unknown config key": ["eval", "synthetic", "limits=3"],
         "unknown nested config key": ["eval", "synthetic", "world.presets=demo"],
         "unknown configuration": ["train", "demoo", out],
-        "invalid configuration value": ["train", own],
+        "invalid configuration value": ["train", config],
         "an override without =": ["eval", "synthetic", "limit"],
         "malformed task line": ["eval", "tasks", f"data={broken}"],
         "empty data set": ["eval", "tasks", f"data={empty}"],
@@ -474,18 +474,18 @@ def test_bad_input_is_a_message_and_exit_code_2(name: str, memalpha, tmp_path: P
     assert REFUSED[name] in err and "Traceback" not in err
 
 
-def test_a_reading_command_makes_no_store(memalpha, tmp_path: Path) -> None:
+def test_a_reading_command_creates_no_store(memalpha, tmp_path: Path) -> None:
     assert memalpha("search", tmp_path / "typo.db", "x")[0] == 2
     assert not list(tmp_path.iterdir())
 
 
-def test_a_fault_of_ours_keeps_its_traceback(memalpha, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_exception_keeps_its_traceback(memalpha, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memalpha.store.store.MemoryStore.list", lambda *_, **__: 1 / 0)
     monkeypatch.setattr(sys, "argv", ["memalpha", "show", str(store)])
     with pytest.raises(ZeroDivisionError):
         main()
 
 
-def test_as_a_module() -> None:
+def test_python_dash_m_runs_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "memalpha", "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "search" in done.stdout

@@ -42,12 +42,12 @@ def trained(tmp_path_factory) -> Path:
         "curriculum": {"order": ["easy", "medium", "hard"], "threshold": 0.5, "window": 4},
     }  # fmt: skip
     (folder / "words.yaml").write_text(yaml.safe_dump(settings))
-    said = call("train", str(folder / "words.yaml"), "seed=3", "--json")
-    assert json.loads(said)["task"] == "text"
+    output = call("train", str(folder / "words.yaml"), "seed=3", "--json")
+    assert json.loads(output)["task"] == "text"
     return folder
 
 
-def test_a_run_is_evaluated_as_it_evaluated_itself(trained: Path) -> None:
+def test_eval_of_a_run_repeats_its_own_evaluation(trained: Path) -> None:
     after = json.loads((trained / "run" / "eval" / "after.json").read_text())
     again = json.loads(call("eval", str(trained / "run"), f"out={trained / 'again'}", "--json"))
     assert again == after
@@ -66,8 +66,8 @@ def test_a_run_is_evaluated_as_it_evaluated_itself(trained: Path) -> None:
 def test_evaluations_are_compared(trained: Path) -> None:
     for name, what in (("one", str(trained / "run")), ("two", str(trained / "words.yaml"))):
         call("eval", what, f"out={trained / name}")
-    said = call("compare", str(trained / "one"), str(trained / "two"))
-    assert "6 questions of 6 conversations" in said and "easy" in said
+    output = call("compare", str(trained / "one"), str(trained / "two"))
+    assert "6 questions of 6 conversations" in output and "easy" in output
     assert "before" in call("compare", str(trained / "run"))
 
 
@@ -79,7 +79,7 @@ def test_the_page_shows_curves_categories_and_replies(trained: Path) -> None:
     assert "samples several replies to each of its prompts" in text
 
 
-def test_what_is_no_text_run_is_left_to_others(trained: Path, tmp_path: Path) -> None:
+def test_text_settings_of_other_configurations_are_none(trained: Path, tmp_path: Path) -> None:
     assert resolve_text_run("locomo", {}) is None and resolve_text_run("demo", {}) is None
     (tmp_path / "config.yaml").write_text((trained / "run" / "config.yaml").read_text())
     with pytest.raises(ConfigError, match="has no checkpoints/best"):

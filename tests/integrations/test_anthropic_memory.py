@@ -66,7 +66,7 @@ def test_files_and_directories(tool):
     assert refused(tool, "view", path="/memories/none") == missing
 
 
-def test_lines(tool):
+def test_view_range_and_insert_line(tool):
     do(tool, "create", path=NOTES, file_text="one\ntwo\nthree\n")
     head = f"Here's the content of {NOTES} with line numbers:\n"
     assert do(tool, "view", path=NOTES) == head + "     1\tone\n     2\ttwo\n     3\tthree\n     4\t"
@@ -91,7 +91,7 @@ def test_lines(tool):
     )
 
 
-def test_replacing(tool):
+def test_str_replace(tool):
     do(tool, "create", path=NOTES, file_text="a\nb\nhome: Lisbon\nd\ne\nf")
     assert do(tool, "str_replace", path=NOTES, old_str="Lisbon", new_str="Porto\nhome since: 2024") == (
         "The memory file has been edited. Here is the snippet showing the change (with line numbers):\n"
@@ -110,7 +110,7 @@ def test_replacing(tool):
         )
 
 
-def test_deleting_and_moving(tool):
+def test_delete_and_rename(tool):
     for name in ("a/x", "a/y", "b"):
         do(tool, "create", path=f"/memories/{name}", file_text="the same")
     assert refused(tool, "create", path="/memories/b", file_text="") == "Error: File /memories/b already exists"
@@ -141,7 +141,7 @@ def test_deleting_and_moving(tool):
         *("/memoriesx", "/memories-of/x", "", "/", "..", "/memories/%2e%2e%5cx"),
     ],
 )
-def test_no_path_leaves(tool, path):
+def test_paths_outside_the_root_are_refused(tool, path):
     for command, arguments in (
         ("view", {"path": path}),
         ("create", {"path": path, "file_text": "x"}),
@@ -153,12 +153,12 @@ def test_no_path_leaves(tool, path):
 
 @pytest.mark.parametrize("path", ["/memories/a\0b", "/memories/a\nb", "/memories/a%0Ab", "/memories/a\tb"])
 def test_control_characters_in_a_path_are_named(tool, path):
-    said = f"Error: Path {path!r} has control characters, such as line breaks and tabs"
-    assert refused(tool, "view", path=path) == said
-    assert refused(tool, "create", path=path, file_text="x") == said
+    message = f"Error: Path {path!r} has control characters, such as line breaks and tabs"
+    assert refused(tool, "view", path=path) == message
+    assert refused(tool, "create", path=path, file_text="x") == message
 
 
-def test_a_store_that_fails_is_told_and_logged(store, tool, caplog, monkeypatch):
+def test_a_failing_store_is_reported_and_logged(store, tool, caplog, monkeypatch):
     def fail(*arguments, **more):
         raise StoreError("/secret/memory.db: database is locked")
 
@@ -187,7 +187,7 @@ def test_a_store_that_fails_is_told_and_logged(store, tool, caplog, monkeypatch)
         {"command": "create", "path": NOTES, "file_text": b"a"},
     ],
 )
-def test_what_is_no_command_is_told(tool, command):
+def test_invalid_commands_are_reported(tool, command):
     with pytest.raises(CommandError, match=r"^Error: "):
         tool.run(command)
     result = tool.answer({"type": "tool_use", "id": "t", "name": "memory", "input": command})
@@ -201,7 +201,7 @@ STEPS = st.tuples(st.sampled_from(["create", "delete", "insert", "rename"]), NAM
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(STEPS, max_size=10))
-def test_files_hold_what_was_written(steps):
+def test_files_match_a_model_of_the_commands(steps):
     """Against a dictionary of paths and texts."""
     files: dict[str, str] = {}
     with MemoryStore.open(":memory:", embedder="hash") as memory:
@@ -227,8 +227,8 @@ def test_files_hold_what_was_written(steps):
             except CommandError:
                 assert command not in ("delete", "rename") or path not in files or new in files
             for path, text in files.items():
-                shown = do(tool, "view", path=path).split("\n")[1:]
-                assert "\n".join(row.split("\t", 1)[1] for row in shown) == text
+                rows = do(tool, "view", path=path).split("\n")[1:]
+                assert "\n".join(row.split("\t", 1)[1] for row in rows) == text
         assert {entry.metadata["file"]["path"] for entry in memory.list()} == set(files)
 
 
@@ -291,7 +291,7 @@ def test_the_anthropic_package_runs_it(store, asynchronous):
             [{"type": "text", "text": "Done."}],
         ]
     )
-    asked = {
+    body = {
         "model": "m",
         "max_tokens": 100,
         "tools": [MemoryTool(store).runnable(asynchronous=asynchronous)],
@@ -301,12 +301,12 @@ def test_the_anthropic_package_runs_it(store, asynchronous):
     try:
         if not asynchronous:
             with anthropic.Anthropic(**where) as client:
-                last = client.beta.messages.tool_runner(**asked).until_done()
+                last = client.beta.messages.tool_runner(**body).until_done()
         else:
 
             async def go():
                 async with anthropic.AsyncAnthropic(**where) as client:
-                    return await client.beta.messages.tool_runner(**asked).until_done()
+                    return await client.beta.messages.tool_runner(**body).until_done()
 
             last = asyncio.run(go())
     finally:
@@ -319,7 +319,7 @@ def test_the_anthropic_package_runs_it(store, asynchronous):
     assert store.list()[0].content == "Ana likes tea."
 
 
-def test_a_runner_without_its_package_is_told(tool, monkeypatch):
+def test_a_runner_without_the_package_is_refused(tool, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "anthropic.lib.tools", None)
     with pytest.raises(ConfigError, match="pip install anthropic"):
         tool.runnable()

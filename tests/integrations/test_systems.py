@@ -52,7 +52,7 @@ def test_a_store_of_another_library_is_evaluated(library, name):
 
 
 @pytest.mark.parametrize(("library", "name"), SYSTEMS, ids=["mem0", "langgraph"])
-def test_a_library_that_is_absent_is_named(library, name, monkeypatch):
+def test_a_missing_library_is_named(library, name, monkeypatch):
     monkeypatch.setitem(sys.modules, library.split(".")[0], None)
     for module in [module for module in sys.modules if module.startswith(library.split(".")[0] + ".")]:
         monkeypatch.delitem(sys.modules, module)

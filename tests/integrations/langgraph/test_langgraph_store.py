@@ -64,8 +64,8 @@ LISTS = st.builds(
 
 def plain(result):
     if isinstance(result, list):
-        found = [plain(item) for item in result]
-        return found if result and isinstance(result[0], tuple) else sorted(found, key=str)
+        items = [plain(item) for item in result]
+        return items if result and isinstance(result[0], tuple) else sorted(items, key=str)
     if result is None or isinstance(result, tuple):
         return result
     return result.namespace, result.key, json.dumps(result.value, sort_keys=True)
@@ -73,16 +73,18 @@ def plain(result):
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.lists(OPS, min_size=1, max_size=4), LISTS), max_size=6))
-def test_the_same_answers_as_its_own_store(batches):
-    theirs = InMemoryStore()
+def test_results_equal_those_of_in_memory_store(batches):
+    reference = InMemoryStore()
     with MemoryStore.open(":memory:", embedder="hash") as store:
-        store.insert("semantic", "one")  # what is no item is never seen
+        store.insert("semantic", "one")  # entries without an item are ignored
         ours = LangGraphStore(store)
         for batch, listed in batches:
-            assert [plain(result) for result in ours.batch(batch)] == [plain(result) for result in theirs.batch(batch)]
-            for namespace in [name for name, items in theirs._data.items() if not items]:
-                del theirs._data[namespace]  # it lists namespaces that hold nothing
-            assert ours.batch([listed]) == theirs.batch([listed])
+            assert [plain(result) for result in ours.batch(batch)] == [
+                plain(result) for result in reference.batch(batch)
+            ]
+            for namespace in [name for name, items in reference._data.items() if not items]:
+                del reference._data[namespace]  # it lists namespaces that hold nothing
+            assert ours.batch([listed]) == reference.batch([listed])
 
 
 class Time:
@@ -116,20 +118,20 @@ def test_an_item_is_an_entry(store, monkeypatch):
     assert items.list_namespaces() == [("users", "ana")]
 
 
-def test_a_search_is_the_search_of_what_is_below_the_prefix(store):
+def test_search_covers_the_namespaces_below_the_prefix(store):
     items = LangGraphStore(store)
     for number, who in enumerate(("ana", "tom")):
         for fact in ("has a dog called Rex", "works as a baker", "plays the violin"):
             items.put(("users", who), f"{fact[:4]}{number}", {"memory": f"{who} {fact}", "n": number})
     items.put(("other",), "x", {"memory": "a dog"})
-    found = items.search(("users", "ana"), query="Who has a dog?", limit=2)
-    assert found[0].value["memory"] == "ana has a dog called Rex" and found[0].score > found[1].score
+    hits = items.search(("users", "ana"), query="Who has a dog?", limit=2)
+    assert hits[0].value["memory"] == "ana has a dog called Rex" and hits[0].score > hits[1].score
     with MemoryStore.open(":memory:", clock=Time()) as alone:
         beside = LangGraphStore(alone)
         for item in items.search(("users", "ana")):
             beside.put(item.namespace, item.key, item.value)
         assert [(item.key, item.score) for item in beside.search((), query="Who has a dog?", limit=2)] == [
-            (item.key, item.score) for item in found
+            (item.key, item.score) for item in hits
         ]
     everybody = items.search(("users",), query="dog", filter={"n": {"$gte": 1}}, limit=9)
     assert {item.namespace for item in everybody} == {("users", "tom")} and len(everybody) == 3
@@ -137,7 +139,7 @@ def test_a_search_is_the_search_of_what_is_below_the_prefix(store):
     assert len({item.key for page in pages for item in page}) == 6 and pages[3] == []
 
 
-def test_what_searches_look_at(store):
+def test_fields_choose_the_searched_text(store):
     items = LangGraphStore(store, fields=["title", "parts[*].text"])
     items.put(("d",), "a", {"title": "Birds", "parts": [{"text": "Owls"}, {"text": "Gulls"}], "text": "no"})
     items.put(("d",), "b", {"title": "Birds", "note": "Gulls"}, index=["note"])
@@ -154,7 +156,7 @@ def test_what_searches_look_at(store):
     ]
 
 
-def test_items_expire_and_reading_puts_it_off(store, monkeypatch):
+def test_items_expire_and_reading_refreshes_them(store, monkeypatch):
     items = LangGraphStore(store, ttl={"default_ttl": 10})
     items.put(("a",), "x", {"text": "one"})
     items.put(("a",), "y", {"text": "two"}, ttl=None)
@@ -174,7 +176,7 @@ def test_items_expire_and_reading_puts_it_off(store, monkeypatch):
 
 
 @pytest.mark.parametrize("ask", [lambda items: items.get(("a",), "x"), lambda items: items.search(("a",))])
-def test_reading_puts_off_what_is_there_now(store, monkeypatch, ask):
+def test_refreshing_reads_the_current_entry(store, monkeypatch, ask):
     """Another writer comes in between a reading and its putting off."""
     items = LangGraphStore(store, ttl={"default_ttl": 10})
     refresh = items._refresh
@@ -194,7 +196,7 @@ def test_reading_puts_off_what_is_there_now(store, monkeypatch, ask):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "ours", "theirs"),
+    ("filter", "expected", "reference"),
     [
         ({"k": 1}, ["1"], ["1", "True"]),
         ({"k": {"$eq": True}}, ["True"], ["1", "True"]),
@@ -202,20 +204,20 @@ def test_reading_puts_off_what_is_there_now(store, monkeypatch, ask):
         ({"k": {"$gt": 0}}, ["1"], None),
     ],
 )
-def test_filters_that_differ_from_its_own_store(store, wanted, ours, theirs):
+def test_filters_that_differ_from_in_memory_store(store, filter, expected, reference):
     both = LangGraphStore(store), InMemoryStore()
     for items in both:
         for value in (True, 1, {}, {"x": 1}, "t", None):
             items.put(("a",), str(value), {"k": value})
-    assert sorted(item.key for item in both[0].search((), filter=wanted)) == ours
-    if theirs is None:
+    assert sorted(item.key for item in both[0].search((), filter=filter)) == expected
+    if reference is None:
         with pytest.raises((TypeError, ValueError)):
-            both[1].search((), filter=wanted)
+            both[1].search((), filter=filter)
     else:
-        assert sorted(item.key for item in both[1].search((), filter=wanted)) == theirs
+        assert sorted(item.key for item in both[1].search((), filter=filter)) == reference
 
 
-def test_what_cannot_be_kept_is_refused_and_the_batch_with_it(store):
+def test_invalid_items_are_refused_with_their_batch(store):
     items = LangGraphStore(store)
     with pytest.raises(InvalidContent, match="JSON"):
         items.batch([PutOp(("a",), "x", {"n": 1}), PutOp(("a",), "y", {"n": {1, 2}})])
@@ -232,19 +234,19 @@ def test_what_cannot_be_kept_is_refused_and_the_batch_with_it(store):
         items.batch(["put"])  # type: ignore[list-item]
 
 
-def test_awaited(store):
+def test_async_methods(store):
     items = LangGraphStore(store)
 
     async def go():
         await asyncio.gather(*(items.aput(("a",), str(number), {"n": number}) for number in range(8)))
         return await items.asearch(("a",), limit=20), await items.alist_namespaces()
 
-    found, names = asyncio.run(go())
-    assert sorted(item.value["n"] for item in found) == list(range(8)) and names == [("a",)]
+    hits, names = asyncio.run(go())
+    assert sorted(item.value["n"] for item in hits) == list(range(8)) and names == [("a",)]
 
 
-def test_a_graph_uses_it(store):
-    """A LangGraph agent whose model is behind real HTTP: what one thread is told, another one knows."""
+def test_a_graph_with_the_store(store):
+    """A LangGraph agent whose model is behind real HTTP: one thread knows the messages of another."""
     openai = pytest.importorskip("openai")
     from langgraph.graph import END, START, MessagesState, StateGraph
     from langgraph.store.base import BaseStore
@@ -256,23 +258,23 @@ def test_a_graph_uses_it(store):
         model = openai.OpenAI(base_url=server.url, api_key="k", max_retries=0)
 
         def talk(state: MessagesState, *, store: BaseStore):
-            said = state["messages"][-1].content
-            known = "\n".join(item.value["text"] for item in store.search(("ana",), query=said, limit=3))
-            store.put(("ana",), str(len(known)), {"text": said})
-            asked = [{"role": "system", "content": known}, {"role": "user", "content": said}]
-            answer = model.chat.completions.create(model="m", messages=asked).choices[0].message.content
+            message = state["messages"][-1].content
+            notes = "\n".join(item.value["text"] for item in store.search(("ana",), query=message, limit=3))
+            store.put(("ana",), str(len(notes)), {"text": message})
+            messages = [{"role": "system", "content": notes}, {"role": "user", "content": message}]
+            answer = model.chat.completions.create(model="m", messages=messages).choices[0].message.content
             return {"messages": [("assistant", answer)]}
 
         graph = StateGraph(MessagesState).add_node(talk).add_edge(START, "talk").add_edge("talk", END)
         agent = graph.compile(store=LangGraphStore(store))
         answers = [
-            agent.invoke({"messages": [("user", said)]})["messages"][-1].content
-            for said in ("Where do I live?", "I live in Porto.", "Where do I live?")
+            agent.invoke({"messages": [("user", text)]})["messages"][-1].content
+            for text in ("Where do I live?", "I live in Porto.", "Where do I live?")
         ]
     assert answers == ["I do not know.", "I do not know.", "You live in Porto."]
 
 
-def test_without_langgraph_it_says_what_to_install(monkeypatch):
+def test_without_langgraph_the_error_names_the_package(monkeypatch):
     monkeypatch.delitem(sys.modules, "memalpha.integrations.langgraph.store")
     monkeypatch.setitem(sys.modules, "langgraph.store.base", None)
     with pytest.raises(ConfigError, match="pip install langgraph"):

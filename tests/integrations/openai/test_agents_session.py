@@ -32,7 +32,7 @@ def store():
         yield memory
 
 
-def test_items_come_back_as_they_were(store):
+def test_items_round_trip(store):
     items = [user("Hello."), reply("Hello."), user("Hello."), CALL, OUTPUT, user(""), user("Hello.")]
     session = MemorySession("7", store)
 
@@ -56,7 +56,7 @@ def test_items_come_back_as_they_were(store):
     assert store.list() == [] and store.namespaces() == ["session:7"]
 
 
-def test_they_are_entries(store):
+def test_items_are_entries(store):
     session = MemorySession("7", store)
     asyncio.run(session.add_items([user("I live in Porto."), reply("Nice."), user("My dog is called Rex."), CALL]))
     inside = store.namespace("session:7")
@@ -77,18 +77,18 @@ def test_all_items_or_none(store):
     assert asyncio.run(session.get_items()) == []
 
 
-def test_sessions_of_one_id_do_not_lose_items(tmp_path):
+def test_concurrent_sessions_of_one_id_lose_no_items(tmp_path):
     async def go():
         await asyncio.gather(
-            *(MemorySession("7", one if number % 2 else two).add_items([user("ok")]) for number in range(10))
+            *(MemorySession("7", first_store if number % 2 else two).add_items([user("ok")]) for number in range(10))
         )
-        return await MemorySession("7", one).get_items()
+        return await MemorySession("7", first_store).get_items()
 
-    with MemoryStore.open(tmp_path / "a.db") as one, MemoryStore.open(tmp_path / "a.db") as two:
+    with MemoryStore.open(tmp_path / "a.db") as first_store, MemoryStore.open(tmp_path / "a.db") as two:
         assert asyncio.run(go()) == [user("ok")] * 10
 
 
-def test_the_sdk_runs_on_it(store):
+def test_the_sdk_runs_with_a_session(store):
     """Two runs of its own runner: the second sends what the first one said; its own limit holds."""
     agents = pytest.importorskip("agents")
     openai = pytest.importorskip("openai")
@@ -108,8 +108,8 @@ def test_the_sdk_runs_on_it(store):
         return "You live in Porto." if "Porto" in json.dumps(body["messages"][:-1]) else "I see."
 
     with StandIn(answer) as server:
-        said = asyncio.run(talk(server.url, session, "I live in Porto.", "Where do I live?"))
-        assert said == ["I see.", "You live in Porto."] and len(asyncio.run(session.get_items())) == 4
+        answers = asyncio.run(talk(server.url, session, "I live in Porto.", "Where do I live?"))
+        assert answers == ["I see.", "You live in Porto."] and len(asyncio.run(session.get_items())) == 4
         short = MemorySession("7", store, session_settings=SessionSettings(limit=1))
         assert asyncio.run(talk(server.url, short, "And you?")) == ["You live in Porto."]
     assert [message["role"] for message in server.bodies[-1]["messages"]] == ["system", "assistant", "user"]

@@ -46,8 +46,8 @@ def store():
 
 @pytest.fixture
 def server():
-    with StandIn(lambda body: "I see your point.") as one:
-        yield one
+    with StandIn(lambda body: "I see your point.") as stand_in:
+        yield stand_in
 
 
 def client_of(server: StandIn, memory, **more):
@@ -59,7 +59,7 @@ def user(text: str) -> dict:
     return {"role": "user", "content": text}
 
 
-def test_what_was_said_is_kept_and_shown_later(server, store):
+def test_exchanges_are_stored_and_become_notes(server, store):
     client = client_of(server, store, source="chat-7")
     assert isinstance(client, openai.OpenAI)
     answer = client.chat.completions.create(model="m", messages=[user("I live in Porto.")])
@@ -67,15 +67,15 @@ def test_what_was_said_is_kept_and_shown_later(server, store):
     assert server.bodies[0]["messages"] == [user("I live in Porto.")]  # there was nothing to add
     [entry] = store.list()
     assert (entry.content, entry.source, entry.timestamp) == ("I live in Porto.", "chat-7", "2024-05-01T12:30+00:00")
-    asked = [{"role": "developer", "content": "Be kind."}, user("Where do I live?")]
-    client.chat.completions.create(model="m", messages=asked)
-    first, told, last = server.bodies[1]["messages"]
-    assert [first, last] == asked and told["role"] == "developer"
-    assert told["content"].splitlines()[1:] == ["- I live in Porto. (2024-05-01T12:30+00:00)"]
-    assert len(asked) == 2
+    messages = [{"role": "developer", "content": "Be kind."}, user("Where do I live?")]
+    client.chat.completions.create(model="m", messages=messages)
+    first, notes, last = server.bodies[1]["messages"]
+    assert [first, last] == messages and notes["role"] == "developer"
+    assert notes["content"].splitlines()[1:] == ["- I live in Porto. (2024-05-01T12:30+00:00)"]
+    assert len(messages) == 2
 
 
-def test_only_what_is_new_is_kept_and_nothing_shown_twice(server, store):
+def test_only_new_messages_are_stored_and_no_note_repeats_the_request(server, store):
     policy = Hearing()
     client = client_of(server, MemoryAgent(policy, store))
     store.insert("semantic", "I live in Porto.")
@@ -103,13 +103,13 @@ def test_notes_go_into_every_request_of_a_tool_loop_and_each_text_is_read_once(s
         client.chat.completions.create(model="m", messages=messages)
     assert policy.heard == ["user: What time is it?", "assistant: It is noon."]
     for body in server.bodies:
-        told, *rest = body["messages"]
-        assert told["role"] == "system" and "- The user's time zone is Lisbon's." in told["content"]
+        notes, *rest = body["messages"]
+        assert notes["role"] == "system" and "- The user's time zone is Lisbon's." in notes["content"]
         assert [message["role"] for message in rest] == ["user", "assistant", "tool"][: len(rest)]
     assert [len(body["messages"]) for body in server.bodies] == [2, 4]
 
 
-def test_notes_go_with_the_result_of_a_call_where_the_users_text_does(server, store):
+def test_notes_accompany_a_tool_result_with_the_users_text(server, store):
     store.insert("semantic", "Ana lives in Porto.")
     policy = Hearing()
     client = client_of(server, MemoryAgent(policy, store))
@@ -128,9 +128,9 @@ def test_responses_take_notes_as_instructions(server, store):
     client = client_of(server, store)
     answer = client.responses.create(model="m", input="Where does Ana live?", instructions="Be kind.")
     assert answer.output_text == "I see your point."
-    told = server.bodies[0]
-    assert told["input"] == "Where does Ana live?" and told["instructions"].startswith("Be kind.\n\nNotes from")
-    assert told["instructions"].splitlines()[-2:] == ["- Ana is a baker.", "- Ana lives in Porto."]
+    request = server.bodies[0]
+    assert request["input"] == "Where does Ana live?" and request["instructions"].startswith("Be kind.\n\nNotes from")
+    assert request["instructions"].splitlines()[-2:] == ["- Ana is a baker.", "- Ana lives in Porto."]
     client.responses.create(
         model="m",
         input=[
@@ -143,7 +143,7 @@ def test_responses_take_notes_as_instructions(server, store):
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_a_stream_is_kept_when_it_ends(server, store, api):
+def test_a_stream_is_recorded_when_it_ends(server, store, api):
     policy = Hearing()
     client = client_of(server, MemoryAgent(policy, store))
     stream = ask(client, api, stream=True)
@@ -165,7 +165,7 @@ def ask(client, api, **more):
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_a_stream_that_breaks_off_is_not_kept(store, api):
+def test_an_interrupted_stream_is_not_recorded(store, api):
     policy = Hearing()
     with StandIn(lambda body: "I see your point.", cut=2) as server:
         client = client_of(server, MemoryAgent(policy, store))
@@ -174,7 +174,7 @@ def test_a_stream_that_breaks_off_is_not_kept(store, api):
     assert policy.heard == []
 
 
-def test_the_other_ways_to_ask(server, store):
+def test_parse_raw_responses_and_copied_clients(server, store):
     policy = Hearing()
     client = client_of(server, MemoryAgent(policy, store)).with_options(timeout=5)
     messages = [user("I like tea.")]
@@ -195,7 +195,7 @@ def test_the_other_ways_to_ask(server, store):
         pass
 
 
-def test_the_client_itself_stays_as_it_was(server, store):
+def test_the_original_client_is_unchanged(server, store):
     plain = openai.OpenAI(base_url=server.url, api_key="k")
     with_memory(plain, store)
     plain.chat.completions.create(model="m", messages=[user("I like tea.")])
@@ -211,7 +211,7 @@ def test_scopes_do_not_see_each_other(server, store):
     assert "I like tea." in server.bodies[-1]["messages"][0]["content"]
 
 
-def test_a_memory_that_fails_costs_no_answer(server, store, caplog):
+def test_a_failing_memory_loses_no_answer(server, store, caplog):
     policy = Hearing()
     policy.error = PolicyError("the writer is away")
     client = client_of(server, MemoryAgent(policy, store))
@@ -227,7 +227,7 @@ def test_a_memory_that_fails_costs_no_answer(server, store, caplog):
 
 
 @pytest.mark.parametrize("kind", [ValueError, OSError, RuntimeError])
-def test_no_failure_of_whatever_type_costs_an_answer(server, store, caplog, monkeypatch, kind):
+def test_no_exception_type_loses_an_answer(server, store, caplog, monkeypatch, kind):
     policy = Hearing()
     policy.error = kind("its own bug")
     client = client_of(server, MemoryAgent(policy, store))
@@ -239,8 +239,8 @@ def test_no_failure_of_whatever_type_costs_an_answer(server, store, caplog, monk
                 return await ask(with_memory(plain, MemoryAgent(policy, store)), "chat")
 
         assert asyncio.run(talk()).choices
-    said = f"memory: an exchange was not stored: {kind.__name__}: its own bug"
-    assert [record.getMessage() for record in caplog.records] == [said] * 3
+    message = f"memory: an exchange was not stored: {kind.__name__}: its own bug"
+    assert [record.getMessage() for record in caplog.records] == [message] * 3
     assert all(record.exc_info and record.exc_info[0] is kind for record in caplog.records)
     with pytest.raises(kind, match="its own bug") as failure:
         ask(client_of(server, MemoryAgent(policy, store), errors="raise"), "chat")
@@ -256,7 +256,7 @@ def test_no_failure_of_whatever_type_costs_an_answer(server, store, caplog, monk
     assert f"the request is sent without notes: {kind.__name__}: no disk" in caplog.text
 
 
-def test_an_answer_without_the_parts_that_are_read_is_given(server, store, caplog, monkeypatch):
+def test_an_answer_with_missing_parts_is_returned(server, store, caplog, monkeypatch):
     def no_text(result):
         raise AttributeError("no message")
 
@@ -272,7 +272,7 @@ def test_an_answer_without_the_parts_that_are_read_is_given(server, store, caplo
     ] * 4
 
 
-def test_a_memory_that_cannot_be_read_is_said(server, store, caplog, monkeypatch):
+def test_a_memory_that_cannot_be_read_is_logged(server, store, caplog, monkeypatch):
     def fail(*arguments, **more):
         raise StoreError("damaged")
 
@@ -285,14 +285,14 @@ def test_a_memory_that_cannot_be_read_is_said(server, store, caplog, monkeypatch
     assert "the request is sent without notes: StoreError: damaged" in caplog.text
 
 
-def test_what_is_no_client_is_refused(store):
+def test_other_objects_than_clients_are_refused(store):
     with pytest.raises(ConfigError, match="OpenAI or AsyncOpenAI client is needed, not str"):
         with_memory("client", store)
     with pytest.raises(ConfigError, match="use log or raise"):
         with_memory(openai.OpenAI(api_key="k"), store, errors="ignore")  # type: ignore[arg-type]
 
 
-def test_the_same_for_an_event_loop(server, store):
+def test_the_async_client(server, store):
     policy = Hearing()
 
     async def talk():
@@ -314,5 +314,7 @@ def test_the_same_for_an_event_loop(server, store):
                 await ask(with_memory(plain, MemoryAgent(policy, store), errors="raise"), "chat")
 
     asyncio.run(talk())
-    whole = "user: I like tea.\nassistant: I see your point."
-    assert [line.strip() for line in policy.heard] == [whole] * 4 + ["user: I like tea.\nassistant: I"] + [whole] * 2
+    exchange = "user: I like tea.\nassistant: I see your point."
+    assert [line.strip() for line in policy.heard] == [exchange] * 4 + ["user: I like tea.\nassistant: I"] + [
+        exchange
+    ] * 2

@@ -46,11 +46,13 @@ def empty() -> tuple[MemoryStore, TestClient, TestClient]:
     return store, served(store), served(store, token=TOKEN, local=False)
 
 
-def test_a_life_of_an_entry(store):
+def test_insert_update_and_delete_of_an_entry(store):
     web = served(store)
-    made = web.post("/v1/entries", json={"category": "semantic", "content": "Ana's city: Porto", "metadata": {"by": 1}})
-    entry = made.json()
-    assert made.status_code == 201 and entry == {**entry, "content": "Ana's city: Porto", "source": "http"}
+    created = web.post(
+        "/v1/entries", json={"category": "semantic", "content": "Ana's city: Porto", "metadata": {"by": 1}}
+    )
+    entry = created.json()
+    assert created.status_code == 201 and entry == {**entry, "content": "Ana's city: Porto", "source": "http"}
     again = web.post("/v1/entries", json={"category": "semantic", "content": "Ana's city: Porto"})
     assert again.status_code == 200 and again.json() == entry
     path = f"/v1/entries/{entry['id'].replace('#', '%23')}"
@@ -72,35 +74,35 @@ def test_a_life_of_an_entry(store):
     assert kinds == ["update", "core_update", "delete"] and web.get("/v1/health").json() == {"status": "ok"}
 
 
-def test_a_text_is_read_and_pages_go_on(store):
+def test_read_and_pages_of_entries(store):
     web = served(store, load_policy("scripted:add-all"))
     text = "\n".join(f"I have {number} cats." for number in range(400))
     reading = web.post("/v1/read", json={"text": text, "timestamp": "2024-05-01", "source": "cats.txt"}).json()
     assert reading["chunks"] > 1 and [item["code"] for item in reading["results"]] == ["inserted"] * 400
-    seen, after = [], {}
+    contents, after = [], {}
     while True:
         page = web.get("/v1/entries", params={"limit": 150, **after}).json()
-        seen += [entry["content"] for entry in page["entries"]]
+        contents += [entry["content"] for entry in page["entries"]]
         if page["next"] is None:
             break
         after = {"after": page["next"]}
-    assert seen == text.splitlines()
+    assert contents == text.splitlines()
     assert {entry.source for entry in store.list()} == {"cats.txt"} and store.list()[0].timestamp == "2024-05-01"
     web.post("/v1/read", json={"text": "I have a dog.", "source": "cats.txt"})
     assert {entry.chunk for entry in store.list()[:400]} == set(range(reading["chunks"]))
     assert store.list()[-1].chunk == reading["chunks"], "no two chunks of a source have one place"
 
 
-def test_half_of_a_surrogate_pair_in_metadata_is_shown_as_an_escape(store):
+def test_a_lone_surrogate_in_metadata_is_escaped(store):
     entry = store.insert("semantic", "Ana lives in Porto.", metadata={"half": "\ud800"})
     client, id = served(store), quote(entry.id)
-    shown = [client.get(f"/v1/{path}") for path in ("entries", f"entries/{id}", f"history/{id}", "log")]
-    shown.append(client.post("/v1/search", json={"query": "Where does Ana live?"}))
-    assert [response.status_code for response in shown] == [200] * 5
-    assert all('"half":"\\ud800"' in response.text for response in shown)
+    responses = [client.get(f"/v1/{path}") for path in ("entries", f"entries/{id}", f"history/{id}", "log")]
+    responses.append(client.post("/v1/search", json={"query": "Where does Ana live?"}))
+    assert [response.status_code for response in responses] == [200] * 5
+    assert all('"half":"\\ud800"' in response.text for response in responses)
 
 
-def test_an_export_is_what_import_takes(store, tmp_path):
+def test_an_export_can_be_imported(store, tmp_path):
     store.insert("semantic", "Ana lives in Lisbon.")
     store.update(store.list()[0].id, "Ana lives in Porto.")
     answer = served(store).get("/v1/export")
@@ -130,7 +132,7 @@ def test_an_export_is_what_import_takes(store, tmp_path):
         ("PUT", "/v1/entries", {}, 405, "Method Not Allowed"),
     ],
 )
-def test_refusals_say_what_is_wrong(empty, method, path, body, status, says):
+def test_refusals_name_the_problem(empty, method, path, body, status, says):
     store, web, _ = empty
     content = None if body is None else json.dumps(body)
     answer = web.request(method, path, content=content, headers={"Content-Type": "application/json"})
@@ -186,7 +188,7 @@ class Broken(ScriptedPolicy):
 
 
 @pytest.mark.parametrize("kind", ["policy", "bug"])
-def test_what_fails_inside_is_told_in_general_words_and_logged_in_full(store, kind, caplog):
+def test_internal_errors_get_a_general_message_and_a_full_log(store, kind, caplog):
     from memalpha.errors import PolicyError
 
     error = PolicyError("http://inside:8000 said sk-secret") if kind == "policy" else ZeroDivisionError("/root/secret")
@@ -198,7 +200,7 @@ def test_what_fails_inside_is_told_in_general_words_and_logged_in_full(store, ki
     assert 0 < len(store.list()) < 400 and web.get("/v1/health").status_code == 200
 
 
-def test_a_store_that_fails_is_not_the_senders_fault(store, caplog):
+def test_a_failing_store_gives_503(store, caplog):
     web = served(store)
     store.close()
     answer = web.get("/v1/health")
@@ -206,7 +208,7 @@ def test_a_store_that_fails_is_not_the_senders_fault(store, caplog):
     assert "closed" not in answer.text
 
 
-def test_asking_for_health_without_a_token_takes_one_thread_of_the_stores(store, monkeypatch):
+def test_health_requests_use_one_thread(store, monkeypatch):
     running, most = 0, 0
 
     async def position(self: MemoryService) -> int:
@@ -226,7 +228,7 @@ def test_asking_for_health_without_a_token_takes_one_thread_of_the_stores(store,
 # ------------------------------------------------------------------------------------------------------- the gate
 
 
-def test_a_token_is_asked_for(empty):
+def test_a_token_is_required(empty):
     _, _, web = empty
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Authorization": "Bearer é"}):
         for path in ("/v1/entries", "/v1/openapi.json", "/mcp", "/nothing"):
@@ -266,7 +268,7 @@ def test_a_body_without_the_json_content_type_is_refused_by_name(empty, headers)
         ({"Origin": "http://localhost:8765"}, None),
     ],
 )
-def test_on_loopback_only_loopback_names_are_let_in(empty, headers, code):
+def test_loopback_accepts_only_loopback_hosts(empty, headers, code):
     _, web, elsewhere = empty
     assert web.get("/v1/entries", headers=headers).json().get("code") == code
     assert elsewhere.get("/v1/entries", headers={**headers, **BEARER}).status_code == 200
@@ -322,11 +324,11 @@ def test_every_operation_is_listed():
 
 
 @pytest.mark.parametrize("label", QUICK)
-def test_the_api_is_as_described(label):
+def test_responses_match_the_api_description(label):
     conforms(label, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("label", OPERATIONS)
-def test_the_api_is_as_described_at_length(label):
+def test_responses_match_the_api_description_slowly(label):
     conforms(label, 150)

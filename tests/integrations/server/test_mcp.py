@@ -37,19 +37,19 @@ TOKEN = "a-token-of-the-tests"
 CHAT = "\n".join(f"Tom: I have {number} cats." for number in range(400))
 
 
-def calls(store: MemoryStore, *asked: tuple[str, dict[str, Any]], policy: Any = None, **options: Any) -> list[Any]:
+def calls(store: MemoryStore, *requests: tuple[str, dict[str, Any]], policy: Any = None, **options: Any) -> list[Any]:
     """The results of tool calls, by a client in this process."""
     service = MemoryService(store, policy or load_policy("scripted:heuristic"), **options)
 
     async def ask() -> list[Any]:
         async with Client(mcp_server(service)) as client:
-            found: list[Any] = []
-            for name, arguments in asked:
+            results: list[Any] = []
+            for name, arguments in requests:
                 try:
-                    found.append(await client.call_tool(name, arguments))
+                    results.append(await client.call_tool(name, arguments))
                 except MCPError as error:
-                    found.append(error)
-            return found
+                    results.append(error)
+            return results
 
     return asyncio.run(ask())
 
@@ -67,7 +67,7 @@ def listed(service: MemoryService) -> dict[str, Any]:
     return {tool.name: tool for tool in asyncio.run(ask()).tools}
 
 
-def test_the_tools_are_those_of_training(store):
+def test_edit_tools_have_the_schema_of_training(store):
     tools = listed(MemoryService(store, load_policy("scripted:add-all")))
     trained = {tool["function"]["name"]: tool["function"] for tool in tool_schemas(store.schema)}
     for name in ("memory_insert", "memory_update", "memory_delete"):
@@ -84,11 +84,11 @@ def test_the_tools_are_those_of_training(store):
     assert not words & {"path", "file", "namespace", "schema", "store"}
 
 
-def test_read_only_offers_what_reads(store):
+def test_read_only_serves_only_reading_tools(store):
     store.insert("semantic", "city: Porto")
     assert set(listed(MemoryService(store, None, read_only=True))) == {"memory_search", "memory_list"}
-    [found] = calls(store, ("memory_search", {"query": "city"}), read_only=True)
-    assert found.structured_content["hits"][0]["content"] == "city: Porto"
+    [response] = calls(store, ("memory_search", {"query": "city"}), read_only=True)
+    assert response.structured_content["hits"][0]["content"] == "city: Porto"
     [refused] = calls(store, ("memory_insert", {"category": "semantic", "content": "a"}), read_only=True)
     assert isinstance(refused, MCPError) and "no tool 'memory_insert'" in str(refused)
     with pytest.raises(ConfigError, match="read-only"):
@@ -109,41 +109,43 @@ EDITS = [
 ]
 
 
-def test_an_edit_does_and_says_what_it_does_in_training(store):
+def test_edits_act_as_in_training(store):
     """Call by call the result of `execute`, and in the end the same memory."""
     same = MemoryStore.open(":memory:", embedder="hash")
-    made = same.insert("semantic", "Ana's city: Porto", importance=0.5).id
+    entry_id = same.insert("semantic", "Ana's city: Porto", importance=0.5).id
     same.erase_all()
     same = MemoryStore.open(":memory:", embedder="hash")
-    edits = [(name, {**of, "id": made} if of.get("id") == "ana-s#f" else of) for name, of in EDITS]
-    for (name, arguments), found in zip(edits, calls(store, *edits), strict=True):
+    edits = [(name, {**of, "id": entry_id} if of.get("id") == "ana-s#f" else of) for name, of in EDITS]
+    for (name, arguments), response in zip(edits, calls(store, *edits), strict=True):
         result, _ = execute(same, ToolCall(name, arguments), chunk=None, source="mcp", timestamp=None)
-        told = found.structured_content
-        assert told == json.loads(found.content[0].text) and found.is_error is not result.ok
-        assert {key: told[key] for key in told if key != "tool"} == {
-            key: getattr(result, key) for key in told if key != "tool"
+        outcome = response.structured_content
+        assert outcome == json.loads(response.content[0].text) and response.is_error is not result.ok
+        assert {key: outcome[key] for key in outcome if key != "tool"} == {
+            key: getattr(result, key) for key in outcome if key != "tool"
         }
     assert store.state == same.state and store.snapshot() == 2
 
 
-def test_a_text_is_read_with_progress(store):
-    service, seen = MemoryService(store, load_policy("scripted:add-all")), []
+def test_read_reports_progress(store):
+    service, progress_log = MemoryService(store, load_policy("scripted:add-all")), []
 
     async def progress(done: float, of: float | None, message: str | None) -> None:
-        seen.append((done, of, message))
+        progress_log.append((done, of, message))
 
     async def ask() -> Any:
         async with Client(mcp_server(service)) as client:
             short = await client.call_tool("memory_read", {"text": "Ana: Hi!"}, progress_callback=progress)
-            assert not seen and short.structured_content["chunks"] == 1
+            assert not progress_log and short.structured_content["chunks"] == 1
             return await client.call_tool(
                 "memory_read", {"text": CHAT, "timestamp": "2024-05-01"}, progress_callback=progress
             )
 
     reading = asyncio.run(ask()).structured_content
     assert [item["code"] for item in reading["results"]] == ["inserted"] * 400
-    assert seen == [(n, reading["chunks"], f"{n} of {reading['chunks']} chunks read") for n in range(1, len(seen) + 1)]
-    assert len(seen) == reading["chunks"] > 1
+    assert progress_log == [
+        (n, reading["chunks"], f"{n} of {reading['chunks']} chunks read") for n in range(1, len(progress_log) + 1)
+    ]
+    assert len(progress_log) == reading["chunks"] > 1
 
 
 def test_pages_and_limits(store):
@@ -173,7 +175,7 @@ class Failing(ScriptedPolicy):
         raise ZeroDivisionError("/root/secret")
 
 
-def test_what_fails_inside_is_logged_and_not_told(store, caplog):
+def test_internal_errors_are_logged_but_not_sent(store, caplog):
     [failed] = calls(store, ("memory_read", {"text": "I live in Porto."}), policy=Failing("add-all"))
     assert failed.is_error and failed.structured_content["code"] == "internal_error"
     assert "secret" not in failed.content[0].text and "secret" in caplog.text
@@ -185,12 +187,12 @@ def test_what_fails_inside_is_logged_and_not_told(store, caplog):
 @pytest.mark.parametrize(
     "text", ["8765", ":8765", "localhost", "localhost:", "localhost:x", "localhost:70000", "::1:80"]
 )
-def test_an_address_that_is_none(text):
+def test_invalid_addresses_are_refused(text):
     with pytest.raises(ConfigError, match="HOST:PORT"):
         parse_address(text)
 
 
-def test_who_is_let_in_where(tmp_path, monkeypatch):
+def test_tokens_and_addresses_that_need_them(tmp_path, monkeypatch):
     assert parse_address("[::1]:8765") == ("::1", 8765) and parse_address("localhost:0") == ("localhost", 0)
     hosts = ("127.0.0.1", "127.8.0.1", "localhost", "::1", "0.0.0.0", "::", "192.168.0.7", "memory.example")
     assert [is_loopback(host) for host in hosts] == [True] * 4 + [False] * 4
@@ -231,7 +233,7 @@ def test_stdio_and_a_restart(tmp_path):
             assert [item["code"] for item in read.structured_content["results"]] == ["inserted"]
             return (await client.call_tool("memory_search", {"query": "Where does Ana live?"})).structured_content
 
-    found = asyncio.run(first())
+    results = asyncio.run(first())
     again = subprocess.Popen(
         [sys.executable, *command(path, "--mcp")],
         stdin=subprocess.PIPE,
@@ -250,14 +252,14 @@ def test_stdio_and_a_restart(tmp_path):
     assert ask("initialize", **about)["serverInfo"]["name"] == "memalpha"
     again.stdin.write('{"jsonrpc": "2.0", "method": "notifications/initialized"}\n')
     search = {"name": "memory_search", "arguments": {"query": "Where does Ana live?"}}
-    assert ask("tools/call", **search)["structuredContent"] == found
+    assert ask("tools/call", **search)["structuredContent"] == results
     new = {"category": "semantic", "content": "city: Porto"}
     assert ask("tools/call", name="memory_insert", arguments=new)["structuredContent"]["ok"]
     again.send_signal(signal.SIGTERM)  # while its stdin is open
     out, err = again.communicate(timeout=60)
     assert (again.returncode, out, err) == (0, "", "")
-    with MemoryStore.open(path, create=False) as kept:
-        assert [entry.content for entry in kept.list()] == ["Ana: I live in Porto.", "city: Porto"]
+    with MemoryStore.open(path, create=False) as reopened:
+        assert [entry.content for entry in reopened.list()] == ["Ana: I live in Porto.", "city: Porto"]
 
 
 @contextmanager
@@ -277,7 +279,7 @@ def running(path: Path | str, *words: str) -> Any:
         process.communicate()
 
 
-def test_two_clients_at_once_and_an_end_in_the_middle_of_it(tmp_path):
+def test_shutdown_with_two_active_clients(tmp_path):
     """One by MCP, one by HTTP, both writing when SIGTERM comes: all that was acknowledged is there, in order."""
     path, secret = tmp_path / "ana.db", tmp_path / "token"
     secret.write_text(TOKEN)
@@ -289,13 +291,13 @@ def test_two_clients_at_once_and_an_end_in_the_middle_of_it(tmp_path):
             httpx2.AsyncClient(headers=headers, timeout=60) as web,
             Client(streamable_http_client(f"{url}/mcp", http_client=web)) as client,
         ):
-            seen: list[float] = []
+            durations: list[float] = []
 
             async def progress(at: float, of: float | None, message: str | None) -> None:
-                seen.append(at)
+                durations.append(at)
 
             await client.call_tool("memory_read", {"text": "Tom: I work at Acme.\n" * 400}, progress_callback=progress)
-            assert len(seen) > 1
+            assert len(durations) > 1
             for number in range(10_000):
                 fact = {"category": "semantic", "content": f"mcp fact {number}"}
                 result = await client.call_tool("memory_insert", fact)
@@ -322,14 +324,14 @@ def test_two_clients_at_once_and_an_end_in_the_middle_of_it(tmp_path):
         asyncio.run(both(process, url))
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "") and "Traceback" not in err
-    with MemoryStore.open(path, create=False) as kept:
-        contents = [entry.content for entry in kept.list()]
+    with MemoryStore.open(path, create=False) as reopened:
+        contents = [entry.content for entry in reopened.list()]
     assert contents[0] in ("Tom: I work at Acme.", "http fact 0")
     for name, facts in done.items():
         assert len(facts) >= 5 and [text for text in contents if text.startswith(name)][: len(facts)] == facts
 
 
-def test_what_the_page_tells_hosts_to_start_is_a_command():
+def test_the_documented_host_commands_are_valid():
     """The configurations in docs/serve.md are JSON, and the arguments in them are those of `memalpha serve`."""
     page = (Path(__file__).parents[3] / "docs" / "serve.md").read_text(encoding="utf-8")
     serve = typer.main.get_command(app).commands["serve"]

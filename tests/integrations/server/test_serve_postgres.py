@@ -19,19 +19,19 @@ from memalpha.store.store import MemoryStore
 pytestmark = pytest.mark.postgres
 
 
-def test_http_and_mcp_serve_one_store_and_find_it_again(place: str) -> None:
-    async def by_mcp(url: str, *asked: tuple[str, dict[str, Any]]) -> list[Any]:
+def test_http_and_mcp_serve_one_store_across_restarts(place: str) -> None:
+    async def by_mcp(url: str, *requests: tuple[str, dict[str, Any]]) -> list[Any]:
         async with Client(streamable_http_client(f"{url}/mcp")) as client:
-            return [(await client.call_tool(name, arguments)).structured_content for name, arguments in asked]
+            return [(await client.call_tool(name, arguments)).structured_content for name, arguments in requests]
 
     search = ("memory_search", {"query": "Where does Ana live?"})
     fact = {"category": "semantic", "content": "pet: cat", "metadata": {"by": 1}}
     with running(place) as (process, url), httpx2.Client(base_url=url, timeout=60) as web:
-        read, found = asyncio.run(by_mcp(url, ("memory_read", {"text": "Ana: I live in Porto."}), search))
+        read, first = asyncio.run(by_mcp(url, ("memory_read", {"text": "Ana: I live in Porto."}), search))
         assert [item["code"] for item in read["results"]] == ["inserted"]
-        made = web.post("/v1/entries", json=fact)
-        assert made.status_code == 201 and web.post("/v1/entries", json=fact).status_code == 200
-        path = f"/v1/entries/{made.json()['id'].replace('#', '%23')}"
+        created = web.post("/v1/entries", json=fact)
+        assert created.status_code == 201 and web.post("/v1/entries", json=fact).status_code == 200
+        path = f"/v1/entries/{created.json()['id'].replace('#', '%23')}"
         assert web.patch(path, json={"content": "pet: dog"}).json()["version"] == 2
         assert web.get(path, params={"as_of": 2}).json()["content"] == "pet: cat"
         hits = web.post("/v1/search", json={"query": "pet", "where": {"by": {"$gte": 1}}}).json()["hits"]
@@ -41,7 +41,7 @@ def test_http_and_mcp_serve_one_store_and_find_it_again(place: str) -> None:
         assert (process.returncode, out) == (0, "") and "Traceback" not in err
     with running(place) as (_, url), httpx2.Client(base_url=url, timeout=60) as web:
         (again,) = asyncio.run(by_mcp(url, search))
-        assert again["hits"][0]["id"] == found["hits"][0]["id"] and len(again["hits"]) == 2
+        assert again["hits"][0]["id"] == first["hits"][0]["id"] and len(again["hits"]) == 2
         assert web.delete(path).json()["content"] == "pet: dog" and web.get(path).status_code == 404
-    with MemoryStore.open(place, create=False) as kept:
-        assert [entry.content for entry in kept.list()] == ["Ana: I live in Porto."] and kept.snapshot() == 4
+    with MemoryStore.open(place, create=False) as reopened:
+        assert [entry.content for entry in reopened.list()] == ["Ana: I live in Porto."] and reopened.snapshot() == 4
