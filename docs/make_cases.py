@@ -1,7 +1,7 @@
-"""Writes `cases.jsonl` and `held-out.jsonl`: calls of a made-up help desk as task files, for `own-data.md`.
+"""Write `cases.jsonl` and `held-out.jsonl`: task files of a synthetic help desk, for `own-data.md`.
 
-Three calls of one customer make a task: what is so, one thing that changes, one that no longer holds. To write task
-files from your own records, keep the shape of `case` and fill it from them.
+A task has three calls of one customer: facts, one fact that changes, and one that is retracted. To write task files
+from your own records, keep the structure of `case` and fill it from them.
 """
 
 import json
@@ -14,7 +14,7 @@ VALUES = {
     "fault": ["slow upload", "no dial tone", "frozen picture", "dropped calls", "wrong invoice", "weak signal"],
     "contact": ["by mail", "in the morning", "after work", "on Saturday", "by letter", "at noon"],
 }
-SAID = {  # so, changed, no longer so
+LINES = {  # stated, changed, retracted
     "plan": ("I am on the {} plan.", "Please move me to the {} plan.", "I have cancelled my plan."),
     "router": ("My router is a {}.", "The new router you sent is a {}.", "I sent the router back."),
     "fault": ("I have a fault: {}.", "The fault is another one now: {}.", "The fault is gone."),
@@ -24,16 +24,21 @@ TALK = ["Thanks for waiting.", "One moment, please.", "I see.", "What terrible w
 
 
 def case(number: int) -> dict:
-    """One customer: a task with gold operations, and a question about everything the customer said."""
+    """Build the task of one customer, with gold operations and a question about every fact."""
     rng = Random(number)
     first = {name: rng.choice(values) for name, values in VALUES.items()}
     changed, ended = rng.sample(list(VALUES), 2)
     new = rng.choice([value for value in VALUES[changed] if value != first[changed]])
     note = {name: f"{name}: {value}" for name, value in first.items()}
     calls = [
-        [(SAID[name][0].format(first[name]), {"kind": "insert", "content": note[name]}) for name in VALUES],
-        [(SAID[changed][1].format(new), {"kind": "update", "content": f"{changed}: {new}", "replaces": note[changed]})],
-        [(SAID[ended][2], {"kind": "delete", "replaces": note[ended]})],
+        [(LINES[name][0].format(first[name]), {"kind": "insert", "content": note[name]}) for name in VALUES],
+        [
+            (
+                LINES[changed][1].format(new),
+                {"kind": "update", "content": f"{changed}: {new}", "replaces": note[changed]},
+            )
+        ],
+        [(LINES[ended][2], {"kind": "delete", "replaces": note[ended]})],
     ]
     chunks, gold = [], []
     for day, call in enumerate(calls):
@@ -48,7 +53,7 @@ def case(number: int) -> dict:
             for n, (_, _, done) in enumerate(lines)
             if done
         ]
-    said_at = {operation.get("content", operation.get("replaces")): operation["turn"] for operation in gold}
+    turn_of = {operation.get("content", operation.get("replaces")): operation["turn"] for operation in gold}
     questions = []
     for name in VALUES:
         kind = "updated" if name == changed else "retracted" if name == ended else "stated"
@@ -59,7 +64,7 @@ def case(number: int) -> dict:
                 "question": f"What is the customer's {name}?",
                 "answers": answers,
                 "category": kind,
-                "evidence": [said_at[f"{name}: {answers[0]}" if answers else note[name]]],
+                "evidence": [turn_of[f"{name}: {answers[0]}" if answers else note[name]]],
                 "meta": {"kind": kind, "slot": name, "stale": [] if kind == "stated" else [first[name]]},
             }
         )
@@ -67,7 +72,7 @@ def case(number: int) -> dict:
 
 
 def write(path: str, numbers: range) -> None:
-    """One task a line."""
+    """Write one task per line."""
     Path(path).write_text("".join(json.dumps(case(number)) + "\n" for number in numbers), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""README and docs tell the truth: what they show runs, and every public name, command and module is in the README."""
+"""README and docs: every example runs, and the README names every public name and command."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL |= {"eval_tasks": 2, "validation_tasks": 1, "validate_every": 1, "save_eve
 
 
 def _commands() -> dict[str, typer.models.CommandInfo]:
-    """Every command by its words, as in `data list`."""
+    """Return every command by its words, such as `data list`."""
     commands = {command.name or command.callback.__name__: command for command in app.registered_commands}  # type: ignore[union-attr]
     for group in app.registered_groups:
         assert group.typer_instance is not None
@@ -47,7 +47,7 @@ def _commands() -> dict[str, typer.models.CommandInfo]:
 def test_python_snippets_run(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They hold assertions of their own, and each shows the reader something."""
+    """Snippets contain assertions, and each prints something."""
     monkeypatch.chdir(tmp_path)
     exec(compile(PYTHON[number], f"README snippet {number + 1}", "exec"), {})
     assert capsys.readouterr().out.strip()
@@ -56,7 +56,7 @@ def test_python_snippets_run(
 def test_shell_snippets_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In order, in one folder; what trains or needs a download is only checked to be a valid configuration."""
+    """Commands run in order in one folder; those that train or download are only checked as configurations."""
     monkeypatch.chdir(tmp_path)
     ran = 0
     for _, *words in COMMANDS:
@@ -80,7 +80,7 @@ def _run(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 
 def _cut_down(words: list[str]) -> list[str] | None:
-    """A training command at a tiny size; None where its policy is not on this machine: then it is valid, at least."""
+    """Return a training command at a tiny size; None (after validation) if its policy is not on this machine."""
     settings = training_config(words[0], parse_overrides(words[1:]))
     if settings.policy not in ("tiny", "tiny-text") and not Path(settings.policy).exists():
         return None
@@ -91,7 +91,7 @@ def _cut_down(words: list[str]) -> list[str] | None:
 def test_every_step_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its blocks in order, in one folder: tasks, named files, Python, commands and their output."""
+    """Blocks run in order in one folder: tasks, named files, Python, commands and their output."""
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
@@ -125,7 +125,7 @@ def test_every_step_of_a_page_runs(
 
 
 def _table(page: Path, head: str) -> list[list[str]]:
-    """The cells of the rows of a page's table whose first column is `head`."""
+    """Return the cells of a page's table whose first column is `head`."""
     text = page.read_text(encoding="utf-8")
     table = re.search(rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[1].splitlines()] if table else []

@@ -1,4 +1,4 @@
-"""Old module paths that the pages of release 0.1 named."""
+"""Module paths that the pages of release 0.1 named still work."""
 
 from __future__ import annotations
 

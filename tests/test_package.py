@@ -1,4 +1,4 @@
-"""What a user installs: the wheel's contents, a small core without torch, and versions that agree."""
+"""Installed package: the wheel's contents, a small core without torch, and equal versions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pytest
 import memalpha
 
 ROOT = Path(__file__).parent.parent
-CORE_PACKAGES = 18  # memalpha itself and everything it brings; more has to be argued for
+CORE_PACKAGES = 18  # memalpha and its dependencies; an increase needs a reason
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"  # a copy, so that the build leaves nothing in the checkout
+    source = folder / "source"  # a copy, because the build writes into its folder
     _copy(ROOT, source)
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)],
@@ -61,7 +61,7 @@ def test_the_wheel_contains_every_file_of_the_package(wheel: Path) -> None:
 
 @pytest.mark.slow
 def test_the_core_is_small_and_works_without_torch(wheel: Path, tmp_path: Path) -> None:
-    """`pip install memalpha` in a fresh environment: few packages, a store that works, clear words for the rest."""
+    """A fresh `pip install memalpha` has few packages and a working store, and names missing extras."""
     home = tmp_path / "env"
     venv.create(home, with_pip=True)
     python = home / "bin" / "python"
@@ -108,7 +108,7 @@ def test_core_dependencies_are_these() -> None:
     names = {re.split(r"[\[<>=!~; ]", requirement.lower())[0] for requirement in core}
     assert names == {
         *("pydantic", "numpy", "faiss-cpu", "typer", "rich", "pyyaml", "immutables"),
-        "typing-extensions",  # pydantic brings it anyway
+        "typing-extensions",  # a dependency of pydantic anyway
     }
 
 

@@ -1,4 +1,4 @@
-"""docs/papers.md: every command is one that `memalpha train` takes, and every algorithm has a paper."""
+"""docs/papers.md: every command is a valid configuration, and every algorithm has a paper."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ COMMANDS = re.findall(r"`memalpha train ([^`]+)`", PAGE.split("| paper |")[1])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_a_possible_configuration(command):
+def test_every_command_is_a_valid_configuration(command):
     name, *words = command.split()
     settings = training_config(name, parse_overrides(words)).model_dump()
-    for word in words:  # what the page says is what the run has
+    for word in words:  # the run's settings equal those of the page
         key, _, value = word.partition("=")
         actual = functools.reduce(lambda node, part: node[part], key.split("."), settings)
         assert actual == yaml.safe_load(value) or float(value) == actual, word

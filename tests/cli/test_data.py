@@ -1,4 +1,4 @@
-"""The commands on data sets: what they print, their JSON, their exit codes."""
+"""Commands on data sets: output, JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOCOMO = Path(__file__).parents[1] / "data" / "locomo_like.json"
 
 @pytest.fixture
 def data(capsys, monkeypatch):
-    """(exit code, stdout, stderr) of `memalpha data words…`, in this process."""
+    """Return a function that runs `memalpha data WORDS…` and returns (exit code, stdout, stderr)."""
 
     def run(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["memalpha", "data", *map(str, words)])
@@ -72,7 +72,7 @@ def test_check_of_valid_files_exits_with_0(data, tmp_path):
     code, out, _ = data("check", tasks)
     assert code == 0 and out.endswith("sound\n")
     assert "evidence   named by 5 of 6 answerable questions; it holds the answer in" in out
-    assert data("check", "babi", "limit=2")[0] == 0  # it ships
+    assert data("check", "babi", "limit=2")[0] == 0  # ships with memalpha
 
 
 def test_overlap_lists_leaks(data, trec):

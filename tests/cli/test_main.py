@@ -1,4 +1,4 @@
-"""The command line: results on stdout, refusals on stderr with exit code 2, `--json` that a program can read."""
+"""Command line: results on stdout, errors on stderr with exit code 2, `--json` as one JSON value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASK = {"id": "t", "chunks": [{"text": "user: hi"}], "questions": [{"id": "q", "
 
 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of `memalpha words…`, in this process."""
+    """Run `memalpha WORDS…` in this process and return (exit code, stdout, stderr)."""
     monkeypatch.setattr(sys, "argv", ["memalpha", *map(str, words)])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -332,7 +332,7 @@ def test_the_tiny_policy_reads_and_answers_with_its_own_prompts(memalpha, tmp_pa
     assert memalpha("data", "prepare", "synthetic", chat, "--limit", 1)[0] == 0
     results = json.loads(memalpha("read", store, chat, "--policy", "tiny", "--json")[1])
     codes = [item["code"] for item in results]
-    assert len(codes) >= 3 and codes.count("inserted") >= len(codes) / 2  # in the other style it writes nothing of use
+    assert len(codes) >= 3 and codes.count("inserted") >= len(codes) / 2  # with other prompts it writes nothing useful
     answer = json.loads(memalpha("ask", store, "Which city?", "--policy", "tiny", "--json")[1])
     assert answer["prompt"].startswith("facts\n") and answer["text"]
 
@@ -395,7 +395,7 @@ def test_report_writes_the_page_of_a_run(memalpha, tmp_path: Path) -> None:
 
 
 def bad(name: str, tmp_path: Path, store: Path) -> list[object]:
-    """The command line of one kind of bad input."""
+    """Return the words of a command with one kind of bad input."""
     broken, empty, text = tmp_path / "broken.jsonl", tmp_path / "empty.jsonl", tmp_path / "x.db"
     broken.write_text(json.dumps(TASK) + '\n{"id": "u", "chunks": 3}\n')
     empty.write_text("")

@@ -27,7 +27,7 @@ def call(*words: str) -> str:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A small run on word problems, from a file, by the command line."""
+    """Train a small text run from a YAML file and return its folder."""
     folder = tmp_path_factory.mktemp("text")
     policy = tiny_policy()
     policy.model.save_pretrained(folder / "policy")

@@ -1,4 +1,4 @@
-"""Anthropic's memory tool: the texts its documentation gives, paths that would leave, and files as entries."""
+"""Anthropic's memory tool: documented answers, paths outside the root, and files as entries."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ STEPS = st.tuples(st.sampled_from(["create", "delete", "insert", "rename"]), NAM
 @settings(max_examples=30, deadline=None)
 @given(st.lists(STEPS, max_size=10))
 def test_files_match_a_model_of_the_commands(steps):
-    """Against a dictionary of paths and texts."""
+    """Random commands give the same files as on a dictionary {path: text}."""
     files: dict[str, str] = {}
     with MemoryStore.open(":memory:", embedder="hash") as memory:
         tool = MemoryTool(memory)
@@ -243,7 +243,7 @@ def test_files_are_entries(store, tool):
 
 
 def messages_api(replies):
-    """A stand-in for the messages endpoint on a real socket; `bodies` holds what was asked."""
+    """Serve prepared answers of the messages endpoint on a real socket; `bodies` collects the requests."""
     bodies = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Other libraries' stores under our protocol: run where they are installed, a clear word where they are not."""
+"""Systems of other libraries: they run if installed, and name the missing package otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LangGraph's store on ours: the same answers as its own `InMemoryStore` for any operations, and what is ours."""
+"""LangGraphStore: the same results as LangGraph's `InMemoryStore` for random operations, and its additions."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_results_equal_those_of_in_memory_store(batches):
                 plain(result) for result in reference.batch(batch)
             ]
             for namespace in [name for name, items in reference._data.items() if not items]:
-                del reference._data[namespace]  # it lists namespaces that hold nothing
+                del reference._data[namespace]  # it lists empty namespaces
             assert ours.batch([listed]) == reference.batch([listed])
 
 
@@ -169,7 +169,7 @@ def test_items_expire_and_reading_refreshes_them(store, monkeypatch):
     assert items.get(("a",), "z") is not None
     items.get(("a",), "x", refresh_ttl=False)
     after(4)
-    assert items.get(("a",), "z", refresh_ttl=False) is not None  # put off by the first reading
+    assert items.get(("a",), "z", refresh_ttl=False) is not None  # refreshed by the first read
     after(4)
     assert [item.key for item in items.search(("a",))] == ["y"]
     assert store.history("a/x")[-1].valid_to is not None
@@ -177,7 +177,7 @@ def test_items_expire_and_reading_refreshes_them(store, monkeypatch):
 
 @pytest.mark.parametrize("ask", [lambda items: items.get(("a",), "x"), lambda items: items.search(("a",))])
 def test_refreshing_reads_the_current_entry(store, monkeypatch, ask):
-    """Another writer comes in between a reading and its putting off."""
+    """Another writer changes an entry between a read and its refresh."""
     items = LangGraphStore(store, ttl={"default_ttl": 10})
     refresh = items._refresh
 

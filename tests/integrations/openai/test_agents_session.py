@@ -1,4 +1,4 @@
-"""A session of the OpenAI Agents SDK in a store: what the SDK needs of one, and its own runner over real HTTP."""
+"""Sessions of the OpenAI Agents SDK: the SDK's protocol, and its runner over real HTTP."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_concurrent_sessions_of_one_id_lose_no_items(tmp_path):
 
 
 def test_the_sdk_runs_with_a_session(store):
-    """Two runs of its own runner: the second sends what the first one said; its own limit holds."""
+    """Two runs of the SDK's runner: the second sends the messages of the first, up to the SDK's limit."""
     agents = pytest.importorskip("agents")
     openai = pytest.importorskip("openai")
     from agents.memory import Session, SessionSettings

@@ -1,4 +1,4 @@
-"""An OpenAI client with a memory, against a server on a real socket: what is asked, kept, and what a failure does."""
+"""OpenAI client with memory against a server on a real socket: requests, stored exchanges, failures."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ openai = pytest.importorskip("openai")
 NOW = datetime(2024, 5, 1, 12, 30, tzinfo=UTC)
 
 
-class Hearing:
-    """A policy that keeps the whole of what it hears."""
+class RecordingPolicy:
+    """Policy that records the texts it reads."""
 
     name = "hearing"
 
@@ -64,7 +64,7 @@ def test_exchanges_are_stored_and_become_notes(server, store):
     assert isinstance(client, openai.OpenAI)
     answer = client.chat.completions.create(model="m", messages=[user("I live in Porto.")])
     assert answer.choices[0].message.content == "I see your point."
-    assert server.bodies[0]["messages"] == [user("I live in Porto.")]  # there was nothing to add
+    assert server.bodies[0]["messages"] == [user("I live in Porto.")]  # there were no notes to add
     [entry] = store.list()
     assert (entry.content, entry.source, entry.timestamp) == ("I live in Porto.", "chat-7", "2024-05-01T12:30+00:00")
     messages = [{"role": "developer", "content": "Be kind."}, user("Where do I live?")]
@@ -76,7 +76,7 @@ def test_exchanges_are_stored_and_become_notes(server, store):
 
 
 def test_only_new_messages_are_stored_and_no_note_repeats_the_request(server, store):
-    policy = Hearing()
+    policy = RecordingPolicy()
     client = client_of(server, MemoryAgent(policy, store))
     store.insert("semantic", "I live in Porto.")
     talk = [user("Hello."), {"role": "assistant", "content": "Hi!"}, user("I live in Porto."), user("And you?")]
@@ -94,7 +94,7 @@ def test_notes_go_into_every_request_of_a_tool_loop_and_each_text_is_read_once(s
     store.insert("semantic", "The user's time zone is Lisbon's.")
     call = {"id": "t", "type": "function", "function": {"name": "time", "arguments": "{}"}}
     asking = {"role": "assistant", "content": None, "tool_calls": [call]}
-    policy = Hearing()
+    policy = RecordingPolicy()
     with StandIn(lambda body: "It is noon." if body["messages"][-1]["role"] == "tool" else asking) as server:
         client = client_of(server, MemoryAgent(policy, store))
         messages = [user("What time is it?")]
@@ -111,13 +111,13 @@ def test_notes_go_into_every_request_of_a_tool_loop_and_each_text_is_read_once(s
 
 def test_notes_accompany_a_tool_result_with_the_users_text(server, store):
     store.insert("semantic", "Ana lives in Porto.")
-    policy = Hearing()
+    policy = RecordingPolicy()
     client = client_of(server, MemoryAgent(policy, store))
     call = {"type": "function_call", "call_id": "x", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "x", "output": "12:00"}
     client.responses.create(model="m", input=[user("Where does Ana live?"), call, output])
     assert server.bodies[0]["instructions"].endswith("- Ana lives in Porto.")
-    client.responses.create(model="m", input=[output], previous_response_id="r")  # no text of the user's
+    client.responses.create(model="m", input=[output], previous_response_id="r")  # no text of the user
     assert "instructions" not in server.bodies[1]
     assert policy.heard == ["assistant: I see your point."] * 2
 
@@ -144,7 +144,7 @@ def test_responses_take_notes_as_instructions(server, store):
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_a_stream_is_recorded_when_it_ends(server, store, api):
-    policy = Hearing()
+    policy = RecordingPolicy()
     client = client_of(server, MemoryAgent(policy, store))
     stream = ask(client, api, stream=True)
     for _ in stream:
@@ -153,7 +153,7 @@ def test_a_stream_is_recorded_when_it_ends(server, store, api):
     with ask(client, api, stream=True) as stream:
         assert stream.response.status_code == 200
         next(event for event in stream if "I " in (event.choices[0].delta.content if api == "chat" else str(event)))
-    assert policy.heard[1:] == ["user: I like tea.\nassistant: I "]  # so far as it was taken
+    assert policy.heard[1:] == ["user: I like tea.\nassistant: I "]  # the text so far
     stream.close()
     assert len(policy.heard) == 2
 
@@ -166,7 +166,7 @@ def ask(client, api, **more):
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_an_interrupted_stream_is_not_recorded(store, api):
-    policy = Hearing()
+    policy = RecordingPolicy()
     with StandIn(lambda body: "I see your point.", cut=2) as server:
         client = client_of(server, MemoryAgent(policy, store))
         with pytest.raises(openai.APIConnectionError), ask(client, api, stream=True) as stream:
@@ -175,7 +175,7 @@ def test_an_interrupted_stream_is_not_recorded(store, api):
 
 
 def test_parse_raw_responses_and_copied_clients(server, store):
-    policy = Hearing()
+    policy = RecordingPolicy()
     client = client_of(server, MemoryAgent(policy, store)).with_options(timeout=5)
     messages = [user("I like tea.")]
     client.chat.completions.parse(model="m", messages=messages)
@@ -212,7 +212,7 @@ def test_scopes_do_not_see_each_other(server, store):
 
 
 def test_a_failing_memory_loses_no_answer(server, store, caplog):
-    policy = Hearing()
+    policy = RecordingPolicy()
     policy.error = PolicyError("the writer is away")
     client = client_of(server, MemoryAgent(policy, store))
     for _ in range(2):
@@ -228,7 +228,7 @@ def test_a_failing_memory_loses_no_answer(server, store, caplog):
 
 @pytest.mark.parametrize("kind", [ValueError, OSError, RuntimeError])
 def test_no_exception_type_loses_an_answer(server, store, caplog, monkeypatch, kind):
-    policy = Hearing()
+    policy = RecordingPolicy()
     policy.error = kind("its own bug")
     client = client_of(server, MemoryAgent(policy, store))
     with caplog.at_level(logging.ERROR, "memalpha"):
@@ -293,7 +293,7 @@ def test_other_objects_than_clients_are_refused(store):
 
 
 def test_the_async_client(server, store):
-    policy = Hearing()
+    policy = RecordingPolicy()
 
     async def talk():
         async with openai.AsyncOpenAI(base_url=server.url, api_key="k", max_retries=0) as plain:

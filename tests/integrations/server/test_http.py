@@ -1,4 +1,4 @@
-"""The HTTP API: what it does, what it refuses, and that it is as its OpenAPI description says (schemathesis)."""
+"""HTTP API: operations, refusals, and agreement with its OpenAPI description (schemathesis)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
 def served(store: MemoryStore, policy: Policy | None = None, **options: Any) -> TestClient:
-    """A client of an application over `store`; what fails is an answer, as it would be over the wire."""
+    """Return a client of an application over `store`; server errors are responses, as over a network."""
     read_only = options.pop("read_only", False)
     service = MemoryService(store, policy or load_policy("scripted:heuristic"), read_only=read_only)
     return TestClient(http_app(service, **options), "http://localhost:8765", raise_server_exceptions=False)
@@ -41,7 +41,7 @@ def store() -> MemoryStore:
 
 @pytest.fixture(scope="module")
 def empty() -> tuple[MemoryStore, TestClient, TestClient]:
-    """A store in which nothing is to be written; clients of it on loopback, and elsewhere with a token."""
+    """Return an empty store with two clients: on loopback, and elsewhere with a token."""
     store = MemoryStore.open(":memory:", embedder="hash")
     return store, served(store), served(store, token=TOKEN, local=False)
 
@@ -152,7 +152,7 @@ def test_deep_and_large_bodies(store):
         422,
     )
     large = b"x" * (MAX_BODY + 1)
-    parts = (large[start : start + 65536] for start in range(0, len(large), 65536))  # their sum is not declared
+    parts = (large[start : start + 65536] for start in range(0, len(large), 65536))  # no declared total
     for body in (large, parts):
         assert web.post("/v1/read", content=body).json()["code"] == "too_large"
 
@@ -174,7 +174,7 @@ def test_read_only(store):
 
 
 class Broken(ScriptedPolicy):
-    """Reads two chunks and then fails in a way that tells too much."""
+    """Policy that fails after two chunks with a message that must not leave the server."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__("add-all")
@@ -225,7 +225,7 @@ def test_health_requests_use_one_thread(store, monkeypatch):
     assert answers == [200] * 16 and most == 1
 
 
-# ------------------------------------------------------------------------------------------------------- the gate
+# ------------------------------------------------------------------------------------------------------- the guard
 
 
 def test_a_token_is_required(empty):
@@ -274,14 +274,14 @@ def test_loopback_accepts_only_loopback_hosts(empty, headers, code):
     assert elsewhere.get("/v1/entries", headers={**headers, **BEARER}).status_code == 200
 
 
-# ------------------------------------------------------------------------------------------------- its description
+# ------------------------------------------------------------------------------------------------- API description
 
 RELAXED = list(HealthCheck)
 
 
 @lru_cache(1)
 def described() -> Any:
-    """The operations that a server over a small store describes."""
+    """Return the operations in the API description of a server over a small store."""
     schemathesis = pytest.importorskip("schemathesis")
     from schemathesis.config import SchemathesisConfig
 
@@ -304,11 +304,11 @@ OPERATIONS = [
 
 
 def conforms(label: str, examples: int) -> None:
-    """Whatever is sent to an operation, what comes back is as described: status, type and content."""
+    """Check that every response of an operation matches its description: status, type and content."""
     operation = described()[label]
     from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-    needless = [positive_data_acceptance]  # that a filter means something is not for a schema to say
+    needless = [positive_data_acceptance]  # a schema cannot express valid filters
 
     @settings(max_examples=examples, deadline=None, database=None, derandomize=True, suppress_health_check=RELAXED)
     @given(case=operation.as_strategy())

@@ -1,4 +1,4 @@
-"""A memory by MCP, with the official client: in this process, and over stdio and streamable HTTP against a server."""
+"""MCP server with the official client: in this process, over stdio, and over streamable HTTP."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CHAT = "\n".join(f"Tom: I have {number} cats." for number in range(400))
 
 
 def calls(store: MemoryStore, *requests: tuple[str, dict[str, Any]], policy: Any = None, **options: Any) -> list[Any]:
-    """The results of tool calls, by a client in this process."""
+    """Call tools with a client in this process and return the results."""
     service = MemoryService(store, policy or load_policy("scripted:heuristic"), **options)
 
     async def ask() -> list[Any]:
@@ -110,7 +110,7 @@ EDITS = [
 
 
 def test_edits_act_as_in_training(store):
-    """Call by call the result of `execute`, and in the end the same memory."""
+    """Every call gives the result of `execute`, and both memories are equal at the end."""
     same = MemoryStore.open(":memory:", embedder="hash")
     entry_id = same.insert("semantic", "Ana's city: Porto", importance=0.5).id
     same.erase_all()
@@ -169,7 +169,7 @@ def test_pages_and_limits(store):
 
 
 class Failing(ScriptedPolicy):
-    """Fails in a way that tells too much."""
+    """Policy that fails with a message that must not leave the server."""
 
     def sample(self, requests):
         raise ZeroDivisionError("/root/secret")
@@ -222,7 +222,7 @@ def command(store: Path | str, *words: str) -> list[str]:
 
 
 def test_stdio_and_a_restart(tmp_path):
-    """A client reads a text into a new store; a second server has it, and keeps stdout clean until SIGTERM ends it."""
+    """A second server has the text that the first one read, and keeps stdout clean until SIGTERM."""
     path = tmp_path / "ana.db"
     server = StdioServerParameters(command=sys.executable, args=command(path, "--mcp"), env=ENVIRONMENT)
 
@@ -264,7 +264,7 @@ def test_stdio_and_a_restart(tmp_path):
 
 @contextmanager
 def running(path: Path | str, *words: str) -> Any:
-    """A server process and its address."""
+    """Start a server process and yield it with its address."""
     process = subprocess.Popen(
         [sys.executable, *command(path, "--mcp", "--http", "127.0.0.1:0", *words)],
         stdout=subprocess.PIPE,
@@ -280,7 +280,7 @@ def running(path: Path | str, *words: str) -> Any:
 
 
 def test_shutdown_with_two_active_clients(tmp_path):
-    """One by MCP, one by HTTP, both writing when SIGTERM comes: all that was acknowledged is there, in order."""
+    """An MCP and an HTTP client write until SIGTERM: every acknowledged write is in the store, in order."""
     path, secret = tmp_path / "ana.db", tmp_path / "token"
     secret.write_text(TOKEN)
     headers = {"Authorization": f"Bearer {TOKEN}"}
@@ -332,7 +332,7 @@ def test_shutdown_with_two_active_clients(tmp_path):
 
 
 def test_the_documented_host_commands_are_valid():
-    """The configurations in docs/serve.md are JSON, and the arguments in them are those of `memalpha serve`."""
+    """Host configurations in docs/serve.md are JSON with arguments of `memalpha serve`."""
     page = (Path(__file__).parents[3] / "docs" / "serve.md").read_text(encoding="utf-8")
     serve = typer.main.get_command(app).commands["serve"]
     lines = [shlex.split(line, comments=True) for line in re.findall(r"^\$ (.*)", page, re.MULTILINE)]

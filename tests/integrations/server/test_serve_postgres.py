@@ -1,4 +1,4 @@
-"""`memalpha serve` of a store in PostgreSQL, by HTTP and by MCP with the official client, over a restart."""
+"""`memalpha serve` on a PostgreSQL store over HTTP and MCP, across a restart."""
 
 from __future__ import annotations
 
