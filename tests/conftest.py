@@ -102,7 +102,7 @@ class Places:
             connection.cursor().executemany(f"INSERT INTO {database.schema}.meta VALUES (%s, %s)", rows.items())
         else:
             original(database, connection, meta)
-        database._made = []  # these schemas are emptied and used again, never dropped
+        database._created = []  # these schemas are emptied and used again, never dropped
         self.used[database.schema] = dim
 
     def clear(self, *, only_left: bool = False) -> None:

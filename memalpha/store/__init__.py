@@ -1,1 +1,1 @@
-"""The memory: a pure state, a durable store over it, and search. Knows nothing of agents, models or rewards."""
+"""Memory store: pure state, durable stores over it, and search. Knows nothing of agents, models or rewards."""

@@ -1,7 +1,7 @@
-"""`AsyncMemoryStore`: the methods of a `MemoryStore`, awaited.
+"""`AsyncMemoryStore`: the methods of `MemoryStore`, awaited.
 
-They run one after the other, in the order they were called, in one thread of the store's own, so an event loop waits
-for neither disk nor embedder. What the thread has begun is done even if whoever awaits it is cancelled.
+All calls run one after the other, in call order, in one thread per store. So the event loop waits for neither disk nor
+embedder. A call that the thread has started is completed even if its awaiting task is cancelled.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _PAGE = 1000
 
 
 class _Worker:
-    """The thread of a store and of its namespaces."""
+    """Thread of a store and of its namespaces."""
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "memalpha")
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `work` returns or raises, done in the thread."""
+        """Run `work` in the thread and return its result, or raise its exception."""
         if self._thread is None:
             raise StoreError("the store is closed")
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *args, **kwargs))
 
     def shut_down(self) -> None:
-        """Take no more work; what was begun is done first."""
+        """Accept no further work; calls that were started complete first."""
         if self._thread is not None:
             self._thread.shutdown(wait=False)
             self._thread = None
@@ -63,7 +63,7 @@ class AsyncMemoryStore:
 
     @classmethod
     async def open(cls, *args: Any, **kwargs: Any) -> AsyncMemoryStore:
-        """`MemoryStore.open`, with its arguments."""
+        """Open a store as `MemoryStore.open` does, with the same arguments."""
         worker = _Worker()
         try:
             return cls(await worker.run(MemoryStore.open, *args, **kwargs), worker)
@@ -72,7 +72,7 @@ class AsyncMemoryStore:
             raise
 
     async def close(self) -> None:
-        """Close the file when all that was begun is done; a second time, or for a namespace, nothing happens."""
+        """Close the store after all started calls. Closing again, or closing a namespace, does nothing."""
         if not self._is_scope:
             worker, self._is_scope = self._worker, True
             await worker.run(self._store.close)
@@ -88,44 +88,52 @@ class AsyncMemoryStore:
         return f"Async{self._store!r}"
 
     def namespace(self, name: str) -> AsyncMemoryStore:
-        """Another namespace of the same file, in the same thread."""
+        """Return another namespace of the same store, in the same thread."""
         return AsyncMemoryStore(self._store.namespace(name), self._worker, is_scope=True)
 
     @property
     def path(self) -> str:
-        """Where it lies: the file's path, ":memory:", or the URL without its password."""
+        """Path of the file, ":memory:", or the URL without its password."""
         return self._store.path
 
     @property
     def schema(self) -> MemorySchema:
-        """The schema recorded in the file."""
+        """Schema recorded in the file."""
         return self._store.schema
 
     @property
     def embedder(self) -> str:
-        """The name of the embedder recorded in the file."""
+        """Name of the embedder recorded in the file."""
         return self._store.embedder
 
     async def fork(
         self, namespace: str | None = None, *, path: str | Path | None = None, as_of: int | str | None = None
     ) -> AsyncMemoryStore:
-        """`MemoryStore.fork`; a copy in a file of its own has a thread of its own, and is closed by itself."""
+        """Copy the namespace as `MemoryStore.fork` does.
+
+        A copy in a file of its own has its own thread and must be closed separately.
+
+        Args:
+            namespace: Name of the copy in this file, or in the new file at `path`.
+            path: New file or URL for the copy; None copies within this store.
+            as_of: Log position or ISO time of the copy's end; None copies everything.
+        """
         copy = await self._worker.run(self._store.fork, namespace, path=path, as_of=as_of)
         return AsyncMemoryStore(copy, self._worker if path is None else _Worker(), is_scope=path is None)
 
     async def core(self) -> str:
-        """The core memory text; "" where there is none."""
+        """Return the core memory text; "" without one."""
         return await self.core_at(None)
 
     async def log(self, after: int = 0) -> AsyncIterator[tuple[int, str, Operation]]:
-        """The operations beyond position `after`: position, time (ISO, UTC), operation as applied."""
+        """Iterate over the operations after a position: position, time (ISO, UTC), operation as applied."""
         lines = self._store.log(after)
         while page := await self._worker.run(list, islice(lines, _PAGE)):
             for line in page:
                 yield line
 
     async def state(self) -> MemoryState:
-        """The memory as it is now, as a value: the state that replaying the log gives."""
+        """Return the current memory as an immutable value, equal to the replay of the log."""
         return await self._worker.run(lambda: self._store.state)
 
     namespaces = _as_async(MemoryStore.namespaces)

@@ -1,4 +1,4 @@
-"""Many facts at once, under the rules of `plan` one after the other, written together."""
+"""Inserting many facts in one write, under the same rules as single inserts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _ALLOWED_KEYS = set(_KEYS)
 
 
 def validate_facts(facts: Iterable[Fact]) -> list[tuple[Fact, str]]:
-    """Each fact with its content as it is stored; raises `StoreError` naming the fact's number."""
+    """Return each fact with its cleaned content.
+
+    Raises `StoreError` naming the index of an invalid fact.
+    """
     validated = []
     for index, fact in enumerate(facts):
         try:
@@ -36,7 +39,16 @@ def validate_facts(facts: Iterable[Fact]) -> list[tuple[Fact, str]]:
 
 
 def normalize_vectors(count: int, vectors: np.ndarray, dim: int) -> np.ndarray:
-    """Given embeddings of so many contents, normalised; raises `StoreError` unless they are `(number, dim)`."""
+    """Return given embeddings as unit vectors.
+
+    Args:
+        count: Number of contents.
+        vectors: Embeddings, shape (count, dim).
+        dim: Dimension of the store's embedder.
+
+    Raises:
+        StoreError: The shape differs, or a number is not finite.
+    """
     array = np.asarray(vectors, np.float32)
     if array.shape != (count, dim) or not np.isfinite(array).all():
         raise StoreError(f"vectors: ({count}, {dim}) finite numbers are needed, not {array.shape}")
@@ -44,7 +56,7 @@ def normalize_vectors(count: int, vectors: np.ndarray, dim: int) -> np.ndarray:
 
 
 def vector_blobs(contents: Sequence[str], vectors: np.ndarray) -> dict[str, bytes]:
-    """The rows of `vectors` `(n, dim)` as they are stored, by content."""
+    """Return the rows of `vectors` (n, dim) as stored bytes, by content."""
     data, width = vector_blob(vectors), 4 * vectors.shape[1]
     return {content: data[row * width : (row + 1) * width] for row, content in enumerate(contents)}
 
@@ -52,14 +64,25 @@ def vector_blobs(contents: Sequence[str], vectors: np.ndarray) -> dict[str, byte
 def insert_facts(
     namespace: Namespace, facts: Sequence[tuple[Fact, str]], vectors: Mapping[str, bytes]
 ) -> list[MemoryEntry]:
-    """Append all facts and return the entry of each, which for a duplicate is the one that is there; `vectors` holds
-    the embeddings by content (see `blobs_of`). Inside a transaction."""
+    """Append all facts in one write. Call inside a transaction.
+
+    Args:
+        namespace: Namespace to write to.
+        facts: Facts with their contents, from `validate_facts`.
+        vectors: Stored bytes of the embeddings by content, from `vector_blobs`.
+
+    Returns:
+        The entry of each fact; for a duplicate, the existing one.
+
+    Raises:
+        StoreError: A fact is invalid; the message names its index.
+    """
     start = position = namespace.position
     existing = (
         namespace.entries_with_contents([content for _, content in facts]) if start else {}
     )  # live entries by category and content
     new: dict[str, MemoryEntry] = {}
-    optional_fields: list[dict[str, Any]] = []  # what else is known of each new one
+    optional_fields: list[dict[str, Any]] = []  # optional fields of each new entry
     entries: list[MemoryEntry] = []
     check_category = namespace.schema.check_category
 

@@ -1,14 +1,15 @@
-"""Filters: which entries a search or a list is over, as a mapping of fields to what they must be.
+"""Filters on entries: a mapping of fields to required values or comparisons.
 
     {"user": "ana", "timestamp": {"$gte": "2024-05-01"}, "$or": [{"chunk": 3}, {"tags": {"$contains": "trip"}}]}
 
-A key is a field of the entry (`FIELDS`) or of its metadata: `a.b` is the key b of the mapping a, `metadata.a` the key
-a also where an entry's field is called so. The conditions of one mapping must all hold. A plain value is `$eq`.
+A key is a field of the entry (`FIELDS`) or a key of its metadata. `a.b` is the key b of the mapping a; `metadata.a` is
+the metadata key a even if an entry field has that name. All conditions of one mapping must hold. A plain value means
+`$eq`.
 
-`$eq`, `$ne`, `$in` compare JSON values (1 is 1.0, but not true); a field that is not there is null. `$gt`, `$gte`,
-`$lt`, `$lte` compare numbers with numbers and texts with texts and are false for anything else, a missing field
-included. `timestamp` and `expires` are compared as times (UTC unless they say otherwise). `$contains`: a text holds a
-text, a list a value. `$ne` and `$not` are the plain opposite, so they hold for entries without the field.
+`$eq`, `$ne` and `$in` compare JSON values: 1 equals 1.0 but not true, and a missing field is null. `$gt`, `$gte`,
+`$lt` and `$lte` compare numbers with numbers and texts with texts; they are false for anything else, missing fields
+included. `timestamp` and `expires` are compared as times (UTC unless they say otherwise). `$contains` looks for a text
+in a text or a value in a list. `$ne` and `$not` are exact negations, so they hold for entries without the field.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _MAX_DEPTH = 50
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One comparison: `operator` is one of `COMPARISONS`."""
+    """Comparison of one field; `operator` is one of `COMPARISONS`."""
 
     field: str
     operator: str
     operand: Any
 
     def holds(self, value: Any) -> bool:
-        """Whether the field's value fulfils it."""
+        """Return True if the field's value fulfils the condition."""
         if self.operator == "$contains":
             if isinstance(value, str):
                 return isinstance(self.operand, str) and self.operand in value
@@ -57,16 +58,16 @@ class Condition:
         return (freeze(value) in accepted) != (self.operator == "$ne")
 
     def matches(self, entry: MemoryEntry) -> bool:
-        """Whether an entry passes."""
+        """Return True if the entry passes."""
         return self.holds(field_value(entry, self.field))
 
     @property
     def operands(self) -> list[Any]:
-        """What `$eq`, `$ne` and `$in` look for."""
+        """Values that `$eq`, `$ne` and `$in` look for."""
         return self.operand if self.operator == "$in" else [self.operand]
 
     def comparable(self, value: Any) -> Any:
-        """A value of the field, or an operand, as it is compared: times as moments."""
+        """Return a field value or an operand in comparable form: times as datetimes."""
         if self.field not in TIME_FIELDS or not isinstance(value, str) or not is_iso_time(value):
             return value
         return parse_time(value)
@@ -74,34 +75,34 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class And:
-    """Every part must hold."""
+    """Filter that holds if all parts hold."""
 
     parts: tuple[Filter, ...]
 
     def matches(self, entry: MemoryEntry) -> bool:
-        """Whether an entry passes."""
+        """Return True if the entry passes."""
         return all(part.matches(entry) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Or:
-    """At least one part must hold."""
+    """Filter that holds if at least one part holds."""
 
     parts: tuple[Filter, ...]
 
     def matches(self, entry: MemoryEntry) -> bool:
-        """Whether an entry passes."""
+        """Return True if the entry passes."""
         return any(part.matches(entry) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The part must not hold."""
+    """Filter that holds if its part does not."""
 
     part: Filter
 
     def matches(self, entry: MemoryEntry) -> bool:
-        """Whether an entry passes."""
+        """Return True if the entry passes."""
         return not self.part.matches(entry)
 
 
@@ -109,9 +110,9 @@ Filter = Condition | And | Or | Not
 
 
 def parse_filter(where: Where, *, category: str | None = None) -> Filter | None:
-    """The filter that `where` describes, within one `category` if that is given; None where nothing is filtered.
+    """Parse `where`, optionally restricted to one `category`; return None if nothing is filtered.
 
-    Raises `StoreError` naming what is not understood and what there is.
+    Raises `StoreError` naming the invalid part and the valid choices.
     """
     parts = () if where is None else _parse_mapping(where, 0)
     if category is not None:
@@ -120,14 +121,14 @@ def parse_filter(where: Where, *, category: str | None = None) -> Filter | None:
 
 
 def field_value(entry: MemoryEntry, field: str) -> Any:
-    """The value of a field of the entry or of its metadata; None where there is none."""
+    """Return the value of an entry field or metadata key; None if missing."""
     if field in FIELDS:
         return getattr(entry, field)
     return _nested_value(entry.metadata, field.removeprefix("metadata."))
 
 
 def filter_fields(entry_filter: Filter) -> set[str]:
-    """The fields that a filter looks at."""
+    """Return the fields that a filter reads."""
     if isinstance(entry_filter, Condition):
         return {entry_filter.field}
     parts = (entry_filter.part,) if isinstance(entry_filter, Not) else entry_filter.parts
@@ -135,25 +136,25 @@ def filter_fields(entry_filter: Filter) -> set[str]:
 
 
 def parse_time(text: str) -> datetime:
-    """An ISO time; UTC unless it says otherwise."""
+    """Parse an ISO time; without an offset it is UTC."""
     time = datetime.fromisoformat(text)
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time
 
 
 def format_utc(time: datetime) -> str:
-    """A time as the log keeps it: UTC with microseconds, so that the order of texts is the order of times."""
+    """Format a time as the log stores it: UTC with microseconds, so that text order is time order."""
     return time.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def comparison_type(value: Any) -> type | None:
-    """The kind of a comparable value, if there is an order among its like (there is none for true, null, lists)."""
+    """Return the type that orders the value (float, str or datetime); None for unordered values."""
     if isinstance(value, int | float):
-        return None if isinstance(value, bool) or value != value else float  # NaN is before and after nothing
+        return None if isinstance(value, bool) or value != value else float  # NaN has no order
     return next((kind for kind in (str, datetime) if isinstance(value, kind)), None)
 
 
 def freeze(value: Any) -> Any:
-    """A JSON value as a dictionary's key; equal where the values are: numbers by value, and true is not 1."""
+    """Return a hashable form of a JSON value, equal where the values are; true differs from 1."""
     if isinstance(value, bool):
         return bool, value
     if isinstance(value, list):
@@ -164,7 +165,10 @@ def freeze(value: Any) -> Any:
 
 
 def _nested_value(value: Any, path: str) -> Any:
-    """The value at a path of nested mappings. A key that holds the dots itself goes first."""
+    """Return the value at a path of nested mappings.
+
+    A key that contains the dots itself wins.
+    """
     if not isinstance(value, Mapping):
         return None
     if path in value:
@@ -199,7 +203,7 @@ def _parse_mapping(where: object, depth: int) -> tuple[Filter, ...]:
 
 
 def _parse_field(field: str, value: Any, depth: int) -> Iterable[Filter]:
-    """The conditions on one field."""
+    """Yield the conditions on one field."""
     if not isinstance(value, Mapping) or not any(isinstance(key, str) and key.startswith("$") for key in value):
         value = {"$eq": value}
     for operator, operand in value.items():
@@ -229,7 +233,7 @@ def _conjunction(parts: tuple[Filter, ...]) -> Filter:
 
 
 def _json_operand(location: str, value: Any) -> Any:
-    """An operand with tuples as lists; raises `StoreError` for what no metadata can hold."""
+    """Return the operand with tuples as lists. Raises `StoreError` for anything that JSON cannot hold."""
     if isinstance(value, list | tuple):
         return [_json_operand(location, item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):

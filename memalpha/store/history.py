@@ -1,8 +1,9 @@
-"""Moving along a namespace's log: undo, redo, restore, and what lies between two of its positions.
+"""Moving along a namespace's log: undo, redo, restore, and the difference between two positions.
 
-Nothing here takes anything out of the log. Going back and forth appends operations, and their `head` names the position
-whose facts the memory then holds, so that undo and redo are read off the log: they survive reopening and exporting.
-What was erased is passed over, and so is what was done to an entry that has expired since: time is not undone.
+Nothing is ever taken out of the log. Undo, redo and restore append operations. Each log row records its *effective
+position*: the earlier position whose facts the memory holds after that row. Undo and redo are derived from these, so
+they survive reopening and exporting. Erased operations are skipped. Operations on entries that have expired since are
+skipped too, because time is not undone.
 """
 
 from __future__ import annotations
@@ -17,8 +18,14 @@ from memalpha.types import MemoryEntry, Operation
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """What must change to get from one state of a memory to another; `changed` has an entry before and after, `core`
-    the text before and after if it differs. Origin and validity are no difference."""
+    """Changes between two states of a memory. Origin and validity are not compared.
+
+    Attributes:
+        added: Entries of the second state only.
+        changed: Entries in both, before and after.
+        removed: Entries of the first state only.
+        core: Core text before and after, or None if equal.
+    """
 
     added: tuple[MemoryEntry, ...]
     changed: tuple[tuple[MemoryEntry, MemoryEntry], ...]
@@ -27,7 +34,13 @@ class Diff:
 
 
 def diff_positions(namespace: Namespace, before: int, after: int) -> Diff:
-    """What changed between two positions; the later one may come first."""
+    """Return the changes between two positions, in either order.
+
+    Args:
+        namespace: Namespace to read, inside a transaction.
+        before: Position of the first state.
+        after: Position of the second state.
+    """
     old_entries, new_entries = (
         _entries_by_id(namespace.live_entries(position=before)),
         _entries_by_id(namespace.live_entries(position=after)),
@@ -46,14 +59,16 @@ def diff_positions(namespace: Namespace, before: int, after: int) -> Diff:
 
 
 def expire_entries(namespace: Namespace, due: Iterable[tuple[str, str]]) -> None:
-    """End entries that are `due`, each at the time it was to expire, so that the log does not depend on who looked
-    when."""
+    """End the entries in `due` (id, expiry time), each at its own expiry time.
+
+    So the log does not depend on who looked when.
+    """
     for id, time in due:
         namespace.write(Operation("expired", id=id), time=time)
 
 
 def undo(namespace: Namespace) -> Operation | None:
-    """Take back the last operation in effect by appending its inverse; None if there is none."""
+    """Undo the last effective operation by appending its inverse; return it, or None."""
     last = _last_effective(namespace, namespace.position)
     if last == 0:
         return None
@@ -65,7 +80,7 @@ def undo(namespace: Namespace) -> Operation | None:
 
 
 def redo(namespace: Namespace) -> Operation | None:
-    """Append the operation that the last undo took back; None if there is none to bring back."""
+    """Append the operation that the last undo took back; return it, or None."""
     redo_position = _redo_position(namespace)
     if redo_position == 0:
         return None
@@ -75,7 +90,7 @@ def redo(namespace: Namespace) -> Operation | None:
 
 
 def restore(namespace: Namespace, position: int) -> int:
-    """Append what brings the facts and core memory of a position back; the number of operations."""
+    """Append operations that restore the facts and core memory of a position; return their number."""
     effective_position = namespace.effective_position(position)
     operations = _restore_operations(namespace, position)
     if not operations and _last_effective(namespace, position) != _last_effective(namespace, namespace.position):
@@ -86,11 +101,11 @@ def restore(namespace: Namespace, position: int) -> int:
 
 
 def _restore_operations(namespace: Namespace, position: int) -> list[Operation]:
-    """The operations that bring the facts and core memory of a position back."""
+    """Return the operations that restore the facts and core memory of a position."""
     diff = diff_positions(namespace, namespace.position, position)
     operations = [] if diff.core is None else [Operation("core_update", content=diff.core[1])]
     operations += [Operation("delete", id=entry.id) for entry in diff.removed]
-    # An update cannot take a content that another live entry holds; then the entry ends and comes back.
+    # An update cannot set a content that another live entry holds; such an entry is deleted and inserted again.
     removed_ids = {entry.id for entry in diff.removed}
     ids_by_content = {
         (entry.category, entry.content): entry.id for entry in namespace.live_entries() if entry.id not in removed_ids
@@ -105,8 +120,10 @@ def _restore_operations(namespace: Namespace, position: int) -> list[Operation]:
 
 
 def _last_effective(namespace: Namespace, position: int, as_of: int | None = None) -> int:
-    """The last operation that was in effect at a position; 0 if there was none. What was erased is passed over, and
-    entries that are gone at `seen_at` (the position), having expired."""
+    """Return the position of the last operation in effect at a position; 0 if none.
+
+    Erased operations are skipped, and so are operations on entries that have expired by `as_of` (the position itself).
+    """
     last, as_of = namespace.effective_position(position), position if as_of is None else as_of
     while last and (namespace.operation_kind(last) == "erased" or namespace.has_expired(last, as_of)):
         last = namespace.effective_position(last - 1)
@@ -114,11 +131,11 @@ def _last_effective(namespace: Namespace, position: int, as_of: int | None = Non
 
 
 def _redo_position(namespace: Namespace) -> int:
-    """The position of the operation that a redo brings back; 0 if there is none.
+    """Return the position of the operation that a redo would append again; 0 if none.
 
-    Going back from the log's end: an undo leaves in effect what was so before the operation it took back, a redo what
-    was so at the operation it brought back, and every undo that no redo has met yet waits for one. Anything else has
-    ended the waiting.
+    The log is read backwards from its end. An undo leaves in effect what was in effect before the operation it
+    reverts. A redo leaves in effect what was in effect at the operation it repeats. Every undo without a matching redo
+    waits for one; any other operation ends the search.
     """
     pending_redos: list[int] = []
     end = namespace.position
@@ -126,7 +143,7 @@ def _redo_position(namespace: Namespace) -> int:
         before, after = _last_effective(namespace, position - 1), _last_effective(namespace, position)
         operation_kind = namespace.operation_kind(position)
         if operation_kind == "expired" or (before == after and operation_kind == "erased"):
-            continue  # as if it had never been
+            continue  # skipped entirely
         if namespace.effective_position(position) == position:
             return 0
         if before != after and namespace.has_expired(max(before, after), end):

@@ -1,4 +1,4 @@
-"""`WorkingMemory`: a memory without a database, used by rollouts."""
+"""`WorkingMemory`: a searchable memory without a database, used by rollouts."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from memalpha.types import Hit, MemoryEntry, Operation
 
 
 class WorkingMemory(Memory):
-    """A memory without a database: a `MemoryState` that moves on, searchable.
+    """Searchable memory over a `MemoryState`, without a database.
 
-    `state` is a value, so keeping an earlier one (a snapshot) or starting another memory from it (a fork) costs
-    nothing. Nothing is embedded or indexed before the first search.
+    `state` is an immutable value. So a snapshot, or a second memory that starts from it, costs nothing. Nothing is
+    embedded or indexed before the first search.
     """
 
     def __init__(self, state: MemoryState, embedder: Embedder) -> None:
         self._state = state
         self._embedder = embedder
         self._corpus: Corpus | None = None
-        self._write_order: dict[str, None] | None = None  # live ids, last written last; built by the first `recent`
+        self._write_order: dict[str, None] | None = None  # live ids in write order; built by the first `recent`
 
     @property
     def schema(self) -> MemorySchema:
-        """The schema of the memory."""
+        """Categories of the memory."""
         return self._state.schema
 
     @property
     def embedder(self) -> str:
-        """The name of the embedder that its searches use."""
+        """Name of the embedder that searches use."""
         return self._embedder.name
 
     def load_embedder(self) -> Embedder:
@@ -47,20 +47,20 @@ class WorkingMemory(Memory):
 
     @property
     def core(self) -> str:
-        """The core memory text; "" where there is none."""
+        """Core memory text; "" without one."""
         return self._state.core
 
     @property
     def state(self) -> MemoryState:
-        """The memory as it is now, as a value."""
+        """Current memory as an immutable value."""
         return self._state
 
     def change(self, operation: Operation) -> Change:
-        """Make one operation happen; raises `StoreError` if the rules refuse it."""
+        """Apply one operation. Raises `StoreError` if the rules refuse it."""
         check_timestamp(operation.timestamp)
         change = plan(self._state, operation, self._state.position + 1)
         state = self._state.advance(change)
-        corpus, self._corpus = self._corpus, None  # taken out while it changes: interrupted half-way, it is made anew
+        corpus, self._corpus = self._corpus, None  # cleared while it changes: after an interrupt it is rebuilt
         order, self._write_order = self._write_order, None  # likewise
         self._state = state
         if order is not None:
@@ -77,11 +77,11 @@ class WorkingMemory(Memory):
         return change
 
     def get(self, id: str) -> MemoryEntry:
-        """A live entry; raises `UnknownEntry`."""
+        """Return a live entry. Raises `UnknownEntry`."""
         return self._state.get(id)
 
     def list(self, category: str | None = None, *, where: Where = None) -> list[MemoryEntry]:
-        """The live entries, oldest id first; of one `category`, or those that pass `where`."""
+        """Return the live entries, oldest id first, filtered by `category` and `where`."""
         entry_filter = self._filter(None, where)
         return [entry for entry in self._state.list(category) if entry_filter is None or entry_filter.matches(entry)]
 
@@ -97,7 +97,7 @@ class WorkingMemory(Memory):
         return {id: self._state.creation_position(id) for id in ids}
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
-        """The live entry of the category with exactly this content, or None."""
+        """Return the live entry of the category with exactly this content, or None."""
         return self._state.find(category, content)
 
     def search(
@@ -110,7 +110,16 @@ class WorkingMemory(Memory):
         route: Route = "soft",
         boost: Boost | None = None,
     ) -> list[Hit]:
-        """The k best live entries, best first, as if only those of `category` that pass `where` were there."""
+        """Return the k best live entries, best first.
+
+        Args:
+            query: Text to search for.
+            k: Number of hits at most.
+            category: Search this category only.
+            where: Filter on fields and metadata (see `filters`).
+            route: How the two layers combine (see `search.ranking`).
+            boost: Weights of importance and recency that are added to the scores.
+        """
         return self.search_many([query], k, category=category, where=where, route=route, boost=boost)[0]
 
     def search_many(
@@ -123,7 +132,16 @@ class WorkingMemory(Memory):
         route: Route = "soft",
         boost: Boost | None = None,
     ) -> list[list[Hit]]:
-        """`search` for several queries, embedded in one batch."""
+        """Search for several queries, embedded in one batch.
+
+        Args:
+            queries: One list of hits is returned for each.
+            k: Number of hits per query at most.
+            category: Search this category only.
+            where: Filter on fields and metadata (see `filters`).
+            route: How the two layers combine (see `search.ranking`).
+            boost: Weights of importance and recency that are added to the scores.
+        """
         entry_filter = self._filter(category, where)
         corpus, self._corpus = self._corpus, None
         if corpus is None:

@@ -1,10 +1,10 @@
-"""Values under keys of one's own: one live entry a key, whose id is made of it, so that history, undo, search hold.
+"""Key-value entries: one live entry per key, so that history, undo and search also work for them.
 
-A store keeps a content once a category, without outer whitespace; what is kept here may be equal, empty or have any
-whitespace. So `metadata["outer"]` holds the whitespace around a content, and `metadata["exact"]` the text and its
-content, wherever that is another one: the key for an empty text, the text without what no content may hold (NUL, halves
-of surrogate pairs), or with the key in brackets behind it where another entry has that text. A content that was changed
-since by other means is the text.
+A store holds a content once per category, without outer whitespace, but values of two keys may be equal, empty, or
+have outer whitespace. `metadata["outer"]` keeps the whitespace around a content. `metadata["exact"]` keeps the
+original text and its stored content where they differ more: an empty text is stored as its key, NULs and lone
+surrogates are replaced, and a text that another entry holds gets its key in brackets. If a content was changed by
+other means since, the content is the text.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from memalpha.types import MemoryEntry, Operation
 
 
 def escape_key(text: str, special: str = "") -> str:
-    """A text that can be a part of an id: whitespace, "%" and the characters of `more` as %XX; no two give the same."""
+    """Escape a text for use in an id: whitespace, "%" and `special` become %XX; no two texts collide."""
     return re.sub(rf"[\s\x00%{re.escape(special)}]", lambda found: f"%{ord(found[0]):02X};", text)
 
 
 def original_text(entry: MemoryEntry) -> str:
-    """The text that was put."""
+    """Return the text that was put."""
     exact = entry.metadata.get("exact")
     if exact is not None and exact["content"] == entry.content:
         return exact["text"]
@@ -37,7 +37,7 @@ def original_text(entry: MemoryEntry) -> str:
 
 
 def _original_metadata(text: str, content: str) -> dict[str, Any]:
-    """What `text_of` needs beside the content."""
+    """Return the metadata that `original_text` needs beside the content."""
     if content != text:
         return {"exact": {"text": text, "content": content.strip()}}
     stripped = text.strip()
@@ -46,9 +46,14 @@ def _original_metadata(text: str, content: str) -> dict[str, Any]:
 
 
 class KeyedEntries:
-    """The entries of a store that have keys: those whose `metadata[kind]` says what they are.
+    """Entries of a store that have keys: those with `metadata[kind]`.
 
-    `category`: where new ones go (None: "semantic", or the schema's first). A key should be `escaped` in its parts.
+    Args:
+        store: Store to read and write.
+        kind: Metadata key that marks the entries and holds their values.
+        category: Category of new entries; by default "semantic", or the schema's first.
+
+    Apply `escape_key` to the parts of a key.
     """
 
     def __init__(self, store: MemoryStore, kind: str, category: str | None = None) -> None:
@@ -61,21 +66,21 @@ class KeyedEntries:
         )
 
     def now(self) -> datetime:
-        """The time by the store's own clock, by which its entries expire."""
+        """Return the time of the store's clock, which decides when its entries expire."""
         return self.store._database.clock()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All that is written inside happens at once or not at all."""
+        """Make all writes inside happen together or not at all."""
         with self.store._namespace.transaction():
             yield
 
     def entry_id(self, key: str) -> str:
-        """The key, or a hash of one that cannot be an id, having more than 128 characters."""
+        """Return the key, or its hash if the key cannot be an id (over 128 characters)."""
         return key if is_id(key) else "%-" + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
     def get(self, key: str) -> MemoryEntry | None:
-        """The live entry of a key."""
+        """Return the live entry of a key, or None."""
         try:
             entry = self.store.get(self.entry_id(key))
         except UnknownEntry:
@@ -83,7 +88,7 @@ class KeyedEntries:
         return entry if self.kind in entry.metadata else None
 
     def list(self) -> list[MemoryEntry]:
-        """The live entries that have keys."""
+        """Return the live entries that have keys."""
         return self.store.list(where={self.kind: {"$ne": None}})
 
     def put(
@@ -97,9 +102,20 @@ class KeyedEntries:
         source: str | None = None,
         turn: str | None = None,
     ) -> MemoryEntry:
-        """Have `text` under a key, with `metadata[kind] = value`, in the place of what it had.
+        """Store `text` under a key with `metadata[kind] = value`, replacing what the key had.
 
-        Raises `InvalidContent` for a value that is not JSON, `StoreError` where another entry has the key as its id.
+        Args:
+            key: Key of the entry, with escaped parts.
+            text: Text of the entry; may be empty or a duplicate.
+            value: JSON value kept in the metadata.
+            timestamp: ISO 8601 date or time; None clears it.
+            expires: ISO 8601 time; None clears it.
+            source: Conversation or document of origin.
+            turn: Id of the turn of origin.
+
+        Raises:
+            InvalidContent: `value` is not JSON.
+            StoreError: An entry without this kind of key has the id.
         """
         content = text.replace("\0", " ").encode("utf-8", "replace").decode()
         content = content if content.strip() else key
@@ -120,7 +136,7 @@ class KeyedEntries:
                 try:
                     entry = self.store.change(operation).entry
                 except DuplicateContent as error:
-                    if current is not None and error.entry_id == id:  # it says so already
+                    if current is not None and error.entry_id == id:  # nothing but the origin would change
                         return current
                     content = f"{content.strip()}\n({key})"
                     continue
@@ -128,7 +144,7 @@ class KeyedEntries:
                 return entry
 
     def delete(self, key: str) -> bool:
-        """End the entry of a key; False where there is none."""
+        """End the entry of a key; return False if there is none."""
         with self.transaction():
             entry = self.get(key)
             if entry is not None:

@@ -18,20 +18,20 @@ from memalpha.types import Hit, MemoryEntry, Operation
 
 
 class Memory(ABC):
-    """A memory that can be written, read and searched; `WorkingMemory` and `MemoryStore` are.
+    """Interface of a memory that can be written, read and searched.
 
-    All writing stands here, on top of one method that makes one operation happen.
+    `WorkingMemory` and `MemoryStore` implement it. All writing methods rest on one abstract method, `change`.
     """
 
     @property
     @abstractmethod
     def schema(self) -> MemorySchema:
-        """Its categories."""
+        """Categories of the memory."""
 
     @property
     @abstractmethod
     def embedder(self) -> str:
-        """The name of the embedder that its searches use."""
+        """Name of the embedder that searches use."""
 
     @abstractmethod
     def load_embedder(self) -> Embedder:
@@ -40,28 +40,28 @@ class Memory(ABC):
     @property
     @abstractmethod
     def core(self) -> str:
-        """The core memory text; "" where there is none."""
+        """Core memory text; "" without one."""
 
     @property
     @abstractmethod
     def state(self) -> MemoryState:
-        """The memory as it is now, as a value."""
+        """Current memory as an immutable value."""
 
     @abstractmethod
     def change(self, operation: Operation) -> Change:
-        """Make one operation happen, whole or not at all; raises `StoreError` if the rules refuse it."""
+        """Apply one operation, completely or not at all. Raises `StoreError` if the rules refuse it."""
 
     @abstractmethod
     def get(self, id: str) -> MemoryEntry:
-        """A live entry; raises `UnknownEntry`."""
+        """Return a live entry. Raises `UnknownEntry`."""
 
     @abstractmethod
     def find(self, category: str, content: str) -> MemoryEntry | None:
-        """The live entry of the category with exactly this content, or None."""
+        """Return the live entry of the category with exactly this content, or None."""
 
     @abstractmethod
     def list(self, category: str | None = None, *, where: Where = None) -> list[MemoryEntry]:
-        """The live entries, oldest id first; of one `category`, or those that pass `where` (see `filters`)."""
+        """Return the live entries, oldest id first, filtered by `category` and `where` (see `filters`)."""
 
     @abstractmethod
     def recent(self, n: int) -> list[MemoryEntry]:
@@ -85,9 +85,20 @@ class Memory(ABC):
         route: Route = "soft",
         boost: Boost | None = None,
     ) -> list[Hit]:
-        """The k best live entries, best first, as if only those of `category` that pass `where` were there (see
-        `filters`); `boost` adds importance and recency to the scores. Raises `UnknownCategory`, and `StoreError` for a
-        `where` that is not understood."""
+        """Return the best live entries, best first, as if only matching entries existed.
+
+        Args:
+            query: Text to search for.
+            k: Number of hits at most.
+            category: Search this category only.
+            where: Filter on fields and metadata (see `filters`).
+            route: How the two layers combine (see `search.ranking`); "soft" adds the group score as a prior.
+            boost: Weights of importance and recency that are added to the scores.
+
+        Raises:
+            UnknownCategory: The schema has no such category.
+            StoreError: `where` is invalid.
+        """
 
     @abstractmethod
     def search_many(
@@ -100,16 +111,28 @@ class Memory(ABC):
         route: Route = "soft",
         boost: Boost | None = None,
     ) -> list[list[Hit]]:
-        """`search` for several queries, embedded in one batch."""
+        """Search for several queries, embedded in one batch.
+
+        Args:
+            queries: One list of hits is returned for each.
+            k: Number of hits per query at most.
+            category: Search this category only.
+            where: Filter on fields and metadata (see `filters`).
+            route: How the two layers combine (see `search.ranking`).
+            boost: Weights of importance and recency that are added to the scores.
+        """
 
     def _filter(self, category: str | None, where: Where) -> Filter | None:
-        """What `category` and `where` leave in; None for everything. Raises `UnknownCategory` or `StoreError`."""
+        """Combine `category` and `where` into one filter; None matches everything.
+
+        Raises `UnknownCategory` or `StoreError`.
+        """
         if category is not None:
             self.schema.check_category(category)
         return parse_filter(where, category=category)
 
     def apply(self, operation: Operation) -> Operation:
-        """Make one operation happen and return it complete, as logged; raises `StoreError` (see `state.plan`)."""
+        """Apply one operation and return it complete, as logged. Raises `StoreError` (see `state.plan`)."""
         return self.change(operation).operation
 
     def insert(
@@ -125,13 +148,26 @@ class Memory(ABC):
         turn: str | None = None,
         expires: str | None = None,
     ) -> MemoryEntry:
-        """Store a fact. Exactly the same content in the same category is stored once: the entry there is returned as it
-        was, its timestamp and all. To be told apart: `apply(Operation("insert", ...))` raises `DuplicateContent` then.
+        """Store a fact. An exact duplicate in the category is not stored again.
 
-        `timestamp`: when the fact or event happened (ISO 8601); `source`, `chunk`, `turn`: where it was said;
-        `metadata`: anything JSON can hold; `expires`: the moment (ISO 8601, UTC unless it says otherwise) from which a
-        `MemoryStore` does not give it any more (other memories have no clock, and keep it). Raises `UnknownCategory`
-        or `InvalidContent`.
+        For a duplicate, the existing entry is returned unchanged, with its own timestamp. `apply(Operation("insert",
+        ...))` raises `DuplicateContent` instead.
+
+        Args:
+            category: Name of a category of the schema.
+            content: Text of the fact; outer whitespace is removed.
+            timestamp: ISO 8601 date or time at which the fact held or the event happened.
+            importance: Any finite number; `boost` can weigh it in a search.
+            metadata: Mapping of JSON values.
+            source: Conversation or document that stated the fact.
+            chunk: Index of the chunk within the source.
+            turn: Id of the turn within the chunk. An entry with a turn is a raw span.
+            expires: ISO 8601 time (UTC unless it says otherwise) from which a `MemoryStore` hides the entry.
+                Other memories have no clock and keep it.
+
+        Raises:
+            UnknownCategory: The schema has no such category.
+            InvalidContent: The content is empty, or a field cannot be stored.
         """
         operation = Operation(
             "insert",
@@ -165,11 +201,27 @@ class Memory(ABC):
         turn: str | None = None,
         expires: str | None = None,
     ) -> MemoryEntry:
-        """Give an entry new content: same id, next version. A None is kept, but for two things: the origin is always
-        that of this update, and a new content without a `timestamp` has none (that of the old would be a wrong date; ""
-        clears it in any case, as it clears `expires`). Raises `UnknownEntry`, `InvalidContent`, or `DuplicateContent`
-        if another live entry of the category holds exactly the new content, or if nothing but the origin would
-        change."""
+        """Replace the content of an entry: same id, next version.
+
+        A field that is None keeps its value, with two exceptions. The origin (`source`, `chunk`, `turn`) is always
+        that of this update. Changing the content clears the timestamp unless you pass a new one.
+
+        Args:
+            id: Id of a live entry.
+            content: New text; outer whitespace is removed.
+            timestamp: ISO 8601 date or time; "" clears it.
+            importance: Any finite number.
+            metadata: Mapping of JSON values; replaces the old one.
+            source: Conversation or document that stated the fact.
+            chunk: Index of the chunk within the source.
+            turn: Id of the turn within the chunk.
+            expires: ISO 8601 time; "" clears it.
+
+        Raises:
+            UnknownEntry: No live entry has the id.
+            InvalidContent: The content is empty, or a field cannot be stored.
+            DuplicateContent: Another live entry of the category has this content, or only the origin would change.
+        """
         if timestamp is None and self.get(id).content != clean_content(content):
             timestamp = ""
         operation = Operation(
@@ -191,7 +243,17 @@ class Memory(ABC):
     def delete(
         self, id: str, *, source: str | None = None, chunk: int | None = None, turn: str | None = None
     ) -> MemoryEntry:
-        """End an entry and return it as it was, with `valid_to` set. Raises `UnknownEntry`."""
+        """End an entry and return its last version, with `valid_to` set.
+
+        Args:
+            id: Id of a live entry.
+            source: Conversation or document that caused the deletion.
+            chunk: Index of the chunk within the source.
+            turn: Id of the turn within the chunk.
+
+        Raises:
+            UnknownEntry: No live entry has the id.
+        """
         ended = self.change(Operation("delete", id=id, source=source, chunk=chunk, turn=turn)).ended
         assert ended is not None
         return ended
@@ -199,5 +261,15 @@ class Memory(ABC):
     def core_update(
         self, text: str, *, source: str | None = None, chunk: int | None = None, turn: str | None = None
     ) -> None:
-        """Put `text` in the place of the core memory; "" clears it. Raises `InvalidContent` if it is over the limit."""
+        """Replace the core memory text; "" clears it.
+
+        Args:
+            text: New text, within the token limit of the schema.
+            source: Conversation or document that caused the change.
+            chunk: Index of the chunk within the source.
+            turn: Id of the turn within the chunk.
+
+        Raises:
+            InvalidContent: The text is over the limit.
+        """
         self.change(Operation("core_update", content=text, source=source, chunk=chunk, turn=turn))

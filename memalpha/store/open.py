@@ -1,4 +1,4 @@
-"""Which database a path or URL means: an SQLite file, or PostgreSQL."""
+"""Opening databases: choose SQLite or PostgreSQL by path or URL, create and check stores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _URL = re.compile(r"postgres(?:ql)?://")
 
 
 def is_url(path: str | Path) -> bool:
-    """Whether it is a URL, not a file's path; raises `StoreError` for one that is not of PostgreSQL."""
+    """Return True for a URL and False for a path.
+
+    Raises `StoreError` for a URL of another scheme.
+    """
     text = str(path)
     if "://" in text and not _URL.match(text):
         scheme = text.partition("://")[0]
@@ -45,7 +48,22 @@ def open_database(
     durability: Durability,
     clock: Clock,
 ) -> tuple[Backend, MemorySchema, RecordedEmbedder]:
-    """The database at a path or URL, with its schema and embedder; see `MemoryStore.open`."""
+    """Open the database at a path or URL; see `MemoryStore.open`.
+
+    Args:
+        path: File path, ":memory:" or PostgreSQL URL.
+        schema: Schema of a new store; must fit the recorded one of an existing store.
+        embedder: Embedder of a new store; must be the recorded one of an existing store.
+        create: Create a missing store.
+        durability: "full" or "normal".
+        clock: Returns the current time.
+
+    Returns:
+        The database, its schema and its recorded embedder.
+
+    Raises:
+        StoreError: The store cannot be opened, or was made with another schema.
+    """
     named_schema = load_schema(DEFAULT_SCHEMA if schema is None else schema)
 
     def initial_meta() -> dict[str, str]:
@@ -69,13 +87,19 @@ def open_database(
 
 
 def open_existing(path: str | Path) -> Backend:
-    """The database at a path or URL, if there is a store; raises `StoreError`."""
+    """Open the existing database at a path or URL. Raises `StoreError` if there is none."""
     backend = _import_postgres() if is_url(path) else SQLiteDatabase
     return backend(str(path), create=False, initial_meta=dict)
 
 
 def open_namespace(database: Backend, name: str, schema: MemorySchema) -> Namespace:
-    """The rows of a namespace, in the database's own statements."""
+    """Return a namespace that uses the statements of its database's kind.
+
+    Args:
+        database: Open database.
+        name: Name of the namespace.
+        schema: Schema of the store.
+    """
     if isinstance(database, SQLiteDatabase):
         return Namespace(database, name, schema)
     from memalpha.store.backends.postgres.namespace import PostgresNamespace
@@ -84,7 +108,16 @@ def open_namespace(database: Backend, name: str, schema: MemorySchema) -> Namesp
 
 
 def open_index(namespace: Namespace, embedder: RecordedEmbedder, vectors: Precision) -> NamespaceIndex | PostgresIndex:
-    """What searches a namespace; raises `StoreError` for vectors of a precision that its database has not."""
+    """Return the search index of a namespace.
+
+    Args:
+        namespace: Namespace to search.
+        embedder: Recorded embedder of the store.
+        vectors: Precision of vectors held in memory; PostgreSQL supports "float32" only.
+
+    Raises:
+        StoreError: The database does not support the precision.
+    """
     if isinstance(namespace.database, SQLiteDatabase):
         return NamespaceIndex(namespace, embedder, vectors)
     if vectors != "float32":
@@ -96,9 +129,11 @@ def open_index(namespace: Namespace, embedder: RecordedEmbedder, vectors: Precis
 
 @contextmanager
 def create_database(path: str | Path, meta: Mapping[str, str]) -> Iterator[Backend]:
-    """A new file, which is there when the block has ended well, or a PostgreSQL schema, whose stores must be of the
-    same schema and embedder if there are any, and whose tables go again if they were made for a block that ended badly.
-    Raises `StoreError`."""
+    """Create a store that appears only if the block succeeds.
+
+    For a path, a new file. For a URL, a PostgreSQL schema; stores that it already has must have the same schema and
+    embedder, and tables created for a failed block are dropped. Raises `StoreError`.
+    """
     if not is_url(path):
         with create_file(Path(path), meta) as file:
             yield file
@@ -119,7 +154,17 @@ def create_database(path: str | Path, meta: Mapping[str, str]) -> Iterator[Backe
 
 @contextmanager
 def create_namespace(path: str | Path, meta: Mapping[str, str], name: str, schema: MemorySchema) -> Iterator[Namespace]:
-    """A namespace without a log, in a transaction, of what `new_database` gives. Raises `StoreError`."""
+    """Yield an empty namespace of a created store, inside a write transaction.
+
+    Args:
+        path: File path or PostgreSQL URL, as in `create_database`.
+        meta: Metadata of the store: schema and embedder.
+        name: Name of the namespace.
+        schema: Schema of the store.
+
+    Raises:
+        StoreError: The namespace has a log already.
+    """
     with create_database(path, meta) as database:
         namespace = open_namespace(database, name, schema)
         with namespace.transaction():

@@ -1,8 +1,8 @@
-"""What an entry such as `Ana's city: Oslo` is about: its slot (subject and attribute), and the value it states.
+"""Slots: the subject and attribute that an entry such as `Ana's city: Oslo` states a value of.
 
-The slot is the text before the first colon, the value what follows. Events (category `episodic`) add up instead of
-excluding each other, so two different values of a slot contradict each other only where an entry of another category
-states it; then every entry with that key counts, whatever its category. Readers and the audit go by this one rule.
+The slot is the text before the first colon; the value follows. Events (category `episodic`) accumulate instead of
+excluding each other. So two values of a slot contradict each other only if an entry of another category states the
+slot; then every entry with that key counts, whatever its category. Readers and the audit share this rule.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 @lru_cache(maxsize=65536)
 def normalize(text: str) -> str:
-    """Lower case without punctuation and articles, blanks collapsed (as Rajpurkar et al., EMNLP 2016).
+    """Return the text in lower case, without punctuation and articles, blanks collapsed (Rajpurkar et al., EMNLP
+    2016).
 
-    A text that is nothing but punctuation and articles is only lower-cased and stripped, so that no text with something
-    in it becomes empty.
+    A text of nothing but punctuation and articles is only lower-cased and stripped, so that it does not become empty.
     """
     lowered = unicodedata.normalize("NFKC", text).lower()
     letters = "".join(char for char in lowered if unicodedata.category(char)[0] not in "PS")
@@ -32,7 +32,7 @@ def normalize(text: str) -> str:
 
 
 def key_value(content: str) -> tuple[str, str] | None:
-    """(`city`, `Oslo`) of `City: Oslo`; None where the text before the colon is no short name."""
+    """Split `City: Oslo` into (`city`, `Oslo`); None if the text before the colon is no short name."""
     key, colon, value = content.partition(":")
     if not colon or not value.strip() or not 1 <= len(key.split()) <= MAX_SLOT_WORDS:
         return None
@@ -40,12 +40,12 @@ def key_value(content: str) -> tuple[str, str] | None:
 
 
 def slot_value(entry: MemoryEntry) -> tuple[str, str] | None:
-    """Slot and value of an entry that states a fact; None for events and free text."""
+    """Return the slot and value that an entry states; None for events and free text."""
     return None if entry.category == EVENTS else key_value(entry.content)
 
 
 def is_contradictory(entries: Iterable[MemoryEntry]) -> bool:
-    """Whether entries of one slot state different values of it, and not all of them as events."""
+    """Return True if entries of one slot state different values, not all of them as events."""
     values_by_entry = [(entry, pair[1]) for entry in entries if (pair := key_value(entry.content))]
     values = {normalize(value) for _, value in values_by_entry}
     return len(values) > 1 and any(entry.category != EVENTS for entry, _ in values_by_entry)

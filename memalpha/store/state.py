@@ -1,8 +1,8 @@
-"""The memory as a value: entries, operations and the pure `MemoryState.apply(operation)`.
+"""The memory as an immutable value: `MemoryState`, and the rules of every operation.
 
-`plan` holds every rule of what an operation may do and does, over any `StateView`; the in-memory state and the SQLite
-store both ask it, so they cannot differ. Entries keep their id for life and have versions, each with the log positions
-between which it was current (`valid_from` inclusive, `valid_to` exclusive).
+`plan` holds all rules, over any `StateView`. The in-memory state and the databases both call it, so they cannot
+differ. An entry keeps its id for life and has versions. Each version has the log positions between which it was
+current: `valid_from` inclusive, `valid_to` exclusive.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from memalpha.store.schema import MemorySchema
 from memalpha.store.validation import FIELD_CHECKS, check_text, clean_content, clean_core_text, is_id
 from memalpha.types import MemoryEntry, Operation
 
-# 32 characters, five bits each; l, 1, o and 0 are left out because they are mistaken for one another.
+# 32 characters of five bits each; l, 1, o and 0 are left out because they are easily confused.
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 _WORD = re.compile(r"\w+")
 _TWO_WORDS = re.compile(r"\W*(\w+)(?:\W+(\w+))?")
 
 
 class StateView(Protocol):
-    """What `plan` needs to see of a memory."""
+    """Queries that `plan` needs of a memory."""
 
     @property
     def schema(self) -> MemorySchema: ...
 
     def latest_version(self, id: str) -> MemoryEntry | None:
-        """The newest version of an entry, live (`valid_to` None) or ended; None if the id was never used."""
+        """Return the newest version of an entry, live (`valid_to` None) or ended; None for an unused id."""
         ...
 
     def is_used(self, id: str) -> bool:
-        """Whether there ever was an entry with this id."""
+        """Return True if an entry ever had this id."""
         ...
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
-        """The live entry of the category with exactly this content."""
+        """Return the live entry of the category with exactly this content."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one operation does: the complete operation, the version it ended and the version it made."""
+    """Effect of one operation: the completed operation, the version it ended and the version it made."""
 
     operation: Operation
     ended: MemoryEntry | None = None
@@ -55,10 +55,19 @@ class Change:
 
 
 def make_id(content: str, position: int, is_used: Callable[[str], bool]) -> str:
-    """A readable id that was never used: `city: Oslo` gives `city#e`.
+    """Return a readable id that was never used: `city: Oslo` gives `city#e`.
 
-    Topic (the words before the first colon if they are at most 4, else the first 2 words; 24 characters at most), "#",
-    and a suffix from a stable hash of (content, position), one character long unless that is `taken`.
+    The id is a topic, "#" and a suffix. The topic is the text before the first colon if that has at most 4 words, else
+    the first 2 words; at most 24 characters. The suffix comes from a hash of (content, position); it has one character
+    unless that id is used.
+
+    Args:
+        content: Content of the new entry.
+        position: Log position before the insert.
+        is_used: Returns True for an id that is not free.
+
+    Raises:
+        StoreError: No free id was found.
     """
     text = content.lower()
     subject, colon, _ = text.partition(":")
@@ -77,10 +86,22 @@ def make_id(content: str, position: int, is_used: Callable[[str], bool]) -> str:
 
 
 def plan(view: StateView, operation: Operation, position: int) -> Change:
-    """What `operation` does, as the log's row `position`, to the memory seen through `view`; nothing is changed.
+    """Return the change that `operation` makes to the memory behind `view`. Nothing is modified.
 
-    The returned operation is complete (id, category, stripped content, defaults), and planning it again gives the same
-    change. Raises `UnknownEntry`, `UnknownCategory`, `InvalidContent`, `DuplicateContent` or `StoreError`.
+    The returned operation is complete (id, category, stripped content, defaults). Planning it again gives the same
+    change.
+
+    Args:
+        view: Memory to read.
+        operation: Operation as requested.
+        position: Log position that the operation will have.
+
+    Raises:
+        UnknownEntry: An update or delete names no live entry.
+        UnknownCategory: The schema has no such category.
+        InvalidContent: A field cannot be stored.
+        DuplicateContent: A live entry of the category has exactly this content.
+        StoreError: The kind is unknown, or the id is in use.
     """
     kind = operation.kind
     if kind == "erased":
@@ -115,7 +136,10 @@ def plan(view: StateView, operation: Operation, position: int) -> Change:
 
 
 def inverse(change: Change, core_before: str) -> Operation:
-    """The operation that takes `change` back. A deleted entry comes back under its id, in its old place."""
+    """Return the operation that reverts `change`.
+
+    A deleted entry returns under its id and keeps its rank in listings.
+    """
     operation, ended = change.operation, change.ended
     if operation.kind == "core_update":
         return Operation("core_update", content=core_before)
@@ -125,7 +149,7 @@ def inverse(change: Change, core_before: str) -> Operation:
 
 
 def as_operation(kind: Any, entry: MemoryEntry) -> Operation:
-    """An insert or update that gives an entry exactly the fields of the version `entry`."""
+    """Return an insert or update that gives an entry exactly the fields of the version `entry`."""
     return Operation(
         kind,
         id=entry.id,
@@ -143,10 +167,12 @@ def as_operation(kind: Any, entry: MemoryEntry) -> Operation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryState:
-    """An immutable memory. `apply` gives the next one and shares its structure, so a snapshot is the value itself.
+    """Immutable memory.
 
-    Equal: same core text and the same live entries (id, category, content, timestamp, importance, metadata, expires),
-    however they came about.
+    `apply` returns the next state and shares structure, so a state is its own snapshot.
+
+    Two states are equal if they have the same core text and the same live entries (id, category, content, timestamp,
+    importance, metadata, expires), however they came about.
     """
 
     schema: MemorySchema
@@ -159,12 +185,12 @@ class MemoryState:
 
     @classmethod
     def empty(cls, schema: MemorySchema) -> MemoryState:
-        """A memory that holds nothing."""
+        """Return an empty memory."""
         return cls(schema)
 
     @classmethod
     def replay(cls, schema: MemorySchema, operations: Iterable[Operation]) -> MemoryState:
-        """The state after all operations of a log, in order."""
+        """Return the state after all operations of a log, in order."""
         state = cls(schema)
         for operation in operations:
             state = state.apply(operation)
@@ -174,7 +200,14 @@ class MemoryState:
     def from_entries(
         cls, schema: MemorySchema, core: str, position: int, entries: Iterable[tuple[MemoryEntry, int]]
     ) -> MemoryState:
-        """A state from the newest version of every entry ever made, each with the position that created its id."""
+        """Build a state from stored versions.
+
+        Args:
+            schema: Schema of the memory.
+            core: Core memory text.
+            position: Log position of the state.
+            entries: Newest version of every entry ever made, each with the position that created its id.
+        """
         versions = list(entries)
         live = [entry for entry, _ in versions if entry.valid_to is None]
         return cls(
@@ -189,11 +222,14 @@ class MemoryState:
 
     @property
     def entries(self) -> Mapping[str, MemoryEntry]:
-        """The live entries by id, in no order (`list` has one)."""
+        """Live entries by id, unordered (`list` orders them)."""
         return self._live
 
     def list(self, category: str | None = None) -> list[MemoryEntry]:
-        """The live entries, oldest id first (an update or an undone delete keeps an entry's place)."""
+        """Return the live entries, oldest id first.
+
+        An update or an undone delete keeps an entry's rank.
+        """
         if category is not None:
             self.schema.check_category(category)
         created = self._created
@@ -201,35 +237,38 @@ class MemoryState:
         return sorted(live, key=lambda entry: created[entry.id])
 
     def get(self, id: str) -> MemoryEntry:
-        """A live entry; raises `UnknownEntry`."""
+        """Return a live entry. Raises `UnknownEntry`."""
         entry = self._live.get(id)
         if entry is None:
             raise UnknownEntry(f"no live entry has the id {id!r}")
         return entry
 
     def creation_position(self, id: str) -> int:
-        """The position that made an id."""
+        """Return the position that created an id."""
         return self._created[id]
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
-        """The live entry of the category with exactly this content (outer whitespace aside), or None."""
+        """Return the live entry of the category with exactly this content, or None.
+
+        Outer whitespace is ignored.
+        """
         id = self._contents.get((category, content.strip()))
         return None if id is None else self._live[id]
 
     def latest_version(self, id: str) -> MemoryEntry | None:
-        """The newest version of an entry, live or ended; None if the id was never used."""
+        """Return the newest version of an entry, live or ended; None for an unused id."""
         return self._live.get(id) or self._ended.get(id)
 
     def is_used(self, id: str) -> bool:
-        """Whether there ever was an entry with this id."""
+        """Return True if an entry ever had this id."""
         return id in self._created
 
     def apply(self, operation: Operation) -> MemoryState:
-        """The state after the operation; raises `StoreError` (see `plan`) if the rules refuse it."""
+        """Return the state after the operation. Raises `StoreError` (see `plan`) if the rules refuse it."""
         return self.advance(plan(self, operation, self.position + 1))
 
     def advance(self, change: Change) -> MemoryState:
-        """The state after a change that was planned on this very state."""
+        """Return the state after a change that was planned on this state."""
         live, ended, created, contents = self._live, self._ended, self._created, self._contents
         core, position = self.core, self.position + 1
         if change.operation.kind == "core_update":
@@ -267,7 +306,7 @@ class MemoryState:
 
 
 def is_same_fact(left: MemoryEntry, right: MemoryEntry) -> bool:
-    """Whether two versions state the same: all fields but origin, version number and validity."""
+    """Return True if two versions are equal in all but origin, version number and validity."""
     return (left.id, left.category, left.content, left.timestamp, left.importance, left.expires) == (
         right.id,
         right.category,
@@ -279,7 +318,7 @@ def is_same_fact(left: MemoryEntry, right: MemoryEntry) -> bool:
 
 
 def _entry_to_revive(view: StateView, id: str | None, category: str) -> MemoryEntry | None:
-    """The ended entry that an insert with an explicit id brings back, if there is one."""
+    """Return the ended entry that an insert with an explicit id revives, or None."""
     if id is None:
         return None
     check_text("id", id)
@@ -294,7 +333,7 @@ def _entry_to_revive(view: StateView, id: str | None, category: str) -> MemoryEn
 
 
 def _make_version(operation: Operation, previous: MemoryEntry | None, position: int) -> MemoryEntry:
-    """The version that a complete insert or update makes; what an update leaves out is kept from `before`."""
+    """Return the version that a completed insert or update makes; fields left out come from `previous`."""
     assert operation.id and operation.category and operation.content
     timestamp, importance, metadata, expires = (
         operation.timestamp,
@@ -325,7 +364,7 @@ def _make_version(operation: Operation, previous: MemoryEntry | None, position: 
 
 
 def _end_version(entry: MemoryEntry, position: int) -> MemoryEntry:
-    """A version as it is after the operation that ended it. (`replace` takes twice the time.)"""
+    """Return a version as it is after the operation that ended it. (`replace` takes twice the time.)"""
     return MemoryEntry(
         entry.id,
         entry.category,
@@ -346,7 +385,7 @@ def _end_version(entry: MemoryEntry, position: int) -> MemoryEntry:
 def _complete_operation(
     operation: Operation, id: str | None, category: str | None, content: str | None, **defaults: Any
 ) -> Operation:
-    """`operation` with these fields set and every other one validate_fields, or its default where it is not given."""
+    """Return `operation` with these fields set and all others checked, or defaulted where missing."""
     fields = [
         defaults.get(name) if (value := getattr(operation, name)) is None else check(name, value)
         for name, check in FIELD_CHECKS.items()
@@ -361,6 +400,6 @@ def _refuse_duplicate(view: StateView, category: str, content: str) -> None:
 
 
 def duplicate_error(existing: MemoryEntry) -> DuplicateContent:
-    """The refusal of a content that the live entry `known` holds."""
+    """Return the error for a content that the live entry `existing` holds."""
     message = f"entry {existing.id!r} of {existing.category!r} already holds exactly this content"
     return DuplicateContent(message, existing.id)

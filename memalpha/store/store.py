@@ -1,8 +1,8 @@
-"""`MemoryStore`: a durable `Memory` in one SQLite file or in PostgreSQL, with history, undo, restore, past states and
-namespaces.
+"""`MemoryStore`: a durable memory in an SQLite file or in PostgreSQL.
 
-Every operation is one transaction appending to the log, under the very rules of `MemoryState`. What searches need (a
-`Corpus`) is a cache in memory that follows the log, other processes' writes included; PostgreSQL searches by itself.
+It adds history, undo, restore, past states and namespaces to `Memory`. Every operation is one transaction that appends
+to the log, under the same rules as `MemoryState`. An SQLite store keeps its search index in memory and updates it from
+the log, so writes of other processes are seen. PostgreSQL searches on the server.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ from memalpha.types import MemoryEntry, Operation
 
 
 class MemoryStore(StoreReader):
-    """One namespace of a store; `open` gives the first. Threads may share it; a forked process opens its own.
+    """Durable memory: one namespace of a store. Open the first one with `MemoryStore.open`.
+
+    Threads may share it; a forked process must open its own.
 
     `as_of` in `get`, `list`, `search` and `core_at` is a log position (`snapshot`) or an ISO time (UTC unless it says
-    otherwise) and means the memory after the operations up to and including it.
+    otherwise). It means the memory after all operations up to and including it.
     """
 
     def __init__(
         self, database: Backend, schema: MemorySchema, embedder: RecordedEmbedder, namespace: str, vectors: Precision
     ) -> None:
         super().__init__(database, schema, embedder, namespace, vectors)
-        self._scopes: WeakSet[MemoryStore] = WeakSet()  # of the same file
+        self._scopes: WeakSet[MemoryStore] = WeakSet()  # namespaces of the same store
         self._is_scope = False
 
     @classmethod
@@ -57,28 +59,35 @@ class MemoryStore(StoreReader):
         vectors: Precision = "float32",
         clock: Clock = system_clock,
     ) -> MemoryStore:
-        """Open a store file, or make one; ":memory:" lives as long as the object. `postgresql://user:password@host/db`
-        is a store in a PostgreSQL database with pgvector, in its schema "memalpha" unless it ends in `?schema=name`.
+        """Open a store, or create it.
 
-        A new store takes `schema` ("mem-alpha") and `embedder` ("static") and records both. An existing one is opened
-        with its own; naming others is an error. `create=False` refuses to make a new file. A recorded embedder other
-        than "static", "hash" and "minilm" is loaded only if `embedder` names it: without that, whatever has to embed a
-        text raises `StoreError`.
+        A new store records its schema and embedder. An existing one is opened with its own; naming others is an error.
+        A recorded embedder other than "static", "hash" and "minilm" is loaded only if `embedder` names it. Without
+        that, embedding a text raises `StoreError`.
 
-        `durability` holds for what this object writes. "full": a write that has returned is on disk. "normal": it is
-        with the operating system, which is faster and loses nothing when the process is killed; a power failure or a
-        crash of the system may take back the last operations (whole ones, the newest first; the file stays sound). In
-        PostgreSQL "normal" is the server's `synchronous_commit = off`: its crash may take them back, too.
+        Args:
+            path: File path, ":memory:" (lives as long as the object), or `postgresql://user:password@host/database`.
+                The database needs pgvector; the store lies in its schema "memalpha" unless the URL ends in
+                `?schema=name`.
+            schema: Name, YAML path or `MemorySchema` of a new store; "mem-alpha" by default.
+            embedder: Name or object of a new store's embedder; "static" by default.
+            namespace: Namespace to open.
+            create: Create a missing store. False raises instead.
+            durability: "full" means that a write which has returned is on disk. "normal" is faster: the operating
+                system has it, so a killed process loses nothing. A power failure or a crash of the system may lose the
+                last operations, whole ones, and the file stays sound. In PostgreSQL it is `synchronous_commit = off`.
+            vectors: Precision of the vectors that this object holds for searches; the file always has float32.
+                "float16" needs half of the memory and "int8" a quarter. The best 4 * k (at least 32) are scored again
+                with the file's vectors, so the `dense` score of every hit is exact, and so is their order. Approximate
+                are the choice of these (also with `exact=True`), the scaling of `dense` in a sum, and group
+                prototypes. Filters stay exact, and `as_of` uses float32 throughout. Searching up to 50,000 entries
+                takes three times as long.
+            clock: Returns the current time, with its zone, for log times and expiry.
 
-        `vectors`: how this object holds them in memory for searches; the file always has float32. "float16" takes half
-        of that and "int8" a quarter. The best 4 * k (at least 32) by those vectors are then scored with the file's:
-        the `dense` of every hit is exact, and so is the order among these. Not exact is which ones they are (also with
-        `exact=True`), how `dense` is scaled in a sum, and group prototypes. What passes a filter is not touched by it,
-        and `as_of` uses the file's vectors throughout. To search up to 50,000 entries takes three times as long.
-
-        `clock` gives the time (with its zone) that the log notes and that entries expire by.
-
-        Raises `StoreError`, `EmbedderError` or `ConfigError` with what to do.
+        Raises:
+            StoreError: The store is missing, unreadable, or has another schema.
+            EmbedderError: The embedder is unknown or differs from the recorded one.
+            ConfigError: The schema is invalid.
         """
         if vectors not in PRECISIONS:
             raise StoreError(f"vectors {vectors!r}: {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]} is needed")
@@ -92,8 +101,10 @@ class MemoryStore(StoreReader):
             raise
 
     def close(self) -> None:
-        """Close the connections, or the file, and save the index of a large memory beside it (see `cache`). A scope
-        made by `namespace` leaves them open: they belong to the store that was opened."""
+        """Close the file or the connections, and save the index of a large memory beside the file (see `cache`).
+
+        Closing a scope made by `namespace` does nothing: the opened store owns the connections.
+        """
         if not self._is_scope:
             try:
                 for store in (self, *self._scopes):
@@ -111,36 +122,49 @@ class MemoryStore(StoreReader):
         return f"MemoryStore({self._database.path!r}, namespace={self._namespace.name!r})"
 
     def namespace(self, name: str) -> MemoryStore:
-        """Another namespace of the same file, with a log of its own; namespaces never see each other."""
+        """Return another namespace of the same store, with a log of its own.
+
+        Namespaces never see each other.
+        """
         scope = MemoryStore(self._database, self.schema, self._embedder, name, self._precision)
         scope._is_scope, scope._scopes = True, self._scopes
         self._scopes.add(scope)
         return scope
 
     def namespaces(self) -> list[str]:
-        """The names of all namespaces that were ever written to."""
+        """Return the names of all namespaces that were ever written to."""
         with self._database.transaction(write=False):
             return self._database.namespaces()
 
     def change(self, operation: Operation) -> Change:
-        """Make one operation happen and be on disk; raises `StoreError` if the rules refuse it."""
+        """Apply one operation durably. Raises `StoreError` if the rules refuse it."""
         check_timestamp(operation.timestamp)
         try:
             content = clean_content(operation.content) if operation.kind in ("insert", "update") else None
-        except InvalidContent:  # refused below, unless something else is said first
+        except InvalidContent:  # refused by `plan`, unless another rule refuses first
             content = None
         vectors = None
         if content is not None:
             with self._namespace.transaction(write=False):
                 vectors = self._namespace.stored_vectors([content])
-            # Embedded before the lock is taken, so that a slow embedder keeps no other process waiting.
+            # Embed before taking the write lock, so that a slow embedder blocks no other process.
             vectors = vectors or {content: self._embedder.load().encode([content])[0]}
         with self._namespace.transaction():
             return self._namespace.write(operation, vectors, log_end=self._end_expired())
 
     def insert_many(self, facts: Iterable[Fact], vectors: np.ndarray | None = None) -> list[MemoryEntry]:
-        """`insert` for many facts, mappings of its arguments by name, all or none: embedded in one batch, or with their
-        embeddings given as `vectors` `(n, dim)`. Raises `StoreError` naming the fact that is refused."""
+        """Insert many facts, all or none, embedded in one batch.
+
+        Args:
+            facts: Mappings with the arguments of `insert` by name.
+            vectors: Embeddings of the contents, shape (n, dim); None embeds them.
+
+        Returns:
+            The entry of each fact; for a duplicate, the existing one.
+
+        Raises:
+            StoreError: A fact is invalid; the message names its index.
+        """
         pairs = validate_facts(facts)
         if vectors is None:
             contents = list(dict.fromkeys(content for _, content in pairs))
@@ -152,27 +176,35 @@ class MemoryStore(StoreReader):
             return insert_facts(self._namespace, pairs, blobs)
 
     def undo(self) -> Operation | None:
-        """Take back the last operation that is in effect, by appending its inverse; call again to go further back.
+        """Undo the last effective operation by appending its inverse. Call again to go further back.
 
-        Returns the operation that was taken back, or None if there is none left. After a `restore`, undoing goes on
-        from the restored position.
+        Returns the undone operation, or None if there is none. After a `restore`, undo continues from the restored
+        position.
         """
         with self._transaction(write=True):
             return timeline.undo(self._namespace)
 
     def redo(self) -> Operation | None:
-        """Bring back the operation that the last `undo` took back; call again to go further forward.
+        """Redo the operation that the last `undo` took back. Call again to go further forward.
 
-        Returns the operation, or None if there is none to bring back: any other write, a `restore` too, ends what
-        could be brought back. What waits for a redo is read off the log, so it is there after reopening and importing.
+        Returns the operation, or None if there is none. Any other write, `restore` included, clears what can be
+        redone. Redo reads the log, so it also works after reopening and importing.
         """
         with self._transaction(write=True):
             return timeline.redo(self._namespace)
 
     def restore(self, position: int) -> int:
-        """Go back to the facts and core memory of a snapshot, by appending operations (nothing is destroyed), all in
-        one transaction, and make it what `undo` goes on from: where only that differs, by a `core_update` that changes
-        nothing. Returns how many operations it took. Raises `StoreError` for a position that is not in the log."""
+        """Restore the facts and core memory of a position by appending operations, in one transaction.
+
+        Nothing is destroyed. The next `undo` continues from the restored position. If the memory is equal already, one
+        `core_update` without a change records that.
+
+        Returns:
+            Number of appended operations.
+
+        Raises:
+            StoreError: The position is not in the log.
+        """
         with self._transaction(write=True):
             if not isinstance(position, int) or not 0 <= position <= self._namespace.position:
                 raise StoreError(f"position {position!r} is not in the log: 0 to {self._namespace.position} are")
@@ -181,10 +213,20 @@ class MemoryStore(StoreReader):
     def fork(
         self, namespace: str | None = None, *, path: str | Path | None = None, as_of: int | str | None = None
     ) -> MemoryStore:
-        """A copy of this namespace's log up to `as_of` (now), ids, positions and times kept, that goes on by itself.
+        """Copy this namespace's log up to `as_of`, with its ids, positions and times.
 
-        In this file under the name `namespace`, or in a new file at `path` (under this one's name, if no other is
-        given). The whole copy is there or nothing. Raises `StoreError` where something is there already.
+        The copy continues by itself.
+
+        Args:
+            namespace: Name of the copy in this file, or in the new file at `path` (the same name by default).
+            path: New file or URL for the copy; None copies within this store.
+            as_of: Log position or ISO time of the copy's end; None copies everything.
+
+        Returns:
+            The opened copy. Either all of it exists or nothing.
+
+        Raises:
+            StoreError: The target exists already.
         """
         if path is None:
             if namespace is None:
@@ -201,22 +243,29 @@ class MemoryStore(StoreReader):
         return MemoryStore.open(path, self.schema, self._embedder.requested, name, clock=database.clock)
 
     def erase(self, *ids: str) -> list[str]:
-        """Remove all that entries ever held, for good: from the log, past states, vectors, and the file's free space.
+        """Erase entries for good: from the log, past states, vectors, and free space of the file.
 
-        The operations stay in their place as stubs without content, date, origin or id (an id tells of the content),
-        which change nothing: past states, undo and restore are as if the entries had never been. Nothing brings them
-        back but an export or a copy of the file made before, a fork included. The core memory is a text of its own: its
-        past goes only with `erase_all`. The file is rewritten, which takes time.
+        The operations remain as stubs without content, date, origin or id, because an id tells of the content. Stubs
+        change nothing: past states, undo and restore behave as if the entries had never existed. Only an export, copy
+        or fork made before still has them. The core memory has a past of its own, which only `erase_all` removes. The
+        file is rewritten, which takes time.
 
-        In PostgreSQL no statement finds any of it once this has returned. But its bytes stay on the server: in the
-        tables' files until vacuum has made room of them and others are written there (at once with `VACUUM FULL
-        memalpha.operations, memalpha.versions, memalpha.vectors, memalpha.postings`, by their owner, while nobody else
-        works), in the write-ahead log until it is recycled, and in replicas and backups as long as those are kept.
+        In PostgreSQL no statement returns the erased content afterwards, but its bytes remain on the server for a
+        while. They stay in the tables' files until vacuum frees the space and it is reused. `VACUUM FULL
+        memalpha.operations, memalpha.versions, memalpha.vectors, memalpha.postings` does so at once; the owner runs it
+        while nobody else works. Write-ahead log, replicas and backups keep the bytes as long as they are retained.
 
-        Returns the other ids that hold, or held, exactly the same content; they are left as they are. Raises
-        `UnknownEntry`, and `StoreError` where other processes keep the file from being rewritten.
+        Args:
+            ids: Ids of live or deleted entries.
+
+        Returns:
+            Other ids that hold, or held, exactly the same content. They are left unchanged.
+
+        Raises:
+            UnknownEntry: No entry ever had the id.
+            StoreError: Other processes keep the file from being rewritten.
         """
-        self._scrub()  # what an erasure that was cut short has left to do
+        self._scrub()  # finish an interrupted erasure first
         with self._transaction(write=True):
             for id in ids:
                 if self._namespace.latest_version(id) is None:
@@ -227,8 +276,10 @@ class MemoryStore(StoreReader):
         return same_content_ids
 
     def erase_all(self) -> int:
-        """`erase` the whole namespace, core memory included; only its name and the stubs of its operations, which are
-        counted, stay."""
+        """Erase the whole namespace, core memory included, and return the number of stubs.
+
+        Only the namespace's name and the stubs of its operations remain.
+        """
         with self._transaction(write=True):
             count = self._erase(None)
         self._scrub()
@@ -239,23 +290,31 @@ class MemoryStore(StoreReader):
         return self._namespace.erase(ids)
 
     def _scrub(self) -> None:
-        """Finish what an erasure has begun, of which namespace ever."""
+        """Finish the rewriting that an erasure of any namespace has left due."""
         with self._database.transaction(write=False):
             is_due = self._database.is_scrub_due
         if is_due:
-            cache.remove_index_files(self._database)  # those too that were being written meanwhile
+            cache.remove_index_files(self._database)  # also index files written in the meantime
             self._database.scrub()
 
     def export_jsonl(self, path: str | Path) -> int:
-        """Write the namespace's whole log, one operation a line, and return their number; the file appears at once."""
+        """Write the namespace's log, one operation per line. The file appears when complete.
+
+        Returns the number of operations.
+        """
         return write_jsonl(Path(path), self.schema, self._namespace.name, self._log_rows(0))
 
     def import_jsonl(self, path: str | Path) -> int:
-        """Apply the operations of a file, all or none, and return how many took effect.
+        """Apply the operations of a JSON Lines file, all or none.
 
-        An exported log gives an empty namespace the same entries, ids and positions, undo included. Lines may be
-        facts of one's own as well: `{"category": "semantic", "content": "..."}`. Exact duplicates without an id are
-        left out. Raises `DataError` naming file, line and field.
+        An exported log gives an empty namespace the same entries, ids and positions, undo included. A line may also be
+        a plain fact: `{"category": "semantic", "content": "..."}`. Exact duplicates without an id are skipped.
+
+        Returns:
+            Number of operations that took effect.
+
+        Raises:
+            DataError: A line is invalid; the message names file, line and field.
         """
         lines = read_jsonl(Path(path))
         vectors = self._embed(stored_contents(path, lines))

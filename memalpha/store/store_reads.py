@@ -1,4 +1,4 @@
-"""`StoreReader`: what a durable store answers: entries, searches, history, log and past states."""
+"""`StoreReader`: the reading half of `MemoryStore`: entries, searches, history, log and past states."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _PAGE = 1000
 class StoreReader(Memory):
     """Reads of one namespace of a durable store. `MemoryStore` adds opening, writing and erasing.
 
-    `as_of` in `get`, `list`, `search` and `core_at` is a log position (`snapshot`) or an ISO time (UTC unless it says
-    otherwise) and means the memory after the operations up to and including it.
+    `as_of` is a log position (see `snapshot`) or an ISO time (UTC unless it says otherwise). It means the memory after
+    all operations up to and including it; None means now.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class StoreReader(Memory):
 
     @property
     def path(self) -> str:
-        """Where it lies: the file's path, ":memory:", or the URL without its password."""
+        """Path of the file, ":memory:", or the URL without its password."""
         return self._database.path
 
     @property
     def schema(self) -> MemorySchema:
-        """The schema recorded in the file."""
+        """Schema recorded in the file."""
         return self._namespace.schema
 
     @property
     def embedder(self) -> str:
-        """The name of the embedder recorded in the file."""
+        """Name of the embedder recorded in the file."""
         return self._embedder.name
 
     def load_embedder(self) -> Embedder:
@@ -72,12 +72,12 @@ class StoreReader(Memory):
 
     @property
     def core(self) -> str:
-        """The core memory text; "" where there is none."""
+        """Core memory text; "" without one."""
         return self.core_at(None)
 
     @property
     def state(self) -> MemoryState:
-        """The memory as it is now, as a value: the state that replaying the log gives."""
+        """Current memory as an immutable value, equal to the replay of the log."""
         with self._transaction():
             position = self._namespace.position
             return MemoryState.from_entries(
@@ -85,7 +85,7 @@ class StoreReader(Memory):
             )
 
     def get(self, id: str, *, as_of: int | str | None = None) -> MemoryEntry:
-        """A live entry, or as it was at `as_of`; raises `UnknownEntry`."""
+        """Return a live entry, or its version at `as_of`. Raises `UnknownEntry`."""
         with self._transaction():
             entry = self._namespace.version_at(id, self._namespace.resolve_as_of(as_of))
         if entry is None:
@@ -93,7 +93,7 @@ class StoreReader(Memory):
         return entry
 
     def core_at(self, as_of: int | str | None) -> str:
-        """The core memory text as it was at `as_of` (None: now); "" where there was none."""
+        """Return the core memory text at `as_of` (None: now); "" without one."""
         with self._transaction():
             return self._namespace.core_at(self._namespace.resolve_position(as_of))
 
@@ -106,10 +106,19 @@ class StoreReader(Memory):
         after: str | None = None,
         as_of: int | str | None = None,
     ) -> list[MemoryEntry]:
-        """The live entries, oldest id first; of one `category`, or those that pass `where` (see `filters`). `limit`
-        and `after` (the id that ended the last page) give pages.
+        """Return the live entries, oldest id first.
 
-        Raises `UnknownCategory`, `UnknownEntry` for an `after` that was never an id, or `StoreError`.
+        Args:
+            category: Entries of this category only.
+            where: Filter on fields and metadata (see `filters`).
+            limit: Number of entries at most; None returns all.
+            after: Id of the last entry of the previous page.
+            as_of: Log position or ISO time; None means now.
+
+        Raises:
+            UnknownCategory: The schema has no such category.
+            UnknownEntry: No entry ever had the id `after`.
+            StoreError: `where`, `limit` or `as_of` is invalid.
         """
         entry_filter = self._filter(category, where)
         if limit is not None and limit < 0:
@@ -139,7 +148,10 @@ class StoreReader(Memory):
             return self._namespace.creation_positions(ids)
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
-        """The live entry of the category with exactly this content (outer whitespace aside), or None."""
+        """Return the live entry of the category with exactly this content, or None.
+
+        Outer whitespace is ignored.
+        """
         with self._transaction():
             return self._namespace.find(category, content.strip())
 
@@ -156,11 +168,25 @@ class StoreReader(Memory):
         around: int = 0,
         exact: bool = False,
     ) -> list[Hit]:
-        """The k best live entries, best first; see `retrieval` for the routes. With `category` and `where` (see
-        `filters`): exactly what a memory of only the entries that pass would give. `boost` adds importance and recency.
-        `as_of`: over the entries of that moment, exactly what searching then would have given. `around`: each hit has
-        the raw text around it, as the method gives it for that many tokens. A search of more than 50,000 entries looks
-        at likely ones alone (see `approximate`), unless it is `exact`."""
+        """Return the best live entries, best first.
+
+        With `category` and `where`, the result equals the search of a memory that holds only the matching entries.
+
+        Args:
+            query: Text to search for.
+            k: Number of hits at most.
+            category: Search this category only.
+            where: Filter on fields and metadata (see `filters`).
+            route: How the two layers combine (see `search.ranking`); "soft" adds the group score as a prior.
+            boost: Weights of importance and recency that are added to the scores.
+            as_of: Log position or ISO time; the result equals a search at that moment.
+            around: Tokens of raw text to return around each hit (see the method `around`); 0 returns none.
+            exact: Score every entry. By default, above 50,000 entries only likely candidates are scored.
+
+        Raises:
+            UnknownCategory: The schema has no such category.
+            StoreError: `where` or `as_of` is invalid.
+        """
         return self.search_many(
             [query],
             k,
@@ -186,9 +212,23 @@ class StoreReader(Memory):
         around: int = 0,
         exact: bool = False,
     ) -> list[list[Hit]]:
-        """`search` for several queries, embedded in one batch."""
+        """Search for several queries, embedded in one batch.
+
+        Args:
+            queries: One list of hits is returned for each.
+            k: Number of hits per query at most.
+            category: Search this category only.
+            where: Filter on fields and metadata (see `filters`).
+            route: How the two layers combine (see `search.ranking`).
+            boost: Weights of importance and recency that are added to the scores.
+            as_of: Log position or ISO time; None means now.
+            around: Tokens of raw text to return around each hit; 0 returns none.
+            exact: Score every entry, in a large memory too.
+        """
         entry_filter, query_vectors = self._filter(category, where), None
-        if len(queries) == 1 and route != "bm25":  # one question is hardly a stored text, whose vector is in the file
+        if (
+            len(queries) == 1 and route != "bm25"
+        ):  # a question is rarely a stored text, so skip the lookup of its vector
             query_vectors = self._embedder.load().encode(queries)
         with self._transaction() as log_end:
             position = self._namespace.resolve_as_of(as_of)
@@ -213,38 +253,50 @@ class StoreReader(Memory):
         ]
 
     def around(self, id: str, tokens: int = 200, *, as_of: int | str | None = None) -> list[MemoryEntry]:
-        """The raw text around an entry: spans of its `source` (they have a `turn`), by `chunk` and then as stored, an
-        unbroken run of at most `tokens` (characters / 4); see `around.surroundings`. Raises `UnknownEntry`."""
+        """Return the raw text around an entry: spans of its `source`, by `chunk` and insertion order.
+
+        Spans are entries with a `turn`. They form an unbroken run of at most `tokens` tokens (characters / 4).
+
+        Args:
+            id: Id of an entry that is live at `as_of`.
+            tokens: Length of the run at most.
+            as_of: Log position or ISO time; None means now.
+
+        Raises:
+            UnknownEntry: No such entry is live.
+        """
         with self._transaction():
             return surrounding_spans(self._namespace, id, tokens, self._namespace.resolve_as_of(as_of))
 
     def build_index(self) -> None:
-        """Make ready what searches need, and save it beside the file; after many inserts, so that the next process
-        starts at once. Searches do the same by themselves, in the background where it takes long."""
+        """Build the search index now and save it beside the file, so that the next process starts at once.
+
+        Useful after many inserts. Searches build the index themselves, in the background where that takes long.
+        """
         with self._transaction() as log_end:
             self._index.build(log_end.position)
         self._index.save()
 
     def history(self, id: str) -> list[MemoryEntry]:
-        """All versions of an entry, oldest first, whether it lives or not; raises `UnknownEntry`."""
+        """Return all versions of an entry, oldest first, also of a deleted one. Raises `UnknownEntry`."""
         with self._transaction():
             if versions := self._namespace.history(id):
                 return versions
         raise UnknownEntry(f"no entry ever had the id {id!r}")
 
     def log(self, after: int = 0) -> Iterator[tuple[int, str, Operation]]:
-        """The operations beyond position `after`: position, time (ISO, UTC), operation as applied."""
+        """Iterate over the operations after a position: position, time (ISO, UTC), operation as applied."""
         return ((position, time, operation) for position, time, _, operation in self._log_rows(after))
 
     def snapshot(self) -> int:
-        """The log position, for `restore` and `as_of`. It costs nothing and never expires."""
+        """Return the current log position, for `restore` and `as_of`. It costs nothing and never expires."""
         with self._transaction():
             return self._namespace.position
 
     def diff(self, a: int | str, b: int | str | None = None) -> Diff:
-        """What changed from the state as of `a` to that as of `b` (now): entries added, changed and removed, core text.
+        """Return the entries added, changed and removed between `a` and `b` (now), and the core text.
 
-        Positions or times, as in `as_of`; `b` may be the earlier one.
+        Both are positions or times, as in `as_of`; `b` may be the earlier one.
         """
         with self._transaction():
             return timeline.diff_positions(
@@ -253,8 +305,10 @@ class StoreReader(Memory):
 
     @contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[LogEnd]:
-        """A transaction on the memory as it is by the store's clock, and the log's end: what has expired is ended
-        first, in the log too, at the time it was to expire."""
+        """Open a transaction on the memory as of the store's clock and yield the end of the log.
+
+        Expired entries are ended first, in the log too, at the time of their expiry.
+        """
         if not write:
             with self._namespace.transaction(write=False):
                 log_end = self._namespace.log_end()
@@ -267,11 +321,14 @@ class StoreReader(Memory):
             yield self._end_expired() if write else self._namespace.log_end()
 
     def _has_expired_entries(self, log_end: LogEnd) -> bool:
-        """Whether something live has expired."""
+        """Return True if a live entry has expired."""
         return log_end.next_expiry is not None and log_end.next_expiry <= self._database.now()
 
     def _end_expired(self) -> LogEnd:
-        """The log's end, after everything that has expired was ended. Inside a transaction that writes."""
+        """End all expired entries and return the new end of the log.
+
+        Call inside a writing transaction.
+        """
         log_end = self._namespace.log_end()
         if self._has_expired_entries(log_end):
             timeline.expire_entries(self._namespace, self._namespace.expired_entries(self._database.now()))
@@ -279,7 +336,7 @@ class StoreReader(Memory):
         return log_end
 
     def _log_rows(self, after: int) -> Iterator[tuple[int, str, int, Operation]]:
-        """The log in pages, so that a reader who stops half-way holds nothing open."""
+        """Iterate over log rows in pages, so that a reader who stops early holds no transaction open."""
         while True:
             with self._transaction():
                 page = self._namespace.log(after, _PAGE)
@@ -289,6 +346,6 @@ class StoreReader(Memory):
             after = page[-1][0]
 
     def _embed(self, contents: Sequence[str]) -> dict[str, np.ndarray]:
-        """Embeddings by content."""
+        """Return the embeddings by content; stored ones are reused."""
         vectors = StoredEmbedder(self._namespace, self._embedder.load()).encode(contents)
         return dict(zip(contents, vectors, strict=True))

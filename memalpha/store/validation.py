@@ -1,4 +1,4 @@
-"""Checks of what may be stored: ids, contents, timestamps, metadata, core memory. Errors name the field."""
+"""Validation of stored fields: ids, contents, timestamps, metadata, core memory. Errors name the field."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _ID = re.compile(r"[^\s\x00]{1,128}")
 
 
 def is_id(text: str) -> bool:
-    """Whether a text can be an entry's id: 1 to 128 characters without whitespace."""
+    """Return True if a text can be an entry's id: 1 to 128 characters without whitespace."""
     return _ID.fullmatch(text) is not None
 
 
 def clean_content(value: object) -> str:
-    """The content as stored: without outer whitespace. Raises `InvalidContent` if it is empty or no text."""
+    """Return the content without outer whitespace. Raises `InvalidContent` if it is empty or no text."""
     content = check_text("content", value).strip()
     if not content:
         raise InvalidContent("content is empty")
@@ -30,13 +30,20 @@ def clean_content(value: object) -> str:
 
 
 def check_timestamp(timestamp: object) -> None:
-    """Raise `InvalidContent` unless a new timestamp is ISO 8601, None or ""; older logs may hold any text."""
+    """Raise `InvalidContent` unless a new timestamp is ISO 8601, None or "".
+
+    Older logs may hold any text.
+    """
     if timestamp and not is_iso_time(check_text("timestamp", timestamp)):
         raise InvalidContent(f"timestamp {timestamp!r} is no ISO 8601 date or time (2024-05-01)")
 
 
 def clean_core_text(schema: MemorySchema, value: object) -> str:
-    if not schema.core and value != "":  # none is none in any schema: `restore` needs an operation that changes nothing
+    """Return the core memory text without outer whitespace.
+
+    Raises `InvalidContent` over the token limit, and `StoreError` if the schema has no core memory.
+    """
+    if not schema.core and value != "":  # "" is valid in any schema: `restore` may need an operation without effect
         raise StoreError(f"schema {schema.name!r} has no core memory")
     core = check_text("core memory", value).strip()
     tokens = count_core_tokens(core)
@@ -48,12 +55,12 @@ def clean_core_text(schema: MemorySchema, value: object) -> str:
 
 
 def validate_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the fields that an operation may have or not which are given and not None, as they are stored; raises
-    `InvalidContent`."""
+    """Return the optional operation fields that are not None, in stored form. Raises `InvalidContent`."""
     return {name: check(name, fields[name]) for name, check in FIELD_CHECKS.items() if fields.get(name) is not None}
 
 
 def check_text(name: str, value: object) -> str:
+    """Return the text. Raises `InvalidContent` for another type, a NUL or half a surrogate pair."""
     if not isinstance(value, str):
         raise InvalidContent(f"{name}: text is needed, not {type(value).__name__}")
     if "\x00" in value:
@@ -78,7 +85,7 @@ def _check_number(name: str, value: Any) -> float:
 
 
 def _check_time(name: str, value: Any) -> str:
-    """A time in the log's own form; "" is none."""
+    """Return a time in the form of the log; "" means none."""
     if not check_text(name, value):
         return ""
     try:
@@ -88,7 +95,7 @@ def _check_time(name: str, value: Any) -> str:
 
 
 def _check_metadata(name: str, value: Any) -> dict[str, Any]:
-    """A private copy in JSON's own types, so that memory and disk hold the same."""
+    """Return a private copy in JSON types, so that memory and disk hold the same."""
     if not value:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
@@ -102,7 +109,7 @@ def _check_metadata(name: str, value: Any) -> dict[str, Any]:
 
 
 def _is_json_scalar(value: Any) -> bool:
-    """Whether JSON surely gives a value back as it is."""
+    """Return True if JSON surely returns the value unchanged."""
     value_type = type(value)
     return value_type is str or value_type is bool or value is None or (value_type is int and -(2**63) <= value < 2**63)
 

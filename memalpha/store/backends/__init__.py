@@ -1,1 +1,1 @@
-"""Where operations and entries are kept: SQLite files, PostgreSQL."""
+"""Databases of a store: SQLite files and PostgreSQL."""

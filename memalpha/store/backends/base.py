@@ -1,4 +1,4 @@
-"""What a store needs of the database it lies in, which is an SQLite file (`sqlite`) or PostgreSQL (`postgres`)."""
+"""Protocols that a store's database fulfils: an SQLite file (`sqlite`) or PostgreSQL (`postgres`)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Durability = Literal["full", "normal"]
 
 
 def system_clock() -> datetime:
-    """The present."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
 class Cursor(Protocol):
-    """The rows that a statement found."""
+    """Result rows of a statement."""
 
     def fetchone(self) -> Any: ...
     def fetchmany(self, size: int = ..., /) -> list[Any]: ...
@@ -26,14 +26,14 @@ class Cursor(Protocol):
 
 
 class Statements(Protocol):
-    """Where statements are executed: in SQLite's language, with `?` or `?1` for values."""
+    """Executor of statements in SQLite's dialect, with `?` or `?1` for values."""
 
     def execute(self, sql: str, values: Sequence[Any] = (), /) -> Cursor: ...
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> Any: ...
 
 
 class Backend(Protocol):
-    """An open database; see `sqlite.Database` and `postgres.PostgresDatabase`, which are the two there are."""
+    """Open database, implemented by `sqlite.SQLiteDatabase` and `postgres.database.PostgresDatabase`."""
 
     path: str
     clock: Clock

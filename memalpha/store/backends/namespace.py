@@ -1,4 +1,7 @@
-"""Writing to one namespace of a store: operations, versions and vectors. `postgres.namespace` has the differences."""
+"""Writes to one namespace of a store: operations, versions and vectors.
+
+`postgres.namespace` overrides the statements that differ in PostgreSQL.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,19 @@ END_VERSION = "UPDATE versions SET valid_to = ? WHERE ns = ? AND id = ? AND vers
 INSERT_VECTOR = "INSERT INTO vectors (ns, digest, vector) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 _OPTIONAL_DEFAULTS = {"timestamp": "NULL", "importance": "1.0", "metadata": "'{}'"} | dict.fromkeys(
     ("source", "chunk", "turn", "expires"), "NULL"
-)  # what an insert may leave out, and what its row then has
+)  # optional fields of an insert, and the SQL constants that replace missing ones
 _INSERTED_COLUMNS = ENTRY_COLUMNS.replace("timestamp", "nullif(timestamp, '')").replace(
     "expires", "nullif(expires, '')"
-)  # by an insert
+)  # columns of a version that an insert makes
 
 
 class Namespace(NamespaceReader):
-    """Reads and writes of one namespace; every method belongs inside a `transaction`. A `StateView` for `plan`."""
+    """Reads and writes of one namespace.
 
-    _UNUSED_DIGEST = "digest NOT IN (SELECT digest FROM versions WHERE ns = ?)"  # a content that no version has
+    It is a `StateView` for `plan`. Call every method inside a transaction.
+    """
+
+    _UNUSED_DIGEST = "digest NOT IN (SELECT digest FROM versions WHERE ns = ?)"  # a content that no version holds
 
     def write(
         self,
@@ -45,16 +51,22 @@ class Namespace(NamespaceReader):
         effective_position: int | None = None,
         time: str | None = None,
     ) -> Change:
-        """Plan one operation and append all its rows. `vectors` holds the embedding of its content unless that is
-        stored already; `tip` is the log's end if it has been read; `head` and `time` are set where they are not this
-        very operation's and now."""
+        """Plan one operation and append all its rows.
+
+        Args:
+            operation: Operation as requested.
+            vectors: Embedding by content; None if the content's vector is stored already.
+            log_end: End of the log, if the caller has read it.
+            effective_position: Position whose facts the memory holds afterwards; by default this operation's own.
+            time: Log time; by default the clock's. Times never decrease along the log.
+        """
         log_end = log_end or self.log_end()
         position = log_end.position + 1
         change = plan(self, operation, position)
         completed, entry = change.operation, change.entry
         ns = self._create()
-        time = max(time or self.database.now(), log_end.time)  # a clock set back must not disorder the log
-        if effective_position is None:  # what time and erasure do is nothing that an undo goes back from
+        time = max(time or self.database.now(), log_end.time)  # keep the log ordered if the clock is set back
+        if effective_position is None:  # expiry and erasure are not undone
             effective_position = (
                 self.effective_position(log_end.position) if completed.kind in ("expired", "erased") else position
             )
@@ -66,7 +78,7 @@ class Namespace(NamespaceReader):
         return change
 
     def _insert_rows(self, operation: tuple[Any, ...], change: Change, created: int, vector: bytes | None) -> None:
-        """Put in the rows of a change: its operation's, and those of what it ended and of the version it made."""
+        """Insert the rows of a change: its operation, the version it ended and the version it made."""
         ns, position = operation[:2]
         self._statements.execute(_INSERT_OPERATION, operation)
         if change.ended is not None:
@@ -79,11 +91,16 @@ class Namespace(NamespaceReader):
     def append(
         self, entries: Sequence[MemoryEntry], optional_fields: Sequence[Mapping[str, Any]], vectors: Mapping[str, bytes]
     ) -> None:
-        """Append the rows of inserts that make these entries, the first versions of new ids, from the log's end on.
-        `given`: of each, the fields that may be left out and were not; `vectors`: embeddings as stored, by content."""
+        """Append inserts of new ids at the end of the log, in bulk.
+
+        Args:
+            entries: First versions of the new entries.
+            optional_fields: For each entry, the optional fields that its insert gave.
+            vectors: Stored bytes of the embeddings, by content.
+        """
         log_end, ns = self.log_end(), self._create()
         time, start = max(self.database.now(), log_end.time), log_end.position + 1
-        # To bind a value costs a good part of what its row costs, so what is the same in all rows is not bound.
+        # Binding a value costs a good part of inserting its row, so constants are not bound.
         bound_names = [name for name in _OPTIONAL_DEFAULTS if any(name in fields for fields in optional_fields)]
         constants_by_name = {name: text for name, text in _OPTIONAL_DEFAULTS.items() if name not in bound_names}
         placeholders = ", ".join(f"?{number}" for number in range(1, 6 + len(bound_names)))
@@ -116,32 +133,34 @@ class Namespace(NamespaceReader):
         )
 
     def _create(self) -> int:
-        """The namespace's number, given now if it has none."""
+        """Return the namespace's id, creating the namespace if needed."""
         if self.namespace_id < 0:
             self._statements.execute("INSERT INTO namespaces (name) VALUES (?)", (self.name,))
         return self.namespace_id
 
     def replace_versions(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Put rows in the place of all that `versions` holds."""
+        """Replace all rows of `versions`."""
         self._statements.execute("DELETE FROM versions WHERE ns = ?", (self.namespace_id,))
         self._statements.executemany(_INSERT_VERSION, _with_namespace(self.namespace_id, rows))
 
     def count_unindexed(self, *, repair: bool = False) -> int:
-        """The contents that have no words to be found by (given them, to `mend`): none, where a file keeps no words."""
+        """Count the contents without postings, and add them with `repair`; an SQLite file has no postings, so 0."""
         return 0
 
     def replace_vectors(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Put rows in the place of all that `vectors` holds."""
+        """Replace all rows of `vectors`."""
         self._statements.execute("DELETE FROM vectors WHERE ns = ?", (self.namespace_id,))
         self._insert_vectors(rows)
 
     def _insert_vectors(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Keep vectors, by the digests of contents whose versions are there."""
+        """Insert vectors by content digest; the versions with these contents must exist."""
         self._statements.executemany(INSERT_VECTOR, _with_namespace(self.namespace_id, rows))
 
     def erase(self, ids: Collection[str] | None) -> int:
-        """Make stubs of all operations on some ids (None: of all there are), delete their versions and vectors, and
-        note it in the log; the number of stubs. `Database.scrub` is due then."""
+        """Turn all operations on `ids` (None: all operations) into stubs; return their number.
+
+        Their versions and vectors are deleted and the erasure is logged. The database must be scrubbed afterwards.
+        """
         query, erased_ids = (
             "SELECT seq, id FROM operations WHERE ns = ? AND kind <> 'erased' ORDER BY seq",
             set(ids or ()),
@@ -172,8 +191,7 @@ class Namespace(NamespaceReader):
         return len(touched)
 
     def copy_to(self, target: Namespace, position: int) -> None:
-        """Give a namespace without a log, of this database or of another, this one's log up to a position, with the
-        versions and vectors that follow from it."""
+        """Copy the log up to a position, with its versions and vectors, into an empty namespace of any database."""
         ns, bounds = target._create(), (self.namespace_id, position)
         operations = f"seq, time, head, kind, {ENTRY_COLUMNS}"
         rows = self._statements.execute(f"SELECT {operations} FROM operations WHERE ns = ? AND seq <= ?", bounds)

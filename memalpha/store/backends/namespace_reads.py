@@ -1,4 +1,4 @@
-"""Queries over one namespace of a store: its log, versions and vectors."""
+"""Reads of one namespace of a store: its log, versions and vectors."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from memalpha.store.schema import MemorySchema
 from memalpha.types import MemoryEntry, Operation
 
 VERSION_COLUMNS = f"version, valid_from, valid_to, created, digest, {ENTRY_COLUMNS}"
-_BATCH = 500  # values of one statement
-_FINGERPRINT_ROWS = 64  # rows at the log's end that a fingerprint is of
+_BATCH = 500  # values per statement
+_FINGERPRINT_ROWS = 64  # log rows that a fingerprint covers
 _SELECT_LOG_END = (
     "SELECT seq, time, (SELECT min(expires) FROM versions INDEXED BY expiring "
     "WHERE ns = ?1 AND valid_to IS NULL AND expires IS NOT NULL) "
@@ -37,13 +37,19 @@ _SELECT_LOG_END = (
 _SELECT_DUPLICATE = (
     "SELECT id FROM versions INDEXED BY live_content "
     "WHERE ns = ? AND digest = ? AND valid_to IS NULL AND category = ? AND content = ?"
-)  # one column: Python's sqlite3 describes each one anew at every execution, which costs as much as the search does
+)  # one column only: sqlite3 describes every column at each execution, which costs as much as the lookup
 _IS_LIVE = "valid_to IS NULL"
 _WAS_LIVE = "valid_from <= ? AND (valid_to IS NULL OR valid_to > ?)"
 
 
 class LogEnd(NamedTuple):
-    """The end of a namespace's log, its position and time; and when the next live entry expires."""
+    """End of a namespace's log.
+
+    Attributes:
+        position: Position of the last operation; 0 for an empty log.
+        time: Time of the last operation.
+        next_expiry: Time at which the next live entry expires, or None.
+    """
 
     position: int = 0
     time: str = ""
@@ -51,14 +57,14 @@ class LogEnd(NamedTuple):
 
 
 class NamespaceReader:
-    """Queries over one namespace; every method belongs inside a `transaction`."""
+    """Queries over one namespace. Call every method inside a transaction."""
 
     _HAS_SOURCE = "source = ?"
     _SELECT_ENTRY_VECTORS = (
         "SELECT v.id, x.vector FROM json_each(?) wanted CROSS JOIN versions v ON v.ns = ? AND v.id = wanted.value "
-        "AND v.valid_to IS NULL CROSS JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest"  # in this order
+        "AND v.valid_to IS NULL CROSS JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest"  # fixed order
     )
-    _list_parameter = staticmethod(json.dumps)  # a list as one value of a statement
+    _list_parameter = staticmethod(json.dumps)  # encodes a list as one parameter
 
     def __init__(self, database: Backend, name: str, schema: MemorySchema) -> None:
         self.database = database
@@ -66,7 +72,7 @@ class NamespaceReader:
         self.schema = schema
 
     def transaction(self, *, write: bool = True) -> AbstractContextManager[Any]:
-        """A transaction of the database, on this namespace."""
+        """Open a database transaction on this namespace."""
         return self.database.transaction(self.name, write=write)
 
     @property
@@ -75,7 +81,7 @@ class NamespaceReader:
 
     @property
     def namespace_id(self) -> int:
-        """The namespace's number; -1, which no row has, before its first operation."""
+        """Id of the namespace; -1, which no row has, before its first operation."""
         namespace_id = self.database.namespace_ids.get(self.name)
         if namespace_id is None:
             row = self._statements.execute("SELECT ns FROM namespaces WHERE name = ?", (self.name,)).fetchone()
@@ -91,26 +97,26 @@ class NamespaceReader:
         return (self._statements.execute(query, (self.namespace_id,)).fetchone() or (0,))[0]
 
     def log_end(self) -> LogEnd:
-        """The end of the log."""
+        """Return the end of the log."""
         row = self._statements.execute(_SELECT_LOG_END, (self.namespace_id,)).fetchone()
         return LogEnd(*row) if row else LogEnd()
 
     def effective_position(self, position: int) -> int:
-        """The head of a log row (0 before the first)."""
+        """Return the position whose facts the memory holds after a log row; 0 before the first."""
         row = self._statements.execute(
             "SELECT head FROM operations WHERE ns = ? AND seq = ?", (self.namespace_id, position)
         ).fetchone()
         return row[0] if row else 0
 
     def operation_kind(self, position: int) -> str:
-        """The kind of a log row ("" before the first)."""
+        """Return the kind of the operation at a position; "" before the first."""
         row = self._statements.execute(
             "SELECT kind FROM operations WHERE ns = ? AND seq = ?", (self.namespace_id, position)
         ).fetchone()
         return row[0] if row else ""
 
     def position_at(self, time: str) -> int:
-        """The last position whose time is at or before `time` (times never fall along the log)."""
+        """Return the last position at or before `time`. Times never decrease along the log."""
         query = "SELECT time FROM operations WHERE ns = ? AND seq = ?"
         log = range(1, self.position + 1)
         return bisect_right(
@@ -118,7 +124,7 @@ class NamespaceReader:
         )
 
     def resolve_as_of(self, as_of: int | str | None) -> int | None:
-        """The log position that `as_of` means; None stays None: now. Raises `StoreError`."""
+        """Return the log position that `as_of` means; None (now) stays None. Raises `StoreError`."""
         if as_of is None:
             return None
         if isinstance(as_of, str):
@@ -131,23 +137,23 @@ class NamespaceReader:
         return min(as_of, self.position)
 
     def resolve_position(self, as_of: int | str | None) -> int:
-        """The log position that `as_of` means, now too."""
+        """Return the log position that `as_of` means; for None, the current one. Raises `StoreError`."""
         position = self.resolve_as_of(as_of)
         return self.position if position is None else position
 
     def is_used(self, id: str) -> bool:
-        """Whether there ever was an entry with this id."""
+        """Return True if an entry ever had this id."""
         rows = self._statements.execute(
             "SELECT 1 FROM versions WHERE ns = ? AND id = ? LIMIT 1", (self.namespace_id, id)
         )
         return rows.fetchone() is not None
 
     def latest_version(self, id: str) -> MemoryEntry | None:
-        """The newest version of an entry, live or ended; None if the id was never used."""
+        """Return the newest version of an entry, live or ended; None for an unused id."""
         return self._select_one("id = ? ORDER BY version DESC LIMIT 1", id)
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
-        """The live entry of the category with exactly this content."""
+        """Return the live entry of the category with exactly this content."""
         is_valid = is_storable(content) and is_storable(category)
         row = (
             is_valid
@@ -158,14 +164,14 @@ class NamespaceReader:
         return self.latest_version(row[0]) if row else None
 
     def version_at(self, id: str, position: int | None) -> MemoryEntry | None:
-        """The version of an entry that is live, or was at a position, as it was then."""
+        """Return the version of an entry that is live, or was live at a position."""
         entry = self._select_one(
             f"id = ? AND {_IS_LIVE if position is None else _WAS_LIVE}", id, *_live_parameters(position)
         )
         return replace(entry, valid_to=None) if entry else None
 
     def versions_at(self, ids: Sequence[str], position: int | None) -> dict[str, MemoryEntry]:
-        """`at` for several entries that are live, or were at a position, by id."""
+        """Return `version_at` of several entries, by id; entries that are not live are left out."""
         where = _IS_LIVE if position is None else _WAS_LIVE
         entries = {}
         for start in range(0, len(ids), _BATCH):
@@ -177,7 +183,7 @@ class NamespaceReader:
         return entries
 
     def entries_with_contents(self, contents: Sequence[str]) -> dict[tuple[str, str], MemoryEntry]:
-        """The live entries that hold exactly one of these contents, by category and content."""
+        """Return the live entries with exactly one of these contents, by category and content."""
         digests, entries = [content_digest(content) for content in contents], {}
         for start in range(0, len(digests), _BATCH):
             batch = digests[start : start + _BATCH]
@@ -187,11 +193,11 @@ class NamespaceReader:
         return entries
 
     def version_ended_at(self, id: str, position: int) -> MemoryEntry | None:
-        """The version of an entry that the operation at `position` ended, if it ended one."""
+        """Return the version of an entry that the operation at `position` ended, or None."""
         return self._select_one("id = ? AND valid_to = ?", id, position)
 
     def history(self, id: str) -> list[MemoryEntry]:
-        """All versions of an entry, oldest first; none if the id was never used."""
+        """Return all versions of an entry, oldest first; an empty list for an unused id."""
         return list(self._select("id = ? ORDER BY version", id)) if is_storable(id) else []
 
     def live_entries(
@@ -202,8 +208,14 @@ class NamespaceReader:
         limit: int | None = None,
         position: int | None = None,
     ) -> list[MemoryEntry]:
-        """The entries that are live, or were at a position (as they were then), oldest id first; with `after`, those
-        made after that id; at most `limit`."""
+        """Return the live entries, oldest id first.
+
+        Args:
+            category: Entries of this category only.
+            after: Only entries created after this id.
+            limit: Number of entries at most.
+            position: Entries live at this position, as they were then; None means now.
+        """
         where, values = _IS_LIVE if position is None else _WAS_LIVE, _live_parameters(position)
         if category is not None:
             where, values = where + " AND category = ?", [*values, category]
@@ -239,10 +251,16 @@ class NamespaceReader:
         return [entry for entry in entries.values() if entry is not None][:n]
 
     def spans(self, entry: MemoryEntry, position: int | None, *, after: bool) -> Iterator[MemoryEntry]:
-        """The spans of an entry's source that are live, or were at a position, before or `after` it, nearest first."""
+        """Iterate over the live spans of an entry's source, nearest first.
+
+        Args:
+            entry: Entry whose source is read.
+            position: Position at which the spans are live; None means now.
+            after: True for the spans after the entry, False for those before it.
+        """
         comparison, direction = (">", "ASC") if after else ("<", "DESC")
         bounds_of_entry = -1 if entry.chunk is None else entry.chunk, self.creation_positions([entry.id])[entry.id]
-        in_source = f"{self._HAS_SOURCE} AND source IS NOT NULL AND turn IS NOT NULL"  # as the index has it
+        in_source = f"{self._HAS_SOURCE} AND source IS NOT NULL AND turn IS NOT NULL"  # conditions of the partial index
         in_source += f" AND {_IS_LIVE if position is None else _WAS_LIVE} AND coalesce(chunk, -1)"
         same_chunk = f"{in_source} = ? AND created {comparison} ? ORDER BY created {direction}"
         other_chunks = f"{in_source} {comparison} ? ORDER BY coalesce(chunk, -1) {direction}, created {direction}"
@@ -252,8 +270,10 @@ class NamespaceReader:
                 yield span if span.valid_to is None else replace(span, valid_to=None)
 
     def search_rows(self, page_size: int) -> Iterator[list[tuple[Any, ...]]]:
-        """Id, content, category, position, source, chunk, turn, position that made the id, and vector (None: none is
-        stored) of every live entry, oldest id first, so many at a time."""
+        """Iterate over the live entries in batches, oldest id first, with all that a search index needs.
+
+        A row is id, content, category, position, source, chunk, turn, creation position, and vector or None.
+        """
         rows = self._statements.execute(
             "SELECT v.id, v.content, v.category, v.valid_from, v.source, v.chunk, v.turn, v.created, x.vector "
             "FROM versions v INDEXED BY live_order "
@@ -265,7 +285,7 @@ class NamespaceReader:
             yield batch
 
     def latest_versions(self) -> Iterator[tuple[MemoryEntry, int]]:
-        """The newest version of every entry ever made, with the position that created its id."""
+        """Iterate over the newest version of every entry ever made, with the position that created its id."""
         created = dict(
             self._statements.execute(
                 "SELECT id, min(created) FROM versions WHERE ns = ? GROUP BY id", (self.namespace_id,)
@@ -275,17 +295,17 @@ class NamespaceReader:
             yield entry, created[entry.id]
 
     def changed_ids(self, after: int) -> list[str]:
-        """The ids that operations beyond a position touched."""
+        """Return the ids that operations after a position changed."""
         query = "SELECT DISTINCT id FROM operations WHERE ns = ? AND seq > ? AND id IS NOT NULL"
         return [id for (id,) in self._statements.execute(query, (self.namespace_id, after))]
 
     def creation_positions(self, ids: Sequence[str]) -> dict[str, int]:
-        """The position that made each of some ids."""
+        """Return the creation position of each id."""
         query = "SELECT created FROM versions WHERE ns = ? AND id = ? LIMIT 1"
         return {id: self._statements.execute(query, (self.namespace_id, id)).fetchone()[0] for id in ids}
 
     def core_at(self, position: int) -> str:
-        """The core memory at a position."""
+        """Return the core memory text at a position."""
         row = self._statements.execute(
             "SELECT content FROM operations INDEXED BY core_updates WHERE ns = ? AND kind = 'core_update' AND seq <= ? "
             "ORDER BY seq DESC LIMIT 1",
@@ -294,12 +314,12 @@ class NamespaceReader:
         return row[0] if row else ""
 
     def has_erasure_after(self, position: int) -> bool:
-        """Whether something was erased beyond a position: then what was there before may be gone too."""
+        """Return True if entries were erased after a position, so that earlier states may have changed."""
         query = "SELECT 1 FROM operations WHERE ns = ? AND seq > ? AND kind = 'erased' LIMIT 1"
         return self._statements.execute(query, (self.namespace_id, position)).fetchone() is not None
 
     def expired_entries(self, time: str) -> list[tuple[str, str]]:
-        """The live entries that expire at or before a time, first one first: id and when."""
+        """Return id and expiry of the live entries that expire at or before a time, earliest first."""
         query = (
             "SELECT id, expires FROM versions INDEXED BY expiring WHERE ns = ? AND valid_to IS NULL "
             "AND expires IS NOT NULL AND expires <= ? ORDER BY expires, created"
@@ -307,7 +327,7 @@ class NamespaceReader:
         return self._statements.execute(query, (self.namespace_id, time)).fetchall()
 
     def has_expired(self, position: int, later: int) -> bool:
-        """Whether the entry of a log row is gone at a later position, what ended it last being that it expired."""
+        """Return True if the entry of a log row has expired by a later position."""
         query = (
             "SELECT v.valid_to, e.kind FROM versions v LEFT JOIN operations e ON e.ns = v.ns AND e.seq = v.valid_to "
             "WHERE v.ns = ?1 AND v.id = (SELECT id FROM operations WHERE ns = ?1 AND seq = ?2) AND v.valid_from <= ?3 "
@@ -317,7 +337,10 @@ class NamespaceReader:
         return kind == "expired" and position < ended_at <= later
 
     def fingerprint(self, position: int) -> str:
-        """A digest of the log's last rows up to a position: what two logs that went apart do not share."""
+        """Return a digest of the last log rows up to a position.
+
+        Logs that have diverged differ in it.
+        """
         query = f"SELECT seq, time, head, kind, {ENTRY_COLUMNS} FROM operations WHERE ns = ? AND seq > ? AND seq <= ?"
         rows = self._statements.execute(
             query + " ORDER BY seq", (self.namespace_id, position - _FINGERPRINT_ROWS, position)
@@ -325,7 +348,7 @@ class NamespaceReader:
         return hashlib.sha256(repr(rows).encode("utf-8", "surrogatepass")).hexdigest()
 
     def log(self, after: int, limit: int) -> list[tuple[int, str, int, Operation]]:
-        """At most `limit` rows beyond a position: position, time, head, operation."""
+        """Return at most `limit` rows after a position: position, time, effective position, operation."""
         rows = self._statements.execute(
             f"SELECT seq, time, head, kind, {ENTRY_COLUMNS} FROM operations "
             "WHERE ns = ? AND seq > ? ORDER BY seq LIMIT ?",
@@ -334,7 +357,7 @@ class NamespaceReader:
         return [(position, time, head, decode_operation(kind, rest)) for position, time, head, kind, *rest in rows]
 
     def stored_vectors(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
-        """The stored embeddings of those texts that have one, float32 `(dim,)` each."""
+        """Return the stored embeddings of the texts that have one, float32 (dim,) each."""
         query, vectors = "SELECT vector FROM vectors WHERE ns = ? AND digest = ?", {}
         for text in texts:
             row = self._statements.execute(query, (self.namespace_id, content_digest(text))).fetchone()
@@ -343,24 +366,24 @@ class NamespaceReader:
         return vectors
 
     def entry_vectors(self, ids: Sequence[str]) -> dict[str, np.ndarray]:
-        """The stored embeddings of the contents of live entries, by id, of those that have one, in one statement."""
+        """Return the stored embeddings of live entries by id, in one statement; missing ones are left out."""
         rows = self._statements.execute(self._SELECT_ENTRY_VECTORS, (self._list_parameter(ids), self.namespace_id))
         return {id: np.frombuffer(vector, "<f4") for id, vector in rows}
 
     def all_versions(self) -> Iterator[MemoryEntry]:
-        """Every version of every entry, live or ended, oldest id first."""
+        """Iterate over every version of every entry, live or ended, oldest id first."""
         return self._select("true ORDER BY created, version")
 
     def version_rows(self) -> Iterator[tuple[Any, ...]]:
-        """Every row of `versions` as it is stored; `version_row` says what it should be."""
+        """Iterate over the raw rows of `versions`; `version_row` builds the expected ones."""
         return self._statements.execute(f"SELECT {VERSION_COLUMNS} FROM versions WHERE ns = ?", (self.namespace_id,))
 
     def vector_rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """Every row of `vectors` as it is stored: digest and vector."""
+        """Iterate over the raw rows of `vectors`: digest and vector."""
         return self._statements.execute("SELECT digest, vector FROM vectors WHERE ns = ?", (self.namespace_id,))
 
     def ids_with_same_content(self, ids: Collection[str]) -> list[str]:
-        """The other ids that hold, or held, a content which one of these does or did."""
+        """Return other ids that hold, or held, a content of one of these ids."""
         query = (
             "SELECT DISTINCT id FROM versions WHERE ns = ? AND digest IN "
             "(SELECT digest FROM versions WHERE ns = ? AND id = ?) ORDER BY id"
@@ -385,11 +408,11 @@ class NamespaceReader:
 
 @cache
 def _version_query(where: str, index: str | None) -> str:
-    # Partial indexes are named: SQLite's planner, without statistics, would rather scan the namespace.
+    # Name partial indexes: without statistics, SQLite's planner would scan the namespace instead.
     table = f"versions INDEXED BY {index}" if index else "versions"
     return f"SELECT {ENTRY_COLUMNS}, version, valid_from, valid_to FROM {table} WHERE ns = ? AND {where}"
 
 
 def _live_parameters(position: int | None) -> list[Any]:
-    """The parameters of `_IS_LIVE` or `_WAS_LIVE`."""
+    """Return the parameters of `_IS_LIVE` or `_WAS_LIVE`."""
     return [] if position is None else [position, position]

@@ -1,4 +1,4 @@
-"""How entries, operations and vectors stand in the columns of a store file."""
+"""Encoding of entries, operations and vectors as database rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENTRY_COLUMNS = "id, category, content, timestamp, importance, metadata, source,
 
 
 def is_storable(value: object) -> bool:
-    """Whether a store can hold the value at all; what it cannot hold, it has not stored."""
+    """Return True if a store can hold the value, so that a lookup of it can succeed."""
     if not isinstance(value, str):
         return isinstance(value, int | float | bytes)
     if "\0" in value:
@@ -28,23 +28,23 @@ def is_storable(value: object) -> bool:
 
 
 def content_digest(content: str) -> bytes:
-    """The key under which a content is found: 16 bytes of BLAKE2b."""
+    """Return the key of a content: 16 bytes of BLAKE2b."""
     return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def vector_blob(vector: np.ndarray) -> bytes:
-    """An embedding as it is stored: little-endian float32."""
+    """Return an embedding as stored bytes: little-endian float32."""
     return np.asarray(vector, "<f4").tobytes()
 
 
 def version_row(entry: MemoryEntry, created: int) -> tuple[Any, ...]:
-    """The row of `versions` for a version of an entry whose id the position `created` made."""
+    """Return the row of `versions` for an entry version; `created` is the position that made its id."""
     key = content_digest(entry.content)
     return (entry.version, entry.valid_from, entry.valid_to, created, key, *row_values(entry))
 
 
 def row_values(record: Operation | MemoryEntry) -> tuple[Any, ...]:
-    """What the columns `ENTRY` hold of it."""
+    """Return the values of the columns `ENTRY_COLUMNS`."""
     metadata = json.dumps(record.metadata) if record.metadata else None if record.metadata is None else "{}"
     return (
         record.id,
@@ -61,24 +61,30 @@ def row_values(record: Operation | MemoryEntry) -> tuple[Any, ...]:
 
 
 def decode_entry(row: tuple[Any, ...]) -> MemoryEntry:
-    """The version of a row with the columns `ENTRY`, version, valid_from and valid_to."""
+    """Build an entry from a row with `ENTRY_COLUMNS`, version, valid_from and valid_to."""
     id, category, content, timestamp, importance, metadata, *rest = row
     return MemoryEntry(id, category, content, timestamp, importance, _decode_metadata(metadata), *rest)
 
 
 def decode_operation(kind: Any, row: Sequence[Any]) -> Operation:
-    """The operation of a log row: its kind, and its columns `ENTRY`."""
+    """Build an operation from its kind and its columns `ENTRY_COLUMNS`."""
     id, category, content, timestamp, importance, metadata, *rest = row
     metadata = None if metadata is None else _decode_metadata(metadata)
     return Operation(kind, id, category, content, timestamp, importance, metadata, *rest)
 
 
 def logged_value(entry: MemoryEntry, name: str, fields: Mapping[str, Any]) -> Any:
-    """What the log has of a field that an insert, which named `given`, may leave out."""
+    """Return the logged value of an optional field of an insert.
+
+    Args:
+        entry: Entry that the insert made.
+        name: Name of the field.
+        fields: Fields that the insert gave.
+    """
     if name == "metadata":
         return json.dumps(entry.metadata) if entry.metadata else "{}"
     return fields.get(name) if name in ("timestamp", "expires") else getattr(entry, name)
 
 
 def _decode_metadata(text: str) -> dict[str, Any]:
-    return {} if text == "{}" else json.loads(text)  # mostly empty, and then not worth parsing
+    return {} if text == "{}" else json.loads(text)  # mostly empty: skip the parser

@@ -1,15 +1,14 @@
-"""One SQLite file: its format, its transactions, and the rows of one namespace.
+"""SQLite files: format, migrations and transactions.
 
-The log (`operations`) is append-only and complete; only erasure may make stubs of its rows. `versions` holds every
-version of every entry with the log positions between which it was current; it and `vectors` follow from the log, and
-each operation writes all of its rows in one transaction. WAL with `synchronous=FULL`: when a write returns, it is on
-disk. With `NORMAL` it is with the operating system: a killed process loses nothing, a power failure may take back the
-last operations, whole ones. A file of an older format is brought to the present one when it is opened, in one
-transaction. What expires is found by an index of its own, so that to look whether anything does costs no more in a
-large memory.
+The log (`operations`) is append-only and complete; only erasure may turn its rows into stubs. `versions` holds every
+version of every entry with the log positions between which it was current. It and `vectors` follow from the log, and
+each operation writes all of its rows in one transaction. In WAL mode with `synchronous=FULL`, a write that has
+returned is on disk. With `NORMAL` the operating system has it: a killed process loses nothing, and a power failure may
+lose the last operations, whole ones. Opening a file of an older format migrates it in one transaction. Expiry has an
+index of its own, so checking for expired entries stays cheap in a large memory.
 
-`operations.head` names the earlier position whose facts the memory holds after this row: the row's own for ordinary
-operations, an earlier one after an undo, a redo or a restore. That is what a following `undo` goes back from.
+`operations.head` is the position whose facts the memory holds after the row: the row's own for ordinary operations, an
+earlier one after an undo, a redo or a restore. The next `undo` continues from there.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from memalpha.store.filters import format_utc
 APPLICATION_ID = 0x6D416C70  # "mAlp"
 FORMAT = 4
 
-_LOCK_TIMEOUT = 30.0  # seconds a writer waits for its turn
-_ABANDONED_AFTER = 86400.0  # seconds until a file that was never finished counts as left by a killed process
-_PAGE_SIZE = 8192  # bytes: five vectors of 384 fit into one, where two fit into half of it
-_CACHE_SIZE = 16  # MiB of pages that a connection may hold; SQLite's 2 are written out and read again in every batch
+_LOCK_TIMEOUT = 30.0  # seconds that a writer waits for the lock
+_ABANDONED_AFTER = 86400.0  # seconds until a temporary file counts as left by a killed process
+_PAGE_SIZE = 8192  # bytes; holds five vectors of 384 numbers, while half of it would hold two
+_CACHE_SIZE = 16  # MiB of cached pages; SQLite's default of 2 spills and rereads pages in every batch
 
-# The one change that a row of the log may suffer is erasure: it becomes a stub and keeps nothing but its place.
+# A log row may change by erasure only: it becomes a stub that keeps its position, time and head.
 _APPEND_ONLY = """\
 CREATE TRIGGER operations_stay BEFORE UPDATE ON operations WHEN NOT (
   OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
@@ -48,7 +47,7 @@ BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;"""
 
 _EXPIRING = "CREATE INDEX expiring ON versions (ns, expires) WHERE valid_to IS NULL AND expires IS NOT NULL;"
 
-# The raw text of each source in its order, so that what stands around a span is found without reading the source.
+# Spans of each source in order, so that neighbours of a span are found without reading the source.
 _SPANS = """\
 CREATE INDEX spans ON versions (ns, source, coalesce(chunk, -1), created)
   WHERE valid_to IS NULL AND turn IS NOT NULL AND source IS NOT NULL;"""
@@ -77,9 +76,9 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT};
 """
 
-# What brings a file from a format to the next one.
+# Statements that migrate a file from a format to the next.
 _MIGRATIONS = {
-    1: "",  # another trigger operations_stay, which the next step replaces once more
+    1: "",  # another trigger operations_stay, which the next step replaces again
     2: f"""\
 DROP TRIGGER operations_stay;
 ALTER TABLE operations ADD COLUMN expires TEXT;
@@ -91,12 +90,16 @@ ALTER TABLE versions ADD COLUMN expires TEXT;
 
 
 class SQLiteDatabase:
-    """One connection to a store file. All access goes through `transaction`; threads take turns.
+    """Connection to a store file. All access goes through `transaction`; threads take turns.
 
-    `path` may be ":memory:"; see `MemoryStore.open` for `durability`. A new store records `initial_meta()`; `meta` is
-    what the file has recorded. Raises `StoreError` for a file that is no store, one of a newer format, one that is
-    missing (without `create`), or a missing folder. `clock` tells the time; `numbers`: those of namespaces, as this
-    connection sees them.
+    Attributes:
+        path: File path or ":memory:".
+        clock: Returns the current time.
+        meta: Recorded metadata of the file.
+        namespace_ids: Ids of namespaces by name, as this connection sees them.
+
+    Raises `StoreError` for a file that is no store or of a newer format, a missing file without `create`, or a missing
+    folder.
     """
 
     def __init__(
@@ -113,21 +116,21 @@ class SQLiteDatabase:
         self.path = path
         self.clock = clock
         self._lock = RLock()
-        self._writes = False  # what the transaction at hand may do
+        self._writes = False  # True if the open transaction may write
         self.namespace_ids: dict[str, int] = {}
         if path != ":memory:":
             _check_path(Path(path), create)
         initial_meta = cache(initial_meta)
         if not Path(path).exists():
-            initial_meta()  # may raise, and is asked before the file comes into being
+            initial_meta()  # may raise: call it before the file is created
         with self._translated_errors():
-            # Transactions are begun and ended here, never by the sqlite3 module (isolation_level None).
+            # With isolation_level None, the sqlite3 module never begins or ends a transaction itself.
             self._connection = sqlite3.connect(
                 path, timeout=_LOCK_TIMEOUT, isolation_level=None, check_same_thread=False
             )
         try:
             self._prepare(create, initial_meta)
-            if durability == "normal":  # making and migrating a file is durable in any case
+            if durability == "normal":  # creating and migrating a file is always durable
                 self._connection.execute("PRAGMA synchronous = NORMAL")
         except BaseException:
             self._connection.close()
@@ -136,16 +139,18 @@ class SQLiteDatabase:
     def _prepare(self, create: bool, initial_meta: Callable[[], dict[str, str]]) -> None:
         with self._translated_errors():
             self._connection.execute("PRAGMA synchronous = FULL")
-            self._connection.execute("PRAGMA fullfsync = ON")  # macOS: really through the drive's own cache
+            self._connection.execute("PRAGMA fullfsync = ON")  # macOS: flush the drive's cache, too
             self._connection.execute(f"PRAGMA cache_size = {-1024 * _CACHE_SIZE}")
             if self._is_new():
                 if not create:
                     raise StoreError(f"{self.path} is an empty database, not a memalpha store")
                 meta = initial_meta()
-                self._connection.execute(f"PRAGMA page_size = {_PAGE_SIZE}")  # heeded before the first page is written
+                self._connection.execute(
+                    f"PRAGMA page_size = {_PAGE_SIZE}"
+                )  # takes effect only before the first page is written
                 self._use_wal()
                 with self.transaction():
-                    if self._is_new():  # still: another process may have been faster
+                    if self._is_new():  # check again: another process may have been faster
                         for statement in _split_statements(_DDL):
                             self._connection.execute(statement)
                         self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
@@ -154,11 +159,14 @@ class SQLiteDatabase:
             self.meta: dict[str, str] = dict(self._connection.execute("SELECT key, value FROM meta"))
 
     def _migrate(self) -> None:
-        """Bring a file of an older format to the present one; `StoreError` for one that is not known."""
+        """Migrate a file of an older format to the current one.
+
+        Raises `StoreError` for an unknown format.
+        """
         if self._pragma("user_version") == FORMAT:
             return
         with self.transaction():
-            version = self._pragma("user_version")  # asked again: another process may have been faster
+            version = self._pragma("user_version")  # read again: another process may have been faster
             if not 1 <= version <= FORMAT:
                 raise StoreError(
                     f"{self.path} has store format {version}, this memalpha reads 1 to {FORMAT}: upgrade memalpha"
@@ -169,8 +177,8 @@ class SQLiteDatabase:
             self._connection.execute(f"PRAGMA user_version = {FORMAT}")
 
     def _is_new(self) -> bool:
-        """Whether the file holds nothing yet; `StoreError` if it holds something that is not a store."""
-        with self.transaction(write=False):  # one moment: another process may be making the store just now
+        """Return True if the file is empty. Raises `StoreError` if it is not a store."""
+        with self.transaction(write=False):  # one consistent view: another process may be creating the store
             application = self._pragma("application_id")
             if application == APPLICATION_ID:
                 return False
@@ -180,7 +188,7 @@ class SQLiteDatabase:
         return True
 
     def _use_wal(self) -> None:
-        """Switch the file to WAL. SQLite does not wait here for another process that is doing the same, so we do."""
+        """Switch the file to WAL, waiting for another process that does the same; SQLite does not wait here."""
         deadline = monotonic() + _LOCK_TIMEOUT
         while True:
             try:
@@ -196,10 +204,9 @@ class SQLiteDatabase:
 
     @contextmanager
     def transaction(self, *namespaces: str, write: bool = True) -> Iterator[sqlite3.Connection]:
-        """Everything inside happens at once or not at all; for reads, everything inside sees one moment, whatever
-        namespaces it is `of`.
+        """Open a transaction: all writes happen or none, and all reads see one moment.
 
-        Inside another transaction of this thread it joins that one.
+        Within another transaction of this thread it joins that one. Which `namespaces` it is for does not matter here.
         """
         with self._lock:
             connection = self._connection
@@ -210,12 +217,12 @@ class SQLiteDatabase:
                     return
                 self._writes = write
                 try:
-                    # IMMEDIATE: a writer waits for its turn here, before it has read what others may still change.
+                    # IMMEDIATE: wait for other writers here, before reading anything that they may change.
                     connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                     yield connection
                     connection.execute("COMMIT")
                 except BaseException:  # Ctrl-C included
-                    self.namespace_ids.clear()  # one that was given in this transaction may go to another name
+                    self.namespace_ids.clear()  # an id assigned in this transaction may be reused for another name
                     raise
                 finally:
                     if connection.in_transaction:
@@ -224,20 +231,20 @@ class SQLiteDatabase:
                 self._raise_store_error(error)
 
     def now(self) -> str:
-        """The time as the log keeps it."""
+        """Return the current time as the log stores it."""
         return format_utc(self.clock())
 
     def mark_for_scrub(self) -> None:
-        """Note, in the transaction that erases, that the file has to be rewritten after it."""
+        """Record, in the erasing transaction, that the file must be rewritten afterwards."""
         self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('scrub', 'due')")
 
     @property
     def is_scrub_due(self) -> bool:
-        """Whether something was erased and the file not rewritten yet."""
+        """True if entries were erased and the file has not been rewritten since."""
         return self._connection.execute("SELECT 1 FROM meta WHERE key = 'scrub'").fetchone() is not None
 
     def scrub(self) -> None:
-        """Rewrite the file if that is due, so that free pages and write-ahead log hold nothing that was erased."""
+        """Rewrite the file if due, so that free pages and the write-ahead log hold nothing erased."""
         with self._lock, self._translated_errors():
             if not self.is_scrub_due:
                 return
@@ -250,25 +257,25 @@ class SQLiteDatabase:
             self._connection.execute("DELETE FROM meta WHERE key = 'scrub'")
 
     def read_damaged_text(self) -> None:
-        """From now on, give text that is not UTF-8 with half surrogate pairs for the bytes that do not fit."""
+        """Decode text that is not UTF-8 with surrogate escapes from now on."""
         self._connection.text_factory = lambda data: data.decode(errors="surrogateescape")
 
     def namespaces(self) -> list[str]:
-        """The names of all namespaces that were ever written to."""
+        """Return the names of all namespaces that were ever written to."""
         return [name for (name,) in self._connection.execute("SELECT name FROM namespaces ORDER BY name")]
 
     def integrity_errors(self) -> Iterator[str]:
-        """What SQLite finds wrong with the file, a line each."""
+        """Iterate over the errors that SQLite's integrity check finds."""
         for (message,) in self._connection.execute("PRAGMA integrity_check"):
             if message != "ok":
                 yield message
 
     def warnings(self) -> list[str]:
-        """What else one should know: nothing, of a file."""
+        """Return warnings about the database; a file has none."""
         return []
 
     def schema_mismatches(self) -> dict[str, str]:
-        """The tables that the file lacks, the indexes and triggers that it lacks or has otherwise: name and kind."""
+        """Return missing tables, and missing or altered indexes and triggers, as {name: kind}."""
         recorded = {name: f"{sql};" for name, sql in self._connection.execute("SELECT name, sql FROM sqlite_master")}
         return {
             name: kind
@@ -277,23 +284,23 @@ class SQLiteDatabase:
         }
 
     def recreate(self, name: str) -> None:
-        """Make one of `misses` anew."""
+        """Recreate a table, index or trigger that `schema_mismatches` returned."""
         kind, statement = _definitions()[name]
         self._connection.execute(f"DROP {kind} IF EXISTS {name}")
         self._connection.execute(statement)
 
     def count_orphans(self, table: str) -> int:
-        """The rows of a table whose namespace is not there."""
+        """Count the rows of a table whose namespace does not exist."""
         query = f"SELECT count(*) FROM {table} WHERE ns NOT IN (SELECT ns FROM namespaces)"
         return self._connection.execute(query).fetchone()[0]
 
     def delete_orphans(self, table: str) -> None:
-        """Delete them."""
+        """Delete the rows of a table whose namespace does not exist."""
         self._connection.execute(f"DELETE FROM {table} WHERE ns NOT IN (SELECT ns FROM namespaces)")
 
     @contextmanager
     def bulk_load(self) -> Iterator[None]:
-        """What an empty store is filled in: here nothing is put off until it is full."""
+        """Wrap the filling of an empty store; a file needs no special handling."""
         yield
 
     @contextmanager
@@ -304,7 +311,7 @@ class SQLiteDatabase:
             self._raise_store_error(error)
 
     def _raise_store_error(self, error: sqlite3.Error) -> NoReturn:
-        """Raise what says in the store's words what SQLite has met, and what to do."""
+        """Raise the error in the store's words, with what to do."""
         if isinstance(error, sqlite3.ProgrammingError):
             if "closed" not in str(error):
                 raise error
@@ -322,14 +329,16 @@ class SQLiteDatabase:
         raise StoreError(f"{self.path}: {error}") from error
 
     def close(self) -> None:
-        """Close the connection; a second time does nothing."""
+        """Close the connection; closing again does nothing."""
         with self._lock:
             self._connection.close()
 
 
 def temporary_path(path: Path) -> Path:
-    """A hidden name of this process beside a file, for what is moved there once it is whole. What a process that was
-    killed left under such a name is removed after a day."""
+    """Return a hidden path of this process beside a file, to be moved there once complete.
+
+    Temporary files that a killed process left are removed after a day.
+    """
     abandoned = re.compile(rf"\.{re.escape(path.name)}\.\d+(-wal|-shm)?")
     for file in path.parent.iterdir():
         with suppress(FileNotFoundError):  # another process may be doing the same
@@ -340,7 +349,7 @@ def temporary_path(path: Path) -> Path:
 
 @contextmanager
 def create_file(path: Path, meta: Mapping[str, str]) -> Iterator[SQLiteDatabase]:
-    """A new store file of the same schema and embedder, which is at `path` when the block has ended well, and whole."""
+    """Yield a new store file that appears at `path`, complete, only if the block succeeds."""
     _check_path(path, create=True)
     if path.exists():
         raise StoreError(f"{path} is there already: give another path")
@@ -363,7 +372,7 @@ def create_file(path: Path, meta: Mapping[str, str]) -> Iterator[SQLiteDatabase]
 
 
 def _split_statements(script: str) -> Iterator[str]:
-    """The statements of a script. (`executescript` would commit the open transaction first.)"""
+    """Iterate over the statements of a script. (`executescript` would commit the open transaction first.)"""
     statement = ""
     for line in script.splitlines():
         statement += line + "\n"
@@ -373,7 +382,7 @@ def _split_statements(script: str) -> Iterator[str]:
 
 
 def _definitions() -> dict[str, tuple[str, str]]:
-    """What the format consists of, by name: table, index or trigger, and the statement that makes it."""
+    """Return the parts of the format by name: kind (table, index, trigger) and SQL statement."""
     definitions = {}
     for statement in map(str.strip, _split_statements(_DDL)):
         if match := re.match(r"CREATE (?:UNIQUE )?(TABLE|INDEX|TRIGGER) (\w+)", statement):

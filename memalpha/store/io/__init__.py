@@ -1,1 +1,1 @@
-"""Stores in and out: JSONL, Markdown, copies of stores."""
+"""Import and export of stores: JSON Lines, Markdown, whole copies, other memory systems."""

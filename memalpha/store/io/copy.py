@@ -1,4 +1,4 @@
-"""A whole store moved into another database: all of its namespaces, each with its log."""
+"""Copying a whole store into another database: all namespaces, each with its log."""
 
 from __future__ import annotations
 
@@ -11,14 +11,24 @@ from memalpha.store.schema import MemorySchema
 
 
 def copy_store(source: str | Path, target: str | Path) -> dict[str, int]:
-    """Copy all namespaces of a store, a file or a PostgreSQL URL, into a new one, a file or a URL.
+    """Copy all namespaces of a store into a new one.
 
-    The logs go as they are, with positions, times, ids and stubs of what was erased, and so do versions and vectors:
-    nothing is embedded anew, and every past state, undo and redo are the same in both. What is copied is one moment of
-    the source. The copy is there as a whole or not at all; a URL may name a store that has no namespace yet, of the
-    same schema and embedder. Returns the number of operations by namespace.
+    Both may be a file or a PostgreSQL URL.
 
-    Raises `StoreError` where the source is no store, the target holds something, or cannot hold what the source does.
+    Logs are copied unchanged, with positions, times, ids and erasure stubs, and so are versions and vectors. Nothing
+    is embedded again, and every past state, undo and redo is the same in both. The copy shows one moment of the
+    source, and either all of it exists or nothing. A target URL may name a store without namespaces, of the same
+    schema and embedder.
+
+    Args:
+        source: Store to read.
+        target: Store to create.
+
+    Returns:
+        Number of operations by namespace.
+
+    Raises:
+        StoreError: The source is no store, or the target is not empty or cannot hold the source.
     """
     source_database, schema, _ = open_database(source, None, None, create=False, durability="full", clock=system_clock)
     try:

@@ -1,6 +1,6 @@
-"""A namespace's log as JSON Lines: a header line, then one operation a line, oldest first.
+"""A namespace's log as JSON Lines: a header line, then one operation per line, oldest first.
 
-A file made by hand needs no header, and a line no more than `{"category": "semantic", "content": "..."}`.
+A file made by hand needs no header, and a line only `{"category": "semantic", "content": "..."}`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _require_offset(text: str) -> str:
 
 
 class Line(BaseModel):
-    """One operation in a file: its fields, and, in an exported log, its position, time and head."""
+    """One operation of a file; an exported log adds its position (`seq`), time and effective position (`head`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -57,14 +57,24 @@ class Line(BaseModel):
     expires: str | None = None
 
     def operation(self) -> Operation:
-        """The operation the line stands for."""
+        """Return the operation of the line."""
         return Operation(**self.model_dump(exclude={"seq", "time", "head"}))
 
 
 def write_jsonl(
     path: Path, schema: MemorySchema, namespace: str, log: Iterable[tuple[int, str, int, Operation]]
 ) -> int:
-    """Write a log (position, time, head, operation), under another name first; the number of operations."""
+    """Write a log to a file that appears when complete.
+
+    Args:
+        path: File to write.
+        schema: Schema of the store, for the header.
+        namespace: Name of the namespace, for the header.
+        log: Rows of position, time, effective position and operation.
+
+    Returns:
+        Number of operations.
+    """
     header = {"memalpha": VERSION, "namespace": namespace, "schema": json.loads(schema.to_json())}
     count = 0
     with atomic_writer(path) as file:
@@ -78,14 +88,17 @@ def write_jsonl(
 
 
 def to_json(value: Any, **options: Any) -> str:
-    """JSON to be read by people too; only halves of surrogate pairs, which no file can hold, are written as escapes."""
+    """Return readable JSON text; only lone surrogates, which no file can hold, are escaped."""
     text = json.dumps(value, ensure_ascii=False, **options)
     return _SURROGATES.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[TextIO]:
-    """A text file to write, which is at `path` when the block has ended well, and whole; raises `StoreError`."""
+    """Yield a text file that appears at `path`, complete, only if the block succeeds.
+
+    Raises `StoreError`.
+    """
     temporary = None
     try:
         temporary = temporary_path(path)
@@ -100,7 +113,7 @@ def atomic_writer(path: Path) -> Iterator[TextIO]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, line ends as they are; raises `DataError`."""
+    """Return the text of a file with its line ends unchanged. Raises `DataError`."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -110,7 +123,10 @@ def read_text(path: Path) -> str:
 
 
 def read_jsonl(path: Path) -> list[tuple[int, Line]]:
-    """The operations of a file with their line numbers; raises `DataError` naming file, line and field."""
+    """Return the operations of a file with their line numbers.
+
+    Raises `DataError` naming file, line and field.
+    """
     lines: list[tuple[int, Line]] = []
     for number, text in enumerate(read_text(path).split("\n"), 1):
         if not text.strip():
@@ -126,8 +142,19 @@ def read_jsonl(path: Path) -> list[tuple[int, Line]]:
 
 
 def parse_fields(location: str, text: str, names: Sequence[str]) -> dict[str, Any]:
-    """The fields of an operation that a JSON object gives, of those in `names`; raises `DataError` beginning with
-    `where`."""
+    """Parse a JSON object of operation fields.
+
+    Args:
+        location: Prefix of error messages, such as `file:line`.
+        text: JSON object.
+        names: Names of allowed fields.
+
+    Returns:
+        The fields that are not null.
+
+    Raises:
+        DataError: The JSON or a field is invalid.
+    """
     data = _parse_json(location, text)
     for name in data if isinstance(data, dict) else ():
         if name not in names:
@@ -156,12 +183,12 @@ def _parse_line(location: str, data: Any) -> Line:
 
 
 def stored_contents(path: str | Path, lines: Iterable[tuple[int, Line]]) -> list[str]:
-    """The contents that the lines of a file will store; raises `DataError` for one that cannot be."""
+    """Return the contents that the lines will store. Raises `DataError` for an invalid one."""
     contents = set()
     for number, line in lines:
         if line.kind in ("insert", "update"):
             with locate_errors(f"{path}:{number}"):
-                if line.seq is None:  # what was logged once is taken as it is
+                if line.seq is None:  # logged timestamps are kept unchecked
                     check_timestamp(line.timestamp)
                 contents.add(clean_content(line.content))
     return sorted(contents)
@@ -170,11 +197,23 @@ def stored_contents(path: str | Path, lines: Iterable[tuple[int, Line]]) -> list
 def apply_lines(
     namespace: Namespace, path: str | Path, lines: Iterable[tuple[int, Line]], vectors: Mapping[str, np.ndarray]
 ) -> int:
-    """Append the operations of a file's lines to a log, exact duplicates without an id left out; their number."""
+    """Append the operations of a file's lines to a log.
+
+    Exact duplicates without an id are skipped.
+
+    Args:
+        namespace: Namespace to write to, inside a transaction.
+        path: File of the lines, for error messages.
+        lines: Line numbers and lines, from `read_jsonl`.
+        vectors: Embeddings by content.
+
+    Returns:
+        Number of appended operations.
+    """
     before = namespace.position
     for number, line in lines:
         operation, head, position = line.operation(), line.head, namespace.position + 1
-        # Positions, times and heads of an exported log mean something only where it is all there is.
+        # Positions, times and heads of an exported log apply only if the target log equals it so far.
         as_logged = (
             before == 0
             and line.seq == position
@@ -182,7 +221,7 @@ def apply_lines(
             and (head == position or namespace.effective_position(head) == head)
         )
         if operation.kind == "erased" and not as_logged:
-            continue  # a stub that changes nothing
+            continue  # a stub has no effect
         duplicates = suppress(DuplicateContent) if operation.id is None else nullcontext()
         with locate_errors(f"{path}:{number}"), duplicates:
             if as_logged:
@@ -194,7 +233,7 @@ def apply_lines(
 
 @contextmanager
 def locate_errors(location: str) -> Iterator[None]:
-    """What the store refuses is an error of this place in a file."""
+    """Re-raise a `StoreError` as a `DataError` that names the location in a file."""
     try:
         yield
     except StoreError as error:

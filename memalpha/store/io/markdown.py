@@ -1,4 +1,4 @@
-"""What a memory holds now as Markdown that a person reads and edits, and back.
+"""The current memory as Markdown that people can read and edit, and back.
 
     # Memory
 
@@ -11,13 +11,13 @@
     - Ana lives in Porto.
       `{"id": "ana-lives#k", "timestamp": "2025-01-10", "source": "chat-7"}`
 
-An entry is a `- ` line; further lines of its content are indented by two blanks. A line whose text begins with a
-backslash or another punctuation sign gets a backslash before it, as Markdown wants it, so that no content is taken for
-a heading, a list or a comment. The last line, in backticks, says the rest: `FIELDS`, those that are not given have
-their defaults (importance 1, no metadata, no date, no origin). An entry of one's own needs no such line.
+An entry is a `- ` line; further lines of its content are indented by two blanks. A line that begins with a backslash
+or another punctuation sign is escaped with a backslash, as in Markdown, so that no content is read as a heading, list
+or comment. The last line, in backticks, holds the other `FIELDS`; missing ones have their defaults (importance 1, no
+metadata, no date, no origin). An entry that you add by hand needs no such line.
 
-Importing makes each entry of the document live as it stands there: what is known by its id is updated, what is not is
-inserted. What the document leaves out stays; its past does too. The history is not in the document: JSON Lines has it.
+Importing makes each entry of the document live as written: a known id is updated, anything else is inserted. Entries
+missing from the document stay, and so do past versions. The document has no history; JSON Lines does.
 """
 
 from __future__ import annotations
@@ -48,8 +48,13 @@ _PUNCTUATION = frozenset(string.punctuation)
 
 @dataclass(frozen=True, slots=True)
 class MarkdownDocument:
-    """A document that was read: the core memory (None: no such section) and the entries as inserts, each with the
-    number of its line."""
+    """Parsed document.
+
+    Attributes:
+        core: Core memory text; None without such a section.
+        core_line: Line number of the core memory section.
+        entries: Line number and insert of each entry.
+    """
 
     core: str | None
     core_line: int
@@ -57,7 +62,10 @@ class MarkdownDocument:
 
 
 def export_markdown(store: MemoryStore, path: str | Path) -> int:
-    """Write what a store's namespace holds now, and return the number of entries; the file appears at once."""
+    """Write the current entries of a namespace and return their number.
+
+    The file appears when complete.
+    """
     with store._transaction():
         entries, core = store._namespace.live_entries(), store._namespace.core_at(store._namespace.position)
     with atomic_writer(Path(path)) as file:
@@ -66,8 +74,10 @@ def export_markdown(store: MemoryStore, path: str | Path) -> int:
 
 
 def import_markdown(store: MemoryStore, path: str | Path) -> int:
-    """Make the entries and the core memory of a document live in a store's namespace, all or none; the number of
-    operations it took. Raises `DataError` naming file and line."""
+    """Apply the entries and core memory of a document, all or none; return the number of operations.
+
+    Raises `DataError` naming file and line.
+    """
     document = read_markdown(path)
     vectors = store._embed(sorted({operation.content or "" for _, operation in document.entries}))
     with store._transaction(write=True):
@@ -75,7 +85,13 @@ def import_markdown(store: MemoryStore, path: str | Path) -> int:
 
 
 def render_markdown(schema: MemorySchema, core: str, entries: Iterable[MemoryEntry]) -> str:
-    """The document of some entries, in the order of the schema's categories."""
+    """Return the document of some entries, ordered by the schema's categories.
+
+    Args:
+        schema: Schema whose categories become headings.
+        core: Core memory text; "" leaves the section out.
+        entries: Entries to write.
+    """
     parts = ["# Memory\n"]
     if core:
         parts.append(
@@ -90,8 +106,12 @@ def render_markdown(schema: MemorySchema, core: str, entries: Iterable[MemoryEnt
 
 
 def read_markdown(path: str | Path) -> MarkdownDocument:
-    """Read a document; raises `DataError` naming file and line for what is no entry, heading or quoted core memory, for
-    a details line that is not understood, and for an id that occurs twice."""
+    """Parse a document.
+
+    Raises:
+        DataError: A line is no entry, heading or quoted core memory, a details line is invalid, or an id occurs twice.
+            The message names file and line.
+    """
     section, core, core_line = "", None, 0
     entries: list[tuple[int, Operation]] = []
     lines = _read_lines(path)
@@ -125,8 +145,17 @@ def read_markdown(path: str | Path) -> MarkdownDocument:
 def apply_document(
     namespace: Namespace, path: str | Path, document: MarkdownDocument, vectors: Mapping[str, np.ndarray]
 ) -> int:
-    """Append what makes a document's entries live as they stand there; the number of operations. Inside a
-    transaction."""
+    """Append the operations that make a document's entries live as written. Call inside a transaction.
+
+    Args:
+        namespace: Namespace to write to.
+        path: File of the document, for error messages.
+        document: Parsed document.
+        vectors: Embeddings by content.
+
+    Returns:
+        Number of appended operations.
+    """
     before = namespace.position
     if document.core is not None and document.core != namespace.core_at(before):
         with locate_errors(f"{path}:{document.core_line}"):
@@ -150,7 +179,7 @@ def apply_document(
             try:
                 namespace.write(update, vectors)
             except DuplicateContent as duplicate:
-                if duplicate.entry_id != current.id:  # else it stands there as it is
+                if duplicate.entry_id != current.id:  # the entry is unchanged
                     raise
     return namespace.position - before
 
@@ -174,7 +203,7 @@ def _unescape(line: str) -> str:
 
 
 def _parse_entry(location: str, category: str, body: Sequence[str]) -> Operation:
-    """The insert that an item's lines stand for."""
+    """Return the insert that an item's lines describe."""
     details = {}
     if len(body) > 1 and body[-1].startswith("`{") and body[-1].rstrip().endswith("}`"):
         *body, details_line = body
@@ -186,7 +215,7 @@ def _parse_entry(location: str, category: str, body: Sequence[str]) -> Operation
 
 
 class _LineReader(Iterator[tuple[int, str]]):
-    """Numbered lines, of which one can be put back."""
+    """Iterator over numbered lines; set `number` back to read lines again."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts, self.number = texts, 0
@@ -200,14 +229,16 @@ class _LineReader(Iterator[tuple[int, str]]):
 
 def _read_lines(path: str | Path) -> _LineReader:
     texts = read_text(Path(path)).split("\n")
-    if all(text.endswith("\r") for text in texts[:-1]):  # an editor's line ends, and no content's
+    if all(text.endswith("\r") for text in texts[:-1]):  # line ends of an editor, not of the content
         texts = [text.removesuffix("\r") for text in texts]
     return _LineReader(texts)
 
 
 def _read_indented(lines: _LineReader) -> list[str]:
-    """The further lines of an item, up to its details or to the next line that is not indented; blank ones between
-    them belong to it."""
+    """Return the further lines of an item, up to the next line that is not indented.
+
+    Blank lines between indented lines belong to the item.
+    """
     content: list[str] = []
     end = lines.number
     for number, text in lines:

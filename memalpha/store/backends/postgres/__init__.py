@@ -1,1 +1,1 @@
-"""Stores in PostgreSQL with pgvector."""
+"""PostgreSQL databases with pgvector."""

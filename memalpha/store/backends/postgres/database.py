@@ -1,13 +1,13 @@
-"""One PostgreSQL schema of stores: its connections, its transactions, and what its errors mean.
+"""PostgreSQL schema of stores: connections and transactions.
 
-Reads are REPEATABLE READ: everything inside sees one moment. Writers of one namespace take turns, by a lock of its row
-in `namespaces`, taken before anything is read; then READ COMMITTED sees all that the one before has written, and
-nobody else writes there. Those of different namespaces do not wait for each other, and threads work side by side, each
-transaction over a connection of its own out of a pool. A write that has returned is on disk, by the server's word
-(`synchronous_commit` is put on where it is off).
+Reads are REPEATABLE READ: everything inside one transaction sees one moment. Writers of one namespace take turns: they
+lock its row in `namespaces` before reading anything. READ COMMITTED then sees all writes of the previous writer, and
+nobody else writes there. Writers of different namespaces do not wait for each other. Threads work in parallel, each
+transaction on its own pooled connection. A write that has returned is on disk (`synchronous_commit` is switched on
+where it is off).
 
-A connection that turns out to be dead when a transaction begins is replaced: nothing has been done then. One that is
-lost later is an error that says what is known of the transaction, since to do it again might be to do it twice.
+A connection that turns out dead at the beginning of a transaction is replaced, because nothing was done yet. A later
+loss is an error that says what is known of the transaction; a retry could apply it twice.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from memalpha.store.backends.postgres.url import redact_url, split_schema
 from memalpha.store.backends.postgres.vector_codec import register_vectors
 from memalpha.store.filters import format_utc
 
-CONNECTIONS = 10  # at most, of one store: threads beyond wait for one another
+CONNECTIONS = 10  # per store at most; further threads wait
 
-_LOCK_TIMEOUT = 30  # seconds a writer waits for its turn, or a thread for a connection
+_LOCK_TIMEOUT = 30  # seconds that a writer waits for its lock, or a thread for a connection
 _CONNECT_TIMEOUT = 10  # seconds for the server to answer
-_MAX_LISTED_NAMESPACES = 20  # namespaces that a transaction names to the policies at once
+_MAX_LISTED_NAMESPACES = 20  # up to here a transaction names all its namespaces to the policies at once
 _SET_NAMESPACES = "SELECT set_config('memalpha.ns', ?, true)"
 _IS_OWNER = "pg_has_role(c.relowner, 'USAGE')"
 
 
 class PostgresDatabase:
-    """A schema of stores: `postgresql://user:password@host/database`, with `?schema=name` if that is not "memalpha".
+    """Schema of stores at `postgresql://user:password@host/database`, with `?schema=name` unless it is "memalpha".
 
-    All access goes through `transaction`. See `sqlite.Database`, whose methods these are; `path` is the URL without
-    what is secret in it. Raises `StoreError` where the server, the database, its extension `vector` or (without
-    `create`) the store is not there, or where its format is a newer one.
+    All access goes through `transaction`. The methods are those of `sqlite.SQLiteDatabase`; `path` is the URL without
+    its secrets. Raises `StoreError` if the server, the database, its extension `vector` or (without `create`) the
+    store is missing, or if the format is newer.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class PostgresDatabase:
         self.clock = clock
         self.meta: dict[str, str] = {}
         self._durability = durability
-        self._made: list[str] = []  # statements that take back what opening it has made
-        self._known: dict[str, int] = {}  # numbers of namespaces; of transactions that have ended well
+        self._created: list[str] = []  # statements that drop what opening has created
+        self._known: dict[str, int] = {}  # ids of namespaces by name, from committed transactions
         self._local = local()
         connection = self._connect()
         try:
@@ -107,7 +107,7 @@ class PostgresDatabase:
     def _prepare(
         self, connection: psycopg.Connection, create: bool, initial_meta: Callable[[], dict[str, str]]
     ) -> None:
-        """Make the tables if they are not there, and read what is recorded."""
+        """Create the tables if missing, and read the recorded metadata."""
         try:
             encoding = connection.info.parameter_status("server_encoding")
             if encoding != "UTF8":
@@ -115,12 +115,12 @@ class PostgresDatabase:
             if not self._has_store(connection):
                 if not create:
                     raise StoreError(f"{self.path}: no such store: the database has no schema {self.schema} of stores")
-                meta = initial_meta()  # may raise, and is asked before anything comes into being
+                meta = initial_meta()  # may raise: call it before anything is created
                 with connection.transaction():
                     connection.execute(
                         "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"memalpha {self.schema}"]
                     )
-                    if not self._has_store(connection):  # still: another process may have been faster
+                    if not self._has_store(connection):  # check again: another process may have been faster
                         self._create_tables(connection, meta)
             rows = connection.execute(sql.SQL("SELECT key, value FROM {}.meta").format(sql.Identifier(self.schema)))
             self.meta = dict(rows.fetchall())
@@ -136,8 +136,10 @@ class PostgresDatabase:
                 f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}s'",
                 "SET LOCAL jit = off",
             ]
-            settings.append("SET LOCAL max_parallel_workers_per_gather = 0")  # to start one costs more than it saves
-            settings.append("SET LOCAL enable_seqscan = off")  # a plan made when the table was empty outlives that
+            settings.append(
+                "SET LOCAL max_parallel_workers_per_gather = 0"
+            )  # starting a worker costs more than it saves
+            settings.append("SET LOCAL enable_seqscan = off")  # a plan made for an empty table would be kept
             if self._durability == "normal":
                 settings.append("SET LOCAL synchronous_commit = off")
             elif connection.execute("SHOW synchronous_commit").fetchone() == ("off",):
@@ -153,7 +155,7 @@ class PostgresDatabase:
         return row is not None and row[0]
 
     def _vector_schema(self, connection: psycopg.Connection) -> sql.Identifier:
-        """The schema that the extension `vector` lies in."""
+        """Return the schema of the extension `vector`."""
         row = connection.execute(
             "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace "
             "WHERE e.extname = 'vector'"
@@ -168,15 +170,15 @@ class PostgresDatabase:
         )
 
     def _create_tables(self, connection: psycopg.Connection, meta: dict[str, str]) -> None:
-        """Make the tables, inside a transaction."""
+        """Create the tables, inside a transaction."""
         dim = int(json.loads(meta["embedder"])["dim"])
         extension = self._vector_schema(connection).as_string(connection)
         schema = sql.Identifier(self.schema)
         schema_row = connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [self.schema]).fetchone()
-        if schema_row is None:  # asked first, because IF NOT EXISTS needs the right to make it even where it is there
+        if schema_row is None:  # CREATE SCHEMA IF NOT EXISTS needs the CREATE right even if the schema exists
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
         name = schema.as_string(connection)
-        self._made = [postgres_schema.drop_script(name)] + ([] if schema_row else [f"DROP SCHEMA {name}"])
+        self._created = [postgres_schema.drop_script(name)] + ([] if schema_row else [f"DROP SCHEMA {name}"])
         try:
             script = postgres_schema.create_script(name, extension, dim)
             connection.execute(script.encode(), prepare=False)
@@ -190,17 +192,20 @@ class PostgresDatabase:
         connection.cursor().executemany(statement, rows.items())
 
     def _configure(self, connection: psycopg.Connection) -> None:
-        """Make a connection of the pool ready: what its values are in Python."""
+        """Prepare a pooled connection: row factory and type adapters."""
         connection.cursor_factory = psycopg.RawCursor
         adapters = connection.adapters
-        for dumper in (Int8Dumper, Int8BinaryDumper):  # one type, so that one statement is one, in lists too
+        for dumper in (
+            Int8Dumper,
+            Int8BinaryDumper,
+        ):  # one integer type, so that a statement is prepared once, in lists too
             adapters.register_dumper(int, dumper)
         assert self._vector is not None, "the extension is there"
         register_vectors(connection, self._vector)
 
     @property
     def namespace_ids(self) -> MutableMapping[str, int]:
-        """Those of namespaces, as the transaction at hand sees them."""
+        """Ids of namespaces by name, as the current transaction sees them."""
         return self._current.numbers
 
     @property
@@ -208,7 +213,7 @@ class PostgresDatabase:
         return self._current.statements
 
     def statements(self, name: str) -> PostgresStatements:
-        """Where statements of a namespace are executed."""
+        """Return the executor for statements of a namespace."""
         transaction = self._current
         assert name in transaction.of, f"the transaction is not of the namespace {name!r}"
         if len(transaction.of) > _MAX_LISTED_NAMESPACES and transaction.shown != name:
@@ -224,10 +229,10 @@ class PostgresDatabase:
 
     @contextmanager
     def transaction(self, *namespaces: str, write: bool = True) -> Iterator[PostgresStatements]:
-        """Everything inside happens at once or not at all; for reads, everything inside sees one moment. It sees the
-        namespaces `of` which it is, and no other (of many, the one whose `statements` are at hand).
+        """Open a transaction: all writes happen or none, and all reads see one moment.
 
-        Inside another transaction of this thread it joins that one.
+        It sees only the given `namespaces`; of many, only the one whose `statements` were requested last. Within
+        another transaction of this thread it joins that one.
         """
         current: Transaction | None = getattr(self._local, "transaction", None)
         if current is not None:
@@ -251,7 +256,7 @@ class PostgresDatabase:
                     self._known.update(namespace_ids)
                 finally:
                     self._local.transaction = None
-            finally:  # once more, where Ctrl-C came just before that: nobody may join what is over
+            finally:  # again, in case Ctrl-C came just before: nobody may join a finished transaction
                 self._local.transaction = None
                 self._checkin_connection(connection)
         except psycopg.Error as error:
@@ -264,7 +269,7 @@ class PostgresDatabase:
             if not (write and is_connection_lost(error)):
                 raise
             self._raise_store_error(error, "whether this was stored is not known: look at the end of the log")
-        if status != "COMMIT":  # after an error that somebody has passed over
+        if status != "COMMIT":  # an error was suppressed inside the block
             raise StoreError(f"{self.path}: nothing of this was stored: the server answered {status}")
 
     def _checkin_connection(self, connection: psycopg.Connection) -> None:
@@ -274,8 +279,11 @@ class PostgresDatabase:
         self._pool.putconn(connection)
 
     def _open_transaction(self, namespaces: Sequence[str], write: bool) -> tuple[psycopg.Connection, dict[str, int]]:
-        """A connection on which a transaction has begun, and the numbers of new namespaces found."""
-        for retries in range(CONNECTIONS, -1, -1):  # all of the pool's may be dead, after a restart of the server
+        """Begin a transaction and return its connection with the ids of new namespaces.
+
+        Dead connections are replaced.
+        """
+        for retries in range(CONNECTIONS, -1, -1):  # after a server restart all pooled connections may be dead
             connection = self._checkout_connection()
             try:
                 return connection, self._begin(connection, namespaces, write)
@@ -283,20 +291,20 @@ class PostgresDatabase:
                 self._checkin_connection(connection)
                 if not (retries and isinstance(error, psycopg.Error) and is_connection_lost(error)):
                     raise
-                self._connect().close()  # raises what is the matter if no server is there any more
+                self._connect().close()  # raises the reason if the server is gone
         raise AssertionError
 
     def _checkout_connection(self) -> psycopg.Connection:
         try:
             return self._pool.getconn()
         except PoolTimeout as error:
-            self._connect().close()  # raises why there is no connection, unless all are in use
+            self._connect().close()  # raises the reason, unless all connections are in use
             raise StoreError(
                 f"{self.path}: all {CONNECTIONS} connections have been in use for {_LOCK_TIMEOUT} s"
             ) from error
 
     def _begin(self, connection: psycopg.Connection, namespaces: Sequence[str], write: bool) -> dict[str, int]:
-        """Begin a transaction: one round trip if the namespaces are known, two if they are to be written."""
+        """Begin a transaction: one round trip for known namespaces, two if they are written."""
         begin = "BEGIN ISOLATION LEVEL " + ("READ COMMITTED" if write else "REPEATABLE READ READ ONLY")
         known_ids = {name: self._known[name] for name in namespaces if name in self._known}
         is_short = len(namespaces) <= _MAX_LISTED_NAMESPACES
@@ -309,8 +317,8 @@ class PostgresDatabase:
         new_ids = read_namespace_numbers(connection, unknown_names, write)
         if write and (
             missing_names := unknown_names - new_ids.keys()
-        ):  # those who would make one of them take turns too
-            if len(missing_names) > _MAX_LISTED_NAMESPACES:  # a lock for each might be more than the server has
+        ):  # creators of the same namespace take turns, too
+            if len(missing_names) > _MAX_LISTED_NAMESPACES:  # one lock each might exceed the server's lock table
                 connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 1))", [self.schema])
             else:
                 connection.execute("SELECT pg_advisory_xact_lock_shared(hashtextextended($1, 1))", [self.schema])
@@ -323,7 +331,7 @@ class PostgresDatabase:
         return new_ids
 
     def add_namespace(self, name: str, namespace_id: int) -> None:
-        """Let the transaction at hand see a namespace that it has just made."""
+        """Show the current transaction a namespace that it has just created."""
         transaction = self._current
         transaction.numbers[name], transaction.shown = namespace_id, None
         if len(transaction.of) <= _MAX_LISTED_NAMESPACES:
@@ -332,8 +340,10 @@ class PostgresDatabase:
 
     @contextmanager
     def bulk_load(self) -> Iterator[None]:
-        """What an empty store is filled in, in a transaction that writes: vectors come into their index at the end all
-        at once, if the role owns the tables."""
+        """Build the vector index once, after the block that fills an empty store.
+
+        That needs a role that owns the tables; otherwise nothing changes.
+        """
         statements = self._current.statements
         query = (
             "SELECT pg_get_indexdef(c.oid) FROM pg_class c WHERE c.oid = to_regclass('vectors_near') AND " + _IS_OWNER
@@ -347,7 +357,7 @@ class PostgresDatabase:
             statements.execute(f"ANALYZE {', '.join(postgres_schema.TABLES)}")
 
     def analyze(self, namespace_id: int) -> None:
-        """Take statistics of the partitions that a namespace lies in, if the role owns them."""
+        """Update the statistics of a namespace's partitions, if the role owns them."""
         statements = self._current.statements
         for table in postgres_schema.TABLES:
             query = f"SELECT c.oid::regclass::text FROM pg_class c WHERE {_IS_OWNER} AND c.oid = "
@@ -358,34 +368,34 @@ class PostgresDatabase:
                 statements.execute(f"ANALYZE {partition[0]}")
 
     def drop_created(self) -> None:
-        """Drop the tables that opening this has made, if there is no namespace in them; no error where that fails."""
+        """Drop the tables that opening has created, if they hold no namespace. Failures are ignored."""
         with suppress(StoreError, psycopg.Error), self._connect() as connection, connection.transaction():
-            for statement in self._made[:1]:
+            for statement in self._created[:1]:
                 connection.execute(
                     f"SET LOCAL lock_timeout = '{_CONNECT_TIMEOUT}s'; {statement}".encode(), prepare=False
                 )
-            for statement in self._made[1:]:
+            for statement in self._created[1:]:
                 with suppress(psycopg.errors.DependentObjectsStillExist), connection.transaction():
                     connection.execute(statement.encode())
 
     def now(self) -> str:
-        """The time as the log keeps it."""
+        """Return the current time as the log stores it."""
         return format_utc(self.clock())
 
     def mark_for_scrub(self) -> None:
-        """Nothing can be done here about the bytes of what was erased: `MemoryStore.erase` says who can."""
+        """Do nothing: the server keeps erased bytes until vacuum (see `MemoryStore.erase`)."""
 
     is_scrub_due = False
 
     def scrub(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def namespaces(self) -> list[str]:
-        """The names of all namespaces that were ever written to, of those that the role may see."""
+        """Return the names of all written namespaces that the role may see."""
         return [name for (name,) in self._connection.execute("SELECT name FROM namespaces ORDER BY name")]
 
     def integrity_errors(self) -> Iterator[str]:
-        """What keeps namespaces apart, or the log as it is, and is not there, a line each."""
+        """Iterate over missing guards: row-level security, and the triggers that keep the log append-only."""
         query = (
             "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace "
             "AND relkind IN ('r', 'p') AND relname <> 'meta' AND NOT (relrowsecurity AND relforcerowsecurity) "
@@ -398,7 +408,7 @@ class PostgresDatabase:
             yield "a trigger that keeps the log append-only is missing or switched off"
 
     def warnings(self) -> list[str]:
-        """What else one should know of the server, and of the role that asks."""
+        """Return warnings about the server and the role."""
         query = "SELECT rolsuper OR rolbypassrls, current_user FROM pg_roles WHERE rolname = current_user"
         is_exempt, name = self._connection.execute(query).fetchone() or (False, "")
         warnings = [f"the role {name} passes by row-level security: let applications use another"] if is_exempt else []
@@ -409,21 +419,21 @@ class PostgresDatabase:
         return warnings
 
     def schema_mismatches(self) -> dict[str, str]:
-        """Nothing: tables that are missing are an error of the server's, and the faults above tell the rest."""
+        """Return nothing: a missing table is a server error, and `integrity_errors` reports missing guards."""
         return {}
 
     def recreate(self, name: str) -> None:
-        """Make one of `misses` anew: there are none."""
+        """Do nothing: `schema_mismatches` is empty."""
 
     def count_orphans(self, table: str) -> int:
-        """The rows of a table whose namespace is not there: none that a policy would show."""
+        """Return 0: the policies show no row without a namespace."""
         return 0
 
     def delete_orphans(self, table: str) -> None:
-        """Delete them: there are none."""
+        """Do nothing: there are no orphans."""
 
     def close(self) -> None:
-        """Close all connections; a second time does nothing."""
+        """Close all connections; closing again does nothing."""
         self._pool.close()
 
     def _raise_store_error(self, error: psycopg.Error, state: str = "") -> NoReturn:

@@ -1,14 +1,13 @@
-"""What a PostgreSQL schema of stores consists of: tables, indexes, the log's guards, and who may see what.
+"""Definition of a PostgreSQL schema of stores: tables, indexes, log triggers and row-level security.
 
-The tables are those of a store file. Each but `namespaces` is partitioned by the hash of its namespace's number, so
-that a namespace lies in one partition of each, and a cluster may spread them. Text is `COLLATE "C"`: its order is that
-of code points, as in SQLite. `vectors` and `postings` hold what searches need of a content: its embedding, and which
-word is there how often.
+The tables are those of a store file. Each but `namespaces` is partitioned by the hash of the namespace id, so a
+namespace lies in one partition of each, and a cluster can spread them. Text is `COLLATE "C"`, so its order is that of
+code points, as in SQLite. `vectors` and `postings` hold the search data of a content: its embedding and word counts.
 
-Row-level security, also for the owner: a row is seen and written only in a transaction that names its namespace, in
-`memalpha.ns`, and only by a role that may: the tables' owner, or one that is in `members` with that namespace, which
-only the owner writes. So to set the parameter opens nothing. The partitions themselves have no policy, that is, nobody
-gets in past the tables. Superusers, and roles with BYPASSRLS, pass by all of this: applications should be neither.
+Row-level security also applies to the owner. A row is visible and writable only in a transaction that names its
+namespace in `memalpha.ns`, and only for the tables' owner or a role that `members` lists with that namespace. Only the
+owner writes `members`, so setting the parameter grants nothing. The partitions themselves have no policy, so nobody
+can bypass the tables. Superusers and roles with BYPASSRLS bypass all of this: applications should be neither.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from __future__ import annotations
 FORMAT = 1
 PARTITIONS = 16
 TABLES = ("operations", "versions", "vectors", "postings")
-TRIGGERS = 3  # on the log
+TRIGGERS = 3  # triggers on the log
 
-_STATISTICS_ROWS, _STATISTICS_NAMESPACES = 200, 2  # made-up rows of a partition, and namespaces that they are of
-_MAX_DIM = 2000  # of a vector that fits into a page, and that HNSW takes
+_STATISTICS_ROWS, _STATISTICS_NAMESPACES = 200, 2  # synthetic rows per partition, and their namespaces
+_MAX_DIM = 2000  # largest vector that fits into a page and that HNSW supports
 _HNSW_INDEX = "CREATE INDEX vectors_near ON vectors USING hnsw (vector {operators});"
 
 _DDL = """
@@ -71,15 +70,15 @@ CREATE POLICY own ON namespaces USING (
 _IS_OWNER = (
     "pg_has_role((SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.oid = '{schema}.namespaces'::regclass), 'USAGE')"
 )
-_CURRENT_ROLE = "quote_ident(current_user)::regrole"  # by number: one that is dropped and made anew is another
+_CURRENT_ROLE = "quote_ident(current_user)::regrole"  # by oid: a role that is dropped and created again is another one
 _IS_VISIBLE = (
     "ns = ANY (ARRAY(SELECT n.ns FROM {schema}.namespaces n WHERE n.ns = ANY "
     "(string_to_array(current_setting('memalpha.ns', true), ',')::bigint[])))"
-)  # asked once a statement; what a role sees of `namespaces` is its policy's to say
+)  # evaluated once per statement; the policy of `namespaces` decides which rows the role sees
 
-# Statistics of rows that are made up and gone again. Before the first ANALYZE, which may be long in coming and which
-# the owner alone may ask for, PostgreSQL would take every namespace for one row: then any index is as good to it as any
-# other, and it reads a whole namespace to find one entry.
+# Collect statistics from synthetic rows, then remove the rows. Only the owner may run ANALYZE, and the first automatic
+# one may come late. Until then PostgreSQL would estimate one row per namespace, consider all indexes equal, and read a
+# whole namespace to find one entry.
 _STATISTICS = """
 INSERT INTO operations (ns, seq, time, head, kind, id, content)
   SELECT n % {namespaces}, n, n, n, 'insert', n, n FROM generate_series(1, {rows}) n;
@@ -96,7 +95,7 @@ ANALYZE {parts};
 TRUNCATE {parts};
 """
 
-# Who is not the owner gets what a store needs, and no more; TRUNCATE, which heeds no policy, is not among it.
+# Grant other roles exactly what a store needs; not TRUNCATE, which ignores policies.
 _ADMIT = """
 CREATE FUNCTION admit(role name, namespace text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
   EXECUTE format('GRANT USAGE ON SCHEMA {schema} TO %1$I;'
@@ -111,13 +110,18 @@ REVOKE ALL ON FUNCTION admit FROM PUBLIC;
 
 
 def create_script(schema: str, extension: str, dim: int) -> str:
-    """The statements that make the tables in a schema, for vectors of `dim` numbers; the names of it and of the
-    schema of the extension are quoted."""
+    """Return the statements that create the tables of a schema.
+
+    Args:
+        schema: Quoted name of the schema.
+        extension: Quoted name of the extension's schema.
+        dim: Dimension of the vectors.
+    """
     owner = _IS_OWNER.format(schema=schema)
     statements = [f"SET LOCAL search_path = {schema};"]
     statements.append(_DDL.format(schema=schema, extension=extension, dim=dim, owner=owner, me=_CURRENT_ROLE))
     statements.append(_ADMIT.format(schema=schema))
-    if dim <= _MAX_DIM:  # read from the row itself, not from a place beside the table
+    if dim <= _MAX_DIM:  # stored in the row, not in the TOAST table
         statements.append("ALTER TABLE vectors ALTER COLUMN vector SET STORAGE PLAIN;")
     parts = [f"{table}_{part}" for table in TABLES for part in range(PARTITIONS)]
     for part in parts:
@@ -144,8 +148,10 @@ def create_script(schema: str, extension: str, dim: int) -> str:
 
 
 def drop_script(schema: str) -> str:
-    """The statements that drop the tables and functions of a schema, whose name is quoted; an error where there is a
-    namespace."""
+    """Return the statements that drop the tables and functions of a schema (quoted name).
+
+    They fail if a namespace exists.
+    """
     tables = ", ".join(f"{schema}.{table}" for table in ("meta", "members", "namespaces", *TABLES))
     return f"""\
 LOCK TABLE {schema}.namespaces;

@@ -1,4 +1,4 @@
-"""PostgreSQL's errors in the store's words: what happened, what is known of the transaction, and what to do."""
+"""PostgreSQL's errors in the store's words: what happened, what is known of the transaction, what to do."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from psycopg_pool import PoolClosed
 
 from memalpha.errors import DamagedStore, StoreError
 
-_CONNECTION_LOST = ("08", "57P01", "57P02", "57P03")  # classes and codes of errors after which the connection is gone
+_CONNECTION_LOST = ("08", "57P01", "57P02", "57P03")  # error classes and codes after which the connection is gone
 _CONFLICTS = ("40001", "40P01", "55P03")  # serialization failure, deadlock, lock timeout
 
 
 def raise_store_error(error: psycopg.Error, path: str, state: str, admit: str | None) -> NoReturn:
-    """Raise what says in the store's words what has happened, what is known of the transaction, what to do."""
+    """Raise a PostgreSQL error as a `StoreError`.
+
+    Args:
+        error: Error of the server or the driver.
+        path: URL of the store, without secrets.
+        state: Known outcome of the transaction; may be "".
+        admit: Call of the function `admit` for the hint; None while the store is being opened.
+    """
     code, outcome = error.sqlstate or "", f": {state}" if state else ""
     if isinstance(error, PoolClosed):
         raise StoreError(f"the store {path} is closed") from error
@@ -36,12 +43,13 @@ def raise_store_error(error: psycopg.Error, path: str, state: str, admit: str | 
 
 
 def first_line(error: psycopg.Error) -> str:
+    """Return the first line of an error's message."""
     text = error.diag.message_primary or str(error)
     return (text.strip().splitlines() or [type(error).__name__])[0]
 
 
 def explain_connection_error(error: psycopg.Error) -> str:
-    """What keeps a connection from being made, and what to do."""
+    """Return why a connection failed, and what to do."""
     text = str(error)
     last_line = text.strip().splitlines()[-1].strip() if text.strip() else type(error).__name__
     if "password" in text or "authentication" in text or "pg_hba.conf" in text:
@@ -56,5 +64,5 @@ def explain_connection_error(error: psycopg.Error) -> str:
 
 
 def is_connection_lost(error: psycopg.Error) -> bool:
-    """Whether the connection is gone: then the server has said nothing, or that it is the end."""
+    """Return True if the connection is gone: the server answered nothing, or that it is stopping."""
     return isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08").startswith(_CONNECTION_LOST)

@@ -1,4 +1,4 @@
-"""Entries that a PostgreSQL search reads: which ones, and the parts of their scores."""
+"""Entries that a PostgreSQL search reads: the set to read from, and the fetched parts of their scores."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from memalpha.store.search.vectors import inner_products, unit_directions
 
 
 class EntryScope(NamedTuple):
-    """The entries that a search is over: rows `v` like those of `versions`, a condition, and the parameters of both.
+    """Set of entries that a search reads: rows `v` like those of `versions`, and a condition on them.
 
-    `where`: a filter that the condition does not say all of; then `v.passes` is null where it is to be asked.
-    `digests`: the contents that these entries have, where they are few.
+    Attributes:
+        sql: Condition on `v`.
+        values: Parameters of the condition.
+        rows: Table or subquery that is `v`.
+        row_values: Parameters of the subquery.
+        where: Filter that the condition does not fully express; `v.passes` is null where `matches` must decide.
+        digests: Digests of the entries' contents, if these are few.
     """
 
     sql: str
@@ -29,21 +34,27 @@ class EntryScope(NamedTuple):
     digests: list[bytes] | None = None
 
     def restrict(self, condition: str, value: Any) -> EntryScope:
-        """Those of them that fulfil another condition."""
+        """Return the entries that also fulfil another condition."""
         return self._replace(sql=f"{self.sql} AND {condition}", values=(*self.values, value))
 
     def matching(self, where: Filter) -> EntryScope:
-        """Those of them that pass a filter, and those of which the server cannot say."""
+        """Return the entries that match a filter, and those that the server cannot decide."""
         narrow, full = prefilter(where), sql_verdict(where)
         if narrow.exact:
             return EntryScope(f"{self.sql} AND {narrow.sql}", (*self.values, *narrow.values))
         rows = f"SELECT v.*, {PARSED_METADATA} FROM {self.rows} WHERE {self.sql} AND {narrow.sql} OFFSET 0"
-        rows = f"SELECT v.*, {full.sql} AS passes FROM ({rows}) v OFFSET 0"  # each said once: OFFSET keeps it so
+        rows = f"SELECT v.*, {full.sql} AS passes FROM ({rows}) v OFFSET 0"  # OFFSET 0: evaluate once
         row_values = (*full.values, *self.values, *narrow.values)
         return EntryScope("v.passes IS NOT false", (), f"({rows}) v", row_values, where)
 
     def join(self, namespace_id: int, join_type: str, table: str) -> tuple[str, tuple[Any, ...]]:
-        """What follows FROM where a table of contents is joined, as `x`; and the parameters up to here."""
+        """Return the FROM clause that joins a table of contents as `x`, and its parameters.
+
+        Args:
+            namespace_id: Id of the namespace.
+            join_type: "INNER" or "LEFT".
+            table: "vectors" or "postings".
+        """
         condition, row_values = "x.ns = ? AND x.digest = v.digest", (*self.row_values, namespace_id)
         if self.digests is not None:
             condition, row_values = f"{condition} AND x.digest = ANY(?::bytea[])", (*row_values, self.digests)
@@ -51,10 +62,13 @@ class EntryScope(NamedTuple):
 
 
 class FetchedEntries(Selection):
-    """Entries that the server gave for one query, in the order of the positions `created` that made their ids.
+    """Entries fetched for one query, ordered by creation position.
 
-    `orders`, `lengths` (given later), `products` and `places` (source, chunk, step) are by entry; `sums`
-    `(groups, dim)`: of the vectors of each group; `fields`: what a boost needs.
+    Args:
+        groups: Group index of each entry, (n,).
+        documents: Fetched columns, structured array (n,).
+        sums: Sum of the vectors of each group, (groups, dim).
+        fields: Importance and timestamp by entry, for a boost.
     """
 
     postings: TermMatches | None = None
@@ -74,9 +88,9 @@ class FetchedEntries(Selection):
             numbers = np.where(sources == 0, 0, 1 + np.unique(sources, return_inverse=True)[1])
             self._spans = np.stack([numbers, documents["chunk"].astype(np.int64), self.created], axis=1)
 
-    def set_words(self, lengths: np.ndarray, found: TermMatches | None) -> None:
-        """Take the number of each entry's words, and where those of the query are."""
-        self._lengths, self.postings = lengths, found
+    def set_words(self, lengths: np.ndarray, postings: TermMatches | None) -> None:
+        """Set the word count of each entry and the postings of the query's words."""
+        self._lengths, self.postings = lengths, postings
 
     @property
     def lengths(self) -> np.ndarray:
@@ -96,11 +110,14 @@ class FetchedEntries(Selection):
 
 
 class WordStatistics(NamedTuple):
-    """What is known of the words of a large memory without reading all postings.
+    """Estimated word statistics of a large memory.
 
-    Digests are spread evenly, so where the first `_POSTINGS` of a word's end tells how many there are in all (the
-    estimate of Bar-Yossef et al., "Counting distinct elements in a data stream", 2002; its error is 2.2 % here).
-    `idfs`: of each word of the query, by its place there; `mean`: words of a content.
+    Digests are uniform, so the digest of a word's last read posting tells how many postings the word has in all
+    (Bar-Yossef et al., "Counting distinct elements in a data stream", 2002; relative error 2.2 % here).
+
+    Attributes:
+        idfs: Weight of each query word, in query order.
+        mean: Mean number of words per content.
     """
 
     idfs: np.ndarray
@@ -108,7 +125,7 @@ class WordStatistics(NamedTuple):
 
 
 class CandidateEntries(FetchedEntries):
-    """The candidates of a large memory, with the word statistics of all of it."""
+    """Candidates of a large memory, scored with its estimated word statistics."""
 
     words: WordStatistics
 

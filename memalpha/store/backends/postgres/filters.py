@@ -1,11 +1,11 @@
-"""Filters as conditions on the rows of PostgreSQL: what `filters` means is said there, and holds here to the letter.
+"""Filters as SQL conditions on PostgreSQL rows, with exactly the semantics of `store.filters`.
 
-`narrowed` gives a cheap condition that every entry which passes fulfils, and whether it is the filter itself. Where it
-is not, `verdict` is one that is true, false or null: null where only `matches` can tell. Fields with a column of their
-own are compared as they are, but that times have many spellings: the server leaves those to `matches` that are within
-two days of the bound. Metadata is JSON text, and compared as `jsonb`, which does not take every text (a NUL, half a
-surrogate pair) and has other numbers: decimals, where here a number with a point or an exponent is a float. Up to 2**53
-the order of floats is the order of the shortest decimals that stand for them; operands beyond leave it to `matches`.
+`prefilter` returns a cheap condition that every matching entry fulfils, and says if it is the exact filter. Otherwise
+`sql_verdict` returns a condition that is true, false or null; null means that only `matches` can tell. Columns are
+compared directly, except times, which have many spellings: those within two days of the bound are left to `matches`.
+Metadata is JSON text, compared as `jsonb`. `jsonb` refuses some texts (a NUL, half a surrogate pair) and has decimal
+numbers, while a JSON number with a point or an exponent is a float here. Up to 2**53, floats order like their shortest
+decimals; larger operands are left to `matches`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from memalpha.types import is_iso_time
 
 _TEXT_FIELDS = frozenset({"id", "category", "content", "source", "turn"})
 _SIGNS = {"$gt": ">", "$gte": ">=", "$lt": "<", "$lte": "<="}
-_ZONE_MARGIN = timedelta(days=2)  # more than two zones can lie apart
+_ZONE_MARGIN = timedelta(days=2)  # more than the distance between any two time zones
 _DAY, _DAY_PATTERN = "left(v.{}, 10)", "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 _MAX_EXACT_FLOAT = 2**53
-_MAX_DOTS = 4  # in a key; each may part it, or be of it
+_MAX_DOTS = 4  # dots in a key; each may separate keys or belong to one
 
-# Metadata as `jsonb`, null where that might refuse it: "\\u" stands before a NUL or what is not ASCII. (And it
-# has room for numbers and depths up to a point.)
+# Metadata as `jsonb`, null where `jsonb` might refuse it: "\\u" precedes a NUL and everything that is not ASCII. Its
+# numbers and nesting are limited, so long texts are null, too.
 PARSED_METADATA = (
     "CASE WHEN octet_length(v.metadata) < 8000 AND (strpos(v.metadata, '\\u') = 0 "
     "OR v.metadata !~ '\\\\u(0000|[dD][89a-fA-F])') THEN v.metadata::jsonb END AS fields"
@@ -35,8 +35,13 @@ PARSED_METADATA = (
 
 
 class Prefilter(NamedTuple):
-    """A condition on the columns of `versions v`, never null; its parameters; whether it says all that the filter
-    says."""
+    """Condition on the columns of `versions v`, never null.
+
+    Attributes:
+        sql: SQL of the condition.
+        values: Its parameters.
+        exact: True if the condition equals the filter; False if it only narrows.
+    """
 
     sql: str
     values: tuple[Any, ...] = ()
@@ -47,7 +52,7 @@ class Prefilter(NamedTuple):
 
 
 class SqlVerdict(NamedTuple):
-    """A condition on `versions v` with its `PARSED` metadata, true, false or null; its parameters."""
+    """Three-valued condition on `versions v` with `PARSED_METADATA`: true, false or null, and its parameters."""
 
     sql: str
     values: tuple[Any, ...] = ()
@@ -58,7 +63,7 @@ _NEVER, _MAYBE = Prefilter("false"), Prefilter("true", exact=False)
 
 
 def prefilter(entry_filter: Filter) -> Prefilter:
-    """The condition that a filter comes to."""
+    """Return the cheap condition of a filter."""
     if isinstance(entry_filter, Condition):
         return _prefilter_condition(entry_filter)
     if isinstance(entry_filter, Not):
@@ -83,7 +88,7 @@ def _prefilter_condition(condition: Condition) -> Prefilter:
     if field in _TEXT_FIELDS:
         if not isinstance(operand, str):
             return _NEVER
-        if not _is_sendable(operand):  # no text that is stored holds it, but there is an order
+        if not _is_sendable(operand):  # no stored text contains it, but texts are ordered against it
             return _NEVER if operator == "$contains" else _MAYBE
         if operator == "$contains":
             return Prefilter(f"coalesce(strpos(v.{field}, ?::text) > 0, false)", (operand,))
@@ -109,7 +114,7 @@ def _prefilter_equal(field: str, operand: Any) -> Prefilter:
     if operand is None:
         if field in _TEXT_FIELDS | TIME_FIELDS or field in ("importance", "chunk"):
             return Prefilter(f"v.{field} IS NULL")
-        return _MAYBE  # or the key is not there at all
+        return _MAYBE  # or the key is missing
     if field in _TEXT_FIELDS:
         if not (isinstance(operand, str) and _is_sendable(operand)):
             return _NEVER
@@ -125,7 +130,7 @@ def _prefilter_equal(field: str, operand: Any) -> Prefilter:
 
 
 def sql_verdict(entry_filter: Filter) -> SqlVerdict:
-    """What the server says of a filter."""
+    """Return the three-valued condition of a filter."""
     if isinstance(entry_filter, Not):
         part = sql_verdict(entry_filter.part)
         return SqlVerdict(f"NOT {part.sql}", part.values)
@@ -153,8 +158,10 @@ def sql_verdict(entry_filter: Filter) -> SqlVerdict:
 
 
 def _metadata_value(path: str) -> SqlVerdict | None:
-    """The value at a path as `filters` finds it: a key that holds the dots itself goes first, from left to right. None
-    where that cannot be said."""
+    """Return the SQL of the value at a metadata path, or None if SQL cannot express it.
+
+    As in `store.filters`, a key that contains the dots itself wins, from left to right.
+    """
     parts = path.split(".")
     if len(parts) > _MAX_DOTS + 1 or not _is_sendable(path):
         return None
@@ -164,7 +171,7 @@ def _metadata_value(path: str) -> SqlVerdict | None:
 
 
 def _compare_json(value: SqlVerdict, operator: str, operand: Any) -> SqlVerdict | None:
-    """What comes of comparing a JSON value, never null; None where the server cannot say."""
+    """Return the SQL that compares a JSON value, never null; None if the server cannot decide."""
     if not _compares_alike(operand):
         return None
     text, as_json = "({v} #>> '{}')", json.dumps(operand, ensure_ascii=False)
@@ -187,14 +194,14 @@ def _compare_json(value: SqlVerdict, operator: str, operand: Any) -> SqlVerdict 
 
 
 def _fill(text: str, value: SqlVerdict, *operands: str) -> SqlVerdict:
-    """A condition in which `{v}` stands for a value, and `?` for the next of the operands."""
+    """Fill a template: `{v}` stands for the value, `?` for the next operand."""
     remaining = iter(operands)
     values = [value.values if mark == "{v}" else (next(remaining),) for mark in re.findall(r"\{v\}|\?", text)]
     return SqlVerdict(text.replace("{v}", value.sql), sum(values, ()))
 
 
 def _compares_alike(operand: Any) -> bool:
-    """Whether `jsonb` compares a value with any other as `filters` does."""
+    """Return True if `jsonb` compares the operand with any value as `store.filters` does."""
     if isinstance(operand, str):
         return _is_sendable(operand)
     if isinstance(operand, list):
@@ -207,7 +214,7 @@ def _compares_alike(operand: Any) -> bool:
 
 
 def _compare_time(condition: Condition) -> SqlVerdict:
-    """Whether a time fulfils a comparison: null near the bound, and where it is not written year-month-day."""
+    """Return the three-valued comparison of a time: null near the bound and for other spellings of the day."""
     days = _days_around(condition.operand)
     if days is None or condition.operator == "$contains":
         return _UNKNOWN
@@ -218,7 +225,7 @@ def _compare_time(condition: Condition) -> SqlVerdict:
 
 
 def _days_around(operand: Any) -> tuple[str, str] | None:
-    """The days around a time of which any zone may make its own; None for what is no time, and at the end of days."""
+    """Return the days before and after a time in any zone; None for no time, or at the calendar's ends."""
     if not isinstance(operand, str) or not is_iso_time(operand):
         return None
     try:
@@ -229,7 +236,7 @@ def _days_around(operand: Any) -> tuple[str, str] | None:
 
 
 def _prefilter_time(field: str, operator: str, operand: Any) -> Prefilter:
-    """Times are written in many ways: of those that begin with year-month-day, this keeps what is near enough."""
+    """Return a condition that keeps times near enough to the bound, and all spellings without year-month-day."""
     days = _days_around(operand)
     if operator == "$contains" or days is None:
         return Prefilter(f"v.{field} IS NOT NULL", exact=False)
@@ -243,12 +250,12 @@ def _prefilter_time(field: str, operator: str, operand: Any) -> Prefilter:
 
 
 def _metadata_contains(texts: Sequence[str]) -> Prefilter:
-    """Metadata that holds all of some texts."""
+    """Return the condition that the metadata text contains all texts."""
     return Prefilter(f"({' AND '.join(['strpos(v.metadata, ?::text) > 0'] * len(texts))})", tuple(texts), exact=False)
 
 
 def _json_key(field: str) -> str:
-    """How the last part of a key stands in JSON text, as a key with or without the other parts before it."""
+    """Return the last part of a key as it appears in JSON text, with or without the parts before it."""
     return json.dumps(field.rpartition(".")[2])[1:] + ": "
 
 
@@ -257,7 +264,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _column_value(field: str, number: float) -> int | float | None:
-    """A number as one of the column's type that is the very same; None where there is none."""
+    """Return an equal number of the column's type, or None if there is none."""
     try:
         value = float(number) if field == "importance" else int(number)
     except OverflowError:
@@ -266,5 +273,5 @@ def _column_value(field: str, number: float) -> int | float | None:
 
 
 def _is_sendable(text: str) -> bool:
-    """Whether PostgreSQL takes a text: no NUL, no half of a surrogate pair."""
+    """Return True if PostgreSQL accepts a text: no NUL, no half of a surrogate pair."""
     return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)

@@ -1,4 +1,4 @@
-"""The rows of one namespace in PostgreSQL, where its statements are others than SQLite's."""
+"""Statements of one namespace that differ in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from memalpha.store.schema import MemorySchema
 from memalpha.store.state import Change
 from memalpha.types import MemoryEntry
 
-_BATCH = 2000  # rows of one statement
-_ANALYZE_FROM = 5000  # entries after which the statistics of their partitions are taken anew
-_MAX_NAME_BYTES = 2000  # bytes; what an index can hold
-_COLUMN_TYPES = {"importance": "float8", "chunk": "int8"}  # of columns that are no text
+_BATCH = 2000  # rows per statement
+_ANALYZE_FROM = 5000  # inserted entries from which partition statistics are updated
+_MAX_NAME_BYTES = 2000  # bytes that an index can hold
+_COLUMN_TYPES = {"importance": "float8", "chunk": "int8"}  # columns that are not text
 _OPERATION_PARAMETERS, _VERSION_PARAMETERS = (
     ", ".join(f"?{number}" for number in range(*ends)) for ends in ((1, 16), (16, 31))
 )
-# All rows of a new version in one statement: those of its operation, its own (?20 is its digest), and its content's.
+# All rows of a new version in one statement: operation, version (?20 is its digest), vector and postings.
 _INSERT_ENTRY = (
     f"WITH logged AS (INSERT INTO operations (ns, seq, time, head, kind, {ENTRY_COLUMNS}) "
     f"VALUES ({_OPERATION_PARAMETERS})), "
@@ -43,11 +43,11 @@ _INSERT_ENTRY = (
 
 
 class PostgresNamespace(Namespace):
-    """See `Namespace`."""
+    """Namespace in PostgreSQL; see `Namespace` for the methods."""
 
     database: PostgresDatabase
 
-    _HAS_SOURCE = "source_key = hashtextextended(?2, 0) AND source = ?2"  # after the namespace
+    _HAS_SOURCE = "source_key = hashtextextended(?2, 0) AND source = ?2"  # ?1 is the namespace
     _SELECT_ENTRY_VECTORS = (
         "SELECT v.id, x.vector FROM versions v JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest "
         "WHERE v.id = ANY (?) AND v.ns = ? AND v.valid_to IS NULL"
@@ -73,6 +73,13 @@ class PostgresNamespace(Namespace):
     def append(
         self, entries: Sequence[MemoryEntry], optional_fields: Sequence[Mapping[str, Any]], vectors: Mapping[str, bytes]
     ) -> None:
+        """Append inserts of new ids in bulk; see `Namespace.append`.
+
+        Args:
+            entries: First versions of the new entries.
+            optional_fields: For each entry, the optional fields that its insert gave.
+            vectors: Stored bytes of the embeddings, by content.
+        """
         log_end, ns = self.log_end(), self._create()
         time, first_position = max(self.database.now(), log_end.time), log_end.position + 1
         names = ENTRY_COLUMNS.split(", ")
@@ -110,7 +117,7 @@ class PostgresNamespace(Namespace):
             super()._insert_rows(operation, change, created, vector)
             return
         ns, position = operation[:2]
-        if change.ended is not None:  # before its follower comes: of an entry one version lives
+        if change.ended is not None:  # first end the old version: an entry has one live version
             self._statements.execute(END_VERSION, (position, ns, change.ended.id, change.ended.version))
         terms, counts, length = content_postings(change.entry.content)
         version = version_row(change.entry, created)
@@ -121,6 +128,7 @@ class PostgresNamespace(Namespace):
         fill_missing_postings(self._statements, self)
 
     def count_unindexed(self, *, repair: bool = False) -> int:
+        """Count the contents without postings; add these with `repair`."""
         query = (
             "SELECT count(DISTINCT digest) FROM versions v WHERE ns = ? AND NOT EXISTS "
             f"(SELECT 1 FROM postings p WHERE p.ns = ? AND p.term = {ALL_WORDS} AND p.digest = v.digest)"

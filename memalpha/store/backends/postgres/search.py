@@ -29,12 +29,15 @@ from memalpha.store.search.documents import ScoredEntry
 from memalpha.store.search.normalize import top_k
 from memalpha.store.search.ranking import Route, check_route, score_documents
 
-EXHAUSTIVE_UP_TO = 10_000  # entries: up to here a search looks at every one
-MAX_CANDIDATE_RESULTS = 100  # results; for more, every entry is looked at
+EXHAUSTIVE_UP_TO = 10_000  # entries; up to here a search scores every one
+MAX_CANDIDATE_RESULTS = 100  # results; for more, every entry is scored
 
 
 class PostgresIndex:
-    """Searches of one namespace; holds nothing. `search` belongs inside a transaction. See `live.LiveIndex`."""
+    """Searches of one namespace on the server; see `indexing.namespace_index` for the SQLite counterpart.
+
+    It caches nothing. Call `search` inside a transaction.
+    """
 
     def __init__(self, rows: PostgresNamespace, embedder: RecordedEmbedder) -> None:
         self._rows, self._embedder = rows, embedder
@@ -52,8 +55,19 @@ class PostgresIndex:
         exact: bool = False,
         vectors: np.ndarray | None = None,
     ) -> list[list[ScoredEntry]]:
-        """The k best entries for each query among those that pass, now (the log's end is at `end`) or, with a
-        `position`, as of then."""
+        """Return the best entries for each query, best first.
+
+        Args:
+            log_end: Position of the last logged operation.
+            position: Position to search at; None searches the current state.
+            queries: One result list is returned for each.
+            k: Number of hits per query at most.
+            route: How the two layers combine.
+            where: Filter on entries.
+            boost: Weights of importance and recency.
+            exact: Score every entry, in a large memory too.
+            vectors: Embeddings of the queries, (queries, dim); None computes them.
+        """
         check_route(route, k)
         if not queries or not k:
             return [[] for _ in queries]
@@ -91,19 +105,19 @@ class PostgresIndex:
         ]
 
     def build(self, log_end: int) -> None:
-        """Nothing is to be made ready: the server keeps its indexes."""
+        """Do nothing: the server maintains its indexes."""
 
     def save(self) -> None:
-        """Nothing is to be saved."""
+        """Do nothing: the server stores its indexes."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 def _rank(
     selection: FetchedEntries, query: list[str], vector: np.ndarray | None, k: int, route: Route, boost: Boost | None
 ) -> list[tuple[int, float, dict[str, float]]]:
-    """The best entries, by the positions that made their ids, with their scores and the parts of these."""
+    """Return the best entries: creation position, score and parts of the score."""
     selected, parts, terms, _ = score_documents(selection, query, vector, route, boost, selection.fields.__getitem__)
     total = sum(terms[1:], terms[0])
     best = top_k(total, selection.orders[selected], k)

@@ -1,4 +1,4 @@
-"""Queries of a PostgreSQL search: entries with their products and words, candidates of a large memory."""
+"""Queries of a PostgreSQL search: entries with their inner products and words, candidates of a large memory."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from memalpha.store.search.vectors import inner_products
 from memalpha.types import MemoryEntry
 
 NEAREST = LEXICAL = SAMPLED = 300
-_MAX_POSTINGS = 2000  # of one word that are read to find candidates
-_MAX_LOOKUPS = 1000  # entries that are looked up one by one
-_MAX_SCANNED = 40_000  # vectors that the index may go through
+_MAX_POSTINGS = 2000  # postings per word that are read to find candidates
+_MAX_LOOKUPS = 1000  # entries looked up by their keys
+_MAX_SCANNED = 40_000  # vectors that the HNSW index may visit
 
 
 def _set_config(**values: object) -> str:
-    """The statement that makes settings for the rest of the transaction."""
+    """Return the statement that sets parameters for the rest of the transaction."""
     each = (f"set_config('{name.replace('__', '.')}', '{value}', true)" for name, value in values.items())
     return f"SELECT {', '.join(each)}"
 
 
-# To go along the HNSW index, and look for each of its vectors whether anything alive has it; and back again.
+# Settings to scan the HNSW index and check each vector for a live entry, and the settings afterwards.
 _HNSW_SCAN = _set_config(
     hnsw__iterative_scan="strict_order",
     hnsw__ef_search=NEAREST,
@@ -49,11 +49,11 @@ _HNSW_SCAN = _set_config(
 _AFTER_HNSW_SCAN = _set_config(
     enable_nestloop="off", **dict.fromkeys(("enable_hashjoin", "enable_mergejoin", "enable_sort"), "on")
 )
-# Without statistics of its tables, as after many inserts, PostgreSQL takes a namespace for a row or two, and loops over
-# all of it for each of its entries. Joins by hashing are linear whatever it takes it for.
+# Without table statistics, as after many inserts, PostgreSQL estimates a row or two per namespace and plans nested
+# loops over all entries. Hash joins are linear whatever it estimates.
 HASH_JOINS = _set_config(enable_nestloop="off")
-# What is read of each entry: name, type, and the bytes of its value. `{near}`: its product with the query's vector; a
-# source is told by its hash, which is not 0.
+# Fetched columns: name, numpy type, and SQL of the bytes. `dense` is the inner product with the query's vector.
+# `source` is a hash, never 0; 0 means no span.
 _POSITION_COLUMNS = [("created", ">i8", "int8send(v.created)"), ("order", ">i8", "int8send(v.valid_from)")]
 _DENSE_COLUMNS = [("dense", ">f8", "float8send(coalesce(-(x.vector <#> ?), 'NaN'::float8))")]
 _SPAN_COLUMNS = [
@@ -69,20 +69,20 @@ _WAS_LIVE = "v.ns = ? AND v.valid_from <= ? AND (v.valid_to IS NULL OR v.valid_t
 
 
 class SearchQueries:
-    """What is asked of the server for one search. `position`: as of which it is (None: now)."""
+    """Queries of one search, on the state at `position` (None: now)."""
 
     def __init__(self, connection: Any, rows: PostgresNamespace, encoder: StoredEmbedder, position: int | None) -> None:
         self._connection, self._rows, self._encoder, self._position = connection, rows, encoder, position
 
     @cached_property
     def all(self) -> EntryScope:
-        """All entries there are."""
+        """Scope of all live entries."""
         if self._position is None:
             return EntryScope(_LIVE, (self._rows.namespace_id,))
         return EntryScope(_WAS_LIVE, (self._rows.namespace_id, self._position, self._position))
 
     def is_large(self, route: Route, size: int) -> bool:
-        """Whether a search is of so many entries that it looks at candidates alone."""
+        """Return True if the memory has more than `size` entries and the route supports candidates."""
         scope = self.all
         if route == "soft":
             spans = (
@@ -94,7 +94,7 @@ class SearchQueries:
         return self._connection.execute(query, scope.values).fetchone()[0] > size
 
     def entries(self, created: Sequence[int]) -> dict[int, MemoryEntry]:
-        """Entries by the positions that made their ids, as they are, or were."""
+        """Return entries by creation position, as of the searched position."""
         if not created:
             return {}
         scope = self.all.restrict("v.created = ANY(?::bigint[])", created)
@@ -103,7 +103,8 @@ class SearchQueries:
             position: decode_entry(tuple(row)) for position, *row in self._connection.execute(query, scope.values)
         }
         return {
-            made: entry if entry.valid_to is None else replace(entry, valid_to=None) for made, entry in versions.items()
+            position: entry if entry.valid_to is None else replace(entry, valid_to=None)
+            for position, entry in versions.items()
         }
 
     def selection(
@@ -115,7 +116,16 @@ class SearchQueries:
         boost: Boost | None,
         kind: type[FetchedEntries] = FetchedEntries,
     ) -> FetchedEntries | None:
-        """The entries with all that their scores for a query are made of; None where there are none."""
+        """Fetch the entries with all parts of their scores for one query; None if the scope is empty.
+
+        Args:
+            scope: Entries to read.
+            query_words: Words of the query with their counts.
+            vector: Embedding of the query, (1, dim); None leaves the dense part out.
+            route: How the two layers combine.
+            boost: Weights of importance and recency.
+            kind: Class of the result.
+        """
         groups, filtered = route in ("soft", "hard"), scope is not self.all
         columns = (
             _POSITION_COLUMNS
@@ -165,21 +175,21 @@ class SearchQueries:
         return selection
 
     def _scope_of(self, created: np.ndarray, digests: np.ndarray) -> EntryScope:
-        """Entries by the positions that made their ids, and their contents."""
-        if len(created) > _MAX_LOOKUPS:  # so many are not looked up one by one
+        """Return the scope of entries given by creation position and content digest."""
+        if len(created) > _MAX_LOOKUPS:
             return self.all.restrict("v.created IN (SELECT unnest(?::bigint[]))", created.tolist())
         scope = self.all.restrict("v.created = ANY(?::bigint[])", created.tolist())
         return scope._replace(digests=[digest.tobytes() for digest in digests])
 
     def _resolve_unsure(self, documents: np.ndarray, where: Filter) -> EntryScope:
-        """What passes, of entries of which the server was sure or was not."""
+        """Return the scope of the matching entries, asking `matches` where the server could not decide."""
         entries = self.entries(documents["created"][documents["unsure"] != 0].tolist())
         passes = [not row["unsure"] or where.matches(entries[int(row["created"])]) for row in documents]
         matching = documents[np.array(passes, bool)]
         return self._scope_of(matching["created"], matching["digest"])
 
     def _embed_missing(self, groups: np.ndarray, documents: np.ndarray, sums: np.ndarray, vector: np.ndarray) -> None:
-        """Embed what the store has no vector of."""
+        """Embed contents without a stored vector."""
         missing = np.flatnonzero(np.isnan(documents["dense"]))
         if len(missing):
             positions = documents["created"][missing].tolist()
@@ -189,7 +199,7 @@ class SearchQueries:
             np.add.at(sums, groups[missing], vectors)
 
     def _add_words(self, scope: EntryScope, query_words: Counter[str], selection: FetchedEntries) -> None:
-        """Give entries the numbers of their words, and where a query's words are among them."""
+        """Set the word counts of the entries and the postings of the query's words."""
         source, values = scope.join(self._rows.namespace_id, "INNER", "postings")
         query = (
             f"SELECT x.term, string_agg(int8send(v.created) || int4send(x.count), '') FROM {source} "
@@ -223,7 +233,14 @@ class SearchQueries:
     def candidates(
         self, query_words: Counter[str], vector: np.ndarray, route: Route, boost: Boost | None
     ) -> FetchedEntries | None:
-        """The entries of a large memory that may be among the best; None where the index did not find enough."""
+        """Fetch the likely best entries of a large memory; None if the index finds too few.
+
+        Args:
+            query_words: Words of the query with their counts.
+            vector: Embedding of the query, (1, dim).
+            route: How the two layers combine.
+            boost: Weights of importance and recency.
+        """
         namespace_id, live = self._rows.namespace_id, "v.ns = ? AND v.digest = x.digest AND v.valid_to IS NULL"
         self._connection.execute(_HNSW_SCAN)
         rows = self._connection.execute(
@@ -247,7 +264,7 @@ class SearchQueries:
         return selection
 
     def _word_statistics(self, query_words: Counter[str]) -> tuple[WordStatistics, set[bytes]]:
-        """The statistics of a query's words, and the digests of the contents best by these, and of some others."""
+        """Return the statistics of the query's words, and digests of the best contents and of a sample."""
         query = (
             "SELECT t.term, (SELECT string_agg(p.digest || int4send(p.count) || int4send(p.length) || int4send(p.live)"
             ", '') FROM (SELECT digest, count, length, CASE WHEN EXISTS (SELECT 1 FROM versions v WHERE v.ns = ? AND "
@@ -265,7 +282,9 @@ class SearchQueries:
         idfs = np.log1p(np.array(rarity)) * np.array(list(query_words.values()))
         digests = {_digest_bytes(row) for row in all_words[:SAMPLED]}
         if postings:
-            all_postings = np.concatenate(postings).astype(_WORD_TYPE)  # which has made them little-endian
+            all_postings = np.concatenate(postings).astype(
+                _WORD_TYPE
+            )  # np.concatenate made them little-endian: back to the bytes of digests
             penalties = K1 * (1.0 - B + B * all_postings["length"] / mean)
             scores = (
                 np.repeat(idfs, list(map(len, postings))) * all_postings["count"] / (all_postings["count"] + penalties)
@@ -282,7 +301,7 @@ def _vector_parameter(vector: np.ndarray) -> Vector:
 
 
 def _estimate_count(read: np.ndarray, live: np.ndarray) -> float:
-    """How many postings of a word are those of living contents, where the first were `read` and some of these kept."""
+    """Return the estimated number of postings of live contents, from the first ones `read`."""
     if len(read) < _MAX_POSTINGS:
         return len(live)
     return len(live) / ((float(read["digest"][-1]) + 1) / 2.0**64)

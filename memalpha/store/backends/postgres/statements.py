@@ -1,4 +1,4 @@
-"""Statements of a PostgreSQL store: SQLite's language translated, and the transaction that a thread has open."""
+"""Statements in SQLite's dialect on a PostgreSQL connection, and the open transaction of a thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psycopg
 
 
 class Transaction:
-    """What a thread is in the midst of."""
+    """Open transaction of a thread."""
 
     def __init__(
         self,
@@ -21,27 +21,27 @@ class Transaction:
         namespaces: set[str],
     ) -> None:
         self.statements, self.numbers, self.writes, self.of = statements, namespace_ids, writes, namespaces
-        self.shown: str | None = None  # of many namespaces, the one that the policies let through
+        self.shown: str | None = None  # the visible one of many namespaces
 
 
 class PostgresStatements:
-    """Statements in SQLite's language, on a connection."""
+    """Executor of statements in SQLite's dialect on a PostgreSQL connection."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> psycopg.Cursor:
-        """Execute one; the cursor has all of its rows."""
+        """Execute a statement; the cursor holds all of its rows."""
         return self._connection.execute(_translate(sql), values, binary=True)
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Execute one for each row of values, without waiting for each."""
+        """Execute a statement for each row of values, without waiting for each."""
         self._connection.cursor().executemany(_translate(sql), rows)
 
 
 @lru_cache(2048)
 def _translate(statement: str) -> bytes:
-    """A statement of SQLite's for PostgreSQL, which numbers its values and chooses its indexes by itself."""
+    """Translate a statement of SQLite: numbered placeholders, no index hints."""
     highest = 0
 
     def replace_placeholder(match: re.Match[str]) -> str:
@@ -54,12 +54,18 @@ def _translate(statement: str) -> bytes:
 
 
 def namespaces_setting(numbers: Iterable[int]) -> str:
-    """The statement that names the namespaces of a transaction to the policies."""
+    """Return the statement that names a transaction's namespaces to the policies."""
     return f"SET LOCAL memalpha.ns = '{','.join(map(str, numbers))}'"
 
 
 def read_namespace_numbers(connection: psycopg.Connection, names: Collection[str], write: bool) -> dict[str, int]:
-    """The numbers of those of the namespaces that there are; a writer's rows are locked."""
+    """Return the ids of existing namespaces by name; with `write` their rows are locked.
+
+    Args:
+        connection: Connection inside a transaction.
+        names: Names of namespaces; missing ones are left out.
+        write: Lock the rows.
+    """
     if not names:
         return {}
     query = "SELECT name, ns FROM namespaces WHERE name = ANY ($1) ORDER BY ns" + (" FOR UPDATE" if write else "")

@@ -1,11 +1,11 @@
-"""The words of contents as PostgreSQL keeps them: split and stemmed here, so that both back ends find the same.
+"""Words of contents in PostgreSQL, split and stemmed here, so that both databases find the same.
 
-`postings` has a row for every distinct word of a content: the word's term, how often it is there, and how many words
-the content has. A term is the 64-bit hash of a word, so that a word may be as long as it likes. The term 0 stands for
-all words: every content has such a row, whose count is the number of its words.
+`postings` has a row for every distinct word of a content: its term, its count, and the content's number of words. A
+term is the 64-bit hash of a word, so words may have any length. The term 0 stands for all words: every content has
+such a row, whose count is its number of words.
 
-These rows are found by a B-tree, not by a GIN index over arrays or a `tsvector`: under row-level security PostgreSQL
-uses an index only for operators that cannot leak, and those of arrays and full text are none.
+A B-tree finds these rows, not a GIN index over arrays or a `tsvector`. Under row-level security PostgreSQL uses an
+index only for leakproof operators, and those of arrays and full text are not.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from memalpha.store.search.bm25 import term_counts
 if TYPE_CHECKING:
     from memalpha.store.backends.namespace import Namespace
 
-ALL_WORDS = 0  # the term that every content has, once for each of its words
-_BATCH = 2000  # contents whose rows one statement puts in
+ALL_WORDS = 0  # the term that every content has; its count is the number of words
+_BATCH = 2000  # contents indexed per statement
 _SET_NESTED_LOOPS = "SELECT set_config('enable_nestloop', ?, true)"
 _INSERT_POSTINGS = (
     "INSERT INTO postings (ns, term, digest, count, length) "
@@ -33,20 +33,26 @@ _INSERT_POSTINGS = (
 
 @lru_cache(maxsize=65536)
 def word_term(word: str) -> int:
-    """The term that stands for a word."""
+    """Return the term of a word."""
     hashed = blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(hashed, "big", signed=True) or 1
 
 
 def content_postings(content: str) -> tuple[list[int], list[int], int]:
-    """The terms of a content, `ALL` first, how often each is there, and how many words the content has."""
+    """Return the terms of a content (`ALL_WORDS` first), their counts, and the content's number of words."""
     counts = term_counts(content)
     length = sum(counts.values())
     return [ALL_WORDS, *map(word_term, counts)], [length, *counts.values()], length
 
 
 def index_contents(connection: Any, ns: int, contents: Iterable[str]) -> None:
-    """Give contents of a namespace their postings, where they have none. Inside a transaction that writes."""
+    """Insert the postings of contents that have none. Call inside a writing transaction.
+
+    Args:
+        connection: Executor of statements.
+        ns: Id of the namespace.
+        contents: Contents to index; duplicates are skipped.
+    """
     distinct = list(dict.fromkeys(contents))
     for start in range(0, len(distinct), _BATCH):
         terms: list[int] = []
@@ -64,15 +70,18 @@ def index_contents(connection: Any, ns: int, contents: Iterable[str]) -> None:
 
 @contextmanager
 def hash_joins_only(connection: Any) -> Iterator[None]:
-    """Inside, joins are by hashing, which is linear whatever PostgreSQL takes a namespace's size for."""
+    """Disable nested-loop joins inside the block.
+
+    Hash joins take linear time even if PostgreSQL underestimates a namespace.
+    """
     (previous,) = connection.execute("SELECT current_setting('enable_nestloop')").fetchone()
     connection.execute(_SET_NESTED_LOOPS, ("off",))
     yield
-    connection.execute(_SET_NESTED_LOOPS, (previous,))  # not after an error: that has ended what can be said
+    connection.execute(_SET_NESTED_LOOPS, (previous,))  # not after an error: the transaction is aborted
 
 
 def fill_missing_postings(connection: Any, namespace: Namespace) -> None:
-    """Give every content that has none its postings, after versions were copied or mended."""
+    """Insert the postings of contents that have none, after versions were copied or repaired."""
     with hash_joins_only(connection):
         missing = connection.execute(
             "SELECT DISTINCT content FROM versions v WHERE ns = ? AND NOT EXISTS "

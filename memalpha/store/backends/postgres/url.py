@@ -11,7 +11,7 @@ SCHEMA = "memalpha"
 
 
 def split_schema(url: str) -> tuple[str, str]:
-    """A URL without our own key `schema`, and that schema."""
+    """Split our own key `schema` off a URL; return the rest and the schema."""
     start, _, query = url.partition("?")
     keys = [item for item in query.split("&") if item]
     schemas = [unquote(item.partition("=")[2]) for item in keys if item.startswith("schema=")]
@@ -24,7 +24,7 @@ def split_schema(url: str) -> tuple[str, str]:
 
 
 def redact_url(url: str) -> str:
-    """A URL as it may be shown."""
+    """Return a URL without its passwords."""
     url = re.sub(r"^(\w+://[^:@/?]*):[^@/?]*@", r"\1@", url)
     start, _, query = url.partition("?")
     visible = "&".join(item for item in query.split("&") if item and "password" not in item.partition("=")[0])

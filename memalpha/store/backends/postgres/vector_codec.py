@@ -1,4 +1,4 @@
-"""Embeddings as values of PostgreSQL's statements: bytes here, the extension's `vector` there."""
+"""Embeddings as values of PostgreSQL statements: bytes in Python, the extension's `vector` on the server."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from psycopg.types import TypeInfo
 
 
 class Vector(bytes):
-    """An embedding, little-endian float32, to be bound to a column of vectors. Such a column is read as these bytes."""
+    """Embedding as little-endian float32, bound to a vector column.
+
+    Such a column is read as the same bytes.
+    """
 
 
 class _VectorLoader(Loader):
     format = Format.BINARY
 
     def load(self, data: Any) -> bytes:
-        return _swap_bytes(bytes(data)[4:])  # before it: the dimension, and two bytes of nothing
+        return _swap_bytes(bytes(data)[4:])  # skips the dimension and two unused bytes
 
 
 class _VectorDumper(Dumper):
@@ -30,12 +33,12 @@ class _VectorDumper(Dumper):
 
 
 def register_vectors(connection: psycopg.Connection, vector_type: TypeInfo) -> None:
-    """Let a connection know how to send and read them."""
+    """Register how a connection sends and reads vectors."""
     vector_type.register(connection)
     connection.adapters.register_loader(vector_type.oid, _VectorLoader)
     connection.adapters.register_dumper(Vector, type("_VectorDumper", (_VectorDumper,), {"oid": vector_type.oid}))
 
 
 def _swap_bytes(data: bytes) -> bytes:
-    """Floats of 4 bytes each, from little-endian to big-endian or back."""
+    """Convert 4-byte floats between little-endian and big-endian."""
     return np.frombuffer(data, np.uint32).byteswap().tobytes()

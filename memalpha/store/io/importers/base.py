@@ -1,4 +1,4 @@
-"""What the importers share: the events they read, SQLite files read from a copy, pickles read as plain data."""
+"""Shared parts of the importers: source events, reading SQLite copies, loading pickles as plain data."""
 
 from __future__ import annotations
 
@@ -28,8 +28,13 @@ SQLITE_MAGIC = b"SQLite format 3\x00"
 
 
 class SourceEvent(NamedTuple):
-    """One thing that happened in the other store: its file and row, its time (as logged; "" where it is not known),
-    and what it did (an insert, update or delete; an id is that of the other store)."""
+    """One event in the other store.
+
+    Attributes:
+        location: File and row, for error messages.
+        time: Log time; "" if unknown.
+        operation: Insert, update or delete, with the other store's id.
+    """
 
     location: str
     time: str
@@ -38,7 +43,7 @@ class SourceEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SkippedMemory:
-    """A memory that is not in the store: one without text, or a copy of the live entry `same_as`."""
+    """Memory that was not imported: one without text, or a copy of the live entry `same_as`."""
 
     namespace: str
     id: str | None
@@ -48,8 +53,13 @@ class SkippedMemory:
 
 @dataclass(slots=True)
 class ImportReport:
-    """What an import did: the operations in each namespace, the memories that were left out, and what else is to be
-    known of the source."""
+    """Result of an import.
+
+    Attributes:
+        operations: Number of operations by namespace.
+        left_out: Memories that were not imported.
+        notes: Remarks about the source.
+    """
 
     operations: dict[str, int] = field(default_factory=dict)
     left_out: list[SkippedMemory] = field(default_factory=list)
@@ -57,7 +67,10 @@ class ImportReport:
 
 
 def parse_log_time(location: str, value: object) -> str:
-    """A time of the source as a log has it (UTC unless it says otherwise); "" for None. Raises `DataError`."""
+    """Return a time of the source as a log time (UTC unless it says otherwise); "" for None.
+
+    Raises `DataError`.
+    """
     if value is None or value == "":
         return ""
     try:
@@ -69,8 +82,10 @@ def parse_log_time(location: str, value: object) -> str:
 
 @contextmanager
 def open_sqlite_copy(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection to a copy of an SQLite file and of what it has not yet taken in, so that the file's own folder stays
-    as it is. Raises `DataError`."""
+    """Yield a connection to a copy of an SQLite file and its journal; the original folder stays unchanged.
+
+    Raises `DataError`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy.db"
         try:
@@ -92,7 +107,17 @@ def open_sqlite_copy(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def require_columns(path: Path, connection: sqlite3.Connection, table: str, required: Sequence[str]) -> list[str]:
-    """The columns of a table; raises `DataError` if it, or some that are needed, are not there."""
+    """Return the columns of a table.
+
+    Args:
+        path: File, for error messages.
+        connection: Connection to the copy.
+        table: Name of the table.
+        required: Columns that must exist.
+
+    Raises:
+        DataError: The table or a required column is missing.
+    """
     names = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
     if not names:
         raise DataError(f"{path}: no table {table}")
@@ -103,7 +128,7 @@ def require_columns(path: Path, connection: sqlite3.Connection, table: str, requ
 
 
 class InertObject:
-    """What stands for an object in a pickle: its state, and nothing that it could do."""
+    """Stand-in for an object of a pickle: its state, without its behaviour."""
 
     state: Any = None
 
@@ -114,21 +139,30 @@ class InertObject:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads plain data; no name in a pickle is ever looked up. Objects of some packages become `Inert`."""
+    """Unpickler of plain data; names are never imported. Objects of `packages` become `InertObject`."""
 
     def __init__(self, file: BytesIO, packages: Sequence[str]) -> None:
         super().__init__(file)
         self._packages = packages
 
     def find_class(self, module: str, name: str) -> type[InertObject]:
-        """The stand-in for whatever is named, or a refusal."""
+        """Return the stand-in for a named class, or refuse it."""
         if module.partition(".")[0] in self._packages:
             return InertObject
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is not data")
 
 
 def load_plain_pickle(location: str, data: bytes, packages: Sequence[str] = ()) -> Any:
-    """The value of a pickle that holds data alone, and objects of `packages` as `Inert`; raises `DataError`."""
+    """Load a pickle of plain data; objects of `packages` become `InertObject`.
+
+    Args:
+        location: Prefix of error messages.
+        data: Bytes of the pickle.
+        packages: Top-level packages whose objects are allowed.
+
+    Raises:
+        DataError: The pickle is invalid or names anything else.
+    """
     try:
         return _PlainUnpickler(BytesIO(data), packages).load()
     except _PICKLE_ERRORS as error:
@@ -136,7 +170,10 @@ def load_plain_pickle(location: str, data: bytes, packages: Sequence[str] = ()) 
 
 
 def require_json_fields(location: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """A mapping whose values are what JSON can hold; raises `DataError` naming the first that is not."""
+    """Return the mapping if JSON can hold its values.
+
+    Raises `DataError` naming the first that it cannot.
+    """
     for name, item in value.items():
         if not isinstance(name, str) or not isinstance(item, str | int | float | bool | list | dict | None):
             raise DataError(f"{location}: {name}: {type(item).__name__} is not what JSON can hold")

@@ -1,10 +1,10 @@
-"""What LangGraph's `SqliteStore` (langgraph-checkpoint-sqlite) keeps in its table `store`, as events.
+"""Reads LangGraph's `SqliteStore` (langgraph-checkpoint-sqlite, table `store`) as events.
 
-An item goes to the namespace that its prefix names (`users.ana` for `("users", "ana")`), under its key where that can
-be an id. Its content is the text under `text`, `content`, `memory` or `data` of its value, or of a mapping under
-`content` (as LangMem writes it); of any other value, the value itself as JSON. All else that the value holds is
-metadata; so are, under `langgraph`, a key that is no id, and when it was created if it was changed since. The timestamp
-is the time of the last change; an item expires as it does there. There is no history, and vectors are made anew.
+An item goes to the namespace of its prefix (`users.ana` for `("users", "ana")`), under its key if that can be an id.
+Its content is the text under `text`, `content`, `memory` or `data` of its value, or of a mapping under `content` (as
+LangMem writes it); any other value becomes JSON text. The rest of the value becomes metadata. The metadata key
+`langgraph` holds a key that is no id, and the creation time of a changed item. The timestamp is the time of the last
+change, and expiry is kept. LangGraph has no history; vectors are computed anew.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ _COLUMNS = ("prefix", "key", "value", "created_at", "updated_at")
 
 
 def read_events(path: Path, default_namespace: str) -> dict[str, list[SourceEvent]]:
-    """The events by namespace, `nowhere` being that of items without a prefix, each by its last change. Raises
-    `DataError` naming file, table and row."""
+    """Return the events by namespace, ordered by last change.
+
+    Items without a prefix go to `default_namespace`. Raises `DataError` naming file, table and row.
+    """
     events: dict[str, list[SourceEvent]] = {}
     with open_sqlite_copy(path) as connection:
         columns = [
@@ -68,7 +70,7 @@ def read_events(path: Path, default_namespace: str) -> dict[str, list[SourceEven
 
 
 def split_content(value: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The text of an item, and what else its value holds."""
+    """Return the text of an item and the rest of its value."""
     for name in TEXT_KEYS:
         text = value.get(name)
         rest = {key: item for key, item in value.items() if key != name}

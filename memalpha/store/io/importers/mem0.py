@@ -1,15 +1,15 @@
-"""What mem0 (OSS 1 and 2) keeps on disk, as events: its vectors' payloads, its SQLite history, or both.
+"""Reads mem0 (OSS 1 and 2) as events, from its vector payloads, its SQLite history, or both.
 
-Payloads: FAISS's docstore (`NAME.json`, or the older `NAME.pkl`), or Qdrant's local folder (`meta.json`,
-`collection/NAME/storage.sqlite`, whose points are pickled). They say what mem0 holds now and whose it is. The history
-(`history.db`, table `history`) says what was added, changed and deleted when, but not whose it was. With both, every
-memory gets its versions from the history and its end state from the payload; where they disagree, the payload is right,
-for that is what mem0 searches, and a note says so.
+Payloads lie in FAISS's docstore (`NAME.json`, or the older `NAME.pkl`) or Qdrant's local folder (`meta.json`,
+`collection/NAME/storage.sqlite` with pickled points). They hold the current memories and their owners. The history
+(`history.db`, table `history`) holds additions, changes and deletions with times, but no owners. With both, a memory
+gets its versions from the history and its final state from the payload. Where they disagree, the payload wins, because
+mem0 searches it, and a note says so.
 
-A memory goes to the namespace `user:ID`; without a user to `agent:ID`, then `run:ID`, and to the store's own namespace
-if nobody is named, as with what was deleted. Metadata are the payload's (user_id, agent_id, run_id, role, actor_id and
-one's own, the same for all versions), timestamps the times at which mem0 wrote; a memory expires when its
-`expiration_date` is over.
+A memory goes to the namespace `user:ID`; without a user to `agent:ID`, then `run:ID`, else to the store's own
+namespace, as deleted memories do. Metadata comes from the payload (user_id, agent_id, run_id, role, actor_id and
+custom keys, the same for all versions). Timestamps are mem0's write times. A memory expires after its
+`expiration_date`.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ _MAX_LISTED = 5
 
 
 class Payload(NamedTuple):
-    """What mem0 holds of a memory now, and where that stands."""
+    """Current memory of mem0 and its location in the source."""
 
     location: str
     fields: dict[str, Any]
 
     @property
     def content(self) -> str:
+        """Text of the memory."""
         text = self.fields.get("data")
         if not isinstance(text, str):
             raise DataError(f"{self.location}: data: the memory's text is needed, not {text!r}")
@@ -56,11 +57,12 @@ class Payload(NamedTuple):
 
     @property
     def time(self) -> str:
+        """Log time of the last change."""
         return parse_log_time(self.location, self.fields.get("updated_at") or self.fields.get("created_at"))
 
     @property
     def expires(self) -> str | None:
-        """The end of the last day on which mem0 gives it."""
+        """End of the last day on which mem0 returns the memory."""
         last = self.fields.get("expiration_date")
         try:
             return None if last is None else (date.fromisoformat(last) + timedelta(1)).isoformat()
@@ -73,8 +75,17 @@ class Payload(NamedTuple):
 def read_events(
     path: Path, history: Path | None, default_namespace: str, notes: list[str]
 ) -> dict[str, list[SourceEvent]]:
-    """The events by namespace, `nobody`'s being that of memories without a scope; what the source disagrees with itself
-    about goes to `notes`. Raises `DataError` naming file, table and row."""
+    """Return the events by namespace.
+
+    Args:
+        path: File or folder of mem0.
+        history: History file; None looks for `history.db` in the folder.
+        default_namespace: Namespace of memories without a user, agent or run.
+        notes: Receives remarks about gaps and contradictions of the source.
+
+    Raises:
+        DataError: The source is invalid; the message names file, table and row.
+    """
     payloads = _read_payloads(path)
     if history is None:
         history_file = path / "history.db"
@@ -105,7 +116,7 @@ def _namespace_name(payload: Payload | None, default_namespace: str) -> str:
 def _make_operation(
     kind: Any, id: str, content: str | None, time: str, details: Payload | Mapping[str, Any]
 ) -> Operation:
-    """What happened to a memory, of which a payload or some metadata are known."""
+    """Return the operation of a history event; `details` is the memory's payload, or its actor."""
     if kind == "delete":
         return Operation("delete", id=id)
     metadata = _metadata(details) if isinstance(details, Payload) else details
@@ -114,7 +125,7 @@ def _make_operation(
 
 
 def _read_history(path: Path, payloads: Mapping[str, Payload]) -> list[SourceEvent]:
-    """What the history says, in the order it was written."""
+    """Return the events of the history, in the order of writing."""
     events, time = [], ""
     with open_sqlite_copy(path) as connection:
         available = require_columns(path, connection, "history", _HISTORY_COLUMNS)
@@ -142,7 +153,7 @@ def _metadata(payload: Payload) -> dict[str, Any]:
 
 
 def _reconcile(history: list[SourceEvent], payloads: Mapping[str, Payload], notes: list[str]) -> list[SourceEvent]:
-    """The events with those that are missing for them to end at what the payloads hold."""
+    """Add events to the history so that it ends at what the payloads hold."""
     last_operations = {event.operation.id or "": event.operation for event in history}
     added: list[SourceEvent] = []
     unlogged, differing = [], []
@@ -153,7 +164,7 @@ def _reconcile(history: list[SourceEvent], payloads: Mapping[str, Payload], note
             kind = "insert" if logged is None or logged.kind == "delete" else "update"
             operation = _make_operation(kind, id, payload.content, payload.time, payload)
             added.append(SourceEvent(payload.location, payload.time, operation))
-    removed = [id for id, said in last_operations.items() if said.kind != "delete" and id not in payloads]
+    removed = [id for id, operation in last_operations.items() if operation.kind != "delete" and id not in payloads]
     end = history[-1].time if history else ""
     added += [SourceEvent("the vectors", end, Operation("delete", id=id)) for id in removed]
     if history:
@@ -165,11 +176,11 @@ def _reconcile(history: list[SourceEvent], payloads: Mapping[str, Payload], note
             if ids:
                 listed = ", ".join(ids[:_MAX_LISTED]) + (" ..." if len(ids) > _MAX_LISTED else "")
                 notes.append(f"{len(ids)} memories {disagreement}: {listed}")
-    return sorted([*history, *added], key=lambda event: event.time)  # stable: a history is in order already
+    return sorted([*history, *added], key=lambda event: event.time)  # stable: the history is ordered already
 
 
 def _read_payloads(path: Path) -> dict[str, Payload] | None:
-    """What mem0 holds now by id; None where a path is no store of payloads."""
+    """Return mem0's current memories by id; None if the source has no payloads, only a history."""
     if path.is_dir():
         files = [file for file in sorted(path.glob("*.json")) if file.name != "meta.json"]
         files = files or sorted(path.glob("*.pkl"))
@@ -191,7 +202,7 @@ def _read_payloads(path: Path) -> dict[str, Payload] | None:
 
 
 def _is_internal(file: Path) -> bool:
-    """Whether a collection is one that mem0 keeps beside the memories: entities, and a mark of its own."""
+    """Return True for mem0's internal collections: entities and its migration mark."""
     name = file.parent.name if file.name == "storage.sqlite" else file.stem
     return name.endswith("_entities") or name == "mem0migrations"
 
@@ -219,7 +230,7 @@ def _read_docstore(path: Path) -> Iterator[tuple[str, Payload]]:
 
 
 def _read_points(path: Path, rows: Any) -> Iterator[tuple[str, Payload]]:
-    """The points of Qdrant's local store, the newest of an id last."""
+    """Iterate over the points of Qdrant's local store; the newest of an id comes last."""
     for row, data in rows:
         location = f"{path}: table points, row {row}"
         point = load_plain_pickle(location, data, _PACKAGES)

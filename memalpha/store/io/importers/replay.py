@@ -1,8 +1,8 @@
-"""Other people's memories as ours: what a mem0 or a LangGraph store holds, replayed as operations of new namespaces.
+"""Importing from mem0 or LangGraph: its events are replayed as operations of new namespaces.
 
-A reader (`mem0`, `langgraph`) gives events by namespace, oldest first; here they become a log with the other store's
-ids and times, so that `as_of`, `history` and `audit` work on what was kept elsewhere. The source is only read: SQLite
-files from a copy, pickled values without making any object of theirs.
+A reader (`mem0`, `langgraph`) returns events by namespace, oldest first. They become a log with the other store's ids
+and times, so that `as_of`, `history` and `audit` work on imported memories. The source is only read: SQLite files from
+a copy, pickles without creating any of their objects.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ SourceFormat = Literal["mem0", "langgraph"]
 
 
 def detect_format(path: str | Path) -> SourceFormat | None:
-    """Whose store a file or folder is, by what is in it; None for something else. Raises `DataError` for an SQLite file
-    of neither, and for one that cannot be read."""
+    """Return the kind of store that a file or folder is, by its content; None for anything else.
+
+    Raises `DataError` for an unknown SQLite file and for an unreadable file.
+    """
     path = Path(path)
     if path.is_dir() or path.suffix == ".pkl":
         return "mem0"
@@ -53,8 +55,20 @@ def detect_format(path: str | Path) -> SourceFormat | None:
 def read_events(
     path: str | Path, form: SourceFormat, default_namespace: str, *, history: str | Path | None = None
 ) -> tuple[dict[str, list[SourceEvent]], list[str]]:
-    """The events of another store by namespace, what belongs to nobody in `nobody`, and what else is to be known of it;
-    `history`: mem0's, where it does not lie in the folder `path`. Raises `DataError` naming file, table and row."""
+    """Read the events of another store.
+
+    Args:
+        path: File or folder of the other store.
+        form: Its format.
+        default_namespace: Namespace of memories without an owner.
+        history: History file of mem0, if it does not lie in the folder `path`.
+
+    Returns:
+        Events by namespace, and remarks about the source.
+
+    Raises:
+        DataError: The source is invalid; the message names file, table and row.
+    """
     notes: list[str] = []
     if form == "mem0":
         return mem0.read_events(Path(path), None if history is None else Path(history), default_namespace, notes), notes
@@ -64,12 +78,21 @@ def read_events(
 def import_memories(
     store: MemoryStore, path: str | Path, form: SourceFormat, *, history: str | Path | None = None
 ) -> ImportReport:
-    """Replay another store's memories into namespaces of `store` (see `mem0` and `langgraph` for which), all or none.
+    """Replay another store's memories into namespaces of `store`, all or none.
 
-    Entries go to the first category of the schema. The log's times are those of the source, so the namespaces must be
-    new. An exact copy of a live entry is left out, as anywhere in a store, whatever else it has, and comes in when that
-    entry is changed or deleted; what was left out to the end is listed. Raises `DataError` naming file, table and row,
-    `StoreError` for a namespace with a log.
+    `mem0` and `langgraph` say which namespaces. Entries go to the first category of the schema. The log has the times
+    of the source, so the namespaces must be new. An exact copy of a live entry is skipped, whatever its other fields,
+    and is inserted when that entry is changed or deleted. Memories that stay skipped are listed.
+
+    Args:
+        store: Store to write to.
+        path: File or folder of the other store.
+        form: Its format, from `detect_format`.
+        history: History file of mem0, if it does not lie in the folder `path`.
+
+    Raises:
+        DataError: The source is invalid; the message names file, table and row.
+        StoreError: A namespace has a log already.
     """
     report = ImportReport()
     events_by_namespace, report.notes = read_events(path, form, store._namespace.name, history=history)
@@ -90,10 +113,10 @@ def import_memories(
 def _replay(
     schema: MemorySchema, namespace: str, events: Sequence[SourceEvent], left_out: list[SkippedMemory]
 ) -> list[tuple[str, Operation]]:
-    """The operations that events come down to under the rules of a store, with their times."""
+    """Return the operations, with times, that events amount to under the rules of a store."""
     state, log = MemoryState.empty(schema), []
-    inserts: dict[str, Operation] = {}  # what the source holds, as inserts, by its id
-    waiting_ids: dict[str, list[str]] = {}  # ids of copies by content
+    inserts: dict[str, Operation] = {}  # memories of the source by its id, as inserts
+    waiting_ids: dict[str, list[str]] = {}  # ids of skipped copies by content
 
     def append(time: str, operation: Operation) -> None:
         nonlocal state
@@ -110,7 +133,7 @@ def _replay(
                     put(time, id)
 
     def put(time: str, id: str) -> None:
-        """Make a memory live as the source holds it, if no other entry holds the same."""
+        """Make a memory live as the source holds it, unless another entry has the same content."""
         live, operation = id in state.entries, inserts[id]
         try:
             append(time, replace(operation, kind="update") if live else operation)
