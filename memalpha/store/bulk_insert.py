@@ -81,13 +81,13 @@ def insert_facts(
     existing = (
         namespace.entries_with_contents([content for _, content in facts]) if start else {}
     )  # live entries by category and content
-    new: dict[str, MemoryEntry] = {}
+    new_entries: dict[str, MemoryEntry] = {}
     optional_fields: list[dict[str, Any]] = []  # optional fields of each new entry
     entries: list[MemoryEntry] = []
     check_category = namespace.schema.check_category
 
     def is_used(id: str) -> bool:
-        return id in new or (start > 0 and namespace.is_used(id))
+        return id in new_entries or (start > 0 and namespace.is_used(id))
 
     for index, (fact, content) in enumerate(facts):
         try:
@@ -111,10 +111,10 @@ def insert_facts(
                     1,
                     position,
                 )
-                new[id] = existing[category, content] = entry
+                new_entries[id] = existing[category, content] = entry
                 optional_fields.append(fields)
         except StoreError as error:
             raise type(error)(f"fact {index}: {error}") from error
         entries.append(entry)
-    namespace.append(list(new.values()), optional_fields, vectors)
+    namespace.append(list(new_entries.values()), optional_fields, vectors)
     return entries

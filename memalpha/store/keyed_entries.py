@@ -24,7 +24,7 @@ from memalpha.types import MemoryEntry, Operation
 
 def escape_key(text: str, special: str = "") -> str:
     """Escape a text for use in an id: whitespace, "%" and `special` become %XX; no two texts collide."""
-    return re.sub(rf"[\s\x00%{re.escape(special)}]", lambda found: f"%{ord(found[0]):02X};", text)
+    return re.sub(rf"[\s\x00%{re.escape(special)}]", lambda match: f"%{ord(match[0]):02X};", text)
 
 
 def original_text(entry: MemoryEntry) -> str:

@@ -80,7 +80,7 @@ class PostgresDatabase:
         self.meta: dict[str, str] = {}
         self._durability = durability
         self._created: list[str] = []  # statements that drop what opening has created
-        self._known: dict[str, int] = {}  # ids of namespaces by name, from committed transactions
+        self._committed_ids: dict[str, int] = {}  # ids of namespaces by name, from committed transactions
         self._local = local()
         connection = self._connect()
         try:
@@ -247,13 +247,13 @@ class PostgresDatabase:
         state = "nothing of this was stored" if write else ""
         try:
             self._local.transaction = Transaction(
-                PostgresStatements(connection), ChainMap(namespace_ids, self._known), write, {*namespaces}
+                PostgresStatements(connection), ChainMap(namespace_ids, self._committed_ids), write, {*namespaces}
             )
             try:
                 try:
                     yield self._local.transaction.statements
                     self._commit(connection, write)
-                    self._known.update(namespace_ids)
+                    self._committed_ids.update(namespace_ids)
                 finally:
                     self._local.transaction = None
             finally:  # again, in case Ctrl-C came just before: nobody may join a finished transaction
@@ -306,7 +306,7 @@ class PostgresDatabase:
     def _begin(self, connection: psycopg.Connection, namespaces: Sequence[str], write: bool) -> dict[str, int]:
         """Begin a transaction: one round trip for known namespaces, two if they are written."""
         begin = "BEGIN ISOLATION LEVEL " + ("READ COMMITTED" if write else "REPEATABLE READ READ ONLY")
-        known_ids = {name: self._known[name] for name in namespaces if name in self._known}
+        known_ids = {name: self._committed_ids[name] for name in namespaces if name in self._committed_ids}
         is_short = len(namespaces) <= _MAX_LISTED_NAMESPACES
         script = f"{begin}; {self._settings}; {namespaces_setting(known_ids.values() if is_short else ())}"
         connection.execute(script.encode(), prepare=False)

@@ -29,7 +29,7 @@ def raise_store_error(error: psycopg.Error, path: str, state: str, admit: str | 
     if is_connection_lost(error):
         raise StoreError(f"{path}: the connection was lost{outcome} ({first_line(error)})") from error
     if code in _CONFLICTS:
-        raise StoreError(f"{path}: others were in the way, or kept it locked{outcome}: try again") from error
+        raise StoreError(f"{path}: another transaction conflicted, or kept it locked{outcome}: try again") from error
     if code.startswith("XX00"):
         raise DamagedStore(f"{path} is damaged ({first_line(error)}): go back to a copy") from error
     if code == "42501":

@@ -167,7 +167,7 @@ def _metadata_value(path: str) -> SqlVerdict | None:
         return None
     splits = [[*parts[:count], ".".join(parts[count:])] for count in range(len(parts))]
     texts = ["v.fields" + " -> ?::text" * len(keys) for keys in splits]
-    return SqlVerdict(f"coalesce({', '.join(texts)})", tuple(key for way in splits for key in way))
+    return SqlVerdict(f"coalesce({', '.join(texts)})", tuple(key for keys in splits for key in keys))
 
 
 def _compare_json(value: SqlVerdict, operator: str, operand: Any) -> SqlVerdict | None:
@@ -220,8 +220,8 @@ def _compare_time(condition: Condition) -> SqlVerdict:
         return _UNKNOWN
     time, day = f"v.{condition.field}", _DAY.format(condition.field)
     before, after = condition.operator in ("$lt", "$lte"), condition.operator in ("$gt", "$gte")
-    far = f"WHEN {day} < ?::text THEN {before} WHEN {day} > ?::text THEN {after}".lower()
-    return SqlVerdict(f"CASE WHEN {time} IS NULL THEN false WHEN {day} !~ '{_DAY_PATTERN}' THEN null {far} END", days)
+    cases = f"WHEN {day} < ?::text THEN {before} WHEN {day} > ?::text THEN {after}".lower()
+    return SqlVerdict(f"CASE WHEN {time} IS NULL THEN false WHEN {day} !~ '{_DAY_PATTERN}' THEN null {cases} END", days)
 
 
 def _days_around(operand: Any) -> tuple[str, str] | None:
@@ -245,8 +245,8 @@ def _prefilter_time(field: str, operator: str, operand: Any) -> Prefilter:
         index = operator in ("$lt", "$lte")
         bounds, values = [bounds[index]], (days[index],)
     day = _DAY.format(field)
-    within = " AND ".join(f"{day} {bound}" for bound in bounds)
-    return Prefilter(f"coalesce({day} !~ '{_DAY_PATTERN}' OR {within}, false)", values, exact=False)
+    in_range = " AND ".join(f"{day} {bound}" for bound in bounds)
+    return Prefilter(f"coalesce({day} !~ '{_DAY_PATTERN}' OR {in_range}, false)", values, exact=False)
 
 
 def _metadata_contains(texts: Sequence[str]) -> Prefilter:

@@ -33,8 +33,8 @@ _MAX_SCANNED = 40_000  # vectors that the HNSW index may visit
 
 def _set_config(**values: object) -> str:
     """Return the statement that sets parameters for the rest of the transaction."""
-    each = (f"set_config('{name.replace('__', '.')}', '{value}', true)" for name, value in values.items())
-    return f"SELECT {', '.join(each)}"
+    settings = (f"set_config('{name.replace('__', '.')}', '{value}', true)" for name, value in values.items())
+    return f"SELECT {', '.join(settings)}"
 
 
 # Settings to scan the HNSW index and check each vector for a live entry, and the settings afterwards.
@@ -278,13 +278,11 @@ class SearchQueries:
         total, *content_counts = map(_estimate_count, read, live)
         all_words, *postings = live
         mean = max(float(all_words["count"].mean()) if len(all_words) else 0.0, 1.0)
-        rarity = [(max(total - some, 0.0) + 0.5) / (some + 0.5) for some in content_counts]
+        rarity = [(max(total - count, 0.0) + 0.5) / (count + 0.5) for count in content_counts]
         idfs = np.log1p(np.array(rarity)) * np.array(list(query_words.values()))
         digests = {_digest_bytes(row) for row in all_words[:SAMPLED]}
         if postings:
-            all_postings = np.concatenate(postings).astype(
-                _WORD_TYPE
-            )  # np.concatenate made them little-endian: back to the bytes of digests
+            all_postings = np.concatenate(postings).astype(_WORD_TYPE)  # back to big-endian digests
             penalties = K1 * (1.0 - B + B * all_postings["length"] / mean)
             scores = (
                 np.repeat(idfs, list(map(len, postings))) * all_postings["count"] / (all_postings["count"] + penalties)

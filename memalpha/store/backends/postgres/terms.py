@@ -34,8 +34,8 @@ _INSERT_POSTINGS = (
 @lru_cache(maxsize=65536)
 def word_term(word: str) -> int:
     """Return the term of a word."""
-    hashed = blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(hashed, "big", signed=True) or 1
+    word_hash = blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(word_hash, "big", signed=True) or 1
 
 
 def content_postings(content: str) -> tuple[list[int], list[int], int]:
