@@ -19,69 +19,77 @@ ROLLOUTS = 8
 
 
 def rollouts(policy, step: int, role: str = "attempt", advice: str = "") -> list[TrajectoryGroup]:
-    """Two contexts a rollout, a token each; its reward is the share of tokens in the vocabulary's upper eighth."""
-    asked = [
+    """Sample rollouts of two contexts with one token each.
+
+    The reward is the share of tokens in the vocabulary's upper eighth.
+    """
+    requests = [
         SampleRequest(
             ({"role": "user", "content": chunk.text + task.id + advice},),
-            key=(step, int(task.id), rollout, at, len(advice)),
+            key=(step, int(task.id), rollout, index, len(advice)),
             temperature=1.0,
             max_new_tokens=1,
         )
         for task in TASKS
         for rollout in range(ROLLOUTS)
-        for at, chunk in enumerate(task.chunks)
+        for index, chunk in enumerate(task.chunks)
     ]
-    answers = iter(policy.sample(asked))
+    answers = iter(policy.sample(requests))
     groups = []
     for task in TASKS:
-        made = []
+        trajectories = []
         for rollout in range(ROLLOUTS):
-            turns = tuple(Turn(at, next(answers)) for at in range(2))
+            turns = tuple(Turn(index, next(answers)) for index in range(2))
             total = sum(turn.completion.completion_ids[0] >= 228 for turn in turns) / 2
             reward = Reward((total, total), {"r1": (total, total)}, {"r1": 1.0}, total)
-            made.append(Trajectory(task, rollout, turns, (), reward, role))
-        groups.append(TrajectoryGroup(task, tuple(made)))
+            trajectories.append(Trajectory(task, rollout, turns, (), reward, role))
+        groups.append(TrajectoryGroup(task, tuple(trajectories)))
     return groups
 
 
-def second_attempts(policy, step: int, attempts: list[TrajectoryGroup]) -> list[TrajectoryGroup]:
-    """As ERL: rollouts under other prompts, and those of them that earned all there is under the attempts' prompts."""
+def sample_retries(policy, step: int, attempts: list[TrajectoryGroup]) -> list[TrajectoryGroup]:
+    """Sample second attempts as ERL does.
+
+    Fully rewarded ones are returned again under the attempts' prompts, to be internalized.
+    """
     groups = rollouts(policy, step, "retry", "&")
     imitated = []
     for first, second in zip(attempts, groups, strict=True):
         prompts = [turn.completion.prompt_ids for turn in first.trajectories[0].turns]
-        for one in second.trajectories:
-            if one.reward and one.reward.total == 1:
+        for trajectory in second.trajectories:
+            if trajectory.reward and trajectory.reward.total == 1:
                 turns = tuple(
                     replace(turn, completion=replace(turn.completion, prompt_ids=prompt))
-                    for turn, prompt in zip(one.turns, prompts, strict=True)
+                    for turn, prompt in zip(trajectory.turns, prompts, strict=True)
                 )
-                plain = replace(one, turns=turns, reward=None, role="internalization")
-                imitated.append(TrajectoryGroup(one.task, (plain,)))
+                plain = replace(trajectory, turns=turns, reward=None, role="internalization")
+                imitated.append(TrajectoryGroup(trajectory.task, (plain,)))
     return groups + imitated
 
 
 def mean_reward(groups: list[TrajectoryGroup]) -> float:
-    return float(np.mean([one.reward.total for group in groups for one in group.trajectories if one.reward]))
+    return float(
+        np.mean([trajectory.reward.total for group in groups for trajectory in group.trajectories if trajectory.reward])
+    )
 
 
 def learn(changes: dict, steps: int = 18) -> tuple[float, float]:
-    """Mean reward before and after."""
+    """Train for `steps` steps and return the mean reward before and after."""
     rate = changes.pop("learning_rate", 1e-2)
     config = TrainConfig(out="unused", **changes)
     policy, algorithm = tiny_policy(3, scale=2.0), ALGORITHMS[config.algorithm](config)
-    needs = {"reference": algorithm.needs_reference, "value_learning_rate": algorithm.value_learning_rate}
-    engine = Engine(policy.model, config, LossSettings.from_config(config), **needs)
+    engine_options = {"reference": algorithm.needs_reference, "value_learning_rate": algorithm.value_learning_rate}
+    engine = Engine(policy.model, config, LossSettings.from_config(config), **engine_options)
     before = mean_reward(rollouts(policy, 10**6))
     for step in range(steps):
-        groups, line = rollouts(policy, step), {}
+        groups, metrics = rollouts(policy, step), {}
         if config.algorithm == "erl":
-            groups += second_attempts(policy, step, groups)
+            groups += sample_retries(policy, step, groups)
         samples = algorithm.annotate(groups, engine)
         for _ in range(config.optimizer.num_iterations if samples else 0):
             for rows in algorithm.updates(samples).values():
-                line = engine.update(algorithm.refresh(rows, engine), rate)
-        algorithm.finish_step(line)
+                metrics = engine.update(algorithm.refresh(rows, engine), rate)
+        algorithm.finish_step(metrics)
     return before, mean_reward(rollouts(policy, 10**6 + 1))
 
 
@@ -101,7 +109,7 @@ def learn(changes: dict, steps: int = 18) -> tuple[float, float]:
     ],
     ids=["grpo", "gspo", "cispo", "rloo", "rloo-sequence", "ppo", "dpo", "ipo", "erl", "erl-1"],
 )
-def test_a_bandit_is_learnt(changes):
+def test_every_algorithm_learns_the_bandit(changes):
     before, after = learn(dict(changes))
     assert before < 0.3
     assert after > 0.8

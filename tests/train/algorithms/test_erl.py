@@ -1,4 +1,4 @@
-"""ERL: what is collected for each role, which rows come of it, their gradient, and the state that goes on."""
+"""ERL: rollouts of each role, their rows and gradient, and the state kept across a resume."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from memalpha.train.rollouts.reflection import ReflectionMemory
 from memalpha.train.rollouts.second_attempts import INTERNALIZED, run_second_attempts
 
 EASY = {"algorithm": 1, "reward_threshold": 0.01, "reflection_tokens": 8}
-"""Of a random policy every attempt with one right answer (an abstention) succeeds."""
+"""With a random policy every attempt with one right answer (an abstention) succeeds."""
 TASKS = synthetic.tasks(WorldConfig(), 3, 0, 3)
 
 
@@ -52,60 +52,69 @@ def collector(config: TrainConfig, policy=None, world=None) -> MemoryCollector:
     return MemoryCollector(builder, ExtractiveReader(), rewards, config, *([world] if world else []))
 
 
-def collected(config: TrainConfig, policy=None):
+def collect(config: TrainConfig, policy=None):
     algorithm = ALGORITHMS["erl"](config)
     groups, records = algorithm.collect(collector(config, policy), TASKS, 0)
     return algorithm, groups, records
 
 
-def of_role(groups, role: str):
-    return [one for group in groups for one in group.trajectories if one.role == role]
+def trajectories_of_role(groups, role: str):
+    return [trajectory for group in groups for trajectory in group.trajectories if trajectory.role == role]
 
 
-def imitated(retry):
-    """The turns of a second attempt that ended and whose calls all went well."""
+def imitated_turns(retry):
+    """Return the turns of a second attempt that ended and whose calls all succeeded."""
     return [t for t in retry.turns if t.completion.stop_reason == "eos" and all(result.ok for result in t.results)]
 
 
-def test_roles_and_what_they_earn():
-    algorithm, groups, records = collected(settings())
-    attempts, retries = of_role(groups, "attempt"), of_role(groups, "retry")
-    reflections, own = of_role(groups, "reflection"), of_role(groups, INTERNALIZED)
+def test_rewards_of_each_role():
+    algorithm, groups, records = collect(settings())
+    attempts, retries = trajectories_of_role(groups, "attempt"), trajectories_of_role(groups, "retry")
+    reflections, internalized = trajectories_of_role(groups, "reflection"), trajectories_of_role(groups, INTERNALIZED)
     assert len(attempts) == len(retries) == len(reflections) == 9
-    kept = {(retry.task.id, retry.rollout): len(imitated(retry)) for retry in retries}
-    assert {(one.task.id, one.rollout): len(one.turns) for one in own} == {at: n for at, n in kept.items() if n}
-    assert 0 < sum(kept.values()) < sum(len(retry.turns) for retry in retries)
-    assert len(records) == sum(len(one.task.questions) for one in attempts)  # the attempts' alone
-    assert len({one.task.id for group in groups for one in group.trajectories}) == 3
-    assert all(len({one.role for one in group.trajectories}) == 1 for group in groups)
+    imitated_counts = {(retry.task.id, retry.rollout): len(imitated_turns(retry)) for retry in retries}
+    assert {(trajectory.task.id, trajectory.rollout): len(trajectory.turns) for trajectory in internalized} == {
+        at: n for at, n in imitated_counts.items() if n
+    }
+    assert 0 < sum(imitated_counts.values()) < sum(len(retry.turns) for retry in retries)
+    assert len(records) == sum(
+        len(trajectory.task.questions) for trajectory in attempts
+    )  # only first attempts have records
+    assert len({trajectory.task.id for group in groups for trajectory in group.trajectories}) == 3
+    assert all(len({trajectory.role for trajectory in group.trajectories}) == 1 for group in groups)
     for attempt, reflection, retry in zip(attempts, reflections, retries, strict=True):
         assert retry.task == reflection.task == attempt.task
         assert retry.parent == reflection.parent == attempt.rollout
         assert reflection.reward.total == reflection.reward.turns[0] == retry.reward.total
         assert retry.turns != attempt.turns
-    algorithm.finish_step(line := {})
-    assert line["gated"] == line["retry_success"] == 1.0 and line["internalized_rows"] == sum(len(o.turns) for o in own)
-    assert not any(name.startswith("accuracy") for name in line)
+    algorithm.finish_step(metrics := {})
+    assert metrics["gated"] == metrics["retry_success"] == 1.0 and metrics["internalized_rows"] == sum(
+        len(o.turns) for o in internalized
+    )
+    assert not any(name.startswith("accuracy") for name in metrics)
 
 
 def test_second_attempts_see_their_advice_and_internalized_rows_do_not():
     policy = tiny_policy()
-    _, groups, _ = collected(settings(), policy)
+    _, groups, _ = collect(settings(), policy)
     text = policy.tokenizer.decode
-    told = {(o.task.id, o.rollout): text(o.turns[0].completion.completion_ids) for o in of_role(groups, "reflection")}
-    seen = 0
-    retries = [retry for retry in of_role(groups, "retry") if imitated(retry)]
-    for retry, own in zip(retries, of_role(groups, INTERNALIZED), strict=True):
-        assert own.reward is None and own.states == retry.states
-        said = told[retry.task.id, retry.rollout].replace("<|end|>", "").strip()
-        line = f"advice\n{' '.join(said.splitlines())}\n" if said else ""
-        for turn, plain in zip(imitated(retry), own.turns, strict=True):
+    reflections = {
+        (o.task.id, o.rollout): text(o.turns[0].completion.completion_ids)
+        for o in trajectories_of_role(groups, "reflection")
+    }
+    advice_count = 0
+    retries = [retry for retry in trajectories_of_role(groups, "retry") if imitated_turns(retry)]
+    for retry, internalized in zip(retries, trajectories_of_role(groups, INTERNALIZED), strict=True):
+        assert internalized.reward is None and internalized.states == retry.states
+        advice = reflections[retry.task.id, retry.rollout].replace("<|end|>", "").strip()
+        line = f"advice\n{' '.join(advice.splitlines())}\n" if advice else ""
+        for turn, plain in zip(imitated_turns(retry), internalized.turns, strict=True):
             assert plain.completion.completion_ids == turn.completion.completion_ids
             assert plain.completion.logprobs == turn.completion.logprobs
             before, after = text(turn.completion.prompt_ids), text(plain.completion.prompt_ids)
-            seen += bool(line)
+            advice_count += bool(line)
             assert "advice\n" not in after and before.count(line) >= 1
-            # token by token: the same ids but for the line of advice, so the memory is the second attempt's own
+            # the same ids except for the line of advice, so the memory is the second attempt's own
             head = list(after[: after.index("chunk ")].encode())
             assert before.replace(line, "", 1) == after
             size = len(policy.tokenizer(line)["input_ids"]) if line else 0
@@ -114,51 +123,51 @@ def test_second_attempts_see_their_advice_and_internalized_rows_do_not():
                 len(policy.tokenizer(after[: after.index("chunk ")])["input_ids"]),
             )
             assert len(head) >= cut and ids[:cut] + ids[cut + size :] == list(plain.completion.prompt_ids)
-    assert seen
+    assert advice_count
 
 
-def test_the_wait_for_rewards_is_that_of_both_attempts(monkeypatch):
+def test_scoring_time_covers_both_attempts(monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr("memalpha.train.rollouts.memory.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     config = settings()
-    made = collector(config)
-    made.collect_attempts(TASKS, 0)
-    assert made.scoring_seconds == 1.0, "a tick a scoring"
-    ALGORITHMS["erl"](config).collect(made, TASKS, 0)
-    assert made.scoring_seconds == 3.0
+    rollout_collector = collector(config)
+    rollout_collector.collect_attempts(TASKS, 0)
+    assert rollout_collector.scoring_seconds == 1.0, "one tick per scoring"
+    ALGORITHMS["erl"](config).collect(rollout_collector, TASKS, 0)
+    assert rollout_collector.scoring_seconds == 3.0
 
 
-def test_the_memory_fills_is_recalled_and_changes_only_with_the_weights():
+def test_the_memory_is_recalled_and_changes_only_with_the_weights():
     config, policy = settings(memory_top_k=2), tiny_policy()
-    algorithm, groups, _ = collected(config, policy)
-    assert algorithm.state == {"reflections": []}  # a step that is broken off has changed nothing
-    algorithm.finish_step(line := {})
-    kept = [entry["advice"] for entry in algorithm.state["reflections"]]
-    assert line["reflections_kept"] == len(kept) == len(set(kept)) > 2
+    algorithm, groups, _ = collect(config, policy)
+    assert algorithm.state == {"reflections": []}  # an interrupted step changes nothing
+    algorithm.finish_step(metrics := {})
+    advice = [entry["advice"] for entry in algorithm.state["reflections"]]
+    assert metrics["reflections_kept"] == len(advice) == len(set(advice)) > 2
     assert json.loads(json.dumps(algorithm.state)) == algorithm.state
     groups, _ = algorithm.collect(collector(config, policy), TASKS, 1)
-    for one in of_role(groups, "reflection"):
-        prompt = policy.tokenizer.decode(one.turns[0].completion.prompt_ids)
-        told = "".join(f"advice\n{' '.join(text.splitlines())}\n" for text in kept[-2:])
-        assert f"reflect\n{told}" in prompt and prompt.count("advice\n") == 2
+    for reflection in trajectories_of_role(groups, "reflection"):
+        prompt = policy.tokenizer.decode(reflection.turns[0].completion.prompt_ids)
+        recalled = "".join(f"advice\n{' '.join(text.splitlines())}\n" for text in advice[-2:])
+        assert f"reflect\n{recalled}" in prompt and prompt.count("advice\n") == 2
     config = settings(enable_memory=False)
-    algorithm, _, _ = collected(config, policy)
+    algorithm, _, _ = collect(config, policy)
     algorithm.finish_step({})
     assert algorithm.state == {"reflections": []}
 
 
-def test_without_reflection_the_feedback_itself_is_the_advice():
+def test_without_reflection_the_feedback_is_the_advice():
     policy = tiny_policy()
-    algorithm, groups, _ = collected(settings(algorithm=2, reward_threshold=1.0, enable_reflection=False,
+    algorithm, groups, _ = collect(settings(algorithm=2, reward_threshold=1.0, enable_reflection=False,
                                               reflection_tokens=256), policy)  # fmt: skip
-    assert not of_role(groups, "reflection") and of_role(groups, "retry")
-    for one in of_role(groups, "retry"):
-        assert "advice\nask: " in policy.tokenizer.decode(one.turns[0].completion.prompt_ids)
+    assert not trajectories_of_role(groups, "reflection") and trajectories_of_role(groups, "retry")
+    for retry in trajectories_of_role(groups, "retry"):
+        assert "advice\nask: " in policy.tokenizer.decode(retry.turns[0].completion.prompt_ids)
     algorithm.finish_step({})
     assert algorithm.state == {"reflections": []}
 
 
-def test_an_empty_reflection_is_trained_and_kept_nowhere():
+def test_an_empty_reflection_is_trained_but_not_stored():
     policy = tiny_policy()
     sample = policy.sample
 
@@ -171,20 +180,20 @@ def test_an_empty_reflection_is_trained_and_kept_nowhere():
         ]
 
     policy.sample = silent
-    algorithm, groups, _ = collected(settings(), policy)
-    algorithm.finish_step(line := {})
-    assert line["empty_advice"] == 9 and line["reflections_kept"] == 0
+    algorithm, groups, _ = collect(settings(), policy)
+    algorithm.finish_step(metrics := {})
+    assert metrics["empty_advice"] == 9 and metrics["reflections_kept"] == 0
     assert all("advice\n" not in policy.tokenizer.decode(turn.completion.prompt_ids)
-               for one in of_role(groups, "retry") for turn in one.turns)  # fmt: skip
+               for retry in trajectories_of_role(groups, "retry") for turn in retry.turns)  # fmt: skip
     rows = algorithm.annotate(groups, None)
     assert sum(row.role == "reflection" and row.pg.all() for row in rows) == 9
 
 
 def test_groups_of_one_have_no_advantage_and_roles_are_not_compared():
-    algorithm, groups, _ = collected(settings(algorithm=2, reward_threshold=0.01))
+    algorithm, groups, _ = collect(settings(algorithm=2, reward_threshold=0.01))
     groups = [
         group if group.trajectories[0].role == "attempt" else replace(group, trajectories=group.trajectories[:1])
-        for group in collected(settings())[1]
+        for group in collect(settings())[1]
     ]
     rows = algorithm.annotate(groups, None)
     assert {row.role for row in rows} == {"attempt", "reflection", "retry", INTERNALIZED}
@@ -193,19 +202,19 @@ def test_groups_of_one_have_no_advantage_and_roles_are_not_compared():
     assert all(row.pg.any() != row.ce.any() for row in rows)
 
 
-def test_nothing_gated_is_grpo():
-    algorithm, groups, _ = collected(settings(algorithm=2))
-    assert {one.role for group in groups for one in group.trajectories} == {"attempt"}
+def test_without_gated_attempts_it_is_grpo():
+    algorithm, groups, _ = collect(settings(algorithm=2))
+    assert {row.role for group in groups for row in group.trajectories} == {"attempt"}
     grpo = ALGORITHMS["grpo"](TrainConfig(out="unused", group_size=3))
-    for one, two in zip(algorithm.annotate(groups, None), grpo.annotate(groups, None), strict=True):
-        assert one.prompt_ids == two.prompt_ids and (one.advantages == two.advantages).all()
-    algorithm.finish_step(line := {})
-    assert line["gated"] == 0 and line["retry_accuracy"] is None
+    for row, grpo_row in zip(algorithm.annotate(groups, None), grpo.annotate(groups, None), strict=True):
+        assert row.prompt_ids == grpo_row.prompt_ids and (row.advantages == grpo_row.advantages).all()
+    algorithm.finish_step(metrics := {})
+    assert metrics["gated"] == 0 and metrics["retry_accuracy"] is None
 
 
 def test_updates_of_both_algorithms():
     for number, parts in ((1, 1), (2, 2)):
-        algorithm, groups, _ = collected(settings())
+        algorithm, groups, _ = collect(settings())
         rows = algorithm.annotate(groups, None)
         algorithm = ALGORITHMS["erl"](settings(algorithm=number))
         updates = list(algorithm.updates(rows).values())
@@ -220,8 +229,8 @@ def test_updates_of_both_algorithms():
 @pytest.mark.parametrize("changes", [{}, {"internalization_coef": 0.3}])
 def test_the_gradient_of_the_joint_loss(changes):
     config, policy = settings(**changes), tiny_policy()
-    algorithm, groups, _ = collected(config, policy)
-    with torch.no_grad():  # away from the sampler, so that ratios are not 1
+    algorithm, groups, _ = collect(config, policy)
+    with torch.no_grad():  # move away from the sampler, so that ratios are not 1
         generator = torch.Generator().manual_seed(1)
         for weight in policy.model.parameters():
             weight.add_(torch.randn(weight.shape, generator=generator) * 0.01)
@@ -233,73 +242,85 @@ def test_the_gradient_of_the_joint_loss(changes):
     parts = [
         [
             (
-                sum(w * one.reward.components[name][0] for name, w in weight.items() if name in one.reward.components),
+                sum(
+                    w * trajectory.reward.components[name][0]
+                    for name, w in weight.items()
+                    if name in trajectory.reward.components
+                ),
                 [
-                    sum(one.reward.weights[n] * v[t] for n, v in one.reward.components.items() if n not in weight)
-                    for t in range(len(one.turns))
+                    sum(
+                        trajectory.reward.weights[n] * v[t]
+                        for n, v in trajectory.reward.components.items()
+                        if n not in weight
+                    )
+                    for t in range(len(trajectory.turns))
                 ],
             )
-            for one in group.trajectories
+            for trajectory in group.trajectories
         ]
         for group in sampled
     ]
     advantages = oracle.turn_advantages(parts, "mean", "batch", config.loss.advantage_floor)
-    values = [value for group in advantages for one in group for value in one]
+    values = [value for group in advantages for trajectory in group for value in trajectory]
     net = Net64(policy.model)
     rows = list(map(oracle.row_of, samples))
     policy_rows = [
         oracle.replace(row, advantages=torch.full_like(row.old, value))
         for row, value in zip(rows, values, strict=False)
     ]
-    own = rows[len(values) :]
-    attempts = sum(len(one.turns) for one in of_role(groups, "attempt"))
+    internalized_rows = rows[len(values) :]
+    attempts = sum(len(trajectory.turns) for trajectory in trajectories_of_role(groups, "attempt"))
     losses = oracle.clip_loss(
         oracle.logprobs64(net, policy_rows), policy_rows, config.loss.epsilon, config.loss.epsilon
     )
     loss = oracle.reduce(losses, "dr_grpo", config.loss.loss_constant)
-    imitated = sum(-new.sum() for new in oracle.logprobs64(net, own))
-    loss = loss + config.erl.internalization_coef * imitated / (config.loss.loss_constant * attempts)
-    found = oracle.flat({name: parameter.grad for name, parameter in engine.trainable.items()}, net.weights)
-    assert oracle.relative_error(found, oracle.gradient(loss, net.weights)) < 1e-5
+    imitated_turns = sum(-new.sum() for new in oracle.logprobs64(net, internalized_rows))
+    loss = loss + config.erl.internalization_coef * imitated_turns / (config.loss.loss_constant * attempts)
+    gradient = oracle.flat({name: parameter.grad for name, parameter in engine.trainable.items()}, net.weights)
+    assert oracle.relative_error(gradient, oracle.gradient(loss, net.weights)) < 1e-5
 
 
-def test_processes_share_the_tasks(monkeypatch):
+def test_tasks_are_split_over_processes(monkeypatch):
     config, policy = settings(), tiny_policy()
     alone = collector(config, policy)
     groups, records = alone.collect_attempts(TASKS, 0)
     memory = ReflectionMemory([], config.erl, alone.builder.embedder)
-    whole = run_second_attempts(alone, groups, records, memory, config.erl, 0)
+    expected = run_second_attempts(alone, groups, records, memory, config.erl, 0)
     monkeypatch.setattr(World, "gather", lambda self, values: list(values))
     parts = [
         run_second_attempts(collector(config, policy, World(rank, 2)), groups, records, memory, config.erl, 0)
         for rank in (0, 1)
     ]
     assert [len(part) for part in parts] == [3, 6]
-    for one, two in zip(whole, [*parts[0], *parts[1]], strict=True):
-        for a, b in ((one.retry, two.retry), (one.reflection, two.reflection), (one.internalized, two.internalized)):
+    for single, shared in zip(expected, [*parts[0], *parts[1]], strict=True):
+        for a, b in (
+            (single.retry, shared.retry),
+            (single.reflection, shared.reflection),
+            (single.internalized, shared.internalized),
+        ):
             for x, y in zip(
                 a.turns if a else (), b.turns if b else (), strict=True
-            ):  # log-probs differ in last digits, by the batch
+            ):  # log-probs depend on the batch in their last digits
                 assert (x.completion.prompt_ids, x.results) == (y.completion.prompt_ids, y.results)
                 assert x.completion.completion_ids == y.completion.completion_ids
-        assert (one.first.task_index, one.accuracy, one.retry.reward) == (
-            two.first.task_index,
-            two.accuracy,
-            two.retry.reward,
+        assert (single.first.task_index, single.accuracy, single.retry.reward) == (
+            shared.first.task_index,
+            shared.accuracy,
+            shared.retry.reward,
         )
 
 
-def assert_shown_by_similarity(config: TrainConfig, turns, step: int) -> None:
-    """Each reflection of the step was shown what of the memory of then is most similar to its own feedback."""
+def assert_recalled_by_similarity(config: TrainConfig, turns, step: int) -> None:
+    """Assert that each reflection prompt of the step holds the memory entry most similar to its feedback."""
     state = json.loads((config.out / f"checkpoints/step-{step}/state.json").read_text())
     memory = ReflectionMemory(state["algorithm"]["reflections"], config.erl, load_embedder("hash"))
     prompts = [line["prompt_ids"] for line in turns if line["role"] == "reflection" and line["step"] == step]
     assert len(memory.as_json()) > 1 and prompts
     for text in map(tiny_tokenizer().decode, prompts):
-        told = text.removeprefix("<|user|>reflect\nadvice\n").removesuffix("<|assistant|>")
-        shown, _, feedback = told.partition("\n")
+        prompt = text.removeprefix("<|user|>reflect\nadvice\n").removesuffix("<|assistant|>")
+        recalled, _, feedback = prompt.partition("\n")
         [[best]] = memory.recall(["" if feedback == "all right" else feedback])
-        assert told != text and shown == " ".join(best.splitlines())
+        assert prompt != text and recalled == " ".join(best.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -309,25 +330,26 @@ def assert_shown_by_similarity(config: TrainConfig, turns, step: int) -> None:
         EASY | {"algorithm": 2, "reward_threshold": 1.0, "internalization_margin": 0.01},
     ],
 )
-def test_stopping_and_going_on_equals_one_go(small, tmp_path, erl):
-    whole = small(out=str(tmp_path / "whole"), algorithm="erl", erl=erl, keep_tokens=True)
-    summary = train(whole)
-    parts = small(out=str(tmp_path / "parts"), algorithm="erl", erl=erl, keep_tokens=True)
+def test_a_resumed_run_equals_an_uninterrupted_one(small, tmp_path, erl):
+    uninterrupted = small(out=str(tmp_path / "uninterrupted"), algorithm="erl", erl=erl, keep_tokens=True)
+    summary = train(uninterrupted)
+    resumed = small(out=str(tmp_path / "resumed"), algorithm="erl", erl=erl, keep_tokens=True)
     for stop in (1, 3):
-        train(parts.model_copy(update={"max_steps": stop}))
-    train(parts)
+        train(resumed.model_copy(update={"max_steps": stop}))
+    train(resumed)
     for step in (1, 2, 4):
-        one, two = weights(whole.out, step), weights(parts.out, step)
-        assert all(torch.equal(one[name], two[name]) for name in one)
+        expected, actual = weights(uninterrupted.out, step), weights(resumed.out, step)
+        assert all(torch.equal(expected[name], actual[name]) for name in expected)
         states = [
-            json.loads((run / f"checkpoints/step-{step}/state.json").read_text()) for run in (whole.out, parts.out)
+            json.loads((run / f"checkpoints/step-{step}/state.json").read_text())
+            for run in (uninterrupted.out, resumed.out)
         ]
         assert states[0]["algorithm"] == states[1]["algorithm"]
-    lines = [json.loads(line) for line in (whole.out / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (uninterrupted.out / "metrics.jsonl").read_text().splitlines()]
     assert all({"gated", "retry_accuracy", "reflections_kept", "internalized_rows"} <= set(line) for line in lines)
-    shown = [json.loads(line) for line in (whole.out / "trajectories.jsonl").read_text().splitlines()]
-    assert {"attempt", "reflection", "retry"} <= {line["role"] for line in shown}
-    turns = [json.loads(line) for line in (whole.out / "turns.jsonl").read_text().splitlines()]
+    trajectories = [json.loads(line) for line in (uninterrupted.out / "trajectories.jsonl").read_text().splitlines()]
+    assert {"attempt", "reflection", "retry"} <= {line["role"] for line in trajectories}
+    turns = [json.loads(line) for line in (uninterrupted.out / "turns.jsonl").read_text().splitlines()]
     assert {line["role"] for line in turns} == {"attempt", "reflection", "retry"}
     assert len({(line["step"], line["task"], line["rollout"], line["role"], line["chunk"]) for line in turns}) == len(
         turns
@@ -335,13 +357,15 @@ def test_stopping_and_going_on_equals_one_go(small, tmp_path, erl):
     assert sum(len(line["completion_ids"]) for line in turns) == sum(line["sampled_tokens"] for line in lines)
     assert "retry_accuracy" not in json.dumps(summary)
     if erl["algorithm"] == 1:
-        kept = json.loads((parts.out / "checkpoints/step-4/state.json").read_text())["algorithm"]["reflections"]
-        assert lines[-1]["reflections_kept"] == len(kept) > lines[0]["reflections_kept"]
-        assert_shown_by_similarity(whole, turns, 3)
+        reflections = json.loads((resumed.out / "checkpoints/step-4/state.json").read_text())["algorithm"][
+            "reflections"
+        ]
+        assert lines[-1]["reflections_kept"] == len(reflections) > lines[0]["reflections_kept"]
+        assert_recalled_by_similarity(uninterrupted, turns, 3)
 
 
 @pytest.mark.parametrize(
-    "wrong, says",
+    "changes, message",
     [
         ({"algorithm": "grpo", "erl": {}}, "has no effect with algorithm=grpo"),
         ({"erl": {"enable_memory": False, "memory_size": 3}}, "memory_size: has no effect with enable_memory=false"),
@@ -351,6 +375,6 @@ def test_stopping_and_going_on_equals_one_go(small, tmp_path, erl):
         ({"erl": {"algorithm": 3}}, "algorithm"),
     ],
 )
-def test_what_cannot_be_is_refused(small, wrong, says):
-    with pytest.raises(ConfigError, match=says):
-        small(**{"algorithm": "erl", **wrong})
+def test_invalid_settings_are_refused(small, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        small(**{"algorithm": "erl", **changes})

@@ -8,25 +8,25 @@ import pytest
 from memalpha.train.algorithms.gae import explained_variance, gae, whiten
 
 
-def by_definition(rewards, values, gamma, lam):
-    """A_t as the exponentially weighted mean of the n-step estimates: formulas (11) to (16) of the paper."""
+def gae_by_definition(rewards, values, gamma, lam):
+    """Compute A_t as the double sum of formulas (11) to (16) of the paper."""
     count = len(rewards)
-    ahead = [*values[1:], 0.0]
-    deltas = [rewards[t] + gamma * ahead[t] - values[t] for t in range(count)]
-    return [sum((gamma * lam) ** (at - t) * deltas[at] for at in range(t, count)) for t in range(count)]
+    next_values = [*values[1:], 0.0]
+    deltas = [rewards[t] + gamma * next_values[t] - values[t] for t in range(count)]
+    return [sum((gamma * lam) ** (i - t) * deltas[i] for i in range(t, count)) for t in range(count)]
 
 
-def mixed_steps(rewards, values, gamma, lam):
-    """The same as a mixture of n-step advantages, whose last one has all the weight that is left."""
-    count, found = len(rewards), []
+def gae_by_n_step_mixture(rewards, values, gamma, lam):
+    """Compute A_t as a mixture of n-step advantages, where the last one has the remaining weight."""
+    count, result = len(rewards), []
     for t in range(count):
         steps = []
         for n in range(1, count - t + 1):
             total = sum(gamma**i * rewards[t + i] for i in range(n))
             steps.append(total + (gamma**n * values[t + n] if t + n < count else 0.0) - values[t])
         weights = [(1 - lam) * lam**i for i in range(len(steps) - 1)]
-        found.append(sum(w * step for w, step in zip(weights, steps, strict=False)) + lam ** len(weights) * steps[-1])
-    return found
+        result.append(sum(w * step for w, step in zip(weights, steps, strict=False)) + lam ** len(weights) * steps[-1])
+    return result
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.97, 0.0])
@@ -36,8 +36,8 @@ def test_gae_is_its_double_sum(gamma, lam, count):
     random = np.random.default_rng(count)
     rewards, values = random.normal(size=(2, count))
     advantages, returns = gae(rewards, values, gamma=gamma, lam=lam)
-    assert np.abs(advantages - by_definition(rewards, values, gamma, lam)).max() < 1e-12
-    assert np.abs(advantages - mixed_steps(rewards, values, gamma, lam)).max() < 1e-12
+    assert np.abs(advantages - gae_by_definition(rewards, values, gamma, lam)).max() < 1e-12
+    assert np.abs(advantages - gae_by_n_step_mixture(rewards, values, gamma, lam)).max() < 1e-12
     assert np.abs(returns - advantages - values).max() < 1e-12
 
 
@@ -48,8 +48,8 @@ def test_lam_one_without_discount_is_rewards_to_come_minus_the_value():
     assert advantages.tolist() == [2.5, 2.75, 2.0, 1.0]
 
 
-def test_the_end_of_a_turn_is_no_end():
-    """A later turn's reward reaches the tokens of an earlier one; an earlier turn's reward no later token."""
+def test_rewards_cross_the_end_of_a_turn():
+    """A later turn's reward reaches earlier tokens; an earlier turn's reward reaches no later token."""
     late, _ = gae(np.array([0.0, 0.0, 0.0, 1.0]), np.zeros(4), gamma=1.0, lam=0.5)
     assert late.tolist() == [0.125, 0.25, 0.5, 1.0]
     early, _ = gae(np.array([0.0, 1.0, 0.0, 0.0]), np.zeros(4), gamma=1.0, lam=0.5)
@@ -70,9 +70,9 @@ def test_other_shapes_are_refused(rewards, values):
 
 def test_whitening_is_over_all_tokens_of_all_rows():
     rows = whiten([np.array([1.0, 2.0, 3.0]), np.array([10.0])])
-    together = np.concatenate(rows)
-    assert together.mean() == pytest.approx(0.0, abs=1e-12)
-    assert together.std() == pytest.approx(1.0, rel=1e-6)
+    tokens = np.concatenate(rows)
+    assert tokens.mean() == pytest.approx(0.0, abs=1e-12)
+    assert tokens.std() == pytest.approx(1.0, rel=1e-6)
     assert [len(row) for row in rows] == [3, 1]
     assert np.concatenate(whiten([np.full(3, 0.3), np.full(2, 0.3)])).tolist() == pytest.approx([0.0] * 5, abs=1e-6)
 

@@ -1,4 +1,4 @@
-"""Preference pairs: weights against autograd in float64, the losses against their formulas, what makes a pair."""
+"""Preference pairs: weights against float64 autograd, losses against their formulas, choice of pairs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAYS = {
 
 
 def rows_of(random: np.random.Generator, pairs: int, longest: int = 6):
-    """Rows of pairs whose sides have one to three contexts of any length, and log-probs for them, out of order."""
+    """Return shuffled rows of pairs, with one to three contexts per side, and their log-probs."""
     rows, logprobs = [], []
     for pair in range(pairs):
         for chosen in (True, False):
@@ -39,15 +39,15 @@ def rows_of(random: np.random.Generator, pairs: int, longest: int = 6):
 
 
 def written_out(rows, logprobs: list[torch.Tensor], config: DPOConfig) -> torch.Tensor:
-    """The loss by its formula, a pair at a time, for autograd."""
+    """Compute the loss by its formula, one pair at a time, for autograd."""
     losses = []
     for unit in {row.unit for row in rows}:
         sides = []
         for sign in (1, -1):
-            mine = [i for i, row in enumerate(rows) if row.unit == unit and row.advantages[0] == sign]
+            side_rows = [i for i, row in enumerate(rows) if row.unit == unit and row.advantages[0] == sign]
             gaps = [
                 logprobs[i] - (0.0 if config.reference_free else torch.from_numpy(rows[i].reference).double())
-                for i in mine
+                for i in side_rows
             ]
             sides.append(torch.cat(gaps))
         if config.loss_type == "ipo":
@@ -90,14 +90,14 @@ def test_figures_are_of_sums_whatever_the_loss():
 def test_a_pair_of_equal_sides_pulls_at_nothing():
     rows = [build_pair_row((1,), (2, 3), "a", chosen=chosen) for chosen in (True, False)]
     same = np.array([-1.0, -2.0], dtype=np.float32)
-    (one, two), figures = weight_pairs(rows, [same, same], DPOConfig(reference_free=True))
-    assert (one.ce == -two.ce).all() and figures["loss"] == pytest.approx(np.log(2))
+    (row, two), figures = weight_pairs(rows, [same, same], DPOConfig(reference_free=True))
+    assert (row.ce == -two.ce).all() and figures["loss"] == pytest.approx(np.log(2))
 
 
 @pytest.mark.parametrize("difference", [-1e5, 1e5, 5.0])
 @pytest.mark.parametrize("loss_type", ["sigmoid", "ipo"])
 def test_a_pair_that_no_longer_pulls_still_counts(difference, loss_type):
-    """Else the mean over pairs would be one over the others."""
+    """A pair without gradient still counts in the mean over pairs."""
     config = DPOConfig(reference_free=True, loss_type=loss_type)  # ipo: D = 5 is where its slope is 0
     rows = [build_pair_row((1,), (2,), "a", chosen=chosen) for chosen in (True, False)]
     logprobs = [np.array([value], dtype=np.float32) for value in (difference, 0.0)]
@@ -141,11 +141,11 @@ TOTALS = st.lists(st.sampled_from([-0.5, 0.0, 0.1, 0.3, 1.0]), min_size=2, max_s
 
 @given(st.lists(TOTALS, max_size=6), st.sampled_from([0.0, 0.2, 0.9]))
 def test_best_against_worst(groups, margin):
-    made = [group(totals) for totals in groups]
-    pairs = choose_pairs(made, margin)
-    wanted = [totals for totals in groups if max(totals) > min(totals) and max(totals) - min(totals) > margin - 1e-9]
-    assert len(pairs) == len(wanted)
-    for (chosen, rejected), totals in zip(pairs, wanted, strict=True):
+    engine = [group(totals) for totals in groups]
+    pairs = choose_pairs(engine, margin)
+    expected = [totals for totals in groups if max(totals) > min(totals) and max(totals) - min(totals) > margin - 1e-9]
+    assert len(pairs) == len(expected)
+    for (chosen, rejected), totals in zip(pairs, expected, strict=True):
         assert chosen.rollout == totals.index(max(totals)) and rejected.rollout == totals.index(min(totals))
 
 

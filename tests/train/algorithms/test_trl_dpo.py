@@ -1,4 +1,4 @@
-"""The same pairs through trl's `DPOTrainer._compute_loss` and through the engine: the same loss, the same gradient.
+"""Same pairs, same loss and gradient: TRL's `DPOTrainer._compute_loss` and the engine.
 
 The reference is the start policy (adapter off), the policy that trains another one. trl has no cDPO: its `aot` is that
 where a batch is one pair. It has no reference-free loss either: that is one whose reference gives all replies 0.
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
 def pairs() -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-    """Prompt, chosen, rejected: random tokens of ragged lengths, the longer reply chosen and rejected in turn."""
+    """Return random (prompt, chosen, rejected) tokens of ragged lengths; the longer reply alternates sides."""
     random = np.random.default_rng(0)
     lengths = [sorted(random.integers(1, 20, 2), reverse=bool(number % 2)) for number in range(PAIRS)]
     return [
@@ -49,7 +49,7 @@ def pairs() -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
 def of_trl(
     policy_path, tmp_path, lora: bool, beta: float, loss_type="sigmoid", label_smoothing=0.0, reference_free=False
 ):
-    """Loss and gradient by name; pairs in one batch, but for cDPO one at a time."""
+    """Return TRL's loss and its gradient by name; cDPO runs one pair at a time, the others one batch."""
     trainer = DPOTrainer(
         str(policy_path),
         args=TRLConfig(
@@ -94,7 +94,7 @@ def of_trl(
 
 
 def of_ours(lora: bool, **changes):
-    """The same through the engine, whose reference is what it was constructed on."""
+    """Return the engine's loss and gradient; its reference is the start."""
     dpo = DPOConfig(**changes)
     model = add_lora(tiny_model(), TrainConfig(out="unused", lora=LORA).lora, "tiny") if lora else tiny_model()
     config = TrainConfig(out="unused", microbatch_tokens=100)
@@ -131,5 +131,5 @@ def test_loss_and_gradient_equal_trl(policy_path, tmp_path, way, lora):
     "other", [{"beta": 0.21}, {"label_smoothing": 0.02}, {"loss_type": "ipo"}, {"reference_free": True}]
 )
 def test_another_setting_is_seen(other):
-    one, two = (of_ours(False, **{"beta": 0.2, **changes})[1] for changes in ({}, other))
-    assert relative(two, one) > 1e-2
+    weight, two = (of_ours(False, **{"beta": 0.2, **changes})[1] for changes in ({}, other))
+    assert relative(two, weight) > 1e-2

@@ -86,7 +86,7 @@ def ids() -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 @cache
 def logprobs(lora: bool, seed: int | None, temperature: float) -> list[torch.Tensor]:
-    """Of every completion, in float64, one unpadded row at a time; `seed` None is the start."""
+    """Return float64 log-probs of every completion, one unpadded row at a time; `seed` None is the start."""
     ours = learner(lora)
     if seed is not None:
         move(ours.trainable, seed)
@@ -156,7 +156,7 @@ def of_trl(policy_path, tmp_path, lora: bool, loss: dict, temperature: float, be
     return loss, {name: parameter.grad for name, parameter in parameters.items()}
 
 
-def of_ours(lora: bool, temperature: float, **changes) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+def run_ours(lora: bool, temperature: float, **changes) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """The same through the learner, whose reference is what it was constructed on."""
     ours = learner(lora, **changes)
     move(ours.trainable, CURRENT)
@@ -176,9 +176,9 @@ def of_ours(lora: bool, temperature: float, **changes) -> tuple[dict[str, float]
     return stats, {name: parameter.grad for name, parameter in ours.trainable.items()}
 
 
-def relative(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
-    assert one.keys() == two.keys()
-    gap = sum(float((one[name] - two[name]).double().square().sum()) for name in one)
+def relative(weight: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
+    assert weight.keys() == two.keys()
+    gap = sum(float((weight[name] - two[name]).double().square().sum()) for name in weight)
     return (gap / sum(float(tensor.double().square().sum()) for tensor in two.values())) ** 0.5
 
 
@@ -196,7 +196,7 @@ def test_loss_and_gradient_equal_trl(policy_path, tmp_path, name, kl, temperatur
     beta, corrected = KL[kl]
     settings = {"loss_type": name, **LOSSES[name]}
     loss, expected = of_trl(policy_path, tmp_path, lora, settings, temperature, beta, corrected)
-    stats, gradient = of_ours(lora, temperature, beta=beta, use_bias_correction_kl=corrected, **settings)
+    stats, gradient = run_ours(lora, temperature, beta=beta, use_bias_correction_kl=corrected, **settings)
     assert 0.1 < stats["clipped"] < 0.9, "some tokens clipped, some not"
     assert stats["loss"] == pytest.approx(loss, rel=1e-5)
     assert relative(gradient, expected) < 1e-5
@@ -218,8 +218,8 @@ def test_loss_and_gradient_equal_trl(policy_path, tmp_path, name, kl, temperatur
     ],
     ids=lambda other: "-".join(map(str, *other.items())),
 )
-def test_another_setting_is_seen(other):
-    """What the comparison would miss if it missed anything: near settings differ a thousand times its tolerance."""
+def test_other_settings_give_other_gradients(other):
+    """Settings close to each other differ by a thousand times the tolerance, so the comparison covers them."""
     base = {"temperature": 0.7, "loss_type": "dapo", "beta": 0.3}
-    same, different = (of_ours(False, **settings)[1] for settings in (base, {**base, **other}))
+    same, different = (run_ours(False, **settings)[1] for settings in (base, {**base, **other}))
     assert relative(different, same) > 1e-2

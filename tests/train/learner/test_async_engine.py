@@ -1,4 +1,4 @@
-"""The learner behind futures: pipelined equals one by one, accumulation, losses of one's own, failures."""
+"""The learner behind futures: pipelined equals sequential, accumulation, custom losses, failures."""
 
 from __future__ import annotations
 
@@ -21,30 +21,32 @@ from memalpha.train.learner.async_engine import Learner, merge_metrics
 from memalpha.train.learner.engine import Engine
 
 ROWS = rows(UNEVEN, 0.01)
-CALLS = ("forward", "forward_backward", "own loss", "optim_step")
+CALLS = ("forward", "forward_backward", "custom loss", "optim_step")
 
 
-def engine(model=None, **changes) -> Engine:
+def make_engine(model=None, **changes) -> Engine:
     config = TrainConfig(**{"out": Path("unused"), "microbatch_tokens": 96, **changes})
     return Engine(model or tiny_model(), config)
 
 
-def coupled(logprobs, samples) -> torch.Tensor:
-    """A loss over all rows together: preferences of each row over the next, and the spread of the rows' means."""
+def coupled_loss(logprobs, samples) -> torch.Tensor:
+    """Compute a loss that couples all rows: preferences between neighbours, and the variance of the row means."""
     sums = torch.stack([row.sum() for row in logprobs])
     means = torch.stack([row.mean() for row in logprobs])
     signs = torch.tensor([float(np.sign(sample.advantages[0])) for sample in samples])
     return -torch.nn.functional.logsigmoid(0.1 * (sums[1:] - sums[:-1])).sum() + (signs * means).var()
 
 
-def state(one: Engine) -> dict[str, torch.Tensor]:
-    weights = {name: value.detach().clone() for name, value in one.model.named_parameters()}
-    gradient = {f"{name}.grad": value.grad.clone() for name, value in one.trainable.items() if value.grad is not None}
-    return {**weights, **gradient, **one.optimizer_tensors()}
+def state(engine: Engine) -> dict[str, torch.Tensor]:
+    weights = {name: value.detach().clone() for name, value in engine.model.named_parameters()}
+    gradient = {
+        f"{name}.grad": value.grad.clone() for name, value in engine.trainable.items() if value.grad is not None
+    }
+    return {**weights, **gradient, **engine.optimizer_tensors()}
 
 
-def assert_same(one: Engine, two: Engine) -> None:
-    first, second = state(one), state(two)
+def assert_same(engine: Engine, other: Engine) -> None:
+    first, second = state(engine), state(other)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -52,8 +54,8 @@ def assert_same(one: Engine, two: Engine) -> None:
 def call(learner: Learner, name: str, part):
     if name == "forward":
         return learner.forward(part)
-    if name == "own loss":
-        return learner.forward_backward(part, loss=coupled)
+    if name == "custom loss":
+        return learner.forward_backward(part, loss=coupled_loss)
     return learner.forward_backward(part) if name == "forward_backward" else learner.optim_step(1e-2)
 
 
@@ -64,7 +66,7 @@ def as_bytes(result):
 @settings(deadline=None, max_examples=12)
 @given(st.lists(st.tuples(st.sampled_from(CALLS), st.integers(0, 8)), min_size=1, max_size=6))
 def test_pipelined_equals_sequential_bit_for_bit(plan):
-    sequential, pipelined = engine(), engine()
+    sequential, pipelined = make_engine(), make_engine()
     plan = [(name, ROWS[first : first + 3]) for name, first in plan]
     with Learner(sequential, inline=True) as learner:
         expected = [as_bytes(call(learner, name, part).result()) for name, part in plan]
@@ -74,71 +76,73 @@ def test_pipelined_equals_sequential_bit_for_bit(plan):
     assert_same(pipelined, sequential)
 
 
-def test_an_update_is_the_engine_s():
-    one, two = engine(), engine()
-    with Learner(two) as learner:
+def test_an_update_equals_the_engines():
+    plain_engine, learner_engine = make_engine(), make_engine()
+    with Learner(learner_engine) as learner:
         for _ in range(2):
-            expected = one.update(ROWS, 1e-2)
+            expected = plain_engine.update(ROWS, 1e-2)
             assert learner.update(ROWS, rate=1e-2).result() == expected
-    assert_same(two, one)
+    assert_same(learner_engine, plain_engine)
 
 
 def test_parts_of_an_update_are_normalised_together():
-    whole, parts = engine(), engine()
-    parted = (ROWS[:2], ROWS[2:9], ROWS[9:])
-    with Learner(whole) as learner:
+    single, split = make_engine(), make_engine()
+    parts = (ROWS[:2], ROWS[2:9], ROWS[9:])
+    with Learner(single) as learner:
         expected = learner.update(ROWS, rate=1e-2).result()
-    with Learner(parts) as learner:
-        found = learner.update(*parted, rate=1e-2).result()
-        again = learner.normalized(*parted)
-    quantile = expected.pop("old_p99"), found.pop("old_p99")
+    with Learner(split) as learner:
+        metrics = learner.update(*parts, rate=1e-2).result()
+        normalized = learner.normalized(*parts)
+    quantile = expected.pop("old_p99"), metrics.pop("old_p99")
     assert quantile[1] == pytest.approx(quantile[0], rel=0.5)
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    expected_rows = [row.pg for row in whole.normalized(ROWS)]
-    assert all(map(np.array_equal, [row.pg for part in again for row in part], expected_rows))
-    apart = [(a - b).norm() / b.norm() for a, b in zip(parts.trainable.values(), whole.trainable.values(), strict=True)]
-    assert max(apart) < 1e-5
+    assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    expected_rows = [row.pg for row in single.normalized(ROWS)]
+    assert all(map(np.array_equal, [row.pg for part in normalized for row in part], expected_rows))
+    distances = [
+        (a - b).norm() / b.norm() for a, b in zip(split.trainable.values(), single.trainable.values(), strict=True)
+    ]
+    assert max(distances) < 1e-5
 
 
-def test_figures_of_several_passes_are_those_of_one():
-    one = {"loss": 1.0, "tokens": 1.0, "entropy": 4.0, "old_max": 0.5, "ratio_deviation": 0.1, "old_p99": 0.0}
-    two = {"loss": 2.0, "tokens": 3.0, "entropy": 0.0, "old_max": 0.2, "ratio_deviation": 0.3, "old_p99": 1.0}
+def test_metrics_of_several_calls_are_merged():
+    first = {"loss": 1.0, "tokens": 1.0, "entropy": 4.0, "old_max": 0.5, "ratio_deviation": 0.1, "old_p99": 0.0}
+    second = {"loss": 2.0, "tokens": 3.0, "entropy": 0.0, "old_max": 0.2, "ratio_deviation": 0.3, "old_p99": 1.0}
     expected = {"loss": 3.0, "tokens": 4.0, "entropy": 1.0, "old_max": 0.5, "ratio_deviation": 0.3, "old_p99": 0.75}
-    assert merge_metrics([one, two]) == expected and merge_metrics([one]) == one
+    assert merge_metrics([first, second]) == expected and merge_metrics([first]) == first
 
 
 @pytest.mark.parametrize("tokens", [10**6, 96, 1])
-def test_a_loss_of_one_s_own_has_the_gradient_of_autograd_in_float64(tokens):
-    ours = engine(microbatch_tokens=tokens)
-    exact = copy.deepcopy(ours.model).double()
-    with Learner(ours) as learner:
-        result = learner.forward_backward(ROWS, loss=coupled).result()
+def test_a_custom_loss_has_the_gradient_of_float64_autograd(tokens):
+    engine = make_engine(microbatch_tokens=tokens)
+    exact = copy.deepcopy(engine.model).double()
+    with Learner(engine) as learner:
+        result = learner.forward_backward(ROWS, loss=coupled_loss).result()
 
     def score(row) -> torch.Tensor:
         ids = torch.tensor([row.prompt_ids + row.completion_ids])
         logits = exact(input_ids=ids).logits[0, len(row.prompt_ids) - 1 : -1] / row.temperature
         return torch.log_softmax(logits, -1).gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0]
 
-    value = coupled([score(row) for row in ROWS], ROWS)
+    value = coupled_loss([score(row) for row in ROWS], ROWS)
     value.backward()
     assert result["loss"] == pytest.approx(value.item(), rel=1e-5)
-    found = torch.cat([tensor.grad.flatten().double() for tensor in ours.trainable.values()])
-    expected = torch.cat([dict(exact.named_parameters())[name].grad.flatten() for name in ours.trainable])
-    assert (found - expected).norm() / expected.norm() < 1e-5
+    gradient = torch.cat([tensor.grad.flatten().double() for tensor in engine.trainable.values()])
+    expected = torch.cat([dict(exact.named_parameters())[name].grad.flatten() for name in engine.trainable])
+    assert (gradient - expected).norm() / expected.norm() < 1e-5
 
 
-def test_a_loss_of_one_s_own_may_leave_rows_out_and_reads_no_weights():
-    one, two = engine(), engine()
-    with Learner(one) as learner:
+def test_a_custom_loss_may_skip_rows_and_ignores_weights():
+    custom_engine, plain_engine = make_engine(), make_engine()
+    with Learner(custom_engine) as learner:
         learner.forward_backward(ROWS[:2], loss=lambda logprobs, samples: -logprobs[0].sum()).result()
-    nothing = np.zeros(len(ROWS[0].completion_ids), dtype=np.float32)
-    two.forward_backward([replace(ROWS[0], pg=nothing, ent=None, ce=nothing + 1)])
-    for a, b in zip(one.trainable.values(), two.trainable.values(), strict=True):
+    zeros = np.zeros(len(ROWS[0].completion_ids), dtype=np.float32)
+    plain_engine.forward_backward([replace(ROWS[0], pg=zeros, ent=None, ce=zeros + 1)])
+    for a, b in zip(custom_engine.trainable.values(), plain_engine.trainable.values(), strict=True):
         assert torch.allclose(a.grad, b.grad, atol=1e-7)
 
 
 @pytest.mark.parametrize(
-    "loss, told",
+    "loss, message",
     [
         (lambda logprobs, samples: 3.0, "3.0 has no gradient"),
         (lambda logprobs, samples: logprobs[1], r"one of shape \(\d+,\) has no gradient"),
@@ -147,54 +151,56 @@ def test_a_loss_of_one_s_own_may_leave_rows_out_and_reads_no_weights():
         (lambda logprobs, samples: (logprobs[0] * 0).sum().sqrt(), "loss: (-?)0, or its gradient, is not finite"),
     ],
 )
-def test_a_loss_without_a_use_is_refused(loss, told):
-    with Learner(engine()) as learner, pytest.raises(TrainingError, match=told):
+def test_a_custom_loss_without_a_finite_gradient_is_refused(loss, message):
+    with Learner(make_engine()) as learner, pytest.raises(TrainingError, match=message):
         learner.forward_backward(ROWS, loss=loss).result()
 
 
-def test_nothing_is_done_after_a_failure_and_a_new_learner_starts_clean():
-    ours = engine()
-    before = state(ours)
+def test_nothing_runs_after_a_failure_and_a_new_learner_starts_clean():
+    engine = make_engine()
+    before = state(engine)
     bad = replace(ROWS[0], advantages=ROWS[0].advantages * np.nan)
-    learner = Learner(ours)
-    passed, step = learner.forward_backward([bad]), learner.optim_step(1e-2)
+    learner = Learner(engine)
+    gradient, step = learner.forward_backward([bad]), learner.optim_step(1e-2)
     later = [learner.forward(ROWS), learner.update(ROWS, rate=1e-2)]
-    assert np.isnan(passed.result()["loss"])
-    with pytest.raises(TrainingError, match="the gradient norm is nan") as first:
+    assert np.isnan(gradient.result()["loss"])
+    with pytest.raises(TrainingError, match="the gradient norm is nan") as step_error:
         step.result()
     for future in later:
-        with pytest.raises(TrainingError, match=r"was not done: optim_step before it failed \(the gradient") as told:
+        with pytest.raises(
+            TrainingError, match=r"was not done: optim_step before it failed \(the gradient"
+        ) as later_error:
             future.result()
-        assert told.value.__cause__ is first.value
+        assert later_error.value.__cause__ is step_error.value
     learner.close()
-    fresh = engine()
-    with Learner(ours) as learner, Learner(fresh) as other:
-        assert all(torch.equal(value, before[name]) for name, value in state(ours).items())
+    fresh = make_engine()
+    with Learner(engine) as learner, Learner(fresh) as other:
+        assert all(torch.equal(value, before[name]) for name, value in state(engine).items())
         assert learner.update(ROWS, rate=1e-2).result() == other.update(ROWS, rate=1e-2).result()
-    assert_same(ours, fresh)
+    assert_same(engine, fresh)
 
 
-def test_what_is_saved_is_what_was_there_in_that_place_of_the_order(tmp_path):
+def test_a_checkpoint_holds_the_state_at_its_place_in_the_order(tmp_path):
     policy = tiny_policy()
-    ours = engine(policy.model)
-    with Learner(ours) as learner:
+    engine = make_engine(policy.model)
+    with Learner(engine) as learner:
         learner.update(ROWS, rate=1e-2)
         saved = learner.save(tmp_path, 1, policy, {"note": 7})
         after = [learner.update(ROWS, rate=1e-2), learner.forward(ROWS)]
-        expected = state(ours) if after[-1].result() else {}
+        expected = state(engine) if after[-1].result() else {}
         loaded = learner.load(saved.result())
-        again = [learner.update(ROWS, rate=1e-2), learner.forward(ROWS)]
+        repeated = [learner.update(ROWS, rate=1e-2), learner.forward(ROWS)]
     assert saved.result() == tmp_path / "checkpoints" / "step-1" and loaded.result()["note"] == 7
-    assert again[0].result() == after[0].result()
-    assert as_bytes(again[1].result()) == as_bytes(after[1].result())
-    assert all(torch.equal(value, expected[name]) for name, value in state(ours).items())
+    assert repeated[0].result() == after[0].result()
+    assert as_bytes(repeated[1].result()) == as_bytes(after[1].result())
+    assert all(torch.equal(value, expected[name]) for name, value in state(engine).items())
 
 
-def test_a_program_awaits_what_the_learner_does_beside_it():
-    ours, other = engine(), engine()
+def test_a_program_awaits_the_learner():
+    engine, other = make_engine(), make_engine()
 
     async def program() -> float:
-        with Learner(ours) as learner:
+        with Learner(engine) as learner:
             first = learner.forward_backward(learner.normalized(ROWS)[0])
             second = learner.optim_step(1e-2)
             await asyncio.sleep(0)
@@ -202,4 +208,4 @@ def test_a_program_awaits_what_the_learner_does_beside_it():
 
     expected = other.update(ROWS, 1e-2)
     assert asyncio.run(program()) == expected["loss"] + expected["grad_norm"]
-    assert_same(ours, other)
+    assert_same(engine, other)

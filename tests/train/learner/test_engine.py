@@ -1,4 +1,4 @@
-"""The learner's loss and gradient against hand-written float64, and the invariants of decision 10."""
+"""The engine's loss and gradient against hand-written float64, and its invariants."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from memalpha.train.learner.losses import LossSettings, loss_sum
 from memalpha.train.learner.token_logprobs import head_logprobs
 from memalpha.types import SampleRequest, Turn
 
-WHOLE, APART = 10**9, 1
+UNSPLIT, SINGLE_ROWS = 10**9, 1
 
 
 def config(**changes) -> TrainConfig:
@@ -28,7 +28,7 @@ def config(**changes) -> TrainConfig:
 
 
 def sampled_rows(count: int = 24, temperature: float = 1.0, seed: int = 0):
-    """Rows sampled from the random tiny model, with ragged prompts and completions and made-up advantages."""
+    """Sample ragged rows from the random tiny model and give them random advantages."""
     policy = tiny_policy(seed)
     requests = [
         SampleRequest(
@@ -53,12 +53,12 @@ def gradient(learner: Engine, rows) -> torch.Tensor:
     return torch.cat([tensor.grad.flatten().double() for tensor in learner.trainable.values()])
 
 
-def relative(one: torch.Tensor, two: torch.Tensor) -> float:
-    return float((one - two).norm() / two.norm())
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
 
 
 def nudged(model, size: float = 0.02):
-    """The model after a random step, so that ratios leave 1 and some are clipped."""
+    """Return the model after a random step, so that ratios leave 1 and some are clipped."""
     torch.manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -67,7 +67,7 @@ def nudged(model, size: float = 0.02):
 
 
 def float64_gradient(model, rows, low, high, constant, beta=0.0, reference=None, weights=None) -> torch.Tensor:
-    """GRPO written from the paper: one row at a time, float64, the model's own forward, no shared code."""
+    """Compute GRPO's gradient from the paper in float64, one row at a time, without shared code."""
     model = copy.deepcopy(model).double().eval()
     reference = copy.deepcopy(reference).double().eval() if reference is not None else None
     loss = torch.zeros((), dtype=torch.float64)
@@ -94,13 +94,13 @@ def float64_gradient(model, rows, low, high, constant, beta=0.0, reference=None,
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-@pytest.mark.parametrize("tokens", [WHOLE, 128, APART])
+@pytest.mark.parametrize("tokens", [UNSPLIT, 128, SINGLE_ROWS])
 def test_gradient_equals_a_float64_grpo(tokens):
     model, rows = sampled_rows(temperature=0.8)
     nudged(model)
     learner = Engine(model, config(microbatch_tokens=tokens), LossSettings(epsilon=0.1, epsilon_high=0.3))
-    ours = gradient(learner, normalize(rows, "constant", 16.0))
-    assert relative(ours, float64_gradient(model, rows, 0.1, 0.3, 16.0)) < 1e-5
+    actual = gradient(learner, normalize(rows, "constant", 16.0))
+    assert relative_error(actual, float64_gradient(model, rows, 0.1, 0.3, 16.0)) < 1e-5
 
 
 def test_gradient_with_kl_equals_a_float64_grpo():
@@ -108,11 +108,11 @@ def test_gradient_with_kl_equals_a_float64_grpo():
     learner = Engine(start, config(), LossSettings(use_bias_correction_kl=False), reference=True)
     reference = copy.deepcopy(start)
     nudged(learner.model)
-    found = learner.forward(rows, reference=True)
-    rows = [replace(row, reference=r, kl=0.3 * row.pg) for row, r in zip(rows, found, strict=True)]
-    ours = gradient(learner, normalize(rows, "constant", 16.0))
+    references = learner.forward(rows, reference=True)
+    rows = [replace(row, reference=r, kl=0.3 * row.pg) for row, r in zip(rows, references, strict=True)]
+    actual = gradient(learner, normalize(rows, "constant", 16.0))
     expected = float64_gradient(learner.model, rows, 0.2, 0.2, 16.0, beta=0.3, reference=reference)
-    assert relative(ours, expected) < 1e-5
+    assert relative_error(actual, expected) < 1e-5
 
 
 @pytest.mark.parametrize("how", ["constant", "token", "row"])
@@ -120,34 +120,38 @@ def test_any_split_gives_the_same_gradient(how):
     model, rows = sampled_rows(55)
     nudged(model)
     rows = normalize(rows, how)
-    whole = gradient(Engine(model, config(microbatch_tokens=WHOLE)), rows)
-    assert len(split_micro_batches(rows, APART)) == 55
-    assert relative(gradient(Engine(model, config(microbatch_tokens=APART)), rows), whole) < 1e-5
+    expected = gradient(Engine(model, config(microbatch_tokens=UNSPLIT)), rows)
+    assert len(split_micro_batches(rows, SINGLE_ROWS)) == 55
+    assert relative_error(gradient(Engine(model, config(microbatch_tokens=SINGLE_ROWS)), rows), expected) < 1e-5
     halves = Engine(model, config())
     halves.optimizer.zero_grad(set_to_none=True)
     halves.forward_backward(rows[::2])
     halves.forward_backward(rows[1::2])
     total = torch.cat([tensor.grad.flatten().double() for tensor in halves.trainable.values()])
-    assert relative(total, whole) < 1e-5
+    assert relative_error(total, expected) < 1e-5
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"microbatch_tokens": APART}, {"microbatch_tokens": 100, "head_tokens": 5}, {"gradient_checkpointing": True}],
+    [
+        {"microbatch_tokens": SINGLE_ROWS},
+        {"microbatch_tokens": 100, "head_tokens": 5},
+        {"gradient_checkpointing": True},
+    ],
 )
-def test_no_setting_of_memory_changes_the_gradient_of_all_streams(changes):
+def test_memory_settings_do_not_change_the_gradient(changes):
     learner, rows = every_stream()
     other = Engine(learner.model, config(**changes), learner.loss, value_learning_rate=1e-3)
-    assert relative(gradient(other, rows), gradient(learner, rows)) < 1e-5
+    assert relative_error(gradient(other, rows), gradient(learner, rows)) < 1e-5
 
 
 def every_stream():
-    """A learner away from its reference, and rows that mix all streams, some rows without some of them."""
+    """Return an engine away from its reference, and rows that mix all streams."""
     model, rows = sampled_rows(20)
     loss = LossSettings(kl_estimator="k2")
-    learner = Engine(model, config(microbatch_tokens=WHOLE), loss, reference=True, value_learning_rate=1e-3)
+    learner = Engine(model, config(microbatch_tokens=UNSPLIT), loss, reference=True, value_learning_rate=1e-3)
     nudged(model)
-    found = learner.forward(rows, reference=True)
+    references = learner.forward(rows, reference=True)
     random = np.random.default_rng(1)
 
     def weights(row, share: int) -> np.ndarray:
@@ -155,7 +159,7 @@ def every_stream():
 
     rows = [
         replace(row, ce=weights(row, 2), reference=reference, kl=weights(row, 2), ent=weights(row, 3))
-        for row, reference in zip(rows, found, strict=True)
+        for row, reference in zip(rows, references, strict=True)
     ]
     rows = [replace(row, values=0 * row.pg, returns=row.advantages, vf=weights(row, 2)) for row in rows]
     rows[3] = replace(rows[3], ent=None, vf=None)
@@ -163,7 +167,7 @@ def every_stream():
     return learner, normalize(rows, "row")
 
 
-def test_streams_are_normalised_each_by_its_own_rows():
+def test_each_stream_is_normalised_by_its_own_rows():
     _, rows = every_stream()
     for name in STREAMS:
         values = [getattr(row, name) for row in rows if getattr(row, name) is not None]
@@ -173,7 +177,7 @@ def test_streams_are_normalised_each_by_its_own_rows():
 
 
 def ragged_rows(count: int, low: int, high: int):
-    """Rows of a multi-chunk conversation: lengths all over [low, high], completions a tenth of them."""
+    """Return rows with lengths spread over [low, high]; a tenth of each is completion."""
     random = np.random.default_rng(0)
     lengths = random.integers(low, high, size=count)
     return [
@@ -196,13 +200,13 @@ def test_padding_stays_under_five_percent(tokens, count, low, high):
 
 
 def test_bfloat16_keeps_master_weights_in_float32():
-    """Steps far below bfloat16's resolution add up; the gradient is float32's within bfloat16's precision."""
+    """Steps below bfloat16's resolution add up, and the gradient is float32's within bfloat16's precision."""
     model, rows = sampled_rows(12)
     exact = gradient(Engine(copy.deepcopy(model), config()), rows)
     learner = Engine(model, config(dtype="bfloat16"))
     low = gradient(learner, rows)
     assert {part.grad.dtype for part in learner.trainable.values()} == {torch.float32}
-    assert 1e-5 < relative(low, exact) < 0.1
+    assert 1e-5 < relative_error(low, exact) < 0.1
     before = {name: part.detach().clone() for name, part in learner.trainable.items()}
     for _ in range(3):
         learner.update(rows, 1e-7)
@@ -214,27 +218,27 @@ def test_bfloat16_keeps_master_weights_in_float32():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_bfloat16_reference_is_the_policy_it_copies(tied):
-    """Else the KL is not 0 at the start. What is only multiplied rests in bfloat16, the rest as the policy has it."""
+def test_a_bfloat16_reference_equals_its_policy(tied):
+    """The KL must be 0 at the start. Linear layers rest in bfloat16, the others as in the policy."""
     _, rows = sampled_rows(8)
     learner = Engine(tiny_model(tied=tied), config(dtype="bfloat16"), reference=True)
-    for mine, reference in zip(learner.forward(rows), learner.forward(rows, reference=True), strict=True):
-        assert (mine == reference).all()
+    for logprobs, reference in zip(learner.forward(rows), learner.forward(rows, reference=True), strict=True):
+        assert (logprobs == reference).all()
     assert learner.reference is not None
     kinds = {part.dtype for name, part in learner.reference.named_parameters() if "proj" in name}
     assert kinds == {torch.bfloat16}
 
 
-def test_equal_rows_are_computed_once_and_counted_each():
+def test_equal_rows_are_all_counted():
     model, rows = sampled_rows(10)
     nudged(model)
     rows = normalize([*rows, *(replace(row, advantages=row.advantages * -2.5) for row in rows[::2])], "row")
     assert pack(rows).input_ids.shape[0] == 10
     expected = float64_gradient(model, rows, 0.2, 0.2, 1.0, weights=[float(row.pg[0]) for row in rows])
-    for tokens in (WHOLE, 100, APART):
+    for tokens in (UNSPLIT, 100, SINGLE_ROWS):
         learner = Engine(model, config(microbatch_tokens=tokens))
-        assert relative(gradient(learner, rows), expected) < 1e-5
-    assert sum(len(part) for part in split_micro_batches(rows, APART)) == 15
+        assert relative_error(gradient(learner, rows), expected) < 1e-5
+    assert sum(len(part) for part in split_micro_batches(rows, SINGLE_ROWS)) == 15
 
 
 def test_ratio_is_one_before_the_first_update_and_not_after():
@@ -247,10 +251,10 @@ def test_ratio_is_one_before_the_first_update_and_not_after():
 
 
 def test_each_sampled_token_is_trained_exactly_once():
-    """The gradient by the hidden states is zero at all positions but those that predict sampled tokens."""
+    """The gradient of the hidden states is non-zero exactly at positions that predict sampled tokens."""
     model, rows = sampled_rows(9)
     rows = [replace(row, advantages=np.ones_like(row.advantages)) for row in rows]
-    seen = []
+    trained_positions = []
     for part in split_micro_batches(rows, 100):
         batch = pack([rows[i] for i in part])
         hidden = model.base_model(input_ids=batch.input_ids).last_hidden_state.detach().requires_grad_()
@@ -260,14 +264,16 @@ def test_each_sampled_token_is_trained_exactly_once():
         loss_sum(*scored, batch, LossSettings())[0].backward()
         assert len(hidden.grad) == len(part), "all rows differ here"
         for i, touched in zip(part, hidden.grad.abs().sum(-1) > 0, strict=True):
-            seen += [(i, position + 1) for position in touched.nonzero()[:, 0].tolist()]
+            trained_positions += [(i, position + 1) for position in touched.nonzero()[:, 0].tolist()]
         assert torch.equal(batch.targets, torch.cat([torch.tensor(rows[i].completion_ids) for i in part]))
-    assert sorted(seen) == [(i, t) for i, row in enumerate(rows) for t in range(len(row.prompt_ids), row.length)]
-    assert Engine(model, config()).forward_backward(rows)["tokens"] == len(seen)
+    assert sorted(trained_positions) == [
+        (i, t) for i, row in enumerate(rows) for t in range(len(row.prompt_ids), row.length)
+    ]
+    assert Engine(model, config()).forward_backward(rows)["tokens"] == len(trained_positions)
 
 
-def test_loss_depends_on_the_labels_of_sampled_tokens_alone():
-    """In a model that is blind to its input, tokens act as labels only: prompt tokens must then not matter at all."""
+def test_the_loss_depends_on_sampled_tokens_only():
+    """In a model that ignores its input, tokens are labels only, so prompt tokens must not matter."""
     model = tiny_model(tied=False)
     with torch.no_grad():
         model.get_input_embeddings().weight[:] = model.get_input_embeddings().weight[1].clone()
@@ -303,16 +309,16 @@ def test_normalisers():
 
 
 def test_a_bandit_learns():
-    """Reward 1 for a first byte in the upper eighth of the vocabulary: that must become nearly sure."""
+    """A reward for a first byte in the upper eighth of the vocabulary makes such bytes nearly certain."""
     policy = tiny_policy(3, scale=2.0)
     learner = Engine(policy.model, config())
 
     def rollout(step: int):
-        asked = [
+        requests = [
             SampleRequest(({"role": "user", "content": "?"},), key=(step, i), temperature=1.0, max_new_tokens=1)
             for i in range(128)
         ]
-        completions = policy.sample(asked)
+        completions = policy.sample(requests)
         return completions, np.array([float(c.completion_ids[0] >= 228) for c in completions])
 
     before = rollout(10**6)[1].mean()
@@ -334,7 +340,7 @@ def test_learning_rate_schedule():
     assert rates == [scheduled_learning_rate(s, settings.model_copy(update={"max_steps": 3})) for s in range(20)]
 
 
-def test_refusals():
+def test_unsupported_models_and_calls_are_refused():
     class Capped(type(tiny_model())):
         def forward(self, *args, **kwargs):
             output = super().forward(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Requests to one worker: order, poison, waiting that is given up, several event loops and none, a clean end."""
+"""Requests to one worker: order, failures, cancelled waits, several event loops, a clean shutdown."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from memalpha.errors import TrainingError
 from memalpha.train.learner.futures import Future, Pipeline
 
 WAYS = ("later", "now", "no time", "await", "cancelled", "never")
-"""What becomes of a future right after its request is submitted."""
+"""Ways to wait for a future right after its request is submitted."""
 
 
 class Broken(Exception):
-    """What a request of these tests fails with."""
+    """Error of a failing request."""
 
 
 @pytest.fixture(params=[False, True], ids=["thread", "inline"])
@@ -31,7 +31,7 @@ def inline(request) -> bool:
 
 
 def outcome(future: Future):
-    """("value", v) or ("error", e), by `result` or by `await` in a loop of its own."""
+    """Return ("value", v) or ("error", e), by `result` or by `await` in a new loop."""
     try:
         return "value", future.result(10)
     except (Broken, TrainingError) as error:
@@ -43,7 +43,7 @@ async def waited(future: Future):
 
 
 async def given_up(future: Future) -> None:
-    """Awaits in a task and cancels that."""
+    """Await a future in a task and cancel the task."""
     task = asyncio.ensure_future(waited(future))
     await asyncio.sleep(0)
     task.cancel()
@@ -67,8 +67,8 @@ def wait(future: Future, way: str) -> None:
     steps=st.lists(st.tuples(st.booleans(), st.sampled_from(WAYS)), max_size=12),
     inline=st.booleans(),
 )
-def test_requests_are_done_in_order_up_to_the_first_failure_however_one_waits(steps, inline):
-    """`steps`: whether each request works, and how its future is waited for."""
+def test_requests_run_in_order_up_to_the_first_failure(steps, inline):
+    """`steps` say for each request if it works, and how its future is awaited."""
     done: list[int] = []
 
     def request(number: int, works: bool):
@@ -85,22 +85,22 @@ def test_requests_are_done_in_order_up_to_the_first_failure_however_one_waits(st
     for number, (works, way) in enumerate(steps):
         futures.append(pipeline.submit(f"request {number}", request(number, works)))
         wait(futures[-1], way)
-    found = [outcome(future) for future in futures]
+    outcomes = [outcome(future) for future in futures]
     pipeline.close()
     good = next((number for number, (works, _) in enumerate(steps) if not works), len(steps))
     assert done == list(range(min(good + 1, len(steps))))
-    assert found[:good] == [("value", 10 * number) for number in range(good)]
+    assert outcomes[:good] == [("value", 10 * number) for number in range(good)]
     if good == len(steps):
         return
-    kind, first = found[good]
+    kind, first = outcomes[good]
     assert kind == "error" and type(first) is Broken and str(first) == f"number {good}"
-    for number, (kind, error) in enumerate(found[good + 1 :], start=good + 1):
+    for number, (kind, error) in enumerate(outcomes[good + 1 :], start=good + 1):
         assert kind == "error" and type(error) is TrainingError and error.__cause__ is first
         assert f"request {number} was not done: request {good} before it failed" in str(error)
     assert all(future.done() for future in futures)
 
 
-def test_what_was_submitted_before_the_failure_is_poisoned_too():
+def test_requests_submitted_before_the_failure_fail_too():
     gate = threading.Event()
     with Pipeline() as pipeline:
 
@@ -124,11 +124,11 @@ def test_futures_are_awaited_in_several_loops_at_once_and_again():
     gate = threading.Event()
     with Pipeline() as pipeline:
         future = pipeline.submit("request", lambda: gate.wait() and "done")
-        found: list[str] = []
+        results: list[str] = []
 
         async def twice() -> None:
-            found.extend(await asyncio.gather(waited(future), waited(future)))
-            found.append(await future)
+            results.extend(await asyncio.gather(waited(future), waited(future)))
+            results.append(await future)
 
         threads = [threading.Thread(target=lambda: asyncio.run(twice())) for _ in range(3)]
         for thread in threads:
@@ -136,10 +136,10 @@ def test_futures_are_awaited_in_several_loops_at_once_and_again():
         gate.set()
         for thread in threads:
             thread.join(10)
-    assert found == ["done"] * 9 and future.result() == "done"
+    assert results == ["done"] * 9 and future.result() == "done"
 
 
-def test_a_loop_that_ended_while_it_waited_does_no_harm(caplog):
+def test_a_loop_may_end_while_it_waits(caplog):
     gate = threading.Event()
     with Pipeline() as pipeline:
         future = pipeline.submit("request", gate.wait)
@@ -153,7 +153,7 @@ def test_a_loop_that_ended_while_it_waited_does_no_harm(caplog):
     assert not caplog.records
 
 
-def test_a_task_that_is_cancelled_leaves_its_request():
+def test_a_cancelled_task_leaves_its_request():
     gate = threading.Event()
     with Pipeline() as pipeline:
         future = pipeline.submit("request", gate.wait)
@@ -165,7 +165,7 @@ def test_a_task_that_is_cancelled_leaves_its_request():
 
 
 def test_a_request_cannot_wait_for_a_later_one(inline):
-    """In a thread that would be for ever."""
+    """Waiting in the worker's thread would never end."""
     with Pipeline(inline=inline) as pipeline:
 
         def work() -> str:
@@ -179,7 +179,7 @@ def test_a_request_cannot_wait_for_a_later_one(inline):
             future.result(10)
 
 
-def test_a_closed_pipeline_has_done_all_and_takes_no_more(inline):
+def test_close_finishes_all_requests_and_refuses_new_ones(inline):
     pipeline = Pipeline(inline=inline)
     futures = [pipeline.submit("request", lambda i=i: i) for i in range(20)]
     pipeline.close()
@@ -189,18 +189,18 @@ def test_a_closed_pipeline_has_done_all_and_takes_no_more(inline):
         pipeline.submit("one more", lambda: None)
 
 
-def test_an_exception_drops_what_has_not_begun():
-    gate, begun, done = threading.Event(), threading.Event(), []
+def test_an_exception_drops_queued_requests():
+    gate, started, done = threading.Event(), threading.Event(), []
 
     def first() -> None:
-        begun.set()
+        started.set()
         gate.wait()
         done.append("first")
 
     with pytest.raises(KeyError), Pipeline() as pipeline:
         running = pipeline.submit("first", first)
         waiting = pipeline.submit("second", lambda: done.append("second"))
-        begun.wait()
+        started.wait()
         threading.Timer(0.02, gate.set).start()
         raise KeyError("elsewhere")
     assert running.done() and done == ["first"]
@@ -208,20 +208,23 @@ def test_an_exception_drops_what_has_not_begun():
         waiting.result(0)
 
 
-def test_a_failure_that_nobody_asked_about_is_told_at_the_end(inline):
+def test_close_raises_an_unreported_failure(inline):
     def fail() -> None:
         raise Broken("unheard")
 
-    with pytest.raises(TrainingError, match=r"request failed \(unheard\)") as told, Pipeline(inline=inline) as pipeline:
+    with (
+        pytest.raises(TrainingError, match=r"request failed \(unheard\)") as close_error,
+        Pipeline(inline=inline) as pipeline,
+    ):
         pipeline.submit("request", fail)
-    assert isinstance(told.value.__cause__, Broken)
+    assert isinstance(close_error.value.__cause__, Broken)
     with Pipeline(inline=inline) as pipeline:
         future = pipeline.submit("request", fail)
         with pytest.raises(Broken):
             future.result(10)
 
 
-def test_an_exit_in_a_request_is_for_whoever_waits():
+def test_an_exit_in_a_request_reaches_the_waiting_caller():
     def leave() -> None:
         raise SystemExit(3)
 
@@ -233,14 +236,14 @@ def test_an_exit_in_a_request_is_for_whoever_waits():
         Pipeline(inline=True).submit("request", leave)
 
 
-def test_a_forgotten_pipeline_does_its_requests_and_ends_its_thread():
+def test_an_unused_pipeline_finishes_and_ends_its_thread():
     gate = threading.Event()
     pipeline = Pipeline(name="forgotten")
-    thread, gone = pipeline._thread, weakref.ref(pipeline)
+    thread, reference = pipeline._thread, weakref.ref(pipeline)
     future = pipeline.submit("request", gate.wait)
     del pipeline
     gc.collect()
-    assert gone() is not None, "there is something left to do"
+    assert reference() is not None, "requests are left"
     gate.set()
     assert future.result(10) is True
     del future
@@ -250,7 +253,7 @@ def test_a_forgotten_pipeline_does_its_requests_and_ends_its_thread():
         thread.join(0.1)
         if not thread.is_alive():
             break
-    assert gone() is None and not thread.is_alive()
+    assert reference() is None and not thread.is_alive()
 
 
 END = """
@@ -269,13 +272,13 @@ begun.wait()
 
 
 @pytest.mark.parametrize("last", ["", "raise KeyboardInterrupt", "raise SystemExit(0)"])
-def test_the_interpreter_s_end_waits_for_the_request_under_way_only(last):
+def test_interpreter_exit_waits_for_the_running_request_only(last):
     ended = subprocess.run([sys.executable, "-c", END.format(last=last)], capture_output=True, text=True, timeout=50)
     assert ended.stdout == "ended what was begun\n"
     assert ended.stderr.count("Traceback") == ("Keyboard" in last)
 
 
-def test_since_when_the_worker_has_nothing_to_do():
+def test_idle_since():
     gate = threading.Event()
     with Pipeline() as pipeline:
         before = pipeline.idle_since

@@ -1,4 +1,4 @@
-"""Adapters: where they go, how they start, what trains, what the reference is, and merging them."""
+"""Adapters: their layers, their start, trained weights, and the reference."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def factors(model) -> dict[str, torch.Tensor]:
 
 
 def test_adapters_start_from_the_seed_alone():
-    one = factors(add_lora(tiny_model(), LoraConfig(r=4), "tiny", seed=3))
-    two = factors(add_lora(tiny_model(seed=9), LoraConfig(r=4), "tiny", seed=3))
+    first = factors(add_lora(tiny_model(), LoraConfig(r=4), "tiny", seed=3))
+    second = factors(add_lora(tiny_model(seed=9), LoraConfig(r=4), "tiny", seed=3))
     model, noise = tiny_model(), torch.random.get_rng_state()
     other = factors(add_lora(model, LoraConfig(r=4), "tiny", seed=4))
-    assert len(one) == 2 * 7 * 2 and not any("lm_head" in name for name in one)
-    assert all(torch.equal(part, two[name]) for name, part in one.items())
-    assert any(not torch.equal(part, other[name]) for name, part in one.items())
+    assert len(first) == 2 * 7 * 2 and not any("lm_head" in name for name in first)
+    assert all(torch.equal(part, second[name]) for name, part in first.items())
+    assert any(not torch.equal(part, other[name]) for name, part in first.items())
     assert torch.equal(noise, torch.random.get_rng_state())
 
 
-def test_what_is_refused():
+def test_invalid_targets_are_refused():
     with pytest.raises(ConfigError, match=r"no linear layer 'q_prj'; it has down_proj, gate_proj, k_proj"):
         add_lora(tiny_model(), LoraConfig(target_modules=("v_proj", "q_prj")), "tiny")
     for tied in (True, False):

@@ -25,7 +25,7 @@ from memalpha.train.learner.loss_weights import normalize
 from memalpha.train.learner.losses import LossSettings, kl_estimate
 from memalpha.types import Chunk, Completion, Reward, SampleRequest, Task, Trajectory, TrajectoryGroup, Turn
 
-HEAT, BETA, BONUS, FLOOR = 0.75, 0.2, 0.05, 0.01
+TEMPERATURE, BETA, BONUS, FLOOR = 0.75, 0.2, 0.05, 0.01
 LOW, HIGH, CONSTANT = 0.1, 0.3, 8.0
 
 
@@ -36,7 +36,7 @@ def settings(**changes) -> TrainConfig:
 
 @lru_cache
 def sampled_groups() -> tuple[TrajectoryGroup, ...]:
-    """Two tasks, two rollouts of one or two turns, sampled from the start; their recorded log-probs are a bit off."""
+    """Sample two tasks with two rollouts of one or two turns; their recorded log-probs have noise."""
     policy, random = tiny_policy(layers=1), np.random.default_rng(0)
     groups = []
     for number in range(2):
@@ -46,21 +46,21 @@ def sampled_groups() -> tuple[TrajectoryGroup, ...]:
                 SampleRequest(
                     ({"role": "user", "content": "x" * (50 + 3 * number + 4 * turn)},),
                     key=(number, rollout, turn),
-                    temperature=HEAT,
+                    temperature=TEMPERATURE,
                     max_new_tokens=4 + rollout,
                 )
                 for turn in range(1 + rollout)
             ]
             turns = []
-            for at, said in enumerate(policy.sample(requests)):
-                noise = 0.3 * random.normal(size=len(said.logprobs))
-                turns.append(Turn(at, replace(said, logprobs=tuple(np.asarray(said.logprobs) + noise))))
-            r1, own = float(random.normal()), random.normal(size=len(turns))
+            for at, completion in enumerate(policy.sample(requests)):
+                noise = 0.3 * random.normal(size=len(completion.logprobs))
+                turns.append(Turn(at, replace(completion, logprobs=tuple(np.asarray(completion.logprobs) + noise))))
+            r1, turn_rewards = float(random.normal()), random.normal(size=len(turns))
             reward = Reward(
-                turns=tuple(r1 + own),
-                components={"r1": (r1,) * len(turns), "r2": tuple(own)},
+                turns=tuple(r1 + turn_rewards),
+                components={"r1": (r1,) * len(turns), "r2": tuple(turn_rewards)},
                 weights={"r1": 1.0, "r2": 1.0},
-                total=r1 + own.mean(),
+                total=r1 + turn_rewards.mean(),
             )
             trajectories.append(Trajectory(task, rollout, tuple(turns), (), reward))
         groups.append(TrajectoryGroup(task, tuple(trajectories)))
@@ -68,7 +68,7 @@ def sampled_groups() -> tuple[TrajectoryGroup, ...]:
 
 
 def prepared(config: TrainConfig, lora: bool) -> Engine:
-    """A learner whose weights have moved away from its reference."""
+    """Return an engine whose weights have moved away from its reference."""
     model = tiny_model(layers=1)
     adapted = add_lora(model, LoraConfig(r=4), "tiny") if lora else model
     learner = Engine(adapted, config, LossSettings.from_config(config), reference=config.loss.beta > 0)
@@ -80,28 +80,28 @@ def prepared(config: TrainConfig, lora: bool) -> Engine:
 
 
 def score64(model, turn: Turn) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs and entropies of a turn's tokens, from whole float64 logits."""
-    said = turn.completion
-    logits = model(input_ids=torch.tensor([said.prompt_ids + said.completion_ids])).logits[0]
-    table = torch.log_softmax(logits[len(said.prompt_ids) - 1 : -1] / HEAT, -1)
-    return table[range(len(table)), said.completion_ids], -(table.exp() * table).sum(-1)
+    """Return log-probs and entropies of a turn's tokens from full float64 logits."""
+    completion = turn.completion
+    logits = model(input_ids=torch.tensor([completion.prompt_ids + completion.completion_ids])).logits[0]
+    table = torch.log_softmax(logits[len(completion.prompt_ids) - 1 : -1] / TEMPERATURE, -1)
+    return table[range(len(table)), completion.completion_ids], -(table.exp() * table).sum(-1)
 
 
-def schulman(kind: str, own: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    r = (other - own).exp()
+def schulman(kind: str, logprobs: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    r = (other - logprobs).exp()
     return {"k1": -r.log(), "k2": r.log() ** 2 / 2, "k3": (r - 1) - r.log()}[kind]
 
 
 @lru_cache
 def start_scores() -> dict[tuple[int, int, int], torch.Tensor]:
-    """Float64 log-probs of all turns under the start, which is the reference."""
+    """Return float64 log-probs of all turns under the start, the reference."""
     start = tiny_model(layers=1).double()
     with torch.no_grad():
         return {key: score64(start, turn)[0] for key, turn in turns().items()}
 
 
 def turns() -> dict[tuple[int, int, int], Turn]:
-    """By task, rollout, chunk."""
+    """Return advantages by task, rollout and chunk."""
     return {
         (g, r, turn.chunk): turn
         for g, group in enumerate(sampled_groups())
@@ -111,7 +111,7 @@ def turns() -> dict[tuple[int, int, int], Turn]:
 
 
 def expected_gradient(begin, now, config: TrainConfig) -> torch.Tensor:
-    """From the models at the begin of the step and in its second epoch, in float64."""
+    """Compute the float64 gradient from the models at the step's start and in its second epoch."""
     groups, reference, old, pull = sampled_groups(), start_scores(), {}, {}
     with torch.no_grad():
         for key, turn in turns().items():
@@ -124,12 +124,12 @@ def expected_gradient(begin, now, config: TrainConfig) -> torch.Tensor:
     rewards = {}
     for g, group in enumerate(groups):
         for r, trajectory in enumerate(group.trajectories):
-            for at, own in enumerate(trajectory.reward.components["r2"]):
+            for at, turn_reward in enumerate(trajectory.reward.components["r2"]):
                 if config.loss.kl_in == "reward":
-                    own -= config.loss.beta * float(
+                    turn_reward -= config.loss.beta * float(
                         schulman(config.loss.kl_estimator, old[g, r, at], reference[g, r, at]).sum()
                     )
-                rewards[g, r, at] = own
+                rewards[g, r, at] = turn_reward
     loss, bonus = torch.zeros(2, dtype=torch.float64)
     for (g, r, at), turn in turns().items():
         siblings = groups[g].trajectories
@@ -172,7 +172,7 @@ OLD = [{}, {"old_logprobs": "recomputed"}, {"old_logprobs": "recomputed", "impor
 @pytest.mark.parametrize("old", OLD, ids=["sampled", "recomputed", "capped"])
 @pytest.mark.parametrize("bonus", [0.0, BONUS], ids=["no-bonus", "entropy"])
 def test_gradient_of_the_second_epoch_equals_float64(lora, estimator, kl, old, bonus):
-    config = settings(beta=BETA, kl_estimator=estimator, entropy_coef=bonus, temperature=HEAT, **kl, **old)
+    config = settings(beta=BETA, kl_estimator=estimator, entropy_coef=bonus, temperature=TEMPERATURE, **kl, **old)
     learner = prepared(config, lora)
     begin = copy.deepcopy(learner.model).double()
     samples = GRPO(config).annotate(sampled_groups(), learner)
@@ -184,19 +184,19 @@ def test_gradient_of_the_second_epoch_equals_float64(lora, estimator, kl, old, b
     assert first["reference_kl"] != 0
     second = learner.forward_backward(normalize(samples, "constant", CONSTANT))
     assert second["clipped"] > 0
-    ours = torch.cat([parameter.grad.flatten().double() for parameter in learner.trainable.values()])
-    theirs = expected_gradient(begin, copy.deepcopy(learner.model).double(), config)
-    assert float((ours - theirs).norm() / theirs.norm()) < 1e-5
+    actual = torch.cat([parameter.grad.flatten().double() for parameter in learner.trainable.values()])
+    expected = expected_gradient(begin, copy.deepcopy(learner.model).double(), config)
+    assert float((actual - expected).norm() / expected.norm()) < 1e-5
 
 
-def test_estimates_of_the_kl():
-    """Means over exact samples: k1 and k3 are the KL, k2 nearly; k2 and k3 are never negative."""
+def test_kl_estimates():
+    """Over the exact distribution k1 and k3 are the KL, k2 nearly; k2 and k3 are never negative."""
     torch.manual_seed(0)
-    own, other = torch.randn(2, 50, dtype=torch.float64).mul(0.3).log_softmax(-1)
-    kl = (own.exp() * (own - other)).sum()
+    logprobs, other = torch.randn(2, 50, dtype=torch.float64).mul(0.3).log_softmax(-1)
+    kl = (logprobs.exp() * (logprobs - other)).sum()
     for kind, error in (("k1", 1e-12), ("k2", 0.05), ("k3", 1e-12)):
-        estimate = kl_estimate(own, other, kind)
-        assert float((own.exp() * estimate).sum() / kl) == pytest.approx(1.0, abs=error)
+        estimate = kl_estimate(logprobs, other, kind)
+        assert float((logprobs.exp() * estimate).sum() / kl) == pytest.approx(1.0, abs=error)
         assert kind == "k1" or estimate.min() >= 0
 
 
@@ -205,23 +205,27 @@ def test_estimates_of_the_kl():
     [("k1", True, "own"), ("k3", True, "own"), ("k2", False, "own"), ("k3", False, "other"), ("k1", False, None)],
 )
 def test_expected_gradients_of_the_estimates(kind, corrected, which):
-    """What the docstring of `train.losses` says: of which KL each estimator's expected gradient is, on-policy."""
+    """Each estimator's expected on-policy gradient is that of the KL which `losses` documents."""
     torch.manual_seed(0)
     theta, other = torch.randn(2, 50, dtype=torch.float64)
     theta, other = theta.requires_grad_(), other.log_softmax(-1)
-    own = theta.log_softmax(-1)
-    p = own.detach().exp()  # the expectation is over samples that do not know the parameters
-    estimate = kl_estimate(own, other, kind)
-    (ours,) = torch.autograd.grad(
-        (p * estimate * (own.exp() / p if corrected else 1.0)).sum(), theta, retain_graph=True
+    logprobs = theta.log_softmax(-1)
+    p = logprobs.detach().exp()  # the expectation's weights carry no gradient
+    estimate = kl_estimate(logprobs, other, kind)
+    (actual,) = torch.autograd.grad(
+        (p * estimate * (logprobs.exp() / p if corrected else 1.0)).sum(), theta, retain_graph=True
     )
-    kl = {"own": (own.exp() * (own - other)).sum(), "other": (other.exp() * (other - own)).sum(), None: own.sum() * 0}
-    (theirs,) = torch.autograd.grad(kl[which], theta)
-    assert torch.allclose(ours, theirs, atol=1e-12)
+    kl = {
+        "own": (logprobs.exp() * (logprobs - other)).sum(),
+        "other": (other.exp() * (other - logprobs)).sum(),
+        None: logprobs.sum() * 0,
+    }
+    (expected,) = torch.autograd.grad(kl[which], theta)
+    assert torch.allclose(actual, expected, atol=1e-12)
 
 
-def test_recomputed_log_probs_say_how_sampler_and_learner_differ():
-    config = settings(old_logprobs="recomputed", temperature=HEAT)
+def test_recomputed_log_probs_measure_the_mismatch():
+    config = settings(old_logprobs="recomputed", temperature=TEMPERATURE)
     learner = prepared(config, lora=False)
     samples = GRPO(config).annotate(sampled_groups(), learner)
     rows, stats = learner.recompute_old_logprobs(samples, 1.1)
@@ -245,18 +249,18 @@ def test_a_kl_weight_needs_a_reference():
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_a_ratio_out_of_range_is_silent(advantage):
-    """The product over a long completion leaves float32's range: it is clipped or dropped, and never not a number."""
+    """The product over a long completion leaves float32's range; its gradient is 0, never NaN."""
     config = TrainConfig(out="unused", algorithm="rloo", importance_sampling_level="sequence")
-    made = Engine(tiny_model(layers=1), config, LossSettings.from_config(config))
-    said = Completion("", (1, 2, 3), tuple(range(100)), (0.0,) * 100, 1.0)
-    row = policy_gradient_sample(Turn(0, said), advantage)
-    row = replace(row, logprobs=made.forward([row])[0] - np.float32(1.0))
-    made.forward_backward(made.normalized([row]))
-    assert all((part.grad == 0).all() for part in made.trainable.values())
+    engine = Engine(tiny_model(layers=1), config, LossSettings.from_config(config))
+    completion = Completion("", (1, 2, 3), tuple(range(100)), (0.0,) * 100, 1.0)
+    row = policy_gradient_sample(Turn(0, completion), advantage)
+    row = replace(row, logprobs=engine.forward([row])[0] - np.float32(1.0))
+    engine.forward_backward(engine.normalized([row]))
+    assert all((part.grad == 0).all() for part in engine.trainable.values())
 
 
-def test_rows_without_a_reference_have_no_part_in_its_kl():
-    """Also in a micro-batch with rows that have one; what stands in for it must not matter, however far it is off."""
+def test_rows_without_a_reference_add_no_kl():
+    """A row without a reference adds nothing to the KL of a micro-batch, whatever its placeholder."""
     config = settings(beta=BETA, microbatch_tokens=4096)
     engine = prepared(config, lora=False)
     rows = GRPO(config).annotate(sampled_groups(), engine)

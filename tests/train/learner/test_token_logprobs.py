@@ -1,4 +1,4 @@
-"""The head in blocks against whole float64 logits, and what it must never hold; checkpointing; precision."""
+"""The head in blocks against full float64 logits, its memory, checkpointing, precision."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def inputs(rows: int, dtype=torch.float64, vocabulary: int = 60):
 
 
 def plain(hidden, weight, bias, targets, heat):
-    """Whole logits, by autograd."""
+    """Compute log-probs and entropies from full logits with autograd."""
     logits = hidden @ weight.T if bias is None else hidden @ weight.T + bias
     table = torch.log_softmax(logits / heat[:, None], -1)
     return table.gather(1, targets[:, None])[:, 0], -(table.exp() * table).sum(-1)
@@ -37,25 +37,25 @@ def plain(hidden, weight, bias, targets, heat):
 @pytest.mark.parametrize("tokens", [1, 7, 300, 1024])
 @pytest.mark.parametrize("entropy", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_head_equals_whole_logits(tokens, entropy, with_bias):
+def test_head_equals_full_logits(tokens, entropy, with_bias):
     hidden, weight, bias, targets, heat = inputs(600 if tokens > 7 else 20)
     leaves = [hidden, weight, bias] if with_bias else [hidden, weight]
     bias = bias if with_bias else None
     pull, push = torch.randn(2, len(hidden), dtype=hidden.dtype)
     pull[: len(pull) // 2] = push[: len(pull) // 2] = 0  # whole blocks without a gradient
-    found = []
-    for one in (
+    results = []
+    for outputs in (
         head_logprobs(hidden, weight, bias, targets, heat, max_rows=tokens),
         plain(hidden, weight, bias, targets, heat),
     ):
-        loss = (one[0] * pull).sum() + ((one[1] * push).sum() if entropy else 0.0)
-        found.append((*one, *torch.autograd.grad(loss, leaves)))
-    for ours, theirs in zip(*found, strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-12)
+        loss = (outputs[0] * pull).sum() + ((outputs[1] * push).sum() if entropy else 0.0)
+        results.append((*outputs, *torch.autograd.grad(loss, leaves)))
+    for actual, expected in zip(*results, strict=True):
+        assert torch.allclose(actual, expected, atol=1e-12)
 
 
 class Shapes(TorchDispatchMode):
-    """Counts the shapes of all tensors that are made, and the calls that made them."""
+    """Count the shapes of all created tensors, and the calls that created them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Shapes(TorchDispatchMode):
         return result
 
 
-def test_logits_are_never_whole():
+def test_full_logits_never_exist():
     hidden, weight, bias, targets, heat = inputs(900, torch.float32, vocabulary=50)
     with Shapes() as shapes:
         logprobs, entropy = head_logprobs(hidden, weight, bias, targets, heat, max_rows=300)
@@ -90,39 +90,39 @@ def test_a_frozen_head_costs_no_gradient():
     with Shapes() as shapes:
         logprobs.sum().backward()
     assert tuple(weight.shape) not in shapes.seen
-    (theirs,) = torch.autograd.grad(plain(hidden, weight, None, targets, heat)[0].sum(), hidden)
-    assert torch.allclose(hidden.grad, theirs)
+    (expected,) = torch.autograd.grad(plain(hidden, weight, None, targets, heat)[0].sum(), hidden)
+    assert torch.allclose(hidden.grad, expected)
 
 
-def test_blocks_without_a_gradient_are_left_out():
+def test_blocks_without_a_gradient_are_skipped():
     hidden, weight, _, targets, heat = inputs(600)
     logprobs, _ = head_logprobs(hidden, weight, None, targets, heat, max_rows=256)
     with Shapes() as shapes:
         (logprobs * (torch.arange(600) > 400)).sum().backward()
-    assert shapes.calls["aten.mm.default"] == 1  # of three blocks the last, which is kept
+    assert shapes.calls["aten.mm.default"] == 1  # only the last of three blocks, which is saved
     assert shapes.calls["aten.addmm_.default"] == 1
 
 
 def test_a_bfloat16_head_adds_up_in_float32():
-    """The error is that of one rounding, however many blocks are summed."""
+    """The error is that of one rounding for any number of blocks."""
     hidden, weight, _, targets, heat = inputs(2000)
     low = [tensor.detach().bfloat16().requires_grad_() for tensor in (hidden, weight)]
     logprobs, entropy = head_logprobs(*low, None, targets, heat.float(), max_rows=64)
     assert logprobs.dtype == entropy.dtype == torch.float32
     logprobs.mean().backward()
     exact = [tensor.detach().double().requires_grad_() for tensor in low]
-    theirs, _ = plain(*exact, None, targets, heat)
-    theirs.mean().backward()
-    assert torch.allclose(logprobs.double(), theirs, atol=0.1)
-    for ours, other in zip(low, exact, strict=True):
-        assert ours.grad.dtype == torch.bfloat16
-        assert (ours.grad.double() - other.grad).norm() / other.grad.norm() < 0.01
+    expected, _ = plain(*exact, None, targets, heat)
+    expected.mean().backward()
+    assert torch.allclose(logprobs.double(), expected, atol=0.1)
+    for actual, other in zip(low, exact, strict=True):
+        assert actual.grad.dtype == torch.bfloat16
+        assert (actual.grad.double() - other.grad).norm() / other.grad.norm() < 0.01
 
 
 @pytest.mark.parametrize("entropy", [False, True])
 @pytest.mark.parametrize("tokens", [64, 1024])
 def test_a_bfloat16_head_keeps_the_gradient_of_confident_tokens(tokens, entropy):
-    """Most tokens of a trained writer are near certain: 1 - p must survive the rounding of p."""
+    """Most tokens of a trained writer are nearly certain, so 1 - p must survive the rounding of p."""
     torch.manual_seed(0)
     targets, heat = torch.randint(60, (400,)), torch.rand(400) * 0.1 + 1
     weight = torch.linalg.qr(torch.randn(64, 64))[0][:60]
@@ -142,12 +142,12 @@ def test_a_bfloat16_head_keeps_the_gradient_of_confident_tokens(tokens, entropy)
     ]
     logprobs = pairs[0][0]
     assert logprobs.exp().mean() > 0.999
-    for ours, theirs in zip(*grads, strict=True):
-        assert (ours.double() - theirs).norm() / theirs.norm() < 0.05
+    for actual, expected in zip(*grads, strict=True):
+        assert (actual.double() - expected).norm() / expected.norm() < 0.05
 
 
 def scored(model, **settings):
-    """The gradient of a sum over some tokens, and how often each module ran."""
+    """Return the gradient of a sum over some tokens, and how often each module ran."""
     scorer, calls = TokenScorer(model, **settings), Counter()
     hooks = [
         part.register_forward_hook(lambda *_, name=name: calls.update([name])) for name, part in model.named_modules()
@@ -169,12 +169,12 @@ def test_checkpointing_runs_each_layer_again_and_changes_nothing_else(lora):
     if lora:  # the second factors start at 0, and then the first ones have no gradient
         for part in model.parameters():
             part.data.add_(0.01 if part.requires_grad else 0.0)
-    kept, once = scored(model)
+    stored, once = scored(model)
     again, twice = scored(model, checkpointing=True)
     layers = [name for name in once if name.endswith("self_attn")]
     assert len(layers) == 2 and all((once[name], twice[name]) == (1, 2) for name in layers)
-    assert kept.keys() == again.keys()
-    for name, grad in kept.items():
+    assert stored.keys() == again.keys()
+    for name, grad in stored.items():
         assert torch.allclose(grad, again[name], rtol=1e-6, atol=1e-9)
     assert not any(part.training or "forward" in vars(part) for part in model.modules())
 
@@ -183,9 +183,9 @@ def test_checkpointing_leaves_dropout_off():
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2)).eval()
     assert model.config.resid_pdrop > 0
-    kept, _ = scored(model)
+    stored, _ = scored(model)
     again, _ = scored(model, checkpointing=True)
-    assert all(torch.allclose(grad, again[name], rtol=1e-5, atol=1e-7) for name, grad in kept.items())
+    assert all(torch.allclose(grad, again[name], rtol=1e-5, atol=1e-7) for name, grad in stored.items())
 
 
 def test_checkpointing_needs_layers():
@@ -193,7 +193,7 @@ def test_checkpointing_needs_layers():
         TokenScorer(torch.nn.Linear(2, 2), checkpointing=True)
 
 
-def test_no_gradient_no_checkpoint():
+def test_without_gradients_nothing_is_checkpointed():
     model = tiny_model().eval()
     calls = Counter()
     model.model.layers[0].mlp.register_forward_hook(lambda *_: calls.update(["mlp"]))
@@ -216,9 +216,9 @@ def test_logits_changed_after_the_head_are_refused_however_small_they_are(model,
     sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
     config.update({**sizes, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16})
     config.layer_types = ["full_attention"]
-    made = model(config).eval()
+    instance = model(config).eval()
     with nullcontext() if allowed else pytest.raises(PolicyError, match="after the output embedding"):
-        check_head(made)
+        check_head(instance)
 
 
 def test_adapters_are_seen_through_peft():

@@ -1,4 +1,4 @@
-"""The value head on the policy's trunk: what it reads, how it trains, and that nothing else changes with it."""
+"""The value head: its inputs, its training, and that it changes nothing else."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def config(**changes) -> TrainConfig:
 
 
 def rows(count: int = 9, weight: float = 0.3) -> list[TrainingSample]:
-    """Ragged rows with old values and returns of which some are farther off than the clip range."""
+    """Return ragged rows with old values and returns, some beyond the clip range."""
     noise = np.random.default_rng(0)
-    found = []
+    result = []
     for number in range(count):
         length = 1 + 3 * (number % 4)
         ones = np.ones(length, dtype=np.float32)
@@ -53,49 +53,49 @@ def rows(count: int = 9, weight: float = 0.3) -> list[TrainingSample]:
             returns=(old + 0.5 * noise.normal(size=length)).astype(np.float32),
             vf=ones * np.float32(weight),
         )
-        found.append(row)
-    return found
+        result.append(row)
+    return result
 
 
-def engine(model=None, loss=LossSettings(cliprange_value=CLIP), noise=0.1, **changes) -> Engine:  # noqa: B008
-    """With a head that has left its start."""
-    made = Engine(tiny_model() if model is None else model, config(**changes), loss, value_learning_rate=1e-3)
+def make_engine(model=None, loss=LossSettings(cliprange_value=CLIP), noise=0.1, **changes) -> Engine:  # noqa: B008
+    """Build an engine with a non-zero value head."""
+    engine = Engine(tiny_model() if model is None else model, config(**changes), loss, value_learning_rate=1e-3)
     torch.manual_seed(4)
     with torch.no_grad():
-        for part in made.value_head.values():
+        for part in engine.value_head.values():
             part.add_(noise * torch.randn_like(part))
-    return made
+    return engine
 
 
-def values64(made: Engine, row: TrainingSample, model) -> torch.Tensor:
-    """One row's values in float64: the state before token t is the one that predicts it."""
-    weight, bias = (made.value_head[f"value_head.{name}"].detach().double() for name in ("weight", "bias"))
+def values64(engine: Engine, row: TrainingSample, model) -> torch.Tensor:
+    """Compute one row's values in float64, from the states that predict its tokens."""
+    weight, bias = (engine.value_head[f"value_head.{name}"].detach().double() for name in ("weight", "bias"))
     hidden = model.base_model(input_ids=torch.tensor([row.prompt_ids + row.completion_ids])).last_hidden_state[0]
     return hidden[len(row.prompt_ids) - 1 : -1] @ weight[0] + bias
 
 
-def test_values_are_those_of_the_states_before_the_tokens():
-    made = engine()
-    exact = copy.deepcopy(made.model).double()
-    for row, ours in zip(rows(), made.values(rows()), strict=True):
-        theirs = values64(made, row, exact).detach().numpy()
-        assert ours.shape == theirs.shape == (len(row.completion_ids),)
-        assert np.abs(ours - theirs).max() < 1e-5
+def test_values_come_from_the_states_before_the_tokens():
+    engine = make_engine()
+    exact = copy.deepcopy(engine.model).double()
+    for row, values in zip(rows(), engine.values(rows()), strict=True):
+        expected = values64(engine, row, exact).detach().numpy()
+        assert values.shape == expected.shape == (len(row.completion_ids),)
+        assert np.abs(values - expected).max() < 1e-5
 
 
 def test_the_first_values_are_zero():
-    made = Engine(tiny_model(), config(), value_learning_rate=1e-3)
-    assert not np.concatenate(made.values(rows())).any()
+    engine = Engine(tiny_model(), config(), value_learning_rate=1e-3)
+    assert not np.concatenate(engine.values(rows())).any()
 
 
 @pytest.mark.parametrize("clip", [CLIP, None])
 @pytest.mark.parametrize("changes", [{}, {"microbatch_tokens": 10**6}, {"gradient_checkpointing": True}])
 def test_gradient_of_the_value_loss_equals_float64(clip, changes):
-    made = engine(loss=LossSettings(cliprange_value=clip), noise=0.3, **changes)
+    engine = make_engine(loss=LossSettings(cliprange_value=clip), noise=0.3, **changes)
     samples = [replace(row, pg=row.pg * 0) for row in rows()]
-    ours = made.forward_backward(normalize(samples, "token"))
-    model = copy.deepcopy(made.model).double()
-    leaves = {name: part.detach().double().requires_grad_() for name, part in made.value_head.items()}
+    metrics = engine.forward_backward(normalize(samples, "token"))
+    model = copy.deepcopy(engine.model).double()
+    leaves = {name: part.detach().double().requires_grad_() for name, part in engine.value_head.items()}
     total, count, silent = torch.zeros((), dtype=torch.float64), 0, 0
     for row in samples:
         hidden = model.base_model(input_ids=torch.tensor([row.prompt_ids + row.completion_ids])).last_hidden_state[0]
@@ -110,65 +110,65 @@ def test_gradient_of_the_value_loss_equals_float64(clip, changes):
             total, count = total + worse / 2, count + 1
     (0.3 * total / count).backward()
     assert (clip is not None) == (0 < silent < count)
-    assert ours["value_loss"] == pytest.approx(float(total.detach()) / count, rel=1e-5)
-    assert ours["loss"] == pytest.approx(0.3 * ours["value_loss"], rel=1e-5)
+    assert metrics["value_loss"] == pytest.approx(float(total.detach()) / count, rel=1e-5)
+    assert metrics["loss"] == pytest.approx(0.3 * metrics["value_loss"], rel=1e-5)
     pairs = [
-        *((part.grad, leaves[name].grad) for name, part in made.value_head.items()),
-        *((part.grad, dict(model.named_parameters())[name].grad) for name, part in made.model.named_parameters()),
+        *((part.grad, leaves[name].grad) for name, part in engine.value_head.items()),
+        *((part.grad, dict(model.named_parameters())[name].grad) for name, part in engine.model.named_parameters()),
     ]
-    mine, theirs = (torch.cat([pair[i].flatten().double() for pair in pairs]) for i in (0, 1))
-    assert float((mine - theirs).norm() / theirs.norm()) < 1e-5
+    actual, expected = (torch.cat([pair[i].flatten().double() for pair in pairs]) for i in (0, 1))
+    assert float((actual - expected).norm() / expected.norm()) < 1e-5
 
 
-def test_nothing_else_changes_with_a_head():
-    """Two steps without a value loss are, to the last bit, those of an engine without a head."""
+def test_a_head_changes_nothing_else():
+    """Two steps without a value loss equal those of an engine without a head bit for bit."""
     with_head, without = Engine(tiny_model(), config(), value_learning_rate=1e-3), Engine(tiny_model(), config())
     samples = [replace(row, vf=None) for row in rows()]
     for _ in range(2):
-        found = [one.update(samples, 1e-3) for one in (with_head, without)]
-        assert found[0] == {**found[1], "value_loss": 0.0}
+        metrics = [engine.update(samples, 1e-3) for engine in (with_head, without)]
+        assert metrics[0] == {**metrics[1], "value_loss": 0.0}
     assert all(torch.equal(part, without.trainable[name]) for name, part in with_head.model.named_parameters())
-    assert "value_loss" not in found[1]
+    assert "value_loss" not in metrics[1]
     with pytest.raises(TrainingError, match="no value head"):
         without.values(samples)
 
 
 def test_the_head_has_a_learning_rate_of_its_own():
-    """The first step of Adam is as large as its rate."""
-    made = engine(learning_rate=1e-4)
-    before = {name: part.detach().clone() for name, part in made.trainable.items()}
-    made.update(rows(), 0.5e-4)  # half of the schedule's
-    moved = {name: float((part.detach() - before[name]).abs().max()) for name, part in made.trainable.items()}
+    """Adam's first step is as large as its learning rate."""
+    engine = make_engine(learning_rate=1e-4)
+    before = {name: part.detach().clone() for name, part in engine.trainable.items()}
+    engine.update(rows(), 0.5e-4)  # half of the schedule's
+    moved = {name: float((part.detach() - before[name]).abs().max()) for name, part in engine.trainable.items()}
     assert moved["value_head.bias"] == pytest.approx(0.5e-3, rel=1e-2)
     assert moved["model.embed_tokens.weight"] == pytest.approx(0.5e-4, rel=1e-2)
 
 
 def test_with_adapters_in_bfloat16_the_head_stays_float32():
     model = add_lora(tiny_model().bfloat16(), LoraConfig(r=3), "tiny")
-    made = engine(model, noise=0.1, dtype="bfloat16", lora=LoraConfig(r=3), gradient_checkpointing=True)
-    exact = copy.deepcopy(made.model.get_base_model()).double()
-    for row, ours in zip(rows(), made.values(rows()), strict=True):
-        assert ours.dtype == np.float32
-        assert ours == pytest.approx(values64(made, row, exact).detach().numpy(), abs=0.1)
-    made.update(rows(), 1e-7)
-    assert {part.dtype for part in made.trainable.values()} == {torch.float32}
-    assert set(made.trainable) - set(made.value_head) == {name for name in made.trainable if "lora_" in name}
+    engine = make_engine(model, noise=0.1, dtype="bfloat16", lora=LoraConfig(r=3), gradient_checkpointing=True)
+    exact = copy.deepcopy(engine.model.get_base_model()).double()
+    for row, values in zip(rows(), engine.values(rows()), strict=True):
+        assert values.dtype == np.float32
+        assert values == pytest.approx(values64(engine, row, exact).detach().numpy(), abs=0.1)
+    engine.update(rows(), 1e-7)
+    assert {part.dtype for part in engine.trainable.values()} == {torch.float32}
+    assert set(engine.trainable) - set(engine.value_head) == {name for name in engine.trainable if "lora_" in name}
 
 
 def test_a_checkpoint_keeps_the_head_beside_a_plain_model(tmp_path):
     policy = tiny_policy()
-    made = engine(policy.model)
-    made.update(rows(), 1e-3)
-    path = save_checkpoint(tmp_path, 1, policy, made, {})
-    kept = made.values(rows())
-    after = [made.update(rows(), 1e-3), made.values(rows())]
-    assert not np.array_equal(np.concatenate(kept), np.concatenate(after[1]))
-    load_weights(path, made)
-    assert np.array_equal(np.concatenate(kept), np.concatenate(made.values(rows())))
+    engine = make_engine(policy.model)
+    engine.update(rows(), 1e-3)
+    path = save_checkpoint(tmp_path, 1, policy, engine, {})
+    saved_values = engine.values(rows())
+    after = [engine.update(rows(), 1e-3), engine.values(rows())]
+    assert not np.array_equal(np.concatenate(saved_values), np.concatenate(after[1]))
+    load_weights(path, engine)
+    assert np.array_equal(np.concatenate(saved_values), np.concatenate(engine.values(rows())))
 
     fresh = Engine(tiny_model(1), config(), LossSettings(cliprange_value=CLIP), value_learning_rate=1e-3)
     load_checkpoint(path, fresh)
-    assert np.array_equal(np.concatenate(kept), np.concatenate(fresh.values(rows())))
+    assert np.array_equal(np.concatenate(saved_values), np.concatenate(fresh.values(rows())))
     assert fresh.update(rows(), 1e-3) == after[0]
     assert np.array_equal(np.concatenate(after[1]), np.concatenate(fresh.values(rows())))
 
