@@ -1,9 +1,9 @@
-"""Programs that want a reward without the work, or harm. None may pass a test of `TESTS`, nor leave a trace."""
+"""Hostile programs: they seek a reward without the work, or harm. None may pass `TESTS` or leave a trace."""
 
 from __future__ import annotations
 
 TESTS = ["assert f(12) == 155", "assert f(7) == 90", "assert sorted([f(1), f(0)]) == [-1, 12]"]
-"""What is right: f(x) = 13 * x - 1."""
+"""Tests of the right answer f(x) = 13 * x - 1."""
 RIGHT = "def f(x):\n    return 13 * x - 1"
 
 ALWAYS = """

@@ -1,12 +1,12 @@
-"""Every loss, advantage and gradient of the training code a second time: float64, one row at a time, from the papers.
+"""Second implementation of every loss, advantage and gradient, from the papers: float64, one row at a time.
 
-Nothing here imports memalpha. The forward pass is written out (`Net64`; the library's own computes norms and rotations
-in float32), a row is never padded, a reduction is a plain sum over rows, and autograd only sees float64. T is the
-number of completion tokens of a row; what a function returns per token is a list of (T,) tensors, one for each row.
+Nothing here imports memalpha. The forward pass is written out (`Net64`; transformers computes norms and rotations in
+float32). Rows are never padded, reductions are plain sums over rows, and autograd only sees float64. T is the number of
+completion tokens of a row. Results per token are lists of (T,) tensors, one per row.
 
 Papers: PPO 1707.06347, GAE 1506.02438, GRPO 2402.03300, Dr. GRPO 2503.20783, DAPO 2503.14476, GSPO 2507.18071, CISPO
 2506.13585, two-sided clip 2505.07291, RLOO 2402.14740, KL estimators: Schulman 2020, DPO 2305.18290, cDPO: Mitchell
-2023, IPO 2310.12036, ERL 2602.13949. Where a paper leaves a name's meaning open, it is TRL's.
+2023, IPO 2310.12036, ERL 2602.13949. Where a paper leaves a name's meaning open, TRL's is used.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A context and what was sampled in it; `old`, `advantages`, `reference`, `values`, `returns` are (T,) float64.
+    """A context and its sampled completion; all tensors are (T,) float64.
 
-    `old` are the log-probs the ratio divides by, `values` those of the value function at sampling time.
+    `old` are the log-probs in the ratio's denominator, `values` those of the value function at sampling time.
     """
 
     prompt: tuple[int, ...]
@@ -40,7 +40,7 @@ class Row:
 
 
 def row_of(sample) -> Row:
-    """The row of a `TrainingSample` (whatever of its optional arrays it has)."""
+    """Convert a `TrainingSample` with any of its optional arrays."""
 
     def exact(name: str) -> Tensor | None:
         value = getattr(sample, name, None)
@@ -55,9 +55,9 @@ def row_of(sample) -> Row:
 
 
 class Net64:
-    """A Qwen3 or Llama in float64 throughout, with the weights of `model`, of a `PeftModel` with its adapters.
+    """A Qwen3 or Llama in float64 with the weights of `model`, including a `PeftModel`'s adapters.
 
-    `weights` are the leaves, by the model's names and in its order: what of it requires gradients.
+    `weights` are the trainable leaves, by the model's names and in its order.
     """
 
     def __init__(self, model):
@@ -79,7 +79,7 @@ class Net64:
         self.frequencies = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
 
     def _project(self, x: Tensor, name: str) -> Tensor:
-        """A linear map, with what an adapter adds to it."""
+        """Apply a linear layer and its adapter."""
         y = x @ self._tensors[f"{name}.weight"].T
         if f"{name}.lora_A.weight" in self._tensors:
             low, high = (self._tensors[f"{name}.lora_{part}.weight"] for part in "AB")
@@ -91,10 +91,10 @@ class Net64:
         return x * scale * self._tensors[f"{name}.weight"]
 
     def _rotate(self, x: Tensor) -> Tensor:
-        """Rotary positions; x is (heads, length, size), its halves the two coordinates of each plane."""
+        """Apply rotary positions; x is (heads, length, size), its halves the two coordinates of each plane."""
         angle = torch.arange(x.shape[1], dtype=torch.float64)[:, None] * self.frequencies
-        one, two = x.chunk(2, dim=-1)
-        return torch.cat([one * angle.cos() - two * angle.sin(), two * angle.cos() + one * angle.sin()], -1)
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], -1)
 
     def _attend(self, x: Tensor, layer: str) -> Tensor:
         def heads(name: str, count: int) -> Tensor:
@@ -110,7 +110,7 @@ class Net64:
         return self._project(mixed.transpose(0, 1).reshape(len(x), -1), f"{layer}.o_proj")
 
     def hidden(self, ids: Sequence[int]) -> Tensor:
-        """The last hidden states (length, width) of one sequence, after the final norm."""
+        """Return the last hidden states (length, width) of one sequence, after the final norm."""
         h = self._tensors["model.embed_tokens.weight"][list(ids)]
         for number in range(self.config.num_hidden_layers):
             layer = f"model.layers.{number}"
@@ -121,29 +121,29 @@ class Net64:
         return self._norm(h, "model.norm")
 
     def logits(self, ids: Sequence[int]) -> Tensor:
-        """(length, vocabulary)."""
+        """Return logits (length, vocabulary)."""
         head = self._tensors.get("lm_head.weight", self._tensors["model.embed_tokens.weight"])
         return self.hidden(ids) @ head.T
 
 
 def _scores(net: Net64, row: Row) -> Tensor:
-    """Log-probs (T, vocabulary) of all tokens at each position of a completion, at the row's temperature."""
+    """Return log-probs (T, vocabulary) at each position of a completion, at the row's temperature."""
     logits = net.logits(row.prompt + row.completion)[len(row.prompt) - 1 : -1] / row.temperature
     return logits - logits.logsumexp(-1, keepdim=True)
 
 
 def logprobs64(net: Net64, rows: Sequence[Row]) -> list[Tensor]:
-    """Teacher-forced log-probs of every completion."""
+    """Return teacher-forced log-probs of every completion."""
     return [_scores(net, row)[range(len(row.completion)), list(row.completion)] for row in rows]
 
 
 def entropies64(net: Net64, rows: Sequence[Row]) -> list[Tensor]:
-    """Entropy, in nats, of the distribution that each completion token was drawn from."""
+    """Return the entropy in nats of the distribution that each completion token was drawn from."""
     return [-(scores.exp() * scores).sum(-1) for scores in (_scores(net, row) for row in rows)]
 
 
 def values64(net: Net64, rows: Sequence[Row], weight: Tensor, bias: Tensor | float = 0.0) -> list[Tensor]:
-    """A linear value head on the hidden states that predict each completion token: V(s_t) before a_t is taken."""
+    """Apply a linear value head to the hidden states that predict each completion token: V(s_t) before a_t."""
     states = (net.hidden(row.prompt + row.completion)[len(row.prompt) - 1 : -1] for row in rows)
     return [state @ weight.flatten() + bias for state in states]
 
@@ -152,8 +152,11 @@ def values64(net: Net64, rows: Sequence[Row], weight: Tensor, bias: Tensor | flo
 
 
 def ratios(new: Sequence[Tensor], rows: Sequence[Row], level: str = "token") -> list[Tensor]:
-    """pi / pi_old, spread over the tokens of its row: of each "token"; of the "sequence" as GSPO takes it, the
-    geometric mean of its tokens'; of the whole completion, "product", as REINFORCE over completions needs it."""
+    """Return pi / pi_old for each token.
+
+    "token": the token's ratio. "sequence": the geometric mean over the row (GSPO). "product": the product over the row
+    (REINFORCE over completions).
+    """
     logs = [n - row.old for n, row in zip(new, rows, strict=True)]
     if level == "token":
         return [log.exp() for log in logs]
@@ -172,7 +175,7 @@ def clip_loss(
     level: str = "token",
     delta: float | None = None,
 ) -> list[Tensor]:
-    """-min(r A, clip(r, 1 - low, 1 + high) A) per token; `delta`: r of the first term is at most that (two-sided)."""
+    """Return -min(r A, clip(r, 1 - low, 1 + high) A) per token; `delta` caps r of the first term (two-sided)."""
     losses = []
     for ratio, row in zip(ratios(new, rows, level), rows, strict=True):
         first = ratio if delta is None else ratio.clamp(max=delta)
@@ -182,7 +185,7 @@ def clip_loss(
 
 
 def cispo_loss(new: Sequence[Tensor], rows: Sequence[Row], high: float, *, level: str = "token") -> list[Tensor]:
-    """-sg(min(r, high)) A log pi: `high` is the weight's cap itself, as in TRL, not its distance from 1."""
+    """Return -sg(min(r, high)) A log pi: `high` is the weight's cap itself, as in TRL, not its distance from 1."""
     return [
         -ratio.detach().clamp(max=high) * row.advantages * n
         for ratio, row, n in zip(ratios(new, rows, level), rows, new, strict=True)
@@ -197,48 +200,48 @@ def kl_loss(
     corrected: bool = False,
     level: str = "token",
 ) -> list[Tensor]:
-    """Estimates of KL(pi || reference) per token; `corrected`: times the ratio, which is differentiated too."""
-    found = []
+    """Return estimates of KL(pi || reference) per token; `corrected` multiplies by the differentiated ratio."""
+    estimates = []
     for n, ratio, row in zip(new, ratios(new, rows, level), rows, strict=True):
         log = n - row.reference
         kl = {"k1": log, "k2": log.square() / 2, "k3": (-log).exp() - 1 + log}[estimator]
-        found.append(kl * ratio if corrected else kl)
-    return found
+        estimates.append(kl * ratio if corrected else kl)
+    return estimates
 
 
 def add(*parts: Sequence[Tensor], weights: Sequence[float]) -> list[Tensor]:
-    """Weighted sums of per-token losses."""
-    return [sum(w * p for w, p in zip(weights, of_row, strict=True)) for of_row in zip(*parts, strict=True)]
+    """Return weighted sums of per-token losses."""
+    return [sum(w * p for w, p in zip(weights, row_parts, strict=True)) for row_parts in zip(*parts, strict=True)]
 
 
-def reduce(losses: Sequence[Tensor], how: str, constant: float | None = None) -> Tensor:
-    """The loss of one optimizer step, by TRL's `loss_type`.
+def reduce(losses: Sequence[Tensor], loss_type: str, constant: float | None = None) -> Tensor:
+    """Return the loss of one optimizer step, by TRL's `loss_type`.
 
     "grpo": mean over rows of the mean over their tokens. "dapo" and "cispo": mean over tokens. "dr_grpo": sum over
     rows x `constant` (the longest completion allowed). "sum": nothing is divided by.
     """
-    if how == "grpo":
+    if loss_type == "grpo":
         return torch.stack([loss.mean() for loss in losses]).mean()
     total = torch.stack([loss.sum() for loss in losses]).sum()
-    if how in ("dapo", "cispo"):
+    if loss_type in ("dapo", "cispo"):
         return total / sum(len(loss) for loss in losses)
-    if how == "dr_grpo":
+    if loss_type == "dr_grpo":
         assert constant is not None
         return total / (len(losses) * constant)
-    assert how == "sum"
+    assert loss_type == "sum"
     return total
 
 
 def value_loss(
     values: Sequence[Tensor], rows: Sequence[Row], clip: float | None = None, half: bool = True
 ) -> list[Tensor]:
-    """(V - R)^2 / 2 per token; `clip`: the larger of that and of the error of V held within `clip` of the old V."""
+    """Return (V - R)^2 / 2 per token; with `clip` the maximum of it and the error of the clipped V."""
     losses = []
     for value, row in zip(values, rows, strict=True):
         error = (value - row.returns).square()
         if clip is not None:
-            held = torch.maximum(torch.minimum(value, row.values + clip), row.values - clip)
-            error = torch.maximum(error, (held - row.returns).square())
+            clipped = torch.maximum(torch.minimum(value, row.values + clip), row.values - clip)
+            error = torch.maximum(error, (clipped - row.returns).square())
         losses.append(error / 2 if half else error)
     return losses
 
@@ -249,22 +252,22 @@ def value_loss(
 def group_advantages(
     rewards: Sequence[Sequence[float]], baseline: str = "mean", scale: str = "none", floor: float = 1e-4
 ) -> list[np.ndarray]:
-    """Advantages of the rollouts of each group, as TRL's GRPO ("mean") and RLOO ("leave_one_out") trainers.
+    """Return advantages of each group's rollouts as TRL's GRPO ("mean") and RLOO ("leave_one_out") trainers do.
 
     `scale`: divide by the sample standard deviation (n - 1) of the "group" or of the "batch", plus `floor`. A group of
     one has no baseline but itself: advantage 0.
     """
-    found = []
-    every = np.concatenate([np.asarray(group, dtype=np.float64) for group in rewards])
+    advantages = []
+    all_rewards = np.concatenate([np.asarray(group, dtype=np.float64) for group in rewards])
     for group in rewards:
         r = np.asarray(group, dtype=np.float64)
         if len(r) < 2:
-            found.append(np.zeros(len(r)))
+            advantages.append(np.zeros(len(r)))
             continue
-        others = np.array([r.mean() if baseline == "mean" else np.delete(r, i).mean() for i in range(len(r))])
-        spread = {"group": r, "batch": every}.get(scale)
-        found.append((r - others) / (1.0 if spread is None else spread.std(ddof=1) + floor))
-    return found
+        baselines = np.array([r.mean() if baseline == "mean" else np.delete(r, i).mean() for i in range(len(r))])
+        scale_rewards = {"group": r, "batch": all_rewards}.get(scale)
+        advantages.append((r - baselines) / (1.0 if scale_rewards is None else scale_rewards.std(ddof=1) + floor))
+    return advantages
 
 
 def turn_advantages(
@@ -273,52 +276,54 @@ def turn_advantages(
     scale: str = "group",
     floor: float = 0.01,
 ) -> list[list[list[float]]]:
-    """One advantage a turn, of groups of rollouts, each a reward of its own and the rewards of its turns.
+    """Return one advantage per turn; a rollout is its shared reward and the rewards of its turns.
 
-    A rollout is compared with its group ("mean") or with its others ("leave_one_out"), a turn with those that have a
-    turn at the same place. `scale` "group": over the standard deviation (n) of the group's sums of both at that place
-    (a rollout that ended before is taken to have the mean of the turns there); "batch": over that of all groups'
-    turns, each rollout weighing the same.
+    A rollout is compared with its group ("mean") or with the others ("leave_one_out"), a turn with the turns at the
+    same index. `scale` "group" divides by the standard deviation (n) of the group's sums of both at that index; a
+    rollout that ended before counts with the mean of the turns there. "batch" divides by that of all groups' turns,
+    with equal weight per rollout.
     """
 
-    def less_baseline(value: float, others: Sequence[float]) -> float:
+    def less_baseline(value: float, other_values: Sequence[float]) -> float:
         if baseline == "mean":
-            return value - sum([value, *others]) / (len(others) + 1)
-        return value - sum(others) / len(others) if others else 0.0
+            return value - sum([value, *other_values]) / (len(other_values) + 1)
+        return value - sum(other_values) / len(other_values) if other_values else 0.0
 
     rollouts = [rollout for group in groups for rollout in group]
-    middle = np.mean([np.mean([whole + turn for turn in turns]) for whole, turns in rollouts])
-    spread = np.mean([np.mean([(whole + turn - middle) ** 2 for turn in turns]) for whole, turns in rollouts]) ** 0.5
-    found = []
+    batch_mean = np.mean([np.mean([shared + turn for turn in turns]) for shared, turns in rollouts])
+    batch_std = (
+        np.mean([np.mean([(shared + turn - batch_mean) ** 2 for turn in turns]) for shared, turns in rollouts]) ** 0.5
+    )
+    advantages = []
     for group in groups:
-        of_group = []
-        for i, (whole, turns) in enumerate(group):
-            rest = [rollout for j, rollout in enumerate(group) if j != i]
-            own = less_baseline(whole, [w for w, _ in rest])
+        group_advantages = []
+        for i, (shared, turns) in enumerate(group):
+            other_rollouts = [rollout for j, rollout in enumerate(group) if j != i]
+            shared_gain = less_baseline(shared, [w for w, _ in other_rollouts])
             row = []
             for t, turn in enumerate(turns):
-                gain = own + less_baseline(turn, [other[t] for _, other in rest if t < len(other)])
-                usual = np.mean([other[t] for _, other in group if t < len(other)])
-                sums = [w + (other[t] if t < len(other) else usual) for w, other in group]
-                row.append(gain / {"group": np.std(sums) + floor, "batch": spread + floor, "none": 1.0}[scale])
-            of_group.append(row)
-        found.append(of_group)
-    return found
+                gain = shared_gain + less_baseline(turn, [other[t] for _, other in other_rollouts if t < len(other)])
+                mean_turn = np.mean([other[t] for _, other in group if t < len(other)])
+                sums = [w + (other[t] if t < len(other) else mean_turn) for w, other in group]
+                row.append(gain / {"group": np.std(sums) + floor, "batch": batch_std + floor, "none": 1.0}[scale])
+            group_advantages.append(row)
+        advantages.append(group_advantages)
+    return advantages
 
 
 def token_rewards(lengths: Sequence[int], turns: Sequence[float], terminal: float = 0.0) -> list[np.ndarray]:
-    """Each turn's reward at its last token (`lengths` tokens a turn), `terminal` at the last of the episode."""
-    found = [np.zeros(length) for length in lengths]
-    for row, reward in zip(found, turns, strict=True):
+    """Put each turn's reward at its last token (`lengths` tokens per turn) and `terminal` at the episode's last."""
+    rewards = [np.zeros(length) for length in lengths]
+    for row, reward in zip(rewards, turns, strict=True):
         row[-1] += reward
-    found[-1][-1] += terminal
-    return found
+    rewards[-1][-1] += terminal
+    return rewards
 
 
 def gae(
     values: Sequence[np.ndarray], rewards: Sequence[np.ndarray], gamma: float, lam: float
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Advantages and returns of one episode: rows in order, all their tokens one sequence of actions.
+    """Return advantages and returns of one episode; the rows' tokens are one sequence of actions.
 
     By brute force: A_t = sum over l of (gamma lam)^l delta_(t+l), delta_t = r_t + gamma V_(t+1) - V_t, V = 0 after
     the last token of the last row (eq. 16 of the paper). The return is A + V.
@@ -326,28 +331,28 @@ def gae(
     v = np.concatenate([np.asarray(row, dtype=np.float64) for row in values])
     r = np.concatenate([np.asarray(row, dtype=np.float64) for row in rewards])
     count = len(v)
-    following = [*v[1:], 0.0]
+    next_values = [*v[1:], 0.0]
     a = np.array(
         [
-            math.fsum((gamma * lam) ** (u - t) * (r[u] + gamma * following[u] - v[u]) for u in range(t, count))
+            math.fsum((gamma * lam) ** (u - t) * (r[u] + gamma * next_values[u] - v[u]) for u in range(t, count))
             for t in range(count)
         ]
     )
-    cuts = np.cumsum([len(row) for row in values])[:-1]
-    return np.split(a, cuts), np.split(a + v, cuts)
+    boundaries = np.cumsum([len(row) for row in values])[:-1]
+    return np.split(a, boundaries), np.split(a + v, boundaries)
 
 
 def whiten(advantages: Sequence[np.ndarray], floor: float = 1e-8) -> list[np.ndarray]:
-    """Mean 0, standard deviation (n) 1 over all tokens of all rows."""
-    every = np.concatenate(list(advantages))
-    return [(row - every.mean()) / (every.std() + floor) for row in advantages]
+    """Shift and scale to mean 0 and standard deviation (n) 1 over all tokens of all rows."""
+    tokens = np.concatenate(list(advantages))
+    return [(row - tokens.mean()) / (tokens.std() + floor) for row in advantages]
 
 
 # --- preferences ------------------------------------------------------------------------------------------------------
 
 
 def log_ratio(new: Sequence[Tensor], rows: Sequence[Row], reference_free: bool = False) -> Tensor:
-    """log pi - log pi_ref of a trajectory: the sum over all completions of all its turns."""
+    """Return log pi - log pi_ref of a trajectory: the sum over the completions of all its turns."""
     total = torch.stack([n.sum() for n in new]).sum()
     return total if reference_free else total - sum(row.reference.sum() for row in rows)
 
@@ -361,9 +366,9 @@ def preference_loss(
     smoothing: float = 0.0,
     tokens: tuple[int, int] = (1, 1),
 ) -> Tensor:
-    """The loss of one pair, from the two log-ratios.
+    """Return the loss of one pair from its two log-ratios.
 
-    "sigmoid": DPO; with `smoothing` e, the preference is the wrong way round with probability e (cDPO). "ipo": the
+    "sigmoid": DPO; with `smoothing` e, the preference is inverted with probability e (cDPO). "ipo": the
     squared distance of the gap from 1 / (2 beta); TRL averages each log-ratio over its `tokens`, the paper sums.
     """
     if loss_type == "ipo":
@@ -383,12 +388,12 @@ def trajectory_preferences(
     reference_free: bool = False,
     average: bool = False,
 ) -> Tensor:
-    """Mean over (chosen rows, rejected rows) of their `preference_loss`. `average`: as TRL's IPO, per token."""
+    """Return the mean `preference_loss` over (chosen rows, rejected rows); `average` is TRL's IPO, per token."""
     losses = []
     for pair in pairs:
-        of_pair = [log_ratio(logprobs64(net, rows), rows, reference_free) for rows in pair]
+        ratios_of_pair = [log_ratio(logprobs64(net, rows), rows, reference_free) for rows in pair]
         tokens = tuple(sum(len(row.completion) for row in rows) if average else 1 for rows in pair)
-        losses.append(preference_loss(*of_pair, beta, loss_type, smoothing=smoothing, tokens=tokens))
+        losses.append(preference_loss(*ratios_of_pair, beta, loss_type, smoothing=smoothing, tokens=tokens))
     return torch.stack(losses).mean()
 
 
@@ -396,8 +401,10 @@ def trajectory_preferences(
 
 
 def internalization(new: Sequence[Tensor], units: Sequence[str] | None = None) -> Tensor:
-    """ERL's distillation of second attempts under the first attempt's prompt: -E[log pi(y2 | x)], from the log-probs of
-    the rows it keeps. The expectation is over tokens, or over `units` (the attempt each row belongs to)."""
+    """Return ERL's imitation of second attempts under the first prompt: -E[log pi(y2 | x)].
+
+    The expectation is over tokens, or over `units` (the attempt of each row).
+    """
     total = -torch.stack([n.sum() for n in new]).sum()
     return total / (sum(len(n) for n in new) if units is None else len(set(units)))
 
@@ -406,16 +413,19 @@ def internalization(new: Sequence[Tensor], units: Sequence[str] | None = None) -
 
 
 def gradient(loss: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """d loss / d weights, one flat float64 vector in the order of `weights`; 0 for what the loss does not reach."""
+    """Return d loss / d weights as one flat float64 vector in the order of `weights`; unused weights give 0."""
     leaves = list(weights.values())
-    found = torch.autograd.grad(loss, leaves, allow_unused=True, retain_graph=True)
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True, retain_graph=True)
     return torch.cat(
-        [(torch.zeros_like(leaf) if part is None else part).flatten() for leaf, part in zip(leaves, found, strict=True)]
+        [
+            (torch.zeros_like(leaf) if part is None else part).flatten()
+            for leaf, part in zip(leaves, gradients, strict=True)
+        ]
     )
 
 
 def flat(tensors: Mapping[str, Tensor | None], like: Mapping[str, Tensor]) -> Tensor:
-    """Gradients by name as a vector comparable with `gradient`'s; every name of `like` must be there."""
+    """Flatten gradients by name to a vector comparable with `gradient`'s; every name of `like` is required."""
     parts = []
     for name, leaf in like.items():
         part = tensors[name]
@@ -423,6 +433,6 @@ def flat(tensors: Mapping[str, Tensor | None], like: Mapping[str, Tensor]) -> Te
     return torch.cat(parts)
 
 
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    """|found - expected| / |expected|."""
-    return float((found - expected).norm() / expected.norm())
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Return |actual - expected| / |expected|."""
+    return float((actual - expected).norm() / expected.norm())

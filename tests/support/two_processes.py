@@ -1,5 +1,6 @@
-"""What each of two processes does for `test_distributed`: `python two_processes.py FOLDER`, twice, with a launcher's
-environment. `plan.pickle` in FOLDER says what; results of the main process go to `found.pickle`.
+"""Work of each of two processes for `test_distributed`: `python two_processes.py FOLDER` in a launcher's environment.
+
+`plan.pickle` in FOLDER lists the runs; the main process writes its results to `results.pickle`.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from memalpha.train.trainers.checkpoint import load_weights
 
 
 def rows(lengths: list[tuple[int, int]], entropy: float) -> list[TrainingSample]:
-    """Random rows of (prompt, completion) lengths, with log-probs near the tiny model's."""
+    """Return random rows of (prompt, completion) lengths with log-probs near the tiny model's."""
     noise = np.random.default_rng(3)
-    found = []
+    result = []
     for number, (prompt, count) in enumerate(lengths):
         ones = np.ones(count, dtype=np.float32)
         row = TrainingSample(
@@ -47,11 +48,11 @@ def rows(lengths: list[tuple[int, int]], entropy: float) -> list[TrainingSample]
             temperature=0.8,
             task=str(number),
         )
-        found.append(replace(row, ent=ones * np.float32(entropy)) if entropy else row)
-    old = Engine(tiny_model(), TrainConfig(out=Path("unused"))).forward(found)
+        result.append(replace(row, ent=ones * np.float32(entropy)) if entropy else row)
+    old = Engine(tiny_model(), TrainConfig(out=Path("unused"))).forward(result)
     return [
         replace(row, logprobs=values + noise.normal(scale=0.1, size=len(values)).astype(np.float32))
-        for row, values in zip(found, old, strict=True)
+        for row, values in zip(result, old, strict=True)
     ]
 
 
@@ -90,7 +91,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def measure(case: dict[str, Any], world: World = SINGLE_PROCESS) -> dict[str, Any]:
-    """Log-probs, gradient, statistics, and after one optimizer step the weights and the optimizer's state."""
+    """Return log-probs, gradient and metrics, and the weights and optimizer state after one step."""
     changes = {key: value for key, value in case.items() if key not in ("lengths", "values")}
     config = TrainConfig(out=Path("unused"), learning_rate=1e-2, **changes)
     model: Any = tiny_model()
@@ -101,7 +102,7 @@ def measure(case: dict[str, Any], world: World = SINGLE_PROCESS) -> dict[str, An
             if "lora_B" in name:
                 parameter.data = 0.3 * torch.randn_like(parameter)
     rate = 3e-3 if "values" in case else None
-    learner = Engine(
+    engine = Engine(
         model,
         config,
         LossSettings.from_config(config),
@@ -112,93 +113,93 @@ def measure(case: dict[str, Any], world: World = SINGLE_PROCESS) -> dict[str, An
     samples = rows(case.get("lengths", UNEVEN), config.loss.entropy_coef)
     if "values" in case:
         samples = [replace(row, values=0 * row.pg, returns=row.advantages + 1, vf=row.pg) for row in samples]
-    found: dict[str, Any] = {"forward": learner.forward(samples)}
+    result: dict[str, Any] = {"forward": engine.forward(samples)}
     if config.loss.beta:
-        found["reference"] = learner.forward(samples, reference=True)
+        result["reference"] = engine.forward(samples, reference=True)
         samples = [
             replace(row, reference=values, kl=row.pg * np.float32(config.loss.beta))
-            for row, values in zip(samples, found["reference"], strict=True)
+            for row, values in zip(samples, result["reference"], strict=True)
         ]
-    found["stats"] = learner.forward_backward(normalize(samples, "constant"))
-    found["gradient"] = {name: full_tensor(p.grad).clone() for name, p in learner.trainable.items()}
-    found["norm"] = learner.optim_step(1e-2)
-    found["weights"] = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
-    found["optimizer"] = learner.optimizer_tensors()
-    found["again"] = learner.forward(samples)
+    result["stats"] = engine.forward_backward(normalize(samples, "constant"))
+    result["gradient"] = {name: full_tensor(p.grad).clone() for name, p in engine.trainable.items()}
+    result["norm"] = engine.optim_step(1e-2)
+    result["weights"] = {name: p.detach().clone() for name, p in engine.model.named_parameters()}
+    result["optimizer"] = engine.optimizer_tensors()
+    result["after_step"] = engine.forward(samples)
     if "values" in case:
-        found["values"] = learner.values(samples)
-    saved = {name: value.clone() for name, value in found["optimizer"].items()}
-    learner.load_optimizer_tensors(saved)
-    assert all(torch.equal(value, saved[name]) for name, value in learner.optimizer_tensors().items())
-    return found
+        result["values"] = engine.values(samples)
+    saved = {name: value.clone() for name, value in result["optimizer"].items()}
+    engine.load_optimizer_tensors(saved)
+    assert all(torch.equal(value, saved[name]) for name, value in engine.optimizer_tensors().items())
+    return result
 
 
-def load_after_a_step(place: Path, world: World) -> list[list[np.ndarray]]:
-    """Log-probs under FSDP at the start, after a step, and with the start's weights loaded again."""
+def load_after_a_step(folder: Path, world: World) -> list[list[np.ndarray]]:
+    """Return log-probs under FSDP at the start, after a step, and after loading the start's weights."""
     config = TrainConfig(out=Path("unused"), sharding="fsdp", microbatch_tokens=128)
     model: Any = tiny_model()
     if world.is_main:
-        model.save_pretrained(place)
+        model.save_pretrained(folder)
     world.gather([])
-    learner = Engine(model, config, world=world)
+    engine = Engine(model, config, world=world)
     samples = rows(UNEVEN, 0.0)
-    found = [learner.forward(samples)]
-    learner.update(samples, 1e-2)
-    found.append(learner.forward(samples))
-    load_weights(place, learner)
-    return [*found, learner.forward(samples)]
+    logprobs = [engine.forward(samples)]
+    engine.update(samples, 1e-2)
+    logprobs.append(engine.forward(samples))
+    load_weights(folder, engine)
+    return [*logprobs, engine.forward(samples)]
 
 
 def watch() -> tuple[list[int], list[dict[str, Any]]]:
-    """How many tasks this process samples at a time, and what ERL has learnt after each step: both lists are filled."""
+    """Record the groups per call of `sample` and ERL's state after each step in the returned lists."""
     counts: list[int] = []
     states: list[dict[str, Any]] = []
-    build, learnt = MemoryCollector.sample, ERL.finish_step
+    sample, finish_step = MemoryCollector.sample, ERL.finish_step
 
-    def counted(self: MemoryCollector, *args: Any, **more: Any) -> Any:
-        groups = build(self, *args, **more)
+    def sample_and_count(self: MemoryCollector, *args: Any, **kwargs: Any) -> Any:
+        groups = sample(self, *args, **kwargs)
         counts.append(len(groups))
         return groups
 
-    def noted(self: ERL, line: dict[str, Any]) -> None:
-        learnt(self, line)
+    def finish_and_record(self: ERL, metrics: dict[str, Any]) -> None:
+        finish_step(self, metrics)
         states.append(self.state)
 
-    MemoryCollector.sample, ERL.finish_step = counted, noted
+    MemoryCollector.sample, ERL.finish_step = sample_and_count, finish_and_record
     return counts, states
 
 
-def press_in_step(at: int) -> None:
-    """Let this process get a Ctrl-C while it collects step `at`."""
-    attempts = MemoryCollector.collect_attempts
+def press_in_step(interrupted_step: int) -> None:
+    """Send this process a Ctrl-C while it collects step `interrupted_step`."""
+    collect_attempts = MemoryCollector.collect_attempts
 
-    def pressed(self: MemoryCollector, tasks: Any, step: int) -> Any:
-        if step == at:
+    def collect_and_press(self: MemoryCollector, tasks: Any, step: int) -> Any:
+        if step == interrupted_step:
             os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)  # a launcher passes its own on
-        return attempts(self, tasks, step)
+            os.kill(os.getpid(), signal.SIGINT)  # a launcher passes on its own too
+        return collect_attempts(self, tasks, step)
 
-    MemoryCollector.collect_attempts = pressed
+    MemoryCollector.collect_attempts = collect_and_press
 
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     plan = pickle.loads((folder / "plan.pickle").read_bytes())
     world = join_world("cpu")
-    found: dict[str, Any] = {"cases": {name: measure(case, world) for name, case in CASES.items()}}
-    found["loaded"] = load_after_a_step(folder / "loaded", world)
-    found["everybody"] = world.gather([world.rank])
-    found["blocks"] = world.gather([world.shard(range(size)) for size in (0, 1, 3, 8)])
+    results: dict[str, Any] = {"cases": {name: measure(case, world) for name, case in CASES.items()}}
+    results["loaded"] = load_after_a_step(folder / "loaded", world)
+    results["ranks"] = world.gather([world.rank])
+    results["shards"] = world.gather([world.shard(range(size)) for size in (0, 1, 3, 8)])
     try:
-        world.run_on_main(lambda: (_ for _ in ()).throw(CheckpointError("told by the main one")))
+        world.run_on_main(lambda: (_ for _ in ()).throw(CheckpointError("raised in the main process")))
     except CheckpointError as error:
-        found["refused"] = world.gather([str(error)])
+        results["refused"] = world.gather([str(error)])
     sampled, advice = watch()
-    found |= {"sampled": {}, "advice": {}}
+    results |= {"sampled": {}, "advice": {}}
     for run in plan["runs"]:
         loop.train(run)
-        found["sampled"][run.out.name] = world.gather([list(sampled)])
-        found["advice"][run.out.name] = world.gather([list(advice)])
+        results["sampled"][run.out.name] = world.gather([list(sampled)])
+        results["advice"][run.out.name] = world.gather([list(advice)])
         sampled.clear()
         advice.clear()
     if world.rank == 1:
@@ -206,9 +207,9 @@ def main(folder: Path) -> None:
     try:
         loop.train(plan["interrupted"])
     except KeyboardInterrupt:
-        found["interrupted"] = world.gather([world.rank])
+        results["interrupted"] = world.gather([world.rank])
     if world.is_main:
-        (folder / "found.pickle").write_bytes(pickle.dumps(found))
+        (folder / "results.pickle").write_bytes(pickle.dumps(results))
     if world.rank == 1:
         raise TrainingError("only here")
     world.gather([])

@@ -159,9 +159,9 @@ def two_process_results(folder, run, imitation_config, preference_config, judge)
     finally:
         for process in processes:
             process.kill()
-    assert (folder / "found.pickle").exists(), "\n".join(stderr)
-    results = pickle.loads((folder / "found.pickle").read_bytes())
-    return {**results, "said": stderr, "codes": [process.returncode for process in processes]}
+    assert (folder / "results.pickle").exists(), "\n".join(stderr)
+    results = pickle.loads((folder / "results.pickle").read_bytes())
+    return {**results, "stderr": stderr, "codes": [process.returncode for process in processes]}
 
 
 def distance(tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
@@ -184,9 +184,9 @@ def test_two_processes_have_the_gradient_of_one(two_process_results, name):
     assert parallel["stats"] == pytest.approx(single["stats"], rel=1e-4, abs=1e-6)
     assert distance(parallel["weights"], single["weights"]) < 1e-5
     assert distance(parallel["optimizer"], single["optimizer"]) < 1e-5
-    for before, after in zip(parallel["forward"], parallel["again"], strict=True):
+    for before, after in zip(parallel["forward"], parallel["after_step"], strict=True):
         assert not np.allclose(before, after, atol=1e-3), "the next pass must have the new weights"
-    assert all(np.allclose(a, b, atol=1e-3) for a, b in zip(parallel["again"], single["again"], strict=True))
+    assert all(np.allclose(a, b, atol=1e-3) for a, b in zip(parallel["after_step"], single["after_step"], strict=True))
 
 
 def test_shards_get_the_weights_that_are_loaded(two_process_results):
@@ -209,8 +209,8 @@ def test_a_model_without_layers_is_not_sharded():
 
 
 def test_work_is_assigned_and_gathered_in_order(two_process_results):
-    assert two_process_results["everybody"] == [0, 1]
-    for first, second in zip(two_process_results["blocks"][:4], two_process_results["blocks"][4:], strict=True):
+    assert two_process_results["ranks"] == [0, 1]
+    for first, second in zip(two_process_results["shards"][:4], two_process_results["shards"][4:], strict=True):
         (start, first_shard), (second_start, second_shard) = first, second
         assert (
             start == 0
@@ -310,6 +310,6 @@ def test_a_ctrl_c_in_one_process_stops_both_with_a_checkpoint(two_process_result
 
 
 def test_errors_end_all_processes(two_process_results):
-    assert two_process_results["refused"] == ["told by the main one"] * 2
-    assert two_process_results["codes"][1] == 1 and "TrainingError: only here" in two_process_results["said"][1]
+    assert two_process_results["refused"] == ["raised in the main process"] * 2
+    assert two_process_results["codes"][1] == 1 and "TrainingError: only here" in two_process_results["stderr"][1]
     assert two_process_results["codes"][0] != 0

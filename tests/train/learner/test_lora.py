@@ -7,7 +7,7 @@ import copy
 import peft
 import pytest
 import torch
-from test_engine import config, relative, sampled_rows
+from test_engine import config, relative_error, sampled_rows
 from tiny import tiny_model
 
 from memalpha.config import LoraConfig
@@ -73,4 +73,4 @@ def test_frozen_weights_rest_in_bfloat16_and_adapters_in_float32():
         learner.forward_backward(rows)
         grads.append(torch.cat([part.grad.flatten() for part in learner.trainable.values()]))
         assert grads[-1].dtype == torch.float32
-    assert relative(grads[1], grads[0]) < 0.1
+    assert relative_error(grads[1], grads[0]) < 0.1
