@@ -1,9 +1,9 @@
-"""The algorithms on equal sampled tokens in the demo's world: `python eval/algorithms.py --start START --jobs 2`.
+"""Compare the algorithms on equal sampled tokens: `python eval/algorithms.py --start START --jobs 2`.
 
-Every run starts from START (a checkpoint, or `tiny`), has the demo's tasks, reader, reward and schedule of learning
-rates, and as many steps as bring what it samples (attempts, reflections and second attempts alike) near that of the
-first variant; the table says what it came to. `after` is the weights that validated best, evaluated greedily, first
-attempts alone. Intervals are 95 % ones of the mean over seeds (Student's t). Runs that are complete are not run again.
+Every run starts from START (a checkpoint, or `tiny`) and uses the demo's tasks, reader, reward and learning-rate
+schedule. Its number of steps is chosen so that its sampled tokens (attempts, reflections and second attempts) are near
+those of the first variant; the table shows the actual number. `after` are the weights that validated best, evaluated
+greedily on first attempts. Intervals are 95 % intervals of the mean over seeds (Student's t). Complete runs are reused.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from scipy.stats import t
 
 FED = ("algorithm=erl", "erl.reward_threshold=0.75", "erl.feedback_tokens=512")
 ERL = (*FED, "erl.reflection_tokens=48")
-"""As presets/erl.yaml has it; without reflection there is no length of one."""
+"""Settings of presets/erl.yaml; without reflection there is no reflection length."""
 VARIANTS: dict[str, tuple[str, ...]] = {
     "grpo": ("algorithm=grpo",),
     "rloo": ("algorithm=rloo",),
-    "ppo": ("algorithm=ppo", "group_size=1", "tasks_per_step=64"),  # in the place of the demo's eight of eight
+    "ppo": ("algorithm=ppo", "group_size=1", "tasks_per_step=64"),  # the demo has eight rollouts of eight tasks
     "dpo": ("algorithm=dpo",),
     "erl": ERL,
     "erl, algorithm 1": (*ERL, "erl.algorithm=1"),
@@ -37,59 +37,61 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "erl, no reflection": (*FED, "erl.enable_reflection=false"),
     "erl, no internalization": (*ERL, "erl.enable_internalization=false"),
 }
-"""Settings of each over presets/demo.yaml; the rest is what picking the algorithm brings along."""
+"""Settings of each variant over presets/demo.yaml; choosing the algorithm sets the rest."""
 FIGURES = ("accuracy", "update_accuracy", "retract_accuracy", "stale_rate", "valid_calls", "memory_tokens")
 VALIDATED = "validation_accuracy"
 PACKAGES = ("torch", "transformers", "numpy", "memalpha")
 
 
-def once(words: list[str], out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """`memalpha WORDS` in a process of its own, unless `out` holds it whole: its summary with its CPU-minutes (those of
-    processes that it started too), and its metrics."""
-    summary, took = out / "summary.json", out / "cpu-minutes.json"
-    if not (summary.exists() and took.exists()):
+def run_once(words: list[str], out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Run `memalpha WORDS` in its own process unless `out` holds its complete results.
+
+    Returns the summary with CPU-minutes (child processes included), and the metrics of each step.
+    """
+    summary, minutes_file = out / "summary.json", out / "cpu-minutes.json"
+    if not (summary.exists() and minutes_file.exists()):
         process = subprocess.Popen([sys.executable, "-m", "memalpha", *words], stdout=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
         if status:
             raise SystemExit(f"memalpha {' '.join(words)} ended with {os.waitstatus_to_exitcode(status)}")
-        took.write_text(json.dumps((usage.ru_utime + usage.ru_stime) / 60), encoding="utf-8")
+        minutes_file.write_text(json.dumps((usage.ru_utime + usage.ru_stime) / 60), encoding="utf-8")
         print(f"{time.strftime('%H:%M')} finished {out}", file=sys.stderr, flush=True)
-    found = json.loads(summary.read_text(encoding="utf-8"))
+    result = json.loads(summary.read_text(encoding="utf-8"))
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    found["cpu_minutes"] = json.loads(took.read_text(encoding="utf-8"))
-    return found, lines
+    result["cpu_minutes"] = json.loads(minutes_file.read_text(encoding="utf-8"))
+    return result, lines
 
 
 def run(out: Path, start: str, seed: int, extra: tuple[str, ...]) -> dict[str, Any]:
-    """One training run in a process of its own: its summary, what it sampled and trained on, its CPU-minutes."""
-    # START may have unlearnt to read: the reader is the shipped policy whatever trains.
+    """Run one training in its own process; return its summary with token counts and CPU-minutes."""
+    # START may have unlearned to read, so the reader is always the shipped policy.
     words = ["train", "demo", f"policy={start}", "reader.policy=tiny", f"seed={seed}", f"out={out}", *extra]
-    found, lines = once(words, out)
-    found["sampled_tokens"] = sum(line["sampled_tokens"] for line in lines)
-    found["trained_tokens"] = sum(line["tokens"] for line in lines)
-    found["last_validation"] = next((line[VALIDATED] for line in reversed(lines) if VALIDATED in line), None)
-    return found
+    summary, lines = run_once(words, out)
+    summary["sampled_tokens"] = sum(line["sampled_tokens"] for line in lines)
+    summary["trained_tokens"] = sum(line["tokens"] for line in lines)
+    summary["last_validation"] = next((line[VALIDATED] for line in reversed(lines) if VALIDATED in line), None)
+    return summary
 
 
 PILOT = 20
-"""Steps of a pilot run. What a step samples falls while fewer attempts fail: the last five stand for all after them."""
+"""Steps of a pilot run. Sampled tokens fall as fewer attempts fail, so the last five steps predict the later ones."""
 
 
 def pilot(out: Path, start: str, extra: tuple[str, ...]) -> list[int]:
-    """Sampled tokens of each step of a short run (seed 1000, which is no other's)."""
+    """Return the sampled tokens of each step of a short run (seed 1000, used by no other run)."""
     run(out, start, 1000, (*extra, f"max_steps={PILOT}", "eval_tasks=1", "validation_tasks=0"))
     lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["sampled_tokens"] for line in lines]
 
 
 def steps_for(budget: float, tokens: list[int]) -> int:
-    """How many steps sample about `budget` tokens."""
+    """Return the number of steps that sample about `budget` tokens."""
     later = statistics.mean(tokens[-5:])
     return max(1, round(len(tokens) + (budget - sum(tokens)) / later))
 
 
 def interval(values: list[float]) -> str:
-    """Mean and half-width of its 95 % interval."""
+    """Format the mean and the half-width of its 95 % interval."""
     mean = statistics.mean(values)
     if len(values) < 2:
         return f"{mean:.3f}"
@@ -98,7 +100,7 @@ def interval(values: list[float]) -> str:
 
 
 def table(runs: dict[str, list[dict[str, Any]]], start: str, jobs: int) -> str:
-    """The Markdown of everything."""
+    """Format all results as Markdown."""
     first = next(iter(runs.values()))[0]
     seeds = [summary["seed"] for summary in next(iter(runs.values()))]
     lines = [
@@ -147,7 +149,7 @@ def table(runs: dict[str, list[dict[str, Any]]], start: str, jobs: int) -> str:
 
 
 def main() -> None:
-    """Run, record, say."""
+    """Run, record and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--start", required=True, help="the policy that all runs start from")
     parser.add_argument("--out", type=Path, default=Path("runs/algorithms"))
@@ -164,28 +166,28 @@ def main() -> None:
         return arguments.out / name.replace(", ", "-").replace(" ", "-")
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        chosen = {name: VARIANTS[name] for name in arguments.only}
+        variants = {name: VARIANTS[name] for name in arguments.only}
         pilots = dict(
             zip(
-                chosen,
-                pool.map(lambda item: pilot(folder(item[0]) / "pilot", arguments.start, item[1]), chosen.items()),
+                variants,
+                pool.map(lambda item: pilot(folder(item[0]) / "pilot", arguments.start, item[1]), variants.items()),
                 strict=True,
             )
         )
-        of_first = next(iter(pilots.values()))
-        budget = sum(of_first) + (arguments.steps - PILOT) * statistics.mean(of_first[-5:])
+        first_tokens = next(iter(pilots.values()))
+        budget = sum(first_tokens) + (arguments.steps - PILOT) * statistics.mean(first_tokens[-5:])
         steps = {name: steps_for(budget, tokens) for name, tokens in pilots.items()}
-        jobs = [(name, seed) for seed in arguments.seeds for name in chosen]  # a whole seed first
+        jobs = [(name, seed) for seed in arguments.seeds for name in variants]  # a whole seed first
         summaries = pool.map(
             lambda job: run(
                 folder(job[0]) / f"seed-{job[1]}",
                 arguments.start,
                 job[1],
-                (*chosen[job[0]], f"schedule_steps={steps[job[0]]}", f"eval_tasks={arguments.eval_tasks}"),
+                (*variants[job[0]], f"schedule_steps={steps[job[0]]}", f"eval_tasks={arguments.eval_tasks}"),
             ),
             jobs,
         )
-        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
         for (name, _), summary in zip(jobs, summaries, strict=True):
             runs[name].append(summary)
     arguments.results.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""The demo over several seeds, and its control: `python eval/demo_seeds.py --out runs/seeds --jobs 2`.
+"""Run the demo over several seeds, and its control: `python eval/demo_seeds.py --out runs/seeds --jobs 2`.
 
 Each seed is the run of `./scripts/demo --seed N`. The control differs in one thing: during training its reader takes
 the newest of two live values instead of refusing both (`reward.reader.conflicts=newest`); it is evaluated by the
-same reader as all others. Writes `demo-seeds.json` and `demo-seeds.md` to --results. Runs that are complete are not
-run again.
+same reader as all others. Writes `demo-seeds.json` and `demo-seeds.md` to --results. Complete runs are
+reused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PACKAGES = ("torch", "transformers", "numpy", "faiss-cpu", "memalpha")
 
 
 def run(out: Path, seed: int, extra: tuple[str, ...]) -> dict[str, Any]:
-    """One training run in a process of its own; its summary."""
+    """Run one training in its own process and return its summary."""
     words = ["train", "demo", f"seed={seed}", f"out={out}", *extra]
     done = subprocess.run([sys.executable, "-m", "memalpha", *words], stdout=subprocess.DEVNULL, check=False)
     if done.returncode:
@@ -39,13 +39,13 @@ def run(out: Path, seed: int, extra: tuple[str, ...]) -> dict[str, Any]:
 
 
 def gap_closed(summary: dict[str, Any], figure: str) -> float:
-    """Share of the way from the start to the oracle."""
+    """Return the share of the gap from the start to the oracle that training closed."""
     before, after = summary["before"][figure], summary["after"][figure]
     return (after - before) / (summary["baselines"]["oracle"][figure] - before)
 
 
 def misses(summary: dict[str, Any]) -> list[str]:
-    """What this run does not reach of what the demo promises."""
+    """Return the demo's promises that this run misses."""
     before, after = summary["before"], summary["after"]
     only, oracle = summary["baselines"]["append_only"], summary["baselines"]["oracle"]
     checks = {
@@ -64,12 +64,12 @@ def misses(summary: dict[str, Any]) -> list[str]:
 
 
 def row(label: str, system: dict[str, Any], rest: str = "") -> str:
-    """A line of the table."""
+    """Format a line of the table."""
     return f"| {label} | " + " | ".join(f"{system[name]:.3f}" for name in FIGURES) + f" | {rest} |"
 
 
 def spread(label: str, systems: list[dict[str, Any]]) -> str:
-    """Mean ± standard deviation over seeds."""
+    """Format mean ± standard deviation over seeds."""
     cells = []
     for name in FIGURES:
         values = [system[name] for system in systems]
@@ -78,7 +78,7 @@ def spread(label: str, systems: list[dict[str, Any]]) -> str:
 
 
 def table(runs: list[dict[str, Any]], control: list[dict[str, Any]], jobs: int) -> str:
-    """The Markdown of everything."""
+    """Format all results as Markdown."""
     first = runs[0]
     lines = [
         "# The demo over seeds, beside its control",
@@ -100,30 +100,30 @@ def table(runs: list[dict[str, Any]], control: list[dict[str, Any]], jobs: int) 
     ]
     for label, group in (("seed", runs), ("control", control)):
         for summary in group:
-            kept = f"{summary['best_step']}, {summary['learning_minutes']:.1f}"
-            lines.append(row(f"{label} {summary['seed']}", summary["after"], kept))
+            note = f"{summary['best_step']}, {summary['learning_minutes']:.1f}"
+            lines.append(row(f"{label} {summary['seed']}", summary["after"], note))
         lines += [spread(f"{label}s, mean ± sd", [summary["after"] for summary in group])] if group else []
     for name, system in first["baselines"].items():
         lines.append(row(name, system))
     lines += ["", "## By ability (accuracy)", ""]
     abilities = list(first["after"]["by_ability"])
     lines += ["| run | " + " | ".join(abilities) + " |", "|---|" + "---|" * len(abilities)]
-    named = [("start", first["before"]), *((f"seed {s['seed']}", s["after"]) for s in runs)]
-    named += [*((f"control {s['seed']}", s["after"]) for s in control), *first["baselines"].items()]
-    for label, system in named:
+    systems = [("start", first["before"]), *((f"seed {s['seed']}", s["after"]) for s in runs)]
+    systems += [*((f"control {s['seed']}", s["after"]) for s in control), *first["baselines"].items()]
+    for label, system in systems:
         cells = (f"{system['by_ability'][ability]['accuracy']:.3f}" for ability in abilities)
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
     lines += ["", "## Against what the demo promises", ""]
     for summary in runs:
         missed = misses(summary)
         closed = ", ".join(f"{name} {gap_closed(summary, name):.2f}" for name in ("accuracy", "update_accuracy"))
-        said = "all reached" if not missed else "missed: " + ", ".join(missed)
-        lines.append(f"- seed {summary['seed']}: share of the gap to the oracle closed: {closed}; {said}")
+        verdict = "all reached" if not missed else "missed: " + ", ".join(missed)
+        lines.append(f"- seed {summary['seed']}: share of the gap to the oracle closed: {closed}; {verdict}")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    """Run, record, say."""
+    """Run, record and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/seeds"))
     parser.add_argument("--results", type=Path, default=Path("eval/results"))

@@ -1,9 +1,9 @@
-"""What advice is worth to a start for ERL: `python eval/erl_start.py --start runs/erl-start/checkpoints/best`.
+"""Measure the value of advice to a start for ERL: `python eval/erl_start.py --start runs/erl-start/checkpoints/best`.
 
-On conversations of the demo's training world, none of a run's own or held-out ones: attempts, then second attempts with
-the policy's own advice, with what the gold operations would have it say, with another conversation's advice of that
-kind, and with none. All attempts below an accuracy of 1 are tried again; both accuracies are over these. Second
-attempts were told what had been wrong: their accuracy is none of a test. Writes `erl-start.json` and `.md`.
+The conversations are of the demo's training world, and no run trains on them or holds them out. After the attempts come
+second attempts with the policy's own advice, with gold advice (from the gold operations), with another conversation's
+gold advice, and without advice. All attempts below an accuracy of 1 are retried; both accuracies are over these. Second
+attempts have seen feedback, so their accuracy is no test accuracy. Writes `erl-start.json` and `.md`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from memalpha.types import TrajectoryGroup
 
 SEED = 0
 TASKS_SEED = 77
-"""Of conversations that no run is evaluated with: what is chosen by them is not fitted to the held-out ones."""
+"""Seed of conversations that no run is evaluated with, so choices made on them are not fitted to held-out ones."""
 
 
 def figure(values: list[list[float]]) -> dict[str, float | None]:
-    """Mean over all questions and its standard error over conversations."""
+    """Return the mean over all questions and its standard error over conversations."""
     return dict(zip(("accuracy", "se"), mean_and_error(values), strict=True))
 
 
 def measure(name: str, count: int, temperature: float) -> dict[str, Any]:
-    """Attempts and second attempts of one policy."""
+    """Measure attempts and second attempts of one policy."""
     config = load_config(TrainConfig, "erl")
     policy, tiny = load_policy(name), load_policy("tiny")
     assert isinstance(policy, TransformersPolicy)
@@ -54,48 +54,58 @@ def measure(name: str, count: int, temperature: float) -> dict[str, Any]:
 
     def answers(groups: list[TrajectoryGroup]) -> list[Any]:
         per = evaluate_memory(groups, reader, embedder=builder.embedder)
-        return [record for group in per for one in group for record in one]
+        return [record for group in per for item in group for record in item]
 
     groups = builder.build(tasks, 1, temperature, SEED)
     records = answers(groups)
-    of_task = [one for group in group_records(groups, records) for one in group]
+    task_records = [item for group in group_records(groups, records) for item in group]
     settings = ERLSettings(feedback_tokens=512, reflection_tokens=48)
-    tried = reflection_candidates(groups, records, 0, builder, settings)
+    candidates = reflection_candidates(groups, records, 0, builder, settings)
     requests = memory_reflection_requests(
-        builder, tried, [()] * len(tried), settings.reflection_tokens, temperature, SEED, 0
+        builder, candidates, [()] * len(candidates), settings.reflection_tokens, temperature, SEED, 0
     )
-    own = [extract_advice(reply.text) for reply in policy.sample(requests)]
-    gold = [
+    own_advice = [extract_advice(reply.text) for reply in policy.sample(requests)]
+    gold_advice = [
         format_advice(
-            evidence_operations(one.attempt.task, [r for r in of_task[one.task_index] if not r.correct]), "compact"
+            evidence_operations(item.attempt.task, [r for r in task_records[item.task_index] if not r.correct]),
+            "compact",
         )
-        for one in tried
+        for item in candidates
     ]
-    first = [[float(record.correct) for record in of_task[one.task_index]] for one in tried]
-    found: dict[str, Any] = {
+    first = [[float(record.correct) for record in task_records[item.task_index]] for item in candidates]
+    result: dict[str, Any] = {
         "policy": Path(name).parts[-3] if "checkpoints" in Path(name).parts else Path(name).name,
         "temperature": temperature,
-        "attempts": figure([[float(record.correct) for record in one] for one in of_task]),
-        "tried_again": len(tried),
+        "attempts": figure([[float(record.correct) for record in item] for item in task_records]),
+        "tried_again": len(candidates),
         "first": figure(first),
     }
-    pairs = [(set(a.split(",")) - {""}, set(b.split(",")) - {""}) for a, b in zip(own, gold, strict=True)]
-    both, said = sum(len(a & b) for a, b in pairs), sum(len(a) for a, _ in pairs)
-    found["advice_precision"] = both / max(1, said)
-    found["advice_recall"] = both / max(1, sum(len(b) for _, b in pairs))
-    for kind, told in {"own": own, "gold": gold, "another's": gold[1:] + gold[:1], "none": [""] * len(own)}.items():
-        starts = [Start(one.attempt.task, one.task_index, 0, text) for one, text in zip(tried, told, strict=True)]
-        again = [TrajectoryGroup(t.task, (t,)) for t in builder.run(starts, temperature, SEED, 0, role="retry")]
-        second = [[float(r.correct) for r in one] for group in group_records(again, answers(again)) for one in group]
+    pairs = [(set(a.split(",")) - {""}, set(b.split(",")) - {""}) for a, b in zip(own_advice, gold_advice, strict=True)]
+    shared_count, own_count = sum(len(a & b) for a, b in pairs), sum(len(a) for a, _ in pairs)
+    result["advice_precision"] = shared_count / max(1, own_count)
+    result["advice_recall"] = shared_count / max(1, sum(len(b) for _, b in pairs))
+    for kind, advice in {
+        "own": own_advice,
+        "gold": gold_advice,
+        "another's": gold_advice[1:] + gold_advice[:1],
+        "none": [""] * len(own_advice),
+    }.items():
+        starts = [
+            Start(item.attempt.task, item.task_index, 0, text) for item, text in zip(candidates, advice, strict=True)
+        ]
+        retries = [TrajectoryGroup(t.task, (t,)) for t in builder.run(starts, temperature, SEED, 0, role="retry")]
+        second = [
+            [float(r.correct) for r in item] for group in group_records(retries, answers(retries)) for item in group
+        ]
         gains = [[b - a for a, b in zip(x, y, strict=True)] for x, y in zip(first, second, strict=True)]
         gain = dict(zip(("gain", "gain_se"), mean_and_error(gains), strict=True))
-        passed = sum(sum(one) / len(one) >= 0.75 for one in second) / len(second)
-        found[kind] = {**figure(second), **gain, "at_least_0.75": passed}
-    return found
+        passed = sum(sum(item) / len(item) >= 0.75 for item in second) / len(second)
+        result[kind] = {**figure(second), **gain, "at_least_0.75": passed}
+    return result
 
 
 def table(rows: list[dict[str, Any]], count: int) -> str:
-    """The Markdown of everything."""
+    """Format all results as Markdown."""
     kinds = ("own", "gold", "another's", "none")
     lines = [
         "# What advice is worth to a start for ERL",
@@ -129,7 +139,7 @@ def table(rows: list[dict[str, Any]], count: int) -> str:
 
 
 def main() -> None:
-    """Measure, then write."""
+    """Measure, write and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--start", default="runs/erl-start/checkpoints/best")
     parser.add_argument("--tasks", type=int, default=100)

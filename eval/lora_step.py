@@ -1,13 +1,13 @@
-"""One whole training step of a LoRA adapter on a model of random weights: `python eval/lora_step.py --shape 125m`.
+"""Measure one full LoRA training step on a model of random weights: `python eval/lora_step.py --shape 125m`.
 
 8 rollouts read 8 chunks; the prompts are about 1,000 tokens, the completions 128. Everything is what a run does: the
 builder and the policy sample, the reader and the reward judge, GRPO annotates, the learner makes one optimizer step,
 the checkpoint is written. Only the weights are made up: Qwen3 of the given shape, built on the device.
 
-So that a random model writes memories, the vocabulary (bytes) holds tokens that are a whole memory_insert each, and
-others that break off inside a call: rollouts then see different memories and earn different rewards, as in life.
+So that a random model writes memories, the vocabulary (bytes) has tokens that are a full memory_insert each, and others
+that break off inside a call. Rollouts then see different memories and earn different rewards, as real ones do.
 
-Memory is the process's peak (VmHWM) on CPU, everything included, and what torch had allocated at most on a GPU.
+Memory is the peak of the whole process (VmHWM) on CPU, and of torch's allocations on a GPU.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 def build(shape: str, dtype: str, device: str) -> TransformersPolicy:
-    """A policy of random weights, with a tokenizer of bytes and whole calls."""
+    """Build a policy of random weights with a tokenizer of bytes and full calls."""
     width, layers, heads, shared, head, inner, vocabulary = SHAPES[shape]
     config = Qwen3Config(
         vocab_size=vocabulary,
@@ -89,7 +89,7 @@ def build(shape: str, dtype: str, device: str) -> TransformersPolicy:
 
 
 def long_task() -> Task:
-    """Text of the synthetic world, cut into chunks of equal length; its questions are asked at the end."""
+    """Build a task of equally long chunks of the synthetic world; its questions are asked at the end."""
     world = synthetic.tasks(WorldConfig(preset="full"), 0, 0, 1)[0]
     text = "\n".join(chunk.render() for chunk in world.chunks)
     chunks = [Chunk(text=text[CHARACTERS * i : CHARACTERS * (i + 1)]) for i in range(CHUNKS)]
@@ -98,14 +98,14 @@ def long_task() -> Task:
 
 
 def peak_mib(device: str) -> float:
-    """The most memory so far, in MiB."""
+    """Return the peak memory so far in MiB."""
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def step(arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
-    """The step; what it was, what it took."""
+    """Run the step and return its description, time and memory."""
     shape, device, dtype = arguments.shape, arguments.device, arguments.dtype
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
@@ -125,11 +125,11 @@ def step(arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
     phases: list[dict[str, Any]] = []
 
     def timed(name: str, work: Callable[[], T]) -> T:
-        begun, cpu = time.perf_counter(), time.process_time()
+        start, cpu = time.perf_counter(), time.process_time()
         result = work()
         if device.startswith("cuda"):
             torch.cuda.synchronize()
-        seconds = {"seconds": time.perf_counter() - begun, "cpu_seconds": time.process_time() - cpu}
+        seconds = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
         phases.append({"phase": name, **seconds, "peak_mib": peak_mib(device)})
         print(json.dumps(phases[-1]), file=sys.stderr, flush=True)
         return result
@@ -177,7 +177,7 @@ def step(arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """The Markdown of all recorded steps."""
+    """Format all recorded steps as Markdown."""
     head = ("model", "device, precision", "rows, tokens", "trained", "minutes (CPU)", "sampling, update: seconds")
     head = (*head, "update: tokens/s", "peak GiB", "checkpoint MiB")
     text = [
@@ -190,27 +190,27 @@ def table(results: list[dict[str, Any]]) -> str:
         "| " + " | ".join(head) + " |",
         "|" + "---|" * len(head),
     ]
-    for one in results:
-        seconds = {phase["phase"]: phase["seconds"] for phase in one["phases"]}
+    for result in results:
+        seconds = {phase["phase"]: phase["seconds"] for phase in result["phases"]}
         cells = (
-            f"{one['shape']} ({one['parameters'] / 1e6:,.0f}M)",
-            f"{one['device']}, {one['dtype']}, {one['threads']} thread(s)",
-            f"{one['rows']}, {one['tokens']:,}",
-            f"{one['trained'] / 1e6:.1f}M",
-            f"{one['minutes']:.1f} ({one['cpu_minutes']:.1f})",
+            f"{result['shape']} ({result['parameters'] / 1e6:,.0f}M)",
+            f"{result['device']}, {result['dtype']}, {result['threads']} thread(s)",
+            f"{result['rows']}, {result['tokens']:,}",
+            f"{result['trained'] / 1e6:.1f}M",
+            f"{result['minutes']:.1f} ({result['cpu_minutes']:.1f})",
             f"{seconds['sample']:.0f}, {seconds['update']:.0f}",
-            f"{one['tokens'] / seconds['update']:,.0f}",
-            f"{one['peak_mib'] / 1024:.1f}",
-            f"{one['checkpoint_mib']:.0f}",
+            f"{result['tokens'] / seconds['update']:,.0f}",
+            f"{result['peak_mib'] / 1024:.1f}",
+            f"{result['checkpoint_mib']:.0f}",
         )
         text.append("| " + " | ".join(cells) + " |")
-    text += ["", "```", *(one["command"] for one in results), "```", ""]
+    text += ["", "```", *(result["command"] for result in results), "```", ""]
     text += [", ".join(f"{name} {number}" for name, number in results[-1]["versions"].items()) + ".", ""]
     return "\n".join(text)
 
 
 def main() -> None:
-    """Run, add to the record (one a shape, device and precision), say."""
+    """Run, replace the record of this shape, device and precision, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="125m")
     parser.add_argument("--device", default="cpu")
@@ -225,7 +225,7 @@ def main() -> None:
     path = arguments.results / "lora-step.json"
     results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     key = ("shape", "device", "dtype")
-    results = [one for one in results if [one[k] for k in key] != [result[k] for k in key]] + [result]
+    results = [row for row in results if [row[k] for k in key] != [result[k] for k in key]] + [result]
     arguments.results.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (arguments.results / "lora-step.md").write_text(table(results), encoding="utf-8")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What the training sets and test sets that lie in a folder have of each other (`memalpha.tasks.checks.contamination`):
+"""Measure the overlap of training sets and test sets in a folder (`memalpha.tasks.checks.contamination`):
 
     python eval/overlap.py DATA --out eval/results/overlap.json
 
@@ -38,19 +38,19 @@ HEADER = "| training set | test set | questions | asked | said | 13 words | insi
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Compare every pair of sets; a set with itself where its two sides differ."""
+    """Compare every pair of sets, and a set with itself if its two sides differ."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     sides: dict[str, dict[str, Any]] = {"train": {}, "test": {}}
     for name, folder in FOLDERS.items():
-        data = None if folder is None else given.data / folder
-        for side, held in sides.items():
+        data = None if folder is None else arguments.data / folder
+        for side, sets in sides.items():
             options: dict[str, Any] = {"split": side, "examples": 1} if name in LABELLED else {}
             if name == "friendsqa":
                 options["variant"] = "dev" if side == "train" else "test"
-            held[name] = load_tasks(name, data=data, **options)
+            sets[name] = load_tasks(name, data=data, **options)
     rows: list[dict[str, Any]] = []
     print(HEADER, "|---" * HEADER.count("| ") + "|", sep="\n")
     for train in FOLDERS:
@@ -58,21 +58,21 @@ def main(argv: Sequence[str] | None = None) -> None:
             if train == test and train not in (*LABELLED, "friendsqa"):
                 continue
             start = time.process_time()
-            found = find_overlap(sides["train"][train], sides["test"][test], examples=3)
-            row = {"train": train, "test": test, "questions": found.questions, "reasons": found.reasons}
-            row |= {"leaked": len(found.leaked), "inside": len(found.inside), "resting": len(found.resting)}
-            row |= {"passages": found.passages, "words": found.sizes["train"]["words"]}
+            report = find_overlap(sides["train"][train], sides["test"][test], examples=3)
+            row = {"train": train, "test": test, "questions": report.questions, "reasons": report.reasons}
+            row |= {"leaked": len(report.leaked), "inside": len(report.inside), "resting": len(report.resting)}
+            row |= {"passages": report.passages, "words": report.sizes["train"]["words"]}
             row |= {"cpu_seconds": round(time.process_time() - start, 3)}
-            row["examples"] = [[example.reason, example.text, example.train_text] for example in found.examples]
+            row["examples"] = [[example.reason, example.text, example.train_text] for example in report.examples]
             rows.append(row)
-            if found.leaked or found.inside or found.resting:
-                counts = [found.reasons[key] for key in ("question", "said", "question n-gram")]
-                counts += [len(found.inside), len(found.resting), found.passages["whole"]]
-                print(f"| {train} | {test} | {found.questions} | {' | '.join(map(str, counts))} |")
+            if report.leaked or report.inside or report.resting:
+                counts = [report.reasons[key] for key in ("question", "said", "question n-gram")]
+                counts += [len(report.inside), len(report.resting), report.passages["whole"]]
+                print(f"| {train} | {test} | {report.questions} | {' | '.join(map(str, counts))} |")
     read, seconds = (sum(row[key] for row in rows) for key in ("words", "cpu_seconds"))
     print(f"{len(rows)} pairs, {read:,} training words, {seconds:.1f} s of CPU", file=sys.stderr)
-    if given.out is not None:
-        given.out.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

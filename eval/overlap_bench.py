@@ -1,4 +1,4 @@
-"""What overlapping saves where a judge is slow: `python eval/overlap_bench.py`.
+"""Measure the time that overlapping saves with a slow judge: `python eval/overlap_bench.py`.
 
 The demo's training steps, answers scored by a judge behind a real local HTTP endpoint (a process of its own, whose
 verdicts are a hash of the prompt) that takes --latency seconds for each answer, at most --concurrency at once: one
@@ -33,20 +33,20 @@ FIGURES = ("step", "waited", "rest")
 
 
 def serve(latency: float, port: Any) -> None:
-    """An OpenAI-compatible endpoint with one model "judge"; puts its port into `port`, never returns."""
+    """Serve an OpenAI-compatible endpoint with one model "judge" forever; its port goes into `port`."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 lengths = [line for line in head.decode().split("\r\n") if line.lower().startswith("content-length:")]
                 body = await reader.readexactly(int(lengths[0].split(":")[1])) if lengths else b""
-                said: dict[str, Any] = {"data": [{"id": "judge"}]}
+                reply: dict[str, Any] = {"data": [{"id": "judge"}]}
                 if body:
                     await asyncio.sleep(latency)
                     word = ("correct", "wrong")[hashlib.sha256(body).digest()[0] % 2]
                     message = {"role": "assistant", "content": json.dumps({"verdict": word})}
-                    said = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
-                text = json.dumps(said).encode()
+                    reply = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+                text = json.dumps(reply).encode()
                 kind = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
                 writer.write(f"{kind}Content-Length: {len(text)}\r\n\r\n".encode() + text)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -61,7 +61,7 @@ def serve(latency: float, port: Any) -> None:
 
 
 def run(port: int, overlap: int, out: Path, concurrency: int, arguments: argparse.Namespace) -> list[dict[str, float]]:
-    """The seconds of each step but the first."""
+    """Train one run and return the seconds of each step but the first."""
     endpoint = {"concurrency": concurrency}
     judge = {"judges": [f"http://127.0.0.1:{port}/v1#judge"], "endpoint": endpoint}
     config = training_config(
@@ -80,15 +80,15 @@ def run(port: int, overlap: int, out: Path, concurrency: int, arguments: argpars
     )
     train(config)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    found = []
+    steps = []
     for line in lines[1:]:
         step = line["sample_seconds"] + line["train_seconds"]
-        found.append({"step": step, "waited": line["wait_seconds"], "rest": step - line["wait_seconds"]})
-    return found
+        steps.append({"step": step, "waited": line["wait_seconds"], "rest": step - line["wait_seconds"]})
+    return steps
 
 
 def measure(latency: float, concurrency: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A result for each number of parts, with one judge."""
+    """Return one result per number of parts, with one judge."""
     context = multiprocessing.get_context("spawn")
     port: Any = context.Queue()
     server = context.Process(target=serve, args=(latency, port), daemon=True)
@@ -104,20 +104,20 @@ def measure(latency: float, concurrency: int, arguments: argparse.Namespace) -> 
     finally:
         server.terminate()
     return [
-        {"latency": latency, "concurrency": concurrency, "overlap": parts, "steps": len(found)}
-        | {figure: summary(found, figure) for figure in FIGURES}
-        for parts, found in steps.items()
+        {"latency": latency, "concurrency": concurrency, "overlap": parts, "steps": len(part_steps)}
+        | {figure: summary(part_steps, figure) for figure in FIGURES}
+        for parts, part_steps in steps.items()
     ]
 
 
 def summary(steps: list[dict[str, float]], figure: str) -> dict[str, float]:
-    """Median, lowest and highest."""
+    """Return median, lowest and highest value."""
     values = [step[figure] for step in steps]
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
 def table(record: dict[str, Any]) -> str:
-    """The record as Markdown."""
+    """Format the record as Markdown."""
     text = [
         "# What overlapping saves where a judge is slow",
         "",
@@ -130,19 +130,21 @@ def table(record: dict[str, Any]) -> str:
         "| seconds an answer takes | at once | overlap | a step | waited | the rest |",
         "|---|---|---|---|---|---|",
     ]
-    for one in record["results"]:
+    for result in record["results"]:
         cells = (
-            "{median:.1f} ({low:.1f} to {high:.1f})".format(**one["step"]),
-            "{median:.1f}".format(**one["waited"]),
-            "{median:.1f}".format(**one["rest"]),
+            "{median:.1f} ({low:.1f} to {high:.1f})".format(**result["step"]),
+            "{median:.1f}".format(**result["waited"]),
+            "{median:.1f}".format(**result["rest"]),
         )
-        text.append(f"| {one['latency']:g} | {one['concurrency']} | {one['overlap']} | " + " | ".join(cells) + " |")
+        text.append(
+            f"| {result['latency']:g} | {result['concurrency']} | {result['overlap']} | " + " | ".join(cells) + " |"
+        )
     text += ["", "```", record["command"], "```", "", record["where"], ""]
     return "\n".join(text)
 
 
 def main() -> None:
-    """Measure, record, say."""
+    """Measure, record and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--latency", type=float, nargs="+", default=[6.0, 0.25])
     parser.add_argument("--concurrency", type=int, nargs="+", default=[256, 8])
@@ -151,7 +153,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("eval/results"))
     arguments = parser.parse_args()
     judges = zip(arguments.latency, arguments.concurrency, strict=True)
-    results = [one for latency, concurrency in judges for one in measure(latency, concurrency, arguments)]
+    results = [result for latency, concurrency in judges for result in measure(latency, concurrency, arguments)]
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     record = {
         "command": "python " + " ".join(sys.argv),

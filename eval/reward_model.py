@@ -1,4 +1,4 @@
-"""How often a reward model puts the better of two memories first: `python eval/reward_model.py`.
+"""Measure how often a reward model prefers the better of two memories: `python eval/reward_model.py`.
 
 Trains one on pairs of memories made from training conversations of the demo's world (`memalpha.qa.memory_pairs`), on
 the trunk of the shipped tiny policy, and asks it about pairs of held-out conversations, whose values never occur in
@@ -31,19 +31,19 @@ from memalpha.tasks.synthetic import worlds as synthetic
 
 PACKAGES = ("torch", "transformers", "numpy", "memalpha")
 TEST = 100
-"""Held-out conversations; six pairs of each."""
+"""Number of held-out conversations, with six pairs each."""
 
 
 def words(text: str) -> Counter[str]:
-    """How often each word stands in a text."""
+    """Count the words of a text."""
     return Counter(re.findall(r"\w+", text.lower()))
 
 
 def overlap(conversation: str, memory: str) -> float:
-    """F1 of the words that both have."""
-    one, two = words(conversation), words(memory)
-    both = (one & two).total()
-    return 2 * both / (one.total() + two.total())
+    """Return the F1 of the words of both texts."""
+    first, second = words(conversation), words(memory)
+    shared = (first & second).total()
+    return 2 * shared / (first.total() + second.total())
 
 
 RANDOM = Random(0)
@@ -56,8 +56,8 @@ BASELINES: dict[str, Callable[[str, str], float]] = {
 
 
 def train(out: Path, seed: int, tasks: int, each: int, pooling: str) -> dict[str, Any]:
-    """One reward model: its run's summary with CPU-minutes and what the pairs were."""
-    data, run, took = out / "train.jsonl", out / "run", out / "cpu-minutes.json"
+    """Train one reward model and return its run's summary with CPU-minutes."""
+    data, run, minutes_file = out / "train.jsonl", out / "run", out / "cpu-minutes.json"
     held_out = out / "test.jsonl"
     if not data.exists():
         world = WorldConfig(pseudo_values=0.6)  # as presets/demo.yaml
@@ -75,25 +75,25 @@ def train(out: Path, seed: int, tasks: int, each: int, pooling: str) -> dict[str
         "validate_every": 50,
         "save_every": 50,
     }
-    begun = time.process_time()
+    start = time.process_time()
     summary = memalpha.train(build_config(RewardModelConfig, settings, "reward_model"))
-    if not took.exists():
-        took.write_text(json.dumps((time.process_time() - begun) / 60), encoding="utf-8")
-    return {**summary, "cpu_minutes": json.loads(took.read_text(encoding="utf-8"))}
+    if not minutes_file.exists():
+        minutes_file.write_text(json.dumps((time.process_time() - start) / 60), encoding="utf-8")
+    return {**summary, "cpu_minutes": json.loads(minutes_file.read_text(encoding="utf-8"))}
 
 
 def shares(pairs: Sequence[MemoryPair], chosen: Sequence[float], rejected: Sequence[float]) -> dict[str, float]:
-    """Share of pairs in the right order (a tie is half a right one): of all, by kind of fault, by their number."""
-    found: dict[str, list[float]] = defaultdict(list)
-    for pair, one, two in zip(pairs, chosen, rejected, strict=True):
-        right = 1.0 if one > two else 0.5 if one == two else 0.0
+    """Return the share of pairs in the right order (a tie counts half): of all, by fault, by number of faults."""
+    values_by_name: dict[str, list[float]] = defaultdict(list)
+    for pair, chosen_score, rejected_score in zip(pairs, chosen, rejected, strict=True):
+        credit = 1.0 if chosen_score > rejected_score else 0.5 if chosen_score == rejected_score else 0.0
         for name in ("all", pair.fault, f"{pair.grade} fault{'s' * (pair.grade > 1)}"):
-            found[name].append(right)
-    return {name: statistics.mean(values) for name, values in found.items()}
+            values_by_name[name].append(credit)
+    return {name: statistics.mean(values) for name, values in values_by_name.items()}
 
 
 def main() -> None:
-    """Train, ask, record."""
+    """Train, score and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/reward-model"))
     parser.add_argument("--results", type=Path, default=Path("eval/results"))

@@ -1,4 +1,4 @@
-"""Reinforcement against a reward model alone: `python eval/rlhf.py --judge runs/reward-model/seed-0/run`.
+"""Train against a reward model alone: `python eval/rlhf.py --judge runs/reward-model/seed-0/run`.
 
 The demo's writer learns from the score that a reward model of `eval/reward_model.py` gives its final memory, and from
 nothing else: the weights of r1 to r4 are 0. The true reward, accuracy of answers from the memory (r1), is measured on
@@ -28,16 +28,16 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "grpo": ("schedule_steps=30", "validate_every=10"),
     "ppo": ("algorithm=ppo", "group_size=1", "tasks_per_step=64", "schedule_steps=15", "validate_every=5"),
 }
-"""Settings over those below."""
+"""Settings of each variant over those below."""
 ALONE = ("reward.accuracy=0", "reward.calls=0", "reward.beta=0", "reward.gamma=0", "beta=0.000001")
 SMALL = ("sample_dtype=null", "eval_tasks=60", "validation_tasks=24", "reader.policy=tiny")
 PACKAGES = ("torch", "transformers", "numpy", "memalpha")
 COLOURS = {"before": "#8a8a8a", "after": "#1f77b4"}
-"""Of the chart's lines: the model's reward, the true one."""
+"""Colours of the chart's lines: the model's reward, the true one."""
 
 
 def run(out: Path, judge: Path, variant: str, seed: int) -> dict[str, Any]:
-    """One run in a process of its own: its summary, its metrics, and what a rollout of its last step wrote."""
+    """Train one run in its own process; return summary, metrics and the memory of a rollout of the last step."""
     words = ["train", "demo", f"reward.model.path={judge}", *ALONE, *SMALL, *VARIANTS[variant]]
     if not (out / "summary.json").exists():
         command = [sys.executable, "-m", "memalpha", *words, f"seed={seed}", f"out={out}"]
@@ -54,11 +54,14 @@ def run(out: Path, judge: Path, variant: str, seed: int) -> dict[str, Any]:
 
 
 def curve(runs: list[dict[str, Any]], width: int = 3) -> list[dict[str, float]]:
-    """Means over runs and `width` steps: step, KL to the start, the model's reward, the true one and its standard error
-    over runs, calls, and the share of writes that repeat an entry."""
+    """Return means over runs and `width` steps.
+
+    Each row has the step, KL to the start, the model's reward, the true reward with its standard error over runs,
+    calls, and the share of writes that repeat an entry.
+    """
     rows = []
-    for first in range(0, min(len(one["metrics"]) for one in runs), width):
-        parts = [one["metrics"][first : first + width] for one in runs]
+    for first in range(0, min(len(run["metrics"]) for run in runs), width):
+        parts = [run["metrics"][first : first + width] for run in runs]
 
         def mean(name: str, parts: list[list[dict[str, float]]] = parts) -> list[float]:
             return [statistics.mean(line[name] for line in part) for part in parts]
@@ -73,7 +76,7 @@ def curve(runs: list[dict[str, Any]], width: int = 3) -> list[dict[str, float]]:
 
 
 def chart(rows: list[dict[str, float]]) -> str:
-    """Both rewards over steps, each from its own least to its own largest value."""
+    """Draw both rewards over steps, each scaled to its own range."""
     series = []
     for kind, name, label in (("before", "model", "model's reward"), ("after", "accuracy", "true reward")):
         values = [row[name] for row in rows]
@@ -82,8 +85,8 @@ def chart(rows: list[dict[str, float]]) -> str:
         series.append(Series(kind, f"{label} ({low:.2f} to {high:.2f})", points))
     style = "text{font:11px sans-serif;fill:#555}.grid{stroke:#ddd}.line{fill:none;stroke-width:2}"
     style += "".join(f".k-{kind}{{stroke:{colour}}}" for kind, colour in COLOURS.items())
-    drawn = line_chart(series, low=0.0, high=1.0)
-    opening, rest = drawn.split(">", 1)
+    svg = line_chart(series, low=0.0, high=1.0)
+    opening, rest = svg.split(">", 1)
     opening += "" if "xmlns" in opening else ' xmlns="http://www.w3.org/2000/svg"'
     legend = "".join(
         f'<text x="52" y="{24 + 14 * n}" style="fill:{COLOURS[line.kind]}">{line.label}</text>'
@@ -92,18 +95,18 @@ def chart(rows: list[dict[str, float]]) -> str:
     return f"{opening}><style>{style}</style>{legend}{rest}\n"
 
 
-def told(runs: list[dict[str, Any]], name: str) -> str:
-    """Mean over runs ± standard error, before → after."""
-    found = []
+def before_after(runs: list[dict[str, Any]], name: str) -> str:
+    """Format mean over runs ± standard error, before → after."""
+    parts = []
     for when in ("before", "after"):
-        values = [one["summary"][when][name] for one in runs]
+        values = [run["summary"][when][name] for run in runs]
         error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
-        found.append(f"{statistics.mean(values):.3f}{error}")
-    return " → ".join(found)
+        parts.append(f"{statistics.mean(values):.3f}{error}")
+    return " → ".join(parts)
 
 
 def main() -> None:
-    """Run, record, draw."""
+    """Run, record and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--judge", type=Path, required=True, help="a reward model's run directory")
     parser.add_argument("--out", type=Path, default=Path("runs/rlhf"))
@@ -111,11 +114,11 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", default=["grpo:0", "grpo:1", "grpo:2", "ppo:0"], help="VARIANT:SEED ...")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
-    wanted = [(name, int(seed)) for name, _, seed in (word.partition(":") for word in args.runs)]
+    jobs = [(name, int(seed)) for name, _, seed in (word.partition(":") for word in args.runs)]
     with ThreadPoolExecutor(args.jobs) as pool:
-        done = list(pool.map(lambda one: run(args.out / f"{one[0]}-{one[1]}", args.judge, *one), wanted))
-    by_name = {name: [one for one in done if one["variant"] == name] for name in VARIANTS}
-    first = done[0]["summary"]
+        results = list(pool.map(lambda result: run(args.out / f"{result[0]}-{result[1]}", args.judge, *result), jobs))
+    by_name = {name: [result for result in results if result["variant"] == name] for name in VARIANTS}
+    first = results[0]["summary"]
     lines = [
         "# Reinforcement against a reward model alone",
         "",
@@ -133,13 +136,16 @@ def main() -> None:
     for name, runs in by_name.items():
         if runs:
             last = statistics.mean(
-                next(line["validation_accuracy"] for line in reversed(one["metrics"]) if "validation_accuracy" in line)
-                for one in runs
+                next(
+                    line["validation_accuracy"] for line in reversed(result["metrics"]) if "validation_accuracy" in line
+                )
+                for result in runs
             )
-            steps = ", ".join(str(one["summary"]["best_step"]) for one in runs)
-            seeds = ", ".join(str(one["seed"]) for one in runs)
+            steps = ", ".join(str(result["summary"]["best_step"]) for result in runs)
+            seeds = ", ".join(str(result["seed"]) for result in runs)
             lines.append(
-                f"| {name} | {told(runs, 'accuracy')} | {told(runs, 'reward')} | {steps} | {last:.3f} | seeds {seeds} |"
+                f"| {name} | {before_after(runs, 'accuracy')} | {before_after(runs, 'reward')} | {steps} | {last:.3f} "
+                f"| seeds {seeds} |"
             )
     for name in ("append_only", "oracle"):
         if name in first["baselines"]:
@@ -165,8 +171,8 @@ def main() -> None:
         file = "rlhf.svg" if name == "grpo" else f"rlhf-{name}.svg"
         (args.results / file).write_text(chart(rows), encoding="utf-8")
     (args.results / "rlhf.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    kept = {"command": sys.argv, "curves": curves, "runs": [{**one, "metrics": None} for one in done]}
-    (args.results / "rlhf.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    record = {"command": sys.argv, "curves": curves, "runs": [{**result, "metrics": None} for result in results]}
+    (args.results / "rlhf.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print("\n".join(lines))
 
 

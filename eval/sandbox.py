@@ -1,4 +1,4 @@
-"""What attacks on the sandbox come to, and what a sandboxed program costs.
+"""Run the attacks on the sandbox, and measure the cost of a sandboxed program.
 
     python eval/sandbox.py --out eval/results/sandbox.json --cpuacct /sys/fs/cgroup/cpuacct/bench
 
@@ -55,8 +55,8 @@ except RuntimeError:
 """
 
 
-def attacked(limits: Limits) -> list[dict[str, Any]]:
-    """A row an attack."""
+def run_attacks(limits: Limits) -> list[dict[str, Any]]:
+    """Run every attack and return one row each."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "secret").write_text("155")
@@ -66,7 +66,7 @@ def attacked(limits: Limits) -> list[dict[str, Any]]:
             outcomes = run(program, suite(TESTS), limits)
             seconds = time.perf_counter() - began
             after = run(RIGHT, suite(TESTS), Limits())
-            passed, right = sum(not one for one in outcomes), not any(after)
+            passed, right = sum(not failure for failure in outcomes), not any(after)
             rows.append(
                 {"attack": name, "outcome": outcomes[0], "passed": passed, "seconds": seconds, "next right": right}
             )
@@ -74,17 +74,17 @@ def attacked(limits: Limits) -> list[dict[str, Any]]:
 
 
 def cost(tests: list[Any], program: str, count: int, group: Path | None) -> dict[str, float | None]:
-    """Milliseconds of a run, and runs a second."""
-    known, times = suite(tests), []
+    """Measure milliseconds per run and runs per second."""
+    compiled, times = suite(tests), []
     before = 0 if group is None else int((group / "cpuacct.usage").read_text())
     for _ in range(count):
         began = time.perf_counter()
-        assert not any(run(program, known, Limits()))
+        assert not any(run(program, compiled, Limits()))
         times.append(1000 * (time.perf_counter() - began))
     spent = None if group is None else (int((group / "cpuacct.usage").read_text()) - before) / 1e6 / count
     began = time.perf_counter()
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: run(program, known, Limits()), range(count)))
+        list(pool.map(lambda _: run(program, compiled, Limits()), range(count)))
     return {
         "cpu ms": spent,
         "wall ms, median": statistics.median(times),
@@ -95,15 +95,15 @@ def cost(tests: list[Any], program: str, count: int, group: Path | None) -> dict
 
 
 def residue(source: str) -> int:
-    """The last number that a program prints before its limits end it."""
+    """Return the last number that a program prints before its limits end it."""
     child = start("script", source.encode(), Limits(), output=True)
     assert child.stdout is not None
     clock = Timer(Limits().clock, child.kill)  # a thread without memory may never say that it began
     clock.start()
-    said = child.stdout.read().split()
+    words = child.stdout.read().split()
     clock.cancel()
     end(child)
-    return int(said[-1]) if said else 0
+    return int(words[-1]) if words else 0
 
 
 def main() -> None:
@@ -115,16 +115,16 @@ def main() -> None:
     if (group := options.cpuacct) is not None:
         group.mkdir(exist_ok=True)
         (group / "tasks").write_text(str(os.getpid()))
-    found = {
+    record = {
         "user": "root" if os.getuid() == 0 else "unprivileged",
         "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[0],
         "asserts": cost(FIVE, RIGHT, options.count, group),
         "input": cost([["12\n", "155\n"]], "print(13 * int(input()) - 1)", options.count, group),
         "residue": {"empty files": residue(FILES), "threads": residue(THREADS)},
-        "attacks": attacked(Limits(seconds=1, megabytes=256)),
+        "attacks": run_attacks(Limits(seconds=1, megabytes=256)),
     }
-    text = json.dumps(found, indent=1)
+    text = json.dumps(record, indent=1)
     if options.out is not None:
         options.out.write_text(text + "\n")
     print(text)

@@ -1,4 +1,4 @@
-"""Is a supervised start useful? `python eval/sft_start.py --out runs/sft-start --jobs 2`.
+"""Measure the value of a supervised start: `python eval/sft_start.py --out runs/sft-start --jobs 2`.
 
 From the shipped tiny policy, over seeds: `gold` imitates the gold operations of 256 conversations of the demo's world
 (`memalpha train sft`); `best` is rejection sampling, four rounds of 32 conversations with 8 rollouts each, the best of
@@ -42,7 +42,7 @@ def run(out: Path, seed: int, extra: tuple[str, ...]) -> dict[str, Any]:
 
 
 def references() -> dict[str, dict[str, Any]]:
-    """The append-only writer and the oracle, on the runs' held-out tasks."""
+    """Evaluate the append-only writer and the oracle on the runs' held-out tasks."""
     config = training_config("sft")
     assert isinstance(config, SFTConfig)
     policy = load_policy(config.policy)
@@ -56,7 +56,7 @@ def references() -> dict[str, dict[str, Any]]:
 
 
 def row(label: str, systems: list[dict[str, Any]], rest: str = "") -> str:
-    """A line of the table: mean over systems, ± their standard deviation where there are several."""
+    """Format a line of the table: mean over systems, ± standard deviation if there are several."""
     cells = []
     for name in FIGURES:
         values = [system[name] for system in systems]
@@ -65,9 +65,9 @@ def row(label: str, systems: list[dict[str, Any]], rest: str = "") -> str:
     return f"| {label} | " + " | ".join(cells) + f" | {rest} |"
 
 
-def table(found: dict[str, list[dict[str, Any]]], others: dict[str, dict[str, Any]]) -> str:
-    """The Markdown of everything."""
-    first = found["gold"][0]
+def table(runs_by_kind: dict[str, list[dict[str, Any]]], reference_systems: dict[str, dict[str, Any]]) -> str:
+    """Format all results as Markdown."""
+    first = runs_by_kind["gold"][0]
     lines = [
         "# A supervised start",
         "",
@@ -84,20 +84,22 @@ def table(found: dict[str, list[dict[str, Any]]], others: dict[str, dict[str, An
         "| run | " + " | ".join(FIGURES) + " | step kept; tokens; minutes |",
         "|---|" + "---|" * (len(FIGURES) + 1),
         row("start", [first["before"]]),
-        *(row(name, [summary]) for name, summary in others.items()),
+        *(row(name, [summary]) for name, summary in reference_systems.items()),
     ]
-    for kind, summaries in found.items():
+    for kind, summaries in runs_by_kind.items():
         for s in summaries:
             rest = f"{s['best_step']} of {s['steps']}; {s['tokens']:,}; {s['learning_minutes']:.1f}"
             lines.append(row(f"{kind}, seed {s['seed']}", [s["after"]], rest))
         lines.append(row(f"{kind}, mean ± sd", [s["after"] for s in summaries]))
-    losses = [f"{s['before']['validation_loss']:.3f} → {s['after']['validation_loss']:.3f}" for s in found["gold"]]
+    losses = [
+        f"{s['before']['validation_loss']:.3f} → {s['after']['validation_loss']:.3f}" for s in runs_by_kind["gold"]
+    ]
     lines += ["", f"Cross-entropy per token on held-out gold rows, by seed: {', '.join(losses)}."]
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    """Run, record, say."""
+    """Run, record and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/sft-start"))
     parser.add_argument("--results", type=Path, default=Path("eval/results"))
@@ -108,12 +110,12 @@ def main() -> None:
     jobs = [(kind, seed) for seed in arguments.seeds for kind in KINDS]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         done = list(pool.map(lambda job: run(arguments.out / f"{job[0]}-{job[1]}", job[1], KINDS[job[0]]), jobs))
-    found = {kind: [s for (name, _), s in zip(jobs, done, strict=True) if name == kind] for kind in KINDS}
-    others = references()
-    text = json.dumps({**found, "references": others}, indent=1)
+    runs_by_kind = {kind: [s for (name, _), s in zip(jobs, done, strict=True) if name == kind] for kind in KINDS}
+    reference_systems = references()
+    text = json.dumps({**runs_by_kind, "references": reference_systems}, indent=1)
     (arguments.results / "sft.json").write_text(text + "\n", encoding="utf-8")
-    (arguments.results / "sft.md").write_text(table(found, others), encoding="utf-8")
-    print(table(found, others))
+    (arguments.results / "sft.md").write_text(table(runs_by_kind, reference_systems), encoding="utf-8")
+    print(table(runs_by_kind, reference_systems))
 
 
 if __name__ == "__main__":

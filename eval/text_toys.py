@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from algorithms import interval, once
+from algorithms import interval, run_once
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "grpo": ("algorithm=grpo",),
@@ -28,29 +28,29 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "dpo": ("algorithm=dpo",),
     "erl": ("algorithm=erl",),
 }
-"""Settings of each over the toy's configuration; the rest is what picking the algorithm brings along."""
+"""Settings of each variant over the toy's preset; choosing the algorithm sets the rest."""
 FEEDBACK = {
     "arithmetic": "memalpha.tasks.synthetic.arithmetic:feedback",
     "programs": "memalpha.rewards.code:feedback",
 }
-"""What ERL is told of a wrong attempt: its first wrong line, the first test that fails."""
+"""ERL's feedback on a wrong attempt: its first wrong line, or the first failing test."""
 SETTINGS = {"arithmetic": ("eval_tasks=500",), "programs": ("eval_tasks=200", "schedule_steps=20")}
-"""Beside a toy's configuration. Programs take longer: each runs in a sandbox."""
+"""Settings of each toy. Programs take longer: each runs in a sandbox."""
 TOYS = tuple(FEEDBACK)
 PACKAGES = ("torch", "transformers", "memalpha")
 
 
 def run(toy: str, name: str, seed: int, out: Path, extra: tuple[str, ...]) -> dict[str, Any]:
-    """One run in a process of its own: its summary, what it sampled, its CPU-minutes (those of sandboxes too)."""
+    """Run one training in its own process; return its summary, sampled tokens and CPU-minutes with sandboxes."""
     words = ["train", toy, f"seed={seed}", f"out={out}", *VARIANTS[name], *SETTINGS[toy], *extra]
     words += [f"feedback_func={FEEDBACK[toy]}"] * (name == "erl")
-    found, lines = once(words, out)
-    found["sampled_tokens"] = sum(line["sampled_tokens"] for line in lines)
-    return found
+    summary, lines = run_once(words, out)
+    summary["sampled_tokens"] = sum(line["sampled_tokens"] for line in lines)
+    return summary
 
 
-def table(found: dict[str, dict[str, list[dict[str, Any]]]], jobs: int) -> str:
-    """The Markdown of everything."""
+def table(runs_by_toy: dict[str, dict[str, list[dict[str, Any]]]], jobs: int) -> str:
+    """Format all results as Markdown."""
     lines = ["# Word problems and small programs", "", "```", "python " + " ".join(sys.argv), "```", ""]
     lines += [
         f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
@@ -60,7 +60,7 @@ def table(found: dict[str, dict[str, list[dict[str, Any]]]], jobs: int) -> str:
         "(`scripts/make_text_policy.py`): what is learnt is to drop them. Before them, on right solutions alone, it",
         "reached .84 on word problems and 1.0 on programs.",
     ]
-    for toy, runs in found.items():
+    for toy, runs in runs_by_toy.items():
         first = next(iter(runs.values()))[0]
         seeds = [summary["seed"] for summary in next(iter(runs.values()))]
         lines += [
@@ -84,7 +84,7 @@ def table(found: dict[str, dict[str, list[dict[str, Any]]]], jobs: int) -> str:
 
 
 def main() -> None:
-    """Run, record, say."""
+    """Run, record and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/text-toys"))
     parser.add_argument("--results", type=Path, default=Path("eval/results"))
@@ -100,13 +100,13 @@ def main() -> None:
         summaries = pool.map(
             lambda job: run(*job, arguments.out / job[0] / f"{job[1]}-{job[2]}", tuple(arguments.set)), jobs
         )
-        found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        runs_by_toy: dict[str, dict[str, list[dict[str, Any]]]] = {}
         for (toy, name, _), summary in zip(jobs, summaries, strict=True):
-            found.setdefault(toy, {}).setdefault(name, []).append(summary)
+            runs_by_toy.setdefault(toy, {}).setdefault(name, []).append(summary)
     arguments.results.mkdir(parents=True, exist_ok=True)
-    (arguments.results / "text-toys.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (arguments.results / "text-toys.md").write_text(table(found, arguments.jobs), encoding="utf-8")
-    print(table(found, arguments.jobs))
+    (arguments.results / "text-toys.json").write_text(json.dumps(runs_by_toy, indent=1) + "\n", encoding="utf-8")
+    (arguments.results / "text-toys.md").write_text(table(runs_by_toy, arguments.jobs), encoding="utf-8")
+    print(table(runs_by_toy, arguments.jobs))
 
 
 if __name__ == "__main__":

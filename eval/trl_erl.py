@@ -1,4 +1,4 @@
-"""`ERLTrainer` beside TRL's `GRPOTrainer` on word problems, on equal sampled tokens.
+"""Compare `ERLTrainer` with TRL's `GRPOTrainer` on word problems, on equal sampled tokens.
 
     python eval/trl_erl.py     # three seeds of both, 7 CPU-minutes: eval/results/trl-erl.json, a table on the screen
 
@@ -56,7 +56,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def rows(tasks: list[TextTask]) -> Dataset:
-    return Dataset.from_list([{"prompt": messages(one), **one.columns} for one in tasks])
+    return Dataset.from_list([{"prompt": messages(task), **task.columns} for task in tasks])
 
 
 def messages(task: TextTask) -> list[dict[str, str]]:
@@ -66,44 +66,46 @@ def messages(task: TextTask) -> list[dict[str, str]]:
 
 
 def feedback(completions: list[Any], **columns: Any) -> list[str]:
-    """The first wrong line of each reply."""
-    return arithmetic.feedback(completions=[reply_text(one) for one in completions], **columns)
+    """Return the first wrong line of each reply."""
+    return arithmetic.feedback(completions=[reply_text(completion) for completion in completions], **columns)
 
 
-class Counted:
-    """Counts what is sampled, evaluates every so many tokens and stops at the budget."""
+class CountingMixin:
+    """Count sampled completion tokens."""
 
     budget = 0
     every = 0
 
     def _generate(self, prompts: Any) -> Any:
-        found = super()._generate(prompts)  # type: ignore[misc]
+        result = super()._generate(prompts)  # type: ignore[misc]
         if self.rollout_func is None:  # type: ignore[attr-defined]
-            self.sampled = getattr(self, "sampled", 0) + sum(map(len, found[1]))
-        return found
+            self.sampled = getattr(self, "sampled", 0) + sum(map(len, result[1]))
+        return result
 
 
-class GRPO(Counted, GRPOTrainer):
+class GRPO(CountingMixin, GRPOTrainer):
     pass
 
 
-class ERL(Counted, ERLTrainer):
+class ERL(CountingMixin, ERLTrainer):
     pass
 
 
-class Watch(TrainerCallback):
+class BudgetCallback(TrainerCallback):
+    """Evaluate every `every` sampled tokens and stop at the budget."""
+
     def __init__(self, policy: TransformersPolicy, tasks: list[TextTask], budget: int, every: int) -> None:
         self.policy, self.tasks, self.budget, self.every = policy, tasks, budget, every
         self.trainer: Any = None
         self.curve: list[dict[str, float]] = []
 
-    def look(self) -> None:
+    def evaluate(self) -> None:
         self.policy.model.eval()
         [math] = load_rewards([MathPart(kind="math")])
-        requests = [SampleRequest(tuple(messages(one)), max_new_tokens=40) for one in self.tasks]
-        replies = [one.text for one in self.policy.sample(requests)]
+        requests = [SampleRequest(tuple(messages(item)), max_new_tokens=40) for item in self.tasks]
+        replies = [item.text for item in self.policy.sample(requests)]
         scores = math(
-            [messages(one) for one in self.tasks], replies, answer=[one.columns["answer"] for one in self.tasks]
+            [messages(item) for item in self.tasks], replies, answer=[item.columns["answer"] for item in self.tasks]
         )
         point = {"sampled": getattr(self.trainer, "sampled", 0), "steps": self.trainer.state.global_step}
         self.curve.append({**point, "accuracy": sum(s or 0.0 for s in scores) / len(scores)})
@@ -111,7 +113,7 @@ class Watch(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         sampled = self.trainer.sampled
         if sampled >= self.budget or sampled >= self.every * len(self.curve):
-            self.look()
+            self.evaluate()
             self.policy.model.train()
         control.should_training_stop = sampled >= self.budget
         return control
@@ -120,11 +122,11 @@ class Watch(TrainerCallback):
 def run(name: str, seed: int, budget: int, every: int, **changes: Any) -> dict[str, Any]:
     policy = load_policy("tiny-text")
     assert isinstance(policy, TransformersPolicy)
-    watch = Watch(policy, arithmetic.tasks("test", 0, 0, HELD_OUT), budget, every)
+    watch = BudgetCallback(policy, arithmetic.tasks("test", 0, 0, HELD_OUT), budget, every)
     kind, config = (GRPO, GRPOConfig) if name == "grpo" else (ERL, ERLConfig)
-    named = {"feedback_func": feedback} if kind is ERL else {}
+    kwargs = {"feedback_func": feedback} if kind is ERL else {}
     with tempfile.TemporaryDirectory() as folder:
-        begun = time.process_time()
+        start = time.process_time()
         trainer = kind(
             policy.model,
             load_rewards([MathPart(kind="math")]),
@@ -132,13 +134,13 @@ def run(name: str, seed: int, budget: int, every: int, **changes: Any) -> dict[s
             train_dataset=rows(arithmetic.tasks("train", seed, 0, 2000)),
             processing_class=policy.tokenizer,
             callbacks=[watch],
-            **named,
+            **kwargs,
         )
         watch.trainer = trainer
-        watch.look()
+        watch.evaluate()
         trainer.train()
     lines = [line for line in trainer.state.log_history if "reward" in line]
-    figures = (
+    metrics = (
         "erl/gated",
         "erl/retry_reward",
         "erl/retry_gain",
@@ -149,31 +151,31 @@ def run(name: str, seed: int, budget: int, every: int, **changes: Any) -> dict[s
     return {
         "name": name,
         "seed": seed,
-        "cpu_seconds": round(time.process_time() - begun, 1),
+        "cpu_seconds": round(time.process_time() - start, 1),
         "curve": watch.curve,
         "last_fifth": {
             key: statistics.mean(values)
-            for key in ("reward", *figures)
+            for key in ("reward", *metrics)
             if (values := [line[key] for line in lines[-len(lines) // 5 :] if line.get(key) is not None])
         },
-        "first": {key: lines[0].get(key) for key in ("reward", *figures)},
+        "first": {key: lines[0].get(key) for key in ("reward", *metrics)},
     }
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """Mean ± half of a 95 % interval over seeds (Student's t), by share of the budget."""
+    """Format mean ± half of a 95 % interval over seeds (Student's t), by share of the budget."""
 
     def spread(values: list[float]) -> str:
         half = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}[len(values)] * statistics.stdev(values) / len(values) ** 0.5
         return f"{statistics.mean(values):.3f} ± {half:.3f}"
 
     lines = []
-    for name, told in (("grpo", "GRPOTrainer"), ("erl", "ERLTrainer")):
-        own = [run for run in runs if run["name"] == name]
-        cells = [spread([run["curve"][at]["accuracy"] for run in own]) for at in range(1, 5)]
-        steps = statistics.mean(run["curve"][-1]["steps"] for run in own)
-        cpu = statistics.mean(run["cpu_seconds"] for run in own) / 60
-        lines.append(f"| {told} | {' | '.join(cells)} | {steps:.0f} | {cpu:.1f} |")
+    for name, label in (("grpo", "GRPOTrainer"), ("erl", "ERLTrainer")):
+        arm = [run for run in runs if run["name"] == name]
+        cells = [spread([run["curve"][at]["accuracy"] for run in arm]) for at in range(1, 5)]
+        steps = statistics.mean(run["curve"][-1]["steps"] for run in arm)
+        cpu = statistics.mean(run["cpu_seconds"] for run in arm) / 60
+        lines.append(f"| {label} | {' | '.join(cells)} | {steps:.0f} | {cpu:.1f} |")
     return "\n".join(lines)
 
 
@@ -183,15 +185,15 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=50_000)
     parser.add_argument("--arms", default="grpo,erl")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "trl-erl")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = []
-    for seed in range(given.seeds):
-        for name in given.arms.split(","):
-            found.append(run(name, seed, given.budget, given.budget // 4))
-            print(json.dumps(found[-1]), flush=True)
-            given.out.with_suffix(".json").write_text(
-                json.dumps({"settings": SETTINGS, "runs": found}, indent=1) + "\n"
+    runs = []
+    for seed in range(arguments.seeds):
+        for name in arguments.arms.split(","):
+            runs.append(run(name, seed, arguments.budget, arguments.budget // 4))
+            print(json.dumps(runs[-1]), flush=True)
+            arguments.out.with_suffix(".json").write_text(
+                json.dumps({"settings": SETTINGS, "runs": runs}, indent=1) + "\n"
             )
 
 

@@ -1,4 +1,4 @@
-"""The learner's update beside trl's on the same ragged rows: `OMP_NUM_THREADS=1 python eval/update_bench.py`.
+"""Compare the learner's update with trl's on the same ragged rows: `OMP_NUM_THREADS=1 python eval/update_bench.py`.
 
 One update = forward, backward, clip and AdamW in float32 over the rows of one step of memory construction: 8 rollouts
 read a conversation, each chunk in a context of its own. Every measurement is a fresh process with one thread, and the
@@ -51,7 +51,7 @@ PACKAGES = ("torch", "transformers", "trl", "numpy", "memalpha")
 
 
 def build(size: str) -> Any:
-    """A Qwen3 of random weights."""
+    """Build a Qwen3 of random weights."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -74,7 +74,7 @@ def build(size: str) -> Any:
 
 
 def draw(rollouts: int, chunks: int, vocabulary: int) -> list[Row]:
-    """Rows of one step, in random order: prompts of 200 to 1200 tokens, completions of 20 to 300.
+    """Draw the rows of one step, in random order: prompts of 200 to 1200 tokens, completions of 20 to 300.
 
     Both are log-normal; the prompts of a chunk are alike but for the memories. Lengths are quantiles, so that steps of
     any size have the same spread.
@@ -96,7 +96,7 @@ def draw(rollouts: int, chunks: int, vocabulary: int) -> list[Row]:
 
 
 def status(field: str) -> float:
-    """VmRSS or VmHWM of this process, in MiB."""
+    """Return VmRSS or VmHWM of this process in MiB."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) / 1024
@@ -104,12 +104,12 @@ def status(field: str) -> float:
 
 
 def width(rows: list[Row]) -> int:
-    """Tokens of a row as trl pads it."""
+    """Return the tokens of a row as trl pads it."""
     return max(len(prompt) for prompt, _, _ in rows) + max(len(completion) for _, completion, _ in rows)
 
 
-def ours(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[Callable[[list[Row]], object], int]:
-    """An update, and the padded tokens of `rows`."""
+def memalpha_update(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[Callable[[list[Row]], object], int]:
+    """Return memalpha's update function, and the padded tokens of `rows`."""
     from memalpha.config import TrainConfig
     from memalpha.train.data.samples import TrainingSample, pack, policy_gradient_sample, split_micro_batches
     from memalpha.train.learner.engine import Engine
@@ -137,8 +137,8 @@ def ours(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[Callable[[l
     return lambda part: learner.update([sample(row) for row in part], 1e-5), padded
 
 
-def theirs(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[Callable[[list[Row]], object], int]:
-    """The same by trl: its trainer's loss and optimizer."""
+def trl_update(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[Callable[[list[Row]], object], int]:
+    """Return trl's update function (its trainer's loss and optimizer), and the padded tokens of `rows`."""
     import torch
     from datasets import Dataset
     from tokenizers import Tokenizer, models
@@ -193,8 +193,8 @@ def theirs(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[Callable[
         if case["system"] == "trl, rows sorted":
             part = sorted(part, key=lambda row: len(row[0]) + len(row[1]), reverse=True)
             return [window(part[at : at + size]) for at in places]
-        whole = window(part)
-        return [{name: value[at : at + size] for name, value in whole.items()} for at in places]
+        full_window = window(part)
+        return [{name: value[at : at + size] for name, value in full_window.items()} for at in places]
 
     def update(part: list[Row]) -> None:
         count = torch.tensor(sum(len(completion) for _, completion, _ in part))
@@ -208,19 +208,19 @@ def theirs(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[Callable[
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
-    """One update in this process, which it is the only one to make."""
+    """Measure one update in this process, which makes no other."""
     import torch
 
     torch.set_num_threads(1)
     model = build(case["size"])
     rollouts, chunks, _ = STEPS[case["size"]]
     rows = draw(rollouts, chunks, model.config.vocab_size)
-    update, padded = (ours if case["system"] == "memalpha" else theirs)(model, case, rows)
+    update, padded = (memalpha_update if case["system"] == "memalpha" else trl_update)(model, case, rows)
     built = status("VmRSS")
     update([max(rows, key=lambda row: len(row[0]) + len(row[1]))])
-    begun = time.process_time()
+    start = time.process_time()
     update(rows)
-    seconds = time.process_time() - begun
+    seconds = time.process_time() - start
     tokens = sum(len(prompt) + len(completion) for prompt, completion, _ in rows)
     return {
         **case,
@@ -236,53 +236,53 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan(sizes: list[str], repeats: int | None) -> list[dict[str, Any]]:
-    """Every measurement, in turns: all systems of a size, then again. Other settings once, at 20M."""
+    """List all measurements in turns: all systems of a size, then again; other settings once, at 20M."""
     cases = []
     for size in sizes:
         for turn in range(STEPS[size][2] if repeats is None else repeats):
-            found = [(1, False, system) for system in SYSTEMS]
+            measurements = [(1, False, system) for system in SYSTEMS]
             if size == "20M" and not turn:
-                found += [(*setting, system) for setting in ((4, False), (1, True)) for system in SYSTEMS[:2]]
+                measurements += [(*setting, system) for setting in ((4, False), (1, True)) for system in SYSTEMS[:2]]
             cases += [
                 {"size": size, "padded_rows": rows, "checkpointing": checkpointing, "system": system}
-                for rows, checkpointing, system in found
+                for rows, checkpointing, system in measurements
             ]
     return cases
 
 
 def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Medians with their ranges over the repeats of each setting, and the ratios to trl.
+    """Return medians and ranges over the repeats of each setting, and ratios to trl.
 
     `ratio_of_passes`: the ratio of memory without gradients and AdamW's moments, 12 bytes a parameter for everybody.
     """
     setting, measured = ("size", "padded_rows", "checkpointing"), ("tokens_per_cpu_second", "peak_mib")
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for one in results:
-        groups.setdefault(tuple(one[name] for name in (*setting, "system")), []).append(one)
+    for result in results:
+        groups.setdefault(tuple(result[name] for name in (*setting, "system")), []).append(result)
     lines = []
-    for key, same in groups.items():
-        line = {name: value for name, value in same[0].items() if name not in (*measured, "cpu_seconds")}
-        theirs, held = groups[(*key[:-1], "trl")], 12 * line["parameters"] / 2**20
+    for key, repeats in groups.items():
+        line = {name: value for name, value in repeats[0].items() if name not in (*measured, "cpu_seconds")}
+        trl_results, state_mib = groups[(*key[:-1], "trl")], 12 * line["parameters"] / 2**20
         for name in measured:
-            values = [one[name] for one in same]
+            values = [result[name] for result in repeats]
             middle = statistics.median(values)
             line[name] = {"median": middle, "least": min(values), "most": max(values)}
-            other = statistics.median(one[name] for one in theirs)
+            other = statistics.median(result[name] for result in trl_results)
             line[name]["ratio"] = middle / other
             if name == "peak_mib":
-                line[name]["ratio_of_passes"] = (middle - held) / (other - held)
-        lines.append({**line, "repeats": len(same)})
+                line[name]["ratio_of_passes"] = (middle - state_mib) / (other - state_mib)
+        lines.append({**line, "repeats": len(repeats)})
     return lines
 
 
 def table(lines: list[dict[str, Any]], command: str) -> str:
-    """The Markdown of everything."""
+    """Format all results as Markdown."""
 
     def spread(value: dict[str, float]) -> tuple[str, str]:
-        told = f"{value['median']:,.0f}"
+        cell = f"{value['median']:,.0f}"
         if value["least"] < value["most"]:
-            told += f" ({value['least']:,.0f} to {value['most']:,.0f})"
-        return told, f"{value['ratio']:.2f}"
+            cell += f" ({value['least']:,.0f} to {value['most']:,.0f})"
+        return cell, f"{value['ratio']:.2f}"
 
     head = (
         "parameters",
@@ -325,7 +325,7 @@ def table(lines: list[dict[str, Any]], command: str) -> str:
 
 
 def main() -> None:
-    """Measure, record, say."""
+    """Measure, record and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--repeats", type=int, help="of the main setting (default: 3, at 125M 2)")
@@ -343,12 +343,12 @@ def main() -> None:
         results.append(json.loads(done.stdout.splitlines()[-1]))
         print(json.dumps(results[-1]), file=sys.stderr, flush=True)
     lines = summary(results)
-    told = table(lines, "python " + " ".join(sys.argv))
+    markdown = table(lines, "python " + " ".join(sys.argv))
     arguments.results.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"summary": lines, "measurements": results}, indent=1)
     (arguments.results / "update-bench.json").write_text(text + "\n", encoding="utf-8")
-    (arguments.results / "update-bench.md").write_text(told, encoding="utf-8")
-    print(told)
+    (arguments.results / "update-bench.md").write_text(markdown, encoding="utf-8")
+    print(markdown)
 
 
 if __name__ == "__main__":
