@@ -47,14 +47,14 @@ def test_loss_is_the_mean_over_marked_tokens() -> None:
     assert Trainer(model).loss(ids, marked).item() == pytest.approx(expected / count, abs=1e-5)
 
 
-def test_batches_hold_each_row_at_most_once_and_about_the_tokens_asked_for() -> None:
+def test_batches_hold_each_row_once_and_about_the_requested_tokens() -> None:
     rng = Random(3)
     rows = [([20 + n] * rng.randint(3, 30), [n % 64, 1]) for n in range(200)]
-    seen = []
+    rows_in_batches = []
     for ids, marked in batches(rows, 256, rng):
         assert 256 <= ids.numel() < 256 + 2 * ids.shape[1]
-        seen += [[*row[mark].tolist(), int(row[0])] for row, mark in zip(ids, marked, strict=True)]
-    assert len(seen) == len({tuple(row) for row in seen}) >= 180
+        rows_in_batches += [[*row[mark].tolist(), int(row[0])] for row, mark in zip(ids, marked, strict=True)]
+    assert len(rows_in_batches) == len({tuple(row) for row in rows_in_batches}) >= 180
 
 
 def test_muon_steps_are_orthogonal_whatever_the_gradients_scale() -> None:

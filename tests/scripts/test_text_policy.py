@@ -25,13 +25,13 @@ def policy():
 
 
 def replies(policy, prompts: list[str]) -> list[str]:
-    asked = [SampleRequest(({"role": "user", "content": prompt},), max_new_tokens=48) for prompt in prompts]
-    return [completion.text for completion in policy.sample(asked)]
+    requests = [SampleRequest(({"role": "user", "content": prompt},), max_new_tokens=48) for prompt in prompts]
+    return [completion.text for completion in policy.sample(requests)]
 
 
 def right(policy, tasks: list[TextTask]) -> float:
-    found = replies(policy, [task.text for task in tasks])
-    return sum(a == task.columns["solution"] for a, task in zip(found, tasks, strict=True)) / len(tasks)
+    completions = replies(policy, [task.text for task in tasks])
+    return sum(a == task.columns["solution"] for a, task in zip(completions, tasks, strict=True)) / len(tasks)
 
 
 def test_weights_are_small_and_plain(policy) -> None:
@@ -42,17 +42,17 @@ def test_weights_are_small_and_plain(policy) -> None:
     assert len(ids) == 8 and policy.tokenizer.decode(ids) == "47+12=59"
 
 
-def test_the_start_is_right_often_enough_to_learn_and_wrong_often_enough_to_have_to(policy) -> None:
+def test_the_start_has_room_to_learn(policy) -> None:
     assert 0.2 < right(policy, arithmetic.tasks("test", 5, 0, 90)) < 0.7
     assert 0.2 < right(policy, programs.tasks("test", 5, 0, 90)) < 0.7
 
 
-def test_it_reflects_and_heeds_advice(policy) -> None:
+def test_it_reflects_and_follows_advice(policy) -> None:
     tasks = programs.tasks("test", 6, 0, 60)
     tried = replies(policy, [task.text for task in tasks])
     wrong = [(task, reply) for task, reply in zip(tasks, tried, strict=True) if reply != task.columns["solution"]]
     assert wrong
-    asked = [
+    prompts = [
         REFLECTION_PROMPT.format(
             prompt=task.text, attempt=reply, reward=0.0, feedback=f"{task.columns['tests'][0]} fails.", memory=""
         )
@@ -60,7 +60,7 @@ def test_it_reflects_and_heeds_advice(policy) -> None:
     ]
     again = [
         RETRY_PROMPT.format(prompt=task.text, reflection=advice)
-        for (task, _), advice in zip(wrong, replies(policy, asked), strict=True)
+        for (task, _), advice in zip(wrong, replies(policy, prompts), strict=True)
     ]
     solved = replies(policy, again)
     share = sum(reply == task.columns["solution"] for reply, (task, _) in zip(solved, wrong, strict=True)) / len(wrong)

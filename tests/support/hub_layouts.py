@@ -1,4 +1,4 @@
-"""Small files of our own in the official layouts of the sets that live on a hub or in git."""
+"""Small files of our own in the official layouts of the sets on a hub or in git."""
 
 import copy
 import csv
@@ -14,6 +14,7 @@ from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl
 
 
 def write(path, value):
+    """Write a value in the format of the path's suffix and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(value), path)
@@ -49,7 +50,7 @@ def write_memalpha_split(folder, split, text, count=6):
 
 
 def legal(tasks, folder):
-    """The tasks, after a look whether a task file can hold them."""
+    """Return the tasks after a check that a task file can hold them."""
     save_jsonl(tasks, folder / "tasks.jsonl")
     assert load_jsonl(folder / "tasks.jsonl") == tasks
     assert all(len(chunk.render()) <= CHUNK for task in tasks for chunk in task.chunks)
@@ -57,11 +58,12 @@ def legal(tasks, folder):
 
 
 def ids(task):
+    """Return the turn ids of each chunk."""
     return [[turn.id for turn in chunk.turns] for chunk in task.chunks]
 
 
 def changed(value, *path):
-    """A deep copy with `value` (None: nothing) at the path that the last arguments name."""
+    """Return a function that deep-copies a value and sets, or for None deletes, the part at a path."""
 
     def change(original):
         node = original = copy.deepcopy(original)
@@ -148,7 +150,7 @@ RETRIEVAL = [
 ]
 
 
-def asked(id, end, question="Which tea?", answer="(b)", options=None, shared="c1"):
+def personamem_question(id, end, question="Which tea?", answer="(b)", options=None, shared="c1"):
     options = options or ["(a) black", "(b) green", "(c) red", "(d) none"]
     return {
         "persona_id": "0",
@@ -163,7 +165,7 @@ def asked(id, end, question="Which tea?", answer="(b)", options=None, shared="c1
     }
 
 
-SAID = [
+PERSONAMEM_MESSAGES = [
     {"role": "system", "content": "Current user persona: likes tea"},
     {"role": "user", "content": "User: I drink green tea."},
     {"role": "assistant", "content": "Assistant: Good."},

@@ -1,4 +1,4 @@
-"""Official files of data sets: where real ones lie beside the repository, and made-up ones with anything in them."""
+"""Official files of data sets: the real ones beside the repository, and corrupted copies of small ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
 def needs(name: str) -> pytest.MarkDecorator:
-    """Skips the test where the folder (or file) of the data set is not there."""
+    """Skip the test if the folder (or file) of the data set is missing."""
     return pytest.mark.skipif(
         not (DATA / name).exists(), reason=f"the official files are not in the repository, and {DATA / name} is absent"
     )
@@ -31,16 +31,22 @@ JSON = st.recursive(
 """Any small JSON value."""
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every path into nested lists and objects."""
+def value_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield every path into nested lists and objects."""
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
-        yield from places(item, (*path, key))
+        yield from value_paths(item, (*path, key))
 
 
-def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """A copy of the value with `new` in the place of one of its parts."""
+def replace_at(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """Return a copy of the value with `new` at a path.
+
+    Args:
+        value: Nested lists and objects.
+        path: Keys and indices of the part to replace.
+        new: New part.
+    """
     if not path:
         return new
     copied = copy.deepcopy(value)
@@ -52,10 +58,12 @@ def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 def write(path: Path, value: object) -> Path:
+    """Write a text, or a value as JSON, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
     return path
 
 
 def turns(task: Task) -> dict[str | None, SpeakerTurn]:
+    """Return the turns of a task by id."""
     return {turn.id: turn for chunk in task.chunks for turn in chunk.turns}

@@ -1,4 +1,4 @@
-"""What the loaders of official files share: cutting, turn ids, dates, and reading large files item by item."""
+"""Helpers of the loaders: splitting, turn ids, dates, and streaming of large files."""
 
 import json
 import tracemalloc
@@ -46,39 +46,39 @@ def turn(text, id, speaker="Ana"):
 @given(times, st.sampled_from(FORMS))
 def test_a_date_in_an_official_form_keeps_its_value(time, form):
     text = time.strftime(form)
-    found = to_iso_time(f" {text} ")
-    assert found is not None and is_iso_time(found)
-    assert datetime.fromisoformat(found) == datetime.strptime(text, form)
+    parsed = to_iso_time(f" {text} ")
+    assert parsed is not None and is_iso_time(parsed)
+    assert datetime.fromisoformat(parsed) == datetime.strptime(text, form)
 
 
 @given(st.text(max_size=30))
 def test_any_other_text_is_a_date_or_none(text):
-    found = to_iso_time(text)
-    assert found is None or is_iso_time(found)
+    parsed = to_iso_time(text)
+    assert parsed is None or is_iso_time(parsed)
 
 
 @pytest.mark.parametrize("text", ["", "soon", "2023/13/01 (Sat) 02:21", "Marsh-15-2024", "15/03/2024", "None"])
-def test_what_is_no_date_is_none_and_refused_where_one_is_needed(text):
+def test_invalid_dates_are_none_or_refused(text):
     assert to_iso_time(text) is None
     with pytest.raises(DataError, match=r"x\.json: field 'd': .* is no date"):
         require_iso_time(text, "x.json: field 'd'")
 
 
 @given(st.text(alphabet="ab. \n!?\u2028", max_size=400), st.integers(4, 60))
-def test_a_cut_text_loses_only_white_space_and_no_piece_is_too_long(text, size):
+def test_splitting_loses_only_white_space_within_the_limit(text, size):
     pieces = split_text(text, size)
     assert "".join("".join(pieces).split()) == "".join(text.split())
     assert all(piece and piece == piece.strip() and len(piece) <= size for piece in pieces)
 
 
-def test_a_text_is_cut_at_the_best_border_there_is():
+def test_a_text_is_split_at_the_best_border():
     assert split_text("One two. Three\n\nfour five six", 22) == ["One two. Three", "four five six"]
     assert split_text("One two. Three four five", 16) == ["One two.", "Three four five"]
     assert split_text("abcdefghij", 4) == ["abcd", "efgh", "ij"]
     assert split_text("five\nlabel: 1\nsix\nlabel: 2", 18, (r"\n(?!\s*label:)",)) == ["five\nlabel: 1", "six\nlabel: 2"]
 
 
-def test_a_session_is_cut_between_turns_and_a_turn_that_is_too_long_into_parts():
+def test_sessions_are_split_between_turns_and_long_turns_into_parts():
     builder = TaskBuilder()
     long = "word " * (CHUNK // 4)
     builder.add_session([turn("a" * (CHUNK - 100), "t1"), turn("b" * 200, "t2"), turn(" \n", "t3")], "2024-05-01")
@@ -97,22 +97,22 @@ def test_no_chunk_is_longer_than_the_limit_and_no_word_is_lost(sessions):
     for s, lengths in enumerate(sessions):
         builder.add_session(turn(("ab " * length)[:length], f"{s}.{n}") for n, length in enumerate(lengths))
     assert all(len(chunk.render()) <= CHUNK for chunk in builder.chunks)
-    kept = "".join(t.text for chunk in builder.chunks for t in chunk.turns)
-    assert len("".join(kept.split())) == sum(
+    words = "".join(t.text for chunk in builder.chunks for t in chunk.turns)
+    assert len("".join(words.split())) == sum(
         len("".join(("ab " * length)[:length].split())) for lengths in sessions for length in lengths
     )
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"),
+    ("value", "expected"),
     [("two", ("two",)), (3, ("3",)), (2.5, ("2.5",)), ([["a", "b"], ["a", None, " "]], ("a", "b")), (["7"], ("7",))],
 )
-def test_answers_of_all_the_kinds_that_official_files_have(value, wanted):
-    assert parse_answers(value, "here") == wanted
+def test_answers_of_all_the_kinds_that_official_files_have(value, expected):
+    assert parse_answers(value, "here") == expected
 
 
 @pytest.mark.parametrize("value", [None, "", " ", [], [[""]], {"a": 1}, [{}]])
-def test_what_is_no_answer_is_refused(value):
+def test_invalid_answers_are_refused(value):
     with pytest.raises(DataError, match="here: an answer is"):
         parse_answers(value, "here")
 
@@ -138,7 +138,7 @@ def test_a_json_list_read_in_blocks_is_the_list(tmp_path_factory, items, block, 
             assert "UTF-8" in str(error) and not ascii  # lone surrogates are no text
 
 
-def test_only_one_item_of_a_json_list_is_held(tmp_path, monkeypatch):
+def test_a_json_list_is_read_one_item_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "_BLOCK", 1 << 16)
     file = tmp_path / "list.json"
     file.write_text(json.dumps([{"text": f"{n}" * 100_000} for n in range(10)] * 10))
@@ -173,7 +173,7 @@ def test_a_bad_json_list_is_named_with_its_item(tmp_path, text, message):
     assert str(file) in str(caught.value)
 
 
-def test_other_large_files_name_the_place(tmp_path):
+def test_errors_in_large_files_name_the_line_or_row(tmp_path):
     file = tmp_path / "x.jsonl"
     file.write_text('{"a": 1}\n\n{"a": \n')
     rows = iter_json_lines(file)
@@ -198,7 +198,7 @@ def test_other_large_files_name_the_place(tmp_path):
 
 
 @pytest.mark.parametrize("tokens", [1, 12, 40, 5000])
-def test_a_recut_task_asks_the_same_of_the_same_words(tokens):
+def test_rechunking_keeps_questions_and_text(tokens):
     task = synthetic.tasks(WorldConfig(preset="full", split="test", tokens=4000), 3, 0, 1)[0]
     fine = rechunk(task, tokens)
     assert [turn for chunk in fine.chunks for turn in chunk.turns] == [t for chunk in task.chunks for t in chunk.turns]
@@ -209,14 +209,14 @@ def test_a_recut_task_asks_the_same_of_the_same_words(tokens):
         assert after.evidence == before.evidence
         at = len(fine.chunks) - 1 if after.asked_after_chunk is None else after.asked_after_chunk
         read = {turn.id for chunk in fine.chunks[: at + 1] for turn in chunk.turns}
-        whole = len(task.chunks) - 1 if before.asked_after_chunk is None else before.asked_after_chunk
-        assert read == {turn.id for chunk in task.chunks[: whole + 1] for turn in chunk.turns}
+        text = len(task.chunks) - 1 if before.asked_after_chunk is None else before.asked_after_chunk
+        assert read == {turn.id for chunk in task.chunks[: text + 1] for turn in chunk.turns}
     assert all(item.chunk == where[item.turn] for item in fine.gold_operations if item.turn is not None)
     assert [item.content for item in fine.gold_operations] == [item.content for item in task.gold_operations]
     assert (fine == task) == (tokens == 5000)
 
 
-def test_a_text_is_recut_at_its_borders():
+def test_a_text_is_rechunked_at_its_borders():
     task = Task(id="t", chunks=(Chunk(text="One two. Three four.", timestamp="2024-05-01"), Chunk(text="Five.")))
     fine = rechunk(task, 3)
     assert [chunk.text for chunk in fine.chunks] == ["One two.", "Three four.", "Five."]

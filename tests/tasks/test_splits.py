@@ -38,7 +38,7 @@ def test_a_set_with_splits_is_trained_on_its_training_split(hub_cache):
     assert len(load_evaluation_tasks("memalpha", 2)) == 2
 
 
-def test_an_evaluation_split_is_trained_on_only_where_a_key_says_so(hub_cache, tmp_path):
+def test_an_evaluation_split_is_trained_on_only_with_the_key(hub_cache, tmp_path):
     write_memalpha_split(hub_cache, "test", "tested")
     with pytest.raises(ConfigError, match=r"data: memalpha_mab is for evaluation only.*train_on_evaluation_split=true"):
         load_training_tasks("memalpha_mab")
@@ -51,7 +51,7 @@ def test_an_evaluation_split_is_trained_on_only_where_a_key_says_so(hub_cache, t
 
 
 @pytest.mark.parametrize("name", sorted(EVALUATION_ONLY))
-def test_evaluation_sets_are_refused_before_any_file_is_looked_for(name):
+def test_evaluation_sets_are_refused_before_files_are_looked_for(name):
     with pytest.raises(ConfigError, match=f"data: {name} is for evaluation only"):
         load_training_tasks(name)
 
@@ -68,12 +68,12 @@ def test_files_of_a_set_from_git_are_written_to_a_task_file_first(tmp_path):
 
 
 def test_every_set_says_which_split_is_for_training():
-    assert {known.name for known in list_data_sets() if not known.has_training_split} == EVALUATION_ONLY
-    for known in list_data_sets():
-        assert set(known.training_variants) <= set(known.variants)
-        assert validate_options(known.name, known.training_options).keys() == known.training_options.keys()
-        if known.has_training_split and not known.training_options:
-            assert known.evaluation_variant in set(known.variants) - set(known.training_variants)
+    assert {dataset.name for dataset in list_data_sets() if not dataset.has_training_split} == EVALUATION_ONLY
+    for dataset in list_data_sets():
+        assert set(dataset.training_variants) <= set(dataset.variants)
+        assert validate_options(dataset.name, dataset.training_options).keys() == dataset.training_options.keys()
+        if dataset.has_training_split and not dataset.training_options:
+            assert dataset.evaluation_variant in set(dataset.variants) - set(dataset.training_variants)
     assert [get_data_set("booksum").training_variant, get_data_set("booksum").evaluation_variant] == [
         "chapters-train",
         "chapters-test",
@@ -90,7 +90,7 @@ def test_meetings_of_the_training_split(hub_cache):
     assert task.id == "qmsum-train-0"
 
 
-def test_made_and_shipped_sets_give_their_training_split():
+def test_generated_and_shipped_sets_give_their_training_split():
     assert {task.id.split("-")[1] for task in load_training_tasks("synthetic")} == {"train"}
     trained = load_training_tasks("babi")
     assert {task.id.split("-")[1] for task in trained} == {"train"}

@@ -1,4 +1,4 @@
-"""Prompts with columns: the made sets by number, known sets from files in their own format, anybody's files."""
+"""Text tasks: generated sets by number, known sets in their own format, own files."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_word_problem_is_what_its_solution_says(split, seed, number) -> None:
     (task,) = arithmetic.tasks(split, seed, number, 1)
     *steps, last = task.columns["solution"].splitlines()
-    told = [int(found) for found in re.findall(r"\d+", task.prompt)]
+    numbers = [int(digits) for digits in re.findall(r"\d+", task.prompt)]
     reached, held_out = [], False
     for step in steps:
         left, sign, right, result = re.fullmatch(r"(\d+)([-+*])(\d+)=(\d+)", step).groups()  # type: ignore[union-attr]
         assert {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}[sign](int(left), int(right)) == int(result)
-        assert int(right) in told and (int(left) in told or int(left) == reached[-1])
+        assert int(right) in numbers and (int(left) in numbers or int(left) == reached[-1])
         assert 1 <= int(result) <= arithmetic.LARGEST
         reached.append(int(result))
         held_out = held_out or is_held_out(f"{left}{sign}{right}", arithmetic.HELD_OUT)
@@ -63,20 +63,20 @@ def test_a_programming_problem_is_solved_by_its_solution_alone(split, seed, numb
     exec(code, names)
     for test in task.columns["tests"]:
         exec(test, names)
-    names["f"] = lambda given: None
+    names["f"] = lambda argument: None
     with pytest.raises(AssertionError):
         for test in task.columns["tests"]:
             exec(test, names)
 
 
-def test_training_and_test_problems_are_others() -> None:
-    for made in (arithmetic, programs):
-        trained = {task.prompt for task in made.tasks("train", 0, 0, 900)}
-        assert not trained & {task.prompt for task in made.tasks("test", 0, 0, 300)}
+def test_training_and_test_problems_are_disjoint() -> None:
+    for module in (arithmetic, programs):
+        trained = {task.prompt for task in module.tasks("train", 0, 0, 900)}
+        assert not trained & {task.prompt for task in module.tasks("test", 0, 0, 300)}
 
 
 @pytest.mark.parametrize(
-    ("reply", "told"),
+    ("reply", "expected"),
     [
         ("19+17=36\n#### 36", ""),
         ("19-17=2\n#### 2", "19-17=2 is wrong."),
@@ -85,25 +85,25 @@ def test_training_and_test_problems_are_others() -> None:
         ("19+17=36\n#### 36\nand 1", "and 1 is too much."),
     ],
 )
-def test_feedback_names_the_first_wrong_line_and_not_the_right_one(reply: str, told: str) -> None:
+def test_feedback_names_the_first_wrong_line_and_not_the_right_one(reply: str, expected: str) -> None:
     for form in (reply, [{"role": "assistant", "content": reply}]):
-        assert arithmetic.feedback(["?"], [form], solution=["19+17=36\n#### 36"], level=["easy"]) == [told]
+        assert arithmetic.feedback(["?"], [form], solution=["19+17=36\n#### 36"], level=["easy"]) == [expected]
 
 
-def test_a_level_of_ones_own_choice() -> None:
+def test_a_level_can_be_chosen() -> None:
     assert {task.columns["level"] for task in arithmetic.tasks("train", 0, 0, 5, "hard")} == {"hard"}
 
 
 def _folder(tmp_path: Path, rows: list[dict], *configs: str) -> Path:
-    """A data set as the hub has it: a folder a configuration, named in the card, with Parquet files of the splits."""
+    """Write a data set as the hub has it: a card, and Parquet files of the splits of each configuration."""
     folder = tmp_path / "set"
     card = "---\nconfigs:\n"
     for config in configs:
         card += f"- config_name: {config}\n  data_files:\n"
         for split in ("train", "test"):
-            place = folder / config / f"{split}-00000-of-00001.parquet"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            datasets.Dataset.from_list(rows if split == "train" else rows[:1]).to_parquet(str(place))
+            file = folder / config / f"{split}-00000-of-00001.parquet"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            datasets.Dataset.from_list(rows if split == "train" else rows[:1]).to_parquet(str(file))
             card += f"  - split: {split}\n    path: {config}/{split}-*\n"
     (folder / "README.md").write_text(card + "---\n", encoding="utf-8")
     return folder
@@ -130,26 +130,26 @@ def test_math_in_its_own_format(tmp_path: Path) -> None:
     assert subjects[:7] == subjects[7:] and len(set(subjects)) == 7, "subjects take turns: none is all that is held out"
 
 
-def test_files_of_ones_own(tmp_path: Path) -> None:
+def test_own_files_are_read(tmp_path: Path) -> None:
     rows = [{"q": "1+1?", "target": "2", "n": 1}, {"q": "2+2?", "target": "4", "n": 2}]
-    wanted = {"prompt": "q", "answer": "target"}
-    made = datasets.Dataset.from_list(rows)
-    made.to_csv(tmp_path / "a.csv", index=False)
-    made.to_parquet(tmp_path / "a.parquet")
+    columns = {"prompt": "q", "answer": "target"}
+    dataset = datasets.Dataset.from_list(rows)
+    dataset.to_csv(tmp_path / "a.csv", index=False)
+    dataset.to_parquet(tmp_path / "a.parquet")
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "a.tsv").write_text("q\ttarget\tn\n1+1?\t2\t1\n2+2?\t4\t2\n")
-    made.save_to_disk(str(tmp_path / "kept"))
-    datasets.DatasetDict({"test": made}).save_to_disk(str(tmp_path / "splits"))
+    dataset.save_to_disk(str(tmp_path / "kept"))
+    datasets.DatasetDict({"test": dataset}).save_to_disk(str(tmp_path / "splits"))
     for name in ("a.csv", "a.parquet", "a.jsonl", "a.tsv", "kept"):
-        tasks = load_text_tasks(tmp_path / name, columns=wanted)
+        tasks = load_text_tasks(tmp_path / name, columns=columns)
         assert [(task.prompt, str(task.columns["answer"])) for task in tasks] == [("1+1?", "2"), ("2+2?", "4")], name
         assert set(tasks[0].columns) == {"answer", "n"}
-    assert len(load_text_tasks(tmp_path / "splits", columns=wanted, split="test")) == 2
+    assert len(load_text_tasks(tmp_path / "splits", columns=columns, split="test")) == 2
     with pytest.raises(DataError, match="no split 'train': test"):
-        load_text_tasks(tmp_path / "splits", columns=wanted)
+        load_text_tasks(tmp_path / "splits", columns=columns)
 
 
-def test_other_splits_are_not_for_training(tmp_path: Path) -> None:
+def test_test_and_validation_splits_are_refused_for_training(tmp_path: Path) -> None:
     rows = [{"prompt": "1+1?", "answer": "2"}]
     for split in ("test", "validation"):
         datasets.Dataset.from_list(rows, split=split).save_to_disk(str(tmp_path / split))
@@ -177,7 +177,7 @@ def test_chat_prompts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ({"question": "?"}, "no column 'prompt', but question: say which it is"),
         ({"prompt": ""}, "row 0: prompt: a text or chat messages"),
@@ -185,17 +185,17 @@ def test_chat_prompts(tmp_path: Path) -> None:
         ({"prompt": [{"role": "user"}]}, "row 0: prompt: a text or chat messages"),
     ],
 )
-def test_rows_that_are_refused(tmp_path: Path, line: dict, told: str) -> None:
+def test_invalid_prompts_are_refused(tmp_path: Path, line: dict, message: str) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(DataError, match=re.escape(told)):
+    with pytest.raises(DataError, match=re.escape(message)):
         load_text_tasks(tmp_path / "a.jsonl")
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_missing_files_columns_and_names_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n')
     (tmp_path / "b.jsonl").write_text('{"prompt": \n')
     (tmp_path / "c.txt").write_text("x")
-    for name, told, more in (
+    for name, message, more in (
         (tmp_path / "none.jsonl", "no such file", {}),
         (tmp_path / "b.jsonl", "cannot be read", {}),
         (tmp_path / "c.txt", "files are .json", {}),
@@ -211,12 +211,12 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         (tmp_path / "a.jsonl", "data belongs to named data sets only", {"data": tmp_path}),
         ("arithmetic", "at least one task", {"limit": 0}),
     ):
-        with pytest.raises(DataError, match=re.escape(told)):
+        with pytest.raises(DataError, match=re.escape(message)):
             load_text_tasks(name, **more)
 
 
 @given(st.text(alphabet="{}ab ", max_size=20).map(str.strip))
-def test_the_last_box(inside: str) -> None:
+def test_the_last_box_is_extracted(inside: str) -> None:
     depth = 0
     for letter in inside:
         depth += {"{": 1, "}": -1}.get(letter, 0)

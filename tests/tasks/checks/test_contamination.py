@@ -1,4 +1,4 @@
-"""The contamination check: against a plain reference on small alphabets, planted leaks, and the known ones."""
+"""Contamination check: a brute-force reference on small alphabets, planted leaks, and the known ones."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LONG = "the old lighthouse keeper of Karvik paints his boat in green and white e
 
 
 def task(
-    id: str, told: list[str], asked: list[str] | None = None, evidence: tuple[str, ...] = (), **meta: object
+    id: str, texts: list[str], question_texts: list[str] | None = None, evidence: tuple[str, ...] = (), **meta: object
 ) -> Task:
-    turns = tuple(SpeakerTurn(speaker="s", text=text, id=f"t{number}") for number, text in enumerate(told))
+    turns = tuple(SpeakerTurn(speaker="s", text=text, id=f"t{number}") for number, text in enumerate(texts))
     questions = tuple(
         Question(id=f"q{number}", question=text, evidence=evidence, meta=meta)
-        for number, text in enumerate(asked or [])
+        for number, text in enumerate(question_texts or [])
     )
     return Task(id=id, chunks=(Chunk(turns=turns),), questions=questions)
 
@@ -40,11 +40,11 @@ def test_planted_leaks_are_found_each_by_its_reason():
         task("clean", ["the old lighthouse keeper of Karvik paints his boat", "f g"], ["Is that so?"]),
     ]
     train = [task("train", [LONG, "Is it green?"], ["who paints and when", "Label 3: what do boats cost there"])]
-    found = find_overlap(train, test)
-    assert found.leaked == tuple(f"{reason}/q0" for reason in LEAKED)
-    assert found.inside == ("within/q0",)
-    assert found.resting == tuple(f"{reason}/q0" for reason in RESTING)
-    assert found.reasons == {
+    result = find_overlap(train, test)
+    assert result.leaked == tuple(f"{reason}/q0" for reason in LEAKED)
+    assert result.inside == ("within/q0",)
+    assert result.resting == tuple(f"{reason}/q0" for reason in RESTING)
+    assert result.reasons == {
         "question": 1,
         "said": 1,
         "within": 1,
@@ -52,12 +52,12 @@ def test_planted_leaks_are_found_each_by_its_reason():
         "question n-gram": 1,
         "passage n-gram": 2,
     }
-    assert found.passages == {"whole": 1, "n-gram": 2}
-    by_reason = {example.reason: example for example in found.examples}
+    assert result.passages == {"whole": 1, "n-gram": 2}
+    by_reason = {example.reason: example for example in result.examples}
     assert (by_reason["question"].train, by_reason["question"].train_text) == ("train, q0", "who paints and when")
     assert (by_reason["said"].task, by_reason["said"].train) == ("said", "train, chunk 0")
     assert by_reason["question n-gram"].train_text == LONG
-    assert found.sizes["train"] == {"tasks": 1, "questions": 2, "passages": 2, "words": 17 + 3 + 4 + 7}
+    assert result.sizes["train"] == {"tasks": 1, "questions": 2, "passages": 2, "words": 17 + 3 + 4 + 7}
 
 
 def test_only_the_passages_that_a_question_rests_on_count():
@@ -72,7 +72,7 @@ def test_only_the_passages_that_a_question_rests_on_count():
     assert find_overlap(train, [early]).resting == ("early/q1",)
 
 
-def test_what_many_texts_say_is_a_phrase():
+def test_an_n_gram_in_many_texts_is_a_phrase():
     phrase = "please remember all of what follows here for it will be asked about later"
     test = [task("test", [phrase], [f"{phrase}?"])]
     few = [task(f"train-{number}", [f"{phrase} {number}"]) for number in range(COMMON)]
@@ -85,14 +85,14 @@ def test_what_many_texts_say_is_a_phrase():
 
 def test_lines_of_plain_text_are_passages_and_a_text_across_lines_has_its_n_grams():
     train = [Task(id="train", chunks=(Chunk(text=f"x\nis it green\n{LONG.replace(' and', chr(10) + 'and')}"),))]
-    found = find_overlap(train, [task("test", ["a"], ["Is it green?", f"{LONG}?"])])
-    assert (found.reasons["said"], found.reasons["question n-gram"]) == (1, 1)
-    assert found.sizes["train"]["passages"] == 1
+    result = find_overlap(train, [task("test", ["a"], ["Is it green?", f"{LONG}?"])])
+    assert (result.reasons["said"], result.reasons["question n-gram"]) == (1, 1)
+    assert result.sizes["train"]["passages"] == 1
     within = Task(id="test", chunks=(Chunk(text=f"y\n{LONG}\nz"),), questions=(Question(id="q", question="a"),))
     assert find_overlap([task("train", [LONG])], [within]).reasons["passage"] == 1
 
 
-def test_what_a_loader_put_around_a_question_is_left_out():
+def test_a_loaders_frame_around_a_question_is_ignored():
     plain, wrapped = task("a", ["x"], ["who goes"]), task("b", ["y"], ['Which label: "who goes"?'], text="who goes")
     assert find_overlap([plain], [wrapped]).reasons["question"] == 1
     assert find_overlap([wrapped], [plain]).reasons["question"] == 1
@@ -114,10 +114,10 @@ TASKS = st.lists(st.tuples(st.lists(SENTENCE, min_size=1, max_size=4), st.lists(
 
 @given(TASKS, TASKS, st.integers(1, 7), st.integers(1, 3))
 @settings(max_examples=150)
-def test_it_finds_exactly_what_a_plain_count_finds(train, test, n, common):
+def test_overlap_equals_a_brute_force_count(train, test, n, common):
     trained = [task(f"train-{number}", *of) for number, of in enumerate(train)]
     tested = [task(f"test-{number}", *of) for number, of in enumerate(test)]
-    found = find_overlap(trained, tested, n=n, common=common, examples=1000)
+    result = find_overlap(trained, tested, n=n, common=common, examples=1000)
 
     def words(text: str) -> tuple[str, ...]:
         return tuple(re.findall(r"[a-z]+", text.lower()))
@@ -125,35 +125,35 @@ def test_it_finds_exactly_what_a_plain_count_finds(train, test, n, common):
     def grams(text: tuple[str, ...]) -> set[tuple[str, ...]]:
         return {text[at : at + n] for at in range(len(text) - n + 1)}
 
-    asked = {words(text) for _, questions in train for text in questions}
-    said = {words(text) for told, _ in train for text in told}
+    train_questions = {words(text) for _, questions in train for text in questions}
+    train_passages = {words(text) for train_text, _ in train for text in train_text}
     texts: dict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
-    for text in asked | said:
+    for text in train_questions | train_passages:
         for gram in grams(text):
             texts[gram].add(text)
     leaked = {gram for gram, holders in texts.items() if len(holders) <= common}
-    wanted = dict.fromkeys(REASONS, 0)
-    for told, questions in test:
+    expected = dict.fromkeys(REASONS, 0)
+    for train_text, questions in test:
         for text in questions:
-            wanted["question"] += words(text) in asked
-            wanted["said"] += words(text) in said
-            longer = [of for of in asked | said if len(of) > len(words(text))]
-            wanted["within"] += WITHIN <= len(words(text)) < n and any(
+            expected["question"] += words(text) in train_questions
+            expected["said"] += words(text) in train_passages
+            longer = [of for of in train_questions | train_passages if len(of) > len(words(text))]
+            expected["within"] += WITHIN <= len(words(text)) < n and any(
                 f" {' '.join(words(text))} " in f" {' '.join(of)} " for of in longer
             )
-            wanted["passage"] += any(words(of) in said and len(words(of)) >= n for of in told)
-            wanted["question n-gram"] += bool(grams(words(text)) & leaked)
-            wanted["passage n-gram"] += any(grams(words(of)) & leaked for of in told)
-    assert found.reasons == wanted
-    assert len(found.examples) == sum(wanted.values())
+            expected["passage"] += any(words(of) in train_passages and len(words(of)) >= n for of in train_text)
+            expected["question n-gram"] += bool(grams(words(text)) & leaked)
+            expected["passage n-gram"] += any(grams(words(of)) & leaked for of in train_text)
+    assert result.reasons == expected
+    assert len(result.examples) == sum(expected.values())
 
 
 @needs("trec")
 def test_the_known_leaks_are_found():
     def shared(name: str) -> set[str]:
         train, test = (load_set(name, data=DATA / name, split=split, examples=1) for split in ("train", "test"))
-        found = find_overlap(train, test, examples=100)
-        return {example.text for example in found.examples if example.reason == "question"}
+        result = find_overlap(train, test, examples=100)
+        return {example.text for example in result.examples if example.reason == "question"}
 
     trec = shared("trec")
     assert len(trec) == 11  # ten, and one but for its capitals
@@ -165,5 +165,5 @@ def test_the_known_leaks_are_found():
 @needs("xquad_en")
 def test_a_leak_between_two_benchmarks_is_found():
     train = load_set("musique", data=DATA / "hotpotqa_small")
-    found = find_overlap(train, load_set("xquad", data=DATA / "xquad_en"))
-    assert (found.passages["whole"], found.reasons["passage"], found.reasons["question"]) == (2, 10, 0)
+    result = find_overlap(train, load_set("xquad", data=DATA / "xquad_en"))
+    assert (result.passages["whole"], result.reasons["passage"], result.reasons["question"]) == (2, 10, 0)

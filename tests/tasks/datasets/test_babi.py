@@ -26,7 +26,7 @@ from memalpha.types import Task
 TASKS = (1, 2, 6, 8, 9, 11, 12, 13)
 
 
-def _told(*lines: str) -> World:
+def build_world(*lines: str) -> World:
     world = World()
     for number, line in enumerate(lines, 1):
         world.tell(line, number)
@@ -43,17 +43,17 @@ def _answer(world: World, question: str) -> str | None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_official_answer_follows_from_its_statements(task: int) -> None:
-    """Reading checks it; here: that nothing was left out (1,000 questions a file, as published)."""
+    """Count the stories: reading checks the answers (1,000 questions a file, as published)."""
     config = BabiConfig(tasks=(task,))
     train = [*babi.stories(config, "train"), *babi.stories(config, "validation")]
-    for found in (train, babi.stories(config, "test")):
-        assert sum(len(story.questions) for story in found) == 1000
-        assert {story.task for story in found} == {task}
+    for stories in (train, babi.stories(config, "test")):
+        assert sum(len(story.questions) for story in stories) == 1000
+        assert {story.task for story in stories} == {task}
 
 
 def test_splits_share_no_story() -> None:
     names = [{story.name for story in babi.stories(BabiConfig(), split)} for split in ("train", "validation", "test")]
-    assert [len(found) for found in names] == [1280, 320, 1600]
+    assert [len(stories_by_split) for stories_by_split in names] == [1280, 320, 1600]
     assert not names[0] & names[1]
     assert all("_test" in name for name in names[2])
 
@@ -62,7 +62,7 @@ GOOD = "1 Mary moved to the bathroom.\n2 John went to the hallway.\n3 Where is M
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "told"),
+    ("text", "line", "message"),
     [
         (GOOD.replace("bathroom\t1", "hallway\t1"), 3, "'bathroom' follows"),
         (GOOD.replace("bathroom\t1", "bathroom\t3"), 3, "supporting lines"),
@@ -75,10 +75,10 @@ GOOD = "1 Mary moved to the bathroom.\n2 John went to the hallway.\n3 Where is M
         (GOOD.replace("2 John went", "2 Then they went"), 2, "refers to nobody"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_with_its_line(tmp_path: Path, text: str, line: int, told: str) -> None:
+def test_a_file_that_does_not_fit_is_refused_with_its_line(tmp_path: Path, text: str, line: int, message: str) -> None:
     path = tmp_path / "qa1_x_test.txt"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match=rf"qa1_x_test\.txt:{line}: .*{re.escape(told)}"):
+    with pytest.raises(DataError, match=rf"qa1_x_test\.txt:{line}: .*{re.escape(message)}"):
         babi.read_file(path, 1)
 
 
@@ -87,8 +87,8 @@ def test_both_official_separators_and_gzip_are_read(tmp_path: Path) -> None:
     paths[0].write_text(GOOD, encoding="utf-8")
     paths[1].write_text(GOOD.replace("\t", "|"), encoding="utf-8")  # so in the two files of task 1
     paths[2].write_bytes(gzip.compress(GOOD.encode()))
-    first, *others = ([(s.statements, s.questions) for s in babi.read_file(path, 1)] for path in paths)
-    assert others == [first, first]
+    first, *other_stories = ([(s.statements, s.questions) for s in babi.read_file(path, 1)] for path in paths)
+    assert other_stories == [first, first]
 
 
 def test_a_folder_without_the_files_is_refused(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_folder_without_the_files_is_refused(tmp_path: Path) -> None:
         load_tasks("babi", 1, data=tmp_path)
 
 
-def test_a_folder_of_ones_own_is_read(tmp_path: Path) -> None:
+def test_an_own_folder_is_read(tmp_path: Path) -> None:
     for part in ("train", "test"):
         (tmp_path / f"qa1_x_{part}.txt").write_text(GOOD * 5, encoding="utf-8")
     config = BabiConfig(tasks=(1,), stories=5, folder=str(tmp_path))
@@ -108,7 +108,7 @@ def test_a_folder_of_ones_own_is_read(tmp_path: Path) -> None:
 
 
 def test_the_world_follows_people_and_things() -> None:
-    world = _told("Mary got the milk there.", "Mary went to the office.", "Then she went back to the garden.")
+    world = build_world("Mary got the milk there.", "Mary went to the office.", "Then she went back to the garden.")
     assert world.entries() == {"mary": "mary: garden; has milk"}
     assert _answer(world, "Where is the milk?") == "garden"
     world.tell("Mary put down the milk there.", 4)
@@ -121,7 +121,7 @@ def test_the_world_follows_people_and_things() -> None:
 
 
 def test_the_world_knows_negation() -> None:
-    world = _told("Mary is in the office.", "Mary is no longer in the office.")
+    world = build_world("Mary is in the office.", "Mary is no longer in the office.")
     assert world.entries() == {"mary": "mary: not office"}
     assert _answer(world, "Is Mary in the office?") == "no"
     assert _answer(world, "Is Mary in the garden?") is None
@@ -131,18 +131,18 @@ def test_the_world_knows_negation() -> None:
 
 
 def test_lists_are_right_in_any_order() -> None:
-    world = _told("Mary got the milk there.", "Mary took the apple.")
+    world = build_world("Mary got the milk there.", "Mary took the apple.")
     reply = world.ask("What is Mary carrying?")
     assert reply is not None
     assert reply.answers == ("milk, apple", "apple, milk")
     assert reply.evidence == (1, 2)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_impossible_statements_are_refused() -> None:
     with pytest.raises(UnreadableStatement, match="without holding"):
-        _told("Mary dropped the milk.")
+        build_world("Mary dropped the milk.")
     with pytest.raises(UnreadableStatement, match="holds"):
-        _told("Mary got the milk.", "John got the milk.")
+        build_world("Mary got the milk.", "John got the milk.")
 
 
 # -------------------------------------------------------------------------------------------------------------- streams
@@ -162,14 +162,16 @@ def test_golds_are_the_official_answers_renamed() -> None:
                 continue
             back = {new: old for old, new in task.meta["names"][int(number)].items()}
             story = official[task.meta["stories"][int(number)]]
-            [asked] = [asked for asked in story.questions if asked.line == int(line)]
+            [story_question] = [
+                story_question for story_question in story.questions if story_question.line == int(line)
+            ]
 
             def plain(text: str, back: dict[str, str] = back) -> str:
                 return re.sub(r"\w+", lambda word: back.get(word[0], word[0]), text)
 
-            assert plain(question.question) == asked.text
-            assert asked.answer in [plain(answer).replace(", ", ",") for answer in question.answers]
-            assert question.evidence == tuple(f"{number}:{told}" for told in asked.evidence)
+            assert plain(question.question) == story_question.text
+            assert story_question.answer in [plain(answer).replace(", ", ",") for answer in question.answers]
+            assert question.evidence == tuple(f"{number}:{evidence_line}" for evidence_line in story_question.evidence)
             checked[question.category or ""] += 1
         assert sum(not q.id.partition(":")[2].startswith("again") for q in task.questions) == 20
     assert set(checked) == {f"qa{task}" for task in TASKS}
@@ -187,17 +189,17 @@ def test_names_are_distinct_and_keep_their_kind() -> None:
                 assert new in pool
 
 
-def test_evidence_stands_before_the_question() -> None:
+def test_evidence_precedes_the_question() -> None:
     for task in _streams():
-        place = {turn.id: chunk.index for chunk in task.chunks for turn in chunk.turns}
-        assert len(place) == sum(len(chunk.turns) for chunk in task.chunks)
+        chunk_of_turn = {turn.id: chunk.index for chunk in task.chunks for turn in chunk.turns}
+        assert len(chunk_of_turn) == sum(len(chunk.turns) for chunk in task.chunks)
         for question in task.questions:
             assert question.evidence
             assert question.asked_after_chunk is not None
-            assert all(place[turn] <= question.asked_after_chunk for turn in question.evidence)
+            assert all(chunk_of_turn[turn] <= question.asked_after_chunk for turn in question.evidence)
 
 
-def test_pronouns_stand_beside_whom_they_mean() -> None:
+def test_pronouns_follow_their_person() -> None:
     for task in _streams():
         for chunk in task.chunks:
             for before, turn in zip((None, *chunk.turns), chunk.turns, strict=False):
@@ -211,11 +213,11 @@ def test_streams_are_functions_of_their_arguments_and_use_every_story_once() -> 
     assert babi.stream(config, "train", 5, 7) == babi.stream(config, "train", 5, 7)
     assert babi.stream(config, "train", 5, 7) != babi.stream(config, "train", 6, 7)
     assert babi.stream(config, "train", 5, 7) != babi.stream(config, "train", 5, 7 + 320)  # the next pass
-    told = [name for task in babi.streams(config, "validation", 0, 0, 80) for name in task.meta["stories"]]
-    assert sorted(told) == sorted(story.name for story in babi.stories(config, "validation"))
+    story_names = [name for task in babi.streams(config, "validation", 0, 0, 80) for name in task.meta["stories"]]
+    assert sorted(story_names) == sorted(story.name for story in babi.stories(config, "validation"))
 
 
-def test_more_stories_than_there_are_or_names_for_are_refused(tmp_path: Path) -> None:
+def test_too_many_stories_for_the_split_or_the_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"stories: .*less than or equal to 6"):
         build_config(BabiConfig, {"stories": 7}, "test")
     with pytest.raises(DataError, match="need more names of people or things than there are"):
@@ -226,13 +228,13 @@ def test_more_stories_than_there_are_or_names_for_are_refused(tmp_path: Path) ->
 
 
 def test_streams_pass_through_a_task_file(tmp_path: Path) -> None:
-    """Its reader checks, among others, that each gold operation replaces what holds at that point."""
+    """Check, through the reader of task files, that each gold operation replaces a fact that holds."""
     save_jsonl(_streams(), tmp_path / "babi.jsonl")
     assert load_jsonl(tmp_path / "babi.jsonl") == _streams()
 
 
 class _Reasoner:
-    """Reads the live entries as the format says: what a perfect reader would answer."""
+    """Answer from the live entries as a perfect reader would."""
 
     name = "reasoner"
 
@@ -245,14 +247,14 @@ class _Reasoner:
         ]
 
     def _answer(self, question: str, entries: list[str]) -> str:
-        [(name, place)] = re.findall(r"(?:Is|is)(?: the)? (\w+)(?: in the (\w+))?", question)
+        [(name, location)] = re.findall(r"(?:Is|is)(?: the)? (\w+)(?: in the (\w+))?", question)
         entry = next((text for text in reversed(entries) if text.startswith(f"{name.lower()}: ")), None)
         entry = entry or next((text for text in reversed(entries) if re.search(rf"has.*\b{name}\b", text)), ": ")
         where, _, has = entry.partition(": ")[2].partition("has ")
         where = where.removesuffix("; ")
         if question.startswith("What"):
             return has or "nothing"
-        return ("yes" if where == place else "no") if place else where
+        return ("yes" if where == location else "no") if location else where
 
 
 def test_an_oracles_memory_answers_everything_and_appending_does_not() -> None:

@@ -83,10 +83,10 @@ def test_the_plans_of_beam_10m_are_one_conversation(tmp_path):
     row = {"conversation_id": "1", "chat": chat, "probing_questions": json.dumps(PROBES)}
     write(tmp_path / "10M-00000-of-00002.parquet", [row])
     write(tmp_path / "10M-00001-of-00002.parquet", [{**row, "conversation_id": "2"}])
-    one, two = legal(beam.load_beam_10m(tmp_path), tmp_path)
-    assert (one.id, two.id) == ("beam-10M-1", "beam-10M-2")
-    assert ids(one) == [["m0", "m1"], ["m2", "m3", "m4", "m5", "m6"]]
-    assert beam.load_beam_10m(tmp_path, None, 1) == [one]
+    task, two = legal(beam.load_beam_10m(tmp_path), tmp_path)
+    assert (task.id, two.id) == ("beam-10M-1", "beam-10M-2")
+    assert ids(task) == [["m0", "m1"], ["m2", "m3", "m4", "m5", "m6"]]
+    assert beam.load_beam_10m(tmp_path, None, 1) == [task]
 
 
 @pytest.mark.parametrize(

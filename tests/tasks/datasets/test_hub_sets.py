@@ -8,15 +8,15 @@ from hub_layouts import (
     FIRST,
     LONGMEMEVAL,
     MEETING,
+    PERSONAMEM_MESSAGES,
     PROBES,
     RETRIEVAL,
-    SAID,
     USER,
-    asked,
     changed,
     context,
     ids,
     legal,
+    personamem_question,
     write,
 )
 
@@ -78,7 +78,7 @@ def test_a_bad_instance_is_named(tmp_path, change, message):
     assert str(file) in str(caught.value)
 
 
-def test_a_limit_reads_no_further(tmp_path):
+def test_a_limit_stops_reading(tmp_path):
     file = tmp_path / "cut.json"
     file.write_text(json.dumps(LONGMEMEVAL)[:-40])
     assert [task.id for task in longmemeval.load(file, None, 1)] == ["q1"]
@@ -100,9 +100,9 @@ def test_memoryagentbench_reads_contexts_of_all_kinds(tmp_path):
     ]
     assert ids(chat) == [["s0_1", "s0_2"], ["s1_1"]]
     assert [chunk.timestamp for chunk in chat.chunks] == ["2022-11-17T12:04", "2022-11-18T09:00"]
-    known, unknown = chat.questions
-    assert (known.answers, known.evidence, known.category) == (("red",), ("s0_1",), "single-session-user")
-    assert known.meta == {"metric": "judge", "date": "2023-02-01T10:00"}
+    answered, unknown = chat.questions
+    assert (answered.answers, answered.evidence, answered.category) == (("red",), ("s0_1",), "single-session-user")
+    assert answered.meta == {"metric": "judge", "date": "2023-02-01T10:00"}
     assert (unknown.answers, unknown.evidence, unknown.category) == ((), (), "multi-session")
     assert unknown.meta["refused"] == "No plane was mentioned"
     assert [task.id for task in memoryagentbench.load(tmp_path, None, 1, source="event")] == ["eventqa_full_0"]
@@ -169,8 +169,11 @@ def test_a_bad_context_is_named(tmp_path, row, message):
 
 
 def test_personamem_asks_after_exactly_the_messages_before_the_end_index(tmp_path):
-    write(tmp_path / "questions_32k.csv", [asked("q1", 2), asked("q2", 5, answer="(D)"), asked("q3", 3)])
-    write(tmp_path / "shared_contexts_32k.jsonl", [{"other": SAID}, {"c1": SAID}])
+    write(
+        tmp_path / "questions_32k.csv",
+        [personamem_question("q1", 2), personamem_question("q2", 5, answer="(D)"), personamem_question("q3", 3)],
+    )
+    write(tmp_path / "shared_contexts_32k.jsonl", [{"other": PERSONAMEM_MESSAGES}, {"c1": PERSONAMEM_MESSAGES}])
     (task,) = legal(personamem.load_personamem(tmp_path), tmp_path)
     assert ids(task) == [["m0", "m1"], ["m2"], ["m3", "m4"]]
     assert [(q.id, q.asked_after_chunk, q.answers) for q in task.questions] == [
@@ -195,8 +198,8 @@ class Listening(ScriptedPolicy):
 
 
 def test_a_reader_of_personamem_gets_the_choices_and_nothing_that_was_said_later(tmp_path):
-    write(tmp_path / "questions_32k.csv", [asked("q1", 2), asked("q2", 5, answer="(d)")])
-    write(tmp_path / "shared_contexts_32k.jsonl", [{"c1": SAID}])
+    write(tmp_path / "questions_32k.csv", [personamem_question("q1", 2), personamem_question("q2", 5, answer="(d)")])
+    write(tmp_path / "shared_contexts_32k.jsonl", [{"c1": PERSONAMEM_MESSAGES}])
     policy = Listening("fixed", text="(b)")
     reader = PolicyReader(policy, ReaderConfig(kind="policy"))
     (report,) = run_systems(["full"], load_tasks("personamem", data=tmp_path), reader, embedder="hash")
@@ -209,23 +212,26 @@ def test_a_reader_of_personamem_gets_the_choices_and_nothing_that_was_said_later
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (asked("q1", 6), r"questions_32k\.csv:2: end_index_in_shared_context '6' is outside 1..5"),
-        (asked("q1", 2, answer="(e)"), r"correct_answer '\(e\)' is none of a, b, c, d"),
-        (asked("q1", 2, options=["(a) x", "(a) y"]), "all_options has a letter twice"),
-        (asked("q1", 2, shared="c9"), r"shared_context_id 'c9' is not in .*shared_contexts_32k\.jsonl"),
-        ({**asked("q1", 2), "all_options": "black or green"}, "all_options is no list of choices"),
+        (personamem_question("q1", 6), r"questions_32k\.csv:2: end_index_in_shared_context '6' is outside 1..5"),
+        (personamem_question("q1", 2, answer="(e)"), r"correct_answer '\(e\)' is none of a, b, c, d"),
+        (personamem_question("q1", 2, options=["(a) x", "(a) y"]), "all_options has a letter twice"),
+        (personamem_question("q1", 2, shared="c9"), r"shared_context_id 'c9' is not in .*shared_contexts_32k\.jsonl"),
+        ({**personamem_question("q1", 2), "all_options": "black or green"}, "all_options is no list of choices"),
     ],
 )
 def test_a_bad_question_of_personamem_is_named(tmp_path, row, message):
     write(tmp_path / "questions_32k.csv", [row])
-    write(tmp_path / "shared_contexts_32k.jsonl", [{"c1": SAID}])
+    write(tmp_path / "shared_contexts_32k.jsonl", [{"c1": PERSONAMEM_MESSAGES}])
     with pytest.raises(DataError, match=message):
         personamem.load_personamem(tmp_path)
 
 
 def test_personamem_v2_mixes_the_choices_and_finds_the_snippet(tmp_path):
     link = "data/chat_history_32k/chat_history_persona7.json"
-    history = {"metadata": {"persona_id": 7}, "chat_history": [{"role": "system", "content": "All of me"}, *SAID[1:3]]}
+    history = {
+        "metadata": {"persona_id": 7},
+        "chat_history": [{"role": "system", "content": "All of me"}, *PERSONAMEM_MESSAGES[1:3]],
+    }
     write(tmp_path / link, history)
     row = {
         "persona_id": "7",
@@ -233,7 +239,7 @@ def test_personamem_v2_mixes_the_choices_and_finds_the_snippet(tmp_path):
         "user_query": "{'role': 'user', 'content': \"What's a good tea?\"}",
         "correct_answer": "Green",
         "incorrect_answers": json.dumps(["Black", "Red", "None"]),
-        "related_conversation_snippet": repr(SAID[1:3]),
+        "related_conversation_snippet": repr(PERSONAMEM_MESSAGES[1:3]),
         "preference": "green tea",
         "pref_type": "stereotypical_pref",
         "updated": "False",
@@ -268,8 +274,8 @@ def test_every_set_is_there_by_name_and_variant(tmp_path):
         {"conversation_id": "1", "chat": [FIRST], "probing_questions": repr(PROBES)},
     ])  # fmt: skip
     write(tmp_path / "10M-00001-of-00002.parquet", rows)
-    write(tmp_path / "questions_1M.csv", [asked("q1", 2)])
-    write(tmp_path / "shared_contexts_1M.jsonl", [{"c1": SAID}])
+    write(tmp_path / "questions_1M.csv", [personamem_question("q1", 2)])
+    write(tmp_path / "shared_contexts_1M.jsonl", [{"c1": PERSONAMEM_MESSAGES}])
     write(tmp_path / "HaluMem-Long.jsonl", [USER])
     write(tmp_path / "train.jsonl", [MEETING])
     for name, variant, questions in [
@@ -284,9 +290,9 @@ def test_every_set_is_there_by_name_and_variant(tmp_path):
     with pytest.raises(DataError, match=r"booksum: .*no option 'chunks'"):
         load_tasks("booksum", data=tmp_path, chunks=3)
     for module in (beam, booksum, halumem, longmemeval, memalpha_sets, memoryagentbench, perltqa, personamem, qmsum):
-        for known in module.DATA if isinstance(module.DATA, tuple) else (module.DATA,):
-            assert get_data_set(known.name) is known
-            assert all(known.files_for(variant) for variant in known.variants or (None,))
+        for dataset in module.DATA if isinstance(module.DATA, tuple) else (module.DATA,):
+            assert get_data_set(dataset.name) is dataset
+            assert all(dataset.files_for(variant) for variant in dataset.variants or (None,))
 
 
 def test_the_files_of_a_variant_are_those_that_name_it():

@@ -1,4 +1,4 @@
-"""Labelled sets as learning at test time: files of our own in the official layouts."""
+"""Labelled sets as learning at test time, from files in the official layouts."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def trec(folder: Path, train: str = TREC, test: str = "NUM:date When was 3 ?\nLO
 
 def test_labels_are_numbers_learned_from_examples(tmp_path):
     (task,) = load_set("trec", data=trec(tmp_path), variant="fine", examples=4)
-    held = turns(task)
+    turns_by_id = turns(task)
     numbers = task.meta["labels"]
     assert sorted(numbers.values()) == ["0", "1"]
-    assert Counter(turn.speaker for turn in held.values()) == {"label 0": 4, "label 1": 4}
-    for turn in held.values():
+    assert Counter(turn.speaker for turn in turns_by_id.values()) == {"label 0": 4, "label 1": 4}
+    for turn in turns_by_id.values():
         assert turn.speaker == f"label {numbers['NUM:date' if turn.text.startswith('When') else 'LOC:city']}"
     for question in task.questions:
         label = "NUM:date" if "When" in question.question else "LOC:city"
         assert question.answers == (numbers[label], f"label {numbers[label]}")
-        assert {held[id].speaker for id in question.evidence} == {f"label {numbers[label]}"}
+        assert {turns_by_id[id].speaker for id in question.evidence} == {f"label {numbers[label]}"}
         assert len(question.evidence) == 4
         assert f'"{question.meta["text"]}"' in question.question
         assert question.meta.get("leak", False) == (question.meta["text"] == "When was 3 ?")
@@ -59,8 +59,8 @@ def test_training_questions_are_never_among_their_examples(tmp_path):
     tasks = load_set("trec", data=trec(tmp_path, doubled), questions=3, split="train")
     assert sum(len(task.questions) for task in tasks) == 13
     for task in tasks:
-        asked = {question.meta["text"] for question in task.questions}
-        assert not asked & {turn.text for turn in turns(task).values()}
+        question_texts = {question.meta["text"] for question in task.questions}
+        assert not question_texts & {turn.text for turn in turns(task).values()}
         assert not any("leak" in question.meta for question in task.questions)
 
 
@@ -106,15 +106,15 @@ def test_bad_labelled_files_are_refused(tmp_path, name, files, says):
 
 
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=8))
-def test_csv_rows_come_back_whatever_the_text(tmp_path_factory, rows):
+def test_csv_rows_round_trip(tmp_path_factory, rows):
     file = tmp_path_factory.mktemp("csv") / "train.csv"
     # What Python's writer cannot carry: a lone surrogate, and a line end that is no "\n".
     rows = [tuple(part.encode("utf-8", "ignore").decode().replace("\r", " ") for part in row) for row in rows]
     with file.open("w", encoding="utf-8", newline="") as stream:
         csv.writer(stream).writerows([("text", "category"), *rows])
     try:
-        found = labels._rows(file, ",", "text", ("category",))
+        sentences = labels._rows(file, ",", "text", ("category",))
     except DataError as error:
         assert "an empty field" in str(error) and not all(a.strip() and b.strip() for a, b in rows)
     else:
-        assert found == [(a.strip(), b.strip()) for a, b in rows]
+        assert sentences == [(a.strip(), b.strip()) for a, b in rows]

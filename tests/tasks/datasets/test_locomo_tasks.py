@@ -1,4 +1,4 @@
-"""The LoCoMo loader: a small conversation of our own in its format, faults included; the real file if it is there."""
+"""LoCoMo loader: a small conversation in its format, faults included, and the real file if present."""
 
 import copy
 import json
@@ -46,7 +46,7 @@ def test_adversarial_questions_are_apart():
 
 
 @pytest.mark.parametrize(
-    ("strings", "wanted"),
+    ("strings", "expected"),
     [
         (["D8:6; D9:17"], ["D8:6", "D9:17"]),
         (["D1:18", "D", "D1:20"], ["D1:18", "D1:20"]),
@@ -56,8 +56,8 @@ def test_adversarial_questions_are_apart():
         ([], []),
     ],
 )
-def test_mend_evidence(strings, wanted):
-    assert mend_evidence(strings) == wanted
+def test_mend_evidence(strings, expected):
+    assert mend_evidence(strings) == expected
 
 
 def set_at(value, *path):
@@ -107,13 +107,13 @@ def test_other_files_are_refused(tmp_path, text, message):
 
 
 @pytest.mark.parametrize(
-    ("given", "turns"),
+    ("cited", "turns"),
     [("D2:1", ("D2:1",)), (["D2:1", "D2:2"], ("D2:1", "D2:2")), ("D2:1, D2:02, D9:9", ("D2:1", "D2:2"))],
 )
-def test_observations_are_facts_with_their_turns_and_dates(tmp_path, given, turns):
+def test_observations_are_facts_with_their_turns_and_dates(tmp_path, cited, turns):
     samples = json.loads(FIXTURE.read_text())
     samples[0]["observation"] = {
-        "session_2_observation": {"Mira": [["Mira made a vase.", given]], "Tom": [["Tom moved.", "D2:2"]]},
+        "session_2_observation": {"Mira": [["Mira made a vase.", cited]], "Tom": [["Tom moved.", "D2:2"]]},
         "session_3_observation": {"Tom": [["of a session that is not there", "D3:1"]]},
     }
     (tmp_path / "locomo10.json").write_text(json.dumps(samples))
@@ -199,8 +199,8 @@ def test_the_real_audit_fits_the_real_file():
         "incomplete": 3,
     }
     assert not any("fault" in question.meta for question in marked if question.category == "adversarial")
-    kept = [question for task in load(REAL, audit=AUDIT, faults="drop") for question in task.questions]
-    assert len(kept) == 1540 - 99
+    remaining = [question for task in load(REAL, audit=AUDIT, faults="drop") for question in task.questions]
+    assert len(remaining) == 1540 - 99
 
 
 @needs("locomo")

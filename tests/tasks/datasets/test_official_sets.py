@@ -1,4 +1,4 @@
-"""Loaders of official files: small files of our own in the official layouts; the real ones where they are there."""
+"""Loaders of official files: small files in the official layouts, and the real ones if present."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from official import DATA, JSON, needs, places, put, turns, write
+from official import DATA, JSON, needs, replace_at, turns, value_paths, write
 
 from memalpha.errors import DataError
 from memalpha.qa.scoring.metrics import QUESTION_METRICS
@@ -32,12 +32,12 @@ FOLDERS = {
 }
 
 
-def test_every_name_has_a_loader_and_says_what_it_is():
-    assert [known.name for known in list_data_sets()] == list(MODULES)
-    for known in list_data_sets():
-        assert known.about and known.licence and known.counts and known.metric
-        assert known.source.startswith(("github:", "hub:", "made here")), known.source
-        assert set(known.expected) <= set(known.variants or ("",))
+def test_every_set_has_a_loader_and_a_description():
+    assert [datasets.name for datasets in list_data_sets()] == list(MODULES)
+    for datasets in list_data_sets():
+        assert datasets.about and datasets.licence and datasets.counts and datasets.metric
+        assert datasets.source.startswith(("github:", "hub:", "made here")), datasets.source
+        assert set(datasets.expected) <= set(datasets.variants or ("",))
 
 
 @pytest.mark.parametrize(
@@ -55,21 +55,21 @@ def test_every_name_has_a_loader_and_says_what_it_is():
         ("trec", {"colour": 1}, "no option 'colour'; its options are: examples, questions, split, seed, chunk"),
     ],
 )
-def test_what_cannot_be_asked_for_is_said(tmp_path, name, options, says):
+def test_unknown_names_variants_and_options_are_refused(tmp_path, name, options, says):
     write(tmp_path / "train.txt", "A:b Who ?\n")
     write(tmp_path / "test.txt", "A:b Who ?\n")
     write(tmp_path / "hotpotqa_train.json", [hotpot()])
     write(tmp_path / "dev-v1.1.json", squad())
-    given = options if name == "xquad" else {"data": tmp_path, **options}
+    arguments = options if name == "xquad" else {"data": tmp_path, **options}
     with pytest.raises(DataError, match=says):
-        load_set(name, **given)
+        load_set(name, **arguments)
 
 
 @given(st.lists(st.text(alphabet="ab ", min_size=1, max_size=40), min_size=1, max_size=30), st.integers(1, 20))
-def test_packed_keeps_every_turn_in_order_and_no_chunk_too_long(texts, tokens):
-    told = [SpeakerTurn(speaker="s", text=text, id=str(number)) for number, text in enumerate(texts)]
-    chunks = pack_turns(told, tokens)
-    assert [turn for chunk in chunks for turn in chunk.turns] == told
+def test_packing_keeps_turns_in_order_within_the_chunk_limit(texts, tokens):
+    speaker_turns = [SpeakerTurn(speaker="s", text=text, id=str(number)) for number, text in enumerate(texts)]
+    chunks = pack_turns(speaker_turns, tokens)
+    assert [turn for chunk in chunks for turn in chunk.turns] == speaker_turns
     for chunk, after in zip(chunks, [*chunks[1:], None], strict=True):
         assert len(chunk.turns) == 1 or len(chunk.render()) <= 4 * tokens
         if after is not None:  # the next turn did not fit
@@ -77,7 +77,7 @@ def test_packed_keeps_every_turn_in_order_and_no_chunk_too_long(texts, tokens):
 
 
 def scene(title: str, **change: object) -> dict[str, object]:
-    said = [
+    utterances = [
         {"uid": 0, "speakers": ["#NOTE#"], "utterance": "[ A kitchen . ]"},
         {"uid": 1, "speakers": ["Mira", "Tom"], "utterance": "The key is under the mat ."},
         {"uid": 2, "speakers": ["Tom"], "utterance": "Under the mat , as ever ."},
@@ -86,8 +86,8 @@ def scene(title: str, **change: object) -> dict[str, object]:
         {"answer_text": "under the mat ", "utterance_id": 1, "inner_start": 3, "inner_end": 5, "is_speaker": False},
         {"answer_text": "Under the mat", "utterance_id": 2, "inner_start": 0, "inner_end": 2, "is_speaker": False},
     ]
-    asked = {"id": f"{title}_Where_Paraphrased", "question": "Where is the key ?", "answers": answers, **change}
-    return {"title": title, "paragraphs": [{"utterances:": said, "qas": [asked]}]}
+    question = {"id": f"{title}_Where_Paraphrased", "question": "Where is the key ?", "answers": answers, **change}
+    return {"title": title, "paragraphs": [{"utterances:": utterances, "qas": [question]}]}
 
 
 def friends(*scenes: object) -> dict[str, object]:
@@ -137,14 +137,14 @@ def hotpot(id: str = "h1", **change: object) -> dict[str, object]:
 
 
 def musique(id: str = "2hop__1_2", **change: object) -> dict[str, object]:
-    told = [
+    paragraph_items = [
         ("Oslo", "Oslo lies by a fjord.", True),
         ("Oslo", "Oslo is a film.", False),
         ("Mira", "Born in Oslo.", True),
     ]
     paragraphs = [
         {"idx": n, "title": title, "paragraph_text": text, "is_supporting": gold}
-        for n, (title, text, gold) in enumerate(told)
+        for n, (title, text, gold) in enumerate(paragraph_items)
     ]
     question = {"id": id, "question": "By what was Mira born?", "answer": "a fjord", "answer_aliases": ["the fjord"]}
     return {**question, "paragraphs": paragraphs, "answerable": True, **change}
@@ -217,8 +217,12 @@ def test_a_bad_question_is_refused(tmp_path, name, value, says):
 
 def squad(paragraphs: int = 3, **change: object) -> dict[str, object]:
     def paragraph(number: int) -> dict[str, object]:
-        asked = {"question": " How many gates? ", "answers": [{"text": str(number), "answer_start": 9}] * 2, **change}
-        return {"context": f"Town has {number} gates.", "qas": [{"id": f"q{number}", **asked}]}
+        questions = {
+            "question": " How many gates? ",
+            "answers": [{"text": str(number), "answer_start": 9}] * 2,
+            **change,
+        }
+        return {"context": f"Town has {number} gates.", "qas": [{"id": f"q{number}", **questions}]}
 
     return {"version": "1.1", "data": [{"title": "Old_Town", "paragraphs": [*map(paragraph, range(paragraphs))]}]}
 
@@ -258,11 +262,11 @@ def test_an_impossible_question_is_one_to_abstain_from(tmp_path):
 )
 def test_the_real_files_hold_what_the_catalogue_says(name, variant, tmp_path):
     tasks = load_set(name, data=DATA / FOLDERS[name], variant=variant)
-    told = [turn for task in tasks for chunk in task.chunks for turn in chunk.turns]
-    held = {"tasks": len(tasks), "chunks": sum(len(task.chunks) for task in tasks), "turns": len(told)}
-    held["questions"] = sum(len(task.questions) for task in tasks)
+    all_turns = [turn for task in tasks for chunk in task.chunks for turn in chunk.turns]
+    actual = {"tasks": len(tasks), "chunks": sum(len(task.chunks) for task in tasks), "turns": len(all_turns)}
+    actual["questions"] = sum(len(task.questions) for task in tasks)
     expected = get_data_set(name).expected[variant or ""]
-    assert {key: held[key] for key in expected} == expected
+    assert {key: actual[key] for key in expected} == expected
     some = tasks[:: max(1, len(tasks) // 3)]
     save_jsonl(some, tmp_path / "tasks.jsonl")  # unique ids, evidence that is there, nothing empty
     assert load_jsonl(tmp_path / "tasks.jsonl") == some
@@ -271,8 +275,8 @@ def test_the_real_files_hold_what_the_catalogue_says(name, variant, tmp_path):
 @needs("trec")
 def test_the_known_leaks_of_the_labelled_sets_are_marked():
     def marked(name: str, **options: object) -> list[str]:
-        asked = [question for task in load_set(name, data=DATA / name, **options) for question in task.questions]
-        return [question.meta["text"] for question in asked if question.meta.get("leak")]
+        questions = [question for task in load_set(name, data=DATA / name, **options) for question in task.questions]
+        return [question.meta["text"] for question in questions if question.meta.get("leak")]
 
     assert len(marked("trec", examples=1)) == 11  # ten, and "the twin cities" but for its capitals
     assert len(marked("clinc150", examples=1)) == 19  # two to the letter
@@ -282,10 +286,10 @@ def test_the_known_leaks_of_the_labelled_sets_are_marked():
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=needs(FOLDERS[name])) for name in FOLDERS])
 def test_every_question_names_the_official_metric(name):
-    known = get_data_set(name)
-    assert known.metric in QUESTION_METRICS
+    dataset = get_data_set(name)
+    assert dataset.metric in QUESTION_METRICS
     questions = [question for task in load_set(name, 2, data=DATA / FOLDERS[name]) for question in task.questions]
-    assert {question.meta["metric"] for question in questions} == {known.metric}
+    assert {question.meta["metric"] for question in questions} == {dataset.metric}
 
 
 LOCOMO = Path(__file__).parents[2] / "data" / "locomo_like.json"
@@ -303,7 +307,7 @@ LAYOUTS = {
     ),
     "locomo": (
         "locomo10.json",
-        put(
+        replace_at(
             json.loads(LOCOMO.read_text(encoding="utf-8")),
             (0, "observation"),
             {"session_2_observation": {"Mira": [["Mira made a vase.", ["D2:1"]]]}},
@@ -316,11 +320,11 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", LAYOUTS)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_anything_in_the_place_of_anything_is_read_or_refused(tmp_path_factory, name, data):
+def test_corrupted_files_are_read_or_refused(tmp_path_factory, name, data):
     file, good, options = LAYOUTS[name]
-    path = data.draw(st.sampled_from(list(places(good))))
+    path = data.draw(st.sampled_from(list(value_paths(good))))
     folder = tmp_path_factory.mktemp("x")
-    write(folder / file, put(good, path, data.draw(JSON)))
+    write(folder / file, replace_at(good, path, data.draw(JSON)))
     try:
         tasks = load_set(name, data=folder, **options)
     except DataError as error:
@@ -332,10 +336,10 @@ def test_anything_in_the_place_of_anything_is_read_or_refused(tmp_path_factory, 
 def test_the_readme_has_every_set_as_the_catalogue_does():
     readme = (Path(__file__).parents[3] / "data" / "README.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", readme, re.MULTILINE))
-    for known in list_data_sets():
-        place = known.source.partition(":")[2] or known.source
-        for wanted in (known.about, known.counts, known.licence, place):
-            assert wanted in rows[known.name], f"{known.name}: {wanted}"
+    for dataset in list_data_sets():
+        availability = dataset.source.partition(":")[2] or dataset.source
+        for expected in (dataset.about, dataset.counts, dataset.licence, availability):
+            assert expected in rows[dataset.name], f"{dataset.name}: {expected}"
 
 
 def load_real(name: str, limit: int | None = None, **options: object) -> list[Task]:
@@ -343,10 +347,10 @@ def load_real(name: str, limit: int | None = None, **options: object) -> list[Ta
 
 
 @pytest.mark.parametrize(
-    ("name", "variant", "known", "sentences"),
+    ("name", "variant", "label_count", "sentences"),
     [
-        pytest.param(name, variant, known, sentences, marks=needs(name))
-        for name, variant, known, sentences in (
+        pytest.param(name, variant, label_count, sentences, marks=needs(name))
+        for name, variant, label_count, sentences in (
             ("banking77", None, 77, 10_003),
             ("clinc150", None, 150, 15_000),
             ("nlu", None, 64, 9_960),
@@ -355,9 +359,9 @@ def load_real(name: str, limit: int | None = None, **options: object) -> list[Ta
         )
     ],
 )
-def test_the_real_labelled_sets_have_their_labels_and_sentences(name, variant, known, sentences):
+def test_the_real_labelled_sets_have_their_labels_and_sentences(name, variant, label_count, sentences):
     (task,) = load_real(name, 1, variant=variant, examples=100_000)
-    assert (len(task.meta["labels"]), len(turns(task))) == (known, sentences)
+    assert (len(task.meta["labels"]), len(turns(task))) == (label_count, sentences)
     (task,) = load_real(name, 1, variant=variant)
     tokens = sum(len(chunk.render()) for chunk in task.chunks) / 4
     assert 25_000 < tokens < 46_000  # the sample that a task is made for
@@ -375,6 +379,6 @@ def test_the_real_questions_are_of_the_known_kinds():
         "hotpotqa": {"bridge": 78, "comparison": 22},
         "musique": {"2hop": 68, "3hop": 27, "4hop": 5},
     }
-    told = [turn for task in load_real("friendsqa") for turn in turns(task).values()]
-    assert sum(turn.speaker == "#NOTE#" for turn in told) == 543
-    assert sum(", " in turn.speaker for turn in told) == 22
+    utterances = [turn for task in load_real("friendsqa") for turn in turns(task).values()]
+    assert sum(turn.speaker == "#NOTE#" for turn in utterances) == 543
+    assert sum(", " in turn.speaker for turn in utterances) == 22

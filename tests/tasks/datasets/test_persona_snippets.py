@@ -1,4 +1,4 @@
-"""PersonaMem's snippets mixed with others: rows of our own in the official layout."""
+"""PersonaMem's snippets mixed with others, from rows in the official layout."""
 
 import csv
 
@@ -35,7 +35,7 @@ def write(folder, rows, name="train.csv"):
     return path
 
 
-def said(task):
+def chunk_texts(task):
     return [tuple(turn.text for turn in chunk.turns) for chunk in task.chunks]
 
 
@@ -48,13 +48,13 @@ def test_a_question_has_its_snippet_among_one_to_five_of_other_personas(tmp_path
     for number, task in enumerate(tasks):
         (question,) = task.questions
         sizes.add(len(task.chunks) - 1)
-        places.add(place := question.meta["snippet"])
-        assert said(task)[place] == (f"I like tea number {number}.", "Noted.")
-        assert question.evidence == tuple(turn.id for turn in task.chunks[place].turns)
+        places.add(index := question.meta["snippet"])
+        assert chunk_texts(task)[index] == (f"I like tea number {number}.", "Noted.")
+        assert question.evidence == tuple(turn.id for turn in task.chunks[index].turns)
         assert question.answers == (f"({question.meta['choice']}) Tea {number}",)
-        assert len(set(said(task))) == len(task.chunks)
+        assert len(set(chunk_texts(task))) == len(task.chunks)
         other = number + 1 if number % 2 == 0 else number - 1  # the same persona's other row
-        assert (f"I like tea number {other}.", "Noted.") not in said(task)
+        assert (f"I like tea number {other}.", "Noted.") not in chunk_texts(task)
     assert sizes == {1, 2, 3, 4, 5}
     assert len(places) > 3
     assert len({task.questions[0].meta["choice"] for task in tasks}) == 4
@@ -66,7 +66,7 @@ def test_a_seed_mixes_and_a_limit_does_not(tmp_path):
     assert load(tmp_path, irrelevant=3) == tasks
     assert load(tmp_path, limit=5, irrelevant=3) == tasks[:5]
     assert max(len(task.chunks) for task in tasks) == 4
-    assert [said(task) for task in load(file, irrelevant=3, seed=1)] != [said(task) for task in tasks]
+    assert [chunk_texts(task) for task in load(file, irrelevant=3, seed=1)] != [chunk_texts(task) for task in tasks]
     assert load_tasks("personamem_snippets", 2, data=file) == load(file, limit=2)
 
 

@@ -1,4 +1,4 @@
-"""Tasks of one's own as CSV: one table, or one of chunks and one of questions."""
+"""Own tasks as CSV: one table, or a table of chunks and one of questions."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_one_table_groups_by_task_or_by_context(tmp_path):
     assert [question.question for question in task.questions] == ["Q?", "R?", "S?"]
 
 
-def test_long_texts_are_cut_and_questions_stay_behind_them(tmp_path):
+def test_long_texts_are_split_before_their_questions(tmp_path):
     long = " ".join(f"Sentence {number}." for number in range(3000))
     write(tmp_path / "chunks.csv", f"chunk,text,turn\na,{long},t1\nb,short,t2\n")
     write(tmp_path / "questions.csv", "question,answer,evidence,asked_after_chunk\nWhat?,x,t1,a\n")
@@ -154,15 +154,15 @@ FILLED = TEXT.filter(lambda text: bool(text.strip()))
 
 
 @given(st.lists(st.tuples(FILLED, FILLED, TEXT), min_size=1, max_size=8), st.sampled_from(",;\t"))
-def test_what_csv_can_hold_comes_back(tmp_path_factory, rows, separator):
+def test_csv_round_trip(tmp_path_factory, rows, separator):
     folder = tmp_path_factory.mktemp("csv")
     with (folder / "mine.csv").open("w", encoding="utf-8", newline="") as stream:
         csv.writer(stream, delimiter=separator).writerows([("context", "question", "answer"), *rows])
     tasks = load_csv(folder / "mine.csv")
     assert [task.chunks[0].text for task in tasks] == list(dict.fromkeys(context.strip() for context, _, _ in rows))
     for task in tasks:
-        wanted = [(q.strip(), a.strip()) for context, q, a in rows if context.strip() == task.chunks[0].text]
-        assert [(asked.question, "".join(asked.answers)) for asked in task.questions] == wanted
+        expected = [(q.strip(), a.strip()) for context, q, a in rows if context.strip() == task.chunks[0].text]
+        assert [(question.question, "".join(question.answers)) for question in task.questions] == expected
     save_jsonl(tasks, folder / "mine.jsonl")
     assert load_jsonl(folder / "mine.jsonl") == tasks
 
@@ -182,12 +182,12 @@ def test_any_table_is_read_or_refused_by_name(tmp_path_factory, chunks, question
 
 def test_the_examples_of_the_readme_are_read(tmp_path):
     readme = (Path(__file__).parents[3] / "data" / "README.md").read_text(encoding="utf-8")
-    one, chunks, questions = re.findall(r"```\n(task,.*?)```", readme, re.DOTALL)
-    (task,) = load_tasks(write(tmp_path / "one.csv", one))
+    first, chunks, questions = re.findall(r"```\n(task,.*?)```", readme, re.DOTALL)
+    (task,) = load_tasks(write(tmp_path / "one.csv", first))
     assert [question.answers for question in task.questions] == [("Porto",), ("a flat",)]
     write(tmp_path / "chunks.csv", chunks)
     write(tmp_path / "questions.csv", questions)
     (task,) = load_tasks(tmp_path)
     assert (task.questions[0].evidence, task.questions[0].asked_after_chunk) == (("t1",), 0)
-    known = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (?:chunks|questions) \|.*$", readme, re.MULTILINE))))
-    assert known == {*table._CHUNK_COLUMNS, *table._QUESTION_COLUMNS, *table._ONE_TABLE}
+    columns = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (?:chunks|questions) \|.*$", readme, re.MULTILINE))))
+    assert columns == {*table._CHUNK_COLUMNS, *table._QUESTION_COLUMNS, *table._ONE_TABLE}

@@ -150,7 +150,7 @@ def test_bad_line_is_refused_with_file_line_and_field(tmp_path, change, says):
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-def test_one_json_value_is_told_from_json_lines(tmp_path, indent):
+def test_a_single_json_value_is_recognized(tmp_path, indent):
     path = tmp_path / "tasks.json"
     for value in [[GOOD, {**GOOD, "id": "b"}], *([GOOD] if indent else [])]:
         path.write_text(json.dumps(value, indent=indent) + "\n")
@@ -158,14 +158,16 @@ def test_one_json_value_is_told_from_json_lines(tmp_path, indent):
             load_jsonl(path)
 
 
-def test_overview_counts_what_training_will_find():
-    asked = (Question(id="q0", question="Who?", answers=("Ana",)), Question(id="q1", question="Where?"))
-    told = (
+def test_summarize_tasks_counts_training_content():
+    questions = (Question(id="q0", question="Who?", answers=("Ana",)), Question(id="q1", question="Where?"))
+    counts = (
         GoldOperation(kind="insert", chunk=0, category="people", content="name: Ana"),
         GoldOperation(kind="core_update", chunk=0, category="core", content="Ana"),
     )
-    one = Task(id="a", chunks=(Chunk(text="I am Ana."), Chunk(text="Bye.")), questions=asked, gold_operations=told)
-    assert summarize_tasks([one, Task(id="b", chunks=(Chunk(text="x"),))]) == {
+    task = Task(
+        id="a", chunks=(Chunk(text="I am Ana."), Chunk(text="Bye.")), questions=questions, gold_operations=counts
+    )
+    assert summarize_tasks([task, Task(id="b", chunks=(Chunk(text="x"),))]) == {
         "tasks": 2,
         "chunks": 3,
         "longest_chunk": 9,
@@ -215,12 +217,12 @@ def test_gold_operations_are_read_chunk_by_chunk(tmp_path):
 
 
 def test_a_chunk_may_be_in_two_tasks():
-    one, two = Chunk(text="one"), Chunk(text="two")
-    first, second = Task(id="a", chunks=(one, two)), Task(id="b", chunks=(two, one))
+    first_task, two = Chunk(text="one"), Chunk(text="two")
+    first, second = Task(id="a", chunks=(first_task, two)), Task(id="b", chunks=(two, first_task))
     for task in (first, second):
         assert [chunk.index for chunk in task.chunks] == [0, 1]
     assert first.chunks[0].text == second.chunks[1].text == "one"
-    assert (one.index, two.index) == (0, 0)
+    assert (first_task.index, two.index) == (0, 0)
 
 
 def test_repeated_turn_id_key_and_task_id_are_refused(tmp_path):
@@ -237,7 +239,7 @@ def test_repeated_turn_id_key_and_task_id_are_refused(tmp_path):
         load_jsonl(path)
 
 
-def test_what_cannot_be_read_back_is_not_written(tmp_path):
+def test_unreadable_tasks_are_not_written(tmp_path):
     path = tmp_path / "tasks.jsonl"
     chunk = Chunk(text="x")
     for task in (
@@ -283,7 +285,7 @@ def test_load_tasks_by_name_and_path(tmp_path):
         (("synthetic",), {"data": "x"}, "synthetic: made here: data does not belong"),
     ],
 )
-def test_load_tasks_says_what_is_wrong(arguments, options, says):
+def test_load_tasks_names_the_fault(arguments, options, says):
     with pytest.raises(DataError, match=says):
         load_tasks(*arguments, **options)
 

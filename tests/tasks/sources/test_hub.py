@@ -1,4 +1,4 @@
-"""Official files from a hub: a small hub of our own over real HTTP, asked by the hub's own client in a process."""
+"""Official files from a hub: a small hub over real HTTP, read by the hub's own client in a process."""
 
 import hashlib
 import http.server
@@ -27,7 +27,7 @@ def digest(content):
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """Serves `server.files` of the dataset me/set at `server.commit`; every path asked for is in `server.asked`."""
+    """Serve `server.files` of the dataset me/set at `server.commit`; requests are noted in `server.asked`."""
 
     def log_message(self, *_):
         pass
@@ -87,7 +87,7 @@ def hub(**files):
 
 
 def ask(home, port, *sets):
-    """What `obtain` gives for each set, in a process whose hub is at the port: a path, or the message of an error."""
+    """Return what `obtain` gives for each set in a process whose hub is at the port: a path or an error message."""
     code = (
         "import json, sys\n"
         "from memalpha.errors import DataError\n"
@@ -110,42 +110,42 @@ def ask(home, port, *sets):
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()], done.stderr
 
 
-def known(*files, revision=COMMIT, source="hub:me/set"):
+def describe_set(*files, revision=COMMIT, source="hub:me/set"):
     return DataSet("set", "a set", source, "CC BY 4.0", "1", "judge", files=files, revision=revision)
 
 
 def test_a_pinned_set_is_fetched_once_even_when_the_connection_breaks(tmp_path):
-    wanted = known(File("large.bin", digest(LARGE), len(LARGE)), File("parts/a.json"))
-    parts = known(File("parts/*.json"))
+    dataset = describe_set(File("large.bin", digest(LARGE), len(LARGE)), File("parts/a.json"))
+    parts = describe_set(File("parts/*.json"))
     with hub(**{"large.bin": LARGE, "parts/a.json": b"[1]", "parts/b.json": b"[2]", "unwanted.bin": b"x"}) as server:
         server.breaks = 1
-        (first, again, *_), shown = ask(tmp_path, server.server_port, wanted, wanted, parts)
-        port, asked = server.server_port, [path for _, path in server.asked]
+        (first, again, *_), stderr = ask(tmp_path, server.server_port, dataset, dataset, parts)
+        port, paths = server.server_port, [path for _, path in server.asked]
         assert [method for method, path in server.asked if path.endswith("large.bin")] == ["HEAD", "GET", "GET"]
-    assert "Fetching" in shown  # the progress bar
-    assert sum(path == "/" for path in asked) == 2  # nothing was asked the second time
+    assert "Fetching" in stderr  # the progress bar
+    assert sum(path == "/" for path in paths) == 2  # nothing was asked the second time
     kind, folder = first
     assert kind == "path" and again == first
-    found = {str(file.relative_to(folder)): file.read_bytes() for file in Path(folder).rglob("*.*")}
-    assert found == {"large.bin": LARGE, "parts/a.json": b"[1]", "parts/b.json": b"[2]"}
+    results = {str(file.relative_to(folder)): file.read_bytes() for file in Path(folder).rglob("*.*")}
+    assert results == {"large.bin": LARGE, "parts/a.json": b"[1]", "parts/b.json": b"[2]"}
     assert snapshot_commit(Path(folder) / "large.bin") == COMMIT
-    (offline, other), _ = ask(tmp_path, port, wanted, known(File("other.json")))
+    (offline, other), _ = ask(tmp_path, port, dataset, describe_set(File("other.json")))
     assert offline == first
     assert other[0] == "error"
     for part in ("the hub does not answer", "other.json", "me/set", COMMIT, "CC BY 4.0", "data=PATH"):
         assert part in other[1]
 
 
-def test_what_is_wrong_with_the_files_is_said_and_nothing_wrong_stays(tmp_path):
-    bad = known(File("a.json", digest(b"[2]")))
+def test_wrong_files_are_reported_and_removed_from_the_cache(tmp_path):
+    bad = describe_set(File("a.json", digest(b"[2]")))
     with hub(**{"a.json": b"[1]"}) as server:
         got, _ = ask(
             tmp_path,
             server.server_port,
             bad,
             bad,
-            known(File("b.json")),
-            known(File("a.json"), source="hub:me/none"),
+            describe_set(File("b.json")),
+            describe_set(File("a.json"), source="hub:me/none"),
         )
         fetched = sum(method == "GET" and path.endswith("/a.json") for method, path in server.asked)
     assert [kind for kind, _ in got] == ["error"] * 4
@@ -155,25 +155,25 @@ def test_what_is_wrong_with_the_files_is_said_and_nothing_wrong_stays(tmp_path):
     assert "set: not fetched: " in got[3][1] and "data=PATH" in got[3][1]
 
 
-def test_without_a_pinned_revision_the_newest_is_taken_and_offline_what_is_there(tmp_path):
-    wanted = known(File("a.json"), revision=None)
+def test_without_a_revision_the_newest_or_the_cached_commit_is_read(tmp_path):
+    dataset = describe_set(File("a.json"), revision=None)
     with hub(**{"a.json": b"[1]"}) as server:
-        ((_, first),), _ = ask(tmp_path, server.server_port, wanted)
+        ((_, first),), _ = ask(tmp_path, server.server_port, dataset)
         server.files, server.commit = {"a.json": b"[1, 2]"}, "b" * 40
-        ((_, second),), _ = ask(tmp_path, server.server_port, wanted)
+        ((_, second),), _ = ask(tmp_path, server.server_port, dataset)
         port = server.server_port
-    ((_, third),), _ = ask(tmp_path, port, wanted)
+    ((_, third),), _ = ask(tmp_path, port, dataset)
     assert [snapshot_commit(Path(path)) for path in (first, second, third)] == [COMMIT, "b" * 40, "b" * 40]
     assert (Path(second) / "a.json").read_bytes() == b"[1, 2]"
 
 
-def test_what_the_user_names_wins_and_needs_no_hub(tmp_path, monkeypatch):
+def test_a_given_path_wins_without_the_hub(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert obtain(known(File("a.json")), data=tmp_path) == tmp_path
+    assert obtain(describe_set(File("a.json")), data=tmp_path) == tmp_path
     with pytest.raises(DataError, match=r"nowhere: not there; get a\.json from the dataset repository me/set"):
-        obtain(known(File("a.json")), data=tmp_path / "nowhere")
+        obtain(describe_set(File("a.json")), data=tmp_path / "nowhere")
     with pytest.raises(DataError, match=f"huggingface_hub fetches it: {re.escape(install_command('eval'))}"):
-        obtain(known(File("a.json")))
+        obtain(describe_set(File("a.json")))
 
 
 def test_tasks_from_the_cache_say_which_commit_they_are_of(tmp_path):
@@ -184,8 +184,8 @@ def test_tasks_from_the_cache_say_which_commit_they_are_of(tmp_path):
         "specific_query_list": [],
         "meeting_transcripts": [{"speaker": "A", "content": "Hello."}],
     }
-    for place in (folder, tmp_path):
-        (place / "test.jsonl").write_text(json.dumps(meeting))
+    for snapshot in (folder, tmp_path):
+        (snapshot / "test.jsonl").write_text(json.dumps(meeting))
     assert [task.meta for task in load_tasks("qmsum", data=folder)] == [{"commit": COMMIT}]
     assert [task.meta for task in load_tasks("qmsum", data=tmp_path)] == [{}]
 

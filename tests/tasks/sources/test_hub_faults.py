@@ -1,4 +1,4 @@
-"""Anything in the place of anything in the official layouts is read, or refused by name."""
+"""Corrupted files in the official layouts of hub sets are read, or refused by name."""
 
 import json
 
@@ -9,19 +9,19 @@ from hub_layouts import (
     MEETING,
     MEMORY,
     PERSON,
+    PERSONAMEM_MESSAGES,
     PROBES,
-    SAID,
     TALK,
     USER,
-    asked,
     context,
     legal,
+    personamem_question,
     row,
     write,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from official import JSON, places, put
+from official import JSON, replace_at, value_paths
 
 from memalpha.errors import DataError
 from memalpha.tasks.datasets import (
@@ -54,7 +54,7 @@ def as_history(value, folder):
 
 
 def as_contexts(value, folder):
-    write(folder / "questions_32k.csv", [asked("q1", 2)])
+    write(folder / "questions_32k.csv", [personamem_question("q1", 2)])
     write(folder / "shared_contexts_32k.jsonl", [value])
     return personamem.load_personamem(folder)
 
@@ -77,8 +77,8 @@ def as_row(value, folder):
 
 
 def as_talk(value, folder):
-    kept = context("longmemeval_s*", repr(value), ["q"], [["a"]])
-    return memoryagentbench.load(write(folder / "x.parquet", [kept]))
+    turns = context("longmemeval_s*", repr(value), ["q"], [["a"]])
+    return memoryagentbench.load(write(folder / "x.parquet", [turns]))
 
 
 LOADERS = {
@@ -87,8 +87,8 @@ LOADERS = {
     "qmsum": (MEETING, lambda value, folder: qmsum.load(write(folder / "x.jsonl", [value]))),
     "booksum": (CHAPTER, lambda value, folder: booksum.load(write(folder / "x.jsonl", [value]))),
     "perltqa": ([MEMORY, [{"Xia": PERSON}]], as_characters),
-    "personamem": ({"c1": SAID}, as_contexts),
-    "personamem_v2": ({"chat_history": SAID}, as_history),
+    "personamem": ({"c1": PERSONAMEM_MESSAGES}, as_contexts),
+    "personamem_v2": ({"chat_history": PERSONAMEM_MESSAGES}, as_history),
     "beam": (PROBES, as_probes),
     "memalpha": (ROW, as_row),
     "memoryagentbench": (TALK, as_talk),
@@ -98,11 +98,11 @@ LOADERS = {
 @pytest.mark.parametrize("name", LOADERS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_anything_in_the_place_of_anything_is_read_or_refused(tmp_path_factory, name, data):
+def test_corrupted_files_are_read_or_refused(tmp_path_factory, name, data):
     good, load = LOADERS[name]
-    path = data.draw(st.sampled_from(list(places(good))))
+    path = data.draw(st.sampled_from(list(value_paths(good))))
     try:
-        tasks = load(put(good, path, data.draw(JSON)), folder := tmp_path_factory.mktemp("x"))
+        tasks = load(replace_at(good, path, data.draw(JSON)), folder := tmp_path_factory.mktemp("x"))
     except DataError as error:
         assert str(error)
     else:

@@ -1,4 +1,4 @@
-"""Every answer of the synthetic worlds is derived again here, from the gold operations alone."""
+"""Synthetic worlds: every answer is derived again from the gold operations alone."""
 
 import re
 from collections import defaultdict
@@ -35,7 +35,7 @@ seeds = st.integers(0, 10**6)
 
 
 class Replay:
-    """What the gold operations up to a chunk say, and nothing else."""
+    """Replay the gold operations up to a chunk, and nothing else."""
 
     def __init__(self, task, upto=None):
         self.history = defaultdict(list)  # slot -> [(value or None, turn, chunk)]
@@ -57,7 +57,7 @@ class Replay:
             else:
                 assert op.replaces == f"{slot}: {live}"
                 assert op.chunk > past[-1][2], "what is changed in a chunk was there before it"
-            assert value not in [held for held, _, _ in past] or op.kind == "delete"
+            assert value not in [slots for slots, _, _ in past] or op.kind == "delete"
             past.append((None if op.kind == "delete" else value, op.turn, op.chunk))
 
     def answer(self, question):
@@ -69,18 +69,18 @@ class Replay:
                 return "never", [], []
             value, turn, _ = past[-1]
             kind = "retracted" if value is None else "updated" if len(past) > 1 else "stated"
-            assert sorted(meta["stale"]) == sorted(held for held, _, _ in past[:-1] if held)
+            assert sorted(meta["stale"]) == sorted(values for values, _, _ in past[:-1] if values)
             return kind, [value] if value else [], [turn]
         if meta["kind"] == "previous":
-            at = [held for held, _, _ in past].index(meta["before"])
+            at = [values for values, _, _ in past].index(meta["before"])
             return "previous", [past[at - 1][0]], [past[at - 1][1], past[at][1]]
         if meta["kind"] == "join":
             (person, who, first), (value, turn, second) = self.history[meta["via"]][-1], past[-1]
             assert meta["slot"].startswith(person + " ") and first != second
             assert value not in meta["stale"]
             return "join", [value], [who, turn]
-        found = {content: (day, turn) for content, day, turn, _ in self.events}
-        assert len(found) == len(self.events), "no event happens twice"
+        matches = {content: (day, turn) for content, day, turn, _ in self.events}
+        assert len(matches) == len(self.events), "no event happens twice"
         if meta["kind"] == "count":
             month = meta.get("month") or ""
             turns = [
@@ -88,10 +88,10 @@ class Replay:
             ]
             return "count", [str(len(turns))], turns
         if meta["kind"] == "when":
-            content = meta.get("event") or next(c for c, (_, turn) in found.items() if turn == question.evidence[0])
+            content = meta.get("event") or next(c for c, (_, turn) in matches.items() if turn == question.evidence[0])
             assert content.partition(": ")[2] in question.question
-            return "when", [str(found[content][0])], [found[content][1]]
-        (day_a, turn_a), (day_b, turn_b) = (found[content] for content in meta["events"])
+            return "when", [str(matches[content][0])], [matches[content][1]]
+        (day_a, turn_a), (day_b, turn_b) = (matches[content] for content in meta["events"])
         assert all(content.partition(": ")[2] in question.question for content in meta["events"])
         assert day_a != day_b
         if meta["kind"] == "between":
@@ -170,18 +170,18 @@ def test_impossible_shapes_are_refused(wrong):
 
 
 def test_demo_tasks_hold_what_the_recipe_needs():
-    made = tasks(WorldConfig(), 0, 0, 300)
-    kinds = [question.meta["kind"] for task in made for question in task.questions]
+    generated = tasks(WorldConfig(), 0, 0, 300)
+    kinds = [question.meta["kind"] for task in generated for question in task.questions]
     for kind in ("stated", "updated", "retracted", "never", "count"):
         assert kinds.count(kind) / len(kinds) > 0.1
     assert "when" not in kinds
-    assert any(question.asked_after_chunk is not None for task in made for question in task.questions)
-    for task in made:
+    assert any(question.asked_after_chunk is not None for task in generated for question in task.questions)
+    for task in generated:
         replay = Replay(task)
         changed = {slot for slot, past in replay.history.items() if len(past) > 1}
-        asked = {question.meta["slot"] for question in task.questions if question.asked_after_chunk is None}
-        assert 1 <= len(changed) <= 4 and changed <= asked and len(task.questions) <= 8
-    longest = max(len(chunk.render()) for task in made for chunk in task.chunks)
+        asked_slots = {question.meta["slot"] for question in task.questions if question.asked_after_chunk is None}
+        assert 1 <= len(changed) <= 4 and changed <= asked_slots and len(task.questions) <= 8
+    longest = max(len(chunk.render()) for task in generated for chunk in task.chunks)
     assert longest < 600
     for task in (drill(WorldConfig(), 0, index) for index in range(50)):
         changes = [op.chunk for op in task.gold_operations if op.replaces]
@@ -202,10 +202,10 @@ def test_full_world_asks_every_ability_and_thins_out():
     assert density(8_000) > 0.15 > 0.06 > density(150_000)
 
 
-def values_of(made):
+def values_of(generated):
     return {
         (op.content.rpartition(" ")[0].split(" ")[-1], op.content.partition(": ")[2])
-        for task in made
+        for task in generated
         for op in task.gold_operations
         if op.content
     }
@@ -216,7 +216,7 @@ def test_splits_share_no_value(world):
     count = 150 if world.preset == "demo" else 2
     train = tasks(world, 0, 0, count)
     test = tasks(world.model_copy(update={"split": "test"}), 0, 0, count)
-    train_values, test_values = ({value for _, value in values_of(made)} for made in (train, test))
+    train_values, test_values = ({value for _, value in values_of(generated)} for generated in (train, test))
     assert len(test_values) > 50 and not train_values & test_values
     train_text = set(re.findall(r"[\w'-]+", " ".join(turn.text for t in train for c in t.chunks for turn in c.turns)))
     if world.preset == "demo":  # not even in a distractor
@@ -229,8 +229,8 @@ def test_splits_share_no_value(world):
 
 def test_pools_share_no_word_and_no_sentence_contains_one():
     base = {**phrases.POOLS, "person": phrases_full.PEOPLE}
-    for (one, a), (two, b) in combinations(base.items(), 2):
-        assert not {v.lower() for v in a} & {v.lower() for v in b}, (one, two)
+    for (pool_word, a), (two, b) in combinations(base.items(), 2):
+        assert not {v.lower() for v in a} & {v.lower() for v in b}, (pool_word, two)
     words = {value.lower(): pool for pool, values in base.items() for value in values}
     sentences = [*phrases.CHITCHAT, *phrases.REPLIES, *phrases.ECHOES, *phrases_full.QUOTES, *phrases_full.STALE_ECHOES]
     sentences += [word for column in (*phrases_full.FILLER, *phrases_full.FILLER_REPLIES) for word in column]
@@ -239,20 +239,20 @@ def test_pools_share_no_word_and_no_sentence_contains_one():
     for source in phrases.EVENTS:
         sentences += source.states + source.counts + source.whens + source.distractors
     for sentence in sentences:
-        said = re.findall(r"[\w'-]+", re.sub(r"\{\w+\}", "", sentence).lower())
-        assert not [word for word in said if word in words], sentence
+        templates = re.findall(r"[\w'-]+", re.sub(r"\{\w+\}", "", sentence).lower())
+        assert not [word for word in templates if word in words], sentence
 
 
 @pytest.mark.parametrize("world", [DEMO, WorldConfig(preset="full", tokens=20_000)])
-def test_only_fact_turns_say_what_states_a_fact(world):
+def test_only_fact_turns_state_facts(world):
     sources = (*phrases.ATTRIBUTES, *phrases_full.PERSON_ATTRIBUTES, *phrases_full.RELATIONS)
     says = re.compile("|".join(pattern(s) for a in sources for s in a.states + a.updates + a.retracts))
     for task in tasks(world, 3, 0, 100 if world.preset == "demo" else 1):
         facts = {op.turn for op in task.gold_operations if op.category == "semantic"}
         for chunk in task.chunks:
             for turn in chunk.turns:
-                said = bool(says.fullmatch(turn.text))
-                assert said == (turn.id in facts), turn
+                turn_texts = bool(says.fullmatch(turn.text))
+                assert turn_texts == (turn.id in facts), turn
 
 
 def test_equal_arguments_give_equal_bytes_and_others_do_not():
@@ -265,8 +265,8 @@ def test_equal_arguments_give_equal_bytes_and_others_do_not():
     assert len(ids | {drill(WorldConfig(), 0, 0).id}) == 3
 
 
-def test_the_bytes_are_those_of_every_machine():
-    """Pinned: a change of the world changes recorded results and the shipped policy's training data; say so."""
+def test_generated_bytes_are_pinned():
+    """Pin the bytes: a change affects recorded results and the shipped policy's training data."""
     import hashlib
 
     digest = hashlib.sha256()
@@ -277,15 +277,17 @@ def test_the_bytes_are_those_of_every_machine():
 
 
 def test_pseudo_words_are_in_no_pool_and_never_in_the_test_split():
-    known = {value for values in phrases_full.FULL_POOLS.values() for value in values}
-    made = values_of(tasks(WorldConfig(pseudo_values=1.0), 0, 0, 20))
-    assert not {value for _, value in made} & known
-    assert all(value[0].isupper() == phrases.POOLS[key][0][0].isupper() for key, value in made if key in phrases.POOLS)
+    pool_words = {value for values in phrases_full.FULL_POOLS.values() for value in values}
+    generated = values_of(tasks(WorldConfig(pseudo_values=1.0), 0, 0, 20))
+    assert not {value for _, value in generated} & pool_words
+    assert all(
+        value[0].isupper() == phrases.POOLS[key][0][0].isupper() for key, value in generated if key in phrases.POOLS
+    )
     world = WorldConfig(split="test")
     assert generate(world.model_copy(update={"pseudo_values": 1.0}), 0, 0) == generate(world, 0, 0)
 
 
-def test_stream_is_what_generate_collects():
+def test_stream_yields_the_sessions_of_generate():
     task, sessions = generate(SMALL, 2, 1), list(stream(SMALL, 2, 1))
     assert tuple(session.chunk for session in sessions) == task.chunks
     assert tuple(op for session in sessions for op in session.operations) == task.gold_operations
@@ -300,8 +302,8 @@ def test_options_of_the_other_preset_are_refused():
 
 
 def test_questions_name_their_attribute_and_no_two_attributes_share_one():
-    asked = [(text, a.key) for a in phrases.ATTRIBUTES for text in a.questions]
-    asked += [(text, f"{kind.key} count") for kind in phrases.EVENTS for text in kind.counts]
-    assert len({text for text, _ in asked}) == len(asked)
-    for text, slot in asked:
+    questions = [(text, a.key) for a in phrases.ATTRIBUTES for text in a.questions]
+    questions += [(text, f"{kind.key} count") for kind in phrases.EVENTS for text in kind.counts]
+    assert len({text for text, _ in questions}) == len(questions)
+    for text, slot in questions:
         assert slot.split()[0] in text.lower()
