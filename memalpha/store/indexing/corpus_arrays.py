@@ -28,7 +28,7 @@ def corpus_to_arrays(corpus: Corpus) -> dict[str, np.ndarray]:
     live = corpus._live[: corpus._size]
     words = {f"{_WORDS}{name}": part for name, part in corpus._lexical.to_arrays(live).items()}
     corpus._drop_removed()
-    lists = {} if corpus._near is None else corpus._near.to_arrays()
+    lists = {} if corpus._approximate is None else corpus._approximate.to_arrays()
     return {
         **words,
         **lists,
@@ -75,6 +75,6 @@ def corpus_from_arrays(
     words = {name.removeprefix(_WORDS): part for name, part in arrays.items() if name.startswith(_WORDS)}
     corpus._lexical = LexicalIndex.from_arrays(words)
     corpus._update_group_counts(slots, 1)
-    if corpus._near is not None and "lists" in arrays:
-        corpus._near.restore(InvertedLists.from_bytes(arrays["lists"]), arrays["since"].tolist())
+    if corpus._approximate is not None and "lists" in arrays:
+        corpus._approximate.restore(InvertedLists.from_bytes(arrays["lists"]), arrays["since"].tolist())
     return corpus

@@ -1,18 +1,21 @@
-"""Search of a large memory without looking at every document.
+"""Approximate search of a large memory, which scores candidates instead of every document.
 
-Above `SIZE` documents a search of the whole memory looks at candidates alone: the `NEAR` documents whose vectors are
-nearest by the codes of `Lists` (and a quarter as many of a group that the prior favours, if they are not among these),
-the `WORDED` best by the query's words and their group, and what came since the lists were built. Their scores are those
-of the exact search, part by part:
+Above `EXACT_LIMIT` documents, a search of the whole memory scores these candidates:
 
-- dense: the inner products themselves, not those of codes;
-- bm25 and the group prior: from the postings of the query's terms and from running counts, exactly;
-- the scale of dense: its upper end is the best candidate's, its lower end that of the documents which the lists find
-  nearest to the opposite of the query. Here alone a score can differ from the exact one, and all by the same factor.
+- the `NEAREST` documents by the codes of `InvertedLists`, and a quarter as many of a group that the prior favours;
+- the `BEST_BY_WORDS` best by the query's words and their group's prior;
+- documents that were added since the lists were built.
 
-So what can go wrong is that one of the best is not among the candidates: recall@10 was 0.99 and more at a million
-(`eval/store/scale.py`). Filtered searches, past states, the route "hard", and "soft" where there are raw spans, look at
-every document in question at any size, and so does every search while the lists of a memory are being built first.
+Their scores equal those of the exact search, part by part:
+
+- dense: inner products of the vectors themselves, not of codes;
+- bm25 and the group prior: exact, from the postings of the query's terms and from running counts;
+- the scale of dense: its maximum is the best candidate's, its minimum that of the documents nearest to the opposite of
+  the query. Only here can a score differ from the exact one, and then all scores by the same factor.
+
+So the only possible error is that one of the best is no candidate. Recall@10 was at least 0.99 at a million documents
+(`eval/store/scale.py`). Every document is scored in filtered searches, past states, the route "hard", "soft" with raw
+spans, and while the first lists of a memory are being built.
 """
 
 from __future__ import annotations
@@ -31,22 +34,22 @@ from memalpha.store.search.vectors import decode
 if TYPE_CHECKING:
     from memalpha.store.search.corpus import Corpus
 
-EXACT_LIMIT = 50_000  # documents: up to here a search looks at every one, in a few milliseconds
+EXACT_LIMIT = 50_000  # documents; up to here every one is scored, in a few milliseconds
 NEAREST = BEST_BY_WORDS = 600
 FARTHEST = 100
-MAX_RESULTS = 100  # results; for more, every document is looked at
-MAX_RECENT = 1024  # documents beside the lists before they are added to them
-_MIN_CODES = 200_000  # codes, at least, or a quarter of all
-_MAX_LISTS = 1024  # lists
-_EXTRA_GROUPS = 3  # groups
+MAX_RESULTS = 100  # for more results, every document is scored
+MAX_RECENT = 1024  # documents outside the lists before they are added
+_MIN_CODES = 200_000  # codes compared per query, or a quarter of all if that is more
+_MAX_LISTS = 1024
+_EXTRA_GROUPS = 3  # groups whose nearest documents may be added
 _BLOCK = 16384
 
 
 class InvertedLists:
     """Vectors by slot as short codes in inverted lists: FAISS's IVF with 4-bit product quantisation.
 
-    Codes take 1/32 of what vectors take. A quarter of the lists is gone through for a query (of a small memory, more):
-    some milliseconds for a million, however well the vectors fall into clusters. Training is seeded.
+    Codes take 1/32 of the vectors' memory. A query compares a quarter of the lists (more in a small memory): some
+    milliseconds for a million vectors, however they cluster. Training is seeded.
     """
 
     def __init__(self, index: Any) -> None:
@@ -56,42 +59,60 @@ class InvertedLists:
 
     @classmethod
     def build(cls, rows: np.ndarray, slots: np.ndarray, stopped: Callable[[], bool] = lambda: False) -> InvertedLists:
-        """Lists of the vectors that `rows[slots]` stand for; raises `Stopped` soon after `stopped` says so."""
+        """Train and fill lists.
+
+        Args:
+            rows: Encoded vectors by slot.
+            slots: Slots to index.
+            stopped: Called often; the build raises `Stopped` soon after it returns True.
+        """
         count = min(_MAX_LISTS, max(16, len(slots) // 1000))
         sample = np.random.default_rng(0).choice(slots, min(len(slots), 40 * count), replace=False)
-        some = decode(rows[np.sort(sample)])
-        dim = some.shape[1]
-        parts = next(parts for parts in range(max(1, dim // 4), 0, -1) if dim % parts == 0)
-        index: Any = faiss.index_factory(dim, f"IVF{count},PQ{parts}x4fs", faiss.METRIC_INNER_PRODUCT)
+        training_rows = decode(rows[np.sort(sample)])
+        dim = training_rows.shape[1]
+        codes = next(parts for parts in range(max(1, dim // 4), 0, -1) if dim % parts == 0)
+        index: Any = faiss.index_factory(dim, f"IVF{count},PQ{codes}x4fs", faiss.METRIC_INNER_PRODUCT)
         index.cp.niter, index.cp.max_points_per_centroid = 8, 40
-        index.train(some)
+        index.train(training_rows)
         return cls(_add_rows(index, rows, slots, stopped))
 
     def with_rows(
         self, rows: np.ndarray, slots: np.ndarray, stopped: Callable[[], bool] = lambda: False
     ) -> InvertedLists:
-        """A copy that has the vectors of `rows[slots]` as well."""
+        """Return a copy that also holds the vectors of `rows[slots]`.
+
+        Args:
+            rows: Encoded vectors by slot.
+            slots: Slots to add.
+            stopped: Called often; this raises `Stopped` soon after it returns True.
+        """
         return InvertedLists(_add_rows(faiss.clone_index(self._index), rows, slots, stopped))
 
     @classmethod
     def from_bytes(cls, part: np.ndarray) -> InvertedLists:
-        """The lists that gave a part of an index file."""
+        """Return the lists that `bytes` gave."""
         return cls(faiss.deserialize_index(part))
 
-    def is_current(self, recent: int, number: int) -> bool:
-        """Whether these, with `recent` ones added, would do for `number` documents: neither outgrown nor worn."""
-        return self._index.nlist * 2 >= min(_MAX_LISTS, number // 1000) and self.size + recent <= number * 3 // 2
+    def is_current(self, added: int, number: int) -> bool:
+        """Return True if there are enough lists for `number` documents, and few dead vectors after adding `added`."""
+        return self._index.nlist * 2 >= min(_MAX_LISTS, number // 1000) and self.size + added <= number * 3 // 2
 
     @property
     def bytes(self) -> np.ndarray:
-        """All of it as bytes, uint8 `(n,)`."""
+        """Serialized lists, uint8 `(n,)`."""
         return faiss.serialize_index(self._index)
 
     def nearest(
         self, vector: np.ndarray, count: int, among: np.ndarray | None = None, *, fast: bool = False
     ) -> np.ndarray:
-        """The slots of about the `count` vectors nearest to one `(1, dim)`, `among` those of a bitmap (uint8, 8 slots
-        each); some may have been given up since. `fast`: going through a quarter of the lists that it usually does."""
+        """Return the slots of about `count` nearest vectors; some may have been removed since.
+
+        Args:
+            vector: Query `(1, dim)`.
+            count: Number of slots.
+            among: Bitmap of slots to search (uint8, 8 slots each); None searches all.
+            fast: Compare only a quarter of the usual lists.
+        """
         params: Any = faiss.SearchParametersIVF()
         params.nprobe = max(1, self._index.nprobe // 4) if fast else self._index.nprobe
         if among is not None:
@@ -105,57 +126,57 @@ def _add_rows(index: Any, rows: np.ndarray, slots: np.ndarray, stopped: Callable
     for start in range(0, len(slots), _BLOCK):
         if stopped():
             raise Stopped
-        some = slots[start : start + _BLOCK]
-        index.add_with_ids(decode(rows[some]), some)
+        block = slots[start : start + _BLOCK]
+        index.add_with_ids(decode(rows[block]), block)
     return index
 
 
 class ApproximateIndex:
-    """The lists of one corpus, built and brought up to date beside its searches."""
+    """Inverted lists of one corpus, built and updated in the background of its searches."""
 
     def __init__(self, corpus: Corpus, background: Background) -> None:
         self._corpus, self._background = corpus, background
         self._lists: InvertedLists | None = None
-        self.since: list[int] = []  # slots that were filled since the lists were begun
-        self._until = 0  # how many of these the lists that are being built will hold
+        self.since: list[int] = []  # slots filled since the build of the lists started
+        self._until = 0  # number of these that the lists being built will hold
         self.is_saved = True
         self._members: dict[int, np.ndarray] = {}  # bitmaps of groups, as of the lists
 
     def restore(self, lists: InvertedLists, since: list[int]) -> None:
-        """Go on with lists that were saved."""
+        """Take over saved lists, and the slots filled since they were built."""
         self._lists, self.since = lists, since
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """What `take` takes, as arrays."""
+        """Return the lists and the recent slots as arrays."""
         if self._lists is None:
             return {}
         return {"lists": self._lists.bytes, "since": np.array(self.since, np.int64)}
 
     def ready_lists(self) -> InvertedLists | None:
-        """The lists of a large memory, where there are any by now; has them built, or brought up to date, beside."""
+        """Return the lists if they are built, and start building or updating them in the background if needed."""
         if len(self._corpus) <= EXACT_LIMIT:
             return None
         self._fetch()
         if not self._background.is_busy:
-            self._begin(MAX_RECENT)
+            self._start_build(MAX_RECENT)
         return self._lists
 
     def build(self) -> None:
-        """Build all that is not built, and return then."""
+        """Build or update the lists, and wait for them."""
         self._fetch(wait=True)
         if len(self._corpus) > EXACT_LIMIT:
-            self._begin(0)
+            self._start_build(0)
             self._fetch(wait=True)
 
-    def _begin(self, many: int) -> None:
-        """Begin to build, where there are no lists or more than `many` documents beside them."""
+    def _start_build(self, recent_limit: int) -> None:
+        """Start a build if there are no suitable lists or more than `recent_limit` documents outside them."""
         lists, rows, since = self._lists, self._corpus._vectors.rows, len(self.since)
         if lists is None or not lists.is_current(since, len(self._corpus)):
             slots = np.flatnonzero(self._corpus._live)
             self._background.start(lambda stopped: InvertedLists.build(rows, slots, stopped))
-        elif since > many:
-            some = self.live_recent_slots()
-            self._background.start(lambda stopped: lists.with_rows(rows, some, stopped))
+        elif since > recent_limit:
+            recent = self.live_recent_slots()
+            self._background.start(lambda stopped: lists.with_rows(rows, recent, stopped))
         self._until = since
 
     def _fetch(self, *, wait: bool = False) -> None:
@@ -165,44 +186,50 @@ class ApproximateIndex:
             self._members.clear()
 
     def group_bitmap(self, group: int) -> np.ndarray:
-        """The documents of a group as a bitmap for `Lists.near`; of what came since, nothing is said."""
+        """Return a group's slots as a bitmap for `InvertedLists.nearest`, as of the last build."""
         if group not in self._members:
             self._members[group] = np.packbits(self._corpus._groups == group, bitorder="little")
         return self._members[group]
 
     def live_recent_slots(self) -> np.ndarray:
-        """The slots of the documents beside the lists, int64 `(n,)`."""
+        """Return the slots of live documents outside the lists, int64 `(n,)`."""
         since = np.array(self.since, np.int64)
         return since[self._corpus._live[since]]
 
 
 class Candidates:
-    """The documents that may be among the best for one query, with the statistics of the whole memory.
+    """Documents that may be among the best for one query, with the statistics of the whole memory.
 
-    `slots` int64 `(n,)`; `score_ranges`: the smallest and largest score among all documents, by the part of a score.
+    Attributes:
+        slots: Slots of the candidates, int64 `(n,)`.
+        score_ranges: Minimum and maximum over all documents, by part of the score.
     """
 
     def __init__(self, corpus: Corpus, query: Sequence[str], vector: np.ndarray | None, lists: InvertedLists) -> None:
         self._corpus, live = corpus, corpus._live
-        self._found = []
+        self._postings = []
         for repeats, slots, counts in corpus._lexical.term_postings(query):
             here = live[slots]
             if here.any():
-                self._found.append((repeats, slots[here], counts[here]))
+                self._postings.append((repeats, slots[here], counts[here]))
         scores = corpus._scratch()
         number, words = len(corpus), corpus._group_words.sum()
-        holders = add_bm25(scores, self._found, corpus._lexical.lengths, number, words)
+        holders = add_bm25(scores, self._postings, corpus._lexical.lengths, number, words)
         values = scores[holders]
         low, high = (0.0 if len(holders) < number else values.min()), values.max(initial=0.0)
         self.score_ranges = {"bm25": (low, high)}
-        if vector is None or corpus._near is None:
+        if vector is None or corpus._approximate is None:
             self._prior = np.zeros(len(corpus._group_sizes))
             self.slots = holders[_indices_of_largest(values, BEST_BY_WORDS)].astype(np.int64)
         else:
-            self._prior = self._group_prior(vector)
+            self._prior = self._prior_by_group(vector)
             values = values / max(high, 1e-9) + self._prior[corpus._groups[holders]]
-            near = self._near(corpus._near, lists, vector)
-            chosen = [holders[_indices_of_largest(values, BEST_BY_WORDS)], near, corpus._near.live_recent_slots()]
+            near = self._nearest_slots(corpus._approximate, lists, vector)
+            chosen = [
+                holders[_indices_of_largest(values, BEST_BY_WORDS)],
+                near,
+                corpus._approximate.live_recent_slots(),
+            ]
             self.slots = np.unique(np.concatenate(chosen)).astype(np.int64)
             self._dense = corpus._vectors.scores(vector, self.slots)[0]
             far = lists.nearest(-vector, FARTHEST, fast=True)
@@ -211,60 +238,59 @@ class Candidates:
         self._bm25 = scores[self.slots]
         scores[holders] = 0.0
 
-    def _near(self, near: ApproximateIndex, lists: InvertedLists, vector: np.ndarray) -> np.ndarray:
-        """The slots of the nearest documents, and of the nearest of groups that the prior favours where too few of
-        these are among them."""
+    def _nearest_slots(self, index: ApproximateIndex, lists: InvertedLists, vector: np.ndarray) -> np.ndarray:
+        """Return the slots of the nearest documents, with more of the groups that the prior favours."""
         corpus, prior = self._corpus, self._prior
         slots = lists.nearest(vector, NEAREST)
         slots = slots[corpus._live[slots]]
-        found = [slots]
-        there = np.bincount(corpus._groups[slots], minlength=len(prior))
-        usual = prior[corpus._groups[slots]].mean() if len(slots) else 0.0
+        slot_arrays = [slots]
+        group_counts = np.bincount(corpus._groups[slots], minlength=len(prior))
+        mean_prior = prior[corpus._groups[slots]].mean() if len(slots) else 0.0
         for group in np.argsort(-prior, kind="stable")[:_EXTRA_GROUPS].tolist():
-            if prior[group] > usual and there[group] < min(NEAREST // 4, corpus._group_sizes[group]):
-                more = lists.nearest(vector, NEAREST // 4, near.group_bitmap(group))
-                found.append(more[corpus._live[more]])
-        return np.concatenate(found)
+            if prior[group] > mean_prior and group_counts[group] < min(NEAREST // 4, corpus._group_sizes[group]):
+                more = lists.nearest(vector, NEAREST // 4, index.group_bitmap(group))
+                slot_arrays.append(more[corpus._live[more]])
+        return np.concatenate(slot_arrays)
 
     def dense_scores(self, vector: np.ndarray) -> np.ndarray:
-        """Inner products of the query's vector `(1, dim)` with each document's, float64 `(n,)`."""
+        """Return the inner products of the query's vector `(1, dim)` with the documents', float64 `(n,)`."""
         return self._dense
 
     def bm25_scores(self, query: Sequence[str]) -> np.ndarray:
-        """BM25 of each document, float64 `(n,)`."""
+        """Return BM25 of each document, float64 `(n,)`."""
         return self._bm25
 
     def neighbour_scores(self, query: Sequence[str]) -> None:
-        """There are no spans: a memory that has any is searched by `_Selection`."""
+        """Return None: a memory with spans is searched by `CorpusSelection`."""
 
     def group_prior(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
-        """The prior of each document's group, float64 `(n,)`."""
+        """Return the prior of each document's group, float64 `(n,)`."""
         return self._prior[self._corpus._groups[self.slots]]
 
-    def _group_prior(self, vector: np.ndarray) -> np.ndarray:
-        """The prior of each group, float64 `(groups,)`."""
+    def _prior_by_group(self, vector: np.ndarray) -> np.ndarray:
+        """Return the prior of each group, float64 `(groups,)`."""
         corpus = self._corpus
-        there = np.flatnonzero(corpus._group_sizes)
-        places, counts = [], []
-        for _, slots, how_often in self._found:
-            together = np.bincount(corpus._groups[slots], how_often, len(corpus._group_sizes))[there]
-            places.append(np.flatnonzero(together))
-            counts.append(together[places[-1]])
-        found = None
-        if places:
-            terms = np.repeat(np.arange(len(places)), list(map(len, places)))
-            repeats = np.array([repeats for repeats, _, _ in self._found])
-            found = TermMatches(repeats, terms, np.concatenate(places), np.concatenate(counts))
-        bm25 = BM25(corpus._group_words[there])
+        filled = np.flatnonzero(corpus._group_sizes)
+        holders, counts = [], []
+        for _, slots, term_counts in self._postings:
+            group_counts = np.bincount(corpus._groups[slots], term_counts, len(corpus._group_sizes))[filled]
+            holders.append(np.flatnonzero(group_counts))
+            counts.append(group_counts[holders[-1]])
+        matches = None
+        if holders:
+            terms = np.repeat(np.arange(len(holders)), list(map(len, holders)))
+            repeats = np.array([repeats for repeats, _, _ in self._postings])
+            matches = TermMatches(repeats, terms, np.concatenate(holders), np.concatenate(counts))
+        bm25 = BM25(corpus._group_words[filled])
         prior = np.zeros(len(corpus._group_sizes))
-        prior[there] = (
-            share_of_best(bm25.scores(found)) + share_of_best(corpus._prototypes.scores(vector)[0][there])
+        prior[filled] = (
+            share_of_best(bm25.scores(matches)) + share_of_best(corpus._prototypes.scores(vector)[0][filled])
         ) / 2
         return prior
 
 
 def _indices_of_largest(values: np.ndarray, count: int) -> np.ndarray:
-    """The places of the `count` largest values, and of those equal to the last."""
+    """Return the indices of the `count` largest values, and of those equal to the last."""
     if len(values) <= count:
         return np.arange(len(values))
     return np.flatnonzero(values >= np.partition(values, len(values) - count)[len(values) - count])

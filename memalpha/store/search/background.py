@@ -1,4 +1,4 @@
-"""Work that goes on beside searches: in one thread, its result fetched by whoever asked for it."""
+"""Work in a background thread, beside searches, with a result to fetch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from weakref import WeakSet
 
 
 class Stopped(Exception):
-    """Work was told to stop."""
+    """Raised by work that was told to stop."""
 
 
 class Background:
-    """At most one piece of work at a time. Not for concurrent use but by the thread that does the work."""
+    """Run at most one piece of work at a time. Not safe for concurrent use."""
 
     def __init__(self) -> None:
         self._thread: Thread | None = None
@@ -24,12 +24,14 @@ class Background:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is work that has not been fetched."""
+        """True if there is work whose result has not been fetched."""
         return self._thread is not None
 
     def start(self, work: Callable[[Callable[[], bool]], Any]) -> None:
-        """Begin `work(stopped)`, which should look at `stopped()` often and raise `Stopped`; what was there before is
-        stopped and forgotten."""
+        """Start `work(stopped)` after stopping earlier work.
+
+        The work should call `stopped()` often and raise `Stopped` once it returns True.
+        """
         self.stop()
         self._stop = stop = Event()
 
@@ -38,16 +40,19 @@ class Background:
                 self._outcome = work(stop.is_set)
             except Stopped:
                 pass
-            except BaseException as error:  # noqa: BLE001 - it is raised where the result is fetched
+            except BaseException as error:  # noqa: BLE001 - raised where the result is fetched
                 self._error = error
 
-        # A daemon, lest an interpreter that ends waits for it; `_stop_all` sees that it ends in good order.
+        # A daemon, so that an interpreter that exits does not wait for it; `_stop_all` ends it in good order.
         self._thread = Thread(target=run, name="memalpha-index", daemon=True)
         _RUNNING.add(self)
         self._thread.start()
 
     def fetch(self, *, wait: bool = False) -> Any:
-        """The result, once, when it is there (with `wait`: waited for); else None. Raises what the work raised."""
+        """Return the result once it is ready, else None; raise what the work raised.
+
+        A result is returned only once. With `wait`, wait for it.
+        """
         thread = self._thread
         if thread is None or (thread.is_alive() and not wait):
             return None
@@ -59,7 +64,7 @@ class Background:
         return outcome
 
     def stop(self) -> None:
-        """Have the work stop soon and forget it; returns when the thread has ended. Raises what the work raised."""
+        """Stop the work, wait for its thread to end, and drop the result; raise what the work raised."""
         self._stop.set()
         self.fetch(wait=True)
 
@@ -69,5 +74,5 @@ _RUNNING: WeakSet[Background] = WeakSet()
 
 @atexit.register
 def _stop_all() -> None:
-    for one in list(_RUNNING):
-        one.stop()
+    for background in list(_RUNNING):
+        background.stop()

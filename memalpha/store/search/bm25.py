@@ -1,8 +1,8 @@
-"""Which term is in which document how often, and BM25 over any selection of the documents.
+"""Lexical index (term counts by document), and BM25 over any selection of its documents.
 
 Scores follow Lucene's variant (Kamphuis et al., "Which BM25 do you mean?", ECIR 2020): a query term t gives document d
 `idf(t) * tf / (tf + k1 * (1 - b + b * |d| / mean |d|))` with `idf = ln(1 + (N - df + 0.5) / (df + 0.5))`. Document
-counts and lengths are those of the selection alone, so what is left out of it leaves no trace in anybody's score.
+counts and lengths are those of the selection alone, so documents outside it have no influence on a score.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from memalpha.store.search.string_table import StringTable
 
 K1 = 1.5
 B = 0.75
-# So few documents, or so small a share of the postings, are added one by one: to sort all would cost more.
+# Fewer documents, or a smaller share of the postings, are added one by one, which is cheaper than sorting all.
 _FEW, _SHARE = 64, 500
-_BLOCK = 4096  # documents whose tokens are held at once: they take far more room than their numbers
+_BLOCK = 4096  # documents whose tokens are in memory at a time
 
 # Scripts written without spaces: kana, Han (with extensions), Thai, Lao, Khmer, Burmese. Hangul has spaces, but its
 # particles are glued to the words, so bigrams serve it better as well. Of Han and Hangul one character can be a word.
@@ -50,16 +50,17 @@ STOP_WORDS = frozenset(_STOP_WORDS.split())
 
 
 def words(text: str) -> list[str]:
-    """Tokens of `text`, in order: NFKC, lower case, English words stemmed (possessive 's dropped), stop words left out.
+    """Split a text into terms, in order.
 
-    A run of a script written without spaces gives its character bigrams and, of Han and Hangul, its characters, so that
-    a word is found inside a sentence, one of a single character too.
+    The text is normalised to NFKC and lower case. English words are stemmed; stop words and possessive 's are dropped.
+    A run of a script written without spaces gives its character bigrams and, for Han and Hangul, its characters. So a
+    word is found inside a sentence, even one of a single character.
     """
     return [word for word in map(_word, _tokens(text)) if word]
 
 
 def _tokens(text: str) -> list[str]:
-    """What stands in `text`, in order and in lower case: whole words, and the bigrams of runs."""
+    """Return the lower-case words of a text, and the bigrams of scripts without spaces, in order."""
     return _ASCII_TOKEN.findall(text.lower()) if text.isascii() else _any_tokens(text)
 
 
@@ -76,19 +77,19 @@ def _any_tokens(text: str) -> list[str]:
 
 @lru_cache(maxsize=65536)
 def _word(token: str) -> str:
-    """The term that a token stands for: the stem of a word, "" for a stop word, a bigram itself."""
+    """Return the term of a token: a word's stem, "" for a stop word, a bigram itself."""
     token = token.replace("\u2019", "'").removesuffix("'s")
     return "" if token in STOP_WORDS else stem(token)
 
 
 @lru_cache(maxsize=65536)
 def term_counts(text: str) -> Mapping[str, int]:
-    """How often each token occurs in `text`. Cached: the same entry comes back in many rollouts. Do not change it."""
+    """Count the terms of a text. The result is cached, since entries recur in many rollouts: do not change it."""
     return Counter(words(text))
 
 
 class _TokenNumbers(dict[str, int]):
-    """Tokens by the number of their term; -1 for a stop word."""
+    """Numbers of terms by token; -1 for a stop word."""
 
     def __init__(self, terms: StringTable) -> None:
         super().__init__()
@@ -101,32 +102,32 @@ class _TokenNumbers(dict[str, int]):
 
 
 class LexicalIndex:
-    """Terms and how often each occurs at a slot (a small integer, given by the caller).
+    """Count of each term at each slot (a small integer that the caller assigns).
 
-    Documents are only ever added. One that is gone is left out of the selections, and `settle` drops it; only then may
-    its slot be used again. Most of the index is settled, in three arrays sorted by term; what came since lies beside.
+    Documents are only added. A removed document is excluded by the selections until `settle` drops it; only then may
+    its slot be reused. Most postings are settled, in three arrays sorted by term. Later ones lie beside them.
     """
 
     def __init__(self) -> None:
         self.lengths = np.zeros(0, np.int32)  # tokens by slot
         self._terms = StringTable()
-        self._starts = np.zeros(1, np.int64)  # settled term t stands at _starts[t] to _starts[t + 1]
+        self._starts = np.zeros(1, np.int64)  # settled postings of term t: _starts[t] to _starts[t + 1]
         self._slots = np.zeros(0, np.int32)
-        self._counts = np.zeros(0, np.uint8)  # as narrow as they can be
+        self._counts = np.zeros(0, np.uint8)  # of the narrowest type that holds them
         self._recent: dict[int, tuple[list[int], list[int]]] = {}
         self._recent_size = 0
-        self._waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # merged when asked for
-        self._joined: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # postings with recent ones, until they change
+        self._unmerged: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # merged at the next look-up
+        self._joined: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # settled and recent postings, until they change
 
     def to_arrays(self, live: np.ndarray) -> dict[str, np.ndarray]:
-        """What the index consists of, settled, for `of_parts`."""
+        """Settle the index and return it as arrays for `from_arrays`."""
         self.settle(live)
         settled = {"starts": self._starts, "slots": self._slots, "counts": self._counts}
         return {**self._terms.to_arrays("terms"), **settled, "lengths": self.lengths[: len(live)]}
 
     @classmethod
     def from_arrays(cls, parts: Mapping[str, np.ndarray]) -> LexicalIndex:
-        """The index that gave these parts."""
+        """Return the index that gave these arrays."""
         index = cls()
         index._terms = StringTable.from_arrays("terms", parts)
         index._starts, index._slots, index.lengths = parts["starts"], parts["slots"], parts["lengths"]
@@ -134,7 +135,7 @@ class LexicalIndex:
         return index
 
     def add(self, slots: np.ndarray, texts: Sequence[str]) -> None:
-        """Count in the tokens of texts at as many new slots `(n,)`."""
+        """Add the terms of texts at as many new slots `(n,)`."""
         if not len(slots):
             return
         self._make_room(int(slots.max()) + 1)
@@ -142,26 +143,26 @@ class LexicalIndex:
             for slot, text in zip(slots.tolist(), texts, strict=True):
                 self._add(slot, term_counts(text))
             return
-        numbers, sizes, found = _TokenNumbers(self._terms), [], []
+        numbers, sizes, term_arrays = _TokenNumbers(self._terms), [], []
         for start in range(0, len(texts), _BLOCK):
             tokens = list(map(_tokens, texts[start : start + _BLOCK]))
             sizes += map(len, tokens)
-            found.append(np.fromiter(map(numbers.__getitem__, chain.from_iterable(tokens)), np.int64))
-        terms, holders = np.concatenate(found), np.repeat(slots, sizes)
+            term_arrays.append(np.fromiter(map(numbers.__getitem__, chain.from_iterable(tokens)), np.int64))
+        terms, holders = np.concatenate(term_arrays), np.repeat(slots, sizes)
         terms, holders = terms[terms >= 0], holders[terms >= 0]
         self.lengths[slots] = np.bincount(holders, minlength=len(self.lengths))[slots]
         pairs, counts = np.unique(terms * len(self.lengths) + holders, return_counts=True)
         holders = (pairs % len(self.lengths)).astype(np.int32)
-        self._waiting.append(((pairs // len(self.lengths)).astype(np.int32), holders, counts.astype(np.int32)))
+        self._unmerged.append(((pairs // len(self.lengths)).astype(np.int32), holders, counts.astype(np.int32)))
         self._joined.clear()
 
     def _add(self, slot: int, counts: Mapping[str, int]) -> None:
         self.lengths[slot] = sum(counts.values())
         for term, count in counts.items():
             number = self._terms.id_of(term)
-            slots, their_counts = self._recent.setdefault(number, ([], []))
+            slots, term_counts_at_slots = self._recent.setdefault(number, ([], []))
             slots.append(slot)
-            their_counts.append(count)
+            term_counts_at_slots.append(count)
             self._joined.pop(number, None)
         self._recent_size += len(counts)
 
@@ -172,11 +173,11 @@ class LexicalIndex:
 
     @property
     def needs_settling(self) -> bool:
-        """Whether so much lies beside the settled postings that settling it pays."""
+        """True if so many postings are unsettled that settling them pays."""
         return self._recent_size > max(4096, len(self._slots) // 4)
 
     def settle(self, live: np.ndarray) -> None:
-        """Put everything in order and drop the slots that are not `live` (bool by slot)."""
+        """Sort all postings and drop slots that are not `live` (bool by slot)."""
         lists = list(self._recent.values())
         sizes = np.array([len(slots) for slots, _ in lists], np.int64)
         terms = np.repeat(np.array(list(self._recent), np.int64), sizes)
@@ -186,27 +187,30 @@ class LexicalIndex:
         self._merge(terms, slots, counts, live)
 
     def _merge(self, terms: np.ndarray, slots: np.ndarray, counts: np.ndarray, live: np.ndarray | None) -> None:
-        """Merge postings into the settled ones; with `live`, only the live ones of both."""
+        """Merge postings into the settled ones; with `live`, keep only live slots of both."""
         settled = np.repeat(np.arange(len(self._starts) - 1, dtype=np.int32), np.diff(self._starts))
-        added = [*self._waiting, (terms, slots, counts)]
-        terms = np.concatenate([settled, *(some.astype(np.int32) for some, _, _ in added)])
+        added = [*self._unmerged, (terms, slots, counts)]
+        terms = np.concatenate([settled, *(part.astype(np.int32) for part, _, _ in added)])
         slots = np.concatenate([self._slots, *(some.astype(np.int32) for _, some, _ in added)])
         counts = np.concatenate([self._counts, *(some for _, _, some in added)])
         counts = counts.astype(np.min_scalar_type(counts.max(initial=0)))
         if live is not None:
-            kept = live[slots]
-            terms, slots, counts = terms[kept], slots[kept], counts[kept]
+            is_live = live[slots]
+            terms, slots, counts = terms[is_live], slots[is_live], counts[is_live]
         order = np.argsort(terms, kind="stable")
         self._slots, self._counts = slots[order], counts[order]
         self._starts = np.concatenate([[0], np.cumsum(np.bincount(terms, minlength=len(self._terms)))])
-        self._waiting = []
+        self._unmerged = []
         self._joined.clear()
 
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """Slots that hold a term, those of documents that are gone included, and the counts there; None if none do."""
-        if self._waiting:
-            nothing = np.zeros(0, np.int32)
-            self._merge(nothing, nothing, nothing, None)
+        """Return the slots that hold a term and its counts there, or None for an unknown term.
+
+        Slots of removed documents are included until `settle`.
+        """
+        if self._unmerged:
+            empty = np.zeros(0, np.int32)
+            self._merge(empty, empty, empty, None)
         number = self._terms.get(term)
         if number is None:
             return None
@@ -223,19 +227,22 @@ class LexicalIndex:
         return slots, counts
 
     def term_postings(self, query: Sequence[str]) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """How often the query has each of its terms that is there at all, and the term's `postings`."""
+        """Return the query's count and the `postings` of each of its terms that the index has."""
         counted = dict[str, int]()
         for term in query:
             counted[term] = counted.get(term, 0) + 1
-        asked = ((repeats, self.postings(term)) for term, repeats in counted.items())
-        return [(repeats, *postings) for repeats, postings in asked if postings is not None]
+        postings_by_term = ((repeats, self.postings(term)) for term, repeats in counted.items())
+        return [(repeats, *postings) for repeats, postings in postings_by_term if postings is not None]
 
 
 class TermMatches(NamedTuple):
-    """Where the terms of a query are among selected documents: one line per term and document that holds it, by term.
+    """Matches of a query's terms among selected documents: one row per term and document, ordered by term.
 
-    `terms`, `places`, `counts` `(m,)`: the term, the document, and how often it is there; `repeats` `(t,)`: how often
-    the query has each term.
+    Attributes:
+        repeats: Count of each term in the query, `(t,)`.
+        terms: Number of the term, `(m,)`.
+        documents: Index of the document in the selection, `(m,)`.
+        counts: Count of the term in the document, `(m,)`.
     """
 
     repeats: np.ndarray
@@ -245,42 +252,47 @@ class TermMatches(NamedTuple):
 
 
 class SelectedPostings:
-    """Some documents of an index, in order: what their lengths are, and which of them hold a query's terms."""
+    """Lengths and term matches of selected documents of an index, in the order of `slots`."""
 
     def __init__(self, index: LexicalIndex, slots: np.ndarray) -> None:
         self.lengths = index.lengths[slots]
         self._index = index
-        self._places = np.full(len(index.lengths), -1, np.int32)
-        self._places[slots] = np.arange(len(slots))
+        self._document_of_slot = np.full(len(index.lengths), -1, np.int32)
+        self._document_of_slot[slots] = np.arange(len(slots))
         self._last: tuple[Sequence[str], TermMatches | None] = (), None
 
     def match_terms(self, query: Sequence[str]) -> TermMatches | None:
-        """Where the query's terms are; None where no document holds any. Both layers ask for the same: the last answer
-        is kept."""
+        """Return the matches of a query's terms; None if no document holds any.
+
+        The last result is cached, since both layers need it.
+        """
         if self._last[0] == query:
             return self._last[1]
-        found = None
+        matches = None
         terms = self._index.term_postings(query)
         if terms:
             repeats, slots, counts = zip(*terms, strict=True)
-            places = self._places.take(np.concatenate(slots))
-            here = np.flatnonzero(places >= 0)
-            if len(here):
-                ends = np.searchsorted(here, np.cumsum([0, *map(len, slots)]))
+            documents = self._document_of_slot.take(np.concatenate(slots))
+            selected = np.flatnonzero(documents >= 0)
+            if len(selected):
+                ends = np.searchsorted(selected, np.cumsum([0, *map(len, slots)]))
                 numbers = np.repeat(np.arange(len(terms)), ends[1:] - ends[:-1])
-                found = TermMatches(np.array(repeats), numbers, places[here], np.concatenate(counts)[here])
-        self._last = query, found
-        return found
+                matches = TermMatches(np.array(repeats), numbers, documents[selected], np.concatenate(counts)[selected])
+        self._last = query, matches
+        return matches
 
 
 class BM25:
-    """BM25 of documents one by one, or of groups of them, each as one long document.
-
-    `lengths` `(n,)` are those of the selected documents; with `groups` `(n,)`, the i-th counts for `groups[i]`, a
-    number below `size`.
-    """
+    """BM25 of single documents, or of groups of them, each as one long document."""
 
     def __init__(self, lengths: np.ndarray, groups: np.ndarray | None = None, size: int = 0) -> None:
+        """Compute the length penalties.
+
+        Args:
+            lengths: Lengths of the selected documents `(n,)`.
+            groups: Group of each document `(n,)`, below `size`; None scores single documents.
+            size: Number of groups.
+        """
         self._groups = groups
         self._size = self._number = len(lengths)
         if groups is not None:
@@ -289,34 +301,42 @@ class BM25:
         total = lengths.sum()
         self._penalties = K1 * (1.0 - B + B * lengths * (self._number / total)) if total else np.zeros(self._size)
 
-    def scores(self, found: TermMatches | None) -> np.ndarray:
-        """Scores of all documents, or groups, for a query whose terms are `found`: float64 `(n,)` or `(size,)`, 0 where
-        nothing matches."""
-        if found is None:
+    def scores(self, matches: TermMatches | None) -> np.ndarray:
+        """Return the scores of all documents, or groups, for a query's matches: float64 `(n,)` or `(size,)`."""
+        if matches is None:
             return np.zeros(self._size)
-        repeats, terms, places, counts = found
-        if self._groups is not None:  # several documents to a group: their counts together
-            together = np.bincount(terms * self._size + self._groups[places], counts, len(repeats) * self._size)
-            filled = together.nonzero()[0]
-            terms, places, counts = filled // self._size, filled % self._size, together[filled]
+        repeats, terms, documents, counts = matches
+        if self._groups is not None:  # sum the counts of a group's documents
+            group_counts = np.bincount(terms * self._size + self._groups[documents], counts, len(repeats) * self._size)
+            filled = group_counts.nonzero()[0]
+            terms, documents, counts = filled // self._size, filled % self._size, group_counts[filled]
         holders = np.bincount(terms, minlength=len(repeats))
         idf = np.log(1.0 + (self._number - holders + 0.5) / (holders + 0.5)) * repeats
-        return np.bincount(places, idf[terms] * counts / (counts + self._penalties[places]), self._size)
+        return np.bincount(documents, idf[terms] * counts / (counts + self._penalties[documents]), self._size)
 
 
 def add_bm25(
     scores: np.ndarray,
-    found: Sequence[tuple[int, np.ndarray, np.ndarray]],
+    postings: Sequence[tuple[int, np.ndarray, np.ndarray]],
     lengths: np.ndarray,
-    number: int,
-    total: float,
+    document_count: int,
+    token_count: float,
 ) -> np.ndarray:
-    """Add to `scores`, by slot and so far 0, what BM25 gives each document for the terms `found` (as `terms` gives
-    them, live documents alone) among `number` documents of `total` tokens; returns the slots that hold any. Nothing is
-    done for the others."""
+    """Add BM25 scores of a query's terms, touching only the slots that hold one.
+
+    Args:
+        scores: Scores by slot, so far 0; changed in place.
+        postings: Postings as `LexicalIndex.term_postings` returns them, of live documents alone.
+        lengths: Tokens by slot.
+        document_count: Number of documents.
+        token_count: Number of their tokens.
+
+    Returns:
+        Slots that hold any of the terms.
+    """
     holders = [np.zeros(0, np.int32)]
-    for repeats, slots, counts in found:
-        idf = np.log(1.0 + (number - len(slots) + 0.5) / (len(slots) + 0.5)) * repeats
+    for repeats, slots, counts in postings:
+        idf = np.log(1.0 + (document_count - len(slots) + 0.5) / (len(slots) + 0.5)) * repeats
         holders.append(slots[scores[slots] == 0])
-        scores[slots] += idf * counts / (counts + K1 * (1.0 - B + B * lengths[slots] * (number / total)))
+        scores[slots] += idf * counts / (counts + K1 * (1.0 - B + B * lengths[slots] * (document_count / token_count)))
     return np.concatenate(holders)

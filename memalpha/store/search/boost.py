@@ -15,11 +15,17 @@ from memalpha.types import is_iso_time
 
 @dataclass(frozen=True, slots=True)
 class Boost:
-    """What else a score is made of, added to any route's: `importance` times the entry's own, and `recency` times
-    `0.5 ** (age / half_life)`, the age being the days from the entry's timestamp to `now` (ISO, UTC unless it says
-    otherwise; nothing here asks a clock). An entry without a timestamp gets none, one of the future all of it.
+    """Weights of importance and recency, added to the score of any route.
 
-    Raises `StoreError` for what is no number, and for recency without `now`.
+    Attributes:
+        importance: Weight of the entry's importance.
+        recency: Weight of `0.5 ** (age / half_life)`, where age is the number of days from the entry's timestamp to
+            `now`. An entry without a timestamp gets 0, one of the future the full weight.
+        half_life: Days in which recency halves.
+        now: ISO 8601 date or time, in UTC unless it names a zone; no clock is read. Required for recency.
+
+    Raises:
+        StoreError: A weight is not a finite number, `now` is no date, or recency lacks `now`.
     """
 
     importance: float = 0.0
@@ -40,7 +46,7 @@ class Boost:
             raise StoreError(f"boost: now {self.now!r} is no ISO 8601 date or time (2024-05-01)")
 
     def terms(self, numbers: Callable[[str], np.ndarray]) -> dict[str, np.ndarray]:
-        """The terms by name, from the fields of the entries as numbers `(n,)`."""
+        """Return the score terms by name; `numbers` returns a field of the entries as numbers `(n,)`."""
         terms = {}
         if self.importance:
             terms["importance"] = self.importance * numbers("importance")

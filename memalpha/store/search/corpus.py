@@ -5,18 +5,21 @@ For a query, every live document gets
     score = scale(dense) + scale(bm25) + prior(group)             route "soft", the default
     prior(group) = (bm25 of the members together / the best group's + prototype's inner product / the best group's) / 2
 
-where dense is the inner product with the document's vector, bm25 is over its lexical text, and `scale` maps the
-documents in question to 0..1 by their smallest and largest score. Scaled sums keep how far ahead a document is, which
-rank fusion throws away (LoCoMo recall@10 .61 against .56). A hard first layer loses what it cuts: only on request.
-Other routes: "flat" (no prior), "dense", "bm25", and "hard" (flat, within the best round(sqrt(groups)) groups).
-Equal scores go to the more recent document. Nothing here is tuned by kind of question.
+where dense is the inner product with the document's vector and bm25 is over its lexical text. `scale` maps the searched
+documents to 0..1 by their smallest and largest score. Scaled sums keep how far ahead a document is, which rank fusion
+discards (LoCoMo recall@10 .61 against .56).
 
-Of raw text, the words around count too: where documents are spans of a source (entries with a `source` and a `turn`),
-route "soft" takes for bm25 that of `neighbours`. Facts that a writer states have no turn, and nothing changes for them.
+The other routes are "flat" (no prior), "dense", "bm25", and "hard" (flat, within the best round(sqrt(groups)) groups).
+A hard first layer loses what it cuts, so it is used only on request. Equal scores go to the more recent document.
+Nothing here is tuned by kind of question.
 
-A filtered search is the search of a memory that holds nothing but what passes the filter, to the last digit: document
-counts, mean lengths, groups, prototypes and neighbours are of those documents alone. So no k best are filled with what
-is then thrown away, and what the rest of the memory holds shows in no score.
+In raw text (documents that are spans of a source: entries with a `source` and a `turn`) route "soft" takes the bm25 of
+`span_bm25`, which counts the words of neighbouring spans too. Facts that a writer states have no turn, so nothing
+changes for them.
+
+A filtered search equals, to the last digit, the search of a memory that holds only the entries that pass. Document
+counts, mean lengths, groups, prototypes and neighbours are those of these documents alone. So k results are found
+whenever k entries pass, and no score reveals anything about the rest of the memory.
 """
 
 from __future__ import annotations
@@ -48,21 +51,18 @@ MIN_RESCORED = 32  # results scored again at least
 
 
 class CompactVectors(NamedTuple):
-    """Vectors that take less memory than float32, and what gives the float32 ones of documents, `(n, dim)` by id."""
+    """Precision of vectors in memory, and a function that returns exact float32 vectors `(n, dim)` by ids."""
 
     precision: Precision
     exact: Callable[[Sequence[str]], np.ndarray]
 
 
 class Corpus:
-    """The searchable documents of one namespace, changed in place.
+    """Searchable documents of one namespace, changed in place.
 
-    Vectors are made at the next search, all new ones in one batch. A search looks at every document that passes its
-    filter: exact at any size, some microseconds for a rollout's memory, about 10 ms for 1e5 entries. To remove is to
-    mark, in constant time; a search that finds more marks than documents drops them first. `entries` gives the entries
-    of all documents, for filters. With `compact` vectors all scores are made with these; then the dense scores of the
-    best `RESCORE_FACTOR` * k, `MIN_RESCORED` at least, are made again, exactly, and put these in order. Not safe for
-    concurrent use.
+    New documents are embedded at the next search, in one batch. A search scores every document that passes its filter:
+    exact at any size, some microseconds for a rollout's memory, about 10 ms for 1e5 entries. Removing marks a slot in
+    constant time; a search that finds more marks than documents drops them first. Not safe for concurrent use.
     """
 
     def __init__(
@@ -73,27 +73,37 @@ class Corpus:
         background: Background | None = None,
         compact: CompactVectors | None = None,
     ) -> None:
+        """Create a corpus.
+
+        Args:
+            embedder: Embedder of documents and queries.
+            documents: First documents.
+            entries: Returns the entries of all documents, for filters.
+            background: Thread for building inverted lists; None searches exactly at any size.
+            compact: Score with these vectors. The best `RESCORE_FACTOR` * k results, `MIN_RESCORED` at least, are then
+                scored again with exact vectors. None holds float32 vectors.
+        """
         self.embedder = embedder
         self._compact = compact
         self._slots = StringTable()  # by id
-        self._size = 0  # slots, free ones too
+        self._size = 0  # slots, free ones included
         self._free: list[int] = []
-        self._dead: list[int] = []  # slots whose words are still in the indexes
+        self._removed: list[int] = []  # slots whose words are still in the lexical index
         self._live = np.zeros(0, bool)
         self._orders = np.zeros(0, np.int64)
         self._groups = np.zeros(0, np.int64)
         self._group_numbers: dict[str, int] = {}
-        self._spans = np.zeros((0, 3), np.int64)  # the number of the source (0: no span), chunk, step
+        self._spans = np.zeros((0, 3), np.int64)  # source number (0: no span), chunk, step
         self._source_numbers: dict[str, int] = {}
         self._group_sizes = np.zeros(0, np.int64)  # documents
         self._group_words = np.zeros(0)  # tokens
         self._vectors = VectorIndex(embedder.dim, compact.precision if compact else "float32")
         self._prototypes = Prototypes(embedder.dim)
-        self._pending: dict[str, str] = {}  # texts without a vector yet by id, in order
+        self._pending: dict[str, str] = {}  # texts without a vector by id, in order
         self._lexical = LexicalIndex()
         self._columns = FilterColumns(entries)
-        self._everything: CorpusSelection | None = None
-        self._near = None if background is None else ApproximateIndex(self, background)
+        self._full_selection: CorpusSelection | None = None
+        self._approximate = None if background is None else ApproximateIndex(self, background)
         self._scores = np.zeros(0)
         self.add_many(documents)
 
@@ -104,11 +114,11 @@ class Corpus:
         return id in self._slots
 
     def add(self, document: Document) -> None:
-        """Add a document, or put it in the place of the one with its id."""
+        """Add a document, or replace the one with its id."""
         self.add_many([document])
 
     def add_many(self, documents: Iterable[Document]) -> None:
-        """`add` for several documents, in order."""
+        """Add several documents, or replace those with their ids."""
         new = {document.id: document for document in documents}
         for id in new:
             if id in self._slots:
@@ -129,15 +139,26 @@ class Corpus:
         spans: Sequence[Span | None],
         vectors: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Put in many documents, none of which is there, by their fields, with `vectors` `(n, dim)` where they are
-        known; returns their slots."""
+        """Add many documents by their fields.
+
+        Args:
+            ids: Ids, none of which is in the corpus.
+            texts: Texts to search.
+            groups: Groups of layer one.
+            orders: Tie-breakers; larger is more recent.
+            spans: Places in a source; None for documents that are no spans.
+            vectors: Embeddings of the texts `(n, dim)`; None embeds them at the next search.
+
+        Returns:
+            Slots of the documents, int64 `(n,)`.
+        """
         slots = self._allocate_slots(len(ids))
         for slot, id in zip(slots.tolist(), ids, strict=True):
             self._slots.set(id, slot)
         numbers = self._group_numbers
         self._groups[slots] = [numbers.setdefault(group, len(numbers)) for group in groups]
         self._orders[slots] = orders
-        if self._source_numbers:  # as long as there are none, the zeros are not even touched
+        if self._source_numbers:  # otherwise the zeros stay untouched and take no memory
             self._spans[slots, 0] = 0
         for slot, span in zip(slots.tolist(), spans, strict=True):
             if span is not None:
@@ -150,13 +171,13 @@ class Corpus:
         else:
             self._prototypes.change(self._groups[slots], self._vectors.set(slots, vectors), 1.0)
         self._update_group_counts(slots, 1)
-        if self._near is not None:
-            self._near.since += slots.tolist()
-        self._everything = None
+        if self._approximate is not None:
+            self._approximate.since += slots.tolist()
+        self._full_selection = None
         return slots
 
     def _update_group_counts(self, slots: np.ndarray, sign: int) -> None:
-        """Count documents, with their tokens, in their groups (`sign` 1), or no more (-1)."""
+        """Add documents and their tokens to the counts of their groups (`sign` 1), or subtract them (-1)."""
         if len(self._group_sizes) < len(self._group_numbers):
             room = np.zeros(len(self._group_numbers) - len(self._group_sizes))
             self._group_sizes = np.concatenate([self._group_sizes, room.astype(np.int64)])
@@ -166,7 +187,7 @@ class Corpus:
         self._group_words += sign * np.bincount(groups, lengths, len(self._group_words))
 
     def _allocate_slots(self, number: int) -> np.ndarray:
-        """Slots for new documents, int64 `(number,)`."""
+        """Return slots for new documents, int64 `(number,)`."""
         reused = [self._free.pop() for _ in range(min(number, len(self._free)))]
         start = self._size
         self._size += number - len(reused)
@@ -179,7 +200,7 @@ class Corpus:
         return np.array([*reused, *range(start, self._size)], np.int64)
 
     def remove(self, id: str) -> None:
-        """Take a document out; `KeyError` if it is not there."""
+        """Remove a document; raises `KeyError` for an unknown id."""
         slot = self._slots.pop(id)
         if id in self._pending:
             del self._pending[id]
@@ -188,8 +209,8 @@ class Corpus:
             self._vectors.remove(slot)
         self._live[slot] = False
         self._update_group_counts(np.array([slot]), -1)
-        self._dead.append(slot)
-        self._everything = None
+        self._removed.append(slot)
+        self._full_selection = None
 
     def search(
         self,
@@ -200,7 +221,18 @@ class Corpus:
         where: Filter | None = None,
         boost: Boost | None = None,
     ) -> list[ScoredEntry]:
-        """The k best documents, best first; with `where`, of those whose entries pass."""
+        """Return the k best documents, best first.
+
+        Args:
+            query: Question or keywords.
+            k: Number of results.
+            route: Scoring route; see the module.
+            where: Search only the documents whose entries pass this filter.
+            boost: Further terms of the score.
+
+        Raises:
+            StoreError: The route is unknown, or `k` is negative.
+        """
         return self.search_many([query], k, route=route, where=where, boost=boost)[0]
 
     def search_many(
@@ -214,10 +246,23 @@ class Corpus:
         exact: bool = False,
         vectors: np.ndarray | None = None,
     ) -> list[list[ScoredEntry]]:
-        """`search` for several queries, embedded in one batch; each list is what `search` gives for that query.
-        `exact`: looking at every document, however many there are; `vectors` `(n, dim)`: the queries', where known.
+        """Search for several queries, embedded in one batch.
 
-        Raises `StoreError` for an unknown route and a negative k."""
+        Args:
+            queries: Questions or keywords.
+            k: Number of results per query.
+            route: Scoring route; see the module.
+            where: Search only the documents whose entries pass this filter.
+            boost: Further terms of the score.
+            exact: Score every document, however many there are.
+            vectors: Embeddings of the queries `(len(queries), dim)`, if known.
+
+        Returns:
+            For each query the list that `search` returns.
+
+        Raises:
+            StoreError: The route is unknown, or `k` is negative.
+        """
         check_route(route, k)
         if not queries or not k:
             return [[] for _ in queries]
@@ -228,51 +273,51 @@ class Corpus:
             self._embed()
             vectors = self.embedder.encode(queries) if vectors is None else vectors
         lists = None
-        every = exact or where is not None or route == "hard" or (route == "soft" and self._source_numbers)
-        if self._near is not None and not every and k <= approximate.MAX_RESULTS:
-            lists = self._near.ready_lists()
-        everything = None if lists else self._select(where)
-        found: list[list[ScoredEntry]] = []
+        needs_all = exact or where is not None or route == "hard" or (route == "soft" and self._source_numbers)
+        if self._approximate is not None and not needs_all and k <= approximate.MAX_RESULTS:
+            lists = self._approximate.ready_lists()
+        exact_selection = None if lists else self._select(where)
+        results: list[list[ScoredEntry]] = []
         for number, query in enumerate(queries):
             terms, vector = words(query), None if vectors is None else vectors[number : number + 1]
-            selection = Candidates(self, terms, vector, lists) if lists else everything
+            selection = Candidates(self, terms, vector, lists) if lists else exact_selection
             if selection is None or len(selection.slots) < k:
                 selection = self._select(where)
-            found.append(self._rank(selection, terms, vector, k, route, boost) if len(selection.slots) else [])
-        return found
+            results.append(self._rank(selection, terms, vector, k, route, boost) if len(selection.slots) else [])
+        return results
 
     def build(self) -> None:
-        """Have everything ready for a search, the lists of a large memory included, and return then."""
+        """Build everything that a search needs, the inverted lists of a large memory included."""
         self._tidy()
         self._embed()
-        if self._near is not None:
-            self._near.build()
+        if self._approximate is not None:
+            self._approximate.build()
 
     @property
     def has_new_lists(self) -> bool:
-        """Whether lists were built that no file holds."""
-        return self._near is not None and not self._near.is_saved
+        """True if inverted lists were built that no index file holds."""
+        return self._approximate is not None and not self._approximate.is_saved
 
     def _scratch(self) -> np.ndarray:
-        """Zeros by slot, float64; to be left as zeros."""
+        """Return zeros by slot, float64; the caller must leave zeros behind."""
         if len(self._scores) < len(self._live):
             self._scores = np.zeros(len(self._live))
         return self._scores
 
     def _tidy(self) -> None:
-        """Drop what was removed once it is the larger part, and settle what was added once it is a good part."""
-        if len(self._dead) > 1024 + len(self._slots) or self._lexical.needs_settling:
+        """Drop removed documents once they outnumber the others, and settle postings once many are new."""
+        if len(self._removed) > 1024 + len(self._slots) or self._lexical.needs_settling:
             self._lexical.settle(self._live)
             self._drop_removed()
 
     def _drop_removed(self) -> None:
-        """The index of words has dropped what was removed: its slots may be used again."""
-        self._free += self._dead
-        self._dead.clear()
-        self._everything = None
+        """Free the slots of removed documents, after the lexical index has dropped them."""
+        self._free += self._removed
+        self._removed.clear()
+        self._full_selection = None
 
     def _embed(self) -> None:
-        """Embed what was added since the last search."""
+        """Embed the documents that were added since the last search."""
         if not self._pending:
             return
         slots = np.array([self._slots[id] for id in self._pending], np.int64)
@@ -281,16 +326,16 @@ class Corpus:
         self._pending.clear()
 
     def _select(self, where: Filter | None) -> CorpusSelection:
-        if where is None and self._everything is not None:
-            return self._everything
+        if where is None and self._full_selection is not None:
+            return self._full_selection
         size = self._size
         live = self._live[:size]
         if where is not None:
             return CorpusSelection(
                 self, np.flatnonzero(live & self._columns.mask(where, self._slots, size)), is_whole=False
             )
-        self._everything = CorpusSelection(self, np.flatnonzero(live), is_whole=True)
-        return self._everything
+        self._full_selection = CorpusSelection(self, np.flatnonzero(live), is_whole=True)
+        return self._full_selection
 
     def _rank(
         self,
@@ -304,23 +349,23 @@ class Corpus:
         def numbers(field: str) -> np.ndarray:
             return self._columns.numbers(field, self._slots, self._size)[selection.slots]
 
-        kept, parts, terms, ends = score_documents(selection, query, vector, route, boost, numbers)
-        slots = selection.slots[kept]
+        subset, parts, terms, dense_range = score_documents(selection, query, vector, route, boost, numbers)
+        slots = selection.slots[subset]
         total = sum(terms[1:], terms[0])
         if self._compact is not None and vector is not None:
-            some = top_k(total, self._orders[slots], max(RESCORE_FACTOR * k, MIN_RESCORED))
-            slots, terms = slots[some], [term[some] for term in terms]
+            rescored = top_k(total, self._orders[slots], max(RESCORE_FACTOR * k, MIN_RESCORED))
+            slots, terms = slots[rescored], [term[rescored] for term in terms]
             exact = inner_products(vector, self._compact.exact([self._slots.text(slot) for slot in slots.tolist()]))[0]
-            parts["dense"][some] = exact
-            if ends is not None:  # known better now
+            parts["dense"][rescored] = exact
+            if dense_range is not None:  # the exact scores may exceed it
                 lowest = selection.score_ranges.get("dense", (np.inf, 0.0))[0]
-                ends = min(lowest, parts["dense"].min()), parts["dense"].max()
-            parts = {name: values[some] for name, values in parts.items()}
-            terms[0] = exact if ends is None else scale(exact, ends)
+                dense_range = min(lowest, parts["dense"].min()), parts["dense"].max()
+            parts = {name: values[rescored] for name, values in parts.items()}
+            terms[0] = exact if dense_range is None else scale(exact, dense_range)
             total = sum(terms[1:], terms[0])
         best = top_k(total, self._orders[slots], k)
-        explains = zip(*(values[best].tolist() for values in parts.values()), strict=True)
+        explanations = zip(*(values[best].tolist() for values in parts.values()), strict=True)
         return [
             ScoredEntry(self._slots.text(slot), score, dict(zip(parts, values, strict=True)))
-            for slot, score, values in zip(slots[best].tolist(), total[best].tolist(), explains, strict=True)
+            for slot, score, values in zip(slots[best].tolist(), total[best].tolist(), explanations, strict=True)
         ]

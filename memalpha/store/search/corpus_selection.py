@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class CorpusSelection(Selection):
-    """Documents of a corpus. `slots` int64 `(n,)`, group by group unless it is the `whole` memory."""
+    """Select documents of a corpus by their slots.
+
+    `slots`, int64 `(n,)`, are in the order of their groups, unless they are the whole memory.
+    """
 
     def __init__(self, corpus: Corpus, slots: np.ndarray, *, is_whole: bool) -> None:
         groups = corpus._groups[slots]
@@ -51,12 +54,12 @@ class CorpusSelection(Selection):
 
     @cached_property
     def _prototypes(self) -> np.ndarray:
-        """The prototypes of a part of the memory, float32 `(size, dim)`."""
+        """Return the prototypes of the selected documents, float32 `(group_count, dim)`."""
         sums = np.zeros((self.size, self._corpus.embedder.dim))
         for start in range(0, len(self.slots), BLOCK):
-            some = slice(start, start + BLOCK)
-            rows = self._rows[some] if self._should_gather else self._corpus._vectors.vectors_at(self.slots[some])
-            add_by_group(sums, self.groups[some], rows)
+            block = slice(start, start + BLOCK)
+            rows = self._rows[block] if self._should_gather else self._corpus._vectors.vectors_at(self.slots[block])
+            add_by_group(sums, self.groups[block], rows)
         return unit_directions(sums)
 
     def dense_scores(self, vector: np.ndarray) -> np.ndarray:

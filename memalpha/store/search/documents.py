@@ -12,28 +12,45 @@ from memalpha.types import MemoryEntry
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What is searched, in a group. `order` decides ties: larger is more recent. `span`: its place in a source."""
+    """Text to search for, in a group.
+
+    Attributes:
+        id: Id of the entry.
+        text: Text to search.
+        group: Group of layer one.
+        order: Tie-breaker; larger is more recent.
+        span: Place in a source, if the document is a raw span.
+        entry: Entry that filters look at.
+    """
 
     id: str
     text: str
     group: str = ""
     order: int = 0
     span: Span | None = None
-    entry: MemoryEntry | None = field(default=None, compare=False)  # what filters look at
+    entry: MemoryEntry | None = field(default=None, compare=False)
 
     @classmethod
     def from_entry(cls, entry: MemoryEntry, created: int | None = None) -> Document:
-        """A stored entry as a document: its content, grouped by category; the latest written is the most recent.
-        `created`: the position that made its id, by which spans are ordered (without: its version's own)."""
+        """Return a stored entry as a document, grouped by category; the latest version is the most recent.
+
+        `created` is the log position that made the id and orders spans; None takes that of the version.
+        """
         step = entry.valid_from if created is None else created
         span = Span.from_origin(entry.source, entry.chunk, entry.turn, step)
         return cls(entry.id, entry.content, entry.category, entry.valid_from, span, entry)
 
 
 class ScoredEntry(NamedTuple):
-    """One result. `explain` has the raw parts `dense` and `bm25`, the `group` prior and the terms of a `Boost`, where
-    they were used; with spans, `bm25` is of the own words, and `around` what those around add to it. `entry`: what
-    was found, where the search has read it."""
+    """One search result.
+
+    Attributes:
+        id: Id of the entry.
+        score: Score; larger is better.
+        explain: The parts of the score that were used: raw `dense` and `bm25`, the `group` prior, terms of a `Boost`.
+            With spans, `bm25` is of the span's words alone, and `around` is what its neighbours add.
+        entry: The entry, if the search has read it.
+    """
 
     id: str
     score: float

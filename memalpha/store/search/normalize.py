@@ -1,29 +1,39 @@
-"""Scores of many documents: put on one scale, as shares of the best, and the best of them."""
+"""Scaling of scores, and selection of the best ones."""
 
 from __future__ import annotations
 
 import numpy as np
 
 
-def scale(scores: np.ndarray, ends: tuple[float, float] | None) -> np.ndarray:
-    """Min-max to 0..1, with the smallest and largest score where these do not hold them; all zero where both are the
-    same."""
-    low, high = ends or (scores.min(), scores.max())
+def scale(scores: np.ndarray, score_range: tuple[float, float] | None) -> np.ndarray:
+    """Scale scores to 0..1 by minimum and maximum; equal scores become zeros.
+
+    Args:
+        scores: Scores `(n,)`.
+        score_range: Minimum and maximum over more documents than these; None takes those of `scores`.
+    """
+    low, high = score_range or (scores.min(), scores.max())
     return (scores - low) / (high - low) if high > low else np.zeros_like(scores)
 
 
 def share_of_best(scores: np.ndarray) -> np.ndarray:
-    """Scores as shares of the best one; nothing below 0. Groups that are equally near get an equal prior."""
+    """Divide scores by the best one, with negative scores as 0."""
     scores = np.maximum(scores, 0.0)
     best = scores.max(initial=0.0)
     return scores / best if best > 0 else scores
 
 
 def top_k(scores: np.ndarray, orders: np.ndarray, k: int) -> np.ndarray:
-    """Indices of the k largest scores, best first; equal scores by the larger order."""
+    """Return the indices of the k largest scores, best first.
+
+    Args:
+        scores: Scores `(n,)`.
+        orders: Tie-breakers `(n,)`; among equal scores the larger comes first.
+        k: Number of indices; fewer are returned if there are fewer scores.
+    """
     if k < len(scores):
-        bar = np.partition(scores, len(scores) - k)[len(scores) - k]
-        kept = np.flatnonzero(scores >= bar)
+        threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
+        candidates = np.flatnonzero(scores >= threshold)
     else:
-        kept = np.arange(len(scores))
-    return kept[np.lexsort((-orders[kept], -scores[kept]))][:k]
+        candidates = np.arange(len(scores))
+    return candidates[np.lexsort((-orders[candidates], -scores[candidates]))][:k]

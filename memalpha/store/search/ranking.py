@@ -1,7 +1,7 @@
-"""What a search makes of the documents that it is over: their parts, the sums of these, and the priors of groups.
+"""Scoring of a set of documents: the parts of their scores, the sums of these, and the priors of groups.
 
-Nothing here knows where documents come from: `Selection` is filled from a corpus in memory (`retrieval`) or from what a
-server sends (`postgres_search`), so that both score alike. What a score is made of is said in `retrieval`.
+A `Selection` gives the statistics of the documents that a search covers. It is filled from a corpus in memory
+(`corpus_selection`) or from what a server sends (`postgres.fetched`), so both score alike. `corpus` explains the score.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUTES: tuple[Route, ...] = ("soft", "flat", "dense", "bm25", "hard")
 
 
 def check_route(route: str, k: int) -> None:
-    """Raise `StoreError` for an unknown route and a negative k."""
+    """Raise `StoreError` for an unknown route or a negative k."""
     if route not in ROUTES:
         raise StoreError(f"route {route!r} is not one of {', '.join(ROUTES)}")
     if k < 0:
@@ -35,37 +35,39 @@ def check_route(route: str, k: int) -> None:
 
 
 class Selection(ABC):
-    """The documents that a search is over, with the statistics of these alone.
+    """Documents that a search covers, with the statistics of these alone.
 
-    `groups` int64 `(n,)`: the group of each document, a number below `size`.
+    Attributes:
+        groups: Group of each document, int64 `(n,)`, below `size`.
+        size: Number of groups.
+        score_ranges: Minimum and maximum by part of the score, over more documents than these; empty by default.
     """
 
-    score_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of the scores: those of the documents themselves
+    score_ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
 
-    def __init__(self, groups: np.ndarray, size: int) -> None:
-        self.groups, self.size = groups, size
+    def __init__(self, groups: np.ndarray, group_count: int) -> None:
+        self.groups, self.size = groups, group_count
 
     @property
     @abstractmethod
     def lengths(self) -> np.ndarray:
-        """Words of each document, `(n,)`."""
+        """Number of words of each document, `(n,)`."""
 
     @abstractmethod
     def match_terms(self, query: Sequence[str]) -> TermMatches | None:
-        """Where a query's terms are among the documents; None where no document holds any."""
+        """Return the matches of a query's terms among the documents; None if there are none."""
 
     @abstractmethod
     def spans(self) -> np.ndarray | None:
-        """The number of each document's source (0: no span), its chunk and its step, int64 `(n, 3)`; None where there
-        are no spans."""
+        """Return source number (0: no span), chunk and step of each document, int64 `(n, 3)`; None without spans."""
 
     @abstractmethod
     def dense_scores(self, vector: np.ndarray) -> np.ndarray:
-        """Inner products of a query's vector `(1, dim)` with each document's, float64 `(n,)`."""
+        """Return the inner products of a query's vector `(1, dim)` with the documents', float64 `(n,)`."""
 
     @abstractmethod
     def prototype_scores(self, vector: np.ndarray) -> np.ndarray:
-        """Inner products of a query's vector `(1, dim)` with the prototypes of the first groups, float64."""
+        """Return the inner products of a query's vector `(1, dim)` with the prototypes of the first groups."""
 
     @cached_property
     def _neighbours(self) -> NeighbourBM25 | None:
@@ -84,35 +86,38 @@ class Selection(ABC):
         return BM25(self.lengths, self.groups, self.size)
 
     def bm25_scores(self, query: Sequence[str]) -> np.ndarray:
-        """The words of layer two: BM25 of each document, float64 `(n,)`."""
+        """Return BM25 of each document (layer two), float64 `(n,)`."""
         return self._bm25.scores(self.match_terms(query))
 
     def neighbour_scores(self, query: Sequence[str]) -> np.ndarray | None:
-        """The same with the words around spans, float64 `(n,)`; None where there are no spans."""
+        """Return BM25 with the words of neighbouring spans, float64 `(n,)`; None without spans."""
         return None if self._neighbours is None else self._neighbours.scores(self.match_terms(query))
 
     def group_prior(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
-        """Layer one: the prior of each document's group, float64 `(n,)`."""
+        """Return the prior of each document's group (layer one), float64 `(n,)`."""
         return self._prior_by_group(query, vector)[self.groups]
 
     def in_best_groups(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
-        """Which documents are in the best round(sqrt(groups)) groups, bool `(n,)`."""
+        """Return a mask of the documents in the best round(sqrt(groups)) groups, bool `(n,)`."""
         prior = self._prior_by_group(query, vector)
-        best = np.sort(prior[np.unique(self.groups)])
-        return prior[self.groups] >= best[-max(1, round(len(best) ** 0.5))]
+        sorted_priors = np.sort(prior[np.unique(self.groups)])
+        return prior[self.groups] >= sorted_priors[-max(1, round(len(sorted_priors) ** 0.5))]
 
     def _prior_by_group(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
-        near = np.zeros(self.size)
+        similarities = np.zeros(self.size)
         scores = self.prototype_scores(vector)
-        near[: len(scores)] = scores
-        return (share_of_best(self._group_bm25.scores(self.match_terms(query))) + share_of_best(near)) / 2
+        similarities[: len(scores)] = scores
+        return (share_of_best(self._group_bm25.scores(self.match_terms(query))) + share_of_best(similarities)) / 2
 
 
 class ScoreParts(NamedTuple):
-    """What the scores of documents are made of.
+    """Parts of the scores of some documents.
 
-    `kept`: which of the selection's documents these are; `parts`: what a result explains its score by, `terms`: what
-    adds up to it, `(n,)` each; `ends`: the smallest and largest dense score where these are scaled.
+    Attributes:
+        subset: Index of these documents in the selection.
+        parts: Values `(n,)` that explain a score, by name.
+        terms: Values `(n,)` that add up to the score.
+        dense_range: Smallest and largest dense score, if dense scores are scaled.
     """
 
     subset: np.ndarray | slice
@@ -129,9 +134,17 @@ def score_documents(
     boost: Boost | None,
     numbers: Callable[[str], np.ndarray],
 ) -> ScoreParts:
-    """The parts of a query's scores; `vector` `(1, dim)` unless the route is "bm25". `numbers` gives a field of the
-    entries as numbers, in the selection's order."""
-    kept: np.ndarray | slice = slice(None)
+    """Score the documents of a selection for one query.
+
+    Args:
+        selection: Documents to score.
+        query: Terms of the query.
+        vector: Embedding of the query `(1, dim)`; None for the route "bm25".
+        route: Scoring route; see `corpus`.
+        boost: Further terms of the score.
+        numbers: Returns a field of the entries as numbers, in the selection's order.
+    """
+    subset: np.ndarray | slice = slice(None)
     parts: dict[str, np.ndarray] = {}
     if vector is not None:
         parts["dense"] = selection.dense_scores(vector)
@@ -139,23 +152,25 @@ def score_documents(
         parts["bm25"] = selection.bm25_scores(query)
     if route == "hard" and isinstance(selection, Selection):
         assert vector is not None
-        kept = selection.in_best_groups(query, vector)
-        parts = {name: values[kept] for name, values in parts.items()}
-    ends = None
+        subset = selection.in_best_groups(query, vector)
+        parts = {name: values[subset] for name, values in parts.items()}
+    dense_range = None
     if route == "dense" or route == "bm25":
         terms = [parts[route]]
     else:
-        near = selection.neighbour_scores(query) if route == "soft" else None
-        if near is not None:
-            parts["around"] = near - parts["bm25"]
-        ends = selection.score_ranges.get("dense") or (parts["dense"].min(), parts["dense"].max())
-        worded = scale(parts["bm25"] if near is None else near, selection.score_ranges.get("bm25"))
-        terms = [scale(parts["dense"], ends), worded]
+        with_neighbours = selection.neighbour_scores(query) if route == "soft" else None
+        if with_neighbours is not None:
+            parts["around"] = with_neighbours - parts["bm25"]
+        dense_range = selection.score_ranges.get("dense") or (parts["dense"].min(), parts["dense"].max())
+        lexical = scale(
+            parts["bm25"] if with_neighbours is None else with_neighbours, selection.score_ranges.get("bm25")
+        )
+        terms = [scale(parts["dense"], dense_range), lexical]
     if route == "soft" and vector is not None:
         parts["group"] = selection.group_prior(query, vector)
         terms.append(parts["group"])
     if boost is not None:
-        more = boost.terms(lambda field: numbers(field)[kept])
-        parts |= more
-        terms += more.values()
-    return ScoreParts(kept, parts, terms, ends)
+        boosts = boost.terms(lambda field: numbers(field)[subset])
+        parts |= boosts
+        terms += boosts.values()
+    return ScoreParts(subset, parts, terms, dense_range)

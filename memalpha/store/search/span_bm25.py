@@ -1,14 +1,17 @@
-"""Words of the surroundings: BM25 of raw spans in which the spans around each count as well, by how near they are.
+"""BM25 of raw spans in which the words of neighbouring spans count as well, by how near they are.
 
 A turn of a conversation often answers a question whose words stand in the turn before it. So a word that a span lacks
-is taken from the spans around it in its source, up to three steps away: for every one of them as often as it is there,
-times `(m / (m + length)) ** steps`, with `m` the mean length of a span. That is backing off (Katz, "Estimation of
-probabilities from sparse data", 1987) with the weight of a Dirichlet prior of m words (Zhai, Lafferty: "A study of
-smoothing methods for language models", SIGIR 2001): a span of mean length counts what stands beside it by half, a short
-one leans on it more, a long one less, and no word of its own counts twice because all around repeat it. The counts, and
-lengths to which all words around add by the same weights, go into one BM25 (as in BM25F of Robertson, Zaragoza, Taylor,
-CIKM 2004), whose document frequency is the number of documents that a word reaches. Neighbours and means are those of
-the documents that a search is over, so what is left out of it neither helps nor stands between.
+is taken from the spans around it in its source, up to three steps away. Each of these counts it as often as it is
+there, times `(m / (m + length)) ** steps`, with `m` the mean length of a span.
+
+That is backing off (Katz, "Estimation of probabilities from sparse data", 1987) with the weight of a Dirichlet prior of
+m words (Zhai, Lafferty: "A study of smoothing methods for language models", SIGIR 2001). A span of mean length counts
+its neighbours by half, a short one more, a long one less. A span's own word never counts twice because its neighbours
+repeat it.
+
+The counts, and lengths to which all neighbouring words add by the same weights, go into one BM25 (as in BM25F of
+Robertson, Zaragoza, Taylor, CIKM 2004). Its document frequency is the number of documents that a word reaches.
+Neighbours and means are those of the searched documents, so entries that a filter excludes have no influence.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ REACH = 3  # steps
 
 
 class Span(NamedTuple):
-    """Where a raw span stands: in its source, by the chunk and then the step, which no two of a chunk share."""
+    """Place of a raw span in its source: by chunk, then by step, which is unique within a chunk."""
 
     source: str
     chunk: int
@@ -32,63 +35,76 @@ class Span(NamedTuple):
 
     @classmethod
     def from_origin(cls, source: str | None, chunk: int | None, turn: str | None, step: int) -> Span | None:
-        """The place of an entry made at `step`: it has one if it names its source and its turn there."""
+        """Return the place of an entry with this origin; None if it lacks a source or a turn.
+
+        Args:
+            source: Source of the entry.
+            chunk: Chunk within the source; None sorts before all others.
+            turn: Turn within the chunk.
+            step: Log position that made the entry, by which spans of a chunk are ordered.
+        """
         return None if source is None or turn is None else cls(source, -1 if chunk is None else chunk, step)
 
 
 class NeighbourBM25:
-    """BM25 of n documents, some of which are spans of a source, for queries found among them.
-
-    `sources` `(n,)`: the number of each span's source, 0 for what is no span; `chunks`, `steps` `(n,)`: what the spans
-    of a source are ordered by, no two alike; `lengths` `(n,)`: words of each. At least one is a span.
-    """
+    """BM25 of n documents, some of which are spans of a source."""
 
     def __init__(self, sources: np.ndarray, chunks: np.ndarray, steps: np.ndarray, lengths: np.ndarray) -> None:
+        """Lay out the documents, of which at least one is a span.
+
+        Args:
+            sources: Number of each span's source, 0 for documents that are no spans, `(n,)`.
+            chunks: Chunk of each span `(n,)`.
+            steps: Step of each span `(n,)`; chunk and step are unique within a source.
+            lengths: Words of each document `(n,)`.
+        """
         order = np.lexsort((steps, chunks, sources))
-        line = sources[order]
-        first = np.diff(line, prepend=-1) != 0
-        apart = (line == 0) | first & np.append(first[1:], True)  # no span, or the only one of its source
-        # All stand on one line, with empty places around each source, so that nothing gets across, and at both ends.
-        gaps = first & ~(apart & np.append(True, apart[:-1]))
-        self._places = np.empty(len(order), np.int64)
-        self._places[order] = np.arange(len(order)) + REACH * (1 + np.cumsum(gaps))
-        self._room = int(self._places[order[-1]]) + 1 + REACH
+        ordered_sources = sources[order]
+        first = np.diff(ordered_sources, prepend=-1) != 0
+        is_alone = (ordered_sources == 0) | first & np.append(
+            first[1:], True
+        )  # no span, or the only span of its source
+        # All documents lie on one line, with empty positions between sources and at both ends, so no words cross.
+        gaps = first & ~(is_alone & np.append(True, is_alone[:-1]))
+        self._positions = np.empty(len(order), np.int64)
+        self._positions[order] = np.arange(len(order)) + REACH * (1 + np.cumsum(gaps))
+        self._line_size = int(self._positions[order[-1]]) + 1 + REACH
 
         mean = lengths[sources > 0].mean()
-        spans = order[~apart]
-        weights = np.zeros(self._room)
-        weights[self._places[spans]] = mean / (mean + lengths[spans]) if mean else 0.0
-        self._weights = [weights[REACH:-REACH]]  # by steps, of the places between the ends
-        while len(self._weights) < REACH:  # multiplied, not raised: the last digit must not depend on the place
+        spans = order[~is_alone]
+        weights = np.zeros(self._line_size)
+        weights[self._positions[spans]] = mean / (mean + lengths[spans]) if mean else 0.0
+        self._weights = [weights[REACH:-REACH]]  # by steps, for the positions between the ends
+        while len(self._weights) < REACH:  # not a power: the last digit must not depend on the position
             self._weights.append(self._weights[-1] * self._weights[0])
-        near = np.zeros(self._room)
-        near[self._places] = lengths
-        near[REACH:-REACH] += self._around(near)
-        mean = math.fsum(near[self._places]) / len(lengths)  # exact in whatever order the documents come
-        self._penalties = K1 * (1.0 - B + B * near / mean) if mean else near
+        effective_lengths = np.zeros(self._line_size)
+        effective_lengths[self._positions] = lengths
+        effective_lengths[REACH:-REACH] += self._sum_neighbours(effective_lengths)
+        mean = math.fsum(effective_lengths[self._positions]) / len(lengths)  # exact in any order of the documents
+        self._penalties = K1 * (1.0 - B + B * effective_lengths / mean) if mean else effective_lengths
 
-    def _around(self, own: np.ndarray) -> np.ndarray:
-        """What the places between the ends of the line get of what the others have."""
-        size = self._room - REACH
+    def _sum_neighbours(self, line_values: np.ndarray) -> np.ndarray:
+        """Return the weighted sums of neighbouring values, for the positions between the ends of the line."""
+        size = self._line_size - REACH
         around = np.zeros(size - REACH)
         for steps, weights in enumerate(self._weights, start=1):
-            around += weights * (own[REACH - steps : size - steps] + own[REACH + steps : size + steps])
+            around += weights * (line_values[REACH - steps : size - steps] + line_values[REACH + steps : size + steps])
         return around
 
-    def scores(self, found: TermMatches | None) -> np.ndarray:
-        """Scores of all documents for a query whose terms are `found`: float64 `(n,)`, 0 where nothing reaches."""
-        size = len(self._places)
-        if found is None:
+    def scores(self, matches: TermMatches | None) -> np.ndarray:
+        """Return the scores of all documents for a query's matches, float64 `(n,)`; 0 where no word reaches."""
+        size = len(self._positions)
+        if matches is None:
             return np.zeros(size)
-        total = np.zeros(self._room)
-        places = self._places[found.documents]
-        ends = np.searchsorted(found.terms, np.arange(len(found.repeats) + 1))
-        for repeats, start, end in zip(found.repeats.tolist(), ends[:-1], ends[1:], strict=True):
-            near = np.bincount(places[start:end], found.counts[start:end], self._room)
-            near = near.astype(np.float64, copy=False)  # whole numbers where nothing was counted
-            inner = near[REACH:-REACH]
-            np.copyto(inner, self._around(near), where=inner == 0.0)
-            holders = np.count_nonzero(near)
+        total = np.zeros(self._line_size)
+        positions = self._positions[matches.documents]
+        ends = np.searchsorted(matches.terms, np.arange(len(matches.repeats) + 1))
+        for repeats, start, end in zip(matches.repeats.tolist(), ends[:-1], ends[1:], strict=True):
+            counts = np.bincount(positions[start:end], matches.counts[start:end], self._line_size)
+            counts = counts.astype(np.float64, copy=False)  # integers if there is nothing to count
+            inner = counts[REACH:-REACH]
+            np.copyto(inner, self._sum_neighbours(counts), where=inner == 0.0)
+            holders = np.count_nonzero(counts)
             idf = math.log(1.0 + (size - holders + 0.5) / (holders + 0.5)) * repeats
-            total += idf * near / (near + self._penalties)
-        return total[self._places]
+            total += idf * counts / (counts + self._penalties)
+        return total[self._positions]

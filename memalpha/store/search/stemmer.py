@@ -25,7 +25,7 @@ _STEP4 = (
 
 
 def _shape(word: str) -> str:
-    """`c` and `v` for each letter: y is a vowel after a consonant."""
+    """Return `c` or `v` for each letter; y is a vowel after a consonant."""
     shape = ""
     for index, letter in enumerate(word):
         vowel = letter in "aeiou" or (letter == "y" and index > 0 and shape[-1] == "c")
@@ -34,7 +34,7 @@ def _shape(word: str) -> str:
 
 
 def _measure(stem: str) -> int:
-    """Porter's m: how often a consonant follows a vowel sequence."""
+    """Return Porter's m: the number of consonants that follow a vowel sequence."""
     return _shape(stem).count("vc")
 
 
@@ -47,7 +47,7 @@ def _double(word: str) -> bool:
 
 
 def _cvc(word: str, *, short: bool = False) -> bool:
-    """*o: ends consonant-vowel-consonant, the last not w, x or y; with `short` a word of vowel and consonant too."""
+    """Return True for *o: a consonant-vowel-consonant end without w, x or y, or with `short` a vowel and consonant."""
     shape = _shape(word)
     return (len(word) > 2 and shape[-3:] == "cvc" and word[-1] not in "wxy") or (short and shape == "vc")
 
@@ -62,14 +62,14 @@ def _replace(word: str, rules: tuple[tuple[str, str], ...]) -> str:
 
 
 def _plural(word: str) -> str:
-    """Step 1a."""
+    """Apply step 1a."""
     if word.endswith(("sses", "ies")):
         return word[:-2]
     return word[:-1] if word.endswith("s") and not word.endswith("ss") else word
 
 
 def _inflected(word: str, *, short: bool = False) -> str:
-    """Step 1b; `short` as in `_cvc`."""
+    """Apply step 1b; `short` as in `_cvc`."""
     if word.endswith("eed"):
         return word[:-1] if _measure(word[:-3]) > 0 else word
     suffix = "ed" if word.endswith("ed") else "ing" if word.endswith("ing") else ""
@@ -108,7 +108,7 @@ def _step5(word: str, *, short: bool = False) -> str:
 
 @lru_cache(maxsize=65536)
 def stem(word: str) -> str:
-    """The Porter stem of one lower-case word; anything but a-z words of three letters or more comes back as it is."""
+    """Return the Porter stem of one lower-case word; only a-z words of three letters or more are changed."""
     if len(word) < 3 or not (word.isascii() and word.isalpha()):
         return word
     word = _step1(word)
@@ -126,7 +126,7 @@ _NLTK_IRREGULAR = {
 
 @lru_cache(maxsize=65536)
 def nltk_stem(word: str) -> str:
-    """The stem of one lower-case token by NLTK's default variant of Porter's algorithm.
+    """Return the stem of one lower-case token by NLTK's default variant of Porter's algorithm.
 
     It differs from `stem` in a table of irregular words; in `dies`, `died` -> `die`; y -> i after any consonant but a
     first letter ("fly"), never after a vowel ("enjoy"); *o holds of the `us` of "using"; step 2 takes `alli` off first,

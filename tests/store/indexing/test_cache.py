@@ -98,11 +98,11 @@ def test_what_is_read_has_room_for_more(tmp_path: Path) -> None:
         store.search("x")
         corpus = store._index._corpus
         assert corpus is not None
-        arrays = [corpus._live, corpus._orders, corpus._groups, corpus._spans, corpus._vectors._room]
+        arrays = [corpus._live, corpus._orders, corpus._groups, corpus._spans, corpus._vectors._storage]
         arrays += [corpus._lexical.lengths]
         store.insert("semantic", "one more")
         store.search("x")
-        now = [corpus._live, corpus._orders, corpus._groups, corpus._spans, corpus._vectors._room]
+        now = [corpus._live, corpus._orders, corpus._groups, corpus._spans, corpus._vectors._storage]
         assert all(a is b for a, b in zip([*now, corpus._lexical.lengths], arrays, strict=True))
         assert store._index._corpus is corpus and store.search("more")[0].entry.content == "one more"
 

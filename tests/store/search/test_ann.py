@@ -131,21 +131,21 @@ def test_lists_are_built_beside_the_searches(monkeypatch: pytest.MonkeyPatch) ->
     assert corpus.search("zyxomma")[0].id == "new" and background.is_busy
     gate.set()
     corpus.build()
-    assert begun == [300] and not background.is_busy and corpus._near.ready_lists().size == 301  # pyright: ignore
+    assert begun == [300] and not background.is_busy and corpus._approximate.ready_lists().size == 301  # pyright: ignore
     assert corpus.search("zyxomma")[0].id == "new"
     # A few that came since are looked at one by one, many are put in as well, beside again; after more, all anew.
     corpus.add_many(map(document, range(300, 320)))
     corpus.search("x")
-    assert not background.is_busy and corpus._near.live_recent_slots().tolist() == [*range(301, 321)]  # pyright: ignore
+    assert not background.is_busy and corpus._approximate.live_recent_slots().tolist() == [*range(301, 321)]  # pyright: ignore
     corpus.add(document(320))
     corpus.search("x")
     background._thread.join()  # pyright: ignore
     corpus.search("x")
-    assert corpus._near.ready_lists().size == 322 and not len(corpus._near.live_recent_slots())  # pyright: ignore
+    assert corpus._approximate.ready_lists().size == 322 and not len(corpus._approximate.live_recent_slots())  # pyright: ignore
     for number in range(120):
         corpus.remove(f"d{number}")
     corpus.build()
-    assert begun == [300, 201] and corpus._near.ready_lists().size == 201  # pyright: ignore
+    assert begun == [300, 201] and corpus._approximate.ready_lists().size == 201  # pyright: ignore
 
 
 def test_lists_that_were_begun_for_what_is_gone_are_not_taken(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,16 +164,16 @@ def test_lists_that_were_begun_for_what_is_gone_are_not_taken(tmp_path, monkeypa
         gate.set()
         store._index._background._thread.join()  # pyright: ignore
         store.search("piano")
-        assert store._index._corpus._near._lists is None  # pyright: ignore
+        assert store._index._corpus._approximate._lists is None  # pyright: ignore
         store.build_index()
-        assert store._index._corpus._near.ready_lists().size == 299  # pyright: ignore
+        assert store._index._corpus._approximate.ready_lists().size == 299  # pyright: ignore
 
 
 def test_the_same_memory_gives_the_same_lists() -> None:
     one, two = corpus_from_arrays(400, Background()), corpus_from_arrays(400, Background())
     one.build()
     two.build()
-    assert one._near.to_arrays()["lists"].tobytes() == two._near.to_arrays()["lists"].tobytes()  # pyright: ignore
+    assert one._approximate.to_arrays()["lists"].tobytes() == two._approximate.to_arrays()["lists"].tobytes()  # pyright: ignore
 
 
 def test_what_goes_wrong_in_the_background_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

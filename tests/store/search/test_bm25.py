@@ -171,7 +171,7 @@ def test_what_is_added_in_batches_is_merged_when_it_is_asked_for():
     one.add(np.arange(300), texts)
     for start in (0, 100, 200):
         many.add(np.arange(start, start + 100), texts[start : start + 100])
-    assert len(many._waiting) >= 1
+    assert len(many._unmerged) >= 1
     for term in ("fact", "3", "299", "nothing"):
         a, b = (
             [] if found is None else np.transpose(found).tolist() for found in (one.postings(term), many.postings(term))

@@ -139,7 +139,7 @@ def test_a_large_memory_too(tmp_path: Path, precision: Precision, monkeypatch: p
         store.insert_many({"category": "semantic", "content": text} for text in texts)
         store.build_index()
         dense = [store.search(f"c of 6{number}", route="dense") for number in range(5)]
-        assert store._index._corpus._near.ready_lists() is not None  # pyright: ignore
+        assert store._index._corpus._approximate.ready_lists() is not None  # pyright: ignore
     with open_as(tmp_path / "a.db", "float32") as store:
         for number, hits in enumerate(dense):
             right = {hit.entry.id: hit for hit in store.search(f"c of 6{number}", 1200, route="dense", exact=True)}
