@@ -14,7 +14,7 @@ import typer
 from pydantic import ValidationError
 
 from memalpha import __version__
-from memalpha.cli import checks, compare, data, evaluate, history, judge, serve, store, train, transfer
+from memalpha.cli import checks, compare, config, data, evaluate, history, judge, serve, store, train, transfer
 from memalpha.cli.options import PROCESS_RANK
 from memalpha.errors import EvaluationError, MemalphaError
 
@@ -47,7 +47,7 @@ def _common(
     """Train, evaluate and use memory agents."""
 
 
-for _group in (train, evaluate, compare, store, history, checks, transfer, serve):
+for _group in (train, evaluate, config, compare, store, history, checks, transfer, serve):
     for _name, _command in _group.COMMANDS.items():
         app.command(name=_name)(_command)
 for _name, _command in data.COMMANDS.items():

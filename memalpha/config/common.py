@@ -134,6 +134,14 @@ class LearntReward(Config):
     device: str = Field(default="cpu", description="torch device on which it scores")
 
 
+class MemoryFunction(Config):
+    """A reward function of one's own in a memory run, one number per rollout."""
+
+    function: str = Field(description="package.module:name of a callable (trajectory, records) -> float")
+    name: str = Field(default="function", pattern=r"^\w+$", description="name of the component in metrics and files")
+    weight: float = Field(default=1.0, allow_inf_nan=False, description="weight of the component in the reward")
+
+
 class RewardConfig(Config):
     """Weights of r_t = r1 + r2_t + beta r3 + gamma r4_t and the preset that says how each is judged."""
 
@@ -158,12 +166,16 @@ class RewardConfig(Config):
     model: LearntReward | None = Field(
         default=None, description="a reward model that scores the final memory beside the conversation, a component too"
     )
+    functions: tuple[MemoryFunction, ...] = Field(default=(), description="functions of your own, a component each")
 
     @model_validator(mode="after")
     def _a_judge(self) -> RewardConfig:
         for name in ("metric", "content"):
             if getattr(self, name) == "judge" and self.judge is None:
                 raise ValueError(f"{name}: judge needs one: name it in judge.judges")
+        names = ["r1", "r2", "r3", "r4", "model", *(function.name for function in self.functions)]
+        if len(set(names)) < len(names):
+            raise ValueError(f"functions: two components have one name ({', '.join(names)}): set name")
         if self.judge is not None and "judge" not in (self.metric, self.content):
             raise ValueError("judge: has no effect without metric=judge or content=judge; leave it out")
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from memalpha.config.keys import SYNONYMS, settings_of
 from memalpha.errors import ConfigError
 
 C = TypeVar("C", bound=BaseModel)
@@ -98,7 +100,10 @@ def load_config(kind: type[C], name: str | Path, overrides: Mapping[str, Any] | 
 
 
 def _nearest(key: str, kind: type[BaseModel]) -> str | None:
-    from difflib import get_close_matches
-
-    known = list(kind.model_fields)
-    return next(iter(get_close_matches(key.split(".")[-1], known, 1)), None)
+    """Return the full name of the setting that an unknown key most likely means, or None."""
+    leaf = key.split(".")[-1]
+    if leaf in SYNONYMS and SYNONYMS[leaf].partition(".")[0] in kind.model_fields:
+        return SYNONYMS[leaf]
+    names = {path.split(".")[-1]: path for path, _ in settings_of(kind)} | {name: name for name in kind.model_fields}
+    matches = get_close_matches(leaf, names, 1)
+    return names[matches[0]] if matches else None

@@ -7,6 +7,7 @@
 | r3        | 1 - memory tokens / conversation tokens                                        | all turns        |
 | r4_t      | share of the turn's operations whose content is valid                          | -                |
 | model     | score of a reward model for the final memory (`reward.model`)                  | all turns        |
+| own names | functions of your own (`reward.functions`)                                     | all turns        |
 
 Gold operations decide validity in r4, or a judge that sees the chunk (`content=judge`). With `metric=judge` a judge
 scores r1 too. With neither gold operations nor a judge r4 has weight 0: validity is never assumed. `reward.accuracy`
@@ -22,10 +23,14 @@ r4 = 1 where the chunk has nothing to remember, else 0. r3 is at least 0.
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from memalpha.config import RewardConfig
+from memalpha.config import MemoryFunction, RewardConfig
+from memalpha.config.imports import import_object
+from memalpha.errors import ConfigError, RewardError
 from memalpha.policy.load import load_reward_model
 from memalpha.qa.memory_pairs import conversation_messages, state_text
 from memalpha.qa.scoring.gold import GoldFacts, is_valid
@@ -62,6 +67,7 @@ class MemoryReward:
 
     Raises:
         PolicyError: The judge or the reward model cannot be loaded.
+        ConfigError: A function of `reward.functions` cannot be found.
     """
 
     def __init__(self, config: RewardConfig, count_tokens: Callable[[str], int]) -> None:
@@ -70,6 +76,9 @@ class MemoryReward:
         self.judge = load_judge(config.judge) if config.judge is not None else None
         model = config.model
         self.model = load_reward_model(model.path, device=model.device) if model is not None else None
+        self.functions = [
+            (part, _import_function(part.function, f"reward.functions.{part.name}")) for part in config.functions
+        ]
 
     def score_by_model(self, groups: Sequence[TrajectoryGroup]) -> dict[int, float]:
         """Score the final memories by the reward model in one batch; {} without a reward model.
@@ -104,6 +113,7 @@ class MemoryReward:
 
         Raises:
             ValueError: The configuration has a reward model and `model_score` is missing.
+            RewardError: A function of `reward.functions` returned no finite number.
         """
         task, turns, published = trajectory.task, trajectory.turns, self.config.preset == "published"
         r1 = sum(record.score for record in records) / len(records) if records else 0.0
@@ -127,10 +137,15 @@ class MemoryReward:
             if model_score is None:
                 raise ValueError("reward.model: this trajectory was not scored by it")
             weights["model"], components["model"] = self.config.model.weight, (model_score,) * len(turns)
+        shared = {"r1", "r3", "model"}
+        for part, function in self.functions:
+            weights[part.name] = part.weight
+            components[part.name] = (_call_function(part, function, trajectory, records),) * len(turns)
+            shared.add(part.name)
         totals = tuple(
             sum(weights[name] * values[turn] for name, values in components.items()) for turn in range(len(turns))
         )
-        return Reward(totals, components, weights, sum(totals) / len(totals) if totals else 0.0)
+        return Reward(totals, components, weights, sum(totals) / len(totals) if totals else 0.0, frozenset(shared))
 
     def notes(self, tasks: Sequence[Task]) -> list[str]:
         """Return notes for the run's log: the number of tasks without gold operations, where r4 is off."""
@@ -145,6 +160,24 @@ class MemoryReward:
             return 0.0
         r3 = 1.0 - memory_tokens(trajectory.states[-1], self.count_tokens) / conversation
         return r3 if self.config.preset == "published" else max(0.0, r3)
+
+
+def _import_function(path: str, key: str) -> Callable[..., float]:
+    function = import_object(path, key)
+    if inspect.isclass(function) or not callable(function):
+        raise ConfigError(f"{key}: {path!r} is no function (trajectory, records) -> float")
+    return function
+
+
+def _call_function(
+    part: MemoryFunction, function: Callable[..., float], trajectory: Trajectory, records: Sequence[Record]
+) -> float:
+    value = function(trajectory, records)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise RewardError(
+            f"reward.functions.{part.name}: {part.function} gave {value!r:.80}: a finite number is needed"
+        )
+    return float(value)
 
 
 def _call_share(turn: Turn) -> float:

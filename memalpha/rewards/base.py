@@ -10,18 +10,16 @@ Where one raises or returns what is no number, nothing is scored: an error names
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from memalpha.config.imports import import_object
 from memalpha.config.rewards import (
     CodePart,
     FormatPart,
@@ -208,27 +206,9 @@ def _load(part: Any, place: str) -> RewardFunction:
         raise ConfigError(f"{place}: {error}") from error
 
 
-def imported(name: str, key: str) -> Any:
-    """The object `module:name`; modules of the working directory are found too. `ConfigError` names `key`."""
-    module, colon, path = name.partition(":")
-    if not (colon and module.strip() and path.strip()):
-        raise ConfigError(f"{key}: {name!r}: write module:name, for example my_rewards:short_answers")
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        found: Any = importlib.import_module(module)
-        for word in path.split("."):
-            found = getattr(found, word)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{key}: {name!r} cannot be found ({error}), also not in {here}") from error
-    finally:
-        sys.path.remove(here)
-    return found
-
-
 def _own(part: PythonPart) -> Any:
     """The callable of a part; a class makes one."""
-    found = imported(part.function, "function")
+    found = import_object(part.function, "function")
     try:
         if inspect.isclass(found):
             return found(**part.arguments)

@@ -1,5 +1,10 @@
 """Reinforcement-learning algorithms by name (`ReinforcementConfig.algorithm`), one file each."""
 
+import inspect
+
+from memalpha.config import ReinforcementConfig
+from memalpha.config.imports import import_object
+from memalpha.errors import ConfigError
 from memalpha.train.algorithms.base import Algorithm
 from memalpha.train.algorithms.dpo import DPO
 from memalpha.train.algorithms.erl import ERL
@@ -8,3 +13,20 @@ from memalpha.train.algorithms.ppo import PPO
 from memalpha.train.algorithms.rloo import RLOO
 
 ALGORITHMS: dict[str, type[Algorithm]] = {"grpo": GRPO, "rloo": RLOO, "ppo": PPO, "dpo": DPO, "erl": ERL}
+
+
+def build_algorithm(config: ReinforcementConfig) -> Algorithm:
+    """Build the algorithm that `config.algorithm` names: a shipped one, or `package.module:Class`.
+
+    Raises:
+        ConfigError: The name leads to nothing, or to no concrete subclass of `Algorithm`.
+    """
+    if config.algorithm in ALGORITHMS:
+        return ALGORITHMS[config.algorithm](config)
+    kind = import_object(config.algorithm, "algorithm")
+    if not (inspect.isclass(kind) and issubclass(kind, Algorithm)) or inspect.isabstract(kind):
+        raise ConfigError(
+            f"algorithm: {config.algorithm!r} is no subclass of memalpha.train.algorithms.Algorithm with an annotate "
+            "method"
+        )
+    return kind(config)

@@ -11,10 +11,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from memalpha.config import TextConfig
 from memalpha.config.common import Config
+from memalpha.config.imports import import_object
 from memalpha.config.rewards import RewardPart
 from memalpha.environments.builtin import TextGeneration
 from memalpha.errors import ConfigError
-from memalpha.rewards.base import imported
 from memalpha.types import TextTask
 
 
@@ -80,7 +80,7 @@ def build_environment(config: TextConfig, inputs: PythonInputs | None = None) ->
     if inputs.environment is not None or config.environment is not None:
         if inputs.rewards is not None or config.rewards:
             raise ConfigError("rewards: have no effect with an environment, which gives its own; leave one of them out")
-        return inputs.environment if config.environment is None else imported(config.environment, "environment")
+        return inputs.environment if config.environment is None else import_object(config.environment, "environment")
     if inputs.rewards is not None:
         parts = TypeAdapter(RewardPart)
         rewards = inputs.rewards if isinstance(inputs.rewards, Sequence) else [inputs.rewards]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from memalpha.config import ReinforcementConfig
 from memalpha.qa.records import Record
-from memalpha.train.algorithms import ALGORITHMS
+from memalpha.train.algorithms import build_algorithm
 from memalpha.train.algorithms.base import Algorithm
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.learner.engine import scheduled_learning_rate
@@ -41,7 +41,7 @@ class RLTrainer(Trainer[R]):
     overlap: OverlapPipeline | None = None
 
     def _build_algorithm(self) -> Algorithm:
-        return ALGORITHMS[self.config.algorithm](self.config)
+        return build_algorithm(self.config)
 
     def _build_engine_and_overlap(self) -> None:
         """Build the engine and the overlap; call it after all checks that may refuse the run."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memalpha.config import TextConfig
+from memalpha.config.imports import import_object
 from memalpha.environments.base import is_scored
 from memalpha.environments.builtin import TextGeneration
 from memalpha.environments.evaluate import check_rewards, make_text_report, text_records, text_summary
@@ -17,7 +18,6 @@ from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy
 from memalpha.qa.records import Record
 from memalpha.qa.report import Report
-from memalpha.rewards.base import imported
 from memalpha.train.learner.distributed import World
 from memalpha.train.rollouts.curriculum import Curriculum
 from memalpha.train.rollouts.text import TextCollector, check_feedback_function
@@ -39,9 +39,8 @@ class TextRLTrainer(RLTrainer[TextConfig]):
         self.source = TextTaskSource(config, inputs.tasks, inputs.eval_data)
         environment = build_environment(config, inputs)
         check_rewards(self.source.known_tasks, environment)
-        imported_feedback = (
-            imported(config.erl.feedback_func, "feedback_func") if config.erl and config.erl.feedback_func else None
-        )
+        path = config.erl.feedback_func if config.erl is not None else None
+        imported_feedback = None if path is None else import_object(path, "feedback_func")
         feedback = check_feedback_function(inputs.feedback_func or imported_feedback)
         if feedback is not None and config.algorithm != "erl":
             raise ConfigError(f"feedback_func: has no effect with algorithm={config.algorithm}; leave it out")

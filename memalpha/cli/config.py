@@ -1,0 +1,103 @@
+"""`memalpha config`: shipped configurations, every setting with type, default and meaning."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Annotated, Any
+
+import typer
+import yaml
+from pydantic import BaseModel
+
+from memalpha.cli.options import AsJson, print_result
+from memalpha.config import (
+    EvalConfig,
+    PreferenceConfig,
+    RewardModelConfig,
+    SFTConfig,
+    TextConfig,
+    TrainConfig,
+    load_config,
+    read_config,
+    shipped_configs,
+    training_config,
+)
+from memalpha.config.keys import Setting, format_value, settings_of, value_of
+
+KINDS: dict[str, type[BaseModel]] = {
+    "train": TrainConfig,
+    "text": TextConfig,
+    "sft": SFTConfig,
+    "preferences": PreferenceConfig,
+    "reward": RewardModelConfig,
+    "eval": EvalConfig,
+}
+"""Kinds of configuration whose settings `memalpha config KIND --keys` prints; a shipped name means its own kind."""
+
+
+def config(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A shipped configuration or a YAML file; none lists them.")
+    ] = None,
+    keys: Annotated[
+        bool, typer.Option("--keys", help="Print every setting: type, default, meaning, and the value in NAME.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show shipped configurations and their settings.
+
+    Without NAME it lists the configurations; with --keys alone, every setting of a training run. With NAME it prints
+    that configuration as a run would record it.
+
+    Example: memalpha config demo --keys
+    """
+    if name is None and not keys:
+        first_lines = {shipped: _first_comment(shipped) for shipped in shipped_configs()}
+        print_result(first_lines, as_json, "\n".join(f"{key:<14} {text}" for key, text in first_lines.items()))
+        return
+    kind, loaded = _load(name or "train")
+    if not keys:
+        values = loaded.model_dump(mode="json") if loaded else {path: item.default for path, item in settings_of(kind)}
+        print_result(values, as_json, _to_yaml(values))
+        return
+    rows = {path: _describe(path, setting, loaded) for path, setting in settings_of(kind)}
+    print_result(rows, as_json, "\n".join(_format_row(path, row) for path, row in rows.items()))
+
+
+def _load(name: str) -> tuple[type[BaseModel], BaseModel | None]:
+    """Return the kind of a configuration and the configuration; None if `name` is a kind itself."""
+    if name in KINDS and name not in shipped_configs():
+        return KINDS[name], None
+    raw = read_config(name)
+    if "benchmark" in raw:
+        loaded: BaseModel = load_config(EvalConfig, name)
+    else:
+        needs_data = raw.get("algorithm") in ("preferences", "reward") and "data" not in raw
+        loaded = training_config(name, {"data": "DATA.jsonl"} if needs_data else {})
+    return type(loaded), loaded
+
+
+def _describe(path: str, setting: Setting, loaded: BaseModel | None) -> dict[str, Any]:
+    row = {"type": setting.type, "default": setting.default, "meaning": setting.meaning}
+    if loaded is not None and path.split(".")[0] in loaded.model_fields_set:
+        row["value"] = value_of(loaded, path)
+        row["value"] = row["value"].model_dump(mode="json") if isinstance(row["value"], BaseModel) else row["value"]
+    return row
+
+
+def _format_row(path: str, row: dict[str, Any]) -> str:
+    value = format_value(row["value"]) if "value" in row else row["default"]
+    value = f", here {value}" if value != row["default"] else ""
+    return f"{path}: {row['type']} = {row['default']}{value}\n    {row['meaning']}"
+
+
+def _first_comment(name: str) -> str:
+    text = (resources.files("memalpha") / "config" / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    return text.splitlines()[0].lstrip("# ")
+
+
+def _to_yaml(values: dict[str, Any]) -> str:
+    return yaml.safe_dump(values, sort_keys=False).rstrip()
+
+
+COMMANDS = {"config": config}
