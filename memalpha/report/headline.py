@@ -73,7 +73,7 @@ def empty_memory_accuracy(records: RecordsBySystem) -> float | None:
 def accuracy_with_error(system: Mapping[str, Any]) -> str:
     """Format an accuracy with the half-width of its 95&nbsp;% interval, in points."""
     error = system.get("se")
-    return f"{system['accuracy']:.0%}" + ("" if error is None else f" ± {100 * Z95 * error:.0f}")
+    return f"{system['accuracy']:.0%}" + ("" if error is None else f"&nbsp;±&nbsp;{100 * Z95 * error:.0f}")
 
 
 def difference_interval(

@@ -31,8 +31,8 @@ def render_reproduction(run: str | Path, summary: Mapping[str, Any]) -> str:
         versions = evaluation.get("versions")
         software = {"version": versions.get("memalpha")} if isinstance(versions, Mapping) else None
     note = _version_note(software if isinstance(software, Mapping) else {})
-    shown = f"<h2>Reproduce</h2><pre>{escape(command)}</pre>" if command else ""
-    return f'<footer>{shown}<p class="soft">{escape(note)}</p></footer>'
+    command_html = f"<h2>Reproduce</h2><pre>{escape(command)}</pre>" if command else ""
+    return f'<footer>{command_html}<p class="soft">{escape(note)}</p></footer>'
 
 
 def changed_settings(config: Mapping[str, Any]) -> list[str]:

@@ -51,7 +51,7 @@ def render_results(systems: Systems, empty_accuracy: float | None = None) -> str
         return ""
     return (
         f'<h2>The results</h2><div class="two">{_accuracy(systems, empty_accuracy)}{_memory_truth(systems)}'
-        f"{_abilities(systems)}{_metrics(systems)}</div>"
+        f"{_abilities(systems)}</div>{_metrics(systems)}"
     )
 
 
@@ -121,7 +121,7 @@ def _metrics(systems: Systems) -> str:
             continue
         cells = "".join(f'<td class="n">{_cell(values.get(key), is_share)}</td>' for values in systems.values())
         rows.append(f'<tr><th scope="row">{label}<br><span class="soft">{about}</span></th>{cells}</tr>')
-    return f'<div class="card scroll"><table><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
+    return f'<div class="card scroll metrics"><table><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
 
 
 def _legend(systems: Systems) -> list[str]:

@@ -106,7 +106,7 @@ def test_a_training_run_whose_losses_are_known_shows_them(run: Path) -> None:
     save(run, "after", [record(1, "never_written", system="", ceiling=None), record(2, system="", ceiling=None)])
     page = page_of(run).text
     assert "marks the ceiling" not in page
-    assert "80% ± 3 after" in page and "where the answers were lost" in page and "after training (2)" in page
+    assert "80%\u00a0±\u00a03 after" in page and "where the answers were lost" in page and "after training (2)" in page
 
 
 def test_records_without_losses_make_no_page(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_the_page_is_one_file_without_network_or_script(run: Path) -> None:
 
 def test_the_headline_and_the_figures_are_the_summary_s(run: Path) -> None:
     text = page_of(run).text
-    assert "46% ± 3 before training, 80% ± 3 after" in text
+    assert "46%\u00a0±\u00a03 before training, 80%\u00a0±\u00a03 after" in text
     assert "200 held-out conversations" in text and "1,431 questions" in text and "seed 7" in text
     assert "step 40 of 50" in text
     assert "closed 64% of the gap" in text  # (.798 - .456) / (.988 - .456)
@@ -71,7 +71,7 @@ def test_no_gain_is_not_called_one(run: Path) -> None:
     summary["after"]["accuracy"] = summary["before"]["accuracy"] - 0.1
     (run / "summary.json").write_text(json.dumps(summary))
     text = page_of(run).text
-    assert "46% ± 3 before training, 36% ± 3 after" in text and "closed" not in text
+    assert "46%\u00a0±\u00a03 before training, 36%\u00a0±\u00a03 after" in text and "closed" not in text
 
 
 def test_without_baselines_and_changes_the_page_does_not_speak_of_them(run: Path) -> None:
