@@ -25,13 +25,17 @@ def model(prompt: str, body):
         right = answer and answer[1] == "unknown" if gold is None else answer and gold[1].split("\n")[0] in answer[1]
         return json.dumps({"reason": "r", "verdict": "correct" if right else "wrong"})
     if "tools" in body:
-        said = re.findall(r"^user: (.+)$", prompt.partition("New part of the conversation")[2], re.M)
-        calls = [{"category": "semantic", "content": line} for line in said]
+        reply_text = re.findall(r"^user: (.+)$", prompt.partition("New part of the conversation")[2], re.M)
+        calls = [{"category": "semantic", "content": line} for line in reply_text]
         return {
             "content": None,
             "tool_calls": [
-                {"id": str(n), "type": "function", "function": {"name": "memory_insert", "arguments": json.dumps(one)}}
-                for n, one in enumerate(calls)
+                {
+                    "id": str(n),
+                    "type": "function",
+                    "function": {"name": "memory_insert", "arguments": json.dumps(entry)},
+                }
+                for n, entry in enumerate(calls)
             ],
         }
     notes = re.search(r"^- (.+)$", prompt, re.M)
@@ -57,29 +61,29 @@ def test_writer_reader_and_judge_behind_a_server_that_goes_away(tmp_path, monkey
         def run(out):
             return run_evaluation(build_config(EvalConfig, {**settings, "out": str(tmp_path / out)}, "test"))
 
-        whole = run("whole")
-        asked = dict(server.answered)
+        full = run("whole")
+        requested = dict(server.answered)
         server.answered.clear()
         server.fault = lambda prompt, nth: "503" if sum(server.answered.values()) >= 40 else None
         with pytest.raises(PolicyError, match="gave no answer in 2 tries"):
             run("again")
-        assert sum(server.answered.values()) == 40 < sum(asked.values())
+        assert sum(server.answered.values()) == 40 < sum(requested.values())
         server.fault = lambda prompt, nth: None
         again = run("again")
-        assert dict(server.answered) == asked, "what was paid before the outage is not paid again"
-    for one, two in zip(whole, again, strict=True):
-        assert one.records == two.records and len(one.unjudged) == 1
+        assert dict(server.answered) == requested, "what was paid before the outage is not paid again"
+    for entry, two in zip(full, again, strict=True):
+        assert entry.records == two.records and len(entry.unjudged) == 1
         questions = sum(len(task.questions) for task in tasks)
-        assert len(one.records) == questions - 1, "an answer without a verdict is no wrong answer"
-        assert one.summary["unjudged"] == 1 and 0 < one.summary["accuracy"] < 1
-        assert {record.score for record in one.records} == {0.0, 1.0}
-        assert all(record.scores["judge"] == record.score for record in one.records)
-    rag, writer = whole
+        assert len(entry.records) == questions - 1, "an answer without a verdict is no wrong answer"
+        assert entry.summary["unjudged"] == 1 and 0 < entry.summary["accuracy"] < 1
+        assert {record.score for record in entry.records} == {0.0, 1.0}
+        assert all(record.scores["judge"] == record.score for record in entry.records)
+    rag, writer = full
     assert set(rag.summary["bills"]) == {f"reader {server.name}", f"judge {server.name}"}
     assert writer.summary["bills"][f"writer {server.name}"]["paid"] == sum(len(task.chunks) for task in tasks)
-    assert all(one.summary["ceiling_bills"][f"reader {server.name}"]["asked"] for one in whole), "paid once for all"
-    assert all(one.summary["bills"][f"judge {server.name}"]["unreadable"] == 1 for one in whole)
-    bills = [bill for one in again for name, bill in one.summary["bills"].items() if name.startswith("reader")]
+    assert all(entry.summary["ceiling_bills"][f"reader {server.name}"]["asked"] for entry in full), "paid once for all"
+    assert all(entry.summary["bills"][f"judge {server.name}"]["unreadable"] == 1 for entry in full)
+    bills = [bill for entry in again for name, bill in entry.summary["bills"].items() if name.startswith("reader")]
     assert bills[0]["cached"] > bills[0]["paid"] and bills[1]["paid"] > 0, (
         "the outage was after the first one's answers"
     )

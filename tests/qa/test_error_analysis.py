@@ -59,8 +59,8 @@ def entries(*texts, turns=()):
     return tuple(Passage(text, turns=turns) for text in texts)
 
 
-def shown(question=CITY, passages=(), held=None, ever=None, core=""):
-    return Retrieval(question, passages, 0, 0, core=core, entries=held, history=ever)
+def retrieval(question=CITY, passages=(), current=None, past=None, core=""):
+    return Retrieval(question, passages, 0, 0, core=core, entries=current, history=past)
 
 
 def wrong(question=CITY, **changes):
@@ -68,12 +68,12 @@ def wrong(question=CITY, **changes):
     return replace(record, **changes)
 
 
-def lost(seen, task=TASK, **changes):
-    return classify(task, seen, wrong(seen.question, **changes))
+def error_of(example, task=TASK, **changes):
+    return classify(task, example, wrong(example.question, **changes))
 
 
 @pytest.mark.parametrize(
-    ("passages", "held", "ever", "loss"),
+    ("passages", "current", "past", "loss"),
     [
         (("city: Rome",), ("city: Rome",), ("city: Rome",), "answered_wrong"),
         (("notes:\nTom city: Bergen\nCity: rome.",), None, None, "answered_wrong"),  # a line of a larger text
@@ -87,45 +87,47 @@ def lost(seen, task=TASK, **changes):
         ((), ("city: Oslo",), None, "not_found"),
     ],
 )
-def test_by_gold_facts(passages, held, ever, loss):
-    known = [None if texts is None else entries(*texts) for texts in (held, ever)]
-    assert lost(shown(CITY, entries(*passages), *known)) == loss
+def test_by_gold_facts(passages, current, past, loss):
+    sources = [None if texts is None else entries(*texts) for texts in (current, past)]
+    assert error_of(retrieval(CITY, entries(*passages), *sources)) == loss
 
 
 def test_core_memory_is_in_view():
-    assert lost(shown(held=(), ever=(), core="city: Rome")) == "answered_wrong"
-    assert lost(shown(held=(), ever=(), core="city: Paris")) == "written_wrong"
+    assert error_of(retrieval(current=(), past=(), core="city: Rome")) == "answered_wrong"
+    assert error_of(retrieval(current=(), past=(), core="city: Paris")) == "written_wrong"
 
 
 def test_raw_turns_hold_the_fact_they_state():
     raw = entries("2024-05-02 user: I moved to Rome on Monday.", turns=("b1",))
-    assert lost(shown(CITY, raw)) == "answered_wrong"
-    assert lost(shown(CITY, (), raw, raw)) == "not_retrieved"
-    assert lost(shown(CITY, (), *2 * [entries("user: I moved to", turns=("b1",))])) == "written_wrong"  # cut short
+    assert error_of(retrieval(CITY, raw)) == "answered_wrong"
+    assert error_of(retrieval(CITY, (), raw, raw)) == "not_retrieved"
+    assert (
+        error_of(retrieval(CITY, (), *2 * [entries("user: I moved to", turns=("b1",))])) == "written_wrong"
+    )  # cut short
 
 
 def test_only_the_facts_that_are_asked_for():
     cat = Question(id="pet", question="Which pet?", answers=("cat",), evidence=("a1",))
-    assert lost(shown(cat, entries("pet: cat"), entries("pet: cat"), entries("pet: cat"))) == "answered_wrong"
+    assert error_of(retrieval(cat, entries("pet: cat"), entries("pet: cat"), entries("pet: cat"))) == "answered_wrong"
     both = Question(id="n", question="How many?", answers=("2",), evidence=("a1",))
-    assert lost(shown(both, entries("pet: cat"), entries("pet: cat"), entries("pet: cat"))) == "never_written"
+    assert error_of(retrieval(both, entries("pet: cat"), entries("pet: cat"), entries("pet: cat"))) == "never_written"
 
 
 def test_faulty_gold_right_answers_and_questions_without_one():
     faulty = CITY.model_copy(update={"meta": {"fault": "wrong date"}})
-    assert lost(shown(faulty, (), (), ())) == "gold_faulty"
+    assert error_of(retrieval(faulty, (), (), ())) == "gold_faulty"
     cited = CITY.model_copy(update={"meta": {"fault": {"of": "evidence"}}})
-    assert lost(shown(cited, (), (), ())) == "never_written"
+    assert error_of(retrieval(cited, (), (), ())) == "never_written"
     misled = CITY.model_copy(update={"meta": {"fault": {"of": "answer"}}})
-    assert lost(shown(misled, (), (), ())) == "gold_faulty"
+    assert error_of(retrieval(misled, (), (), ())) == "gold_faulty"
     nobody = Question(id="no", question="Where does Ana live?")
-    assert lost(shown(nobody, entries("city: Rome"))) == "should_have_abstained"
-    assert trace(TASK, shown(nobody)) == Trace()
-    assert lost(shown(), correct=True) is None
+    assert error_of(retrieval(nobody, entries("city: Rome"))) == "should_have_abstained"
+    assert trace(TASK, retrieval(nobody)) == Trace()
+    assert error_of(retrieval(), correct=True) is None
 
 
 @pytest.mark.parametrize(
-    ("passages", "held", "ever", "loss"),
+    ("passages", "current", "past", "loss"),
     [
         ([("home is Rome", "b1")], None, None, "answered_wrong"),
         ([], [("home is Rome", "b1")], [], "not_retrieved"),
@@ -135,94 +137,101 @@ def test_faulty_gold_right_answers_and_questions_without_one():
         ([("home is Oslo", "a1")], None, None, "not_found"),
     ],
 )
-def test_by_turns(passages, held, ever, loss):
-    made = [
+def test_by_turns(passages, current, past, loss):
+    passage_lists = [
         None if pairs is None else tuple(Passage(text, turns=(turn,)) for text, turn in pairs)
-        for pairs in (passages, held, ever)
+        for pairs in (passages, current, past)
     ]
-    seen = shown(CITY, *made)
-    assert trace(FREE, seen).rule == "turns"
-    assert lost(seen, FREE) == loss
+    example = retrieval(CITY, *passage_lists)
+    assert trace(FREE, example).rule == "turns"
+    assert error_of(example, FREE) == loss
 
 
 def test_all_evidence_is_needed():
-    asked = Question(id="both", question="Where do I and Tom live?", answers=("the same town",), evidence=("a2", "b1"))
-    half, whole = entries("x", turns=("b1",)), entries("x", turns=("b1", "a2"))
-    assert lost(shown(asked, half, half, half), FREE) == "never_written"
-    assert lost(shown(asked, half, whole, whole), FREE) == "not_retrieved"
-    assert lost(shown(asked, whole), FREE) == "answered_wrong"
-    assert (evidence_recall(shown(asked, half)), evidence_recall(shown(asked, whole))) == (0.5, 1.0)
+    both_turns = Question(
+        id="both", question="Where do I and Tom live?", answers=("the same town",), evidence=("a2", "b1")
+    )
+    half, complete = entries("x", turns=("b1",)), entries("x", turns=("b1", "a2"))
+    assert error_of(retrieval(both_turns, half, half, half), FREE) == "never_written"
+    assert error_of(retrieval(both_turns, half, complete, complete), FREE) == "not_retrieved"
+    assert error_of(retrieval(both_turns, complete), FREE) == "answered_wrong"
+    assert (evidence_recall(retrieval(both_turns, half)), evidence_recall(retrieval(both_turns, complete))) == (
+        0.5,
+        1.0,
+    )
 
 
 def test_by_answers():
-    seen = shown(CITY, (), entries("Lives in Rome"), entries("Lives in Rome"))
-    assert trace(FREE, seen).rule == "answers"
-    assert lost(seen, FREE) == "not_retrieved"
-    assert lost(shown(CITY, (), entries("Oslo"), entries("Oslo")), FREE) == "never_written"
+    example = retrieval(CITY, (), entries("Lives in Rome"), entries("Lives in Rome"))
+    assert trace(FREE, example).rule == "answers"
+    assert error_of(example, FREE) == "not_retrieved"
+    assert error_of(retrieval(CITY, (), entries("Oslo"), entries("Oslo")), FREE) == "never_written"
     worked_out = Question(id="n", question="How many moves?", answers=("1",))
-    assert lost(shown(worked_out, (), entries("Oslo"), entries("Oslo")), FREE) == "not_found"
-    assert lost(shown(worked_out, (), (), ()), FREE) == "never_written"  # nothing was
-    assert lost(shown(worked_out), FREE) == "not_found"
+    assert error_of(retrieval(worked_out, (), entries("Oslo"), entries("Oslo")), FREE) == "not_found"
+    assert error_of(retrieval(worked_out, (), (), ()), FREE) == "never_written"  # nothing was
+    assert error_of(retrieval(worked_out), FREE) == "not_found"
 
 
 def test_evidence_recall_is_none_where_it_is_not_known():
-    assert evidence_recall(shown(CITY, entries("city: Rome"))) is None
-    assert evidence_recall(shown(CITY)) == 0.0
-    assert evidence_recall(shown(CITY.model_copy(update={"evidence": ()}))) is None
-    assert evidence_recall(shown(CITY, (Passage("city", cut_turns=CITY.evidence),))) == 0.0
+    assert evidence_recall(retrieval(CITY, entries("city: Rome"))) is None
+    assert evidence_recall(retrieval(CITY)) == 0.0
+    assert evidence_recall(retrieval(CITY.model_copy(update={"evidence": ()}))) is None
+    assert evidence_recall(retrieval(CITY, (Passage("city", cut_turns=CITY.evidence),))) == 0.0
 
 
 def test_core_text_that_the_budget_cut_off_was_held_all_the_same():
     """Not overwritten: it is in the memory, and was not in view."""
-    whole = "pet: cat. city: Rome"
-    seen = replace(shown(CITY, (), (), entries(whole)), core="pet: cat.", full_core=whole)
-    assert lost(seen, FREE) == "not_retrieved"
-    assert lost(replace(seen, core=whole), FREE) == "answered_wrong"
-    assert lost(replace(seen, full_core="pet: cat."), FREE) == "overwritten_or_deleted"
+    complete = "pet: cat. city: Rome"
+    example = replace(retrieval(CITY, (), (), entries(complete)), core="pet: cat.", full_core=complete)
+    assert error_of(example, FREE) == "not_retrieved"
+    assert error_of(replace(example, core=complete), FREE) == "answered_wrong"
+    assert error_of(replace(example, full_core="pet: cat."), FREE) == "overwritten_or_deleted"
 
 
 @pytest.mark.parametrize("world", [WorldConfig(split="test"), WorldConfig(preset="full", split="test", tokens=8000)])
 def test_every_spoiled_memory_gets_its_class(world):
     """By gold facts every class is right; the other rules confuse what they must, and never blame the gold answer."""
-    found = METER["run"](world, 12 if world.preset == "demo" else 2)
-    for name, row in found["facts"].items():
+    measured = METER["run"](world, 12 if world.preset == "demo" else 2)
+    for name, row in measured["facts"].items():
         assert row["cases"] > 2, name
         assert (row["precision"], row["recall"]) == (1.0, 1.0), (name, row)
-    turns = found["turns"]
+    turns = measured["turns"]
     for name in set(turns) - {"written_wrong", "not_retrieved"}:
         assert (turns[name]["precision"], turns[name]["recall"]) == (1.0, 1.0), (name, turns[name])
     assert turns["written_wrong"]["recall"] > 0.4
     assert set(turns["written_wrong"]["taken_for"]) == {"not_retrieved"}
     for name in ("gold_faulty", "should_have_abstained"):
-        assert found["answers"][name]["precision"] == found["answers"][name]["recall"] == 1.0
+        assert measured["answers"][name]["precision"] == measured["answers"][name]["recall"] == 1.0
 
 
 def test_built_memories_have_their_losses_told():
     """Writers that leave out an operation now and then, by the real builder and reader."""
-    made = tasks(WorldConfig(split="test"), 5, 0, 12)
+    passage_lists = tasks(WorldConfig(split="test"), 5, 0, 12)
     reader = ExtractiveReader(ReaderConfig(conflicts="refuse"))
-    found = {}
+    measured = {}
     for name, policy in {
         "oracle": ScriptedPolicy("oracle"),
         "half": ScriptedPolicy("oracle", insert=0.5),
         "append": ScriptedPolicy("append-only"),
         "wrong": ScriptedPolicy("fixed", text=insert("city: Nowhere")),
     }.items():
-        report = evaluate(policy, made, reader, config=AgentConfig(prompt="compact", embedder="hash"), embedder=HASH)
-        told = report.records
-        bare = [replace(record, error_class=None, feedback="", support_retrieved=None) for record in told]
-        assert with_error_classes(report.groups, bare) == list(told) != bare
-        assert all((record.error_class is None) == record.correct for record in told)
-        assert all(bool(record.feedback) != record.correct for record in told)
-        found[name] = {fall.ability: fall for fall in waterfall(told)}
-    assert found["oracle"]["extraction"].answered == 1.0
-    half = found["half"]["extraction"]
+        report = evaluate(
+            policy, passage_lists, reader, config=AgentConfig(prompt="compact", embedder="hash"), embedder=HASH
+        )
+        answers_given = report.records
+        bare = [replace(record, error_class=None, feedback="", support_retrieved=None) for record in answers_given]
+        assert with_error_classes(report.groups, bare) == list(answers_given) != bare
+        assert all((record.error_class is None) == record.correct for record in answers_given)
+        assert all(bool(record.feedback) != record.correct for record in answers_given)
+        measured[name] = {fall.ability: fall for fall in waterfall(answers_given)}
+    assert measured["oracle"]["extraction"].answered == 1.0
+    half = measured["half"]["extraction"]
     assert set(half.error_counts) == {"never_written"} and half.written == half.answered < 0.8
-    update = found["append"]["knowledge-update"]
+    update = measured["append"]["knowledge-update"]
     assert (
         update.written == update.kept == 1.0 and update.error_counts["answered_wrong"]
     )  # both values are live: a conflict
-    assert found["wrong"]["all"].error_counts["written_wrong"] > 0
+    assert measured["wrong"]["all"].error_counts["written_wrong"] > 0
 
 
 def insert(content):
@@ -241,7 +250,7 @@ def test_waterfall_by_hand():
     records = [wrong(error_class=loss, ceiling=loss != "gold_faulty") for loss in lost_by]
     records += [wrong(correct=True, ceiling=True) for _ in range(3)] + [wrong(error_class="should_have_abstained")]
     records += [wrong(Question(id="x", question="?", category="other"), error_class="not_found")]
-    other, update, whole = waterfall(records)
+    other, update, complete = waterfall(records)
     assert (update.ability, update.n, update.ceiling) == ("update", 10, 8 / 9)
     assert (update.ceiling_n, update.ceiling_answered, other.ceiling_n) == (9, 3 / 9, 0), "of the same questions"
     steps = (update.sound, update.written, update.kept, update.retrieved, update.answered)
@@ -255,8 +264,8 @@ def test_waterfall_by_hand():
         0.0,
         0.0,
     )
-    assert (whole.ability, whole.n, whole.written, whole.answered) == ("all", 11, None, 3 / 11)
-    assert json.loads(json.dumps(whole.as_json()))["losses"]["not_found"] == 1
+    assert (complete.ability, complete.n, complete.written, complete.answered) == ("all", 11, None, 3 / 11)
+    assert json.loads(json.dumps(complete.as_json()))["losses"]["not_found"] == 1
 
 
 def test_no_waterfall_of_records_without_classes():
@@ -265,8 +274,10 @@ def test_no_waterfall_of_records_without_classes():
 
 
 def test_feedback_says_what_was_lost():
-    seen = shown(CITY, entries("city: Oslo", "pet:\n cat"), entries("city: Oslo"), entries("city: Oslo", "city: Rome"))
-    assert feedback(TASK, seen, wrong(answer="Oslo", stale=True)).splitlines() == [
+    example = retrieval(
+        CITY, entries("city: Oslo", "pet:\n cat"), entries("city: Oslo"), entries("city: Oslo", "city: Rome")
+    )
+    assert feedback(TASK, example, wrong(answer="Oslo", stale=True)).splitlines() == [
         "Question: Where do I live?",
         "Answered: Oslo",
         "Right: Rome",
@@ -276,19 +287,23 @@ def test_feedback_says_what_was_lost():
         "Lost: what was asked for was written, then overwritten or deleted.",
         "An outdated statement about this is still in the memory.",
     ]
-    assert feedback(TASK, seen, wrong(answer="Oslo"), style="compact").splitlines() == [
+    assert feedback(TASK, example, wrong(answer="Oslo"), style="compact").splitlines() == [
         "ask: Where do I live?",
         "answer: Oslo",
         "right: Rome",
         "said: I moved to Rome on Monday.",
     ]
-    assert feedback(TASK, seen, wrong(correct=True)) == feedback(TASK, seen, wrong(correct=True), style="compact") == ""
-    nobody = shown(Question(id="no", question="Where does Ana live?"))
+    assert (
+        feedback(TASK, example, wrong(correct=True))
+        == feedback(TASK, example, wrong(correct=True), style="compact")
+        == ""
+    )
+    nobody = retrieval(Question(id="no", question="Where does Ana live?"))
     assert feedback(TASK, nobody, wrong(answer="")).splitlines()[1:4] == [
         "Answered: (nothing)",
         "Right: that it is not known",
         "Retrieved: (nothing)",
     ]
-    long = shown(CITY, entries("word " * 100, "b", "c", "d"))
+    long = retrieval(CITY, entries("word " * 100, "b", "c", "d"))
     retrieved = feedback(TASK, long, wrong(), passages=2, length=20).splitlines()[3]
     assert retrieved == "Retrieved: word word word word… | b"

@@ -58,7 +58,7 @@ TASK = Task(
 def roll(*turns, task=TASK, rollout=0):
     """A trajectory that makes the given (name, arguments) calls; an argument `of` stands for the id of that content."""
     memory = WorkingMemory(MemoryState.empty(load_schema("mem-alpha")), EMBEDDER)
-    made, states = [], []
+    report_made, states = [], []
     for chunk, calls in zip(task.chunks, turns, strict=True):
         text = ""
         for name, arguments in calls:
@@ -66,9 +66,9 @@ def roll(*turns, task=TASK, rollout=0):
             if "of" in arguments:
                 plain["id"] = next(entry.id for entry in memory.list() if entry.content == arguments["of"])
             text += format_call(name, plain)
-        made.append(act(memory, chunk, Completion(text)))
+        report_made.append(act(memory, chunk, Completion(text)))
         states.append(memory.state)
-    return Trajectory(task, rollout, tuple(made), tuple(states))
+    return Trajectory(task, rollout, tuple(report_made), tuple(states))
 
 
 def put(content, category="semantic"):
@@ -105,8 +105,8 @@ def test_records_say_whether_the_fact_was_written_and_is_live():
     trace = [[(record.written, record.live) for record in records] for records in (good, lazy, old)]
     assert trace[0] == [(True, True), (True, True), (None, None)]
     assert trace[2] == [(False, False), (True, True), (None, None)]
-    gone = roll(FIRST, [put("city: Rome")], [("memory_delete", {"of": "city: Rome"})])
-    first = ask(gone)[0][0]
+    deleted = roll(FIRST, [put("city: Rome")], [("memory_delete", {"of": "city: Rome"})])
+    first = ask(deleted)[0][0]
     assert (first.written, first.live) == (True, False)
 
 
@@ -117,8 +117,8 @@ def test_evidence_decides_where_there_is_some():
     )
     question = Question(id="q", question="How many trips?", answers=("2",), evidence=("0.0", "0.1"))
     task = Task(id="e", chunks=(Chunk(text="x"),), questions=(question,), gold_operations=gold)
-    one = roll([("memory_insert", {"category": "episodic", "content": "trip: Rome"})], task=task)
-    [[record]] = ask(one)
+    group = roll([("memory_insert", {"category": "episodic", "content": "trip: Rome"})], task=task)
+    [[record]] = ask(group)
     assert (record.answer, record.written, record.live) == ("1", False, False)
     trips = [("memory_insert", {"category": "episodic", "content": f"trip: {city}"}) for city in ("Rome", "Lima")]
     [[record]] = ask(roll(trips, task=task))
@@ -303,9 +303,9 @@ def test_a_record_is_one_line_of_json():
 
 def test_nothing_to_evaluate_is_an_error(tmp_path):
     silent = TASK.model_copy(update={"questions": ()})
-    for given, said in (([], "empty"), ([silent], "question")):
-        with pytest.raises(DataError, match=said):
-            evaluate(ScriptedPolicy("add-all"), given, "extractive", config=CONFIG)
+    for texts, message in (([], "empty"), ([silent], "question")):
+        with pytest.raises(DataError, match=message):
+            evaluate(ScriptedPolicy("add-all"), texts, "extractive", config=CONFIG)
     goldless = TASK.model_copy(update={"gold_operations": ()})
     with pytest.raises(PolicyError, match="gold operations: task 't'"):
         evaluate(ScriptedPolicy("oracle"), [goldless], "extractive", config=CONFIG)

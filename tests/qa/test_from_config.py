@@ -18,13 +18,15 @@ from memalpha.tasks.synthetic import worlds as synthetic
 
 def test_the_metric_is_the_configured_one(tmp_path):
     save_jsonl(synthetic.tasks(WorldConfig(), 0, 0, 2), tmp_path / "mine.jsonl")
-    found = {}
+    settings_found = {}
     for metric in ("exact", "contains"):
         config = load_config(EvalConfig, "tasks", {"data": str(tmp_path / "mine.jsonl"), "metric": metric})
         [report] = run_evaluation(config.model_copy(update={"systems": ("scripted:add-all",)}))
-        found[metric] = report.summary
-        assert found[metric]["metric"] == metric
-    assert found["contains"]["accuracy"] > found["exact"]["accuracy"], "whole lines hold the value, but are not it"
+        settings_found[metric] = report.summary
+        assert settings_found[metric]["metric"] == metric
+    assert settings_found["contains"]["accuracy"] > settings_found["exact"]["accuracy"], (
+        "whole lines hold the value, but are not it"
+    )
 
 
 def test_tasks_in_another_schema_are_refused(tmp_path):
@@ -76,8 +78,8 @@ def test_a_synthetic_run_is_evaluated_on_its_held_out_world(tmp_path):
     run = run_directory(tmp_path / "run", world={"pseudo_values": 0.6}, eval_tasks=3)
     config = load_run_settings(run)
     assert (config.benchmark, config.world.split, config.limit) == ("synthetic", "test", 3)
-    given = load_run_settings(run, {"data": "mine.jsonl"})
-    assert (given.benchmark, given.data, given.limit) == ("tasks", "mine.jsonl", None)
+    overrides = load_run_settings(run, {"data": "mine.jsonl"})
+    assert (overrides.benchmark, overrides.data, overrides.limit) == ("tasks", "mine.jsonl", None)
     with pytest.raises(ConfigError, match="data: name the task file"):
         run_evaluation(
             load_run_settings(run_directory(tmp_path / "file", data="mine.jsonl"), {"systems": "scripted:add-all"})
@@ -102,9 +104,9 @@ def test_a_run_on_babi_is_evaluated_on_the_streams_it_held_out(tmp_path):
     run = run_directory(tmp_path / "run", data="babi", eval_babi={"stories": 6}, eval_tasks=2)
     settings = load_run_settings(run, {"systems": ["scripted:oracle", "rag"]})
     assert (settings.benchmark, settings.babi.stories, settings.limit) == ("babi", 6, 2)
-    asked = load_config_tasks(settings)
-    assert len(asked) == 2 and all(len(task.meta["stories"]) == 6 for task in asked)
-    assert [task.id for task in asked] == [task.id for task in babi.streams(settings.babi, "test", 0, 0, 2)]
+    prompts_seen = load_config_tasks(settings)
+    assert len(prompts_seen) == 2 and all(len(task.meta["stories"]) == 6 for task in prompts_seen)
+    assert [task.id for task in prompts_seen] == [task.id for task in babi.streams(settings.babi, "test", 0, 0, 2)]
 
 
 @pytest.mark.parametrize("name", ["synthetic", "friendsqa", "tasks", "locomo"])
@@ -148,11 +150,11 @@ def test_a_name_stands_for_an_evaluation():
 
 
 def test_systems_whose_files_would_have_one_name_are_refused(tmp_path):
-    for names, said in (
+    for names, message in (
         (("a/b", "a-b"), r"'a-b' and 'a/b' would both .* eval/a-b\.json"),
         (("summary",), "'summary' and"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             run_evaluation(EvalConfig(benchmark="synthetic", systems=names, out=tmp_path / "new"))
     assert not (tmp_path / "new").exists()
 

@@ -29,10 +29,10 @@ def test_turns_are_spans_of_their_conversation():
 
 def test_a_unit_of_several_entries_is_found_with_the_first():
     entries = [MemoryEntry(f"n{at}", "semantic", "x" * 4 * at, source=f"p{at % 3}") for at in range(12)]
-    asked = [EvidenceQuestion("?", "kind", ("p1", "p2", "p9"))]
-    (found,) = rank_evidence(asked, lambda queries, k: [entries], lambda entry: entry.source)
-    assert found == EvidenceRanks("kind", (2, 3, math.inf), 45.0)
-    assert (found.recall(2), found.recall(3)) == (1 / 3, 2 / 3)
+    question_list = [EvidenceQuestion("?", "kind", ("p1", "p2", "p9"))]
+    (outcome,) = rank_evidence(question_list, lambda queries, k: [entries], lambda entry: entry.source)
+    assert outcome == EvidenceRanks("kind", (2, 3, math.inf), 45.0)
+    assert (outcome.recall(2), outcome.recall(3)) == (1 / 3, 2 / 3)
 
 
 def test_figures_by_hand():
@@ -88,5 +88,5 @@ def test_the_default_search_beats_flat_on_the_real_file():
     assert rows["soft"]["recall@10"] >= 0.75
     assert rows["soft"]["tokens@10"] <= 450
     assert rows["soft"]["recall@10"] >= rows["flat"]["recall@10"] + 0.1
-    for kind, found in rows["soft"]["by_type"].items():
-        assert found["recall@10"] >= rows["flat"]["by_type"][kind]["recall@10"] - 0.02, kind
+    for kind, outcome in rows["soft"]["by_type"].items():
+        assert outcome["recall@10"] >= rows["flat"]["by_type"][kind]["recall@10"] - 0.02, kind

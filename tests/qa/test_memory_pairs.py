@@ -29,13 +29,13 @@ TASKS = synthetic.tasks(WorldConfig(split="test"), 0, 0, 25)
 
 def facts(text):
     """What a text lists: (category, content)."""
-    found, category = Counter(), ""
+    pairs_by_fault, category = Counter(), ""
     for line in text.splitlines()[1:]:
         if line.startswith("- "):
-            found[category, line[2:]] += 1
+            pairs_by_fault[category, line[2:]] += 1
         else:
             category = line
-    return found
+    return pairs_by_fault
 
 
 def truth(task, text):
@@ -46,8 +46,8 @@ def truth(task, text):
 
 
 def test_the_best_memory_is_the_oracles():
-    made = Builder(ScriptedPolicy("oracle"), AgentConfig(embedder="hash"), HashEmbedder(16)).build(TASKS)
-    best = {group.task.id: state_text(group.trajectories[0].states[-1]) for group in made}
+    pair_list = Builder(ScriptedPolicy("oracle"), AgentConfig(embedder="hash"), HashEmbedder(16)).build(TASKS)
+    best = {group.task.id: state_text(group.trajectories[0].states[-1]) for group in pair_list}
     flawless = 0
     for pair in memory_pairs(TASKS, 4):
         flawless += pair.chosen == best[pair.task]
@@ -57,11 +57,11 @@ def test_the_best_memory_is_the_oracles():
 
 def test_the_worse_memory_has_the_faults_that_it_is_said_to_have():
     of = {task.id: task for task in TASKS}
-    found = memory_pairs(TASKS, 12, seed=1)
-    counts = Counter(pair.fault for pair in found)
+    pairs_by_fault = memory_pairs(TASKS, 12, seed=1)
+    counts = Counter(pair.fault for pair in pairs_by_fault)
     assert counts.keys() == set(FAULTS) and min(counts.values()) >= 40
-    assert {pair.grade for pair in found} == {1, 2, 3}
-    for pair in found:
+    assert {pair.grade for pair in pairs_by_fault} == {1, 2, 3}
+    for pair in pairs_by_fault:
         good, better = truth(of[pair.task], pair.chosen)
         left, worse = truth(of[pair.task], pair.rejected)
         gained, lost = worse - better, better - worse

@@ -61,12 +61,12 @@ def broken(memory):
 def roll(*turns, task=TASK):
     """A trajectory in which turn i makes the calls `turns[i]`."""
     memory = WorkingMemory(MemoryState.empty(SCHEMA), HashEmbedder(16))
-    made, states = [], []
+    turn_list, states = [], []
     for chunk, calls in zip(task.chunks, [*turns, *[[]] * (len(task.chunks) - len(turns))], strict=True):
         text = "".join(call(memory) for call in calls)
-        made.append(act(memory, chunk, Completion(text)))
+        turn_list.append(act(memory, chunk, Completion(text)))
         states.append(memory.state)
-    return Trajectory(task, 0, tuple(made), tuple(states))
+    return Trajectory(task, 0, tuple(turn_list), tuple(states))
 
 
 def components(*turns, preset="default", scores=(), task=TASK):
@@ -75,8 +75,8 @@ def components(*turns, preset="default", scores=(), task=TASK):
         roll(*turns, task=task), records
     )
     assert reward.total == pytest.approx(sum(reward.turns) / len(reward.turns))
-    for place, total in enumerate(reward.turns):
-        parts = {name: values[place] for name, values in reward.components.items()}
+    for index, total in enumerate(reward.turns):
+        parts = {name: values[index] for name, values in reward.components.items()}
         assert total == pytest.approx(sum(reward.weights[name] * value for name, value in parts.items()))
     return reward
 
@@ -214,12 +214,12 @@ CALLS = st.lists(
 @given(
     CALLS, CALLS, CALLS, st.lists(st.sampled_from([0.0, 1.0]), max_size=4), st.sampled_from(["default", "published"])
 )
-def test_bounds_and_that_the_order_of_questions_does_not_matter(one, two, three, scores, preset):
-    reward = components(one, two, three, scores=scores, preset=preset)
+def test_bounds_and_that_the_order_of_questions_does_not_matter(turn_reward, two, three, scores, preset):
+    reward = components(turn_reward, two, three, scores=scores, preset=preset)
     for name, values in reward.components.items():
         assert len(values) == 3 and all(value <= 1.0 for value in values)
         assert name == "r3" or all(value >= 0.0 for value in values)
-    assert components(one, two, three, scores=scores[::-1], preset=preset).turns == pytest.approx(reward.turns)
+    assert components(turn_reward, two, three, scores=scores[::-1], preset=preset).turns == pytest.approx(reward.turns)
 
 
 def test_gold_knows_when_a_fact_holds():

@@ -40,7 +40,7 @@ RECORDED = Path(__file__).parents[2] / "eval" / "results" / "locomo-retrieval.js
 RAW = ("append-only", "rag", "rag:chunks", "window", "full")
 
 
-def said(*texts: str, chunk: int, day: str) -> Chunk:
+def dated_chunk(*texts: str, chunk: int, day: str) -> Chunk:
     turns = (SpeakerTurn(speaker="Ana", text=text, id=f"{chunk}.{at}") for at, text in enumerate(texts))
     return Chunk(turns=tuple(turns), timestamp=day)
 
@@ -48,9 +48,9 @@ def said(*texts: str, chunk: int, day: str) -> Chunk:
 TASK = Task(
     id="talk",
     chunks=(
-        said("I moved to Oslo yesterday.", "It rains a lot.", chunk=0, day="2024-05-01"),
-        said("My dog is called Rex.", "He likes the rain.", chunk=1, day="2024-05-08"),
-        said("I live in Lima now.", "Rex came along.", chunk=2, day="2024-06-01"),
+        dated_chunk("I moved to Oslo yesterday.", "It rains a lot.", chunk=0, day="2024-05-01"),
+        dated_chunk("My dog is called Rex.", "He likes the rain.", chunk=1, day="2024-05-08"),
+        dated_chunk("I live in Lima now.", "Rex came along.", chunk=2, day="2024-06-01"),
     ),
     questions=(
         Question(
@@ -65,7 +65,7 @@ TASK = Task(
 ALL = ("empty", *RAW, "facts", "heuristic", "oracle", "scripted:add-all")
 
 
-def shown(name: str, budget: int = 2048, tasks=(TASK,)):
+def retrieve_all(name: str, budget: int = 2048, tasks=(TASK,)):
     return load_system(name).retrieve(tasks, SystemSettings(budget, 8, load_embedder("hash")))
 
 
@@ -80,11 +80,11 @@ PASSAGES = st.lists(
 
 @given(PASSAGES, st.integers(1, 60), st.text("ab c", max_size=80))
 def test_the_budget_is_never_exceeded_and_only_the_end_is_cut(passages, budget, core):
-    kept_core, kept = cut_to_budget(passages, budget, core)
-    assert estimate_tokens(kept_core) + passage_tokens(kept) <= budget
-    assert core.startswith(kept_core) and len(kept) <= len(passages)
-    assert kept[1:] == tuple(passages)[1 : len(kept)], "whole passages, but for the first of all"
-    assert all(one.text.startswith(part.text) for one, part in zip(passages, kept, strict=False))
+    selected_core, selected = cut_to_budget(passages, budget, core)
+    assert estimate_tokens(selected_core) + passage_tokens(selected) <= budget
+    assert core.startswith(selected_core) and len(selected) <= len(passages)
+    assert selected[1:] == tuple(passages)[1 : len(selected)], "whole passages, but for the first of all"
+    assert all(original.text.startswith(part.text) for original, part in zip(passages, selected, strict=False))
     assert cut_to_budget(passages, None, core) == (core, tuple(passages))
 
 
@@ -99,17 +99,17 @@ def test_windows_hold_all_words_and_no_more_than_they_may(texts):
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_system_keeps_to_the_budget(name):
-    [whole] = shown(name).by_task
-    [cut_short] = shown(name, budget=12).by_task
-    assert [item.question.id for item in whole] == ["early", "late", "when", "none"]
-    for item in (*whole, *cut_short):
+    [complete] = retrieve_all(name).by_task
+    [cut_short] = retrieve_all(name, budget=12).by_task
+    assert [item.question.id for item in complete] == ["early", "late", "when", "none"]
+    for item in (*complete, *cut_short):
         assert item.tokens == passage_tokens(item.passages) + estimate_tokens(item.core)
     assert all(item.tokens <= 12 for item in cut_short) == (name != "full")
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_question_in_mid_stream_sees_only_what_was_read(name):
-    early, late, *_ = shown(name).by_task[0]
+    early, late, *_ = retrieve_all(name).by_task[0]
     for passages in (early.passages, early.entries, early.history):
         assert passages is not None
         assert not any("Lima" in passage.text or "2.0" in passage.turns for passage in passages)
@@ -123,7 +123,7 @@ def test_a_question_in_mid_stream_sees_only_what_was_read(name):
 
 
 def test_a_window_forgets_and_says_so():
-    *_, late = shown("window", budget=12).by_task[0]
+    *_, late = retrieve_all("window", budget=12).by_task[0]
     assert [passage.text for passage in late.passages] == ["Ana: Rex came along."]
     assert len(late.history) == 6 and len(late.entries) == 1 and late.size <= 12
 
@@ -159,22 +159,22 @@ def test_a_passage_that_is_cut_keeps_the_turns_that_are_left_of_it(name, budget)
     [passage] = when.passages
     assert "Oslo" in passage.text and "a lot" not in passage.text
     assert (passage.turns, passage.cut_turns) == (("0.0",), ("0.1",))
-    told = [Passage("A summary of all that Ana said about where she lives and her dog.", turns=("0.0", "2.0"))]
-    [report] = run(Streamed("told", lambda task, settings: _Odd(told)), budget=8)
+    summaries = [Passage("A summary of all that Ana said about where she lives and her dog.", turns=("0.0", "2.0"))]
+    [report] = run(Streamed("told", lambda task, settings: _Odd(summaries)), budget=8)
     assert report.summary["evidence_recall"] == 0.0, "what is left of a summary is not known: it does not count"
-    [report] = run(Streamed("told", lambda task, settings: _Odd(told)), budget=80)
+    [report] = run(Streamed("told", lambda task, settings: _Odd(summaries)), budget=80)
     assert report.summary["evidence_recall"] == 1.0
 
 
 def test_by_what_contradictions_are_refused_is_said():
     """All that is held where that is shown; the three methods alone do not show it."""
-    held = [Passage("city: Oslo"), Passage("city: Lima")]
+    values = [Passage("city: Oslo"), Passage("city: Lima")]
 
     class Open(_Odd):
         def entries(self):
-            return held
+            return values
 
-    sources = [Streamed(kind.__name__, lambda task, settings, kind=kind: kind(held[1:])) for kind in (Open, _Odd)]
+    sources = [Streamed(kind.__name__, lambda task, settings, kind=kind: kind(values[1:])) for kind in (Open, _Odd)]
     reader = load_reader(ReaderConfig(conflicts="refuse"))
     task = TASK.model_copy(update={"questions": (Question(id="q", question="Which city?", answers=("Lima",)),)})
     reports = run_systems(sources, [task], reader, embedder="hash")
@@ -195,14 +195,14 @@ def test_what_is_said_again_is_the_newest(name):
         chunks=tuple(Chunk(turns=(SpeakerTurn(speaker="story", text=t, id=str(n)),)) for n, t in enumerate(lines)),
         questions=(Question(id="q", question="Where is Mary?", answers=("kitchen",)),),
     )
-    [[item]] = shown(name, tasks=[stream]).by_task
+    [[item]] = retrieve_all(name, tasks=[stream]).by_task
     assert notes(passages_as_hits(item.passages))[-1].content == lines[2]
     assert {turn for passage in item.passages for turn in passage.turns} == {"0", "1", "2"}
 
 
 def test_evidence_of_one_day_is_read_in_the_order_in_which_it_was_said():
     question = TASK.questions[0].model_copy(update={"evidence": ("0.1", "0.0")})
-    [[item]] = shown("oracle", tasks=[TASK.model_copy(update={"questions": (question,)})]).by_task
+    [[item]] = retrieve_all("oracle", tasks=[TASK.model_copy(update={"questions": (question,)})]).by_task
     assert [passage.turns for passage in item.passages] == [("0.1",), ("0.0",)], "best first is as the task names them"
     assert [entry.turn for entry in notes(passages_as_hits(item.passages))] == ["0.0", "0.1"]
 
@@ -265,9 +265,9 @@ def test_answers_without_a_verdict_are_counted_where_the_figures_are(capsys):
     reports = run("rag", "empty", metric="judge", judge=Judge([Terse()]))
     header, rows = table_rows(reports)
     assert [row[header.index("unjudged")] for row in rows] == [1, 1] and [row[1] for row in rows] == [3, 3]
-    said = "rag: no judge gave a readable verdict on 1 of 4 answers; they are in no figure"
+    dated_chunk = "rag: no judge gave a readable verdict on 1 of 4 answers; they are in no figure"
     print_table(reports)
-    assert said in as_markdown(reports) and said in " ".join(capsys.readouterr().out.split())
+    assert dated_chunk in as_markdown(reports) and dated_chunk in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_judge_that_cannot_be_read_at_all_ends_the_run_in_words():
@@ -296,7 +296,7 @@ def test_what_was_left_unjudged_before_is_not_told_again(tmp_path):
 def test_showing_nothing_at_first_is_no_recall_of_a_system_that_tells_no_turns():
     class Slow(_Odd):
         def read(self, chunk):
-            self.given = ["Ana lives in Lima."] if chunk.index == 2 else []
+            self.passages = ["Ana lives in Lima."] if chunk.index == 2 else []
 
     [slow, empty] = run(Streamed("slow", lambda task, settings: Slow([])), "empty")
     assert not slow.records[0].retrieved and slow.records[1].retrieved
@@ -305,7 +305,7 @@ def test_showing_nothing_at_first_is_no_recall_of_a_system_that_tells_no_turns()
 
 
 def test_facts_stand_where_they_were_said_in_finer_chunks_too():
-    [early, late, *_] = shown("facts", tasks=[rechunk(TASK, 8)]).by_task[0]
+    [early, late, *_] = retrieve_all("facts", tasks=[rechunk(TASK, 8)]).by_task[0]
     assert len(rechunk(TASK, 8).chunks) == 6 and not early.entries
     assert [(passage.text, passage.timestamp) for passage in late.entries] == [("Ana lives in Lima.", "2024-06-01")]
 
@@ -339,20 +339,20 @@ def test_bad_input_is_refused(tmp_path, monkeypatch):
 class _Odd:
     name = "odd"
 
-    def __init__(self, given):
-        self.given = given
+    def __init__(self, shape):
+        self.passages = shape
 
     def read(self, chunk):
         pass
 
     def context(self, question):
-        return self.given
+        return self.passages
 
     def size(self):
         return 0
 
 
-OWN = '''
+CUSTOM_SYSTEM = '''
 class Newest:
     """Keeps the last chunk as a text; made with what the evaluation gives."""
 
@@ -381,7 +381,7 @@ class Newest:
 def test_a_class_of_ones_own_works_from_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "own_system_of_a_test.py").write_text(OWN)
+    (tmp_path / "own_system_of_a_test.py").write_text(CUSTOM_SYSTEM)
     save_jsonl([TASK], tmp_path / "tasks.jsonl")
     words = ["systems=[own_system_of_a_test:Newest,rag]", "reader={kind: copy, k: 5}", "metric=contains", "out=run"]
     monkeypatch.setattr(sys, "argv", ["memalpha", "eval", "tasks", "data=tasks.jsonl", *words, "--json"])
@@ -389,13 +389,13 @@ def test_a_class_of_ones_own_works_from_the_command_line(tmp_path, monkeypatch, 
         main()
     out, err = capsys.readouterr()
     assert ended.value.code == 0, err
-    mine, rag = json.loads(out)
-    assert mine["system"] == "own_system_of_a_test:Newest"
-    assert mine["losses"].get("overwritten_or_deleted"), "what it held after every chunk was looked at"
+    custom, rag = json.loads(out)
+    assert custom["system"] == "own_system_of_a_test:Newest"
+    assert custom["losses"].get("overwritten_or_deleted"), "what it held after every chunk was looked at"
     folder = tmp_path / "run" / "eval"
-    whole = json.loads((folder / "summary.json").read_text())
-    assert whole["systems"]["rag"] == rag and len(whole["data_sha256"]["tasks.jsonl"]) == 64
-    assert whole["versions"]["numpy"] and whole["config"]["context_tokens"] == 2048
+    complete = json.loads((folder / "summary.json").read_text())
+    assert complete["systems"]["rag"] == rag and len(complete["data_sha256"]["tasks.jsonl"]) == 64
+    assert complete["versions"]["numpy"] and complete["config"]["context_tokens"] == 2048
     assert len((folder / "rag.jsonl").read_text().splitlines()) == 4
     assert (folder / "systems.csv").read_text().startswith("system,questions,accuracy,low,high,")
     assert "| rag | 4 |" in (folder / "systems.md").read_text()
@@ -458,7 +458,7 @@ def test_a_system_that_raises_ends_the_run_in_words_and_what_is_done_stays(tmp_p
 
 
 def test_the_writer_by_rule_updates_what_is_restated():
-    [late] = [item for item in shown("heuristic").by_task[0] if item.question.id == "late"]
+    [late] = [item for item in retrieve_all("heuristic").by_task[0] if item.question.id == "late"]
     assert {passage.text for passage in late.entries} == {"Ana: I live in Lima now.", "Ana: My dog is called Rex."}
     assert "Ana: I moved to Oslo yesterday." in {passage.text for passage in late.history}
 

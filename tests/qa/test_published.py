@@ -11,10 +11,10 @@ TEXT = (EVAL / "PUBLISHED.md").read_text(encoding="utf-8")
 
 
 def test_every_average_comes_out_as_it_says():
-    found = list(SCRIPT["averages"](TEXT))
-    assert len(found) > 80
-    assert [(each.row, each.weights, each.wrong) for each in found if each.wrong] == []
-    headline = {(each.printed, each.said, each.bold) for each in found if each.row == "Mem-alpha-4B"}
+    averages = list(SCRIPT["averages"](TEXT))
+    assert len(averages) > 80
+    assert [(each.row, each.weights, each.wrong) for each in averages if each.wrong] == []
+    headline = {(each.printed, each.said, each.bold) for each in averages if each.row == "Mem-alpha-4B"}
     assert headline == {("0.642", "0.619", True), ("0.592", "0.592", False)}
 
 

@@ -35,29 +35,29 @@ def test_rows_are_put_among_those_of_the_same_tasks(tmp_path):
     stem.with_suffix(".md").write_text("# Mine\n\n<!-- tables -->\nold\n<!-- end of tables -->\n\n- a remark\n")
     SCRIPT["recorded"](stem, measured(row("oracle"), row("rag"), row("mine")))
     SCRIPT["recorded"](stem, measured(row("full"), row("rag", accuracy=0.25)))
-    [one] = json.loads(stem.with_suffix(".json").read_text())
-    assert [each["system"] for each in one["rows"]] == ["rag", "full", "oracle", "mine"]
+    [section] = json.loads(stem.with_suffix(".json").read_text())
+    assert [each["system"] for each in section["rows"]] == ["rag", "full", "oracle", "mine"]
     page = stem.with_suffix(".md").read_text()
     assert page.startswith("# Mine\n\n<!-- tables -->\n\n## 8,000 tokens (4 questions)\n")
     assert page.endswith("<!-- end of tables -->\n\n- a remark\n") and "old" not in page
     assert "| rag | 0.250 |" in page and "right in 0.500 of the 3 questions" in page
     SCRIPT["recorded"](stem, measured(row("full"), tasks="b"))
-    [one] = json.loads(stem.with_suffix(".json").read_text())
-    assert [each["system"] for each in one["rows"]] == ["full"], "figures on other tasks do not stand beside these"
+    [section] = json.loads(stem.with_suffix(".json").read_text())
+    assert [each["system"] for each in section["rows"]] == ["full"], "figures on other tasks do not stand beside these"
 
 
 def test_pages_are_what_their_figures_make_them(tmp_path):
     for name in ("babi", "locomo", "synthetic"):
         stem = tmp_path / f"systems-{name}"
         for suffix in (".json", ".md"):
-            kept = (EVAL / "results" / stem.name).with_suffix(suffix).read_text(encoding="utf-8")
-            stem.with_suffix(suffix).write_text(kept, encoding="utf-8")
+            recorded = (EVAL / "results" / stem.name).with_suffix(suffix).read_text(encoding="utf-8")
+            stem.with_suffix(suffix).write_text(recorded, encoding="utf-8")
         SCRIPT["recorded"](stem, [])
-        assert stem.with_suffix(".md").read_text(encoding="utf-8") == kept, name
+        assert stem.with_suffix(".md").read_text(encoding="utf-8") == recorded, name
 
 
 @pytest.mark.parametrize(
-    ("shown", "question", "answer"),
+    ("text", "question", "answer"),
     [
         ("Mary and Tom went to the hall. Then they moved to the garden.", "Where is Tom?", "garden"),
         ("Mary is no longer in the hall.", "Is Mary in the hall?", "no"),
@@ -72,9 +72,9 @@ def test_pages_are_what_their_figures_make_them(tmp_path):
         ("", "What is Mary carrying?", "unknown"),
     ],
 )
-def test_the_reader_by_rule_knows_what_follows(shown, question, answer):
+def test_the_reader_by_rule_knows_what_follows(text, question, answer):
     view = READER["View"]()
-    for line in re.split(r"(?<=\.) |\|", shown):
+    for line in re.split(r"(?<=\.) |\|", text):
         view.take_in(line)
     assert view.answer(question) == answer
 

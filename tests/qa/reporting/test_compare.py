@@ -45,22 +45,22 @@ LOW, HIGH = records(0.3, 1), records(0.8, 2)
 
 
 def systems(**runs):
-    return [ComparedSystem(name, (tuple(found),)) for name, found in runs.items()]
+    return [ComparedSystem(name, (tuple(comparison),)) for name, comparison in runs.items()]
 
 
-def write(folder, found, name="system"):
+def write(folder, comparison, name="system"):
     (folder / "eval").mkdir(parents=True, exist_ok=True)
-    save_records(found, folder / "eval" / f"{name}.jsonl")
+    save_records(comparison, folder / "eval" / f"{name}.jsonl")
     return str(folder)
 
 
 def test_figures_are_those_of_stats():
-    found = compare(systems(low=LOW, high=HIGH), resamples=500)
+    comparison = compare(systems(low=LOW, high=HIGH), resamples=500)
     rows = {
         name: [ScoredAnswer(item.task, item.ability, float(item.correct)) for item in of]
         for name, of in (("low", LOW), ("high", HIGH))
     }
-    lines = {(line.system, line.ability): line for line in found.lines}
+    lines = {(line.system, line.ability): line for line in comparison.lines}
     assert list(lines) == [(s, a) for s in ("low", "high") for a in ("all", "macro", "extraction", "temporal")]
     assert lines["low", "all"].mean == estimate(rows["low"], resamples=500)
     assert lines["high", "macro"].mean == estimate(rows["high"], macro=True, resamples=500)
@@ -68,7 +68,7 @@ def test_figures_are_those_of_stats():
     assert lines["low", "all"].against is lines["high", "macro"].against is None
     temporal = [[row for row in rows[name] if row.group == "temporal"] for name in ("low", "high")]
     assert lines["high", "temporal"].against == compare_paired(*temporal, resamples=500)
-    assert (found.questions, found.conversations, found.baseline) == (48, 6, "low")
+    assert (comparison.questions, comparison.conversations, comparison.baseline) == (48, 6, "low")
 
 
 def test_order_of_records_does_not_matter():
@@ -77,9 +77,9 @@ def test_order_of_records_does_not_matter():
 
 
 def test_the_baseline_goes_first():
-    found = compare(systems(a=LOW, b=HIGH, c=LOW), baseline="b", resamples=100)
-    assert [line.system for line in found.lines[::4]] == ["b", "a", "c"]
-    all_of_a = next(line for line in found.lines if (line.system, line.ability) == ("a", "all"))
+    comparison = compare(systems(a=LOW, b=HIGH, c=LOW), baseline="b", resamples=100)
+    assert [line.system for line in comparison.lines[::4]] == ["b", "a", "c"]
+    all_of_a = next(line for line in comparison.lines if (line.system, line.ability) == ("a", "all"))
     assert all_of_a.against.difference.value < 0
     with pytest.raises(DataError, match="'d' is none of a, b"):
         compare(systems(a=LOW, b=HIGH), baseline="d")
@@ -89,12 +89,12 @@ def test_the_baseline_goes_first():
 
 def test_score_or_correct():
     half = [record("t0", 0, True, score=0.5), record("t1", 0, False, score=0.4)]
-    whole = [record("t0", 0, True, score=1.0), record("t1", 0, True, score=0.9)]
-    by_score = compare(systems(a=half, b=whole), resamples=50)
-    by_right = compare(systems(a=half, b=whole), value="correct", resamples=50)
-    assert [found.lines[0].mean.value for found in (by_score, by_right)] == [0.45, 0.5]
-    for found in (by_score, by_right):  # McNemar is over right and wrong whatever is averaged
-        pair = next(line.against for line in found.lines if line.against)
+    all_pairs = [record("t0", 0, True, score=1.0), record("t1", 0, True, score=0.9)]
+    by_score = compare(systems(a=half, b=all_pairs), resamples=50)
+    by_right = compare(systems(a=half, b=all_pairs), value="correct", resamples=50)
+    assert [comparison.lines[0].mean.value for comparison in (by_score, by_right)] == [0.45, 0.5]
+    for comparison in (by_score, by_right):  # McNemar is over right and wrong whatever is averaged
+        pair = next(line.against for line in comparison.lines if line.against)
         assert (pair.only_first, pair.only_second, pair.mcnemar) == (0, 1, 1.0)
 
 
@@ -109,9 +109,9 @@ def test_score_or_correct():
 def test_other_questions_are_refused(other, message):
     with pytest.raises(DataError, match=message):
         compare(systems(a=LOW, b=other))
-    found = compare(systems(a=LOW, b=other), common=True, resamples=50)
-    assert found.questions == (47 if len(other) < 49 else 48)
-    assert sum(found.left_out.values()) == abs(len(other) - 48) + 2 * (len(other) == 48)
+    comparison = compare(systems(a=LOW, b=other), common=True, resamples=50)
+    assert comparison.questions == (47 if len(other) < 49 else 48)
+    assert sum(comparison.left_out.values()) == abs(len(other) - 48) + 2 * (len(other) == 48)
 
 
 def test_nothing_in_common():
@@ -121,27 +121,29 @@ def test_nothing_in_common():
 
 def test_seeds_are_averaged_by_question_and_their_spread_is_told(tmp_path):
     names = [write(tmp_path / f"a{seed}", records(0.5, seed)) for seed in range(3)]
-    one, many = load_systems([names[0], ",".join(names)])
+    entry, many = load_systems([names[0], ",".join(names)])
     assert [len(run) for run in many.runs] == [48, 48, 48]
-    found = compare([one, many], resamples=200)
+    comparison = compare([entry, many], resamples=200)
     means = [sum(item.correct for item in records(0.5, seed)) / 48 for seed in range(3)]
-    assert found.seeds[many.name]["values"] == means
-    assert found.lines[4].mean.value == pytest.approx(sum(means) / 3)
-    assert found.lines[4].mean.n == 48
-    assert found.lines[4].against.mcnemar is None  # a question is not right or wrong over three runs
-    assert f"{many.name}: 3 runs, mean" in as_text(found)
+    assert comparison.seeds[many.name]["values"] == means
+    assert comparison.lines[4].mean.value == pytest.approx(sum(means) / 3)
+    assert comparison.lines[4].mean.n == 48
+    assert comparison.lines[4].against.mcnemar is None  # a question is not right or wrong over three runs
+    assert f"{many.name}: 3 runs, mean" in as_text(comparison)
 
 
 def test_what_was_not_evaluated_alike_is_told(tmp_path):
-    one, two, three = (write(tmp_path / name, found) for name, found in (("a", LOW), ("b", HIGH), ("c", HIGH)))
+    entry, two, three = (
+        write(tmp_path / name, comparison) for name, comparison in (("a", LOW), ("b", HIGH), ("c", HIGH))
+    )
     for name, metric in (("a", "exact"), ("b", "f1")):
         summary = {"reader": "copy (floor)", "metric": metric, "budget": 2048}
         (tmp_path / name / "eval" / "system.json").write_text(json.dumps(summary))
-    found = compare(load_systems([one, two, three]), resamples=50)
-    assert found.differ == {"metric": {one: "exact", two: "f1"}}
-    assert f"NOT EVALUATED ALIKE, metric: {one}: exact; {two}: f1." in as_text(found)
-    assert compare(load_systems([one, three]), resamples=50).differ == {}, "what is not known is no difference"
-    assert load_systems([f"{one},,{two}"])[0].setup["metric"] == "exact or f1"
+    comparison = compare(load_systems([entry, two, three]), resamples=50)
+    assert comparison.differ == {"metric": {entry: "exact", two: "f1"}}
+    assert f"NOT EVALUATED ALIKE, metric: {entry}: exact; {two}: f1." in as_text(comparison)
+    assert compare(load_systems([entry, three]), resamples=50).differ == {}, "what is not known is no difference"
+    assert load_systems([f"{entry},,{two}"])[0].setup["metric"] == "exact or f1"
     (tmp_path / "b" / "eval" / "system.json").write_text("{")
     with pytest.raises(DataError, match=r"system\.json: cannot be read"):
         load_systems([two])
@@ -204,18 +206,18 @@ def test_a_bad_record_is_named(tmp_path, text, message):
 
 
 def test_formats():
-    found = compare(systems(low=LOW, high=HIGH), resamples=200)
-    rows = list(csv.reader(io.StringIO(as_csv(found))))
+    comparison = compare(systems(low=LOW, high=HIGH), resamples=200)
+    rows = list(csv.reader(io.StringIO(as_csv(comparison))))
     assert tuple(rows[0]) == COLUMNS
     assert len(rows) == 9
-    assert float(rows[5][4]) == found.lines[4].mean.value
+    assert float(rows[5][4]) == comparison.lines[4].mean.value
     assert rows[1][7:] == [""] * 7
-    markdown = as_markdown(found).splitlines()
+    markdown = as_markdown(comparison).splitlines()
     assert markdown[0].startswith("| system | ability | n | score | 95 % | against low |")
     assert {line.count("|") for line in markdown[:10]} == {10}
     assert "48 questions of 6 conversations; differences are against low." in markdown
-    assert "BCa bootstrap over conversations" in as_text(found)
-    assert json.loads(json.dumps(found.as_json()))["lines"][4]["against"]["p"] < 0.05
+    assert "BCa bootstrap over conversations" in as_text(comparison)
+    assert json.loads(json.dumps(comparison.as_json()))["lines"][4]["against"]["p"] < 0.05
 
 
 def test_the_command(tmp_path):

@@ -46,7 +46,7 @@ class Says:
 
     def sample(self, requests):
         self.calls += 1
-        prompts = [one.messages[1]["content"] for one in requests]
+        prompts = [item.messages[1]["content"] for item in requests]
         self.prompts += prompts
         return [Completion(self.reply(prompt)) for prompt in prompts]
 
@@ -58,8 +58,8 @@ def sensible(prompt: str) -> str:
     """Rome is Roma; what is written is valid if its words are in the chunk; writing nothing is right after "Bye!"."""
 
     def part(name):
-        found = re.search(rf"<{name}>\n(.*?)\n</{name}>", prompt, re.S)
-        return found[1] if found else ""
+        rewarded = re.search(rf"<{name}>\n(.*?)\n</{name}>", prompt, re.S)
+        return rewarded[1] if rewarded else ""
 
     chunk, answer = part("part of the conversation"), part("answer")
     if part("deleted entry"):
@@ -83,16 +83,16 @@ def insert(content):
 
 def roll(*turns, rollout=0):
     memory = WorkingMemory(MemoryState.empty(load_schema("mem-alpha")), EMBEDDER)
-    made, states = [], []
+    built_turns, states = [], []
     for chunk, calls in zip(TASK.chunks, turns, strict=True):
         text = ""
         for name, arguments in calls:
             if "of" in arguments:
                 arguments = {**arguments, "id": next(e.id for e in memory.list() if e.content == arguments["of"])}
             text += format_call(name, {key: value for key, value in arguments.items() if key != "of"})
-        made.append(act(memory, chunk, Completion(text)))
+        built_turns.append(act(memory, chunk, Completion(text)))
         states.append(memory.state)
-    return Trajectory(TASK, rollout, tuple(made), tuple(states))
+    return Trajectory(TASK, rollout, tuple(built_turns), tuple(states))
 
 
 def model(reply=sensible, **settings) -> tuple[MemoryReward, Says]:
@@ -123,33 +123,33 @@ LAZY = roll([], [call("memory_skip")], [], rollout=2)
 
 def test_r1_by_a_judge():
     rewards, says = model(metric="judge")
-    found, records = scored(rewards, GOOD, LAZY)
-    assert [(one.answer, one.score, one.correct) for one in records[:2]] == [
+    rewarded, records = scored(rewards, GOOD, LAZY)
+    assert [(item.answer, item.score, item.correct) for item in records[:2]] == [
         ("Rome", 1.0, True),
         ("unknown", 1.0, True),
     ]
-    assert [one.components["r1"][0] for one in found] == [1.0, 0.5]
-    assert [one.weights["r4"] for one in found] == [0.0, 0.0], "no gold operations, and contents are not asked for"
+    assert [item.components["r1"][0] for item in rewarded] == [1.0, 0.5]
+    assert [item.weights["r4"] for item in rewarded] == [0.0, 0.0], "no gold operations, and contents are not asked for"
     assert says.calls == 1
 
 
 def test_r4_by_a_judge_that_sees_the_chunk():
     rewards, says = model(content="judge")
-    found, _ = scored(rewards, GOOD, BAD, LAZY)
-    assert [one.components["r4"] for one in found] == [
+    rewarded, _ = scored(rewards, GOOD, BAD, LAZY)
+    assert [item.components["r4"] for item in rewarded] == [
         (1.0, 1.0, 1.0),
         (pytest.approx(1 / 3), 1.0, 0.0),  # an exact duplicate is not valid, a delete is judged
         (0.0, 0.0, 1.0),  # writing nothing is right where there is nothing
     ]
-    assert {one.weights["r4"] for one in found} == {0.1} and says.calls == 1
+    assert {item.weights["r4"] for item in rewarded} == {0.1} and says.calls == 1
     assert any("(2024-05-01)\nI live in Oslo" in prompt for prompt in says.prompts)
     assert not any("Which city?" in prompt for prompt in says.prompts), "r1 has its own metric"
 
 
 def test_r4_as_published():
     rewards, says = model(content="judge", preset="published")
-    found, _ = scored(rewards, GOOD, BAD, LAZY)
-    assert [one.components["r4"] for one in found] == [
+    rewarded, _ = scored(rewards, GOOD, BAD, LAZY)
+    assert [item.components["r4"] for item in rewarded] == [
         (1.0, 1.0, 0.0),
         (pytest.approx(1 / 3), 0.0, 0.0),  # a delete is never valid
         (0.0, 0.0, 0.0),  # no call is worth nothing
@@ -159,8 +159,8 @@ def test_r4_as_published():
 
 def test_both_are_one_batch():
     rewards, says = model(metric="judge", content="judge", preset="published")
-    found, _ = scored(rewards, GOOD, BAD)
-    assert says.calls == 1 and found[0].components["r1"][0] == 1.0 and found[0].components["r4"][0] == 1.0
+    rewarded, _ = scored(rewards, GOOD, BAD)
+    assert says.calls == 1 and rewarded[0].components["r1"][0] == 1.0 and rewarded[0].components["r4"][0] == 1.0
 
 
 def test_a_failing_judge_raises_and_is_never_zero():
@@ -181,7 +181,7 @@ def test_an_answer_from_a_conflict_is_wrong_unasked():
     both = roll([insert("city: Oslo")], [insert("city: Rome")], [])
     reader = ExtractiveReader(ReaderConfig(conflicts="refuse"))
     _, records = score_groups([TrajectoryGroup(TASK, (both, GOOD))], reader, rewards, embedder=EMBEDDER)
-    assert [(one.conflict, one.score) for one in records] == [(True, 0.0), (False, 1.0), (False, 1.0), (False, 1.0)]
+    assert [(item.conflict, item.score) for item in records] == [(True, 0.0), (False, 1.0), (False, 1.0), (False, 1.0)]
     assert len(says.prompts) == 2, "equal ones once, the conflict not at all"
 
 
@@ -199,28 +199,28 @@ def test_settings_of_a_judged_reward():
 
 def test_without_a_judge_nothing_is_asked(monkeypatch):
     monkeypatch.setattr("memalpha.qa.evaluate.judge_step", None)
-    found, _ = scored(MemoryReward(RewardConfig(), len), GOOD)
-    assert found[0].components["r1"][0] == 0.5
+    rewarded, _ = scored(MemoryReward(RewardConfig(), len), GOOD)
+    assert rewarded[0].components["r1"][0] == 0.5
 
 
 def test_judged_beside_other_metrics():
     _, records = scored(MemoryReward(RewardConfig(), len), GOOD, LAZY)
-    assert [one.score for one in records] == [0.0, 1.0, 0.0, 1.0], "Rome is not Roma to the letter"
+    assert [item.score for item in records] == [0.0, 1.0, 0.0, 1.0], "Rome is not Roma to the letter"
     judged, failed = judge_records(records, [TASK], Judge([says := Says(sensible)]))
     assert not failed and says.calls == 1
-    assert [one.scores for one in judged] == [{"judge": 1.0}, {"judge": 1.0}, {"judge": 0.0}, {"judge": 1.0}]
-    assert [one.score for one in judged] == [1.0, 1.0, 0.0, 1.0], "a question whose own metric it is takes it over"
+    assert [item.scores for item in judged] == [{"judge": 1.0}, {"judge": 1.0}, {"judge": 0.0}, {"judge": 1.0}]
+    assert [item.score for item in judged] == [1.0, 1.0, 0.0, 1.0], "a question whose own metric it is takes it over"
     rubric = TASK.questions[0].model_copy(update={"meta": {"metric": "rubric", "rubric": ["a", "b"]}})
     points = TASK.model_copy(update={"questions": (rubric,)})
     half = Judge([Says(lambda prompt: "full" if "<point>\na" in prompt else "none")])
-    (one,), _ = judge_records([replace(records[0], scores={"rubric": 0.0})], [points], half)
-    assert (one.score, one.correct, one.scores) == (0.5, True, {"judge": 0.5, "rubric": 0.5})
+    (item,), _ = judge_records([replace(records[0], scores={"rubric": 0.0})], [points], half)
+    assert (item.score, item.correct, item.scores) == (0.5, True, {"judge": 0.5, "rubric": 0.5})
     named = cited_scores(parse_cited("Answer: a\nEvidence: [1]\nReasoning: so"), 0.0, [True])
-    (one,), _ = judge_records([replace(records[0], scores=named)], [points], half)
-    assert one.scores["cited.answer"] == 0.5 and one.scores["cited"] == pytest.approx((0.2 + 0.5 + 0.1) / 1.5)
-    kept = [replace(one, scores={"f1": 0.5}) for one in records]
-    judged, failed = judge_records(kept, [TASK], Judge([Says(lambda p: "hm" if "boat" in p else "wrong")]))
-    assert [one.question_id for one in judged] == ["city", "city"] and judged[0].scores == {"f1": 0.5, "judge": 0.0}
-    assert [one.record.question_id for one in failed] == ["boat", "boat"]
+    (item,), _ = judge_records([replace(records[0], scores=named)], [points], half)
+    assert item.scores["cited.answer"] == 0.5 and item.scores["cited"] == pytest.approx((0.2 + 0.5 + 0.1) / 1.5)
+    plain = [replace(item, scores={"f1": 0.5}) for item in records]
+    judged, failed = judge_records(plain, [TASK], Judge([Says(lambda p: "hm" if "boat" in p else "wrong")]))
+    assert [item.question_id for item in judged] == ["city", "city"] and judged[0].scores == {"f1": 0.5, "judge": 0.0}
+    assert [item.record.question_id for item in failed] == ["boat", "boat"]
     line = failed[0].as_json()
     assert line["score"] is None and line["votes"][0]["replies"] == ["hm"] and line["question_id"] == "boat"

@@ -57,12 +57,12 @@ def test_nltk_itself_where_it_is_installed():
 
 
 def test_longmemeval_table():
-    found = longmemeval.longmemeval(tuple(record) for record in CASES["longmemeval"]["records"])
+    scores = longmemeval.longmemeval(tuple(record) for record in CASES["longmemeval"]["records"])
     printed = dict(re.findall(r"^\t?([\w\- ]+): ([\d.]+)", CASES["longmemeval"]["printed"], re.MULTILINE))
-    assert round(found["task_averaged"], 4) == float(printed.pop("Task-averaged Accuracy"))
-    assert round(found["overall"], 4) == float(printed.pop("Overall Accuracy"))
-    assert round(found["abstention"], 4) == float(printed.pop("Abstention Accuracy"))
-    assert {kind: round(row["accuracy"], 4) for kind, row in found["by_type"].items()} == {
+    assert round(scores["task_averaged"], 4) == float(printed.pop("Task-averaged Accuracy"))
+    assert round(scores["overall"], 4) == float(printed.pop("Overall Accuracy"))
+    assert round(scores["abstention"], 4) == float(printed.pop("Abstention Accuracy"))
+    assert {kind: round(row["accuracy"], 4) for kind, row in scores["by_type"].items()} == {
         kind: float(value) for kind, value in printed.items()
     }
     partly = longmemeval.longmemeval([("q1", "multi-session", True)])
@@ -77,8 +77,8 @@ def test_longmemeval_retrieval(table):
         if table == "retrieval_turns":
             ranking, k = longmemeval.session_ranking(ranking, k)
             correct = sorted({turn.rpartition("_")[0] for turn in correct})
-        found = longmemeval.retrieval_scores(ranking, correct, k, official=True)
-        assert found == {name: close(case[name]) for name in ("recall_any", "recall_all", "ndcg_any")}, case
+        scores = longmemeval.retrieval_scores(ranking, correct, k, official=True)
+        assert scores == {name: close(case[name]) for name in ("recall_any", "recall_all", "ndcg_any")}, case
 
 
 def test_the_second_place_is_discounted_unless_official():
@@ -93,8 +93,8 @@ def test_the_second_place_is_discounted_unless_official():
 
 def test_sessions_of_what_was_shown():
     turns = ["s1_3", "s1_1", "s2_4", "s3_1", "s2_1"]
-    found = longmemeval.session_scores(turns, ["s2", "s9"], ks=(1, 2))
-    assert found == {
+    scores = longmemeval.session_scores(turns, ["s2", "s9"], ks=(1, 2))
+    assert scores == {
         "recall_any@1": 0.0, "recall_all@1": 0.0, "ndcg_any@1": 0.0,
         "recall_any@2": 1.0, "recall_all@2": 0.0, "ndcg_any@2": close(0.6309297535714575 / 1.6309297535714575),
     }  # fmt: skip
@@ -112,7 +112,7 @@ def test_an_evaluation_has_longmemevals_table():
         for n, text in enumerate(["Ana lives in Oslo.", "My pet is a cat.", "The car is red."])
     )
     metric = {"metric": "contains"}
-    asked = [
+    question_of = [
         ("q1", "Where does Ana live?", ("Oslo",), "multi-session", "s0"),
         ("q2", "Which pet?", ("cat",), "knowledge-update", "s1"),
         ("q3_abs", "Whose car?", (), "multi-session", "s2"),
@@ -122,7 +122,7 @@ def test_an_evaluation_has_longmemevals_table():
             id=id, question=text, answers=gold, category=kind, evidence=(f"{session}_1",) if gold else (),
             meta={**metric, "answer_session_ids": [session]},
         )
-        for id, text, gold, kind, session in asked
+        for id, text, gold, kind, session in question_of
     )  # fmt: skip
     task = Task(id="t", chunks=chunks, questions=questions)
     for system, right, recall in (("rag", True, 1.0), ("empty", False, 0.0)):
@@ -152,8 +152,8 @@ def test_memoryagentbench():
 def test_recommendations():
     for case in CASES["recommendations"]:
         for k in (1, 5, 10):
-            found = official.recommendation_recall(case["prediction"], case["golds"], k, candidates=case["candidates"])
-            assert found == close(case[f"recall@{k}"]), case
+            scores = official.recommendation_recall(case["prediction"], case["golds"], k, candidates=case["candidates"])
+            assert scores == close(case[f"recall@{k}"]), case
     assert official.recommendation_recall("1. heat (1995)\n2. - Up", ["Heat", "Alien"]) == 0.5
     assert official.recommendation_recall("1. Heat", []) == 0.0
 
@@ -173,10 +173,10 @@ def test_beam():
     with pytest.raises(DataError, match="no item"):
         official.rubric_mean([])
     for case in CASES["event_order"]:
-        found = official.event_order(case["reference"], case["told"])
-        assert {"precision", "recall", "f1", "tau", "score"} == set(found)
-        for ours, theirs in zip(found, ("precision", "recall", "f1", "tau_norm", "final_score"), strict=True):
-            assert found[ours] == close(case[theirs] or 0.0), (ours, case)
+        scores = official.event_order(case["reference"], case["told"])
+        assert {"precision", "recall", "f1", "tau", "score"} == set(scores)
+        for ours, expected in zip(scores, ("precision", "recall", "f1", "tau_norm", "final_score"), strict=True):
+            assert scores[ours] == close(case[expected] or 0.0), (ours, case)
 
 
 def test_personamem():
@@ -220,7 +220,7 @@ def test_the_text_of_an_option_names_it():
     assert official.choice_score("stay at home.", "(a) Try the new place", options=options) == 0.0
     assert official.choice_score("stay", "(b) Stay at home", options=options) == 0.0
     assert official.choice_score("stay at home", "(b) Stay at home") == 0.0
-    question = asked("choice", ("(b) Stay at home",), choices=options)
+    question = question_of("choice", ("(b) Stay at home",), choices=options)
     assert score_question(question, Answer("Stay at home")) == 1.0
 
 
@@ -243,14 +243,14 @@ def test_memalpha():
 def test_rouge():
     pytest.importorskip("rouge_score", reason="rouge-score comes with memalpha[eval]")
     for case in CASES["rouge"]:
-        found = official.rouge(case["prediction"], case["gold"])
-        assert found == {name: close(case[name]) for name in ("rouge1", "rouge2", "rougeL")}
+        scores = official.rouge(case["prediction"], case["gold"])
+        assert scores == {name: close(case[name]) for name in ("rouge1", "rouge2", "rougeL")}
 
 
 # ------------------------------------------------------------------------------------------------- by question
 
 
-def asked(metric=None, answers=("Oslo",), category=None, **meta):
+def question_of(metric=None, answers=("Oslo",), category=None, **meta):
     return Question(
         id="q", question="?", answers=answers, category=category, meta={"metric": metric, **meta} if metric else meta
     )
@@ -275,7 +275,7 @@ def asked(metric=None, answers=("Oslo",), category=None, **meta):
     ],
 )
 def test_a_question_is_scored_by_its_own_metric(metric, text, answers, score):
-    question = asked(metric, answers)
+    question = question_of(metric, answers)
     assert score_question(question, Answer(text)) == score
     assert is_correct(question, score) == (score >= 0.5)
     assert score_question(question, Answer(text, conflict=True)) == 0.0
@@ -295,24 +295,28 @@ def test_a_question_is_scored_by_its_own_metric(metric, text, answers, score):
 )
 def test_an_official_metric_scores_what_a_reply_says_beside_a_phrase_of_abstention(metric, text, answers):
     assert is_abstention(text), "or the test says nothing"
-    assert score_question(asked(metric, answers), Answer(text, abstained=True)) == 1.0
-    assert score_question(asked("contains", answers), Answer(text, abstained=True)) == 0.0
+    assert score_question(question_of(metric, answers), Answer(text, abstained=True)) == 1.0
+    assert score_question(question_of("contains", answers), Answer(text, abstained=True)) == 0.0
 
 
 def test_what_the_official_script_would_print_besides():
-    assert official_scores(asked("choice", ("(a) x",)), Answer("take a walk")) == {"choice (official)": 1.0}
-    assert official_scores(asked("parts", ("Xia; May",)), Answer("Xia in May")) == {"parts (official)": 0.0}
-    assert official_scores(asked("exact"), Answer("Oslo")) == official_scores(asked("choice", ()), Answer("(a)")) == {}
+    assert official_scores(question_of("choice", ("(a) x",)), Answer("take a walk")) == {"choice (official)": 1.0}
+    assert official_scores(question_of("parts", ("Xia; May",)), Answer("Xia in May")) == {"parts (official)": 0.0}
+    assert (
+        official_scores(question_of("exact"), Answer("Oslo"))
+        == official_scores(question_of("choice", ()), Answer("(a)"))
+        == {}
+    )
     pytest.importorskip("rouge_score", reason="rouge-score comes with memalpha[eval]")
-    found = official_scores(asked("rouge", ("a dog", "the cat sat")), Answer("the cat"))
-    assert found["rouge1"] == found["rougeL"] == 0.8 and found["rouge2"] == close(2 / 3)
+    scores = official_scores(question_of("rouge", ("a dog", "the cat sat")), Answer("the cat"))
+    assert scores["rouge1"] == scores["rougeL"] == 0.8 and scores["rouge2"] == close(2 / 3)
 
 
 def test_locomo_questions_go_by_category():
-    multi = asked("locomo-f1", ("hiking, painting",), "multi-hop")
+    multi = question_of("locomo-f1", ("hiking, painting",), "multi-hop")
     assert score_question(multi, Answer("hiking")) == 0.5
     assert score_question(multi.model_copy(update={"category": "single-hop"}), Answer("hiking")) == close(2 / 3)
-    trap = asked("locomo-f1", (), "adversarial")
+    trap = question_of("locomo-f1", (), "adversarial")
     assert score_question(trap, Answer("unknown", abstained=True)) == 1.0
     assert score_question(trap, Answer("It is not mentioned.")) == 1.0
     assert score_question(trap, Answer("a necklace")) == 0.0
@@ -320,7 +324,7 @@ def test_locomo_questions_go_by_category():
 
 
 def test_a_question_without_an_answer_wants_an_abstention():
-    question = asked("substring", ())
+    question = question_of("substring", ())
     assert score_question(question, Answer("unknown", abstained=True)) == 1.0
     assert score_question(question, Answer("Oslo")) == 0.0
 
@@ -328,6 +332,6 @@ def test_a_question_without_an_answer_wants_an_abstention():
 def test_metrics_have_a_threshold_and_judged_ones_wait():
     assert set(CORRECT_FROM) == {*QUESTION_METRICS, *JUDGED}
     for metric in JUDGED:
-        assert score_question(asked(metric), Answer("Oslo")) is None
+        assert score_question(question_of(metric), Answer("Oslo")) is None
     with pytest.raises(DataError, match=r"no metric 'bleu'.*substring"):
-        score_question(asked("bleu"), Answer("Oslo"))
+        score_question(question_of("bleu"), Answer("Oslo"))

@@ -21,13 +21,14 @@ from memalpha.qa.scoring.stats import (
 )
 
 
-def made(conversations=12, seed=0, rate=0.6, size=(3, 9)):
+def sample(conversations=12, seed=0, rate=0.6, size=(3, 9)):
     rng = random.Random(seed)
     rows = []
     for number in range(conversations):
-        own = min(1.0, max(0.0, rng.gauss(rate, 0.2)))
+        conversation_rate = min(1.0, max(0.0, rng.gauss(rate, 0.2)))
         rows += [
-            ScoredAnswer(f"c{number}", rng.choice("xyz"), float(rng.random() < own)) for _ in range(rng.randint(*size))
+            ScoredAnswer(f"c{number}", rng.choice("xyz"), float(rng.random() < conversation_rate))
+            for _ in range(rng.randint(*size))
         ]
     return rows
 
@@ -69,32 +70,32 @@ def plain_bca(rows, by_group, seed=1, resamples=4000):
     a = sum((centre - x) ** 3 for x in jack) / (6 * sum((centre - x) ** 2 for x in jack) ** 1.5)
     ends = []
     for z in (normal.inv_cdf(0.025), normal.inv_cdf(0.975)):
-        place = normal.cdf(z0 + (z0 + z) / (1 - a * (z0 + z))) * (resamples - 1)
-        low = math.floor(place)
-        ends.append(drawn[low] + (place - low) * (drawn[min(low + 1, resamples - 1)] - drawn[low]))
+        index = normal.cdf(z0 + (z0 + z) / (1 - a * (z0 + z))) * (resamples - 1)
+        low = math.floor(index)
+        ends.append(drawn[low] + (index - low) * (drawn[min(low + 1, resamples - 1)] - drawn[low]))
     return value, *ends
 
 
 @pytest.mark.parametrize("by_group", [False, True])
 def test_the_interval_is_bca(by_group):
-    rows = made()
-    found = estimate(rows, macro=by_group, resamples=20_000)
+    rows = sample()
+    result = estimate(rows, macro=by_group, resamples=20_000)
     value, low, high = plain_bca(rows, by_group)
-    assert found.value == pytest.approx(value, abs=1e-12)
-    assert (found.low, found.high) == (pytest.approx(low, abs=0.015), pytest.approx(high, abs=0.015))
-    assert (found.n, found.clusters) == (len(rows), 12)
-    assert found == estimate(rows, macro=by_group, resamples=20_000)
-    assert found != estimate(rows, macro=by_group, resamples=20_000, seed=1)
+    assert result.value == pytest.approx(value, abs=1e-12)
+    assert (result.low, result.high) == (pytest.approx(low, abs=0.015), pytest.approx(high, abs=0.015))
+    assert (result.n, result.clusters) == (len(rows), 12)
+    assert result == estimate(rows, macro=by_group, resamples=20_000)
+    assert result != estimate(rows, macro=by_group, resamples=20_000, seed=1)
 
 
 def test_the_interval_agrees_with_scipy():
     stats = pytest.importorskip("scipy.stats", reason="scipy comes with memalpha[embed]")
     rng = random.Random(3)
     rows = [ScoredAnswer(f"c{n}", "x", rng.expovariate(1.0)) for n in range(25)]  # one answer a conversation: plain BCa
-    theirs = stats.bootstrap(([row.value for row in rows],), mean, method="BCa", n_resamples=4000, random_state=0)
+    reference = stats.bootstrap(([row.value for row in rows],), mean, method="BCa", n_resamples=4000, random_state=0)
     ours = estimate(rows, resamples=20_000)
-    assert ours.low == pytest.approx(theirs.confidence_interval.low, abs=0.02)
-    assert ours.high == pytest.approx(theirs.confidence_interval.high, abs=0.02)
+    assert ours.low == pytest.approx(reference.confidence_interval.low, abs=0.02)
+    assert ours.high == pytest.approx(reference.confidence_interval.high, abs=0.02)
 
 
 def test_the_interval_covers_about_as_often_as_it_says():
@@ -103,13 +104,13 @@ def test_the_interval_covers_about_as_often_as_it_says():
     inside = 0
     for number in range(200):
         rows = [
-            ScoredAnswer(f"c{n}", "x", float(rng.random() < own))
+            ScoredAnswer(f"c{n}", "x", float(rng.random() < conversation_rate))
             for n in range(20)
-            for own in [rng.choice([0.4, 0.6, 0.8])]
+            for conversation_rate in [rng.choice([0.4, 0.6, 0.8])]
             for _ in range(10)
         ]
-        found = estimate(rows, seed=number, resamples=1000)
-        inside += found.low <= 0.6 <= found.high
+        result = estimate(rows, seed=number, resamples=1000)
+        inside += result.low <= 0.6 <= result.high
     assert 178 <= inside <= 198
 
 
@@ -122,8 +123,8 @@ def test_questions_of_one_conversation_are_not_independent():
 
 
 def test_edges():
-    one = estimate([ScoredAnswer("c", "x", 1.0), ScoredAnswer("c", "x", 0.0)])
-    assert (one.value, one.low, one.high, one.clusters) == (0.5, None, None, 1)
+    answer = estimate([ScoredAnswer("c", "x", 1.0), ScoredAnswer("c", "x", 0.0)])
+    assert (answer.value, answer.low, answer.high, answer.clusters) == (0.5, None, None, 1)
     same = estimate([ScoredAnswer(f"c{n}", "x", 1.0) for n in range(5)])
     assert (same.value, same.low, same.high) == (1.0, 1.0, 1.0)
 
@@ -132,8 +133,8 @@ def test_edges():
 def test_an_interval_holds_what_can_be(items):
     rows = [ScoredAnswer(*item) for item in items]
     for by_group in (False, True):
-        found = estimate(rows, macro=by_group, resamples=50)
-        assert found.low is None or -1e-9 <= found.low <= found.high <= 1 + 1e-9
+        result = estimate(rows, macro=by_group, resamples=50)
+        assert result.low is None or -1e-9 <= result.low <= result.high <= 1 + 1e-9
 
 
 def test_paired_by_hand():
@@ -149,9 +150,9 @@ def test_paired_by_hand():
         ScoredAnswer("c2", "x", 1.0),
         ScoredAnswer("c3", "y", 1.0),
     ]
-    found = compare_paired(first, second)
-    assert (found.first, found.second, found.difference.value) == (0.25, 0.75, 0.5)
-    assert (found.only_first, found.only_second, found.mcnemar) == (1, 3, 0.625)  # 2 * (1 + 4) / 16
+    result = compare_paired(first, second)
+    assert (result.first, result.second, result.difference.value) == (0.25, 0.75, 0.5)
+    assert (result.only_first, result.only_second, result.mcnemar) == (1, 3, 0.625)  # 2 * (1 + 4) / 16
     scored = compare_paired(first, [row._replace(value=0.5) for row in second])
     assert (scored.only_first, scored.mcnemar) == (None, None)
     with pytest.raises(DataError, match="same questions"):
@@ -174,7 +175,7 @@ def test_the_paired_test_is_level_and_has_power():
     rng = random.Random(11)
     small = large = 0
     for number in range(150):
-        first = made(15, number)
+        first = sample(15, number)
         shuffled = [row._replace(value=float(rng.random() < 0.6)) for row in first]
         again = [row._replace(value=float(rng.random() < 0.6)) for row in first]
         better = [row._replace(value=float(rng.random() < 0.85)) for row in first]
@@ -185,13 +186,13 @@ def test_the_paired_test_is_level_and_has_power():
 
 
 @given(st.integers(0, 40), st.integers(0, 40))
-def test_mcnemar_is_a_fair_coin(one, two):
-    p = exact_mcnemar(one, two)
+def test_mcnemar_is_a_fair_coin(answer, two):
+    p = exact_mcnemar(answer, two)
     assert 0 < p <= 1
-    assert p == exact_mcnemar(two, one)
+    assert p == exact_mcnemar(two, answer)
     binomial = pytest.importorskip("scipy.stats", reason="scipy comes with memalpha[embed]").binomtest
-    if one + two:
-        assert p == pytest.approx(binomial(one, one + two).pvalue, rel=1e-9)
+    if answer + two:
+        assert p == pytest.approx(binomial(answer, answer + two).pvalue, rel=1e-9)
 
 
 def test_seeds():
