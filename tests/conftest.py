@@ -1,4 +1,4 @@
-"""Stores of the tests lie in SQLite files; with `--store postgres`, in PostgreSQL, those that are about files aside."""
+"""Shared fixtures. Stores lie in SQLite files, or in PostgreSQL with `--store postgres`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("sqlite"):
                 item.add_marker(pytest.mark.skip(reason="about SQLite files as such"))
-            drawn = getattr(item.obj, "_hypothesis_internal_use_settings", None)
-            if drawn is not None and not item.get_closest_marker(
+            configured = getattr(item.obj, "_hypothesis_internal_use_settings", None)
+            if configured is not None and not item.get_closest_marker(
                 "postgres"
-            ):  # the rules are the same, and drawn often enough with SQLite
-                fewer = settings(drawn, max_examples=min(drawn.max_examples, 8), deadline=None)
-                item.obj._hypothesis_internal_use_settings = fewer
+            ):  # the rules are the same, and configured often enough with SQLite
+                reduced = settings(configured, max_examples=min(configured.max_examples, 8), deadline=None)
+                item.obj._hypothesis_internal_use_settings = reduced
     else:
         for item in items:
             if item.get_closest_marker("postgres"):
@@ -53,12 +53,12 @@ def postgres():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
     from postgres_server import server
 
-    with server() as made:
-        yield made
+    with server() as running:
+        yield running
 
 
 @pytest.fixture
-def place(postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def postgres_url(postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of a schema of a test's own, without stores yet."""
     from memalpha.store.backends.postgres import ddl as postgres_schema
 
@@ -156,9 +156,9 @@ def _stores(_places: Places | None, request: pytest.FixtureRequest, monkeypatch:
     open_existing = doctor.open_existing
 
     def opened(path, *args, **options):
-        found = open_database(_places.url(path), *args, **options)
-        _places.opened(found[0])
-        return found
+        result = open_database(_places.url(path), *args, **options)
+        _places.opened(result[0])
+        return result
 
     monkeypatch.setattr(postgres_schema, "PARTITIONS", 2)  # the work of 16 in each test is seconds
     monkeypatch.setattr(store, "open_database", opened)

@@ -1,4 +1,4 @@
-"""The asynchronous store: the same answers, in order, and an event loop that never waits."""
+"""`AsyncMemoryStore`: same answers, call order, and an event loop that never blocks."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ def test_no_method_is_missing() -> None:
         assert getattr(AsyncMemoryStore, name).__doc__, name
 
 
-def test_the_same_answers(tmp_path) -> None:
+def test_async_answers_equal_sync_answers(tmp_path) -> None:
     async def use() -> tuple:
         async with await AsyncMemoryStore.open(tmp_path / "a.db", embedder="hash") as store:
             entry = await store.insert("semantic", "pet: cat", metadata={"user": "ana"})
@@ -37,7 +37,7 @@ def test_the_same_answers(tmp_path) -> None:
                 await copy.erase_all()
                 assert await copy.list() == []
             assert await (await store.fork("copy")).list() == await store.list()
-            found = (
+            results = (
                 [line[2] async for line in store.log()],
                 await store.list(),
                 await store.search("pet", 3, where={"content": {"$contains": "dog"}}),
@@ -52,15 +52,15 @@ def test_the_same_answers(tmp_path) -> None:
             with pytest.raises(StoreError, match="closed"):
                 await use()
         await store.close()
-        return found
+        return results
 
-    found = asyncio.run(use())
+    results = asyncio.run(use())
     with MemoryStore.open(tmp_path / "a.db") as store:
         log = [line[2] for line in store.log()]
         hits = store.search("pet", 3, where={"content": {"$contains": "dog"}})
         state, names = store.state, store.namespaces()
         counts = audit(store, queries=["pet"]).counts
-        assert found == (log, store.list(), hits, "Ana", state, names, counts, store.schema, "hash")
+        assert results == (log, store.list(), hits, "Ana", state, names, counts, store.schema, "hash")
     with pytest.raises(StoreError, match="no such store"):
         asyncio.run(AsyncMemoryStore.open(tmp_path / "none.db", create=False))
 
@@ -94,9 +94,9 @@ def test_the_event_loop_goes_on_while_the_embedder_works() -> None:
     assert asyncio.run(use()) > 10
 
 
-def test_what_was_begun_is_done_and_what_only_waited_is_not() -> None:
+def test_started_calls_complete_and_waiting_calls_are_cancelled() -> None:
     class Slow(HashEmbedder):
-        begun = False
+        started = False
 
         def encode(self, texts):
             self.begun = texts == ["pet: cat"]

@@ -1,4 +1,4 @@
-"""Many facts at once give what one after the other gives, or nothing."""
+"""Bulk inserts equal single inserts, all or none."""
 
 import numpy as np
 import pytest
@@ -46,25 +46,25 @@ def rows_of(store: MemoryStore) -> list[list[tuple]]:
 
 @settings(max_examples=100, deadline=None)
 @given(facts, facts, st.booleans(), st.sampled_from([2, 500]))
-def test_as_one_by_one(before, batch, search_first, many) -> None:
+def test_bulk_insert_equals_single_inserts(before, batch, search_first, many) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memalpha.store.backends.namespace_reads, "_BATCH", many)
-        one, together = new(), new()
-        for store in (one, together):
+        single, bulk = new(), new()
+        for store in (single, bulk):
             for fact in before:
                 store.insert(**fact)
             if before:
                 store.delete(store.list()[0].id)
             if search_first:
                 store.search("pet")
-        assert together.insert_many(batch) == [one.insert(**fact) for fact in batch]
-        assert [line[2] for line in together.log()] == [line[2] for line in one.log()]
-        assert rows_of(together) == rows_of(one)
-        assert together.list() == one.list()
-        assert together.state == one.state == MemoryState.replay(one.schema, (line[2] for line in one.log()))
-        assert together.search("a cat in Oslo", 20) == one.search("a cat in Oslo", 20)
-        assert together.undo() == one.undo()
-        assert together.list() == one.list()
+        assert bulk.insert_many(batch) == [single.insert(**fact) for fact in batch]
+        assert [line[2] for line in bulk.log()] == [line[2] for line in single.log()]
+        assert rows_of(bulk) == rows_of(single)
+        assert bulk.list() == single.list()
+        assert bulk.state == single.state == MemoryState.replay(single.schema, (line[2] for line in single.log()))
+        assert bulk.search("a cat in Oslo", 20) == single.search("a cat in Oslo", 20)
+        assert bulk.undo() == single.undo()
+        assert bulk.list() == single.list()
 
 
 def test_given_vectors_are_the_stored_ones() -> None:

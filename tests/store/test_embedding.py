@@ -1,4 +1,4 @@
-"""Embedders: shapes and lengths, independence of the batch, the cache, our WordPiece against the reference, errors."""
+"""Embedders: shapes, batches, cache, WordPiece against the reference, errors."""
 
 import importlib.util
 import re
@@ -36,16 +36,16 @@ def test_rows_have_length_one_and_do_not_depend_on_the_batch(name):
     assert embedder.encode([]).shape == (0, embedder.dim)
 
 
-def similarity(embedder, one, two):
-    a, b = embedder.encode([one, two])
+def similarity(embedder, left, right):
+    a, b = embedder.encode([left, right])
     return float(a @ b)
 
 
 def test_static_knows_meaning_and_hash_only_spelling():
     static, hashed = load_embedder("static"), load_embedder("hash")
     assert similarity(static, "my dog", "a puppy") > similarity(static, "my dog", "the invoice") + 0.2
-    asked = "Where do you live?"
-    assert similarity(static, asked, "address: Oslo") > similarity(static, asked, "pet: cat")
+    question = "Where do you live?"
+    assert similarity(static, question, "address: Oslo") > similarity(static, question, "pet: cat")
     assert similarity(hashed, "gardening", "garden") > similarity(hashed, "gardening", "flowers") + 0.2
 
 
@@ -85,11 +85,11 @@ SCRIPTS = st.characters(max_codepoint=0x5FF, exclude_categories=["Cn"]) | st.cha
 def test_wordpiece_agrees_with_the_reference(reference, text):
     static = load_embedder("static").inner
     vocabulary = (Path(embedding.__file__).parent / "static/vocabulary.txt").read_text(encoding="utf-8").split("\n")
-    ours = [vocabulary[index] for index in static._tokenize(text)]
+    tokens = [vocabulary[index] for index in static._tokenize(text)]
     # A literal "[SEP]" in the text is a special token for the reference and plain text for us.
     if "[" not in text:
-        theirs = [token for token in reference.encode(text, add_special_tokens=False).tokens if token != "[UNK]"]
-        assert ours == theirs
+        expected = [token for token in reference.encode(text, add_special_tokens=False).tokens if token != "[UNK]"]
+        assert tokens == expected
 
 
 class Counting:

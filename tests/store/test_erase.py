@@ -1,4 +1,4 @@
-"""What is erased is nowhere in the file, and nothing brings it back."""
+"""Erasure: no erased content remains in the file, and nothing restores it."""
 
 import json
 import sqlite3
@@ -57,14 +57,14 @@ def filled(path: str | Path) -> tuple[MemoryStore, str]:
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize("whole", [False, True])
-def test_no_byte_of_it_is_left(tmp_path: Path, whole: bool) -> None:
+@pytest.mark.parametrize("erase_all", [False, True])
+def test_erased_bytes_are_gone_from_the_file(tmp_path: Path, erase_all: bool) -> None:
     path = tmp_path / "a.db"
     store, id = filled(path)
     other = new(path)  # another process that has the file open
     assert other.search("qwobblefrotz was")
     assert secrets_in(path) == SECRETS and id.startswith("zyxomma")
-    if whole:
+    if erase_all:
         assert store.erase_all() == 66
         assert store.list() == [] and store.state.position == 67 and b"value 29" not in bytes_of(path)
     else:
@@ -77,7 +77,7 @@ def test_no_byte_of_it_is_left(tmp_path: Path, whole: bool) -> None:
     assert examine(path).problems == []
 
 
-def test_it_is_as_if_the_entry_had_never_been(tmp_path: Path) -> None:
+def test_past_states_are_without_the_erased_entry(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     store, id = filled(path)
     store.undo()  # a stub must not be what a later undo or redo meets
@@ -87,8 +87,8 @@ def test_it_is_as_if_the_entry_had_never_been(tmp_path: Path) -> None:
     assert store.erase(id) == []
     assert store.redo() is not None and store.redo() is None
     for position, entries in enumerate(before):
-        left = [entry for entry in entries if entry.id != id]
-        assert store.list(as_of=position) == left and other.list(as_of=position) == left
+        remaining = [entry for entry in entries if entry.id != id]
+        assert store.list(as_of=position) == remaining and other.list(as_of=position) == remaining
     for use in (store.get, store.history, store.delete, store.erase, lambda id: store.list(after=id)):
         with pytest.raises(UnknownEntry):
             use(id)
@@ -115,7 +115,7 @@ def test_it_is_as_if_the_entry_had_never_been(tmp_path: Path) -> None:
     assert mixed.import_jsonl(tmp_path / "log.jsonl") == store.snapshot() - 1 - 6
 
 
-def test_what_others_need_stays() -> None:
+def test_vectors_of_other_entries_stay() -> None:
     store = new()
     a = store.insert("semantic", "pet: cat")
     b = store.insert("episodic", "pet: cat")
@@ -172,7 +172,7 @@ def test_only_erasure_may_change_the_log(tmp_path: Path) -> None:
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize("finish", [lambda path: new(path).erase("nobody#x"), lambda path: examine(path, repair=True)])
-def test_an_erasure_that_was_cut_short_is_finished_later(tmp_path: Path, finish) -> None:
+def test_an_interrupted_erasure_is_finished_later(tmp_path: Path, finish) -> None:
     path = tmp_path / "a.db"
     store, id = filled(path)
     with store._database.transaction():  # what a kill leaves between the transaction and the rewriting of the file
@@ -187,7 +187,7 @@ def test_an_erasure_that_was_cut_short_is_finished_later(tmp_path: Path, finish)
 
 
 @pytest.mark.sqlite
-def test_a_reader_that_keeps_the_old_state_is_named(tmp_path: Path, monkeypatch) -> None:
+def test_a_reader_that_blocks_scrubbing_is_named(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("memalpha.store.backends.sqlite._LOCK_TIMEOUT", 0.1)
     path = tmp_path / "a.db"
     store, id = filled(path)
@@ -210,7 +210,7 @@ def test_erased_operations_change_nothing() -> None:
     assert store.state == before and store.state.position == 2
 
 
-def test_a_write_that_was_erased_no_longer_ends_what_waits_for_a_redo() -> None:
+def test_an_erased_write_does_not_clear_redo() -> None:
     store = new()
     store.insert("semantic", "a")
     b = store.insert("semantic", "b")

@@ -1,4 +1,4 @@
-"""Entries that expire: gone from their moment on, whoever looks when, and the log says so."""
+"""Expiry: entries are hidden from their expiry on, and the log records it at that time."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -47,17 +47,17 @@ def store(clock: Clock) -> MemoryStore:
     return MemoryStore.open(":memory:", embedder="hash", clock=clock)
 
 
-def test_gone_from_its_moment_on(store: MemoryStore, clock: Clock) -> None:
-    kept = store.insert("semantic", "city: Oslo")
+def test_an_entry_is_hidden_from_its_expiry(store: MemoryStore, clock: Clock) -> None:
+    permanent = store.insert("semantic", "city: Oslo")
     cat = store.insert("semantic", "pet: cat in Oslo", expires="2025-02-01")
     assert cat.expires == "2025-02-01T00:00:00.000000+00:00" == store.get(cat.id).expires
     without = WorkingMemory(MemoryState.empty(store.schema), load_embedder("hash"))
     without.insert("semantic", "city: Oslo")
     clock.set("2025-01-31T23:59:59.999999")
-    assert store.list() == [kept, cat] and len(store.search(QUERY)) == 2
+    assert store.list() == [permanent, cat] and len(store.search(QUERY)) == 2
     clock.set("2025-02-01")
     assert store.search(QUERY) == without.search(QUERY)  # scores too: it leaves no trace in the statistics
-    assert store.list() == [kept] == list(store.state.list())
+    assert store.list() == [permanent] == list(store.state.list())
     assert store.find("semantic", "pet: cat in Oslo") is None
     for call in (store.get, store.delete, lambda id: store.update(id, "x")):
         with pytest.raises(UnknownEntry):
@@ -67,7 +67,7 @@ def test_gone_from_its_moment_on(store: MemoryStore, clock: Clock) -> None:
     assert again.id != cat.id and again.expires is None
 
 
-def test_every_call_sees_it_first(tmp_path: Path) -> None:
+def test_every_call_ends_expired_entries_first(tmp_path: Path) -> None:
     calls = {
         "get": lambda store: store.get(store.insert("semantic", "b").id),
         "list": lambda store: store.list(),
@@ -120,17 +120,17 @@ def test_the_log_does_not_depend_on_who_looked_when(tmp_path: Path) -> None:
     assert logs[0] == logs[1] == logs[2]
 
 
-def test_set_kept_changed_and_cleared(store: MemoryStore, clock: Clock) -> None:
-    one = store.insert("semantic", "a: 1", expires="2025-02-01T02:00+02:00")
-    assert store.update(one.id, "a: 2").expires == at(31) == one.expires
-    assert store.update(one.id, "a: 2", expires="2025-03-01").expires == at(59)
-    two = store.insert_many([{"category": "semantic", "content": "b", "expires": "2025-02-01"}])[0]
-    assert two.expires == at(31)
-    assert store.list(where={"expires": {"$lt": "2025-02-02"}}) == [two]
-    assert [hit.entry for hit in store.search("b", where={"expires": "2025-02-01"})] == [two]
-    assert store.update(one.id, "a: 2", expires="").expires is None
+def test_expiry_is_set_kept_changed_and_cleared(store: MemoryStore, clock: Clock) -> None:
+    first = store.insert("semantic", "a: 1", expires="2025-02-01T02:00+02:00")
+    assert store.update(first.id, "a: 2").expires == at(31) == first.expires
+    assert store.update(first.id, "a: 2", expires="2025-03-01").expires == at(59)
+    second = store.insert_many([{"category": "semantic", "content": "b", "expires": "2025-02-01"}])[0]
+    assert second.expires == at(31)
+    assert store.list(where={"expires": {"$lt": "2025-02-02"}}) == [second]
+    assert [hit.entry for hit in store.search("b", where={"expires": "2025-02-01"})] == [second]
+    assert store.update(first.id, "a: 2", expires="").expires is None
     store.undo()
-    assert store.get(one.id).expires == at(59)
+    assert store.get(first.id).expires == at(59)
     store.redo()
     clock.set("2026-01-01")
     assert [entry.content for entry in store.list()] == ["a: 2"]
@@ -167,7 +167,7 @@ def test_time_is_not_undone(store: MemoryStore, clock: Clock) -> None:
     assert [done.id for done in iter(store.undo, None)] == [city.id]
 
 
-def test_goes_out_and_comes_in(store: MemoryStore, clock: Clock, tmp_path: Path) -> None:
+def test_expiry_is_exported_and_imported(store: MemoryStore, clock: Clock, tmp_path: Path) -> None:
     store.insert("semantic", "pet: cat", expires="2025-02-01")
     store.insert("semantic", "pet: dog", expires="2025-03-01")
     clock.set("2025-02-10")
@@ -184,13 +184,13 @@ def test_goes_out_and_comes_in(store: MemoryStore, clock: Clock, tmp_path: Path)
 
 
 @pytest.mark.sqlite
-def test_a_look_costs_the_same_however_many_entries_there_are(store: MemoryStore) -> None:
+def test_checking_expiry_costs_the_same_at_any_size(store: MemoryStore) -> None:
     store.insert("semantic", "a", expires="2025-02-01")
-    asked: list[str] = []
-    store._database._connection.set_trace_callback(asked.append)
+    statements: list[str] = []
+    store._database._connection.set_trace_callback(statements.append)
     store.snapshot()
     store._database._connection.set_trace_callback(None)
-    due = next(query for query in asked if "expires" in query)
+    due = next(query for query in statements if "expires" in query)
     plan = [row[-1] for row in store._database._connection.execute(f"EXPLAIN QUERY PLAN {due}")]
     assert any("INDEX expiring (ns=? AND expires" in step for step in plan)
 

@@ -1,4 +1,4 @@
-"""Filters against an independent evaluation, one rule at a time, and what is refused."""
+"""Filters: rule by rule, against an independent evaluation, and refused ones."""
 
 import json
 from datetime import datetime
@@ -122,9 +122,9 @@ def test_does_not_pass(where) -> None:
 
 def test_an_old_timestamp_that_is_no_time_is_a_text() -> None:
     entry = MemoryEntry("a", "semantic", "a", timestamp="May 1st")
-    for where, wanted in (({"timestamp": "May 1st"}, True), ({"timestamp": {"$lt": "2024-05-01"}}, False)):
+    for where, passes in (({"timestamp": "May 1st"}, True), ({"timestamp": {"$lt": "2024-05-01"}}, False)):
         chosen = parse_filter(where)
-        assert chosen is not None and chosen.matches(entry) == wanted
+        assert chosen is not None and chosen.matches(entry) == passes
 
 
 @pytest.mark.parametrize(
@@ -148,12 +148,12 @@ def test_an_old_timestamp_that_is_no_time_is_a_text() -> None:
         ({"timestamp": {"$gt": "2024"}}, "no ISO 8601"),
     ],
 )
-def test_what_is_not_understood_is_named(where, message: str) -> None:
+def test_invalid_filters_are_named(where, message: str) -> None:
     with pytest.raises(StoreError, match=message):
         parse_filter(where)
 
 
-def test_a_bottomless_filter_is_refused() -> None:
+def test_deep_nesting_is_refused() -> None:
     for key in ("$not", "n"):
         where: dict = {"n": 3}
         for _ in range(5000):
@@ -213,8 +213,8 @@ def expected_of(condition, value, time: bool) -> bool:
             if not (kinds == {str} or kinds <= {int, float}):
                 results.append(False)
                 continue
-            one, two = (canonical(value, True), canonical(operand, True)) if time else (value, operand)
-            sign = (one > two) - (one < two)
+            left, right = (canonical(value, True), canonical(operand, True)) if time else (value, operand)
+            sign = (left > right) - (left < right)
             results.append(sign in {"$gt": [1], "$gte": [0, 1], "$lt": [-1], "$lte": [0, -1]}[operator])
     return all(results)
 
@@ -235,31 +235,31 @@ def test_agrees_with_an_independent_evaluation(where, entry) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(entries, max_size=12, unique_by=lambda entry: (entry.category, str(entry.metadata))), wheres)
 def test_lists_and_searches_of_a_memory(facts, where) -> None:
-    """Of a store, of its past, and of a working memory: what passes, and the search of a memory of only that."""
+    """Compare filtered lists and searches with those of a memory of only the matches."""
     schema = MemorySchema("own", (Category("a", ""), Category("semantic", "")))
     store = MemoryStore.open(":memory:", schema, "hash")
-    kept: list[MemoryEntry] = []
+    matching: list[MemoryEntry] = []
     for fact in facts:
         fields = {name: getattr(fact, name) for name in ("timestamp", "importance", "metadata", "source", "chunk")}
-        entry = store.insert(fact.category, f"pet {len(kept)}: {fact.source} {fact.chunk}", **fields)
+        entry = store.insert(fact.category, f"pet {len(matching)}: {fact.source} {fact.chunk}", **fields)
         if expected(where, entry):
-            kept.append(entry)
-    then, working = store.snapshot(), WorkingMemory(store.state, load_embedder("hash"))
-    assert store.list(where=where) == working.list(where=where) == kept
-    assert store.list(where=where, limit=2) == kept[:2]
-    assert store.list("a", where=where) == working.list("a", where=where) == [e for e in kept if e.category == "a"]
+            matching.append(entry)
+    position, working = store.snapshot(), WorkingMemory(store.state, load_embedder("hash"))
+    assert store.list(where=where) == working.list(where=where) == matching
+    assert store.list(where=where, limit=2) == matching[:2]
+    assert store.list("a", where=where) == working.list("a", where=where) == [e for e in matching if e.category == "a"]
     hits = store.search("pet 3 of a", 20, where=where)
     assert hits == working.search("pet 3 of a", 20, where=where)
-    assert {hit.entry.id for hit in hits} == {entry.id for entry in kept}
+    assert {hit.entry.id for hit in hits} == {entry.id for entry in matching}
     both = store.search("pet 3 of a", 20, category="a", where=where)
     assert both == store.search("pet 3 of a", 20, where={"$and": [where, {"category": "a"}]})
     for entry in store.list():
         store.delete(entry.id)
     assert store.search("pet 3 of a", 20, where=where) == store.list(where=where) == []
-    assert store.list(where=where, as_of=then) == kept
-    assert store.search("pet 3 of a", 20, where=where, as_of=then) == hits
+    assert store.list(where=where, as_of=position) == matching
+    assert store.search("pet 3 of a", 20, where=where, as_of=position) == hits
     boost = Boost(importance=1, recency=1, now="2025-01-01")
-    boosted = store.search("pet 3 of a", 20, where=where, boost=boost, as_of=then)
+    boosted = store.search("pet 3 of a", 20, where=where, boost=boost, as_of=position)
     assert boosted == working.search("pet 3 of a", 20, where=where, boost=boost)
     store.close()
 
@@ -281,16 +281,16 @@ def test_pages_of_a_filtered_list(monkeypatch) -> None:
 
 
 @pytest.mark.sqlite
-def test_a_search_that_is_stopped_half_way_leaves_nothing_wrong(monkeypatch) -> None:
+def test_an_interrupted_search_leaves_a_correct_index(monkeypatch) -> None:
     store = MemoryStore.open(":memory:", embedder="hash")
     for number in range(5):
         store.insert("semantic", f"fact {number}", chunk=number)
     store.search("fact")
-    wanted = MemoryStore.search(store, "fact 3", where={"chunk": {"$in": [1, 3]}})
+    expected_hits = MemoryStore.search(store, "fact 3", where={"chunk": {"$in": [1, 3]}})
     store.insert("semantic", "fact 5", chunk=3)
     with monkeypatch.context() as patch:
         patch.setattr(memalpha.store.search.filter_columns.FilterColumns, "mask", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             store.search("fact 3", where={"chunk": {"$in": [1, 3]}})
     store.undo()
-    assert store.search("fact 3", where={"chunk": {"$in": [1, 3]}}) == wanted
+    assert store.search("fact 3", where={"chunk": {"$in": [1, 3]}}) == expected_hits

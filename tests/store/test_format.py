@@ -1,4 +1,4 @@
-"""The file format: a file of an older one is brought to the present one when it is opened, whole or not at all."""
+"""File format: older files are migrated when opened, completely or not at all."""
 
 import json
 import sqlite3
@@ -145,7 +145,7 @@ def test_a_migration_that_fails_changes_nothing(old: Path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("version", [0, FORMAT + 1])
-def test_a_format_that_is_not_known_is_refused(tmp_path: Path, version: int) -> None:
+def test_an_unknown_format_is_refused(tmp_path: Path, version: int) -> None:
     path = tmp_path / "a.db"
     MemoryStore.open(path, embedder="hash").close()
     with sqlite3.connect(path) as rows:

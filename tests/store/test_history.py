@@ -1,4 +1,4 @@
-"""Undo and redo, the difference of two positions."""
+"""Undo, redo, diff and fork."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def contents(store: MemoryStore) -> list[str]:
     return [entry.content for entry in store.list()]
 
 
-def test_redo_brings_back_what_undo_took(tmp_path: Path) -> None:
+def test_redo_reverts_undo(tmp_path: Path) -> None:
     store = new(tmp_path / "a.db")
     a = store.insert("semantic", "city: Oslo", timestamp="2024-05-01")
     store.update(a.id, "city: Rome")
@@ -42,7 +42,7 @@ def test_redo_brings_back_what_undo_took(tmp_path: Path) -> None:
     assert copy.history(a.id) == store.history(a.id)
 
 
-def test_a_write_ends_what_could_be_brought_back() -> None:
+def test_a_write_clears_redo() -> None:
     store = new()
     a, b = store.insert("semantic", "a"), store.insert("semantic", "b")
     store.undo()
@@ -57,7 +57,7 @@ def test_a_write_ends_what_could_be_brought_back() -> None:
     assert c.id not in {entry.id for entry in store.list()}
 
 
-def test_the_difference_of_two_states() -> None:
+def test_diff_of_two_states() -> None:
     store = new()
     a, b = store.insert("semantic", "a"), store.insert("semantic", "b")
     start = store.snapshot()
@@ -76,7 +76,7 @@ def test_the_difference_of_two_states() -> None:
             store.diff(wrong)
 
 
-def test_a_fork_goes_on_by_itself(tmp_path: Path) -> None:
+def test_a_fork_continues_independently(tmp_path: Path) -> None:
     store = new(tmp_path / "a.db")
     a = store.insert("semantic", "city: Oslo", timestamp="2024-05-01")
     store.update(a.id, "city: Rome")

@@ -1,4 +1,4 @@
-"""Ctrl-C at any line of the store's code: what was written is whole, and every later answer is right."""
+"""Ctrl-C at any line of the store's code: writes are complete, and later answers correct."""
 
 import sys
 from collections.abc import Callable
@@ -49,8 +49,8 @@ def on_disk(path: Path) -> MemoryStore:
 
 @pytest.mark.parametrize("make", [on_disk, lambda _: WorkingMemory(MemoryState.empty(MEM_ALPHA), HASH)])
 def test_an_interrupt_at_any_line(tmp_path: Path, make: Callable[[Path], Memory]) -> None:
-    at, step, came = 0, 1, True
-    while came:
+    at, step, was_interrupted = 0, 1, True
+    while was_interrupted:
         memory = make(tmp_path / f"{at}.db")
         ids = [memory.insert("semantic", f"pet {index}: cat").id for index in range(3)]
         memory.search(QUERY)
@@ -67,7 +67,7 @@ def test_an_interrupt_at_any_line(tmp_path: Path, make: Callable[[Path], Memory]
                 memory.erase(ids[1])
             memory.search_many([QUERY, "trip"], category="semantic")
 
-        came = interrupted(run, at)
+        was_interrupted = interrupted(run, at)
         if isinstance(memory, MemoryStore):
             log = [operation for _, _, operation in memory.log()]
             assert MemoryState.replay(memory.schema, log) == memory.state and len(log) == memory.snapshot()

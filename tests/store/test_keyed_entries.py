@@ -1,4 +1,4 @@
-"""Keys of one's own: what was put is there, to the letter, whatever it is; and it is an entry like any other."""
+"""Keyed entries: texts are stored exactly, whatever they contain, and remain ordinary entries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = st.sampled_from(["x", "y", "x y", "z" * 130, "%-", "é/ü"])
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(KEYS, TEXTS | st.none(), st.integers(0, 2)), max_size=14))
-def test_it_is_a_mapping(steps):
+def test_keyed_entries_behave_like_a_dict(steps):
     with MemoryStore.open(":memory:", embedder="hash") as store:
         keyed, model = KeyedEntries(store, "note"), {}
         store.insert("semantic", "a")  # of somebody else
@@ -32,11 +32,11 @@ def test_it_is_a_mapping(steps):
                 keyed.put(key, text, [key, value])
                 model[key] = (text, value)
             assert {key: keyed.get(key) is not None for key in model} == dict.fromkeys(model, True)
-        found = {entry.metadata["note"][0]: (original_text(entry), entry.metadata["note"][1]) for entry in keyed.list()}
-        assert found == model and len(keyed.list()) == len(store.list()) - 1
+        pairs = {entry.metadata["note"][0]: (original_text(entry), entry.metadata["note"][1]) for entry in keyed.list()}
+        assert pairs == model and len(keyed.list()) == len(store.list()) - 1
 
 
-def test_versions_undo_and_search_hold():
+def test_versions_undo_and_search_work():
     with MemoryStore.open(":memory:") as store:
         keyed = KeyedEntries(store, "note")
         for text in ("Ana lives in Lisbon.\n", "Ana lives in Porto.\n"):
@@ -49,7 +49,7 @@ def test_versions_undo_and_search_hold():
         assert entry is not None and original_text(entry) == "Ana lives in Lisbon.\n"
 
 
-def test_what_others_change_is_the_text():
+def test_content_changed_by_other_means_is_the_text():
     with MemoryStore.open(":memory:") as store:
         keyed = KeyedEntries(store, "note")
         for key, text in (("a", "same\n"), ("b", "same"), ("c", "")):
@@ -80,7 +80,7 @@ def test_all_or_nothing():
         assert keyed.list() == [] and store.snapshot() == 0
 
 
-def test_an_entry_of_somebody_else_is_left_alone():
+def test_an_entry_without_the_kind_is_left_alone():
     with MemoryStore.open(":memory:") as store:
         other = store.insert("semantic", "city: Oslo")
         keyed = KeyedEntries(store, "note")
@@ -91,17 +91,17 @@ def test_an_entry_of_somebody_else_is_left_alone():
 
 @settings(max_examples=50)
 @given(st.text(max_size=6), st.text(max_size=6))
-def test_escaping_keeps_texts_apart(one, two):
-    assert (escape_key(one, "./") == escape_key(two, "./")) == (one == two)
-    assert not set(escape_key(one, "./")) & set(" \n\t\0./")
+def test_escaping_keeps_texts_apart(left, right):
+    assert (escape_key(left, "./") == escape_key(right, "./")) == (left == right)
+    assert not set(escape_key(left, "./")) & set(" \n\t\0./")
 
 
-def test_what_is_no_store_is_refused():
+def test_other_objects_are_refused():
     with pytest.raises(StoreError, match="MemoryStore is needed, not str"):
         KeyedEntries("ana.db", "note")  # type: ignore[arg-type]
 
 
-def test_where_entries_go():
+def test_default_category():
     with MemoryStore.open(":memory:", schema="life") as store:
         assert KeyedEntries(store, "note").put("a", "x", 1).category == "sensory_lifestyle"
         assert KeyedEntries(store, "note", "values").put("b", "x", 1).category == "values"

@@ -1,5 +1,7 @@
-"""Random programs of operations: a store, through two connections at once, is the in-memory state that the same
-program gives, at every position of its log, whatever was undone, redone, restored, forked or erased."""
+"""Random programs of operations: two connections to a store agree with the in-memory state at every position.
+
+That holds whatever was undone, redone, restored, forked or erased.
+"""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -71,8 +73,8 @@ def operation(command: tuple, state: MemoryState) -> Operation:
         return Operation("insert", category=category, content=content, timestamp=timestamp, metadata=metadata, **origin)
     if kind == "core":
         return Operation("core_update", content=rest[0])
-    known = [entry.id for entry in state.list()]
-    id = known[rest[0] % len(known)] if known and rest[0] < 7 else "nobody#x"
+    ids = [entry.id for entry in state.list()]
+    id = ids[rest[0] % len(ids)] if ids and rest[0] < 7 else "nobody#x"
     if kind == "delete":
         return Operation("delete", id=id, source="s")
     content = rest[1] if rest[1] is not None or id == "nobody#x" else state.get(id).content
@@ -88,7 +90,7 @@ def outcome(run, operation: Operation) -> object:
 
 
 class Model:
-    """What a store must be: its state at every position, and what undo and redo would do next."""
+    """Expected store: its state at every position, and which operations are in effect."""
 
     def __init__(self) -> None:
         self.log: list[Operation] = []
@@ -101,7 +103,7 @@ class Model:
         return self.states[-1]
 
     def write(self, operation: Operation) -> Operation:
-        """What an ordinary operation does."""
+        """Apply an ordinary operation."""
         memory = memory_of(self.now)
         done = memory.apply(operation)
         self.undone.clear()
@@ -133,14 +135,14 @@ class Model:
         if not self.undone:
             assert redone is None and not self.follow(store, self.in_effect[-1])
             return
-        place = self.undone.pop()
-        assert redone == self.log[place - 1] and self.follow(store, self.in_effect[place]) == 1
+        position = self.undone.pop()
+        assert redone == self.log[position - 1] and self.follow(store, self.in_effect[position]) == 1
 
-    def restore(self, store: MemoryStore, place: int) -> None:
-        effective, goal = self.in_effect[-1], self.in_effect[place]
-        steps = store.restore(place)
+    def restore(self, store: MemoryStore, position: int) -> None:
+        effective, goal = self.in_effect[-1], self.in_effect[position]
+        steps = store.restore(position)
         assert self.follow(store, goal) == steps
-        assert self.now == self.states[place]
+        assert self.now == self.states[position]
         if steps == 1 and goal == effective[:-1] != effective:  # what an undo would have done
             self.undone.append(effective[-1])
         elif steps == 1 and self.undone and goal == self.in_effect[self.undone[-1]]:
@@ -148,12 +150,12 @@ class Model:
         elif steps:
             self.undone.clear()
 
-    def fork(self, store: MemoryStore, place: int, name: str) -> None:
-        fork, log = store.fork(name, as_of=place), list(store.log())
-        assert list(fork.log()) == log[:place] and fork.state == self.states[place]
-        assert fork.list() == self.states[place].list()
-        assert fork.search(QUERY, 5) == memory_of(self.states[place]).search(QUERY, 5)
-        effective = self.in_effect[place]
+    def fork(self, store: MemoryStore, position: int, name: str) -> None:
+        fork, log = store.fork(name, as_of=position), list(store.log())
+        assert list(fork.log()) == log[:position] and fork.state == self.states[position]
+        assert fork.list() == self.states[position].list()
+        assert fork.search(QUERY, 5) == memory_of(self.states[position]).search(QUERY, 5)
+        effective = self.in_effect[position]
         assert fork.undo() == (self.log[effective[-1] - 1] if effective else None)
         assert fork.state == self.states[effective[-2] if effective[1:] else 0]
         fork.insert("semantic", "only in the fork")
@@ -167,23 +169,23 @@ class Model:
                 store.erase("nobody#x")
             return
         id = ids[number % len(ids)]
-        places = [place for place, done in enumerate(self.log, 1) if done.id == id]
+        places = [step for step, done in enumerate(self.log, 1) if done.id == id]
         stub = Operation("erased", id=f"erased#{places[0]}")
         contents = {done.content for done in self.log if done.id == id and done.content}
-        others = {done.id for done in self.log if done.content in contents and done.id} - {id}
-        assert store.erase(id) == sorted(others)
+        same_content = {done.id for done in self.log if done.content in contents and done.id} - {id}
+        assert store.erase(id) == sorted(same_content)
         self.log = [stub if done.id == id else done for done in self.log] + [Operation("erased")]
         before, self.states = self.states, [MemoryState.empty(MEM_ALPHA)]
         for done in self.log:
             self.states.append(self.now.apply(done))
         for old, new in zip(before, self.states, strict=False):
             assert [entry for entry in old.list() if entry.id != id] == new.list() and old.core == new.core
-        self.in_effect = [[place for place in effective if place not in places] for effective in self.in_effect]
+        self.in_effect = [[step for step in effective if step not in places] for effective in self.in_effect]
         self.in_effect.append(self.in_effect[-1])
         self.undone = []
-        for place in range(1, len(self.states)):  # what would wait for a redo if the entry had never been
-            old, new = self.in_effect[place - 1 : place + 1]
-            if old == new and self.log[place - 1].kind == "erased":
+        for step in range(1, len(self.states)):  # what would wait for a redo if the entry had never been
+            old, new = self.in_effect[step - 1 : step + 1]
+            if old == new and self.log[step - 1].kind == "erased":
                 continue
             if old and new == old[:-1]:
                 self.undone.append(old[-1])
@@ -259,14 +261,14 @@ def compare_everything(store: MemoryStore, states: list[MemoryState]) -> None:
     assert store.search(QUERY, 8, category="semantic") == memory_of(states[-1]).search(QUERY, 8, category="semantic")
 
 
-def check_diff(diff: Diff, one: MemoryState, two: MemoryState) -> None:
-    assert list(diff.removed) == [entry for entry in one.list() if entry.id not in two.entries]
-    assert list(diff.added) == [entry for entry in two.list() if entry.id not in one.entries]
-    assert diff.core == (None if one.core == two.core else (one.core, two.core))
+def check_diff(diff: Diff, first: MemoryState, second: MemoryState) -> None:
+    assert list(diff.removed) == [entry for entry in first.list() if entry.id not in second.entries]
+    assert list(diff.added) == [entry for entry in second.list() if entry.id not in first.entries]
+    assert diff.core == (None if first.core == second.core else (first.core, second.core))
     changed = {after.id: (before, after) for before, after in diff.changed}
-    for id in set(one.entries) & set(two.entries):
-        assert (id in changed) is not is_same_fact(one.get(id), two.get(id))
-        assert changed.get(id, (one.get(id), two.get(id))) == (one.get(id), two.get(id))
+    for id in set(first.entries) & set(second.entries):
+        assert (id in changed) is not is_same_fact(first.get(id), second.get(id))
+        assert changed.get(id, (first.get(id), second.get(id))) == (first.get(id), second.get(id))
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,4 +1,4 @@
-"""The entries written last: the same in every memory, and read without listing the rest."""
+"""`recent`: newest entries first, equal in every memory, without listing the others."""
 
 from collections.abc import Iterator
 

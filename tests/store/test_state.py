@@ -44,12 +44,12 @@ def test_ids_are_readable(content: str, topic: str) -> None:
 
 @given(st.text(), st.integers(0, 10**6))
 def test_ids_are_stable_and_grow_until_free(content: str, position: int) -> None:
-    used: list[str] = []
+    ids: list[str] = []
     for _ in range(4):
-        used.append(make_id(content, position, lambda id: id in used))
-    assert len(set(used)) == 4
-    assert all(longer.startswith(shorter) for shorter, longer in pairwise(used))
-    assert make_id(content, position, lambda _: False) == used[0]
+        ids.append(make_id(content, position, lambda id: id in ids))
+    assert len(set(ids)) == 4
+    assert all(longer.startswith(shorter) for shorter, longer in pairwise(ids))
+    assert make_id(content, position, lambda _: False) == ids[0]
 
 
 def test_ids_do_not_depend_on_the_process() -> None:
@@ -57,23 +57,23 @@ def test_ids_do_not_depend_on_the_process() -> None:
 
 
 def test_insert_update_delete() -> None:
-    one = EMPTY.apply(insert(" city: Oslo ", timestamp="2024-05-01", source="chat", chunk=3, turn="t1"))
-    (entry,) = one.list()
+    first = EMPTY.apply(insert(" city: Oslo ", timestamp="2024-05-01", source="chat", chunk=3, turn="t1"))
+    (entry,) = first.list()
     assert (entry.content, entry.version, entry.valid_from, entry.valid_to) == ("city: Oslo", 1, 1, None)
     assert (entry.source, entry.chunk, entry.turn, entry.importance, entry.metadata) == ("chat", 3, "t1", 1.0, {})
-    two = one.apply(Operation("update", id=entry.id, content="city: Rome", importance=0.5))
-    updated = two.get(entry.id)
+    second = first.apply(Operation("update", id=entry.id, content="city: Rome", importance=0.5))
+    updated = second.get(entry.id)
     assert (updated.content, updated.version, updated.valid_from) == ("city: Rome", 2, 2)
     assert (updated.timestamp, updated.importance, updated.source) == ("2024-05-01", 0.5, None)
-    three = two.apply(Operation("delete", id=entry.id))
-    assert three.list() == []
-    assert three.latest_version(entry.id).valid_to == 3  # pyright: ignore
+    third = second.apply(Operation("delete", id=entry.id))
+    assert third.list() == []
+    assert third.latest_version(entry.id).valid_to == 3  # pyright: ignore
     # The earlier values are untouched: a snapshot is the state itself.
-    assert one.list() == [entry]
-    assert two.list() == [updated]
+    assert first.list() == [entry]
+    assert second.list() == [updated]
     assert EMPTY.position == 0
-    assert three == EMPTY
-    assert one != two
+    assert third == EMPTY
+    assert first != second
 
 
 def test_an_empty_timestamp_clears_it() -> None:
@@ -82,27 +82,27 @@ def test_an_empty_timestamp_clears_it() -> None:
     assert state.apply(Operation("update", id=entry.id, content="b", timestamp="")).get(entry.id).timestamp is None
 
 
-def test_dead_ids_are_never_given_again() -> None:
-    state, seen = EMPTY, set()
+def test_ids_are_never_reused() -> None:
+    state, ids = EMPTY, set()
     for _ in range(200):
         state = state.apply(insert("city: Oslo"))
         (entry,) = state.list()
-        assert entry.id not in seen
-        seen.add(entry.id)
+        assert entry.id not in ids
+        ids.add(entry.id)
         state = state.apply(Operation("delete", id=entry.id))
 
 
-def test_duplicates_are_named() -> None:
+def test_duplicate_errors_name_the_entry() -> None:
     state = EMPTY.apply(insert("a")).apply(insert("b"))
     a, b = (entry.id for entry in state.list())
-    for operation, known in [
+    for operation, existing in [
         (insert(" a\n"), a),
         (Operation("update", id=b, content="a"), a),
         (Operation("update", id=a, content="a ", importance=1, source="s"), a),  # nothing but the origin is new
     ]:
         with pytest.raises(DuplicateContent) as caught:
             state.apply(operation)
-        assert caught.value.entry_id == known
+        assert caught.value.entry_id == existing
     changed = state.apply(Operation("update", id=a, content="a", importance=0.1)).get(a)
     assert (changed.content, changed.importance, changed.version) == ("a", 0.1, 2)
     assert len(state.apply(insert("a", "episodic")).list()) == 3
@@ -112,18 +112,18 @@ def test_duplicates_are_named() -> None:
     assert len(state.apply(Operation("delete", id=a)).apply(insert("a")).list()) == 2
 
 
-def test_an_explicit_id_brings_an_ended_entry_back_in_its_place() -> None:
+def test_an_explicit_id_revives_an_ended_entry() -> None:
     state = EMPTY.apply(insert("a")).apply(insert("b"))
     a, b = state.list()
-    gone = plan(state, Operation("delete", id=a.id), 3)
-    back = state.advance(gone).apply(inverse(gone, ""))
+    deletion = plan(state, Operation("delete", id=a.id), 3)
+    back = state.advance(deletion).apply(inverse(deletion, ""))
     assert [entry.id for entry in back.list()] == [a.id, b.id]
     assert back.get(a.id).version == 2
     assert back == state
     with pytest.raises(StoreError, match="in use"):
         back.apply(insert("c", id=a.id))
     with pytest.raises(StoreError, match="category"):
-        state.advance(gone).apply(insert("c", "episodic", id=a.id))
+        state.advance(deletion).apply(insert("c", "episodic", id=a.id))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_an_explicit_id_brings_an_ended_entry_back_in_its_place() -> None:
         {"id": ""},
     ],
 )
-def test_what_cannot_be_stored_is_refused(fields) -> None:
+def test_invalid_fields_are_refused(fields) -> None:
     with pytest.raises(InvalidContent):
         EMPTY.apply(Operation(**{"kind": "insert", "category": "semantic", "content": "a", **fields}))
 
@@ -167,7 +167,7 @@ def test_unknown_ids_categories_and_kinds() -> None:
         EMPTY.apply(Operation("forget"))  # pyright: ignore
 
 
-def test_core_memory_is_never_cut() -> None:
+def test_core_memory_is_never_truncated() -> None:
     state = EMPTY.apply(Operation("core_update", content=" Ana, 34. "))
     assert state.core == "Ana, 34."
     full = state.apply(Operation("core_update", content="word " * 512))
@@ -182,9 +182,9 @@ def test_core_memory_is_never_cut() -> None:
 
 
 def test_metadata_is_a_private_copy() -> None:
-    mine = {"tags": ["a"], "pair": (1, 2)}
-    (entry,) = EMPTY.apply(insert("a", metadata=mine)).list()
-    mine["tags"].append("b")  # pyright: ignore
+    metadata = {"tags": ["a"], "pair": (1, 2)}
+    (entry,) = EMPTY.apply(insert("a", metadata=metadata)).list()
+    metadata["tags"].append("b")  # pyright: ignore
     assert entry.metadata == {"tags": ["a"], "pair": [1, 2]}
 
 
@@ -219,7 +219,7 @@ def random_state(seed: int, size: int) -> WorkingMemory:
 
 
 @given(st.integers(0, 50), st.integers(0, 15), st.integers(0, 5))
-def test_a_search_does_not_depend_on_how_the_memory_came_about(seed: int, size: int, searched_at: int) -> None:
+def test_search_depends_on_content_only(seed: int, size: int, searched_at: int) -> None:
     memory = random_state(seed, size)
     memory.search("value")  # makes the corpus, which then follows the writes
     memory.insert("semantic", f"new: {searched_at}")
@@ -228,9 +228,9 @@ def test_a_search_does_not_depend_on_how_the_memory_came_about(seed: int, size: 
     for route in ("soft", "flat", "dense", "bm25", "hard"):
         for category in (None, "episodic"):
             fresh = WorkingMemory(memory.state, load_embedder("hash"))
-            found = memory.search("what is the value of fact 3?", 5, category=category, route=route)
-            assert found == fresh.search("what is the value of fact 3?", 5, category=category, route=route)
-            assert all(category in (None, hit.entry.category) for hit in found)
+            hits = memory.search("what is the value of fact 3?", 5, category=category, route=route)
+            assert hits == fresh.search("what is the value of fact 3?", 5, category=category, route=route)
+            assert all(category in (None, hit.entry.category) for hit in hits)
 
 
 def test_searching_a_small_memory() -> None:

@@ -49,14 +49,14 @@ def test_the_public_face(tmp_path) -> None:
     assert store.search("Ana", as_of=7)[0].entry.content == "Ana lives in Porto."
     assert store.search("Ana", as_of=1)[0].entry.content == "Ana lives in Lisbon."
     assert store.export_jsonl(tmp_path / "ana.jsonl") == 4
-    with store.namespace("user-42") as mine:
-        assert mine.search("Ana") == mine.list() == []
-        mine.insert("episodic", "trip: Rome")
+    with store.namespace("user-42") as scope:
+        assert scope.search("Ana") == scope.list() == []
+        scope.insert("episodic", "trip: Rome")
     assert store.namespaces() == ["default", "user-42"]
     assert len(store.list()) == 1
     store.close()
     store.close()
-    for use in (store.list, lambda: store.insert("semantic", "a"), mine.undo):
+    for use in (store.list, lambda: store.insert("semantic", "a"), scope.undo):
         with pytest.raises(StoreError, match="is closed"):
             use()
 
@@ -83,7 +83,7 @@ def test_duplicates_are_stored_once() -> None:
     assert store.snapshot() == 1
 
 
-def test_the_outcome_of_a_duplicate_insert_can_be_told() -> None:
+def test_apply_raises_for_a_duplicate_insert() -> None:
     store = new()
     entry = store.insert("semantic", "city: Oslo", timestamp="2024-05-01")
     assert store.insert("semantic", " city: Oslo", timestamp="2025-05-01") == entry
@@ -93,7 +93,7 @@ def test_the_outcome_of_a_duplicate_insert_can_be_told() -> None:
 
 
 @pytest.mark.parametrize("memory", [lambda: new(), lambda: memory_of(MemoryState.empty(MEM_ALPHA))])
-def test_a_new_content_does_not_keep_the_date_of_the_old(memory) -> None:
+def test_changing_the_content_clears_the_timestamp(memory) -> None:
     store = memory()
     id = store.insert("semantic", "city: Oslo", timestamp="2024-05-01").id
     assert store.update(id, " city: Oslo ", importance=0.5).timestamp == "2024-05-01"
@@ -129,7 +129,7 @@ def test_a_timestamp_is_iso(memory) -> None:
     assert store.state.position == before.position
 
 
-def test_older_timestamps_stay_and_a_line_of_ones_own_is_checked(tmp_path) -> None:
+def test_logged_timestamps_stay_and_new_ones_are_checked(tmp_path) -> None:
     log = [
         {"kind": "insert", "category": "semantic", "content": "city: Oslo", "id": "city#x", "timestamp": "May 1st"},
         {"kind": "update", "id": "city#x", "content": "city: Rome", "timestamp": "2025-01-01"},
@@ -163,7 +163,7 @@ def test_attributes_change_alone() -> None:
 
 
 @pytest.mark.parametrize("core", [True, False])
-def test_undo_goes_on_from_a_restored_position_that_holds_the_same_facts(core: bool) -> None:
+def test_undo_continues_from_a_restored_equal_position(core: bool) -> None:
     store = new(schema=MemorySchema("own", MEM_ALPHA.categories, core=core))
     store.insert("semantic", "pet: cat")
     entry = store.insert("semantic", "city: Oslo")
@@ -235,7 +235,7 @@ def test_restore_swaps_contents_that_would_be_duplicates() -> None:
     assert [entry.id for entry in store.list()] == [a.id, b.id]
 
 
-def test_the_state_of_a_store_goes_on_in_memory(tmp_path) -> None:
+def test_the_state_of_a_store_continues_in_memory(tmp_path) -> None:
     store = new(tmp_path / "a.db")
     facts(store)
     fork = WorkingMemory(store.state, HASH)
@@ -256,17 +256,17 @@ def test_namespaces_score_as_if_alone() -> None:
             shared.namespace(wrong)  # pyright: ignore
 
 
-def test_an_operation_that_is_rolled_back_gives_its_namespace_number_to_no_other(monkeypatch) -> None:
+def test_a_rollback_does_not_reuse_the_namespace_id(monkeypatch) -> None:
     store = new()
-    one, two = store.namespace("one"), store.namespace("two")
+    first, second = store.namespace("one"), store.namespace("two")
     with monkeypatch.context() as patch:
         patch.setattr(memalpha.store.backends.namespace, "row_values", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            one.insert("semantic", "a")
-    two.insert("semantic", "b")
-    assert one.list() == []
-    one.insert("semantic", "c")
-    assert [entry.content for entry in two.list()] == ["b"]
+            first.insert("semantic", "a")
+    second.insert("semantic", "b")
+    assert first.list() == []
+    first.insert("semantic", "c")
+    assert [entry.content for entry in second.list()] == ["b"]
 
 
 @pytest.mark.parametrize("at", [1, 2, pytest.param(3, marks=pytest.mark.sqlite)])

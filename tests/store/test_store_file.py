@@ -1,4 +1,4 @@
-"""The store as a file: what it records and refuses, export and import, threads, processes, kills."""
+"""Store files: recorded metadata, refused files, export and import, threads, processes, kills."""
 
 import json
 import os
@@ -69,16 +69,16 @@ class Other(HashEmbedder):
         return -super().encode(texts)
 
 
-def test_reopening_uses_and_checks_what_is_recorded(tmp_path) -> None:
+def test_reopening_checks_the_recorded_schema_and_embedder(tmp_path) -> None:
     path = tmp_path / "a.db"
-    own = tmp_path / "own.yaml"
-    own.write_text("name: own\ncategories: {customer: Who it is.}")
-    new(path, schema=own).insert("customer", "Ana")
+    schema_path = tmp_path / "own.yaml"
+    schema_path.write_text("name: own\ncategories: {customer: Who it is.}")
+    new(path, schema=schema_path).insert("customer", "Ana")
     store = MemoryStore.open(path)
     assert store.schema.name == "own"
     assert store.embedder == "hash"
     assert store.search("Ana")[0].entry.content == "Ana"
-    assert MemoryStore.open(path, schema=own).schema == store.schema
+    assert MemoryStore.open(path, schema=schema_path).schema == store.schema
     with pytest.raises(EmbedderError, match=r"(a\.db|&schema=\w+) was made with the embedder 'hash', not 'static'"):
         MemoryStore.open(path, embedder="static")
     with pytest.raises(StoreError, match=r"schema 'own' .* not 'mem-alpha'"):
@@ -91,7 +91,7 @@ def test_reopening_uses_and_checks_what_is_recorded(tmp_path) -> None:
 
 
 @pytest.mark.sqlite
-def test_what_is_no_store_is_refused_and_left_alone(tmp_path) -> None:
+def test_other_files_are_refused_and_unchanged(tmp_path) -> None:
     (tmp_path / "short").write_text("hello")
     (tmp_path / "long").write_text("hello" * 1000)
     with sqlite3.connect(tmp_path / "foreign") as rows:
@@ -188,15 +188,15 @@ def test_a_bad_line_is_named_and_nothing_is_imported(tmp_path, line: str, messag
         store.import_jsonl(file)
     assert f"facts.jsonl:{message}" in str(caught.value)
     assert store.list() == []
-    for text, wanted in [('{"memalpha": 99}', "file format 99"), ("\udcff", "not UTF-8")]:
+    for text, expected in [('{"memalpha": 99}', "file format 99"), ("\udcff", "not UTF-8")]:
         file.write_bytes(text.encode("utf-8", "surrogateescape"))
-        with pytest.raises(DataError, match=wanted):
+        with pytest.raises(DataError, match=expected):
             store.import_jsonl(file)
     with pytest.raises(DataError, match="cannot be read"):
         store.import_jsonl(tmp_path / "none")
 
 
-def test_stored_vectors_are_used_again(tmp_path) -> None:
+def test_stored_vectors_are_reused(tmp_path) -> None:
     class Counting(HashEmbedder):
         texts = 0
 
@@ -206,10 +206,10 @@ def test_stored_vectors_are_used_again(tmp_path) -> None:
 
     with MemoryStore.open(tmp_path / "a.db", embedder=Counting()) as store:
         facts(store)
-        wanted = store.search(QUERY)
+        expected = store.search(QUERY)
     again = Counting()
     with MemoryStore.open(tmp_path / "a.db", embedder=again) as store:
-        assert store.search(QUERY) == wanted
+        assert store.search(QUERY) == expected
     assert again.texts == 2  # the query, and the one text that tells whether it is the same embedder
 
 
@@ -285,9 +285,9 @@ def test_processes_take_turns_on_one_file(tmp_path) -> None:
     writers = [writer(path, f"writer-{index}", 15) for index in range(3)]
     results = [process.communicate() for process in writers]
     assert [process.returncode for process in writers] == [0, 0, 0], results[0][1]
-    wanted = {line.split(" ", 1)[1] for out, _ in results for line in out.splitlines() if line != "ready"}
-    assert {entry.content for entry in new(path).list()} == wanted
-    assert len(wanted) == 45
+    expected = {line.split(" ", 1)[1] for out, _ in results for line in out.splitlines() if line != "ready"}
+    assert {entry.content for entry in new(path).list()} == expected
+    assert len(expected) == 45
 
 
 @pytest.mark.sqlite
@@ -317,22 +317,22 @@ def test_a_killed_writer_loses_nothing_acknowledged(tmp_path) -> None:
 
 
 @pytest.mark.sqlite
-def test_what_a_killed_process_left_unfinished_is_removed_after_a_day(tmp_path) -> None:
+def test_temporary_files_of_a_killed_process_are_removed_after_a_day(tmp_path) -> None:
     with new(tmp_path / "a.db") as store:
         facts(store, 2)
         old = [tmp_path / f".{name}.4242{end}" for name in ("b.db", "b.jsonl") for end in ("", "-wal")]
-        others = [tmp_path / name for name in (".b.db.4243", ".b.db.copy", ".bbdb.4242", "b.db.4242")]
-        for path in (*old, *others):
+        unrelated = [tmp_path / name for name in (".b.db.4243", ".b.db.copy", ".bbdb.4242", "b.db.4242")]
+        for path in (*old, *unrelated):
             path.write_text("left")
             if path.name != ".b.db.4243":  # that one may still be at work
                 os.utime(path, (0, 0))
         store.fork(path=tmp_path / "b.db").close()
         store.export_jsonl(tmp_path / "b.jsonl")
     assert not any(path.exists() for path in old)
-    assert all(path.exists() for path in others)
+    assert all(path.exists() for path in unrelated)
 
 
-def test_a_store_writes_nothing_in_a_transaction_that_reads(tmp_path) -> None:
+def test_a_reading_transaction_writes_nothing(tmp_path) -> None:
     with (
         new(tmp_path / "a.db") as store,
         store._namespace.transaction(write=False),

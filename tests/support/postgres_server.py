@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own, with pgvector, in a folder that goes with it."""
+"""Temporary PostgreSQL server with pgvector for the tests."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Server:
 
     def start(self) -> None:
         """Start it, or start it again."""
-        for left in range(20, -1, -1):
+        for retries in range(20, -1, -1):
             try:
                 self._server.start()
                 break
             except (subprocess.SubprocessError, AssertionError):  # the package waits 10 s: little, for a recovery
-                if not left:
+                if not retries:
                     raise
                 time.sleep(1)
         self.host = str(self._server.get_postmaster_info().socket_dir)
@@ -68,15 +68,15 @@ def server(settings: str = LOOSE) -> Iterator[Server]:
     """A new server, gone when the block ends."""
     folder = Path(tempfile.mkdtemp(prefix="memalpha-pg-"))
     try:
-        made = Server(folder / secrets.token_hex(4), settings)
-        made.run(
+        running = Server(folder / secrets.token_hex(4), settings)
+        running.run(
             "CREATE EXTENSION vector",
             "CREATE ROLE memalpha LOGIN",  # no superuser: what keeps namespaces apart holds for it
             "GRANT CREATE ON DATABASE postgres TO memalpha",
         )
         try:
-            yield made
+            yield running
         finally:
-            made.stop()
+            running.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -19,14 +19,14 @@ from memalpha.store.store import MemoryStore
 pytestmark = pytest.mark.postgres
 
 
-def test_http_and_mcp_serve_one_store_across_restarts(place: str) -> None:
+def test_http_and_mcp_serve_one_store_across_restarts(postgres_url: str) -> None:
     async def by_mcp(url: str, *requests: tuple[str, dict[str, Any]]) -> list[Any]:
         async with Client(streamable_http_client(f"{url}/mcp")) as client:
             return [(await client.call_tool(name, arguments)).structured_content for name, arguments in requests]
 
     search = ("memory_search", {"query": "Where does Ana live?"})
     fact = {"category": "semantic", "content": "pet: cat", "metadata": {"by": 1}}
-    with running(place) as (process, url), httpx2.Client(base_url=url, timeout=60) as web:
+    with running(postgres_url) as (process, url), httpx2.Client(base_url=url, timeout=60) as web:
         read, first = asyncio.run(by_mcp(url, ("memory_read", {"text": "Ana: I live in Porto."}), search))
         assert [item["code"] for item in read["results"]] == ["inserted"]
         created = web.post("/v1/entries", json=fact)
@@ -39,9 +39,9 @@ def test_http_and_mcp_serve_one_store_across_restarts(place: str) -> None:
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
         assert (process.returncode, out) == (0, "") and "Traceback" not in err
-    with running(place) as (_, url), httpx2.Client(base_url=url, timeout=60) as web:
+    with running(postgres_url) as (_, url), httpx2.Client(base_url=url, timeout=60) as web:
         (again,) = asyncio.run(by_mcp(url, search))
         assert again["hits"][0]["id"] == first["hits"][0]["id"] and len(again["hits"]) == 2
         assert web.delete(path).json()["content"] == "pet: dog" and web.get(path).status_code == 404
-    with MemoryStore.open(place, create=False) as reopened:
+    with MemoryStore.open(postgres_url, create=False) as reopened:
         assert [entry.content for entry in reopened.list()] == ["Ana: I live in Porto."] and reopened.snapshot() == 4

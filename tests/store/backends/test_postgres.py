@@ -1,4 +1,4 @@
-"""Stores on a PostgreSQL server: opening, what keeps namespaces apart, what is lost with a connection or the server."""
+"""Stores in PostgreSQL: opening, namespace isolation, lost connections and servers."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def new(url: str, **options) -> MemoryStore:
     return MemoryStore.open(url, embedder="hash", **options)
 
 
-def test_it_is_a_store(place: str, tmp_path: Path) -> None:
-    with new(place) as store:
+def test_postgres_store_behaves_like_a_file(postgres_url: str, tmp_path: Path) -> None:
+    with new(postgres_url) as store:
         cat = store.insert("semantic", "pet: cat", metadata={"nul\0": [1, None]}, source="x" * 5000, turn="t1")
         store.insert_many([{"category": "semantic", "content": f"fact {n}", "chunk": n} for n in range(5)])
         store.core_update("Ana")
@@ -55,21 +55,21 @@ def test_it_is_a_store(place: str, tmp_path: Path) -> None:
         file = store.fork(path=tmp_path / "a.db")
         inside = store.fork("inside", as_of=7)
         assert list(file.log()) == log and list(inside.log()) == log[:7] and store.namespaces() == ["default", "inside"]
-        back = file.fork("back", path=place)
+        back = file.fork("back", path=postgres_url)
         assert list(back.log()) == log and back.state == store.state
         assert back.search("a dog", 3) == store.search("a dog", 3)
         with pytest.raises(StoreError, match="log of the namespace 'back' already"):
-            file.fork("back", path=place)
+            file.fork("back", path=postgres_url)
         assert store.erase(cat.id) == [] and "dog" not in repr(list(store.log()))
         file.close()
         back.close()
-    with new(place) as again, pytest.raises(UnknownEntry):
+    with new(postgres_url) as again, pytest.raises(UnknownEntry):
         again.get(cat.id)
     with pytest.raises(EmbedderError, match="was made with the embedder 'hash'"):
-        MemoryStore.open(place, embedder="static")
+        MemoryStore.open(postgres_url, embedder="static")
 
 
-def test_opening_says_what_is_missing(postgres, place: str, monkeypatch) -> None:
+def test_opening_errors_say_what_is_missing(postgres, postgres_url: str, monkeypatch) -> None:
     host = postgres.host
     postgres.run("DROP DATABASE IF EXISTS bare", "CREATE DATABASE bare")
     for url, message in {
@@ -84,14 +84,14 @@ def test_opening_says_what_is_missing(postgres, place: str, monkeypatch) -> None
             new(url)
         assert "geheim" not in str(caught.value)
     with pytest.raises(StoreError, match="no such store"):
-        new(place, create=False)
+        new(postgres_url, create=False)
     with pytest.raises(StoreError, match="durability 'fast'"):
-        new(place, durability="fast")
-    schema = place.rpartition("=")[2]
-    new(place).close()
+        new(postgres_url, durability="fast")
+    schema = postgres_url.rpartition("=")[2]
+    new(postgres_url).close()
     postgres.run(f"UPDATE {schema}.meta SET value = '9' WHERE key = 'format'")
     with pytest.raises(StoreError, match="format 9, this memalpha reads 1"):
-        new(place)
+        new(postgres_url)
     postgres.run(
         f"DROP SCHEMA {schema} CASCADE", f"CREATE SCHEMA {schema}", f"CREATE TABLE {schema}.operations (a int)"
     )
@@ -100,10 +100,10 @@ def test_opening_says_what_is_missing(postgres, place: str, monkeypatch) -> None
     monkeypatch.delitem(sys.modules, "memalpha.store.backends.postgres.database")
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(StoreError, match=re.escape(install_command("postgres"))):
-        opening.open_database(place, None, None, create=True, durability="full", clock=None)  # pyright: ignore
+        opening.open_database(postgres_url, None, None, create=True, durability="full", clock=None)  # pyright: ignore
 
 
-def test_what_is_secret_in_a_url_is_not_shown() -> None:
+def test_secrets_of_a_url_are_hidden() -> None:
     url = "postgresql://ana:ge%40heim@host:5432/db?sslmode=require&password=geheim&schema=my%20own"
     assert redact_url(url) == "postgresql://ana@host:5432/db?sslmode=require&schema=my%20own"
     assert split_schema(url) == (url.removesuffix("&schema=my%20own"), "my own")
@@ -114,9 +114,9 @@ def test_what_is_secret_in_a_url_is_not_shown() -> None:
     assert split_schema("postgresql://h/d") == ("postgresql://h/d", "memalpha")
 
 
-def test_what_text_cannot_hold_is_what_it_is_on_sqlite(place: str) -> None:
-    with new(place) as there, new(":memory:") as here:
-        for store in (here, there):
+def test_unstorable_text_behaves_as_in_sqlite(postgres_url: str) -> None:
+    with new(postgres_url) as remote, new(":memory:") as local:
+        for store in (local, remote):
             for text in ("a\0b", "\ud800"):
                 with pytest.raises(InvalidContent):
                     store.insert("semantic", text)
@@ -125,11 +125,11 @@ def test_what_text_cannot_hold_is_what_it_is_on_sqlite(place: str) -> None:
                 assert store.find("semantic", text) is None and store.find(text, "a") is None
             assert store.insert("semantic", "ok", metadata={"a": "\0"}).metadata == {"a": "\0"}
         with pytest.raises(StoreError, match="without NUL"):
-            there.namespace("a\0b")
+            remote.namespace("a\0b")
 
 
-def test_the_log_is_append_only_for_its_owner_too(place: str, postgres) -> None:
-    with new(place) as store:
+def test_the_log_is_append_only_for_its_owner_too(postgres_url: str, postgres) -> None:
+    with new(postgres_url) as store:
         store.insert("semantic", "a")
         for statement in (
             "DELETE FROM operations",
@@ -142,20 +142,20 @@ def test_the_log_is_append_only_for_its_owner_too(place: str, postgres) -> None:
         assert len(list(store.log())) == 1
 
 
-def test_no_role_sees_another_namespace(place: str, postgres, check) -> None:
-    found = check.leaks(postgres, place.rpartition("=")[2], thorough=False)
-    assert found["leaks"] == [] and found["sees its own"] and found["attempts"] > 100
+def test_no_role_sees_another_namespace(postgres_url: str, postgres, check) -> None:
+    leaks = check.leaks(postgres, postgres_url.rpartition("=")[2], thorough=False)
+    assert leaks["leaks"] == [] and leaks["sees its own"] and leaks["attempts"] > 100
 
 
-def test_random_calls_say_what_they_say_on_sqlite(place: str, check) -> None:
+def test_random_calls_agree_with_sqlite(postgres_url: str, check) -> None:
     from postgres_twins import operations
 
-    found = operations(place, 600, 4)
-    assert found["differences"] == [] and found["operations"] >= 600 and found["searches"] > 20
+    differences = operations(postgres_url, 600, 4)
+    assert differences["differences"] == [] and differences["operations"] >= 600 and differences["searches"] > 20
 
 
-def test_threads_write_side_by_side(place: str) -> None:
-    with new(place) as store:
+def test_threads_write_in_parallel(postgres_url: str) -> None:
+    with new(postgres_url) as store:
         scopes, errors = [store, store.namespace("other")], []
         start = Barrier(4)
 
@@ -178,9 +178,9 @@ def test_threads_write_side_by_side(place: str) -> None:
             assert scope.state == MemoryState.replay(scope.schema, [operation for *_, operation in scope.log()])
 
 
-def test_one_namespace_waits_for_another_writer_and_no_other(place: str, monkeypatch) -> None:
+def test_writers_of_one_namespace_wait_for_each_other_only(postgres_url: str, monkeypatch) -> None:
     monkeypatch.setattr("memalpha.store.backends.postgres.database._LOCK_TIMEOUT", 1)
-    with new(place) as store, new(place) as second:
+    with new(postgres_url) as store, new(postgres_url) as second:
         store.insert("semantic", "a")
         other = second.namespace("other")
         with store._namespace.transaction():
@@ -192,8 +192,8 @@ def test_one_namespace_waits_for_another_writer_and_no_other(place: str, monkeyp
         assert len(store.list()) == 2
 
 
-def test_a_reader_sees_one_moment(place: str) -> None:
-    with new(place) as store, new(place) as writer:
+def test_a_reader_sees_one_moment(postgres_url: str) -> None:
+    with new(postgres_url) as store, new(postgres_url) as writer:
         store.insert("semantic", "a")
         with store._transaction():
             before = store.list()
@@ -202,11 +202,11 @@ def test_a_reader_sees_one_moment(place: str) -> None:
         assert len(store.list()) == 2
 
 
-def test_a_lost_connection(place: str, postgres) -> None:
+def test_a_lost_connection(postgres_url: str, postgres) -> None:
     def end_connections() -> None:
         postgres.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'memalpha'")
 
-    with new(place) as store:
+    with new(postgres_url) as store:
         store.insert("semantic", "a")
         end_connections()  # those that wait in the pool: found out when a transaction begins, and replaced
         assert [entry.content for entry in store.list()] == ["a"]
@@ -227,34 +227,34 @@ def test_a_lost_connection(place: str, postgres) -> None:
         assert [entry.content for entry in store.list()] == ["a", "b"]
 
 
-def test_a_closed_store_says_so(place: str) -> None:
-    store = new(place)
+def test_a_closed_store_raises(postgres_url: str) -> None:
+    store = new(postgres_url)
     store.close()
     store.close()
     with pytest.raises(StoreError, match="is closed"):
         store.list()
 
 
-def test_a_transaction_is_of_the_namespaces_it_names(place: str) -> None:
-    with new(place) as store:
+def test_a_transaction_is_limited_to_its_namespaces(postgres_url: str) -> None:
+    with new(postgres_url) as store:
         assert isinstance(store._database, PostgresDatabase)
         other = store.namespace("other")
         with store._namespace.transaction(), pytest.raises(AssertionError, match="cannot go on to another"):
             other.list()
 
 
-def test_a_transaction_of_many_namespaces_takes_few_locks(place: str, monkeypatch) -> None:
+def test_a_transaction_of_many_namespaces_takes_few_locks(postgres_url: str, monkeypatch) -> None:
     monkeypatch.setattr("memalpha.store.backends.postgres.database._MAX_LISTED_NAMESPACES", 3)
     names = [f"user {n}" for n in range(8)]
-    with new(place) as store:
+    with new(postgres_url) as store:
         with store._database.transaction(*names) as rows:
             for name in names:
                 store.namespace(name).insert("semantic", f"of {name}")
             assert [[entry.content for entry in store.namespace(name).list()] for name in names] == [
                 [f"of {name}"] for name in names
             ]
-            held = rows.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
-            assert held == (1,)
+            lock_count = rows.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
+            assert lock_count == (1,)
         assert store.namespaces() == names
         with store._database.transaction(*names):
             assert [store.namespace(name).snapshot() for name in names] == [1] * 8
@@ -264,44 +264,46 @@ def test_a_transaction_of_many_namespaces_takes_few_locks(place: str, monkeypatc
 def test_a_killed_server_loses_nothing_acknowledged(check) -> None:
     from postgres_server import server
 
-    with server("") as made:  # fsync is on
-        found = check.kills(made, "killed", 2, 2)
-        assert found["wrong"] == [] and found["acknowledged"] > 2
-        found = check.writers(made, "many", 4, 5)
-        assert found["wrong"] == [] and found["acknowledged"] == 20
+    with server("") as fresh_server:  # fsync is on
+        losses = check.kills(fresh_server, "killed", 2, 2)
+        assert losses["wrong"] == [] and losses["acknowledged"] > 2
+        losses = check.writers(fresh_server, "many", 4, 5)
+        assert losses["wrong"] == [] and losses["acknowledged"] == 20
 
 
-def test_doctor_looks_into_postgresql_too(place: str, postgres) -> None:
-    with new(place) as store:
+def test_doctor_checks_postgresql(postgres_url: str, postgres) -> None:
+    with new(postgres_url) as store:
         store.insert_many([{"category": "semantic", "content": f"fact {n}"} for n in range(4)])
         store.namespace("other").insert("semantic", "a")
-    found = examine(place)
-    assert found.problems == [] and found.counts == {"namespaces": 2, "operations": 5, "versions": 5, "vectors": 5}
-    assert any("fsync is off" in note for note in found.notes) and not any("passes by" in note for note in found.notes)
-    schema = place.rpartition("=")[2]
+    report = examine(postgres_url)
+    assert report.problems == [] and report.counts == {"namespaces": 2, "operations": 5, "versions": 5, "vectors": 5}
+    assert any("fsync is off" in note for note in report.notes) and not any(
+        "passes by" in note for note in report.notes
+    )
+    schema = postgres_url.rpartition("=")[2]
     postgres.run(
         f"DELETE FROM {schema}.versions WHERE content = 'fact 1'",
         f"UPDATE {schema}.versions SET content = 'fact two' WHERE content = 'fact 2'",
         f"DELETE FROM {schema}.vectors WHERE ns = 1",
         f"DELETE FROM {schema}.postings WHERE ns = 1",
     )
-    assert {problem.part for problem in examine(place).problems} == {"versions", "vectors"}
-    mended = examine(place, repair=True)
+    assert {problem.part for problem in examine(postgres_url).problems} == {"versions", "vectors"}
+    mended = examine(postgres_url, repair=True)
     assert mended.problems == [] and mended.repaired
-    with new(place) as store:
+    with new(postgres_url) as store:
         assert store.search("fact 2", 1)[0].entry.content == "fact 2" and len(store.list()) == 4
     postgres.run(
         f"ALTER TABLE {schema}.versions NO FORCE ROW LEVEL SECURITY",
         f"ALTER TABLE {schema}.operations DISABLE TRIGGER operations_stay",
     )
-    faults = [problem.message for problem in examine(place).problems]
+    faults = [problem.message for problem in examine(postgres_url).problems]
     assert any("versions is switched off" in fault for fault in faults) and any("append-only" in f for f in faults)
-    assert any("passes by" in note for note in examine(place.replace("memalpha@", "postgres@")).notes)
+    assert any("passes by" in note for note in examine(postgres_url.replace("memalpha@", "postgres@")).notes)
 
 
-def test_the_command_line_takes_a_url(place: str, monkeypatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["memalpha", "add", place, "pet: cat", "--embedder", "hash"])
+def test_the_command_line_takes_a_url(postgres_url: str, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["memalpha", "add", postgres_url, "pet: cat", "--embedder", "hash"])
     with pytest.raises(SystemExit) as done:
         main()
-    with new(place) as store:
+    with new(postgres_url) as store:
         assert not done.value.code and [entry.content for entry in store.list()] == ["pet: cat"]

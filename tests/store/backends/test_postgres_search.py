@@ -1,10 +1,11 @@
-"""Search and copies in PostgreSQL against SQLite's: the same hits, filters to the letter, nothing lost."""
+"""PostgreSQL searches, filters and copies against SQLite's."""
 
 from __future__ import annotations
 
 import os
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -37,43 +38,50 @@ HARD = [  # metadata that jsonb refuses or compares otherwise
 
 def facts(number: int, seed: int = 1) -> list[dict]:
     rng = random.Random(seed)
-    made = []
-    for place in range(number):
+    generated = []
+    for index in range(number):
         fact = {
             "category": rng.choice(["a", "semantic"]),
-            "content": " ".join(rng.choices(WORDS, k=rng.randint(2, 9))) + f" {place}",
+            "content": " ".join(rng.choices(WORDS, k=rng.randint(2, 9))) + f" {index}",
             "timestamp": rng.choice([None, f"2024-05-{rng.randint(1, 28):02}", "2024-05-01T23:30-12:00", "20240510"]),
             "importance": rng.choice([0.0, 1.0, 2.5]),
-            "metadata": rng.choice([{}, {"p": place % 3}, {"p": "a", "q": [1, "ab"]}, {"p": {"x": {"y": 2.5}}}, *HARD]),
+            "metadata": rng.choice([{}, {"p": index % 3}, {"p": "a", "q": [1, "ab"]}, {"p": {"x": {"y": 2.5}}}, *HARD]),
         }
-        if place % 2:
-            fact |= {"source": rng.choice(["a", "ab"]), "chunk": rng.choice([None, 0, 1, 2]), "turn": str(place)}
-        made.append(fact)
-    return made
+        if index % 2:
+            fact |= {"source": rng.choice(["a", "ab"]), "chunk": rng.choice([None, 0, 1, 2]), "turn": str(index)}
+        generated.append(fact)
+    return generated
 
 
-def alike(ours, theirs) -> bool:
-    """Whether two searches gave the same entries for the same reasons."""
-    pairs = list(zip(ours, theirs, strict=True))
+@contextmanager
+def both_stores(postgres_url: str) -> Iterator[tuple[MemoryStore, MemoryStore]]:
+    """Yield an empty store in PostgreSQL and one in SQLite."""
+    with MemoryStore.open(postgres_url, SCHEMA, "hash") as remote, MemoryStore.open(":memory:", SCHEMA, "hash") as lite:
+        yield remote, lite
+
+
+def alike(left, right) -> bool:
+    """Return True if two searches returned the same entries with the same score parts."""
+    pairs = list(zip(left, right, strict=True))
     return all(x.entry == y.entry and x.explain.keys() == y.explain.keys() for x, y in pairs) and all(
         abs(x.score - y.score) < 1e-3 and all(abs(x.explain[part] - y.explain[part]) < 1e-3 for part in x.explain)
         for x, y in pairs
     )
 
 
-def test_searches_are_those_of_a_file(place: str) -> None:
-    with MemoryStore.open(place, SCHEMA, "hash") as there, MemoryStore.open(":memory:", SCHEMA, "hash") as here:
-        other = there.namespace("other")
+def test_searches_agree_with_sqlite(postgres_url: str) -> None:
+    with both_stores(postgres_url) as (remote, local):
+        other = remote.namespace("other")
         for fact in facts(40, seed=2):
             other.insert(**fact)
-        for store in (there, here):
+        for store in (remote, local):
             for fact in facts(70):
                 store.insert(**fact)
             ids = [entry.id for entry in store.list()]
             store.update(ids[3], "ana moved to a garden in lisbon")
             store.delete(ids[4])
             store.insert("a", "here and gone", expires="2024-01-01")
-        asked = ["ana lives in lisbon", "dog cat", "garden 7 garden", "nothing of it"]
+        texts = ["ana lives in lisbon", "dog cat", "garden 7 garden", "nothing of it"]
         more = [
             {}, {"category": "a"}, {"as_of": 30}, {"where": {"p": 1}, "as_of": 60},
             {"where": {"timestamp": {"$gte": "2024-05-10"}}, "boost": Boost(0.5, 0.3, now="2024-06-01")},
@@ -81,20 +89,20 @@ def test_searches_are_those_of_a_file(place: str) -> None:
         ]  # fmt: skip
         for route in ROUTES:
             for chosen in more:
-                for query in asked[:2] if chosen else asked:
-                    ours, theirs = (s.search(query, 8, route=route, **chosen) for s in (there, here))
-                    assert alike(ours, theirs), (route, chosen, query)
-        assert alike(there.search_many(asked, 5)[2], here.search_many(asked, 5)[2])
-        assert [h.around for h in there.search("dog", around=20)] == [h.around for h in here.search("dog", around=20)]
-        assert there.search("dog", where={"p": "nobody"}) == there.search("dog", 0) == []
+                for query in texts[:2] if chosen else texts:
+                    left, right = (s.search(query, 8, route=route, **chosen) for s in (remote, local))
+                    assert alike(left, right), (route, chosen, query)
+        assert alike(remote.search_many(texts, 5)[2], local.search_many(texts, 5)[2])
+        assert [h.around for h in remote.search("dog", around=20)] == [h.around for h in local.search("dog", around=20)]
+        assert remote.search("dog", where={"p": "nobody"}) == remote.search("dog", 0) == []
         with pytest.raises(StoreError, match="route"):
-            there.search("dog", route="nearest")  # pyright: ignore
+            remote.search("dog", route="nearest")  # pyright: ignore
         with pytest.raises(StoreError, match="float32"):
-            MemoryStore.open(place, vectors="int8")
+            MemoryStore.open(postgres_url, vectors="int8")
 
 
 @pytest.fixture(scope="module")
-def held(postgres) -> Iterator[MemoryStore]:
+def filled(postgres) -> Iterator[MemoryStore]:
     with MemoryStore.open(postgres.url(f"filters_{os.getpid()}"), SCHEMA, "hash") as store:
         store.insert_many(facts(80, seed=3))
         yield store
@@ -102,8 +110,8 @@ def held(postgres) -> Iterator[MemoryStore]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=wheres)
-def test_what_the_server_is_asked_for_is_what_passes(held: MemoryStore, where) -> None:
-    check(held, where)
+def test_server_filters_agree_with_matches(filled: MemoryStore, where) -> None:
+    check(filled, where)
 
 
 numbers = [2**53, 2**53 + 1, 1e23, 10**23, 10**400, float("inf"), float("nan"), -0.0, True, None, 0, 1.5]
@@ -117,62 +125,62 @@ odd = st.sampled_from([*numbers, "\0", "\ud800", "a\0b", "caf\u00e9", "'; --", "
     operand=odd,
     opposite=st.booleans(),
 )
-def test_odd_operands_mean_what_they_mean_elsewhere(held: MemoryStore, field, operator, operand, opposite) -> None:
+def test_unusual_operands_agree_with_matches(filled: MemoryStore, field, operator, operand, opposite) -> None:
     where = {field: {operator: [operand] if operator == "$in" else operand}}
-    check(held, {"$not": where} if opposite else where)
+    check(filled, {"$not": where} if opposite else where)
 
 
 def check(store: MemoryStore, where) -> None:
     chosen = parse_filter(where)
     assert chosen is not None
     everything: list[MemoryEntry] = store.list()
-    wanted = {entry.id for entry in everything if chosen.matches(entry)}
-    found = store.search("ana likes tea", 100, where=where, route="bm25")
-    assert {hit.entry.id for hit in found} == wanted
-    assert all(said in (None, id in wanted) for id, said in verdicts(store, where))
+    expected = {entry.id for entry in everything if chosen.matches(entry)}
+    hits = store.search("ana likes tea", 100, where=where, route="bm25")
+    assert {hit.entry.id for hit in hits} == expected
+    assert all(verdict in (None, id in expected) for id, verdict in verdicts(store, where))
 
 
 def verdicts(store: MemoryStore, where) -> list[tuple]:
     """The entries' ids, and what the server says of each."""
     chosen = parse_filter(where)
     assert chosen is not None
-    told = filters.sql_verdict(chosen)
-    query = f"SELECT v.id, {told.sql} FROM (SELECT v.*, {filters.PARSED_METADATA} FROM versions v WHERE v.ns = ?) v"
+    sql = filters.sql_verdict(chosen)
+    query = f"SELECT v.id, {sql.sql} FROM (SELECT v.*, {filters.PARSED_METADATA} FROM versions v WHERE v.ns = ?) v"
     with store._namespace.transaction(write=False) as connection:
-        return connection.execute(query, (*told.values, store._namespace.namespace_id)).fetchall()
+        return connection.execute(query, (*sql.values, store._namespace.namespace_id)).fetchall()
 
 
-def test_the_server_itself_says_what_passes_wherever_it_can(held: MemoryStore) -> None:
+def test_the_server_decides_filters_where_it_can(filled: MemoryStore) -> None:
     sure = [
         {"p": 1}, {"p": {"$ne": 1}}, {"p": {"$gt": 0, "$lte": 1.5}}, {"q": {"$contains": "ab"}}, {"p": None},
         {"p.x.y": 2.5}, {"p": {"$in": ["a", 2, True]}}, {"p": {"x": {"y": 2.5}}}, {"$not": {"p": {"$gt": "Z"}}},
         {"importance": {"$gt": 0}}, {"content": {"$contains": "tea"}}, {"timestamp": None},
     ]  # fmt: skip
-    odd = {entry.id for entry in held.list() if entry.metadata in (*HARD[:2], HARD[-1])}  # \\u0000, \\ud8..
+    odd = {entry.id for entry in filled.list() if entry.metadata in (*HARD[:2], HARD[-1])}  # \\u0000, \\ud8..
     for where in sure:
-        assert {id for id, said in verdicts(held, where) if said is None} <= odd, where
-    near = [id for id, said in verdicts(held, {"timestamp": {"$gte": "2024-05-10"}}) if said is None]
-    written = {entry.id: entry.timestamp for entry in held.list()}
+        assert {id for id, verdict in verdicts(filled, where) if verdict is None} <= odd, where
+    near = [id for id, verdict in verdicts(filled, {"timestamp": {"$gte": "2024-05-10"}}) if verdict is None]
+    written = {entry.id: entry.timestamp for entry in filled.list()}
     assert near and {written[id] for id in near} <= {"20240510", *(f"2024-05-{day:02}" for day in range(8, 13))}
-    assert {said for _, said in verdicts(held, {"q": {"$lt": 2**60}})} == {None}  # decimals are no floats there
+    assert {verdict for _, verdict in verdicts(filled, {"q": {"$lt": 2**60}})} == {None}  # decimals are no floats there
 
 
-def test_another_process_is_heard_at_once_and_leaves_no_trace_elsewhere(place: str) -> None:
-    with MemoryStore.open(place, SCHEMA, "hash") as one, MemoryStore.open(place) as two:
-        entry = one.insert("a", "the cat of ana")
-        one.insert("a", "a dog")
-        before = one.search("cat ana")
-        assert two.search("cat ana") == before
+def test_writes_of_another_process_are_seen_at_once(postgres_url: str) -> None:
+    with MemoryStore.open(postgres_url, SCHEMA, "hash") as first, MemoryStore.open(postgres_url) as second:
+        entry = first.insert("a", "the cat of ana")
+        first.insert("a", "a dog")
+        before = first.search("cat ana")
+        assert second.search("cat ana") == before
         for number in range(20):
-            two.namespace("noise").insert("a", f"the cat of ana {number}")
-        assert one.search("cat ana") == before
-        two.update(entry.id, "the parrot of ana")
-        assert "parrot" in one.search("parrot")[0].entry.content
-        two.delete(entry.id)
-        assert [hit.entry.content for hit in one.search("parrot")] == ["a dog"]
+            second.namespace("noise").insert("a", f"the cat of ana {number}")
+        assert first.search("cat ana") == before
+        second.update(entry.id, "the parrot of ana")
+        assert "parrot" in first.search("parrot")[0].entry.content
+        second.delete(entry.id)
+        assert [hit.entry.content for hit in first.search("parrot")] == ["a dog"]
 
 
-def test_a_large_memory_is_searched_by_candidates(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_memory_is_searched_by_candidates(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "EXHAUSTIVE_UP_TO": 100,
         "NEAREST": 60,
@@ -182,34 +190,34 @@ def test_a_large_memory_is_searched_by_candidates(place: str, monkeypatch: pytes
     }.items():
         monkeypatch.setattr(search if name == "EXHAUSTIVE_UP_TO" else search_queries, name, value)
     rng = random.Random(5)
-    with MemoryStore.open(place, SCHEMA, "hash") as there, MemoryStore.open(":memory:", SCHEMA, "hash") as here:
+    with both_stores(postgres_url) as (remote, local):
         words = [f"{rng.choice(WORDS)}{number}" for number in range(150)]
         many = [{"category": "a", "content": " ".join(rng.sample(words, 6)) + f" {n}"} for n in range(400)]
-        for store in (there, here):
+        for store in (remote, local):
             store.insert_many(many)
-        asked = [" ".join(rng.sample(fact["content"].split(), 3)) for fact in many[::20]]
-        used: list[bool] = []
+        texts = [" ".join(rng.sample(fact["content"].split(), 3)) for fact in many[::20]]
+        narrowed: list[bool] = []
         candidates = search_queries.SearchQueries.candidates
 
         def counted(self, *arguments):
-            found = candidates(self, *arguments)
-            used.append(found is not None and len(found.created) < 400)
-            return found
+            selection = candidates(self, *arguments)
+            narrowed.append(selection is not None and len(selection.created) < 400)
+            return selection
 
         monkeypatch.setattr(search_queries.SearchQueries, "candidates", counted)
-        both = [({h.entry.id for h in there.search(q)}, {h.entry.id for h in here.search(q)}) for q in asked]
-        assert len(used) == len(asked) and all(used)
-        assert sum(len(ours & theirs) for ours, theirs in both) >= 0.8 * 10 * len(asked)
-        assert all(alike(there.search(q, exact=True), here.search(q)) for q in asked[:3])
-        assert len(used) == len(asked)  # no more than before
-        assert len(there.search(asked[0], 10, where={"content": {"$contains": "7"}})) == 10
-        for number in range(80):  # what is gone takes nobody's place among the candidates
-            there.delete(there.insert("a", f"{words[0]} {words[1]} {number}").id)
-        living = {hit.entry.id for hit in there.search(f"{words[0]} {words[1]}")}
-        assert len(living & {hit.entry.id for hit in here.search(f"{words[0]} {words[1]}")}) >= 8
-        there.delete(there.search(asked[0])[0].entry.id)
-        monkeypatch.setattr(search_queries, "NEAREST", 5000)  # more than there are: then all are looked at
-        assert len(there.search(asked[0], 100)) == 100 and not used[-1]
+        both = [({h.entry.id for h in remote.search(q)}, {h.entry.id for h in local.search(q)}) for q in texts]
+        assert len(narrowed) == len(texts) and all(narrowed)
+        assert sum(len(left & right) for left, right in both) >= 0.8 * 10 * len(texts)
+        assert all(alike(remote.search(q, exact=True), local.search(q)) for q in texts[:3])
+        assert len(narrowed) == len(texts)  # no more than before
+        assert len(remote.search(texts[0], 10, where={"content": {"$contains": "7"}})) == 10
+        for number in range(80):  # what is gone takes nobody's postgres_url among the candidates
+            remote.delete(remote.insert("a", f"{words[0]} {words[1]} {number}").id)
+        living = {hit.entry.id for hit in remote.search(f"{words[0]} {words[1]}")}
+        assert len(living & {hit.entry.id for hit in local.search(f"{words[0]} {words[1]}")}) >= 8
+        remote.delete(remote.search(texts[0])[0].entry.id)
+        monkeypatch.setattr(search_queries, "NEAREST", 5000)  # more than remote are: then all are looked at
+        assert len(remote.search(texts[0], 100)) == 100 and not narrowed[-1]
 
 
 class Scattered:
@@ -222,7 +230,7 @@ class Scattered:
         return normalize(np.array(rows))
 
 
-def test_candidates_are_found_by_their_words_alone(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_are_found_by_their_words_alone(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "EXHAUSTIVE_UP_TO": 100,
         "NEAREST": 20,
@@ -232,7 +240,7 @@ def test_candidates_are_found_by_their_words_alone(place: str, monkeypatch: pyte
     }.items():
         monkeypatch.setattr(search if name == "EXHAUSTIVE_UP_TO" else search_queries, name, value)
     monkeypatch.setattr(search_queries, "_HNSW_SCAN", search_queries._HNSW_SCAN.replace("'300'", "'20'"))
-    with MemoryStore.open(place, SCHEMA, Scattered()) as store:
+    with MemoryStore.open(postgres_url, SCHEMA, Scattered()) as store:
         texts = [f"fact {number}" if number % 40 else f"rare{number} fact" for number in range(400)]
         store.insert_many([{"category": "a", "content": text} for text in texts])
         for number in range(0, 400, 40):
@@ -240,44 +248,44 @@ def test_candidates_are_found_by_their_words_alone(place: str, monkeypatch: pyte
             assert best.entry.content == f"rare{number} fact" and best.explain["bm25"] > 0
 
 
-def test_words_that_are_missing_are_damage(place: str, postgres) -> None:
-    with MemoryStore.open(place, SCHEMA, "hash") as store:
+def test_words_that_are_missing_are_damage(postgres_url: str, postgres) -> None:
+    with MemoryStore.open(postgres_url, SCHEMA, "hash") as store:
         store.insert("a", "a cat")
-        postgres.run(f"DELETE FROM {place.rpartition('schema=')[2]}.postings")
+        postgres.run(f"DELETE FROM {postgres_url.rpartition('schema=')[2]}.postings")
         with pytest.raises(DamagedStore, match="doctor --repair"):
             store.search("cat")
 
 
-def test_a_copy_there_and_back_is_the_same_store(place: str, tmp_path, postgres) -> None:
+def test_a_round_trip_copy_is_the_same_store(postgres_url: str, tmp_path, postgres) -> None:
     file, back = tmp_path / "a.db", tmp_path / "b.db"
     with MemoryStore.open(file, SCHEMA, "hash") as store, store.namespace("other") as other:
         entry = store.insert("a", "ana: lives in Oslo", metadata={"n": 1e23})
         store.update(entry.id, "ana: lives in Rome")
         store.insert("semantic", "a trip", timestamp="2024-05-01")
         store.undo()
-        gone = other.insert("a", "a secret")
-        other.erase(gone.id)
+        erased = other.insert("a", "a secret")
+        other.erase(erased.id)
         other.insert("a", "no secret")
-        assert copy_store(file, place) == {"default": 4, "other": 3}
-        assert copy_store(place, back) == {"default": 4, "other": 3}
-        near = f"{place.rpartition('schema=')[2]}.vectors_near"
-        made = postgres.run(f"SELECT indisvalid FROM pg_index WHERE indexrelid = '{near}'::regclass")
-        assert made == [(True,)]  # anew, after the vectors had come
-        for where in (place, back):
+        assert copy_store(file, postgres_url) == {"default": 4, "other": 3}
+        assert copy_store(postgres_url, back) == {"default": 4, "other": 3}
+        near = f"{postgres_url.rpartition('schema=')[2]}.vectors_near"
+        is_valid = postgres.run(f"SELECT indisvalid FROM pg_index WHERE indexrelid = '{near}'::regclass")
+        assert is_valid == [(True,)]  # anew, after the vectors had come
+        for where in (postgres_url, back):
             with MemoryStore.open(where) as copied:
                 for name in ("default", "other"):
-                    mine, its = store.namespace(name), copied.namespace(name)
-                    assert list(its.log()) == list(mine.log()) and its.state == mine.state
-                    assert alike(its.search("ana in rome"), mine.search("ana in rome"))
+                    original, copy = store.namespace(name), copied.namespace(name)
+                    assert list(copy.log()) == list(original.log()) and copy.state == original.state
+                    assert alike(copy.search("ana in rome"), original.search("ana in rome"))
                 assert [e.content for e in copied.list(as_of=1)] == ["ana: lives in Oslo"]
         with MemoryStore.open(back) as copied:
             assert copied.redo() is not None and copied.search("trip")[0].entry.content == "a trip"
-    for target in (place, back):
+    for target in (postgres_url, back):
         with pytest.raises(StoreError, match="already"):
             copy_store(file, target)
 
 
-def test_a_copy_that_fails_leaves_nothing(place: str, tmp_path, postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_copy_leaves_nothing(postgres_url: str, tmp_path, postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     file, fill = tmp_path / "a.db", postgres_rows.fill_missing_postings
     with MemoryStore.open(file, SCHEMA, "hash") as store:
         store.insert("a", "a cat")
@@ -288,43 +296,43 @@ def test_a_copy_that_fails_leaves_nothing(place: str, tmp_path, postgres, monkey
             raise StoreError("the server has had enough")
         fill(connection, rows)
 
-    monkeypatch.setattr(postgres_rows, "fill_words", filled)
+    monkeypatch.setattr(postgres_rows, "fill_missing_postings", filled)
     with pytest.raises(StoreError, match="'zz': the server"):
-        copy_store(file, place)
+        copy_store(file, postgres_url)
     with pytest.raises(StoreError, match="no such store"):  # no empty tables either
-        MemoryStore.open(place, create=False)
-    schema = place.rpartition("schema=")[2]
+        MemoryStore.open(postgres_url, create=False)
+    schema = postgres_url.rpartition("schema=")[2]
     assert postgres.run(f"SELECT FROM pg_namespace WHERE nspname = '{schema}'") == []
-    with MemoryStore.open(place, SCHEMA, "hash") as there, pytest.raises(StoreError, match="'zz': the server"):
-        copy_store(file, place)
-    with MemoryStore.open(place, create=False) as there:  # what was there before stays
-        assert there.namespaces() == []
+    with MemoryStore.open(postgres_url, SCHEMA, "hash") as remote, pytest.raises(StoreError, match="'zz': the server"):
+        copy_store(file, postgres_url)
+    with MemoryStore.open(postgres_url, create=False) as remote:  # earlier entries stay
+        assert remote.namespaces() == []
     with pytest.raises(StoreError, match="no such store"):
         copy_store(tmp_path / "none.db", tmp_path / "new.db")
     assert not (tmp_path / "new.db").exists()
 
 
-def test_a_store_of_many_namespaces_is_copied(place: str, tmp_path) -> None:
+def test_a_store_of_many_namespaces_is_copied(postgres_url: str, tmp_path) -> None:
     file, back = tmp_path / "a.db", tmp_path / "b.db"
     with MemoryStore.open(file, SCHEMA, "hash") as store:
         for number in range(60):  # more than have a lock each
             store.namespace(f"user {number}").insert("a", f"fact {number}")
-    wanted = dict.fromkeys(sorted(f"user {number}" for number in range(60)), 1)
-    assert copy_store(file, place) == wanted == copy_store(place, back)
-    with MemoryStore.open(place, namespace="user 7") as there:
-        assert [entry.content for entry in there.list()] == ["fact 7"]
+    expected = dict.fromkeys(sorted(f"user {number}" for number in range(60)), 1)
+    assert copy_store(file, postgres_url) == expected == copy_store(postgres_url, back)
+    with MemoryStore.open(postgres_url, namespace="user 7") as remote:
+        assert [entry.content for entry in remote.list()] == ["fact 7"]
 
 
-def test_nothing_depends_on_statistics_of_the_tables(place: str) -> None:
+def test_nothing_depends_on_statistics_of_the_tables(postgres_url: str) -> None:
     """Nothing is analyzed here: by loops over a namespace for each of its entries a search would read millions of rows,
     and a look for one content or id the whole namespace."""
     rng, size = random.Random(7), 1500
     many = [{"category": "a", "content": " ".join(rng.choices(WORDS, k=6)) + f" {n}"} for n in range(size)]
     query = (
         "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_xact_user_tables "
-        f"WHERE schemaname = '{place.rpartition('schema=')[2]}' AND relname <> 'namespaces'"
+        f"WHERE schemaname = '{postgres_url.rpartition('schema=')[2]}' AND relname <> 'namespaces'"
     )
-    with MemoryStore.open(place, SCHEMA, "hash") as store:
+    with MemoryStore.open(postgres_url, SCHEMA, "hash") as store:
         store.insert_many(many)
         for least, most, call in (
             (size, 8 * size, lambda: store.search("ana likes tea")),
@@ -339,9 +347,9 @@ def test_nothing_depends_on_statistics_of_the_tables(place: str) -> None:
                 assert least <= connection.execute(query).fetchone()[0] - before <= most
 
 
-def test_settings_of_the_session_are_as_they_were(place: str) -> None:
+def test_session_settings_are_restored(postgres_url: str) -> None:
     query = "SELECT current_setting('enable_nestloop')"
-    with MemoryStore.open(place, SCHEMA, "hash") as store:
+    with MemoryStore.open(postgres_url, SCHEMA, "hash") as store:
         store.insert("a", "a cat")
         for before in ("off", "on"):
             with store._namespace.transaction() as connection:

@@ -1,4 +1,4 @@
-"""What mem0 and LangGraph keep comes in with its history; the source stays as it is; no pickle does anything.
+"""Importers: mem0 and LangGraph arrive with their history, the source stays unchanged, no pickle is executed.
 
 The files in `data/peers` were made by the real packages: see `make.py` there.
 """
@@ -57,7 +57,7 @@ def contents(store: MemoryStore) -> dict[str, list[str]]:
         ("mem0-qdrant/collection/mem0", "mem0-qdrant/history.db"),
     ],
 )
-def test_mem0_comes_in_by_its_scopes_with_its_history(store, peers: Path, path: str, history: str | None) -> None:
+def test_mem0_is_imported_by_scope_with_history(store, peers: Path, path: str, history: str | None) -> None:
     before = files(peers)
     assert detect_format(peers / path) == "mem0"
     done = import_memories(store, peers / path, "mem0", history=history and peers / history)
@@ -94,7 +94,7 @@ def test_a_history_alone_and_payloads_alone(store, peers: Path) -> None:
         assert contents(other)["user:ana"][-1] == "Ana lives in Porto." and "default" not in contents(other)
 
 
-def test_where_mem0_disagrees_with_itself_its_vectors_are_right(store, peers: Path) -> None:
+def test_mem0_payloads_win_over_its_history(store, peers: Path) -> None:
     file = peers / "mem0-faiss/mem0.json"
     data = json.loads(file.read_text())
     texts = {fields["data"]: id for id, fields in data["docstore"].items()}
@@ -113,7 +113,7 @@ def test_where_mem0_disagrees_with_itself_its_vectors_are_right(store, peers: Pa
     ]
 
 
-def test_langgraph_comes_in_by_its_prefixes(store, peers: Path) -> None:
+def test_langgraph_is_imported_by_prefix(store, peers: Path) -> None:
     before = files(peers)
     path = peers / "langgraph.db"
     assert detect_format(path) == "langgraph"
@@ -131,7 +131,7 @@ def test_langgraph_comes_in_by_its_prefixes(store, peers: Path) -> None:
     assert files(peers) == before
 
 
-def test_what_a_writer_has_not_yet_put_into_the_file_is_read_too(store, tmp_path: Path) -> None:
+def test_the_write_ahead_log_of_the_source_is_read(store, tmp_path: Path) -> None:
     path = tmp_path / "langgraph.db"
     rows = sqlite3.connect(path)
     rows.execute("PRAGMA journal_mode = WAL")
@@ -146,10 +146,10 @@ def test_what_a_writer_has_not_yet_put_into_the_file_is_read_too(store, tmp_path
 
 def test_a_second_import_is_refused_and_changes_nothing(store, peers: Path) -> None:
     import_memories(store, peers / "langgraph.db", "langgraph")
-    held = contents(store)
+    before = contents(store)
     with pytest.raises(StoreError, match=r"namespace 'users\.\w+' has a log already"):
         import_memories(store, peers / "langgraph.db", "langgraph")
-    assert contents(store) == held
+    assert contents(store) == before
 
 
 def set_cell(path: Path, statement: str) -> None:
@@ -173,7 +173,7 @@ def set_cell(path: Path, statement: str) -> None:
         ("mem0-qdrant/collection/mem0/storage.sqlite", "ALTER TABLE points DROP COLUMN point", "no column point"),
     ],
 )
-def test_what_is_not_understood_is_named_and_nothing_is_stored(store, peers, name, statement, says) -> None:
+def test_invalid_input_is_named_and_nothing_is_stored(store, peers, name, statement, says) -> None:
     path = peers / name
     set_cell(path, statement)
     root = path if path.suffix == ".db" and "mem0" not in name else peers / name.split("/")[0]
@@ -183,14 +183,14 @@ def test_what_is_not_understood_is_named_and_nothing_is_stored(store, peers, nam
 
 
 class Evil:
-    """What a hostile pickle would do."""
+    """Object whose unpickling would create a folder."""
 
     def __reduce__(self):
         return os.mkdir, ("evil",)
 
 
 @pytest.mark.parametrize("module", ["os", "qdrant_client.http"])
-def test_a_pickle_does_nothing(store, peers: Path, tmp_path: Path, monkeypatch, module: str) -> None:
+def test_a_pickle_executes_nothing(store, peers: Path, tmp_path: Path, monkeypatch, module: str) -> None:
     monkeypatch.chdir(tmp_path)
     evil = pickle.dumps(Evil(), protocol=0).replace(b"cposix", b"c" + module.encode())
     pickle.loads(pickle.dumps(Evil()))
@@ -215,7 +215,7 @@ POINT = POINT.fetchone()[0]
 
 @given(st.data())
 def test_any_bytes_are_a_value_or_an_error(data: st.DataObject) -> None:
-    """Of changed points: what is read holds nothing but data and stand-ins."""
+    """Corrupt a pickle at random: the result holds only plain data and stand-ins."""
     raw = bytearray(POINT)
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -262,7 +262,7 @@ def test_the_older_docstore_is_read(store, peers: Path) -> None:
     assert contents(store)["user:tom"] == ["Tom likes tea."]
 
 
-def test_several_collections_are_told_apart(store, peers: Path) -> None:
+def test_several_collections_are_refused(store, peers: Path) -> None:
     shutil.copytree(peers / "mem0-qdrant/collection/mem0", peers / "mem0-qdrant/collection/mem0_entities")
     import_memories(store, peers / "mem0-qdrant", "mem0")
     shutil.copytree(peers / "mem0-qdrant/collection/mem0", peers / "mem0-qdrant/collection/work")
@@ -271,7 +271,7 @@ def test_several_collections_are_told_apart(store, peers: Path) -> None:
 
 
 @pytest.mark.sqlite
-def test_other_files_are_told_apart(tmp_path: Path) -> None:
+def test_other_files_are_recognized(tmp_path: Path) -> None:
     MemoryStore.open(tmp_path / "own.db", embedder=HashEmbedder(16)).close()
     sqlite3.connect(tmp_path / "x.db").execute("CREATE TABLE t (a)").connection.close()
     (tmp_path / "x.jsonl").write_text('{"category": "semantic", "content": "x"}')
@@ -292,17 +292,17 @@ STEPS = st.lists(st.tuples(st.sampled_from(["insert", "update", "delete"]), IDS,
 
 
 @given(STEPS)
-def test_any_history_ends_at_what_the_source_holds(steps) -> None:
+def test_any_history_ends_at_the_state_of_the_source(steps) -> None:
     """A model of the other store, which holds copies: ours has every content it holds, and names each copy."""
-    held: dict[str, str] = {}
-    events, gone = [], set()
+    expected: dict[str, str] = {}
+    events, deleted = [], set()
     for number, (kind, id, content) in enumerate(steps):
         if kind == "delete":
-            held.pop(id, None)
+            expected.pop(id, None)
         elif content:
-            held[id] = content.strip()
+            expected[id] = content.strip()
         else:
-            gone.add(number)
+            deleted.add(number)
         operation = (
             Operation("delete", id=id) if kind == "delete" else Operation(kind, id=id, content=content, metadata={})
         )
@@ -314,5 +314,5 @@ def test_any_history_ends_at_what_the_source_holds(steps) -> None:
             store.apply(operation)
         live = {entry.id: entry.content for entry in store.list()}
         copies = {item.id: item.same_as for item in left_out if item.content}
-        assert live | {id: live[same] for id, same in copies.items()} == held
-        assert len(set(live.values())) == len(live) and len(left_out) - len(copies) == len(gone)
+        assert live | {id: live[same] for id, same in copies.items()} == expected
+        assert len(set(live.values())) == len(live) and len(left_out) - len(copies) == len(deleted)

@@ -1,4 +1,4 @@
-"""A memory as Markdown: what is live goes out and comes in again, whatever it holds; a person's edits take effect."""
+"""Markdown export and import: live entries are kept exactly, and edits take effect."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def origins(store: MemoryStore) -> dict[str, tuple]:
 
 
 @given(st.lists(FACTS, max_size=6), st.just("") | TEXTS)
-def test_what_is_live_goes_out_and_comes_in_again(tmp_path_factory, facts, core) -> None:
+def test_export_and_import_keep_live_entries(tmp_path_factory, facts, core) -> None:
     path = tmp_path_factory.getbasetemp() / "notes.md"
     with new() as store, new() as copy:
         store.insert_many(facts)
@@ -119,7 +119,7 @@ def test_it_can_be_read_and_edited(tmp_path: Path) -> None:
         assert import_markdown(store, path) == 1 and store.get(ana.id).content == "Ana lives in Porto."
 
 
-def test_a_document_of_ones_own(tmp_path: Path) -> None:
+def test_a_handwritten_document(tmp_path: Path) -> None:
     path = tmp_path / "notes.md"
     path.write_bytes(
         b"# Mine\r\nanything\r\n\r\n## Core memory\r\nAna\r\n\r\n## semantic\r\n- one\r\n- two\r\n\r\n  lines\r\n"
@@ -151,7 +151,7 @@ def test_a_document_of_ones_own(tmp_path: Path) -> None:
         ("## Core memory\n" + "word " * 600, "notes.md:1: core memory of 600 tokens"),
     ],
 )
-def test_what_is_not_understood_is_named_and_nothing_is_stored(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_input_is_named_and_nothing_is_stored(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "notes.md"
     path.write_text(text)
     with new() as store:
@@ -162,6 +162,6 @@ def test_what_is_not_understood_is_named_and_nothing_is_stored(tmp_path: Path, t
         assert says in str(error.value) and store.snapshot() == before
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.md: cannot be read"):
         read_markdown(tmp_path / "none.md")
