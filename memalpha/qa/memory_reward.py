@@ -147,12 +147,17 @@ class MemoryReward:
         )
         return Reward(totals, components, weights, sum(totals) / len(totals) if totals else 0.0, frozenset(shared))
 
-    def notes(self, tasks: Sequence[Task]) -> list[str]:
-        """Return notes for the run's log: the number of tasks without gold operations, where r4 is off."""
+    def notes(self, tasks: Sequence[Task], scope: str = "tasks") -> list[str]:
+        """Return notes for the run's log: the number of tasks without gold operations, where r4 is off.
+
+        Args:
+            tasks: Tasks to count.
+            scope: Words for what these tasks are, such as "held-out tasks".
+        """
         missing = sum(not task.gold_operations for task in tasks)
         if not missing or not self.config.gamma or self.config.content == "judge":
             return []
-        return [f"reward: r4 is off (weight 0) for {missing} of {len(tasks)} tasks: they carry no gold operations"]
+        return [f"reward: r4 is off (weight 0) for {missing} of {len(tasks)} {scope}: they carry no gold operations"]
 
     def _compression(self, trajectory: Trajectory) -> float:
         conversation = conversation_tokens(trajectory.task, self.count_tokens)

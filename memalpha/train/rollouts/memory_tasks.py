@@ -96,6 +96,11 @@ class TaskSource:
             return synthetic.tasks(config.world, config.seed, position, config.tasks_per_step)
         return [self._from_file(position + i) for i in range(config.tasks_per_step)]
 
+    @property
+    def known_tasks(self) -> list[Task]:
+        """Tasks that are known now: those of the file (or the first batch), validation and held-out tasks."""
+        return [*(self.file_tasks or self.batch(0)), *self.validation, *self.held_out]
+
     def check(self, policy: TransformersPolicy, agent: AgentConfig, schema: MemorySchema, advice: int = 0) -> None:
         """Raise `DataError` if tasks from files do not fit the schema or the policy's context.
 

@@ -47,7 +47,8 @@ class MemoryRLTrainer(RLTrainer[TrainConfig], EvaluatedTrainer[TrainConfig]):
 
     def _before_training(self) -> None:
         held_out = self.source.held_out
-        for note in self.rewards.notes([*self.source.batch(0), *held_out]):
+        scope = "tasks (training, validation, held-out)" if self.source.file_tasks else "tasks drawn so far"
+        for note in self.rewards.notes(self.source.known_tasks, scope):
             self.display.log(note)
         before = self._evaluate_and_save("before", self.policy, held_out, self.reader)
         if self.world.is_main:

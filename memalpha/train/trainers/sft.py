@@ -237,7 +237,7 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
     def _before_training(self) -> None:
         if self.config.evaluation.evaluate:
             held_out = self._task_source.held_out
-            for note in self.rewards.notes(held_out):
+            for note in self.rewards.notes(held_out, "held-out tasks"):
                 self.display.log(note)
             self._evaluate_and_save("before", self.policy, held_out, self.reader)
 

@@ -40,6 +40,18 @@ def test_a_reader_that_is_the_limit_is_spoken_of(small, policy_path, capfd):
     assert "the oracle's memory" not in capfd.readouterr().err
 
 
+def test_generated_tasks_without_gold_operations_are_counted_as_drawn(small, monkeypatch, capfd):
+    generate = synthetic.tasks
+    monkeypatch.setattr(
+        synthetic,
+        "tasks",
+        lambda *args: [task.model_copy(update={"gold_operations": ()}) for task in generate(*args)],
+    )
+    settings = small(max_steps=0)
+    train(settings)
+    assert "r4 is off (weight 0) for 7 of 7 tasks drawn so far: they carry no" in capfd.readouterr().err
+
+
 def test_groups_that_teach_nothing_are_counted(small):
     lines = {}
     for temperature in (1e-4, 1.0):
