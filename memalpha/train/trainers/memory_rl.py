@@ -50,6 +50,13 @@ class MemoryRLTrainer(RLTrainer[TrainConfig], EvaluatedTrainer[TrainConfig]):
         scope = "tasks (training, validation, held-out)" if self.source.file_tasks else "tasks drawn so far"
         for note in self.rewards.notes(self.source.known_tasks, scope):
             self.display.log(note)
+        missing = sum(not task.gold_operations for task in held_out)
+        if missing:
+            self.display.log(
+                f"the reader's ceiling could not be checked (no baselines): {missing} of {len(held_out)} held-out "
+                "tasks carry no gold operations, from which the oracle's memory is made. A reader that cannot read the "
+                "notes would go unnoticed and limit all training: see docs/own-data.md"
+            )
         before = self._evaluate_and_save("before", self.policy, held_out, self.reader)
         if self.world.is_main:
             examples = [
@@ -57,7 +64,7 @@ class MemoryRLTrainer(RLTrainer[TrainConfig], EvaluatedTrainer[TrainConfig]):
                 for index in choose_examples(held_out)
             ]
             write_examples(self.out / "eval" / "example.json", examples)
-        if all(task.gold_operations for task in held_out):
+        if not missing:
             baselines = {
                 name: self._evaluate_and_save(name, ScriptedPolicy(kind), held_out, self.reader)
                 for name, kind in BASELINES.items()
@@ -68,8 +75,6 @@ class MemoryRLTrainer(RLTrainer[TrainConfig], EvaluatedTrainer[TrainConfig]):
                     f"{self.reader.name} answers {ceiling:.0%} of the answerable questions from the oracle's memory, "
                     "and no training gets above that: see reader.kind, reader.policy, reward.metric, docs/own-data.md"
                 )
-        else:
-            self.display.log("no baselines: not every held-out task carries gold operations")
 
     def _validation_score(self, metrics: dict[str, Any]) -> float | None:
         """Return the accuracy on the validation tasks."""

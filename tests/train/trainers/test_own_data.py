@@ -40,6 +40,31 @@ def test_a_reader_that_is_the_limit_is_spoken_of(small, policy_path, capfd):
     assert "the oracle's memory" not in capfd.readouterr().err
 
 
+def test_without_gold_operations_a_run_says_that_the_ceiling_is_unchecked(small, tmp_path, capfd):
+    tasks = [
+        task.model_copy(update={"gold_operations": ()}) if index % 2 else task
+        for index, task in enumerate(synthetic.tasks(WorldConfig(), 0, 0, 8))
+    ]
+    file, held_out = tmp_path / "tasks.jsonl", tmp_path / "held-out.jsonl"
+    save_jsonl(tasks, file)
+    save_jsonl(synthetic.tasks(WorldConfig(), 9, 0, 2), held_out)
+    settings = small(data=str(file), eval_data=str(held_out), max_steps=0, validation_tasks=2)
+    train(settings)
+    messages = capfd.readouterr().err
+    assert "r4 is off (weight 0) for 4 of 10 tasks (training, validation, held-out): they carry no gold" in messages
+    assert "ceiling" not in messages, "the held-out tasks have gold operations"
+
+    save_jsonl([task.model_copy(update={"id": f"held-{task.id}"}) for task in tasks[:2]], held_out)
+    save_jsonl(synthetic.tasks(WorldConfig(), 5, 0, 8), file)
+    train(settings.model_copy(update={"out": tmp_path / "without-gold"}))
+    messages = capfd.readouterr().err
+    unchecked = (
+        "the reader's ceiling could not be checked (no baselines): 1 of 2 held-out tasks carry no gold operations"
+    )
+    assert unchecked in messages and "r4 is off (weight 0) for 1 of 10 tasks" in messages
+    assert messages.index(unchecked) < messages.index("evaluating before")
+
+
 def test_generated_tasks_without_gold_operations_are_counted_as_drawn(small, monkeypatch, capfd):
     generate = synthetic.tasks
     monkeypatch.setattr(
