@@ -33,7 +33,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from memalpha.environments.prompts import REFLECTION_PROMPT, RETRY_PROMPT
 from memalpha.tasks.synthetic import arithmetic, programs
-from memalpha.tasks.synthetic.arithmetic import GAINS, LOSSES, Step, worked
+from memalpha.tasks.synthetic.arithmetic import GAINS, LOSSES, Calculation, worked
 from memalpha.types import TextTask
 
 PRE_TOKENS = r"\d| ?\p{L}+| ?[^\s\p{L}\d]|\s+(?!\S)|\s+"
@@ -96,7 +96,7 @@ def teacher_solution(task: TextTask, habit: float, rng: Random) -> str:
         habit: Probability of a bad habit at each step.
         rng: Source of randomness.
     """
-    steps: list[Step] = []
+    steps: list[Calculation] = []
     amount, person = 0, re.sub("^At first ", "", str(task.prompt)).split()[0]
     for sentence in re.findall(r"[^.?]+\.", str(task.prompt)):
         candidates = [(pattern, kind, pattern.fullmatch(sentence.strip())) for pattern, kind in PATTERNS]
@@ -111,7 +111,7 @@ def teacher_solution(task: TextTask, habit: float, rng: Random) -> str:
             amount = n
             continue
         if kind == "packed":
-            steps.append(Step(int(match["m"]), "*", n))
+            steps.append(Calculation(int(match["m"]), "*", n))
             amount = steps[-1].result
             continue
         if kind == "aside":
@@ -122,7 +122,7 @@ def teacher_solution(task: TextTask, habit: float, rng: Random) -> str:
             kind = "-" if kind == "+" else "+"
         if kind == "-" and n > amount:  # it never goes below nothing
             kind = "+"
-        steps.append(Step(amount, "+" if kind == "+" else "-", n))
+        steps.append(Calculation(amount, "+" if kind == "+" else "-", n))
         amount = steps[-1].result
     return worked(steps)
 

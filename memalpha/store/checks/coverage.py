@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memalpha.store.checks.findings import Coverage, Finding, RawSpan, Retrieval
+from memalpha.store.checks.findings import Coverage, Finding, RawSpan, RetrievalCounts
 from memalpha.types import Chunk, MemoryEntry
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _MAX_OWN_QUERIES = 200  # entries of a category whose own contents are queries
 
 def measure_retrieval(
     store: MemoryStore, position: int, entries: Sequence[MemoryEntry], queries: Sequence[str] | None, k: int
-) -> Retrieval:
+) -> RetrievalCounts:
     """Count the queries that reach each category.
 
     Args:
@@ -40,7 +40,7 @@ def measure_retrieval(
             for name, count in counts.items():
                 count["asked"] += 1
                 count["found"] += any(hit.entry.category == name for hit in hits)
-        return Retrieval(k, False, counts)
+        return RetrievalCounts(k, False, counts)
     sample = [
         members[int(index)]
         for members in by_category.values()
@@ -50,10 +50,10 @@ def measure_retrieval(
     for entry, hits in zip(sample, results, strict=True):
         counts[entry.category]["asked"] += 1
         counts[entry.category]["found"] += any(hit.entry.id == entry.id for hit in hits)
-    return Retrieval(k, True, counts)
+    return RetrievalCounts(k, True, counts)
 
 
-def find_unretrieved(entries: Sequence[MemoryEntry], retrieval: Retrieval) -> list[Finding]:
+def find_unretrieved(entries: Sequence[MemoryEntry], retrieval: RetrievalCounts) -> list[Finding]:
     """Return a finding for each category with live entries that no query reaches."""
     findings = []
     for name, counts in retrieval.categories.items():

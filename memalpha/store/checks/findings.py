@@ -32,7 +32,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Retrieval:
+class RetrievalCounts:
     """Counts of what searches return, by category.
 
     Attributes:
@@ -84,5 +84,5 @@ class Audit:
     namespace: str
     findings: list[Finding] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
-    retrieval: Retrieval | None = None
+    retrieval: RetrievalCounts | None = None
     coverage: Coverage | None = None

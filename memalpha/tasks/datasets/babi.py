@@ -25,7 +25,7 @@ from typing import Literal
 from memalpha.config import BabiConfig
 from memalpha.errors import DataError
 from memalpha.tasks.dataset_info import DataSet
-from memalpha.tasks.datasets.babi_world import MEN, WOMEN, Reply, UnreadableStatement, World, handled_thing
+from memalpha.tasks.datasets.babi_world import MEN, WOMEN, BabiStory, StoryAnswer, UnreadableStatement, handled_thing
 from memalpha.tasks.synthetic.phrases import words
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
 
@@ -116,7 +116,7 @@ def read_file(path: Path, task: int) -> tuple[Story, ...]:
     stories: list[Story] = []
     statements: list[tuple[int, str]] = []
     questions: list[StoryQuestion] = []
-    world, first_line = World(), 1
+    world, first_line = BabiStory(), 1
 
     def finish() -> None:
         if statements:
@@ -129,7 +129,7 @@ def read_file(path: Path, task: int) -> tuple[Story, ...]:
         line_number, text_after_number = int(match[1]), match[2]
         if line_number == 1:
             finish()
-            statements, questions, world, first_line = [], [], World(), number
+            statements, questions, world, first_line = [], [], BabiStory(), number
         elif line_number != _last_line(statements, questions) + 1:
             raise DataError(
                 f"{location}: line {line_number} of a story follows its line {_last_line(statements, questions)}"
@@ -164,7 +164,7 @@ def _parse_question(line: int, fields: Sequence[str], statement_lines: set[int],
     return StoryQuestion(line, fields[0], fields[1], evidence)
 
 
-def _check_answer(question: StoryQuestion, reply: Reply | None, location: str) -> None:
+def _check_answer(question: StoryQuestion, reply: StoryAnswer | None, location: str) -> None:
     """Refuse an official answer that does not follow from the statements.
 
     Lists may have any order.
@@ -345,7 +345,7 @@ class _StoryReader:
 
     def __init__(self, number: int, story: Story, names: Mapping[str, str]) -> None:
         self.number, self.story, self.names = number, story, names
-        self.world = World()
+        self.world = BabiStory()
         self._word = re.compile(r"\b(?:" + "|".join(map(re.escape, names)) + r")\b")
         self.pieces = [[(line, self.rename(text)) for line, text in piece] for piece in _pieces(story)]
 
@@ -397,7 +397,7 @@ class _StoryReader:
         for number, (text, reply) in enumerate(rng.sample(replies, min(REPEATED_QUESTIONS, len(replies)))):
             yield self._question(f"{self.number}:again{number}", text, reply, reply.evidence, chunk)
 
-    def _question(self, id: str, text: str, reply: Reply, evidence: Sequence[int], chunk: int) -> Question:
+    def _question(self, id: str, text: str, reply: StoryAnswer, evidence: Sequence[int], chunk: int) -> Question:
         return Question(
             id=id,
             question=self.rename(text),

@@ -46,7 +46,7 @@ def handled_thing(text: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class StoryAnswer:
     """Hold the answer to a question.
 
     Attributes:
@@ -79,7 +79,7 @@ class _Entity:
     is_person: bool = False
 
 
-class World:
+class BabiStory:
     """Follow one story: `tell` it statement by statement, `ask` at any point."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class World:
         else:
             raise UnreadableStatement(f"{text!r} is no statement of the tasks that are known here")
 
-    def ask(self, question: str) -> Reply | None:
+    def ask(self, question: str) -> StoryAnswer | None:
         """Return the answer that follows from the statements so far, or None. Raises `UnreadableStatement`."""
         if match := ASK_PLACE.fullmatch(question):
             return self._answer_location(match["what"])
@@ -170,21 +170,21 @@ class World:
         person.carried_history.append(_join_names(holds))
         person.handling_lines.append(line)
 
-    def _answer_location(self, name: str) -> Reply | None:
+    def _answer_location(self, name: str) -> StoryAnswer | None:
         thing = self._things.get(name)
         if thing is None or thing.location is None:
             return None
         lines = {thing.statement_line} if thing.is_person else {*thing.handling_lines, thing.statement_line}
         return _build_reply((thing.location,), name, thing, thing.location_history, lines)
 
-    def _answer_yes_no(self, name: str, location: str) -> Reply | None:
+    def _answer_yes_no(self, name: str, location: str) -> StoryAnswer | None:
         person = self._things.get(name)
         if person is None or (person.location is None and person.absent_from != location):
             return None
         answer = "yes" if person.location == location else "no"
         return _build_reply((answer,), name, person, [], {person.statement_line})
 
-    def _answer_carried(self, name: str) -> Reply | None:
+    def _answer_carried(self, name: str) -> StoryAnswer | None:
         person = self._things.get(name)
         if person is None or not person.handling_lines:
             return None
@@ -192,11 +192,13 @@ class World:
         return _build_reply(answers, name, person, person.carried_history, set(person.handling_lines))
 
 
-def _build_reply(answers: tuple[str, ...], name: str, thing: _Entity, history: list[str], lines: set[int]) -> Reply:
+def _build_reply(
+    answers: tuple[str, ...], name: str, thing: _Entity, history: list[str], lines: set[int]
+) -> StoryAnswer:
     current = [thing.location] if thing.location else []
     places: dict[str, None] = dict.fromkeys(current + thing.location_history[::-1])
     earlier = dict.fromkeys(value for value in history if value not in answers)
-    return Reply(answers, name.lower(), tuple(places), tuple(earlier), tuple(sorted(lines)))
+    return StoryAnswer(answers, name.lower(), tuple(places), tuple(earlier), tuple(sorted(lines)))
 
 
 def _join_names(things: list[str] | tuple[str, ...]) -> str:

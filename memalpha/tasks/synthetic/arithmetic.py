@@ -37,7 +37,7 @@ QUESTIONS = "How many {things} does {who} have now?"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Calculation:
     """Hold one operation of a story: `left sign right`."""
 
     left: int
@@ -96,7 +96,7 @@ def generate(split: Split, seed: int, number: int, level: Level) -> TextTask:
     )
 
 
-def worked(steps: Sequence[Step]) -> str:
+def worked(steps: Sequence[Calculation]) -> str:
     """Return the solution as text: a line a step, then `#### answer`."""
     return "\n".join([*map(str, steps), f"#### {steps[-1].result}"])
 
@@ -131,23 +131,23 @@ def _first_mistake(reply: str, solution: str) -> str:
     )
 
 
-def _steps(rng: Random, level: Level) -> list[Step]:
+def _steps(rng: Random, level: Level) -> list[Calculation]:
     """Draw the steps of a story whose numbers all lie within 1 and `LARGEST`."""
     steps = []
     if level == "hard":
-        steps = [Step(rng.randint(2, 9), "*", rng.randint(2, 9))]
+        steps = [Calculation(rng.randint(2, 9), "*", rng.randint(2, 9))]
     now = steps[0].result if steps else rng.randint(2, 40)
     for _ in range(1 if level == "easy" else 2):
         signs: list[Sign] = [*(("+",) if now < LARGEST else ()), *(("-",) if now > 2 else ())]
         sign = rng.choice(signs)
         largest_operand = LARGEST - now if sign == "+" else now - 1
-        step = Step(now, sign, rng.randint(1, min(largest_operand, 30)))
+        step = Calculation(now, sign, rng.randint(1, min(largest_operand, 30)))
         steps.append(step)
         now = step.result
     return steps
 
 
-def _story(rng: Random, level: Level, steps: Sequence[Step]) -> str:
+def _story(rng: Random, level: Level, steps: Sequence[Calculation]) -> str:
     who, other = rng.sample(NAMES, 2)
     things = rng.choice(THINGS)
 

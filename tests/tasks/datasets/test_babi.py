@@ -18,7 +18,7 @@ from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate
 from memalpha.store.memory import Memory
 from memalpha.tasks.datasets import babi
-from memalpha.tasks.datasets.babi_world import UnreadableStatement, World
+from memalpha.tasks.datasets.babi_world import BabiStory, UnreadableStatement
 from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl
 from memalpha.tasks.load import load_tasks
 from memalpha.types import Task
@@ -26,14 +26,14 @@ from memalpha.types import Task
 TASKS = (1, 2, 6, 8, 9, 11, 12, 13)
 
 
-def build_world(*lines: str) -> World:
-    world = World()
+def build_world(*lines: str) -> BabiStory:
+    world = BabiStory()
     for number, line in enumerate(lines, 1):
         world.tell(line, number)
     return world
 
 
-def _answer(world: World, question: str) -> str | None:
+def _answer(world: BabiStory, question: str) -> str | None:
     reply = world.ask(question)
     return reply.answers[0] if reply else None
 
