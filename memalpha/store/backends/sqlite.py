@@ -212,7 +212,7 @@ class SQLiteDatabase:
             connection = self._connection
             try:
                 if connection.in_transaction:
-                    assert self._writes or not write, "what has begun as reading cannot write"
+                    assert self._writes or not write, "a reading transaction cannot write"
                     yield connection
                     return
                 self._writes = write
@@ -324,7 +324,7 @@ class SQLiteDatabase:
                 f"{self.path}: another process has kept it locked for {_LOCK_TIMEOUT:.0f} s: try again"
             ) from error
         if code.startswith("SQLITE_CORRUPT") or "Could not decode" in str(error):
-            message = f"{self.path} is damaged ({str(error)[:100]}): go back to a copy, or ask `memalpha doctor`"
+            message = f"{self.path} is damaged ({str(error)[:100]}): restore a backup, or run `memalpha doctor`"
             raise DamagedStore(message) from error
         raise StoreError(f"{self.path}: {error}") from error
 
@@ -352,7 +352,7 @@ def create_file(path: Path, meta: Mapping[str, str]) -> Iterator[SQLiteDatabase]
     """Yield a new store file that appears at `path`, complete, only if the block succeeds."""
     _check_path(path, create=True)
     if path.exists():
-        raise StoreError(f"{path} is there already: give another path")
+        raise StoreError(f"{path} already exists: give another path")
     temporary = temporary_path(path)
     files = [Path(f"{temporary}{suffix}") for suffix in ("", "-wal", "-shm")]
     try:

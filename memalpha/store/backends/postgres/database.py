@@ -184,8 +184,8 @@ class PostgresDatabase:
             connection.execute(script.encode(), prepare=False)
         except psycopg.errors.DuplicateTable as error:
             raise StoreError(
-                f"{self.path}: the schema {self.schema} holds tables that are no store's ({first_line(error)}): give "
-                "another with ?schema=NAME"
+                f"{self.path}: the schema {self.schema} holds tables that do not belong to a store "
+                f"({first_line(error)}): give another with ?schema=NAME"
             ) from error
         rows = {**meta, "format": str(FORMAT), "created": self.now()}
         statement = sql.SQL("INSERT INTO {}.meta VALUES (%s, %s)").format(schema)
@@ -236,8 +236,8 @@ class PostgresDatabase:
         """
         current: Transaction | None = getattr(self._local, "transaction", None)
         if current is not None:
-            assert current.writes or not write, "what has begun as reading cannot write"
-            assert current.of.issuperset(namespaces), "what has begun for one namespace cannot go on to another"
+            assert current.writes or not write, "a reading transaction cannot write"
+            assert current.of.issuperset(namespaces), "a transaction cannot reach namespaces that it was not opened for"
             yield current.statements
             return
         try:
@@ -411,7 +411,7 @@ class PostgresDatabase:
         """Return warnings about the server and the role."""
         query = "SELECT rolsuper OR rolbypassrls, current_user FROM pg_roles WHERE rolname = current_user"
         is_exempt, name = self._connection.execute(query).fetchone() or (False, "")
-        warnings = [f"the role {name} passes by row-level security: let applications use another"] if is_exempt else []
+        warnings = [f"the role {name} bypasses row-level security: let applications use another"] if is_exempt else []
         if self._connection.execute("SELECT current_setting('fsync')").fetchone() == ("off",):
             warnings.append(
                 "the server's fsync is off: a power failure may take back, or damage, what it has acknowledged"

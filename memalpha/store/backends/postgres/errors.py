@@ -31,7 +31,7 @@ def raise_store_error(error: psycopg.Error, path: str, state: str, admit: str | 
     if code in _CONFLICTS:
         raise StoreError(f"{path}: another transaction conflicted, or kept it locked{outcome}: try again") from error
     if code.startswith("XX00"):
-        raise DamagedStore(f"{path} is damaged ({first_line(error)}): go back to a copy") from error
+        raise DamagedStore(f"{path} is damaged ({first_line(error)}): restore a backup") from error
     if code == "42501":
         if admit is None:
             hint = "the role needs CREATE on the database, or on that schema; or give another with ?schema=NAME"

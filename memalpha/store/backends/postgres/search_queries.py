@@ -219,7 +219,7 @@ class SearchQueries:
         lengths[entry_indices(all_words)] = all_words["count"]
         if (lengths < 0).any():
             raise DamagedStore(
-                f"{self._rows.database.path} lacks the words of some contents: run `memalpha doctor --repair`"
+                f"{self._rows.database.path} lacks the postings of some contents: run `memalpha doctor --repair`"
             )
         postings = [blobs.get(word_term(word), empty) for word in query_words]
         all_postings = np.concatenate([empty, *postings])

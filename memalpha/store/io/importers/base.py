@@ -149,7 +149,7 @@ class _PlainUnpickler(pickle.Unpickler):
         """Return the stand-in for a named class, or refuse it."""
         if module.partition(".")[0] in self._packages:
             return InertObject
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which is not data")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not plain data")
 
 
 def load_plain_pickle(location: str, data: bytes, packages: Sequence[str] = ()) -> Any:
@@ -166,7 +166,7 @@ def load_plain_pickle(location: str, data: bytes, packages: Sequence[str] = ()) 
     try:
         return _PlainUnpickler(BytesIO(data), packages).load()
     except _PICKLE_ERRORS as error:
-        raise DataError(f"{location}: a pickle that is not read: {error}") from error
+        raise DataError(f"{location}: the pickle is refused: {error}") from error
 
 
 def require_json_fields(location: str, value: Mapping[str, Any]) -> dict[str, Any]:
