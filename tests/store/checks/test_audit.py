@@ -29,7 +29,7 @@ def store():
         yield store
 
 
-def found(store: MemoryStore, **options) -> list[tuple[str, str, list[str]]]:
+def findings_of(store: MemoryStore, **options) -> list[tuple[str, str, list[str]]]:
     return [
         (finding.kind, finding.reason, [entry.content for entry in finding.entries])
         for finding in audit(store, **options).findings
@@ -58,48 +58,48 @@ def test_values_of_one_slot_contradict_unless_they_are_events(store) -> None:
         store.insert("semantic", content)
     for content in ("trip: Oslo", "trip: Rome"):
         store.insert("episodic", content)
-    assert found(store)[0] == (
+    assert findings_of(store)[0] == (
         "contradiction",
         "values",
         ["Ana's city: Oslo", "ana's city: Rome.", "Ana's  City: the Oslo!"],
     )
-    assert [kind for kind, _, _ in found(store)].count("contradiction") == 1
+    assert [kind for kind, _, _ in findings_of(store)].count("contradiction") == 1
     store.insert("semantic", "trip: Paris")
-    assert ("contradiction", "values", ["trip: Oslo", "trip: Rome", "trip: Paris"]) in found(store)
+    assert ("contradiction", "values", ["trip: Oslo", "trip: Rome", "trip: Paris"]) in findings_of(store)
 
 
 def test_stale_by_date(store) -> None:
     store.insert("semantic", "city: Oslo", timestamp="2024-01-01")
     rome = store.insert("semantic", "city: Rome", timestamp="2024-06-01")
     store.insert("semantic", "city: Bern")  # no date: nothing is claimed of it
-    assert [item for item in found(store) if item[0] == "stale"] == [("stale", "later", ["city: Oslo"])]
+    assert [item for item in findings_of(store) if item[0] == "stale"] == [("stale", "later", ["city: Oslo"])]
     store.update(rome.id, "job: nurse")
-    assert [item for item in found(store) if item[0] == "stale"] == [("stale", "ended", ["city: Oslo"])]
+    assert [item for item in findings_of(store) if item[0] == "stale"] == [("stale", "ended", ["city: Oslo"])]
     store.undo()
     store.insert("semantic", "City: Oslo", timestamp="2024-09-01")  # said again: then Rome is what is old
-    assert [item for item in found(store) if item[0] == "stale"] == [("stale", "later", ["city: Rome"])]
+    assert [item for item in findings_of(store) if item[0] == "stale"] == [("stale", "later", ["city: Rome"])]
     assert audit(store).findings[1].against[0].content == "City: Oslo"
 
 
 def test_what_was_undone_or_had_ended_before_speaks_against_nothing(store) -> None:
-    gone = store.insert("semantic", "city: Bern", timestamp="2025-01-01")
-    store.delete(gone.id)
+    removed = store.insert("semantic", "city: Bern", timestamp="2025-01-01")
+    store.delete(removed.id)
     store.insert("semantic", "city: Oslo", timestamp="2024-01-01")
     store.insert("semantic", "city: Rome", timestamp="2024-06-01")
     store.undo()
-    assert found(store) == []
+    assert findings_of(store) == []
 
 
 def test_stale_where_the_same_was_replaced_elsewhere(store) -> None:
     one = store.insert("semantic", "Ana lives in Lisbon.")
     store.insert("episodic", "ana lives in lisbon")
-    assert [item[:2] for item in found(store)] == [("duplicate", "text")]
+    assert [item[:2] for item in findings_of(store)] == [("duplicate", "text")]
     store.update(one.id, "Ana lives in Lisbon!")  # nothing else
-    assert [item[:2] for item in found(store)] == [("duplicate", "text")]
+    assert [item[:2] for item in findings_of(store)] == [("duplicate", "text")]
     store.update(one.id, "Ana moved to Porto and is happy there.")
-    assert found(store) == [("stale", "replaced", ["ana lives in lisbon"])]
+    assert findings_of(store) == [("stale", "replaced", ["ana lives in lisbon"])]
     store.insert("semantic", "Ana lives in Lisbon.")  # said again after that
-    assert found(store)[0] == ("stale", "replaced", ["ana lives in lisbon"]) and len(found(store)) == 2
+    assert findings_of(store)[0] == ("stale", "replaced", ["ana lives in lisbon"]) and len(findings_of(store)) == 2
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_stale_where_the_same_was_replaced_elsewhere(store) -> None:
 )
 def test_what_says_of_itself_that_it_is_outdated(store, content: str, says: bool) -> None:
     store.insert("semantic", content)
-    assert found(store) == ([("stale", "says", [content])] if says else [])
+    assert findings_of(store) == ([("stale", "says", [content])] if says else [])
 
 
 @pytest.mark.parametrize(
@@ -139,15 +139,15 @@ def test_what_says_of_itself_that_it_is_outdated(store, content: str, says: bool
 def test_duplicates(store, one: str, two: str, reason: str | None) -> None:
     store.insert("semantic", one)
     store.insert("episodic", two)
-    assert found(store) == ([("duplicate", reason, [one, two])] if reason else [])
+    assert findings_of(store) == ([("duplicate", reason, [one, two])] if reason else [])
 
 
 def test_categories_that_no_query_retrieves(store) -> None:
     store.insert_many([{"category": "semantic", "content": f"Ana likes tea number {n}."} for n in range(5)])
     store.insert("episodic", "Tom ran a marathon.")
-    assert found(store, k=1) == []  # each is the best hit for its own text
+    assert findings_of(store, k=1) == []  # each is the best hit for its own text
     assert audit(store).retrieval.categories["episodic"] == {"entries": 1, "asked": 1, "found": 1}
-    assert found(store, queries=["tea", "Ana"], k=3) == [("unretrieved", "queries", ["Tom ran a marathon."])]
+    assert findings_of(store, queries=["tea", "Ana"], k=3) == [("unretrieved", "queries", ["Tom ran a marathon."])]
     counts = audit(store, queries=["tea", "marathon"], k=1).retrieval.categories
     assert counts["episodic"] == {"entries": 1, "asked": 2, "found": 1} == {**counts["semantic"], "entries": 1}
 
@@ -167,7 +167,7 @@ def test_orphans_and_coverage_of_a_source(store) -> None:
     store.insert("semantic", "From some chunk.", chunk=0)
     store.insert("semantic", "From a turn that is not there.", source="a.jsonl", chunk=1, turn="1")
     store.insert("semantic", "From a chunk that is not there.", source="a.jsonl", chunk=2)
-    assert found(store, source=("a.jsonl", chunks)) == [
+    assert findings_of(store, source=("a.jsonl", chunks)) == [
         ("orphan", "no origin", ["From nowhere."]),
         ("orphan", "no source", ["From some chunk."]),
         ("orphan", "dangling", ["From a turn that is not there.", "From a chunk that is not there."]),
@@ -201,7 +201,7 @@ STEPS = st.lists(
 @settings(max_examples=60)
 @given(STEPS)
 def test_findings_are_of_live_entries_and_an_audit_of_their_copy_is_the_same(steps) -> None:
-    """Whatever happened: contradictions are those that the plain rule gives, and no exact duplicate is missed."""
+    """Contradictions are those that the plain rule gives, and no exact duplicate is missed."""
     with MemoryStore.open(":memory:", embedder=HashEmbedder(32)) as store:
         for kind, content, timestamp, place in steps:
             live = store.list()

@@ -81,11 +81,11 @@ DERIVED = {
 def test_what_follows_from_the_log_is_made_anew(path: Path, statement: str) -> None:
     before = contents(path)
     tamper(path, statement)
-    found = examine(path)
-    assert found.problems and {problem.part for problem in found.problems} <= {DERIVED[statement]}
-    assert examine(path).problems == found.problems  # looking changes nothing
+    report = examine(path)
+    assert report.problems and {problem.part for problem in report.problems} <= {DERIVED[statement]}
+    assert examine(path).problems == report.problems  # looking changes nothing
     mended = examine(path, repair=True)
-    assert mended.problems == [] and mended.repaired[: len(found.problems)] == found.problems
+    assert mended.problems == [] and mended.repaired[: len(report.problems)] == report.problems
     assert examine(path).problems == []
     assert contents(path) == before
 

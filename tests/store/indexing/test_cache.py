@@ -135,25 +135,25 @@ def two_stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, b
 def test_whatever_happens_to_the_file_the_answers_are_right(
     two_stores: tuple[Path, bytes, bytes, list], data: st.DataObject
 ) -> None:
-    path, mine, other, right = two_stores
+    path, own_file, other, right = two_stores
     kind = data.draw(st.sampled_from(["flip", "cut", "grow", "swap", "splice", "delete", "nothing"]))
-    place = data.draw(st.integers(0, len(mine) - 1) | st.integers(0, 900))
+    place = data.draw(st.integers(0, len(own_file) - 1) | st.integers(0, 900))
     changed = {
-        "flip": mine[:place] + bytes([mine[place] ^ data.draw(st.integers(1, 255))]) + mine[place + 1 :],
-        "cut": mine[:place],
-        "grow": mine + bytes(place),
+        "flip": own_file[:place] + bytes([own_file[place] ^ data.draw(st.integers(1, 255))]) + own_file[place + 1 :],
+        "cut": own_file[:place],
+        "grow": own_file + bytes(place),
         "swap": other,
-        "splice": mine[:place] + other[place:],
-        "nothing": mine,
+        "splice": own_file[:place] + other[place:],
+        "nothing": own_file,
     }
     [file] = index_files(str(path)) or [path.with_name(cache.IndexCache(new(path)._namespace).path.name)]  # pyright: ignore
     file.unlink(missing_ok=True)
     if kind != "delete":
         file.write_bytes(changed[kind])
-        assert (read_arrays(file) is not None) == (changed[kind] in (mine, other))
-        assert bool(examine(path).problems) == (changed[kind] != mine)
+        assert (read_arrays(file) is not None) == (changed[kind] in (own_file, other))
+        assert bool(examine(path).problems) == (changed[kind] != own_file)
     assert found(path) == right
-    assert file.read_bytes() == mine or read_arrays(file) is not None  # and a sound one is there again
+    assert file.read_bytes() == own_file or read_arrays(file) is not None  # and a sound one is there again
 
 
 def test_a_copy_that_went_its_own_way_is_another_store(tmp_path: Path, built: list[int]) -> None:
@@ -166,12 +166,12 @@ def test_a_copy_that_went_its_own_way_is_another_store(tmp_path: Path, built: li
             store.insert("semantic", text)
             store.search("x")
     built.clear()
-    [mine], [its] = index_files(str(path)), index_files(str(copy))
-    shutil.copy(its, mine)
+    [own_file], [its] = index_files(str(path)), index_files(str(copy))
+    shutil.copy(its, own_file)
     assert found(path)[4][0].entry.content == "zyxomma: mine" and built == [1]
     # An older copy of the file in the place of a newer one: the index is ahead of its log.
     shutil.copy(path, copy)
-    shutil.copy(mine, its)
+    shutil.copy(own_file, its)
     with new(copy) as store:
         store.insert_many({"category": "semantic", "content": f"more {index}"} for index in range(10))
         store.search("x")
@@ -181,7 +181,7 @@ def test_a_copy_that_went_its_own_way_is_another_store(tmp_path: Path, built: li
         store.namespace("other").insert("semantic", "city: Rome")
         other = store.namespace("other")._index._cache.path
     assert other is not None
-    shutil.copy(mine, other)
+    shutil.copy(own_file, other)
     with new(tmp_path / "c.db", "other") as store:
         assert [hit.entry.content for hit in store.search("zyxomma", 9)] == ["city: Rome"]
 
@@ -212,14 +212,14 @@ def test_erasing_removes_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     aside.write_bytes(b"zyxomma")
     reader = new(path)
     reader.search("x")
-    gone: list[list[Path]] = []
+    removed: list[list[Path]] = []
     erase = type(store._namespace).erase
     monkeypatch.setattr(
-        type(store._namespace), "erase", lambda self, ids: (gone.append(index_files(str(path))), erase(self, ids))[1]
+        type(store._namespace), "erase", lambda self, ids: (removed.append(index_files(str(path))), erase(self, ids))[1]
     )
     for entry in store.list():
         store.erase(entry.id)
-    assert gone[0] == [] and index_files(str(path)) == []
+    assert removed[0] == [] and index_files(str(path)) == []
     reader.close()  # it knows what was erased, and must not write it down
     assert index_files(str(path)) == []
     store.erase_all()

@@ -22,7 +22,7 @@ QUERIES = ["Which pet has fur?", "fjord 17", "piano", "flour 250 oven bread", "n
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is large, for a test."""
+    """Lower the limits, so that a few hundred documents count as many."""
     monkeypatch.setattr(approximate, "EXACT_LIMIT", 200)
     monkeypatch.setattr(approximate, "NEAREST", 100)
     monkeypatch.setattr(approximate, "BEST_BY_WORDS", 100)
@@ -38,9 +38,9 @@ class Embedder:
     def encode(self, texts):
         rows = []
         for text in texts:
-            own = np.random.default_rng(list(text.encode())).normal(size=64)
+            own_vector = np.random.default_rng(list(text.encode())).normal(size=64)
             of_topics = [sum(word in text for word in topic.split()) for topic in TOPICS]
-            rows.append(own * 0.15 + np.pad(of_topics, (0, 60)))
+            rows.append(own_vector * 0.15 + np.pad(of_topics, (0, 60)))
         rows = np.array(rows, np.float32).reshape(len(texts), 64)
         return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
@@ -58,8 +58,8 @@ def recall(corpus: Corpus, **options) -> float:
     shares = []
     for query in QUERIES:
         right = corpus.search_many([query], 10, exact=True, **options)[0]
-        found = corpus.search_many([query], 10, **options)[0]
-        shares.append(len({hit.id for hit in right} & {hit.id for hit in found}) / 10)
+        recalled = corpus.search_many([query], 10, **options)[0]
+        shares.append(len({hit.id for hit in right} & {hit.id for hit in recalled}) / 10)
     return float(np.mean(shares))
 
 
@@ -114,10 +114,10 @@ def test_a_boost_counts_among_the_candidates() -> None:
 
 
 def test_lists_are_built_beside_the_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, build, begun = threading.Event(), approximate.InvertedLists.build, []
+    gate, build, build_sizes = threading.Event(), approximate.InvertedLists.build, []
 
     def slow(rows, slots, stopped):
-        begun.append(len(slots))
+        build_sizes.append(len(slots))
         gate.wait(20)
         return build(rows, slots, stopped)
 
@@ -125,13 +125,13 @@ def test_lists_are_built_beside_the_searches(monkeypatch: pytest.MonkeyPatch) ->
     background = Background()
     corpus = corpus_from_arrays(300, background)
     right = corpus.search_many(QUERIES, 10, exact=True)
-    assert corpus.search_many(QUERIES, 10) == right and begun == [300]  # exact, and it does not wait
+    assert corpus.search_many(QUERIES, 10) == right and build_sizes == [300]  # exact, and it does not wait
     corpus.add(Document("new", "zyxomma alone", "g0", 1000))
     corpus.remove("d299")
     assert corpus.search("zyxomma")[0].id == "new" and background.is_busy
     gate.set()
     corpus.build()
-    assert begun == [300] and not background.is_busy and corpus._approximate.ready_lists().size == 301  # pyright: ignore
+    assert build_sizes == [300] and not background.is_busy and corpus._approximate.ready_lists().size == 301  # pyright: ignore
     assert corpus.search("zyxomma")[0].id == "new"
     # A few that came since are looked at one by one, many are put in as well, beside again; after more, all anew.
     corpus.add_many(map(document, range(300, 320)))
@@ -145,7 +145,7 @@ def test_lists_are_built_beside_the_searches(monkeypatch: pytest.MonkeyPatch) ->
     for number in range(120):
         corpus.remove(f"d{number}")
     corpus.build()
-    assert begun == [300, 201] and corpus._approximate.ready_lists().size == 201  # pyright: ignore
+    assert build_sizes == [300, 201] and corpus._approximate.ready_lists().size == 201  # pyright: ignore
 
 
 def test_lists_that_were_begun_for_what_is_gone_are_not_taken(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,17 +190,17 @@ def test_what_goes_wrong_in_the_background_is_raised(monkeypatch: pytest.MonkeyP
 
 
 def test_stopping_ends_the_thread() -> None:
-    background, seen = Background(), threading.Event()
+    background, work_ran = Background(), threading.Event()
 
     def work(stopped):
-        seen.set()
+        work_ran.set()
         while not stopped():
             pass
         raise Stopped
 
     before = set(threading.enumerate())
     background.start(work)
-    assert seen.wait(20) and background.is_busy and background.fetch() is None
+    assert work_ran.wait(20) and background.is_busy and background.fetch() is None
     background.start(lambda stopped: "second")
     assert background.fetch(wait=True) == "second" and background.fetch() is None and not background.is_busy
     background.start(work)
@@ -215,8 +215,8 @@ def test_a_store_keeps_its_lists_in_its_index_file(tmp_path, monkeypatch: pytest
         store.insert_many({"category": "semantic", "content": text} for text in texts)
         store.build_index()
         right = store.search_many(QUERIES, 10, exact=True)
-        found = store.search_many(QUERIES, 10)
-        assert [[hit.entry for hit in hits] for hits in found] == [[hit.entry for hit in hits] for hits in right]
+        recalled = store.search_many(QUERIES, 10)
+        assert [[hit.entry for hit in hits] for hits in recalled] == [[hit.entry for hit in hits] for hits in right]
     assert len(index_files(str(path))) == 1
 
     def never(*_):
@@ -224,11 +224,11 @@ def test_a_store_keeps_its_lists_in_its_index_file(tmp_path, monkeypatch: pytest
 
     monkeypatch.setattr(approximate.InvertedLists, "build", never)
     with MemoryStore.open(path, embedder=Embedder()) as store:
-        assert store.search_many(QUERIES, 10) == found
+        assert store.search_many(QUERIES, 10) == recalled
         new = store.insert("semantic", "zyxomma alone")
         assert store.search("zyxomma")[0].entry == new
         store.delete(new.id)
-        assert store.search_many(QUERIES, 10) == found
+        assert store.search_many(QUERIES, 10) == recalled
         exact = store.search("piano", 10, where={"content": {"$contains": "piano"}})
         assert exact == store.search("piano", 10, where={"content": {"$contains": "piano"}}, exact=True)
     assert not any(thread.name == "memalpha-index" for thread in threading.enumerate())

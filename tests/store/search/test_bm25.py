@@ -37,16 +37,16 @@ def test_agrees_with_bm25s():
     index = build(DOCS)
     for query in ("Where did Ana move?", "dogs in Lisbon", "cat cat dog", "zebra"):
         tokens = words(query)
-        known = [token for token in tokens if token in reference.vocab_dict]
-        theirs = reference.get_scores(known) if known else np.zeros(len(DOCS))
-        assert np.allclose(bm25(index, range(len(DOCS)), tokens), theirs, atol=1e-5), query
+        occurrences = [token for token in tokens if token in reference.vocab_dict]
+        reference_scores = reference.get_scores(occurrences) if occurrences else np.zeros(len(DOCS))
+        assert np.allclose(bm25(index, range(len(DOCS)), tokens), reference_scores, atol=1e-5), query
 
 
 def test_score_by_hand():
     # Two documents of lengths 1 and 3 (mean 2); the term is in both, twice in the second.
     idf = np.log(1 + 0.5 / 2.5)
-    wanted = [idf * 1 / (1 + 1.5 * (0.25 + 0.75 * 0.5)), idf * 2 / (2 + 1.5 * (0.25 + 0.75 * 1.5))]
-    assert np.allclose(bm25(build(["x", "x x y"]), [0, 1], ["x"]), wanted, atol=1e-12)
+    expected = [idf * 1 / (1 + 1.5 * (0.25 + 0.75 * 0.5)), idf * 2 / (2 + 1.5 * (0.25 + 0.75 * 1.5))]
+    assert np.allclose(bm25(build(["x", "x x y"]), [0, 1], ["x"]), expected, atol=1e-12)
 
 
 some_words = st.text(st.sampled_from("ab cd "), max_size=12)
@@ -74,9 +74,9 @@ def test_a_selection_is_an_index_of_its_own(data, batches, few) -> None:
     present = [g for g in range(3) if g in groups]
     for query in map(words, ("a", "ab cd", "c d d")):
         assert bm25(index, slots, query).tolist() == bm25(alone, range(len(slots)), query).tolist()
-        wanted = np.zeros(3)
-        wanted[present] = bm25(build([joined[g] for g in present]), range(len(present)), query)
-        assert np.allclose(bm25(index, slots, query, groups, 3), wanted, atol=1e-12)
+        expected = np.zeros(3)
+        expected[present] = bm25(build([joined[g] for g in present]), range(len(present)), query)
+        assert np.allclose(bm25(index, slots, query, groups, 3), expected, atol=1e-12)
 
 
 def test_slots_are_used_again_after_settling() -> None:
@@ -110,7 +110,7 @@ def test_tokens():
 
 
 @pytest.mark.parametrize(
-    ("query", "wanted", "other"),
+    ("query", "expected", "other"),
     [
         ("谁住在上海", "我住在上海、养了一只猫", "他喜欢打篮球"),
         ("猫", "我住在上海、养了一只猫", "他喜欢打篮球"),
@@ -124,8 +124,8 @@ def test_tokens():
         ("القاهرة", "انتقلت إلى القَاهِرة", "يحب كرة السلة"),
     ],
 )
-def test_found_inside_a_sentence(query, wanted, other) -> None:
-    scores = bm25(build([wanted, other]), [0, 1], words(query))
+def test_found_inside_a_sentence(query, expected, other) -> None:
+    scores = bm25(build([expected, other]), [0, 1], words(query))
     assert scores[0] > scores[1]
 
 
@@ -145,9 +145,9 @@ PORTER = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("word", "wanted"), PORTER.items())
-def test_porter(word, wanted):
-    assert stem(word) == wanted
+@pytest.mark.parametrize(("word", "expected"), PORTER.items())
+def test_porter(word, expected):
+    assert stem(word) == expected
 
 
 SUFFIXES = """
@@ -174,6 +174,7 @@ def test_what_is_added_in_batches_is_merged_when_it_is_asked_for():
     assert len(many._unmerged) >= 1
     for term in ("fact", "3", "299", "nothing"):
         a, b = (
-            [] if found is None else np.transpose(found).tolist() for found in (one.postings(term), many.postings(term))
+            [] if matches is None else np.transpose(matches).tolist()
+            for matches in (one.postings(term), many.postings(term))
         )
         assert sorted(a) == sorted(b)

@@ -40,21 +40,21 @@ def scaled(values):
 def test_the_score_is_the_documented_one():
     query = "the city of Oslo"
     vectors = EMBEDDER.encode([doc.text for doc in DOCS]).astype(float)
-    asked = EMBEDDER.encode([query])[0].astype(float)
+    query_vector = EMBEDDER.encode([query])[0].astype(float)
     names = ["semantic", "episodic"]
     member = np.array([names.index(doc.group) for doc in DOCS])
     lexical, slots = LexicalIndex(), np.arange(5)
     lexical.add(slots, [doc.text for doc in DOCS])
     alone = SelectedPostings(lexical, slots)
-    dense, bm25 = vectors @ asked, BM25(alone.lengths, slots, 5).scores(alone.match_terms(words(query)))
+    dense, bm25 = vectors @ query_vector, BM25(alone.lengths, slots, 5).scores(alone.match_terms(words(query)))
     prototypes = np.array([vectors[member == g].mean(axis=0) for g in (0, 1)])
-    near = np.maximum(prototypes / np.linalg.norm(prototypes, axis=1, keepdims=True) @ asked, 0)
+    near = np.maximum(prototypes / np.linalg.norm(prototypes, axis=1, keepdims=True) @ query_vector, 0)
     worded = BM25(alone.lengths, member, 2).scores(alone.match_terms(words(query)))
     prior = (worded / worded.max() + near / near.max()) / 2
-    wanted = {"dense": dense, "bm25": bm25, "flat": scaled(dense) + scaled(bm25)}
-    wanted["soft"] = wanted["flat"] + prior[member]
+    expected = {"dense": dense, "bm25": bm25, "flat": scaled(dense) + scaled(bm25)}
+    expected["soft"] = expected["flat"] + prior[member]
     corpus = Corpus(EMBEDDER, DOCS)
-    for route, scores in wanted.items():
+    for route, scores in expected.items():
         found = {result.id: result.score for result in corpus.search(query, 5, route=route)}
         assert np.allclose([found[doc.id] for doc in DOCS], scores, atol=1e-4), route
     best = corpus.search(query, 1)[0]
@@ -162,8 +162,8 @@ def test_the_search_of_many_is_as_exact_as_that_of_few():
         chosen = parse_filter(where)
         assert chosen is not None
         for route in ROUTES:
-            wanted = of([entry for entry in facts if chosen.matches(entry)]).search("a cat of b c", 40, route=route)
-            assert corpus.search("a cat of b c", 40, route=route, where=chosen) == wanted
+            expected = of([entry for entry in facts if chosen.matches(entry)]).search("a cat of b c", 40, route=route)
+            assert corpus.search("a cat of b c", 40, route=route, where=chosen) == expected
 
 
 def test_a_batch_is_its_searches():
@@ -243,13 +243,13 @@ def test_changed_in_place_equals_built_anew(program, search_between):
     fresh = Corpus(EMBEDDER, live.values())
     assert len(corpus) == len(fresh) == len(live)
     for route in ROUTES:
-        for ours, theirs in zip(
+        for ours, other_scores in zip(
             corpus.search_many(["cat", "the city of Rome"], 6, route=route),
             fresh.search_many(["cat", "the city of Rome"], 6, route=route),
             strict=True,
         ):
-            assert ids(ours) == ids(theirs)
-            assert np.allclose([r.score for r in ours], [r.score for r in theirs], atol=1e-9)
+            assert ids(ours) == ids(other_scores)
+            assert np.allclose([r.score for r in ours], [r.score for r in other_scores], atol=1e-9)
 
 
 def test_new_documents_are_embedded_in_one_batch_and_only_for_routes_with_vectors():

@@ -29,14 +29,14 @@ ROOT = Path(__file__).parents[3]
 @given(rows=st.lists(st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3), max_size=6))
 def test_a_row_is_its_vector_as_far_as_the_precision_goes(precision: Precision, rows: list[list[float]]) -> None:
     vectors = np.array(rows, np.float32).reshape(-1, 3)
-    held = encode(vectors, precision)
-    assert held.nbytes == len(rows) * {"float32": 12, "float16": 6, "int8": 3 + 4}[precision]
-    again = decode(held)
+    encoded = encode(vectors, precision)
+    assert encoded.nbytes == len(rows) * {"float32": 12, "float16": 6, "int8": 3 + 4}[precision]
+    again = decode(encoded)
     largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0.0)
     assert again.dtype == np.float32 and (np.abs(again - vectors) <= largest * ERROR[precision] * 1.01 + 1e-7).all()
-    assert precision != "float16" or (again == held.astype(np.float32)).all()
-    for place in range(len(rows)):  # whatever else is there
-        assert (encode(vectors[place : place + 1], precision) == held[place]).all()
+    assert precision != "float16" or (again == encoded.astype(np.float32)).all()
+    for row_index in range(len(rows)):  # whatever else is there
+        assert (encode(vectors[row_index : row_index + 1], precision) == encoded[row_index]).all()
 
 
 @pytest.mark.parametrize("precision", COMPACT)
@@ -44,8 +44,8 @@ def test_an_index_gives_the_products_with_what_it_holds(precision: Precision) ->
     rng = np.random.default_rng(0)
     vectors, queries = (normalize(rng.normal(size=(n, 48)).astype(np.float32)) for n in (5000, 2))
     index, plain = VectorIndex(48, precision), VectorIndex(48)
-    held = index.set(np.arange(5000), vectors)
-    plain.set(np.arange(5000), held)
+    encoded = index.set(np.arange(5000), vectors)
+    plain.set(np.arange(5000), encoded)
     index.remove(7)
     plain.remove(7)
     assert (index.vectors_at(np.array([3, 7])) == plain.rows[[3, 7]]).all() and not index.vectors_at(
@@ -69,12 +69,12 @@ WORDS = st.lists(
 @settings(max_examples=25, deadline=None)
 @given(
     facts=st.lists(st.tuples(WORDS.map(" ".join), st.sampled_from(["semantic", "episodic"])), min_size=1, max_size=90),
-    gone=st.sets(st.integers(0, 89), max_size=40),
+    removed=st.sets(st.integers(0, 89), max_size=40),
     query=WORDS.map(" ".join),
     route=st.sampled_from(ROUTES),
 )
 def test_the_scores_of_hits_are_exact(
-    tmp_path_factory: pytest.TempPathFactory, facts: list[tuple[str, str]], gone: set[int], query: str, route
+    tmp_path_factory: pytest.TempPathFactory, facts: list[tuple[str, str]], removed: set[int], query: str, route
 ) -> None:
     path = tmp_path_factory.mktemp("store") / "a.db"
     with open_as(path, "float32") as plain, open_as(path, "float16") as half, open_as(path, "int8") as byte:
@@ -82,11 +82,11 @@ def test_the_scores_of_hits_are_exact(
         past = plain.snapshot()
         for store in (half, byte):
             store.search(query)  # what follows is caught up
-        for place, entry in enumerate(plain.list()):
-            if place in gone:
+        for row_index, entry in enumerate(plain.list()):
+            if row_index in removed:
                 plain.delete(entry.id)
-            elif place % 7 == 0:
-                plain.update(entry.id, f"{entry.content} {place}")
+            elif row_index % 7 == 0:
+                plain.update(entry.id, f"{entry.content} {row_index}")
         for where in ({}, {"category": "semantic"}, {"content": {"$contains": "cat"}}):
             right = {hit.entry.id: hit for hit in plain.search(query, 100, where=where, route=route)}
             for store in (half, byte):

@@ -38,8 +38,8 @@ def slowly(documents, query):
 
     def counted(id, term):
         weight, beside = around[id]
-        own = tokens[id].count(term)
-        return own or sum(weight**far * tokens[other].count(term) for far, ids in beside.items() for other in ids)
+        count = tokens[id].count(term)
+        return count or sum(weight**far * tokens[other].count(term) for far, ids in beside.items() for other in ids)
 
     length = {
         id: len(tokens[id]) + sum(weight**far * len(tokens[other]) for far, ids in beside.items() for other in ids)
@@ -69,18 +69,18 @@ def test_the_words_around_count_as_the_formula_says(lines, random, query):
         Document(f"n{at}", text, "G", at, None if span is None else span._replace(step=step))
         for at, ((text, span), step) in enumerate(zip(lines, steps, strict=True))
     ]
-    wanted = slowly(documents, query)
-    found = Corpus(EMBEDDER, documents).search(query, 30)
+    expected = slowly(documents, query)
+    results = Corpus(EMBEDDER, documents).search(query, 30)
     plain = {hit.id: hit.score for hit in Corpus(EMBEDDER, documents).search(query, 30, route="bm25")}
     some = any(document.span for document in documents)
-    for hit in found:
+    for hit in results:
         assert hit.explain["bm25"] == plain[hit.id]
         assert ("around" in hit.explain) == some
-        assert math.isclose(hit.explain["bm25"] + hit.explain.get("around", 0.0), wanted[hit.id], abs_tol=1e-12)
-    values = np.array([[wanted[hit.id], hit.explain["dense"]] for hit in found])
+        assert math.isclose(hit.explain["bm25"] + hit.explain.get("around", 0.0), expected[hit.id], abs_tol=1e-12)
+    values = np.array([[expected[hit.id], hit.explain["dense"]] for hit in results])
     low, width = values.min(axis=0), np.ptp(values, axis=0)
     scaled = np.divide(values - low, width, out=np.zeros_like(values), where=width > 0).sum(axis=1)
-    assert np.allclose([hit.score - hit.explain["group"] for hit in found], scaled, atol=1e-9)
+    assert np.allclose([hit.score - hit.explain["group"] for hit in results], scaled, atol=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -91,12 +91,12 @@ def test_the_order_in_which_spans_come_shows_in_no_digit(seed):
     documents = [
         Document(f"n{at}", line, "G", at, span) for at, (line, span) in enumerate(zip(lines, spans, strict=True))
     ]
-    found = []
+    results = []
     for _ in range(2):
         hits = Corpus(EMBEDDER, documents).search("cat in oslo", 100)
-        found.append({hit.id: (hit.explain["bm25"], hit.explain["around"]) for hit in hits})
+        results.append({hit.id: (hit.explain["bm25"], hit.explain["around"]) for hit in hits})
         random.shuffle(documents)
-    assert len(found[0]) == 100 and found[0] == found[1]
+    assert len(results[0]) == 100 and results[0] == results[1]
 
 
 @settings(max_examples=100, deadline=None)
@@ -138,28 +138,33 @@ def chat(turns=9, **options):
     return store
 
 
-def said(entries):
+def turns_of(entries):
     return [int(entry.turn[2:]) for entry in entries]
 
 
 def test_the_text_around_an_entry_is_an_unbroken_run_within_the_budget():
     with chat() as store:
         ids = [entry.id for entry in store.list()]
-        assert said(store.around(ids[4], 50)) == [2, 3, 4, 5, 6]
-        assert said(store.around(ids[4], 40)) == [2, 3, 4, 5]  # before comes before after
-        assert said(store.around(ids[0], 30)) == [0, 1, 2]
-        assert said(store.around(ids[8])) == list(range(9))
-        assert said(store.around(ids[4], 19)) == said(store.around(ids[4], 0)) == [4]
+        assert turns_of(store.around(ids[4], 50)) == [2, 3, 4, 5, 6]
+        assert turns_of(store.around(ids[4], 40)) == [2, 3, 4, 5]  # before comes before after
+        assert turns_of(store.around(ids[0], 30)) == [0, 1, 2]
+        assert turns_of(store.around(ids[8])) == list(range(9))
+        assert turns_of(store.around(ids[4], 19)) == turns_of(store.around(ids[4], 0)) == [4]
         assert store.around(ids[9], 1000) == [store.get(ids[9])]  # another source
         long = store.insert("episodic", "long " * 50, source="chat", chunk=0, turn="D:9").id
-        assert said(store.around(ids[5], 40)) == [2, 3, 4, 5]  # what does not fit ends that side, the other goes on
-        assert said(store.around(long, 80)) == [5, 9]
-        assert said(store.around(long, 83)) == [5, 9, 6]
+        assert turns_of(store.around(ids[5], 40)) == [
+            2,
+            3,
+            4,
+            5,
+        ]  # a span that does not fit ends its side
+        assert turns_of(store.around(long, 80)) == [5, 9]
+        assert turns_of(store.around(long, 83)) == [5, 9, 6]
         store.delete(ids[3])
-        assert said(store.around(ids[4], 20)) == [2, 4]
-        assert said(store.around(ids[4], 20, as_of=10)) == [3, 4]
+        assert turns_of(store.around(ids[4], 20)) == [2, 4]
+        assert turns_of(store.around(ids[4], 20, as_of=10)) == [3, 4]
         assert store.around(ids[4], 20, as_of=10)[0] == store.get(ids[3], as_of=10)
-        assert said(store.around(ids[1], as_of=2)) == [0, 1]
+        assert turns_of(store.around(ids[1], as_of=2)) == [0, 1]
         for entry in (*store.around(ids[4]), *store.around(ids[4], as_of=5)):
             assert entry.valid_to is None
         with pytest.raises(UnknownEntry):
@@ -175,7 +180,7 @@ def test_a_fact_is_surrounded_by_what_was_said_in_its_chunk():
     with chat(6) as store:
         fact = store.insert("semantic", "Ana lives in Oslo.", source="chat", chunk=0)
         later = store.insert("episodic", "turn 6", source="chat", chunk=1, turn="D:6")
-        assert said(store.around(fact.id, 22)) == [4, 5, 6]
+        assert turns_of(store.around(fact.id, 22)) == [4, 5, 6]
         assert later.content == store.around(fact.id, 22)[-1].content
         assert fact not in store.around(fact.id)
         for origin in ({}, {"source": "nobody"}, {"turn": "D:1"}):
@@ -192,35 +197,35 @@ def test_a_fact_is_surrounded_by_what_was_said_in_its_chunk():
     st.integers(0, 40),
     st.sets(st.integers(0, 11), max_size=4),
 )
-def test_around_is_the_longest_run_that_fits(lines, at, tokens, gone):
+def test_around_is_the_longest_run_that_fits(lines, at, tokens, removed):
     with MemoryStore.open(":memory:", embedder="hash") as store:
-        made = [
+        entries_made = [
             store.insert("episodic", f"{number:02}{'x' * size}", source=source, chunk=chunk, turn=str(number))
             for number, (source, chunk, size) in enumerate(lines)
         ]
-        chosen = made[at % len(made)]
-        for number in gone - {at % len(made)}:
-            if number < len(made):
-                store.delete(made[number].id)
+        chosen = entries_made[at % len(entries_made)]
+        for number in removed - {at % len(entries_made)}:
+            if number < len(entries_made):
+                store.delete(entries_made[number].id)
         live = [entry for entry in store.list() if entry.source == chosen.source]
         live.sort(key=lambda entry: -1 if entry.chunk is None else entry.chunk)  # stable: as they were stored
-        found = store.around(chosen.id, tokens)
-        start = live.index(found[0])
-        assert found == live[start : start + len(found)] and chosen in found
-        size = sum(len(entry.content) for entry in found)
-        assert size <= 4 * tokens or found == [chosen]
-        for end in (start - 1, start + len(found)):
+        results = store.around(chosen.id, tokens)
+        start = live.index(results[0])
+        assert results == live[start : start + len(results)] and chosen in results
+        size = sum(len(entry.content) for entry in results)
+        assert size <= 4 * tokens or results == [chosen]
+        for end in (start - 1, start + len(results)):
             assert not 0 <= end < len(live) or size + len(live[end].content) > 4 * tokens
 
 
 @pytest.mark.sqlite
 def test_to_look_around_costs_the_same_however_long_the_source():
-    store, asked = MemoryStore.open(":memory:", embedder="hash"), []
+    store, statements = MemoryStore.open(":memory:", embedder="hash"), []
     span = store.insert("episodic", "b", source="talk", chunk=1, turn="2")
-    store._database._connection.set_trace_callback(asked.append)
+    store._database._connection.set_trace_callback(statements.append)
     store.around(span.id)
     store._database._connection.set_trace_callback(None)
-    looks = [query for query in asked if "coalesce" in query]
+    looks = [query for query in statements if "coalesce" in query]
     assert len(looks) == 4  # in the chunk and beyond it, on both sides
     for look in looks:
         (plan,) = store._database._connection.execute(f"EXPLAIN QUERY PLAN {look}")

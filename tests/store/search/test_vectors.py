@@ -28,9 +28,9 @@ def test_a_score_does_not_depend_on_what_else_is_there():
     rng = np.random.default_rng(0)
     vectors = unit(*rng.normal(size=(257, 64)))
     queries = unit(*rng.normal(size=(9, 64)))
-    whole = VectorIndex(64)
-    whole.set(np.arange(257), vectors)
-    scores = whole.scores(queries)
+    full_index = VectorIndex(64)
+    full_index.set(np.arange(257), vectors)
+    scores = full_index.scores(queries)
     for slot in (0, 100, 256):
         alone = VectorIndex(64)
         alone.set(np.array([0]), vectors[slot : slot + 1])
@@ -56,8 +56,8 @@ def test_a_product_does_not_depend_on_what_else_is_there() -> None:
     for _ in range(300):
         query, rows = (rng.normal(size=(number, 96)).astype(np.float32) for number in (1, 41))
         some = rng.permutation(41)[: rng.integers(1, 41)]
-        whole, part = inner_products(query, rows), inner_products(np.repeat(query, 2, 0), rows[some])
-        assert (whole[:, some] == part).all()
+        full_index, part = inner_products(query, rows), inner_products(np.repeat(query, 2, 0), rows[some])
+        assert (full_index[:, some] == part).all()
 
 
 def test_room_beyond_the_rows_in_use_is_grown_into():
