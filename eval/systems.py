@@ -47,18 +47,24 @@ FIGURES = (
 def measured(
     settings: EvalConfig, label: str, names: Mapping[str, str], reader: Reader | None = None
 ) -> list[dict[str, Any]]:
-    """A row a system: its figures, its accuracy by ability, and what it cost; kept in `settings.out`. `reader` reads in
-    the place of the settings' own."""
-    kept = Path(str(settings.out)) / "rows.json"
-    before = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else []
+    """Evaluate each system and return its row: metrics, accuracy by ability, cost. Rows are saved in `settings.out`.
+
+    Args:
+        settings: The evaluation.
+        label: Name of the set.
+        names: Label of a system, if it is not its name.
+        reader: Reader that replaces the one of the settings.
+    """
+    rows_path = Path(str(settings.out)) / "rows.json"
+    previous = json.loads(rows_path.read_text(encoding="utf-8")) if rows_path.is_file() else []
     rows = []
     for system in settings.systems:
-        if known := [row for row in before if row["system"] == names.get(system, system)]:
-            rows += known
+        if recorded_rows := [row for row in previous if row["system"] == names.get(system, system)]:
+            rows += recorded_rows
             continue
         began, cpu = time.perf_counter(), time.process_time()
-        one = settings.model_copy(update={"systems": (system,)})
-        [report] = run_evaluation(one) if reader is None else read_by(reader, one)
+        single = settings.model_copy(update={"systems": (system,)})
+        [report] = run_evaluation(single) if reader is None else read_by(reader, single)
         summary = report.summary
         rows.append(
             {
@@ -72,13 +78,13 @@ def measured(
             }
         )
         print(f"{label}: {rows[-1]['system']}: {rows[-1]['accuracy']:.3f} ({rows[-1]['cpu_s']} s)", file=sys.stderr)
-        others = [row for row in before if row["system"] not in {one["system"] for one in rows}]
-        kept.write_text(json.dumps([*others, *rows], indent=1) + "\n", encoding="utf-8")
+        other_rows = [row for row in previous if row["system"] not in {done["system"] for done in rows}]
+        rows_path.write_text(json.dumps([*other_rows, *rows], indent=1) + "\n", encoding="utf-8")
     return rows
 
 
 def read_by(reader: Reader, settings: EvalConfig) -> list[Report]:
-    """`run_evaluation` with a reader that no configuration names."""
+    """Run an evaluation with a reader that no configuration can name."""
     return run_systems(
         settings.systems,
         load_config_tasks(settings),
@@ -92,7 +98,7 @@ def read_by(reader: Reader, settings: EvalConfig) -> list[Report]:
 
 
 def figure(value: Any) -> str:
-    """A cell: three decimals, counts whole, intervals with a dash."""
+    """Format a cell: three decimals, counts without, intervals as a range."""
     if value is None:
         return ""
     if isinstance(value, list | tuple):
@@ -101,7 +107,7 @@ def figure(value: Any) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of one set in Markdown; columns that none of them fills are left out."""
+    """Format the rows of one set as Markdown, without empty columns."""
     names = {
         "accuracy": "accuracy", "accuracy_interval": "95 %", "answerable_accuracy": "answerable", "score": "score",
         "stale_rate": "stale answers", "evidence_recall": "evidence shown", "tokens": "tokens shown",
@@ -120,7 +126,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def losses(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Where the wrong answers of each system were lost, in questions."""
+    """Format the number of wrong answers by error class for each system."""
     classes = sorted({name for row in rows for name in row["losses"]})
     head = ["system", "right", *(name.replace("_", " ") for name in classes)]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
@@ -134,58 +140,60 @@ MARKS = ("<!-- tables -->", "<!-- end of tables -->")
 
 
 def recorded(stem: Path, sets: Sequence[Mapping[str, Any]]) -> None:
-    """Put `sets` among those that `stem`.json has: new rows in the place of old ones of their systems, others stay."""
-    known = (
+    """Merge `sets` into `stem`.json and its page: new rows replace old ones of their systems."""
+    previous_sets = (
         json.loads(stem.with_suffix(".json").read_text(encoding="utf-8")) if stem.with_suffix(".json").exists() else []
     )
-    whole = {one["set"]: one for one in known}
-    for one in sets:
-        before = whole.get(one["set"], {"tasks_sha256": "", "rows": []})
-        others = before["rows"] if before["tasks_sha256"] == one["tasks_sha256"] else []
-        rows = {row["system"]: row for row in (*others, *one["rows"])}
-        whole[one["set"]] = {**one, "rows": sorted(rows.values(), key=lambda row: _place(row["system"]))}
-    kept = sorted(whole.values(), key=lambda one: one["config"]["world"]["tokens"] or 0)  # the lengths of a suite
-    stem.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    by_set = {entry["set"]: entry for entry in previous_sets}
+    for entry in sets:
+        previous = by_set.get(entry["set"], {"tasks_sha256": "", "rows": []})
+        earlier_rows = previous["rows"] if previous["tasks_sha256"] == entry["tasks_sha256"] else []
+        rows = {row["system"]: row for row in (*earlier_rows, *entry["rows"])}
+        by_set[entry["set"]] = {**entry, "rows": sorted(rows.values(), key=lambda row: _position(row["system"]))}
+    ordered = sorted(
+        by_set.values(), key=lambda entry: entry["config"]["world"]["tokens"] or 0
+    )  # the lengths of a suite
+    stem.with_suffix(".json").write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
     page = stem.with_suffix(".md")
     text = page.read_text(encoding="utf-8") if page.exists() else "\n".join(MARKS)
     head, _, rest = text.partition(MARKS[0])
-    tables = "\n".join(section(one) for one in kept)
+    tables = "\n".join(section(entry) for entry in ordered)
     page.write_text(f"{head}{MARKS[0]}\n\n{tables}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}", encoding="utf-8")
 
 
-def _place(system: str) -> int:
+def _position(system: str) -> int:
     order = (*BASELINES, "facts", *REFERENCES, "tiny", "babi", "trained")
     return order.index(system) if system in order else len(order)
 
 
-def section(one: Mapping[str, Any]) -> str:
-    """The tables of one set."""
-    first = one["rows"][0]
+def section(entry: Mapping[str, Any]) -> str:
+    """Format the tables of one set."""
+    first = entry["rows"][0]
     right, count = first["ceiling"], first["ceiling_n"]
     ceiling = (
         f"Shown the evidence itself, the reader is right in {right:.3f} of the {count:,} questions that name some.\n\n"
     )
     return (
-        f"## {one['set']} ({first['questions']:,} questions)\n\n{ceiling}{table(one['rows'])}\n\n"
-        f"Where the wrong answers were lost, in questions:\n\n{losses(one['rows'])}\n"
+        f"## {entry['set']} ({first['questions']:,} questions)\n\n{ceiling}{table(entry['rows'])}\n\n"
+        f"Where the wrong answers were lost, in questions:\n\n{losses(entry['rows'])}\n"
     )
 
 
 def _origin(settings: EvalConfig, reader: Reader | None) -> dict[str, Any]:
-    """`provenance` without the places of this machine."""
-    found = provenance(settings, load_config_tasks(settings))
-    found["data_sha256"] = {Path(name).name: digest for name, digest in found["data_sha256"].items()}
-    kept = (
+    """Return `provenance` without the paths of this machine."""
+    origin = provenance(settings, load_config_tasks(settings))
+    origin["data_sha256"] = {Path(name).name: digest for name, digest in origin["data_sha256"].items()}
+    keys = (
         "benchmark", "variant", "seeds", "limit", "chunk_tokens", "world", "babi", "context_tokens", "reader", "agent",
     )  # fmt: skip
-    found["config"] = {name: found["config"][name] for name in kept}
+    origin["config"] = {name: origin["config"][name] for name in keys}
     if reader is not None:
-        found["config"]["reader"] = {"name": reader.name, "k": settings.reader.k, "conflicts": reader.conflicts}
-    return found
+        origin["config"]["reader"] = {"name": reader.name, "k": settings.reader.k, "conflicts": reader.conflicts}
+    return origin
 
 
 def main() -> None:
-    """Measure what is asked for and record it."""
+    """Run the chosen evaluations and record them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("suite", choices=("locomo", "babi", "synthetic"))
     parser.add_argument("--data", help="locomo: locomo10.json")
@@ -204,13 +212,13 @@ def main() -> None:
     plans: list[tuple[str, EvalConfig]] = []
     readers: dict[str, Reader] = {}
     if args.suite == "locomo":
-        over: dict[str, Any] = {
+        overrides: dict[str, Any] = {
             "data": args.data,
             "systems": ["empty", *BASELINES[1:7], "facts", "oracle", *args.outside],
         }
         if args.audit:
-            over["options"] = {"audit": args.audit}
-        plans.append(("LoCoMo", load_config(EvalConfig, "locomo", over)))
+            overrides["options"] = {"audit": args.audit}
+        plans.append(("LoCoMo", load_config(EvalConfig, "locomo", overrides)))
     elif args.suite == "babi":
         writers = [*REFERENCES, "babi", *([args.trained] if args.trained else [])]
         shared: dict[str, Any] = {

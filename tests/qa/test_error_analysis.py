@@ -1,4 +1,4 @@
-"""The loss meter: memories spoiled in a known way and the class it gives, each rule, and the waterfall."""
+"""Error analysis: memories spoiled in a known way and the class it gives, each rule, and the waterfall."""
 
 import json
 import runpy
@@ -29,7 +29,7 @@ from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
 
 HASH = HashEmbedder(64)
-METER = runpy.run_path(str(Path(__file__).parents[2] / "eval" / "loss_meter.py"))
+BENCH = runpy.run_path(str(Path(__file__).parents[2] / "eval" / "error_analysis.py"))
 
 TASK = Task(
     id="t",
@@ -191,7 +191,7 @@ def test_core_text_that_the_budget_cut_off_was_held_all_the_same():
 @pytest.mark.parametrize("world", [WorldConfig(split="test"), WorldConfig(preset="full", split="test", tokens=8000)])
 def test_every_spoiled_memory_gets_its_class(world):
     """By gold facts every class is right; the other rules confuse what they must, and never blame the gold answer."""
-    measured = METER["run"](world, 12 if world.preset == "demo" else 2)
+    measured = BENCH["run"](world, 12 if world.preset == "demo" else 2)
     for name, row in measured["facts"].items():
         assert row["cases"] > 2, name
         assert (row["precision"], row["recall"]) == (1.0, 1.0), (name, row)
