@@ -307,15 +307,15 @@ def test_writer_and_reader_are_prompted_in_the_policy_s_own_style(small, tmp_pat
 
 def test_an_ignored_ctrl_c_stays_ignored(small, monkeypatch):
     """As under nohup and for background jobs of a shell."""
-    found = []
+    results = []
     append = reinforcement.append_lines
     monkeypatch.setattr(
-        reinforcement, "append_lines", lambda *args: (found.append(signal.getsignal(signal.SIGINT)), append(*args))
+        reinforcement, "append_lines", lambda *args: (results.append(signal.getsignal(signal.SIGINT)), append(*args))
     )
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         train(small(max_steps=1))
-        assert found and set(found) == {signal.SIG_IGN}
+        assert results and set(results) == {signal.SIG_IGN}
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)

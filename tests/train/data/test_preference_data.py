@@ -42,14 +42,14 @@ def test_every_format(tmp_path):
         {"chosen": [USER, GOOD], "rejected": [USER, {**BAD, "tool_calls": CALLS}]},
     ]
     path = write(tmp_path / "prefs.jsonl", lines)
-    found = read_pairs(path, policy())
-    assert [(said(p.prompt_ids), said(p.chosen_ids), said(p.rejected_ids)) for p in found] == [
+    results = read_pairs(path, policy())
+    assert [(said(p.prompt_ids), said(p.chosen_ids), said(p.rejected_ids)) for p in results] == [
         ("<|user|>raw<|assistant|>", "one<|end|>", "two<|end|>"),
         ("<|user|>a<|assistant|>", "three<|end|>", "b<|end|>"),
         ("<|user|>a<|assistant|>", "b<|end|>", format_call("memory_delete", {"id": "x"}) + "<|end|>"),
     ]
-    assert [pair.source for pair in found] == [f"{path}:{number}" for number in (1, 2, 4)]
-    chosen, rejected = found[0].rows("unit")
+    assert [pair.source for pair in results] == [f"{path}:{number}" for number in (1, 2, 4)]
+    chosen, rejected = results[0].rows("unit")
     assert chosen.prompt_ids == rejected.prompt_ids and chosen.unit == rejected.unit == "unit"
     assert (chosen.advantages > 0).all() and (rejected.advantages < 0).all() and not chosen.pg.any()
 
@@ -122,8 +122,8 @@ def test_what_is_written_is_what_is_read(tmp_path_factory, texts):
     prompts, replies = [prompt for prompt, _ in texts], [reply for _, reply in texts]
     write_pairs(path, ["of"], ["an earlier"], ["call"], is_resuming=False)
     write_pairs(path, prompts, replies, [f"{reply}!" for reply in replies], is_resuming=False)
-    found = read_pairs(path, policy())
-    assert [(said(p.prompt_ids), said(p.chosen_ids[:-1]), said(p.rejected_ids[:-1])) for p in found] == [
+    results = read_pairs(path, policy())
+    assert [(said(p.prompt_ids), said(p.chosen_ids[:-1]), said(p.rejected_ids[:-1])) for p in results] == [
         (prompt, reply, f"{reply}!") for prompt, reply in texts
     ]
     write_pairs(path, prompts, replies, [f"{reply}!" for reply in replies], is_resuming=True)

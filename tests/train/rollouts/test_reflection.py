@@ -176,10 +176,10 @@ def test_lessons_are_left_out_until_a_reflection_fits():
     def told(positions: int) -> str:
         policy.positions = positions
         attempt = attempts("oracle", TASKS[:1], 1)[1][0].trajectories[0]
-        (found,) = memory_reflection_requests(
+        (results,) = memory_reflection_requests(
             builder, [ReflectionCandidate(0, attempt, 0.0, "wrong")], [lessons], 20, 1.0, 0, 0
         )
-        return found.messages[0]["content"]
+        return results.messages[0]["content"]
 
     whole = told(10**6)
     assert all(lesson in whole for lesson in lessons)

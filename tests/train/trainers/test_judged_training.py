@@ -14,9 +14,9 @@ JUDGED = {"metric": "judge", "content": "judge"}
 
 
 def lines(run) -> list[dict]:
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    results = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [
-        {key: value for key, value in line.items() if "seconds" not in key and "minutes" not in key} for line in found
+        {key: value for key, value in line.items() if "seconds" not in key and "minutes" not in key} for line in results
     ]
 
 

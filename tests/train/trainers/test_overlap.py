@@ -119,12 +119,12 @@ def test_pipelined_parts_equal_the_same_parts_one_after_the_other(judged, name):
 
         pipelined.collector.rewards.reward = noted  # type: ignore[method-assign]
         pipelined.collector.builder.embedder = NotByOthers()
-        found, weights = pipelined.steps()
+        results, weights = pipelined.steps()
         sequential = one_by_one(Parts(settings))
         expected, weights_one_by_one = sequential.steps()
     assert threads == {f"memalpha scores {number}" for number in range(PARTS)}
     assert torch.equal(weights, weights_one_by_one)
-    for one, two in zip(found, expected, strict=True):
+    for one, two in zip(results, expected, strict=True):
         assert (one.stats, one.mismatch) == (two.stats, two.mismatch)
         assert [group.trajectories for group in one.groups] == [group.trajectories for group in two.groups]
         assert one.records == two.records
@@ -158,15 +158,15 @@ def test_parts_add_up_to_the_whole_step(judged, name):
 
 def gradient_of(engine: Engine) -> list[torch.Tensor]:
     """The gradients that the engine's optimizer will step with."""
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     step = engine.optim_step
 
     def noted(rate: float) -> float:
-        found.append(torch.cat([value.grad.flatten().double() for value in engine.trainable.values()]))
+        results.append(torch.cat([value.grad.flatten().double() for value in engine.trainable.values()]))
         return step(rate)
 
     engine.optim_step = noted  # type: ignore[method-assign]
-    return found
+    return results
 
 
 class Gate:

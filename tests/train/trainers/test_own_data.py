@@ -23,19 +23,19 @@ def test_the_evaluation_of_a_run_directory_is_the_runs_own(small, tmp_path):
         ({"systems": "scripted:append-only"}, summary["baselines"]["append_only"]),
     ):
         [report] = run_evaluation(load_run_settings(settings.out, system))
-        found, tokens = report.summary, {"memory_tokens", "conversation_tokens"}  # the run counts the writer's own
+        results, tokens = report.summary, {"memory_tokens", "conversation_tokens"}  # the run counts the writer's own
         for key in trained.keys() - tokens - {"by_ability", "reward"}:
-            assert found[key] == trained[key], key
+            assert results[key] == trained[key], key
         for ability, figures in trained["by_ability"].items():
-            assert {key: found["by_ability"][ability][key] for key in figures} == figures
+            assert {key: results["by_ability"][ability][key] for key in figures} == figures
     assert summary["baselines"]["oracle"]["accuracy"] > summary["baselines"]["append_only"]["accuracy"]
 
 
 def test_a_reader_that_is_the_limit_is_spoken_of(small, policy_path, capfd):
     """Random weights read nothing; a user who trains on them would wait for what cannot come."""
     train(small(max_steps=0, reader={"kind": "policy", "policy": str(policy_path)}))
-    said = capfd.readouterr().err
-    assert "answers 0% of the answerable questions from the oracle's memory" in said and "reader.kind" in said
+    output = capfd.readouterr().err
+    assert "answers 0% of the answerable questions from the oracle's memory" in output and "reader.kind" in output
     train(small(max_steps=0, out=str(small().out) + "-extractive"))
     assert "the oracle's memory" not in capfd.readouterr().err
 

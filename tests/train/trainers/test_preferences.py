@@ -170,13 +170,13 @@ def test_configuration_and_refusals(tmp_path):
         and settings.dpo.beta == 0.05
         and settings.optimizer.learning_rate == 1e-6
     )
-    for changes, told in (
+    for changes, messages in (
         ({}, "data: Field required"),
         ({"data": "a", "dpo": {"margin": 0.1}}, r"unknown key 'dpo.margin'"),
         ({"data": "a", "group_size": 4}, "unknown key 'group_size'"),
         ({"data": "a", "dpo": {"label_smoothing": 0.5}}, "dpo.label_smoothing: "),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=messages):
             training_config("preferences", changes)
 
 

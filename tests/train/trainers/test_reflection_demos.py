@@ -57,11 +57,11 @@ def rows():
     builder = Builder(policy, settings.agent, HashEmbedder(16))
     tasks = synthetic.tasks(settings.world, 5, 0, 4)
     rewards = MemoryReward(settings.reward, policy.count_tokens)
-    found, _ = reflection_demo_rows(policy, builder, ExtractiveReader(), rewards, tasks, settings, first=7)
+    results, _ = reflection_demo_rows(policy, builder, ExtractiveReader(), rewards, tasks, settings, first=7)
     again, _ = reflection_demo_rows(policy, builder, ExtractiveReader(), rewards, tasks, settings, first=7)
-    assert [(r.prompt_ids, r.completion_ids) for r in found] == [(r.prompt_ids, r.completion_ids) for r in again]
+    assert [(r.prompt_ids, r.completion_ids) for r in results] == [(r.prompt_ids, r.completion_ids) for r in again]
     text = policy.tokenizer.decode
-    return tasks, [(row, text(row.prompt_ids), text(row.completion_ids).removesuffix("<|end|>")) for row in found]
+    return tasks, [(row, text(row.prompt_ids), text(row.completion_ids).removesuffix("<|end|>")) for row in results]
 
 
 def test_rows_of_all_roles(rows):
@@ -74,9 +74,9 @@ def test_rows_of_all_roles(rows):
     assert any("reflect\nadvice\n" in prompt for _, prompt, _ in reflections)  # earlier advice is shown as in training
     gold = {o.content.partition(": ")[2] for task in tasks for o in task.gold_operations if o.content}
     keys = {(o.content or o.replaces).partition(": ")[0] for task in tasks for o in task.gold_operations}
-    for _, prompt, said in reflections:
+    for _, prompt, output in reflections:
         assert "ask: " in prompt
-        assert {part.strip("-:") for part in said.split(",")} <= keys and not set(said.split(",")) & gold
+        assert {part.strip("-:") for part in output.split(",")} <= keys and not set(output.split(",")) & gold
     for row, prompt, reply in seconds:
         advice = prompt.split("\nadvice\n")[1].split("\n")[0]
         chunk = next(task for task in tasks if task.id == row.task).chunks[row.chunk]

@@ -115,18 +115,18 @@ def judged(objectives=1):
     def ids(count):
         return tuple(random.integers(3, 200, count).tolist())
 
-    found = []
+    results = []
     for number in range(7):
         prompt = ids(random.integers(1, 30))
         one, two = ((prompt, ids(random.integers(1, 20))) for _ in range(2))
         if number % 3 == 2:
-            told = [float(random.normal()) if number != 5 or k else float("nan") for k in range(objectives)]
-            found.append(RatedReply("", (one,), tuple(told) if objectives > 1 else (0.3,)))
+            messages = [float(random.normal()) if number != 5 or k else float("nan") for k in range(objectives)]
+            results.append(RatedReply("", (one,), tuple(messages) if objectives > 1 else (0.3,)))
         else:
-            found.append(
+            results.append(
                 ComparedReplies("", (one, two), number / 10, None if objectives == 1 else (None, 0, 1)[number % 3])
             )
-    return found
+    return results
 
 
 def slowly(engine, items):
@@ -143,9 +143,9 @@ def slowly(engine, items):
                 row = [*prompt, *reply]
                 hidden = model.base_model(input_ids=torch.tensor([row]), use_cache=False).last_hidden_state[0]
                 if engine.head.pooling == "last":
-                    pooled = hidden[max(place for place, id in enumerate(row) if id != 0)]
+                    pooled = hidden[max(index for index, id in enumerate(row) if id != 0)]
                 else:
-                    own = [hidden[place] for place in range(len(prompt), len(row))]
+                    own = [hidden[index] for index in range(len(prompt), len(row))]
                     pulls = [torch.zeros((), dtype=torch.float64) for _ in own]
                     if engine.head.pooling == "attention":
                         pulls = [model.pool(state[None, None])[0, 0] for state in own]
@@ -191,10 +191,10 @@ def test_loss_and_gradient_equal_a_slow_float64_reading(pooling, objectives, lor
     assert len(split_microbatches(items, 150)) > 2
     figures = engine.compute_metrics(items, engine.forward_backward(items))
     assert figures["loss"] == pytest.approx(expected, rel=1e-5)
-    found = {name: parameter.grad for name, parameter in engine.trainable.items()}
-    assert found.keys() == gradient_expected.keys()
+    results = {name: parameter.grad for name, parameter in engine.trainable.items()}
+    assert results.keys() == gradient_expected.keys()
     whole = torch.cat([value.flatten() for value in gradient_expected.values()])
-    gap = torch.cat([(found[name].double() - gradient_expected[name]).flatten() for name in found])
+    gap = torch.cat([(results[name].double() - gradient_expected[name]).flatten() for name in results])
     assert gap.norm() / whole.norm() < 1e-5
 
 
@@ -277,13 +277,13 @@ def test_a_run_does_not_go_on_with_other_lines_or_settings(judges, tmp_path):
 
 
 def test_refusals(judges, tmp_path):
-    for changes, told in (
+    for changes, messages in (
         ({"objectives": {"a": 0.0}}, "objectives: at least one with another weight than 0"),
         ({"head_tokens": 7}, "head_tokens: has no effect with algorithm=reward"),
         ({"dpo": {"beta": 1}}, "unknown key 'dpo'"),
         ({"pooling": "first"}, "pooling: "),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=messages):
             judges(**changes)
     with pytest.raises(DataError, match="says anything of objective 'b'"):
         rows = pairs(objective="a")

@@ -142,9 +142,9 @@ def test_the_losses_written_are_means_over_completion_tokens(supervised, policy_
     settings = supervised(source="gold", validation_tasks=1, max_steps=1)
     summary = train(settings)
     model = load_policy(policy_path).model.double()
-    found = lines(settings.out / "rows.jsonl")
-    held_out = {row["task"] for row in found if row["validation"]}
-    assert len(held_out) == 1 and not held_out & {row["task"] for row in found if not row["validation"]}
+    results = lines(settings.out / "rows.jsonl")
+    held_out = {row["task"] for row in results if row["validation"]}
+    assert len(held_out) == 1 and not held_out & {row["task"] for row in results if not row["validation"]}
 
     def loss(rows: list[dict]) -> float:
         total, count = 0.0, 0
@@ -156,8 +156,10 @@ def test_the_losses_written_are_means_over_completion_tokens(supervised, policy_
             count += len(ids) - start
         return total / count
 
-    assert summary["before"]["validation_loss"] == pytest.approx(loss([r for r in found if r["validation"]]), rel=1e-5)
-    first = [shuffled_item([row for row in found if not row["validation"]], number, "0|-1") for number in range(4)]
+    assert summary["before"]["validation_loss"] == pytest.approx(
+        loss([r for r in results if r["validation"]]), rel=1e-5
+    )
+    first = [shuffled_item([row for row in results if not row["validation"]], number, "0|-1") for number in range(4)]
     [line] = lines(settings.out / "metrics.jsonl")
     assert line["train_loss"] == pytest.approx(loss(first), rel=1e-5)
     assert line["tokens"] == sum(len(row["completion_ids"]) for row in first)
@@ -270,8 +272,8 @@ def test_an_earlier_run_s_rollouts(small, supervised, ending_path, tmp_path):
     train(earlier)
     summary = train(supervised(source=str(earlier.out), policy=ending_path))
     turns = {tuple(turn["completion_ids"]): turn for turn in lines(earlier.out / "turns.jsonl")}
-    found = lines(supervised().out / "rows.jsonl")
-    assert summary["rows"] and all(tuple(row["completion_ids"]) in turns for row in found)
+    results = lines(supervised().out / "rows.jsonl")
+    assert summary["rows"] and all(tuple(row["completion_ids"]) in turns for row in results)
     with pytest.raises(DataError, match="begin and end"):
         train(supervised(source=str(earlier.out), agent={"prompt": "full"}, out=str(tmp_path / "other")))
 
@@ -328,7 +330,7 @@ def test_the_configuration_says_which_run_it_is(supervised, small, tmp_path):
     assert training_config(supervised(), {"seed": 3}).seed == 3
     with pytest.raises(ConfigError, match="unknown key 'source'"):
         training_config("demo", {"source": "gold"})
-    for changes, told in [
+    for changes, messages in [
         ({"rounds": 2}, "rounds: only source=best samples rows anew"),
         ({"source": "best", "epochs": 1}, "epochs: how many rows source=best will find is not known"),
         ({"source": "best", "rounds": 9, "schedule_steps": 8}, "rounds: 9 rounds need at least as many"),
@@ -345,7 +347,7 @@ def test_the_configuration_says_which_run_it_is(supervised, small, tmp_path):
             }.items()
         ),
     ]:
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=messages):
             supervised(**changes)
     assert supervised(epochs=3, max_steps=99).max_steps == 99, "how long it is, the rows say"
     by_rows = training_config(supervised(), {"epochs": 3})

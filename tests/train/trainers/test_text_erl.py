@@ -80,8 +80,8 @@ def test_the_seven_phases():
         assert "answer" not in text.replace("Answer in one", ""), "what was expected is not told"
     # 4. second attempts see prompt and advice alone; the reflection earns their reward
     for reflection, retry in zip(reflections, retries, strict=True):
-        said = reflection.turns[0].completion.text.strip()
-        advice = f"\n\nAdvice: {said}" if said else ""
+        output = reflection.turns[0].completion.text.strip()
+        advice = f"\n\nAdvice: {output}" if output else ""
         assert asked(policy, retry) == f"<|user|>{retry.task.prompt}{advice}<|assistant|>"
         assert retry.parent == retry.rollout and reflection.reward.total == retry.reward.total
     # 5. what helped is kept, when the weights have moved
@@ -147,5 +147,5 @@ def test_templates_and_thresholds_are_the_user_s():
     _, groups, _, policy = collected(config)
     for reflection, retry in zip(of_role(groups, "reflection"), of_role(groups, "retry"), strict=True):
         assert asked(policy, reflection).endswith("|0<|assistant|>")
-        if said := reflection.turns[0].completion.text.strip():
-            assert asked(policy, retry) == f"<|user|>{said} > {retry.task.prompt}<|assistant|>"
+        if output := reflection.turns[0].completion.text.strip():
+            assert asked(policy, retry) == f"<|user|>{output} > {retry.task.prompt}<|assistant|>"

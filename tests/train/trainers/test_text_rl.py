@@ -153,10 +153,10 @@ def test_the_gradient_of_a_step_of_grpo():
         for row, value in zip(map(oracle.row_of, samples), values, strict=True)
     ]
     losses = oracle.clip_loss(oracle.logprobs64(net, rows), rows, config.loss.epsilon, config.loss.epsilon)
-    found = oracle.flat({name: parameter.grad for name, parameter in engine.trainable.items()}, net.weights)
+    results = oracle.flat({name: parameter.grad for name, parameter in engine.trainable.items()}, net.weights)
     loss = oracle.reduce(losses, "dr_grpo", config.loss.loss_constant)
     assert len(set(values)) > 3
-    assert oracle.relative_error(found, oracle.gradient(loss, net.weights)) < 1e-5
+    assert oracle.relative_error(results, oracle.gradient(loss, net.weights)) < 1e-5
 
 
 class Twice:

@@ -35,8 +35,8 @@ def test_tensorboard_has_what_metrics_have(tmp_path) -> None:
     shown.Reload()
     assert {"reward", "accuracy", "entropy", "tokens"} <= set(shown.Tags()["scalars"])
     for name in ("reward", "sampled_tokens"):
-        found = [(event.step, event.value) for event in shown.Scalars(name)]
-        assert found == [(line["step"], pytest.approx(line[name], rel=1e-6)) for line in lines] and len(found) == 3
+        results = [(event.step, event.value) for event in shown.Scalars(name)]
+        assert results == [(line["step"], pytest.approx(line[name], rel=1e-6)) for line in lines] and len(results) == 3
 
 
 def test_a_missing_package_is_said_before_anything_is_done(tmp_path, monkeypatch) -> None:
