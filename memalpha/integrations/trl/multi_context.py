@@ -112,7 +112,7 @@ class MultiContextGRPOTrainer(RowTrainer):
                 f"per_device_train_batch_size: {local_rollouts} rollouts per process are not a multiple of "
                 f"num_generations={args.num_generations}"
             )
-        if config.scale_rewards == "batch" and self.accelerator.num_processes > 1:
+        if config.loss.scale_rewards == "batch" and self.accelerator.num_processes > 1:
             raise ConfigError("scale_rewards: batch would be of each process's own rollouts; choose group or none")
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:

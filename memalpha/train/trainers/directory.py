@@ -28,7 +28,10 @@ from memalpha.train.trainers.checkpoint import checkpoint_path, read_json, saved
 L = TypeVar("L", bound=LearnerConfig)
 
 CHANGEABLE_ON_RESUME = frozenset(
-    {"out", "max_steps", "save_every", "keep_checkpoints", "threads", "device", "sharding", "report_to"}
+    {
+        *("out", "max_steps", "report_to", "checkpoint.save_steps", "checkpoint.save_total_limit"),
+        *("compute.threads", "compute.device", "compute.sharding"),
+    }
 )
 """Settings that may change when a run is resumed; all others must stay as recorded."""
 
@@ -96,13 +99,24 @@ def check_settings(run: Path, config: LearnerConfig) -> None:
     recorded = _load_recorded_settings(run)
     with suppress(ValidationError):  # a key that is newer than the run gets its default
         recorded = json.loads(type(config).model_validate(recorded).model_dump_json())
-    current = json.loads(config.model_dump_json())
-    changed = [key for key in current if key not in CHANGEABLE_ON_RESUME and recorded.get(key) != current[key]]
+    current = _flatten_settings(json.loads(config.model_dump_json()))
+    groups = {key.partition(".")[0] for key in current}
+    recorded = _flatten_settings({key: value for key, value in recorded.items() if key in groups})
+    keys = {**current, **recorded}.keys() - CHANGEABLE_ON_RESUME
+    changed = sorted(key for key in keys if recorded.get(key) != current.get(key))
     if changed:
-        differences = ", ".join(f"{key}: {recorded.get(key)!r} there, {current[key]!r} now" for key in changed)
+        differences = ", ".join(f"{key}: {recorded.get(key)!r} there, {current.get(key)!r} now" for key in changed)
         raise CheckpointError(
             f"{run} holds a run with other settings ({differences}): give the same ones to resume it, or another out"
         )
+
+
+def _flatten_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings by name, those of a group as `group.name`."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= {f"{key}.{name}": part for name, part in value.items()} if isinstance(value, dict) else {key: value}
+    return flat
 
 
 def _load_recorded_settings(run: Path) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class RecordedCollector:
         def make_turn(chunk):
             prompt, ids = (tuple(random.integers(3, VOCABULARY, random.integers(1, n)).tolist()) for n in (30, LONGEST))
             old_logprobs = (-5 + random.normal(size=len(ids))).tolist()
-            return Turn(chunk, Completion("", prompt, ids, tuple(old_logprobs), self.config.temperature))
+            return Turn(chunk, Completion("", prompt, ids, tuple(old_logprobs), self.config.sampling.temperature))
 
         def make_rollout(task, number):
             turns = tuple(make_turn(chunk) for chunk in range(random.integers(1, 5)))
