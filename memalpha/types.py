@@ -336,7 +336,7 @@ class Reward:
     """Named components, weights and total of one trajectory; `turns` holds the per-turn totals r_t.
 
     `components` maps a name to one float per turn; a component shared by the trajectory repeats. `shared` names those
-    (None: r1 and r3, and whatever else a memory run's `train.advantages.SHARED` has).
+    (None: r1 and r3, and the other names in `train.algorithms.advantages.SHARED_COMPONENTS`).
     """
 
     turns: tuple[float, ...]
