@@ -1,9 +1,9 @@
-"""Faults planted in clean memories, and what `audit` finds of them: `python eval/store/audit.py [--json] [--tasks N]`.
+"""Plant faults into clean memories and score what `audit` reports: `python eval/store/audit.py [--json] [--tasks N]`.
 
-Clean: the gold operations of synthetic conversations (the full world, held-out values), applied in order; half of the
-facts as the generator states them (`city: Oslo`), half as the sentence that was said. Into each, `EACH` faults of every
-kind go, each on facts of its own. A finding counts as right only if kind, reason and the ids it names are those of a
-fault (orphans, which are reported together, id by id).
+A clean memory applies the gold operations of a synthetic conversation (full world, held-out values) in order. Half of
+its facts read as the generator states them (`city: Oslo`), half as the sentence of the conversation. Each memory gets
+`EACH` faults of every kind, each on facts of its own. A finding is correct only if its kind, its reason and its ids
+equal those of a fault. Orphans are reported together and compared id by id.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ Fault = tuple[str, str, frozenset[str]]
 
 
 def clean_store(task: Task, embedder: str = "static") -> MemoryStore:
-    """What a perfect writer makes of a task, in memory; every entry has its origin and date."""
+    """Build the store that a perfect writer makes of a task, in memory, with origins and dates."""
     store = MemoryStore.open(":memory:", embedder=embedder)
-    said = {turn.id: turn.text for chunk in task.chunks for turn in chunk.turns}
+    turn_texts = {turn.id: turn.text for chunk in task.chunks for turn in chunk.turns}
     ids: dict[tuple[str, str | None], str] = {}
     for number, gold in enumerate(task.gold_operations):
-        content = gold.content if number % 2 else said.get(gold.turn, gold.content)
-        where = {"source": task.id, "chunk": gold.chunk, "turn": gold.turn}
+        content = gold.content if number % 2 else turn_texts.get(gold.turn, gold.content)
+        origin_fields = {"source": task.id, "chunk": gold.chunk, "turn": gold.turn}
         timestamp = gold.timestamp or task.chunks[gold.chunk].timestamp
         if gold.kind == "insert":
-            id = store.insert(gold.category, content, timestamp=timestamp, **where).id
+            id = store.insert(gold.category, content, timestamp=timestamp, **origin_fields).id
             ids[gold.category, gold.content] = id
         elif gold.kind == "update":
             id = ids.pop((gold.category, gold.replaces))
-            ids[gold.category, gold.content] = store.update(id, content, timestamp=timestamp, **where).id
+            ids[gold.category, gold.content] = store.update(id, content, timestamp=timestamp, **origin_fields).id
         else:
             store.delete(ids.pop((gold.category, gold.replaces)))
     return store
 
 
 def origin(entry: MemoryEntry) -> dict[str, Any]:
-    """Where an entry came from, to be given to another."""
+    """Return an entry's origin as keyword arguments for another entry."""
     return {"source": entry.source, "chunk": entry.chunk, "turn": entry.turn}
 
 
 @dataclass
 class Planter:
-    """Puts faults into a store and keeps what an audit should say of them."""
+    """Put faults into a store and record the findings that an audit should report."""
 
     store: MemoryStore
     rng: Random
@@ -75,45 +75,51 @@ class Planter:
         self.faults.append((kind, reason, frozenset(ids)))
 
     def beside(self, entry: MemoryEntry, content: str, days: int | None = 0) -> str:
-        """A new entry with the origin of another and a date some days after its."""
-        later = (
+        """Insert an entry with the origin of another and a date `days` after its date."""
+        later_date = (
             date.fromisoformat(entry.timestamp[:10]) + timedelta(days) if days is not None and entry.timestamp else None
         )
         origin = {"source": entry.source, "chunk": entry.chunk, "turn": entry.turn}
-        made = self.store.insert(entry.category, content, timestamp=later.isoformat() if later else None, **origin)
-        assert made.content == content.strip() and made.id != entry.id
-        return made.id
+        inserted = self.store.insert(
+            entry.category, content, timestamp=later_date.isoformat() if later_date else None, **origin
+        )
+        assert inserted.content == content.strip() and inserted.id != entry.id
+        return inserted.id
 
     def plant(self, number: int) -> None:
-        """One fault of every kind."""
+        """Plant one fault of every kind."""
         name = f"x{self.rng.randrange(10**6)}"
-        one, two, three, four = (self.slotted.pop() for _ in range(4))
-        other = [f"{entry.content.partition(':')[0].upper()}: {name} {n}" for n, entry in enumerate((one, two, three))]
-        self.expect("contradiction", "values", one.id, self.beside(one, other[0], None))
-        self.expect("contradiction", "values", two.id, self.beside(two, other[1], 30))
-        self.expect("stale", "later", two.id)
-        self.store.delete(self.beside(three, other[2], 30))
-        self.expect("stale", "ended", three.id)
-        self.expect("duplicate", "text", four.id, self.beside(four, f"{four.content.upper()}!"))
+        first, second, third, fourth = (self.slotted.pop() for _ in range(4))
+        conflicting = [
+            f"{entry.content.partition(':')[0].upper()}: {name} {n}" for n, entry in enumerate((first, second, third))
+        ]
+        self.expect("contradiction", "values", first.id, self.beside(first, conflicting[0], None))
+        self.expect("contradiction", "values", second.id, self.beside(second, conflicting[1], 30))
+        self.expect("stale", "later", second.id)
+        self.store.delete(self.beside(third, conflicting[2], 30))
+        self.expect("stale", "ended", third.id)
+        self.expect("duplicate", "text", fourth.id, self.beside(fourth, f"{fourth.content.upper()}!"))
 
-        five, six, seven, eight = (self.sentences.pop() for _ in range(4))
-        self.store.update(self.beside(five, f" {five.content.upper()}"), f"{name} was taken back.", **origin(five))
-        self.expect("stale", "replaced", five.id)
-        self.expect("stale", "says", self.beside(six, f"[outdated] Locker {number} opens with {name}."))
-        turned = " ".join(reversed(six.content.rstrip(".").split()))
-        self.expect("duplicate", "words", six.id, self.beside(six, turned))
-        longer = ("As far as I know, {}", "{} too", "Well, {}")[number % 3].format(seven.content.rstrip("."))
-        self.expect("duplicate", "meaning", seven.id, self.beside(seven, longer))
+        sentence, reordered, paraphrased, cited = (self.sentences.pop() for _ in range(4))
+        self.store.update(
+            self.beside(sentence, f" {sentence.content.upper()}"), f"{name} was taken back.", **origin(sentence)
+        )
+        self.expect("stale", "replaced", sentence.id)
+        self.expect("stale", "says", self.beside(reordered, f"[outdated] Locker {number} opens with {name}."))
+        reversed_words = " ".join(reversed(reordered.content.rstrip(".").split()))
+        self.expect("duplicate", "words", reordered.id, self.beside(reordered, reversed_words))
+        paraphrase = ("As far as I know, {}", "{} too", "Well, {}")[number % 3].format(paraphrased.content.rstrip("."))
+        self.expect("duplicate", "meaning", paraphrased.id, self.beside(paraphrased, paraphrase))
         self.expect("orphan", "no origin", self.store.insert("semantic", f"Nobody said {name} 1.").id)
         self.expect("orphan", "no source", self.store.insert("semantic", f"Somebody said {name} 2.", chunk=1).id)
-        lost = self.store.insert("semantic", f"Chunk 9999 said {name} 3.", source=eight.source, chunk=9999)
-        self.expect("orphan", "dangling", lost.id)
+        dangling = self.store.insert("semantic", f"Chunk 9999 said {name} 3.", source=cited.source, chunk=9999)
+        self.expect("orphan", "dangling", dangling.id)
 
 
-def named(found: Audit) -> list[Fault]:
-    """The findings as faults; orphans one by one."""
+def as_faults(report: Audit) -> list[Fault]:
+    """Return the findings as faults, orphans one by one."""
     faults: list[Fault] = []
-    for finding in found.findings:
+    for finding in report.findings:
         ids = [entry.id for entry in finding.entries]
         groups = [[id] for id in ids] if finding.kind == "orphan" else [ids]
         faults += [(finding.kind, finding.reason, frozenset(group)) for group in groups]
@@ -121,64 +127,78 @@ def named(found: Audit) -> list[Fault]:
 
 
 def measure(tasks: int, seed: int, each: int = EACH, tokens: int = TOKENS) -> dict[str, dict[str, float]]:
-    """Faults planted, found and right, precision and recall by kind and reason, over some tasks."""
-    planted: Counter[str] = Counter()
-    found: Counter[str] = Counter()
-    right: Counter[str] = Counter()
-    entries = false_in_clean = 0
+    """Count planted, reported and correct faults by kind and reason over several tasks.
+
+    Args:
+        tasks: Number of synthetic conversations.
+        seed: Seed of the conversations.
+        each: Faults of every kind per conversation.
+        tokens: Length of a conversation.
+
+    Returns:
+        A row per kind and reason with counts, precision and recall, and a row `clean` for the memories before planting.
+    """
+    planted_counts: Counter[str] = Counter()
+    finding_counts: Counter[str] = Counter()
+    correct_counts: Counter[str] = Counter()
+    entries = false_positives = 0
     for index in range(tasks):
         task = generate(WorldConfig(preset="full", split="test", tokens=tokens), seed, index)
         with clean_store(task) as store:
             source = (task.id, task.chunks)
             entries += len(store.list())
-            false_in_clean += len(audit(store, source=source).findings)
+            false_positives += len(audit(store, source=source).findings)
             planter = Planter(store, Random(index))
             for number in range(each):
                 planter.plant(number + index)
-            says = named(audit(store, source=source))
-        planted.update(f"{kind}/{reason}" for kind, reason, _ in planter.faults)
-        found.update(f"{kind}/{reason}" for kind, reason, _ in says)
-        right.update(f"{kind}/{reason}" for kind, reason, _ in set(says) & set(planter.faults))
-    rows: dict[str, dict[str, float]] = {"clean": {"memories": tasks, "entries": entries, "findings": false_in_clean}}
-    for name in sorted(planted | found):
-        precision = right[name] / found[name] if found[name] else 0.0
+            findings = as_faults(audit(store, source=source))
+        planted_counts.update(f"{kind}/{reason}" for kind, reason, _ in planter.faults)
+        finding_counts.update(f"{kind}/{reason}" for kind, reason, _ in findings)
+        correct_counts.update(f"{kind}/{reason}" for kind, reason, _ in set(findings) & set(planter.faults))
+    rows: dict[str, dict[str, float]] = {"clean": {"memories": tasks, "entries": entries, "findings": false_positives}}
+    for name in sorted(planted_counts | finding_counts):
+        precision = correct_counts[name] / finding_counts[name] if finding_counts[name] else 0.0
         rows[name] = {
-            "planted": planted[name],
-            "found": found[name],
-            "right": right[name],
+            "planted": planted_counts[name],
+            "found": finding_counts[name],
+            "right": correct_counts[name],
             "precision": round(precision, 4),
-            "recall": round(right[name] / planted[name], 4) if planted[name] else 0.0,
+            "recall": round(correct_counts[name] / planted_counts[name], 4) if planted_counts[name] else 0.0,
         }
     return rows
 
 
 def paraphrases(values: int = 8) -> dict[str, int]:
-    """Of one memory with every way in which the generator states its facts: pairs that state the same fact and those
-    that do not, and how many of either are reported as duplicates."""
+    """Count the pairs of paraphrases reported as duplicates, with the same fact and with different facts.
+
+    The memory holds every phrasing that the generator has for its facts.
+    """
     facts = {
-        way.format(v=value, an=f"a {value}"): (attribute.key, value)
+        phrasing.format(v=value, an=f"a {value}"): (attribute.key, value)
         for attribute in ATTRIBUTES
         for value in POOLS[attribute.pool][:values]
-        for way in attribute.states
+        for phrasing in attribute.states
     }
     with MemoryStore.open(":memory:", embedder="static") as store:
         store.insert_many({"category": "semantic", "content": content} for content in facts)
         groups = [f.entries for f in audit(store).findings if f.kind == "duplicate"]
     reported = [facts[a.content] == facts[b.content] for group in groups for a, b in combinations(group, 2)]
-    same = [one == two for one, two in combinations(facts.values(), 2)]
+    same_fact = [left == right for left, right in combinations(facts.values(), 2)]
     return {
         "sentences": len(facts),
-        "same": sum(same),
+        "same": sum(same_fact),
         "same_reported": sum(reported),
-        "different": len(same) - sum(same),
+        "different": len(same_fact) - sum(same_fact),
         "different_reported": len(reported) - sum(reported),
     }
 
 
-def support(tasks: int, seed: int) -> dict[str, float]:
-    """The share of turns that some gold fact (`city: Oslo`) is near enough to cover by content: of the turns that state
-    a fact, and of the others."""
-    near: dict[bool, list[bool]] = {True: [], False: []}
+def coverage_by_content(tasks: int, seed: int) -> dict[str, float]:
+    """Return the share of turns covered by the content of a gold fact (`city: Oslo`).
+
+    `stating` is the share among turns that state a fact, `others` the share among the remaining turns.
+    """
+    covered: dict[bool, list[bool]] = {True: [], False: []}
     for index in range(tasks):
         task = generate(WorldConfig(preset="full", split="test", tokens=TOKENS), seed, index)
         with MemoryStore.open(":memory:", embedder="static") as store:
@@ -189,8 +209,8 @@ def support(tasks: int, seed: int) -> dict[str, float]:
         uncovered = {span.turn for span in coverage.uncovered}
         stating = {operation.turn for operation in gold}
         for turn in (turn for chunk in task.chunks for turn in chunk.turns):
-            near[turn.id in stating].append(turn.id not in uncovered)
-    return {"stating": sum(near[True]) / len(near[True]), "others": sum(near[False]) / len(near[False])}
+            covered[turn.id in stating].append(turn.id not in uncovered)
+    return {"stating": sum(covered[True]) / len(covered[True]), "others": sum(covered[False]) / len(covered[False])}
 
 
 if __name__ == "__main__":
@@ -200,7 +220,7 @@ if __name__ == "__main__":
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     result, pairs = measure(options.tasks, options.seed), paraphrases()
-    spans = support(options.tasks, options.seed)
+    spans = coverage_by_content(options.tasks, options.seed)
     if options.json:
         print(json.dumps({"planted": result, "paraphrases": pairs, "support": spans}, indent=1))
     else:

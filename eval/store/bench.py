@@ -1,15 +1,15 @@
-"""memalpha beside every embedded memory store that Python offers: what the same work costs.
+"""Compare the costs of memalpha and of the embedded memory stores available in Python on the same work.
 
     python eval/store/bench.py --out eval/results/store-bench --envs DIR [--only memalpha qdrant] [--sizes 2000 20000]
 
-Each system runs in an environment of its own (made in DIR if it is not there, from `peers/NAME.txt`), in fresh
-processes and folders, `--repeats` times; a table has the median and, in brackets, the least and the most. Everybody
-gets the same seeded texts, vectors (384 dimensions, clustered), users (50, so that a filter keeps 2 %), days (a range
-of 20 in 1,000) and queries. Results are kept by system in OUT.json, so that systems can be run one at a time; OUT.md is
-made from it (`--only` without a system does nothing else).
+Each system runs in its own environment (created in DIR from `peers/NAME.txt` if missing), in fresh processes and
+folders, `--repeats` times. Tables show the median and, in brackets, minimum and maximum. Every system gets the same
+seeded texts, vectors (384 dimensions, clustered), users (50, so that a filter keeps 2 %), days (a range of 20 in
+1,000) and queries. Results are kept by system in OUT.json, so that systems can be run one at a time. OUT.md is made
+from OUT.json (`--only` without a system does nothing else).
 
-A system has `--budget` seconds to take the entries in; what was not in by then is left out, and the rest is measured at
-what was. Memory is that of a process that has opened the store and answered. CPU is of all threads.
+A system has `--budget` seconds to insert the entries. Later entries are left out, and the rest of the work is measured
+on the inserted ones. Memory is that of a process that has opened the store and answered. CPU is that of all threads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 
 HERE = Path(__file__).parent
 DIM, K = 384, 10
-MOST, QUERIES, USERS, DAYS, RANGE = 20_200, 100, 50, 1000, 20
+MAX_ENTRIES, QUERIES, USERS, DAYS, RANGE = 20_200, 100, 50, 1000, 20
 SYSTEMS = {  # in the table's order, and what an acknowledged single add is worth
     "memalpha": ('memalpha, "full"', "on disk"),
     "memalpha_normal": ('memalpha, "normal"', "survives a kill"),
@@ -46,41 +46,41 @@ SYSTEMS = {  # in the table's order, and what an acknowledged single add is wort
 
 
 def make_data(folder: Path, seed: int) -> dict[str, np.ndarray]:
-    """Write what `measure.Data` reads; the arrays for exact answers."""
+    """Write the files that `measure.Data` reads and return the arrays for exact answers."""
     rng = np.random.default_rng(seed)
     topics = rng.standard_normal((400, DIM)) * 0.8 + rng.standard_normal(DIM) * 0.4
     weights = 1 / (np.arange(400) + 10)
-    topic = rng.choice(400, MOST, p=weights / weights.sum())
-    entries = _unit(topics[topic] + rng.standard_normal((MOST, DIM)) * 0.8)
-    near = rng.choice(2000, QUERIES, replace=False)
-    queries = _unit(entries[near] * np.sqrt(DIM) + rng.standard_normal((QUERIES, DIM)) * 0.6)
+    entry_topics = rng.choice(400, MAX_ENTRIES, p=weights / weights.sum())
+    entries = _unit(topics[entry_topics] + rng.standard_normal((MAX_ENTRIES, DIM)) * 0.8)
+    source_entries = rng.choice(2000, QUERIES, replace=False)
+    queries = _unit(entries[source_entries] * np.sqrt(DIM) + rng.standard_normal((QUERIES, DIM)) * 0.6)
     letters = np.array(list("abdefgiklmnoprstuv"))
     words = sorted({"".join(rng.choice(letters, rng.integers(3, 10))) for _ in range(20_000)})
     rng.shuffle(words)
-    common = 1 / (np.arange(len(words)) + 20)
-    lengths = rng.integers(8, 20, MOST + QUERIES)
-    drawn = rng.choice(len(words), lengths.sum(), p=common / common.sum())
-    texts = [" ".join(words[w] for w in some) for some in np.split(drawn, np.cumsum(lengths)[:-1])]
-    users, days = rng.integers(0, USERS, MOST), rng.integers(0, DAYS, MOST)
-    asked_users, asked_days = users[near], rng.integers(0, DAYS - RANGE, QUERIES)
-    held = {
-        "texts": [f"{n}: {text}" for n, text in enumerate(texts[:MOST])],
+    word_weights = 1 / (np.arange(len(words)) + 20)
+    lengths = rng.integers(8, 20, MAX_ENTRIES + QUERIES)
+    word_ids = rng.choice(len(words), lengths.sum(), p=word_weights / word_weights.sum())
+    texts = [" ".join(words[w] for w in text_word_ids) for text_word_ids in np.split(word_ids, np.cumsum(lengths)[:-1])]
+    users, days = rng.integers(0, USERS, MAX_ENTRIES), rng.integers(0, DAYS, MAX_ENTRIES)
+    query_users, query_days = users[source_entries], rng.integers(0, DAYS - RANGE, QUERIES)
+    entry_data = {
+        "texts": [f"{n}: {text}" for n, text in enumerate(texts[:MAX_ENTRIES])],
         "users": [f"u{u}" for u in users],
         "days": days.tolist(),
     }
-    (folder / "entries.json").write_text(json.dumps(held))
-    told = {
-        "texts": texts[MOST:],
-        "users": [f"u{u}" for u in asked_users],
-        "days": asked_days.tolist(),
+    (folder / "entries.json").write_text(json.dumps(entry_data))
+    query_data = {
+        "texts": texts[MAX_ENTRIES:],
+        "users": [f"u{u}" for u in query_users],
+        "days": query_days.tolist(),
         "range": RANGE,
     }
-    (folder / "queries.json").write_text(json.dumps(told))
+    (folder / "queries.json").write_text(json.dumps(query_data))
     (folder / "entries.f32").write_bytes(entries.tobytes())
     (folder / "queries.f32").write_bytes(queries.tobytes())
     return {
         "entries": entries, "queries": queries, "users": users, "days": days,
-        "asked_users": asked_users, "asked_days": asked_days,
+        "asked_users": query_users, "asked_days": query_days,
     }  # fmt: skip
 
 
@@ -88,123 +88,150 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
-def recall(data: dict[str, np.ndarray], found: list[list[int]], passing: list[np.ndarray]) -> tuple[float, float]:
-    """recall@10 of answers against exact search to 5 decimals among the entries that pass, and how many came back."""
-    right = wanted = 0
-    for query, (ids, numbers) in enumerate(zip(found, passing, strict=False)):
-        scores = data["entries"][numbers].astype(np.float64) @ data["queries"][query].astype(np.float64)
+def recall(
+    data: dict[str, np.ndarray], results: list[list[int]], eligible_ids: list[np.ndarray]
+) -> tuple[float, float]:
+    """Return recall@10 against exact search to 5 decimals, and the mean number of returned ids.
+
+    Args:
+        data: Arrays of `make_data`.
+        results: Returned ids, one list per query.
+        eligible_ids: Ids of the entries that pass the filter, one array per query.
+    """
+    correct = expected_count = 0
+    for query, (ids, eligible) in enumerate(zip(results, eligible_ids, strict=False)):
+        scores = data["entries"][eligible].astype(np.float64) @ data["queries"][query].astype(np.float64)
         best = np.sort(scores)[::-1][:K]
-        wanted += len(best)
-        scored = dict(zip(numbers.tolist(), scores, strict=True))
-        right += sum(scored.get(id, -2) > best[-1] - 1e-5 for id in set(ids))  # one that is as near is as right
-    return right / max(wanted, 1), sum(map(len, found)) / max(len(found), 1)
+        expected_count += len(best)
+        score_by_id = dict(zip(eligible.tolist(), scores, strict=True))
+        correct += sum(score_by_id.get(id, -2) > best[-1] - 1e-5 for id in set(ids))  # one that is as near is as right
+    return correct / max(expected_count, 1), sum(map(len, results)) / max(len(results), 1)
 
 
 def environment(name: str, envs: Path) -> Path:
-    """The Python of a system's environment, made now if it is not there."""
+    """Return the Python of a system's environment, creating the environment if it is missing."""
     folder = envs / name.removesuffix("_normal")
     python = folder / "bin" / "python"
     if not (folder / "made").exists():
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder, with_pip=True)
         requirements = HERE / "peers" / f"{folder.name}.txt"
-        wanted = ["-r", str(requirements)] if requirements.exists() else [str(HERE.parent.parent)]
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *wanted], check=True)
+        pip_arguments = ["-r", str(requirements)] if requirements.exists() else [str(HERE.parent.parent)]
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *pip_arguments], check=True)
         (folder / "made").touch()
     return python
 
 
 def packages(python: Path) -> dict[str, Any]:
-    """How many packages an environment has beside pip, and their MB."""
-    told = subprocess.run(
+    """Return the number of packages in an environment, without pip, and their size in MB."""
+    listing = subprocess.run(
         [str(python), "-m", "pip", "list", "--format", "json"], capture_output=True, text=True, check=True
     )
-    installed = [item["name"] for item in json.loads(told.stdout) if item["name"] not in ("pip", "setuptools")]
+    installed = [item["name"] for item in json.loads(listing.stdout) if item["name"] not in ("pip", "setuptools")]
     site = next((python.parent.parent / "lib").glob("python*/site-packages"))
-    ours = [path for path in site.iterdir() if not re.match(r"(pip|setuptools|pkg_resources|_distutils)", path.name)]
-    return {"packages": len(installed), "installed_mb": sum(map(size_of, ours)) / 1e6}
+    package_paths = [
+        path for path in site.iterdir() if not re.match(r"(pip|setuptools|pkg_resources|_distutils)", path.name)
+    ]
+    return {"packages": len(installed), "installed_mb": sum(map(size_of, package_paths)) / 1e6}
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file or of all files in a folder."""
+    """Return the size in bytes of a file or of all files in a folder."""
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return sum(file.stat().st_size for file in files)
 
 
 def call(python: Path, *arguments: object, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Run `measure.py`; what it found, or {"failed": why}."""
+    """Run `measure.py` and return its result, or {"failed": reason}."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     environ.pop("PYTHONPATH", None)
     command = [*prefix, str(python), str(HERE / "measure.py"), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environ)
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        return {"failed": (done.stderr.strip().splitlines() or ["no output"])[-1][:300]}
+    completed = subprocess.run(command, capture_output=True, text=True, env=environ)
+    lines = completed.stdout.strip().splitlines()
+    if completed.returncode or not lines:
+        return {"failed": (completed.stderr.strip().splitlines() or ["no output"])[-1][:300]}
     return json.loads(lines[-1])
 
 
 def run(name: str, python: Path, size: int, budget: float, folder: Path, data: dict[str, np.ndarray]) -> dict[str, Any]:
-    """One repetition: write, then reopen."""
-    place = folder / f"{name}-{size}"
-    shutil.rmtree(place, ignore_errors=True)
-    result = call(python, "write", name, folder, place, size, budget)
+    """Run one repetition: write, then reopen.
+
+    Args:
+        name: Module in `peers/`.
+        python: Interpreter of the system's environment.
+        size: Number of entries.
+        budget: Seconds for the insertion.
+        folder: Folder of the data, where the store is made too.
+        data: Arrays of `make_data`.
+    """
+    store_folder = folder / f"{name}-{size}"
+    shutil.rmtree(store_folder, ignore_errors=True)
+    result = call(python, "write", name, folder, store_folder, size, budget)
     if "failed" in result:
         return result
-    there = np.arange(result["insert"]["n"])
-    chosen = {
-        "search": lambda query: there,
-        "user": lambda query: there[data["users"][there] == data["asked_users"][query]],
-        "days": lambda query: there[(data["days"][there] - data["asked_days"][query]) // RANGE == 0],
+    entry_ids = np.arange(result["insert"]["n"])
+    filters = {
+        "search": lambda query: entry_ids,
+        "user": lambda query: entry_ids[data["users"][entry_ids] == data["asked_users"][query]],
+        "days": lambda query: entry_ids[(data["days"][entry_ids] - data["asked_days"][query]) // RANGE == 0],
     }
-    for kind, of in chosen.items():
+    for kind, eligible_ids in filters.items():
         ids = result.pop(f"{kind}_ids", None)
         if ids is not None:
-            result[kind]["recall"], result[kind]["returned"] = recall(data, ids, [of(n) for n in range(QUERIES)])
-    result["disk_mb"] = size_of(place) / 1e6
+            result[kind]["recall"], result[kind]["returned"] = recall(
+                data, ids, [eligible_ids(n) for n in range(QUERIES)]
+            )
+    result["disk_mb"] = size_of(store_folder) / 1e6
     if name != "langgraph_memory":
-        again = call(python, "reopen", name, folder, place)
-        left = np.setdiff1d(np.append(there, result["added"]), result["deleted"])
-        if "ids" in again:
-            again["recall"] = recall(data, again.pop("ids"), [left] * QUERIES)[0]
-        result["reopen"] = again
-    shutil.rmtree(place, ignore_errors=True)
+        reopened = call(python, "reopen", name, folder, store_folder)
+        remaining_ids = np.setdiff1d(np.append(entry_ids, result["added"]), result["deleted"])
+        if "ids" in reopened:
+            reopened["recall"] = recall(data, reopened.pop("ids"), [remaining_ids] * QUERIES)[0]
+        result["reopen"] = reopened
+    shutil.rmtree(store_folder, ignore_errors=True)
     return {key: value for key, value in result.items() if key not in ("added", "deleted")}
 
 
 def fsyncs(name: str, python: Path, folder: Path) -> float | None:
-    """How often a single add asks the system to write to disk, by strace; None where that is not there."""
+    """Count the disk syncs of a single add with strace; None without strace.
+
+    Args:
+        name: Module in `peers/`.
+        python: Interpreter of the system's environment.
+        folder: Folder of the data, where the store is made too.
+    """
     if shutil.which("strace") is None:
         return None
-    place, trace = folder / "traced", folder / "trace.txt"
-    shutil.rmtree(place, ignore_errors=True)
+    store_folder, trace = folder / "traced", folder / "trace.txt"
+    shutil.rmtree(store_folder, ignore_errors=True)
     prefix = ("strace", "-f", "-o", str(trace), "-e", "trace=fsync,fdatasync,msync,write")
-    told = call(python, "adds", name, folder, place, 500, 60, prefix=prefix)
-    shutil.rmtree(place, ignore_errors=True)
-    if "failed" in told:
+    result = call(python, "adds", name, folder, store_folder, 500, 60, prefix=prefix)
+    shutil.rmtree(store_folder, ignore_errors=True)
+    if "failed" in result:
         return None
-    between = trace.read_text(errors="replace").split("bench-mark")
-    return len(re.findall(r"\b(?:fsync|fdatasync|msync)\(", between[1])) / told["n"] if len(between) == 3 else None
+    sections = trace.read_text(errors="replace").split("bench-mark")
+    return len(re.findall(r"\b(?:fsync|fdatasync|msync)\(", sections[1])) / result["n"] if len(sections) == 3 else None
 
 
 def cell(runs: list[dict[str, Any]], *path: str, digits: int = 2) -> str:
-    """Median (least to most) of a figure over repetitions; why it is not there."""
+    """Format the median (minimum to maximum) of a metric over repetitions, or the reason for its absence."""
     values = []
-    for one in runs:
-        place: Any = one
+    for repetition in runs:
+        value: Any = repetition
         for key in path:
-            if isinstance(place, dict) and "cannot" in place:
-                return place["cannot"]
-            place = place.get(key) if isinstance(place, dict) else None
-        if place is not None:
-            values.append(place)
+            if isinstance(value, dict) and "cannot" in value:
+                return value["cannot"]
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            values.append(value)
     if not values:
         return "-"
-    middle = statistics.median(values)
+    median = statistics.median(values)
     low, high = min(values), max(values)
-    return f"{middle:,.{digits}f}" + (f" ({low:,.{digits}f}-{high:,.{digits}f})" if len(values) > 1 else "")
+    return f"{median:,.{digits}f}" + (f" ({low:,.{digits}f}-{high:,.{digits}f})" if len(values) > 1 else "")
 
 
-WHY = {  # where somebody needs less
+DISADVANTAGE_REASONS = {  # where somebody needs less
     "insert": "they write a row each; memalpha a row of its log, a version that keeps its past, and a vector",
     "single add": "they write one row, or none; memalpha three, after a look for the same content",
     "search": "a graph of neighbours looks at a part of the entries; memalpha at all of them up to 50,000",
@@ -233,55 +260,64 @@ COLUMNS = [
 
 
 def table(results: dict[str, Any], size: int) -> list[str]:
-    """A table of all systems at one size."""
+    """Return the table of all systems at one size."""
     lines = ["| | " + " | ".join(head for head, _, _ in COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
     for name, (title, _) in SYSTEMS.items():
         runs = results.get(name, {}).get("runs", {}).get(str(size), [])
         if not runs:
             continue
-        whole = [one for one in runs if "failed" not in one]
-        if not whole:
+        completed_runs = [repetition for repetition in runs if "failed" not in repetition]
+        if not completed_runs:
             lines.append(f"| {title} | failed: {runs[0]['failed']} |" + " |" * (len(COLUMNS) - 1))
             continue
-        least = min(one["insert"]["n"] for one in whole)
-        note = "" if least == size else f", stopped at {least:,}"
-        cells = [cell(whole, *path, digits=digits) for _, path, digits in COLUMNS]
+        min_entries = min(repetition["insert"]["n"] for repetition in completed_runs)
+        note = "" if min_entries == size else f", stopped at {min_entries:,}"
+        cells = [cell(completed_runs, *path, digits=digits) for _, path, digits in COLUMNS]
         lines.append(f"| {title}{note} | " + " | ".join(cells) + " |")
     return lines
 
 
 def verdicts(results: dict[str, Any], size: int) -> list[str]:
-    """Line by line: where memalpha is ahead of every peer, and by how much not where it is not."""
+    """List for each metric the peers that need less than memalpha, with the reason."""
     lines = []
-    ours = results.get("memalpha", {}).get("runs", {}).get(str(size), [])
+    own_runs = results.get("memalpha", {}).get("runs", {}).get(str(size), [])
     for head, path, _ in [*COLUMNS, ("single add, ms wall, p95", ("add", "wall_ms_p95"), 2)]:
 
-        def middle(runs: list[dict[str, Any]], path: tuple[str, ...] = path) -> float | None:
-            found = [one for one in runs if "failed" not in one and one["insert"]["n"] == size]
+        def median_value(runs: list[dict[str, Any]], path: tuple[str, ...] = path) -> float | None:
+            values = [value for value in runs if "failed" not in value and value["insert"]["n"] == size]
             for key in path:
-                found = [one[key] for one in found if isinstance(one, dict) and one.get(key) is not None]
-            return statistics.median(found) if found else None
+                values = [value[key] for value in values if isinstance(value, dict) and value.get(key) is not None]
+            return statistics.median(values) if values else None
 
-        mine = middle(ours)
-        if mine is None or head == "recall@10":
+        own_median = median_value(own_runs)
+        if own_median is None or head == "recall@10":
             continue
-        others = {
-            SYSTEMS[name][0]: middle(held["runs"].get(str(size), []))
-            for name, held in results.items() if not name.startswith("memalpha")
+        peer_medians = {
+            SYSTEMS[name][0]: median_value(peer_results["runs"].get(str(size), []))
+            for name, peer_results in results.items() if not name.startswith("memalpha")
         }  # fmt: skip
-        ahead = sorted((value, name) for name, value in others.items() if value is not None and value < mine)
-        said = "; ".join(f"{name} {value:,.3g}" for value, name in ahead)
-        why = next((f" ({why})" for name, why in WHY.items() if head.startswith(name)), "")
-        lines.append(f"- {head}: " + (f"{mine:,.3g}; less: {said}{why}" if ahead else f"{mine:,.3g}, ahead of all"))
+        lower_peers = sorted(
+            (value, name) for name, value in peer_medians.items() if value is not None and value < own_median
+        )
+        peers_below = "; ".join(f"{name} {value:,.3g}" for value, name in lower_peers)
+        why = next((f" ({why})" for name, why in DISADVANTAGE_REASONS.items() if head.startswith(name)), "")
+        lines.append(
+            f"- {head}: "
+            + (f"{own_median:,.3g}; less: {peers_below}{why}" if lower_peers else f"{own_median:,.3g}, ahead of all")
+        )
     return lines
 
 
 def goals(results: dict[str, Any], size: int) -> list[str]:
-    """What the store was to reach at a size, and what it does, durability "full"."""
-    runs = [one for one in results.get("memalpha", {}).get("runs", {}).get(str(size), []) if "failed" not in one]
+    """List the store's goals at a size with the measured values, at durability "full"."""
+    runs = [
+        repetition
+        for repetition in results.get("memalpha", {}).get("runs", {}).get(str(size), [])
+        if "failed" not in repetition
+    ]
     if not runs:
         return []
-    ratios = [{"ratio": one["add"]["cpu_ms"] / one["bare"]["cpu_ms"]} for one in runs]
+    ratios = [{"ratio": repetition["add"]["cpu_ms"] / repetition["bare"]["cpu_ms"]} for repetition in runs]
     return [
         f"- insert, 30 µs CPU each: {cell(runs, 'insert', 'cpu_us', digits=1)}, in batches of 500 with three keys of "
         "metadata each; in one batch without: store-writes.md",
@@ -296,13 +332,19 @@ def goals(results: dict[str, Any], size: int) -> list[str]:
 
 
 def write_results(out: Path, results: dict[str, Any], meta: dict[str, Any]) -> None:
-    """OUT.json and OUT.md."""
+    """Write OUT.json and OUT.md.
+
+    Args:
+        out: Path of both files without suffix.
+        results: Runs and installation metrics by system.
+        meta: Command, seed and budget.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix(".json").write_text(json.dumps({"meta": meta, "results": results}, indent=1) + "\n")
     lines = ["# The store beside its peers", "", "```", meta["command"], "```", ""]
     memory = cell(results.get("langgraph_memory", {}).get("runs", {}).get("20000", []), "rss_mb", digits=0)
-    lines += TEXT.format(memory=memory).splitlines()
-    sizes = sorted({int(size) for held in results.values() for size in held["runs"]})
+    lines += METHOD_TEXT.format(memory=memory).splitlines()
+    sizes = sorted({int(size) for system_results in results.values() for size in system_results["runs"]})
     lines += ["", "## The goals, at 20,000 entries", "", *goals(results, 20_000)]
     for size in sizes:
         lines += ["", f"## {size:,} entries", "", *table(results, size), ""]
@@ -315,12 +357,12 @@ def write_results(out: Path, results: dict[str, Any], meta: dict[str, Any]) -> N
     lines += ["|---|---|---|---|---|---|---|---|---|"]
     for name in ("memalpha", "memalpha_normal"):
         for size, runs in results.get(name, {}).get("runs", {}).items():
-            runs = [one for one in runs if "failed" not in one]
+            runs = [repetition for repetition in runs if "failed" not in repetition]
             cells = [
                 cell(runs, *path, digits=3)
                 for path in (("default", "cpu_ms"), ("default_user", "cpu_ms"), ("add", "cpu_ms"), ("bare", "cpu_ms"))
             ]
-            ratios = [one["add"]["cpu_ms"] / one["bare"]["cpu_ms"] for one in runs]
+            ratios = [repetition["add"]["cpu_ms"] / repetition["bare"]["cpu_ms"] for repetition in runs]
             cells.append(f"{statistics.median(ratios):.2f}")
             cells += [cell(runs, "add", "wall_ms_p50", digits=2), cell(runs, "bare", "wall_ms_p50", digits=2)]
             lines.append(f"| {SYSTEMS[name][0]} | {int(size):,} | " + " | ".join(cells) + " |")
@@ -328,16 +370,21 @@ def write_results(out: Path, results: dict[str, Any], meta: dict[str, Any]) -> N
     lines += ["| | an acknowledged add | fsyncs each | packages | MB | import, s CPU |", "|---|---|---|---|---|---|"]
     for name, (title, worth) in SYSTEMS.items():
         if name in results:
-            held = results[name]
-            syncs = "-" if held.get("fsyncs") is None else f"{held['fsyncs']:.1f}"
-            imports = cell([one for runs in held["runs"].values() for one in runs], "reopen", "import_cpu_s")
+            system_results = results[name]
+            syncs = "-" if system_results.get("fsyncs") is None else f"{system_results['fsyncs']:.1f}"
+            imports = cell(
+                [repetition for runs in system_results["runs"].values() for repetition in runs],
+                "reopen",
+                "import_cpu_s",
+            )
             lines.append(
-                f"| {title} | {worth} | {syncs} | {held['packages']} | {held['installed_mb']:,.0f} | {imports} |"
+                f"| {title} | {worth} | {syncs} | {system_results['packages']} | "
+                f"{system_results['installed_mb']:,.0f} | {imports} |"
             )
     out.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-TEXT = """\
+METHOD_TEXT = """\
 What is measured and how: the head of the script. Medians (least to most) of the repetitions; µs and ms are means
 over the operations of a repetition, wall times medians. memalpha searches with `route="dense"` in the first tables,
 as its peers do; its default search (words, meaning, categories) stands by itself. "Filtered": one of 50 users,
@@ -351,7 +398,7 @@ as on an idle one, wall times longer than that."""
 
 
 def main() -> None:
-    """Read the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="OUT.json and OUT.md are written")
     parser.add_argument("--envs", type=Path, required=True, help="a folder for the environments")
@@ -361,8 +408,8 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=240.0, help="seconds to take the entries in")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    known = options.out.with_suffix(".json")
-    results = json.loads(known.read_text())["results"] if known.exists() else {}
+    results_path = options.out.with_suffix(".json")
+    results = json.loads(results_path.read_text())["results"] if results_path.exists() else {}
     command = f"python eval/store/bench.py --out {options.out} --envs DIR"
     meta = {"command": command, "seed": options.seed, "budget": options.budget}
     with tempfile.TemporaryDirectory() as temporary:
@@ -370,13 +417,13 @@ def main() -> None:
         data = make_data(folder, options.seed)
         for name in options.only:
             python = environment(name, options.envs)
-            held = results.setdefault(name, {"runs": {}})
-            held |= packages(python) | {"fsyncs": fsyncs(name, python, folder)}
+            system_results = results.setdefault(name, {"runs": {}})
+            system_results |= packages(python) | {"fsyncs": fsyncs(name, python, folder)}
             for size in options.sizes:
-                held["runs"][str(size)] = []
+                system_results["runs"][str(size)] = []
                 for number in range(options.repeats):
-                    held["runs"][str(size)].append(run(name, python, size, options.budget, folder, data))
-                    print(name, size, number, json.dumps(held["runs"][str(size)][-1]), flush=True)
+                    system_results["runs"][str(size)].append(run(name, python, size, options.budget, folder, data))
+                    print(name, size, number, json.dumps(system_results["runs"][str(size)][-1]), flush=True)
                     write_results(options.out, results, meta)
 
 

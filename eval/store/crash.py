@@ -1,17 +1,17 @@
-"""Kill a writer again and again while it writes, and count what was lost.
+"""Kill a writer repeatedly while it writes, and count lost operations.
 
     python eval/store/crash.py --kills 1000 --out eval/results/store-crash.json
 
-A process does all sorts of operations on one store file (seeded; insert, insert with an expiry that soon comes,
-insert_many, update, delete, core_update, undo, redo, restore, fork into a namespace and into a file, erase) and prints
-what it means to do before each and what was done after it. It is killed (SIGKILL) after a random time, and started
-again on the same file; every 50 kills on a new one. After every kill the file is opened and must hold
+A process runs seeded operations of every kind on one store file: insert, insert with a near expiry, insert_many,
+update, delete, core_update, undo, redo, restore, fork into a namespace and into a file, erase. It prints its intent
+before each operation and the logged rows after it. It is killed (SIGKILL) after a random time and restarted on the same
+file; every 50 kills a new file begins. After every kill the file is opened and must hold
 
-- every operation that was acknowledged, at its position and as it was acknowledged, or its stub if it was erased
-  since, and every fork that was (else it counts as `lost`),
-- nothing beyond them but what was intended when the kill came, whole or not at all, and the ends of what has expired
-  (else `half`),
-- the state that replaying its log gives (else `wrong`); every tenth time `doctor` looks too.
+- every acknowledged operation at its position, or its stub if it was erased since, and every acknowledged fork
+  (otherwise `lost`),
+- beyond them only the operation intended at the kill, completely or not at all, and the ends of expired entries
+  (otherwise `half`),
+- the state that replaying its log gives (otherwise `wrong`). Every tenth time `doctor` checks the file too.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation
 
-LONGEST = 0.25  # seconds between the writer's first operation and its death
-FILES = 50  # kills of one file
-FORKED = 20  # operations that a fork takes over
+MAX_WRITER_SECONDS = 0.25  # seconds between the writer's first operation and its death
+KILLS_PER_FILE = 50  # kills of one file
+FORK_POSITION = 20  # operations that a fork takes over
 KINDS = (
     *("insert",) * 6,
     *("expire",) * 2,
@@ -45,11 +45,18 @@ KINDS = (
     *("delete",) * 2,
     *("core_update", "undo", "redo", "restore", "erase", "fork", "fork_file"),
 )
-Row = list[str | None]
+OperationRow = list[str | None]
 
 
-def write(path: Path, seed: str, durability: str, told: int) -> None:
-    """Write until killed; what is in the log up to `told` is known."""
+def write(path: Path, seed: str, durability: str, position: int) -> None:
+    """Write until killed; operations up to `position` are acknowledged already.
+
+    Args:
+        path: Store file.
+        seed: Seed of the operations and part of their texts.
+        durability: "full" or "normal".
+        position: Log position up to which operations are acknowledged.
+    """
     rng, number = random.Random(seed), 0
     with MemoryStore.open(path, embedder="hash", durability=durability) as store:  # pyright: ignore
         while True:
@@ -67,14 +74,21 @@ def write(path: Path, seed: str, durability: str, told: int) -> None:
             }
             print(json.dumps(intent), flush=True)
             with suppress(UnknownEntry):  # it expired just now
-                act(store, kind, intent, rng)
-            done = [row(done) for _, _, done in store.log(told)]
-            told += len(done)
-            print(json.dumps({"done": done, **intent}), flush=True)
+                execute_intent(store, kind, intent, rng)
+            rows = [operation_row(operation) for _, _, operation in store.log(position)]
+            position += len(rows)
+            print(json.dumps({"done": rows, **intent}), flush=True)
 
 
-def act(store: MemoryStore, kind: str, intent: dict, rng: random.Random) -> None:
-    """Do what is intended."""
+def execute_intent(store: MemoryStore, kind: str, intent: dict, rng: random.Random) -> None:
+    """Run the operation that an intent describes.
+
+    Args:
+        store: Store to write to.
+        kind: Kind of operation, one of `KINDS`.
+        intent: Texts, entry id, position and fork name of the operation.
+        rng: Source of the expiry and of the position to restore.
+    """
     texts, id, before = intent["texts"], intent["id"], intent["at"]
     if kind in ("insert", "expire"):
         soon = datetime.now(UTC) + timedelta(seconds=rng.random() / 3)
@@ -90,152 +104,178 @@ def act(store: MemoryStore, kind: str, intent: dict, rng: random.Random) -> None
     elif kind == "restore":
         store.restore(max(0, before - rng.randrange(8)))
     elif kind == "fork":
-        store.fork(intent["name"], as_of=FORKED)
+        store.fork(intent["name"], as_of=FORK_POSITION)
     elif kind == "fork_file":
-        store.fork(path=fork_file(Path(store._database.path), intent), as_of=FORKED).close()
+        store.fork(path=fork_file(Path(store._database.path), intent), as_of=FORK_POSITION).close()
     else:
         getattr(store, kind)()
 
 
 def fork_file(path: Path, intent: dict) -> Path:
-    """Where the fork of an intent goes."""
+    """Return the path for the fork of an intent."""
     return path.with_name(f"{intent['name']}.fork".replace(" ", "-"))
 
 
-def row(operation: Operation) -> Row:
-    """What is compared of an operation."""
+def operation_row(operation: Operation) -> OperationRow:
+    """Return the compared fields of an operation."""
     return [operation.kind, operation.id, operation.content]
 
 
-def stubbed(rows: list[Row], id: str) -> list[Row]:
-    """The rows once an entry is erased."""
-    first = next((place for place, row in enumerate(rows, 1) if row[1] == id), 0)
-    return [["erased", f"erased#{first}", None] if row[1] == id else row for row in rows]
+def replace_by_stubs(rows: list[OperationRow], id: str) -> list[OperationRow]:
+    """Return the rows after the erasure of an entry."""
+    first = next((position for position, operation_row in enumerate(rows, 1) if operation_row[1] == id), 0)
+    return [["erased", f"erased#{first}", None] if operation_row[1] == id else operation_row for operation_row in rows]
 
 
 class File:
-    """A store file, and what its writers said they did."""
+    """A store file and the operations that its writers acknowledged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.acknowledged: list[Row] = []
-        self.forks: list[tuple[dict, list[Row]]] = []
+        self.acknowledged: list[OperationRow] = []
+        self.forks: list[tuple[dict, list[OperationRow]]] = []
 
-    def hear(self, told: list[dict]) -> None:
-        """What was acknowledged."""
-        for item in told:
+    def record_acknowledged(self, messages: list[dict]) -> None:
+        """Record the acknowledged operations and forks of a writer's messages."""
+        for item in messages:
             if "done" not in item:
                 continue
             if item["intent"].startswith("fork"):
-                self.forks.append((item, self.acknowledged[:FORKED]))
+                self.forks.append((item, self.acknowledged[:FORK_POSITION]))
             self.acknowledged += item["done"]
             if item["intent"] == "erase" and ["erased", None, None] in item["done"]:
-                self.acknowledged = stubbed(self.acknowledged, item["id"])
+                self.acknowledged = replace_by_stubs(self.acknowledged, item["id"])
 
-    def check(self, last: dict, found: dict[str, int]) -> None:
-        """Open the file after a kill and count what is not as it should be; `last`: the last that the writer said."""
-        under_way = last if last and "done" not in last else {}
-        opened = datetime.now(UTC)
-        with MemoryStore.open(self.path, clock=lambda: opened) as store:  # nothing expires while it is looked at
-            log = [done for _, _, done in store.log()]
-            there = [row(done) for done in log]
-            known, erased = len(self.acknowledged), False
-            if under_way.get("intent") == "erase":
-                stubs = stubbed(self.acknowledged, under_way["id"])
-                erased = there[:known] == stubs
+    def check(self, last: dict, counts: dict[str, int]) -> None:
+        """Open the file after a kill and count the faults into `counts`; `last` is the writer's last message."""
+        interrupted = last if last and "done" not in last else {}
+        open_time = datetime.now(UTC)
+        with MemoryStore.open(self.path, clock=lambda: open_time) as store:  # nothing expires while it is looked at
+            log = [operation for _, _, operation in store.log()]
+            logged = [operation_row(operation) for operation in log]
+            known_count, erased = len(self.acknowledged), False
+            if interrupted.get("intent") == "erase":
+                stubs = replace_by_stubs(self.acknowledged, interrupted["id"])
+                erased = logged[:known_count] == stubs
                 self.acknowledged = stubs if erased else self.acknowledged
-            lost = there[:known] != self.acknowledged
-            lost |= any(not self._forked(store, item, rows) for item, rows in self.forks[-5:])
-            found["lost"] += lost
-            beyond = [row for row in there[known:] if row[0] != "expired"]
-            found["half"] += not (fits(under_way, beyond, store, erased=erased) and self._whole_fork(store, under_way))
-            found["wrong"] += MemoryState.replay(store.schema, log).list() != store.list()
-            self.acknowledged += there[known:]
+            lost = logged[:known_count] != self.acknowledged
+            lost |= any(not self._fork_holds(store, item, rows) for item, rows in self.forks[-5:])
+            counts["lost"] += lost
+            unacknowledged = [operation_row for operation_row in logged[known_count:] if operation_row[0] != "expired"]
+            counts["half"] += not (
+                is_whole_intent(interrupted, unacknowledged, store, erased=erased)
+                and self._is_fork_whole(store, interrupted)
+            )
+            counts["wrong"] += MemoryState.replay(store.schema, log).list() != store.list()
+            self.acknowledged += logged[known_count:]
             store.erase()  # finishes what an erasure had begun
 
-    def _forked(self, store: MemoryStore, intent: dict, rows: list[Row]) -> bool:
-        """Whether a fork holds these rows, but for what was erased before it was made."""
+    def _fork_holds(self, store: MemoryStore, intent: dict, rows: list[OperationRow]) -> bool:
+        """Return True if a fork holds the rows, apart from entries erased before the fork."""
         if intent["intent"] == "fork":
-            return [row(done) for _, _, done in store.namespace(intent["name"]).log()][: len(rows)] == rows
+            return [operation_row(operation) for _, _, operation in store.namespace(intent["name"]).log()][
+                : len(rows)
+            ] == rows
         path = fork_file(self.path, intent)
         if not path.exists():
             return False
         with MemoryStore.open(path) as fork:
-            return [row(done) for _, _, done in fork.log()][: len(rows)] == rows
+            return [operation_row(operation) for _, _, operation in fork.log()][: len(rows)] == rows
 
-    def _whole_fork(self, store: MemoryStore, intent: dict) -> bool:
-        """Whether a fork that was under way is there as a whole or not at all."""
+    def _is_fork_whole(self, store: MemoryStore, intent: dict) -> bool:
+        """Return True if an interrupted fork is complete or absent."""
         if intent.get("intent") == "fork" and not store.namespace(intent["name"]).snapshot():
             return True
         if intent.get("intent") == "fork_file" and not fork_file(self.path, intent).exists():
             return True
-        return "fork" not in intent.get("intent", "") or self._forked(store, intent, self.acknowledged[:FORKED])
+        return "fork" not in intent.get("intent", "") or self._fork_holds(
+            store, intent, self.acknowledged[:FORK_POSITION]
+        )
 
 
-def fits(intent: dict, beyond: list[Row], store: MemoryStore, *, erased: bool) -> bool:
-    """Whether what lies beyond the acknowledged operations is the whole of the one that was under way."""
+def is_whole_intent(intent: dict, unacknowledged: list[OperationRow], store: MemoryStore, *, erased: bool) -> bool:
+    """Return True if the unacknowledged rows are the complete interrupted operation, or none.
+
+    Args:
+        intent: The interrupted operation; empty if the kill came between operations.
+        unacknowledged: Logged rows beyond the acknowledged ones.
+        store: The opened store.
+        erased: True if an interrupted erasure has replaced the entry by its stub.
+    """
     kind = intent.get("intent")
     if kind == "erase" and erased:
-        return beyond == [["erased", None, None]]
-    if not beyond:
+        return unacknowledged == [["erased", None, None]]
+    if not unacknowledged:
         return True
     if kind == "insert_many":
-        return [row[2] for row in beyond] == [text.strip() for text in intent["texts"]]
+        return [operation_row[2] for operation_row in unacknowledged] == [text.strip() for text in intent["texts"]]
     if kind in ("insert", "expire", "update", "core_update"):
-        content = beyond[0][2] or ""
+        content = unacknowledged[0][2] or ""
         logged = "insert" if kind == "expire" else kind
-        return len(beyond) == 1 and beyond[0][0] == logged and content.startswith(intent["texts"][0][:200].strip())
+        return (
+            len(unacknowledged) == 1
+            and unacknowledged[0][0] == logged
+            and content.startswith(intent["texts"][0][:200].strip())
+        )
     if kind == "restore":  # one that had begun went all the way: its last row is of a position it could aim at
-        places = range(max(0, intent["at"] - 7), intent["at"] + 1)
-        return facts(store.list()) in [facts(store.list(as_of=place)) for place in places]
-    return kind in ("delete", "undo", "redo") and len(beyond) == 1
+        positions = range(max(0, intent["at"] - 7), intent["at"] + 1)
+        return lasting_facts(store.list()) in [lasting_facts(store.list(as_of=position)) for position in positions]
+    return kind in ("delete", "undo", "redo") and len(unacknowledged) == 1
 
 
-def facts(entries: list) -> list[tuple[str, str]]:
-    """What a restore brings back; what expires may be gone again."""
+def lasting_facts(entries: list) -> list[tuple[str, str]]:
+    """Return ids and contents that a restore brings back; entries with an expiry may have ended again."""
     return [(entry.id, entry.content) for entry in entries if entry.expires is None]
 
 
 def run(kills: int, seed: int, durability: str) -> dict[str, int | str]:
-    """Kill `kills` times; the counts."""
-    rng, found = random.Random(seed), {"lost": 0, "half": 0, "wrong": 0}
-    operations, under_way = 0, 0
+    """Kill a writer `kills` times and return the counts.
+
+    Args:
+        kills: Number of kills.
+        seed: Seed of operations and kill times.
+        durability: "full" or "normal".
+    """
+    rng, counts = random.Random(seed), {"lost": 0, "half": 0, "wrong": 0}
+    operations, interrupted = 0, 0
     with tempfile.TemporaryDirectory() as folder:
         file = File(Path(folder))
         for number in range(kills):
-            if number % FILES == 0:
+            if number % KILLS_PER_FILE == 0:
                 file = File(Path(folder) / f"{number}.db")
             command = [sys.executable, __file__, "--write", str(file.path), f"{seed}.{number}", durability]
             command.append(str(len(file.acknowledged)))
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             assert process.stdout is not None
             lines = [process.stdout.readline()]
-            time.sleep(rng.random() * LONGEST)
+            time.sleep(rng.random() * MAX_WRITER_SECONDS)
             process.send_signal(signal.SIGKILL)
             rest, _ = process.communicate()
             text = "".join([*lines, rest])
-            told = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # a cut line was not heard
-            operations += sum("done" in item for item in told)
-            under_way += bool(told) and "done" not in told[-1]
-            file.hear(told)
-            before = dict(found)
-            file.check(told[-1] if told else {}, found)
+            messages = [
+                json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()
+            ]  # a cut line was not heard
+            operations += sum("done" in item for item in messages)
+            interrupted += bool(messages) and "done" not in messages[-1]
+            file.record_acknowledged(messages)
+            before = dict(counts)
+            file.check(messages[-1] if messages else {}, counts)
             if number % 10 == 9 or number == kills - 1:
-                found["wrong"] += bool(examine(file.path).problems)
-            if found != before:
-                print(f"kill {number}: {found} {str(told[-1:])[:300]}", file=sys.stderr)
+                counts["wrong"] += bool(examine(file.path).problems)
+            if counts != before:
+                print(f"kill {number}: {counts} {str(messages[-1:])[:300]}", file=sys.stderr)
     return {
         "kills": kills,
         "seed": seed,
         "durability": durability,
         "acknowledged": operations,
-        "killed_in_an_operation": under_way,
-        **found,
+        "killed_in_an_operation": interrupted,
+        **counts,
     }
 
 
 def main() -> None:
-    """Read the command line."""
+    """Run the command line."""
     if sys.argv[1:2] == ["--write"]:
         write(Path(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]))
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])

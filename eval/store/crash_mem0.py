@@ -1,13 +1,13 @@
-"""`crash.py` for mem0 on its FAISS backend: kill a writer while it adds, and count what is lost or mixed up.
+"""Kill a writer of mem0 on its FAISS backend while it adds, and count lost or mixed-up memories.
 
     pip install mem0ai faiss-cpu   # in an environment of its own
     python eval/store/crash_mem0.py --kills 60 --out mem0.json
 
-Every kill begins with a copy of a store of 1,000 memories. A process adds more, one by one (`infer=False`, an embedder
-that makes a vector of a text's hash), prints the id of each when `add` has returned, and is killed (SIGKILL) after a
-random time. The store is opened again: a memory whose add had returned is `lost` if `get` does not give it, `mixed` if
-it gives another text, or if a search with its own text finds another memory first. `bad` are the kills after which
-there was any such, or the store could not be opened or read.
+The counterpart of `crash.py`. Every kill begins with a copy of a store of 1,000 memories. A process adds more, one by
+one (`infer=False`, with an embedder that hashes the text), prints each id after `add` has returned, and is killed
+(SIGKILL) after a random time. The store is then opened again. An acknowledged memory is `lost` if `get` does not
+return it. It is `mixed` if `get` returns another text, or if a search with its own text ranks another memory first.
+`bad` counts the kills after which a memory was lost or mixed, or the store could not be opened or read.
 """
 
 import argparse
@@ -31,12 +31,12 @@ import numpy as np
 from mem0 import Memory  # pyright: ignore
 
 logging.disable(logging.ERROR)
-DIM, STORED, LONGEST = 384, 1000, 0.25
-ME = {"user_id": "ana"}
+DIM, INITIAL_MEMORIES, MAX_WRITER_SECONDS = 384, 1000, 0.25
+USER_SCOPE = {"user_id": "ana"}
 
 
 class Embedder:
-    """A unit vector from a text's hash."""
+    """Embedder that draws a unit vector from a text's hash."""
 
     def embed(self, text, memory_action=None):
         seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -47,8 +47,8 @@ class Embedder:
         return [self.embed(text) for text in texts]
 
 
-def opened(folder):
-    """The store in a folder."""
+def open_memory(folder):
+    """Open the store in a folder."""
     vectors = {"embedding_model_dims": DIM, "collection_name": "crash", "path": str(folder / "vectors")}
     vectors["distance_strategy"] = "cosine"
     memory = Memory.from_config(
@@ -59,63 +59,75 @@ def opened(folder):
 
 
 def write(folder, seed, number):
-    """Add memories, without end if `number` is 0, and say so."""
-    memory, rng, count = opened(folder), random.Random(seed), 0
+    """Add `number` memories, or without end if it is 0, and print each.
+
+    Args:
+        folder: Folder of the store.
+        seed: Seed of the texts.
+        number: Number of memories; 0 for no end.
+    """
+    memory, rng, count = open_memory(folder), random.Random(seed), 0
     while count < number or not number:
         count += 1
         text = f"fact {rng.randrange(1000)}: {seed} {count} " + "x" * rng.randrange(300)
-        done = memory.add([{"role": "user", "content": text}], **ME, infer=False)
-        print(json.dumps([done["results"][0]["id"], text]), flush=True)
+        result = memory.add([{"role": "user", "content": text}], **USER_SCOPE, infer=False)
+        print(json.dumps([result["results"][0]["id"], text]), flush=True)
 
 
-def check(folder, known, rng):
-    """What is wrong with the acknowledged memories."""
-    memory, found = opened(folder), Counter()
-    for id, text in known.items():
-        there = memory.get(id)
-        found["lost"] += there is None
-        found["mixed"] += there is not None and there["memory"] != text
-    for id in rng.sample(sorted(known), 20):
-        hits = memory.search(known[id], filters=ME, top_k=1)["results"]
-        found["mixed"] += bool(hits) and hits[0]["id"] != id and hits[0]["memory"] != known[id]
-    return found
+def check(folder, acknowledged, rng):
+    """Count lost and mixed-up memories.
+
+    Args:
+        folder: Folder of the store.
+        known: Acknowledged texts by id.
+        rng: Source of the sample of searched texts.
+    """
+    memory, counts = open_memory(folder), Counter()
+    for id, text in acknowledged.items():
+        stored = memory.get(id)
+        counts["lost"] += stored is None
+        counts["mixed"] += stored is not None and stored["memory"] != text
+    for id in rng.sample(sorted(acknowledged), 20):
+        hits = memory.search(acknowledged[id], filters=USER_SCOPE, top_k=1)["results"]
+        counts["mixed"] += bool(hits) and hits[0]["id"] != id and hits[0]["memory"] != acknowledged[id]
+    return counts
 
 
 def run(kills, seed):
-    """Kill `kills` times; the counts."""
-    rng, found = random.Random(seed), Counter()
+    """Kill a writer `kills` times and return the counts."""
+    rng, counts = random.Random(seed), Counter()
     with tempfile.TemporaryDirectory() as name:
-        first, known = Path(name) / "first", {}
-        first.mkdir()
-        command = [sys.executable, __file__, "--write", str(first), f"{seed}", str(STORED)]
-        said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-        known = dict(map(json.loads, said.splitlines()))
-        assert not check(first, known, rng).total(), "a store that nobody killed is sound"
+        initial_folder, initial_memories = Path(name) / "first", {}
+        initial_folder.mkdir()
+        command = [sys.executable, __file__, "--write", str(initial_folder), f"{seed}", str(INITIAL_MEMORIES)]
+        writer_output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        initial_memories = dict(map(json.loads, writer_output.splitlines()))
+        assert not check(initial_folder, initial_memories, rng).total(), "a store that nobody killed is sound"
         for number in range(kills):
             folder = Path(name) / "now"
             shutil.rmtree(folder, ignore_errors=True)
-            shutil.copytree(first, folder)
+            shutil.copytree(initial_folder, folder)
             command = [sys.executable, __file__, "--write", str(folder), f"{seed}.{number}", "0"]
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             lines = [process.stdout.readline()]
-            time.sleep(rng.random() * LONGEST)
+            time.sleep(rng.random() * MAX_WRITER_SECONDS)
             process.send_signal(signal.SIGKILL)
             text = "".join([*lines, process.communicate()[0]])
             added = dict(map(json.loads, text[: text.rfind("\n") + 1].splitlines()))
-            found["acknowledged"] += len(added)
+            counts["acknowledged"] += len(added)
             try:
-                wrong = check(folder, known | added, rng)
+                faults = check(folder, initial_memories | added, rng)
             except (OSError, ValueError, KeyError, RuntimeError) as error:
                 print(f"kill {number}: {type(error).__name__}: {error}", file=sys.stderr)
-                wrong = Counter(unreadable=1)
-            found += wrong
-            found["bad"] += bool(wrong.total())
+                faults = Counter(unreadable=1)
+            counts += faults
+            counts["bad"] += bool(faults.total())
     names = ("acknowledged", "bad", "lost", "mixed", "unreadable")
-    return {"kills": kills, "seed": seed, "stored_before": STORED} | {name: found[name] for name in names}
+    return {"kills": kills, "seed": seed, "stored_before": INITIAL_MEMORIES} | {name: counts[name] for name in names}
 
 
 def main():
-    """Read the command line."""
+    """Run the command line."""
     if sys.argv[1:2] == ["--write"]:
         write(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
         return

@@ -1,12 +1,12 @@
-"""Many processes write and search one store file at the same time; then everything is counted.
+"""Write and search one store file from many processes at the same time, then check every count.
 
     python eval/store/many.py --processes 8 --seconds 60 --out eval/results/store-many.json
 
-Each process inserts (one by one, many at once, and entries that soon expire), updates and deletes entries of its own,
-and searches and lists everybody's. After each acknowledged insert it shows the others the id; they read at random what
-was shown last, which must be there. Counted: errors; acknowledged operations that are not in the log, in their order;
-live entries that are missing or not as acknowledged; ids that were shown and could not be read (`unseen`); and whether
-replaying the log gives the state, and `doctor` finds the file sound (`wrong`).
+Each process inserts (single entries, batches, and entries with a near expiry), updates and deletes its own entries, and
+searches and lists all entries. After each acknowledged insert it publishes the id. The other processes read published
+ids at random and must find them. These are counted: errors; acknowledged operations missing from the log or out of
+order; live entries that are missing or differ from the acknowledged ones; published ids that could not be read
+(`unseen`). `wrong` counts a log whose replay differs from the state, and a file that `doctor` finds faulty.
 """
 
 from __future__ import annotations
@@ -31,19 +31,27 @@ from memalpha.store.store import MemoryStore
 
 KINDS = (*("insert",) * 4, "many", "expire", "update", "update", "delete", "search", "list", "look")
 TOPICS = ("pet", "city", "job", "food")
-_ID = 140  # bytes of a place where an id is shown
+ID_BYTES = 140  # bytes of a place where an id is shown
 
 
-def work(path: Path, number: int, seconds: float, shown: list[Any], seed: int) -> None:
-    """One process: what it was acknowledged goes to a file of its own, a line an operation."""
-    rng, mine, end = random.Random(f"{seed}.{number}"), {}, time.monotonic() + seconds
+def run_worker(path: Path, number: int, seconds: float, published_ids: list[Any], seed: int) -> None:
+    """Run one process; its acknowledged operations go to a file of its own, one per line.
+
+    Args:
+        path: Store file.
+        number: Index of the process.
+        seconds: Duration of the work.
+        published_ids: Shared buffers with the last inserted id of each process.
+        seed: Seed of the operations.
+    """
+    rng, own_contents, deadline = random.Random(f"{seed}.{number}"), {}, time.monotonic() + seconds
     counts: Counter[str] = Counter()
-    with MemoryStore.open(path) as store, path.with_suffix(f".{number}").open("w") as told:
+    with MemoryStore.open(path) as store, path.with_suffix(f".{number}").open("w") as acknowledgements:
 
-        def tell(kind: str, id: str, content: str | None) -> None:
-            told.write(json.dumps([kind, id, content]) + "\n")
+        def acknowledge(kind: str, id: str, content: str | None) -> None:
+            acknowledgements.write(json.dumps([kind, id, content]) + "\n")
 
-        while time.monotonic() < end:
+        while time.monotonic() < deadline:
             kind = rng.choice(
                 ("insert",) * 4 + ("many", "expire", "update", "update", "delete", "search", "list", "look")
             )
@@ -51,67 +59,77 @@ def work(path: Path, number: int, seconds: float, shown: list[Any], seed: int) -
             text = f"{rng.choice(TOPICS)} {rng.randrange(500)}: process {number} {counts.total()}"
             try:
                 if kind in ("insert", "expire"):
-                    soon = (datetime.now(UTC) + timedelta(seconds=rng.random() * 3)).isoformat()
-                    entry = store.insert("semantic", text, expires=soon if kind == "expire" else None)
-                    tell("insert", entry.id, entry.content)
+                    expiry = (datetime.now(UTC) + timedelta(seconds=rng.random() * 3)).isoformat()
+                    entry = store.insert("semantic", text, expires=expiry if kind == "expire" else None)
+                    acknowledge("insert", entry.id, entry.content)
                     if kind == "insert":
-                        mine[entry.id] = entry.content
-                        shown[number].value = entry.id.encode()
+                        own_contents[entry.id] = entry.content
+                        published_ids[number].value = entry.id.encode()
                 elif kind == "many":
                     facts = [{"category": "semantic", "content": f"{text} {part}"} for part in range(10)]
                     for entry in store.insert_many(facts):
-                        tell("insert", entry.id, entry.content)
-                        mine[entry.id] = entry.content
-                elif kind == "update" and mine:
-                    id = rng.choice(list(mine))
-                    mine[id] = store.update(id, text).content
-                    tell("update", id, text)
-                elif kind == "delete" and mine:
-                    id = rng.choice(list(mine))
+                        acknowledge("insert", entry.id, entry.content)
+                        own_contents[entry.id] = entry.content
+                elif kind == "update" and own_contents:
+                    id = rng.choice(list(own_contents))
+                    own_contents[id] = store.update(id, text).content
+                    acknowledge("update", id, text)
+                elif kind == "delete" and own_contents:
+                    id = rng.choice(list(own_contents))
                     store.delete(id)
-                    del mine[id]
-                    tell("delete", id, None)
+                    del own_contents[id]
+                    acknowledge("delete", id, None)
                 elif kind == "search":
                     counts["hits"] += len(store.search(text, 5))
                 elif kind == "list":
                     store.list(limit=50, where={"category": "semantic"})
                 elif kind == "look":
-                    id = shown[rng.randrange(len(shown))].value.decode()
-                    counts["unseen"] += bool(id) and not any(found.id == id for found in store.history(id))
+                    id = published_ids[rng.randrange(len(published_ids))].value.decode()
+                    counts["unseen"] += bool(id) and not any(entry.id == id for entry in store.history(id))
             except MemalphaError:  # any other ends the process, which is counted too
                 counts["errors"] += 1
                 traceback.print_exc()
-    path.with_suffix(f".{number}.end").write_text(json.dumps([counts, mine]))
+    path.with_suffix(f".{number}.end").write_text(json.dumps([counts, own_contents]))
 
 
 def run(processes: int, seconds: float, seed: int) -> dict[str, int | float]:
-    """Let them work, then count."""
+    """Run the processes, then return the counts.
+
+    Args:
+        processes: Number of processes.
+        seconds: Duration of their work.
+        seed: Seed of the operations.
+    """
     context, start = get_context("spawn"), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "many.db"
         MemoryStore.open(path, embedder="hash").close()
-        shown = [context.Array("c", _ID) for _ in range(processes)]
-        workers = [context.Process(target=work, args=(path, n, seconds, shown, seed)) for n in range(processes)]
+        published_ids = [context.Array("c", ID_BYTES) for _ in range(processes)]
+        workers = [
+            context.Process(target=run_worker, args=(path, n, seconds, published_ids, seed)) for n in range(processes)
+        ]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
         ends = [path.with_suffix(f".{number}.end") for number in range(processes)]
-        done = [json.loads(end.read_text()) for end in ends if end.exists()]
-        counts = sum((Counter(counted) for counted, _ in done), Counter())
+        worker_results = [json.loads(end.read_text()) for end in ends if end.exists()]
+        counts = sum((Counter(counted) for counted, _ in worker_results), Counter())
         later = datetime.now(UTC) + timedelta(seconds=10)  # when all that expires has done so
         with MemoryStore.open(path, clock=lambda: later) as store:
             log, live = [operation for _, _, operation in store.log()], {entry.id: entry for entry in store.list()}
             wrong = MemoryState.replay(store.schema, log).list() != store.list()
-        lost = 0
+        lost_count = 0
         for number in range(processes):
-            told = [json.loads(line) for line in path.with_suffix(f".{number}").read_text().splitlines()]
-            ids = {id for _, id, _ in told}
+            acknowledgements = [json.loads(line) for line in path.with_suffix(f".{number}").read_text().splitlines()]
+            ids = {id for _, id, _ in acknowledgements}
             logged = [[o.kind, o.id, o.content] for o in log if o.id in ids and o.kind != "expired"]
-            lost += sum(one != other for one, other in zip(told, logged, strict=False)) + abs(len(told) - len(logged))
-        mine = {id: content for _, own in done for id, content in own.items()}
-        missing = sum(id not in live or live[id].content != content for id, content in mine.items())
-        wrong += bool(examine(path).problems) + len(live.keys() - mine.keys())
+            lost_count += sum(
+                acknowledged != logged_row for acknowledged, logged_row in zip(acknowledgements, logged, strict=False)
+            ) + abs(len(acknowledgements) - len(logged))
+        expected_contents = {id: content for _, contents in worker_results for id, content in contents.items()}
+        missing = sum(id not in live or live[id].content != content for id, content in expected_contents.items())
+        wrong += bool(examine(path).problems) + len(live.keys() - expected_contents.keys())
         return {
             "processes": processes,
             "seconds": round(time.monotonic() - start, 1),
@@ -120,7 +138,7 @@ def run(processes: int, seconds: float, seed: int) -> dict[str, int | float]:
             "searches": counts["search"],
             "others_entries_read": counts["look"],
             "errors": counts["errors"] + sum(worker.exitcode != 0 for worker in workers),
-            "lost": lost,
+            "lost": lost_count,
             "missing": missing,
             "unseen": counts["unseen"],
             "wrong": wrong,
@@ -128,7 +146,7 @@ def run(processes: int, seconds: float, seed: int) -> dict[str, int | float]:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=60)

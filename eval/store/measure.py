@@ -1,11 +1,11 @@
-"""One system's costs on one set of entries, as JSON on the last line of stdout. `bench.py` runs it, in the system's own
-environment: nothing but the standard library is used here.
+"""Measure one system's costs on one set of entries and print JSON as the last line of stdout.
 
     ENVIRONMENT/bin/python eval/store/measure.py write SYSTEM DATA FOLDER SIZE BUDGET
     ENVIRONMENT/bin/python eval/store/measure.py reopen SYSTEM DATA FOLDER
     ENVIRONMENT/bin/python eval/store/measure.py adds SYSTEM DATA FOLDER SIZE BUDGET
 
-A driver is `peers/SYSTEM.py` with a class `Peer` (see `peers/README.md`). Nobody reaches a network from here.
+`bench.py` runs this module in the system's own environment, so it uses the standard library only. A driver is
+`peers/SYSTEM.py` with a class `Peer` (see `peers/README.md`). Network connections are blocked.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from pathlib import Path
 from typing import Any
 
 DIM, K, BATCH = 384, 10, 500
-ADDED = DELETED = 100
-QUERIES = 100
-SLICE = 0.1  # of the budget: the most that one kind of operation may take, insertion aside
+ADD_COUNT = DELETE_COUNT = 100
+QUERY_COUNT = 100
+OPERATION_SHARE = 0.1  # of the budget: the most that one kind of operation may take, insertion aside
 
 
 class Data:
-    """What everybody stores and asks. `vectors` and `query_vectors`: float32 rows of one buffer."""
+    """Entries and queries of the benchmark; `vectors` and `query_vectors` are float32 rows of one buffer."""
 
     def __init__(self, folder: Path, *, entries: bool) -> None:
-        told = json.loads((folder / "queries.json").read_text())
-        self.queries: list[str] = told["texts"]
-        self.query_users: list[str] = told["users"]
-        self.query_days: list[int] = told["days"]
-        self.days: int = told["range"]
+        query_data = json.loads((folder / "queries.json").read_text())
+        self.queries: list[str] = query_data["texts"]
+        self.query_users: list[str] = query_data["users"]
+        self.query_days: list[int] = query_data["days"]
+        self.days: int = query_data["range"]
         self.query_vectors = _rows(folder / "queries.f32")
         self.texts: list[str] = []
         self.users: list[str] = []
         self.user_days: list[int] = []
         self.vectors: list[memoryview] = []
         if entries:
-            held = json.loads((folder / "entries.json").read_text())
-            self.texts, self.users, self.user_days = held["texts"], held["users"], held["days"]
+            entry_data = json.loads((folder / "entries.json").read_text())
+            self.texts, self.users, self.user_days = entry_data["texts"], entry_data["users"], entry_data["days"]
             self.vectors = _rows(folder / "entries.f32")
         self._by_text = dict(zip([*self.queries, *self.texts], [*self.query_vectors, *self.vectors], strict=True))
 
     def vector(self, text: str) -> memoryview:
-        """The vector of a text, for those who take none; of an unknown one, a vector all the same."""
+        """Return the vector of a text, for systems that embed texts; unknown texts get the first query's vector."""
         return self._by_text.get(text, self.query_vectors[0])
 
 
@@ -62,8 +62,10 @@ def _rows(path: Path) -> list[memoryview]:
 
 
 class Clock:
-    """CPU seconds of all threads, with those of the server whose process MEMALPHA_BENCH_POSTMASTER names, and wall
-    seconds."""
+    """CPU and wall seconds since the last restart.
+
+    CPU counts all threads, and the server whose process MEMALPHA_BENCH_POSTMASTER names.
+    """
 
     def __init__(self) -> None:
         self.restart()
@@ -78,7 +80,7 @@ class Clock:
 
 
 def server_cpu() -> float:
-    """CPU seconds that a server's first process and its children have taken, in steps of 10 ms."""
+    """Return CPU seconds of a server's first process and its children, in steps of 10 ms."""
     first = os.environ.get("MEMALPHA_BENCH_POSTMASTER")
     if first is None:
         return 0.0
@@ -92,59 +94,74 @@ def server_cpu() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def several(operation: Callable[[int], Any], count: int, limit: float) -> tuple[dict[str, Any], list[Any]]:
-    """Do an operation `count` times, or until `limit` seconds have gone: means and medians in ms, and what it gave."""
-    cpu, wall, given = [], [], []
-    clock, end = Clock(), time.perf_counter() + limit
+def time_operation(operation: Callable[[int], Any], count: int, limit: float) -> tuple[dict[str, Any], list[Any]]:
+    """Run an operation repeatedly and return (means and medians in ms, results).
+
+    Args:
+        operation: Called with the index of the repetition.
+        count: Number of repetitions.
+        limit: Seconds after which no further repetition begins.
+    """
+    cpu, wall, results = [], [], []
+    clock, deadline = Clock(), time.perf_counter() + limit
     for number in range(count):
         clock.restart()
-        given.append(operation(number))
-        used = clock.read()
-        cpu.append(used[0] * 1e3)
-        wall.append(used[1] * 1e3)
-        if time.perf_counter() > end:
+        results.append(operation(number))
+        elapsed = clock.read()
+        cpu.append(elapsed[0] * 1e3)
+        wall.append(elapsed[1] * 1e3)
+        if time.perf_counter() > deadline:
             break
     wall.sort()
-    found = {"n": len(cpu), "cpu_ms": sum(cpu) / len(cpu), "wall_ms_p50": wall[len(wall) // 2]}
-    return found | {"wall_ms_p95": wall[math.ceil(len(wall) * 0.95) - 1]}, given
+    statistics = {"n": len(cpu), "cpu_ms": sum(cpu) / len(cpu), "wall_ms_p50": wall[len(wall) // 2]}
+    return statistics | {"wall_ms_p95": wall[math.ceil(len(wall) * 0.95) - 1]}, results
 
 
 def write(peer: Any, data: Data, size: int, budget: float) -> dict[str, Any]:
-    """Insert `size` entries and do everything else to them."""
+    """Insert `size` entries and time every other operation on them.
+
+    Args:
+        peer: Driver of the system.
+        data: Entries and queries.
+        size: Number of entries.
+        budget: Seconds for the insertion.
+    """
     result: dict[str, Any] = {}
-    clock, done = Clock(), 0
-    while done < size and clock.read()[1] < budget:
-        some = slice(done, min(done + BATCH, size))
+    clock, stored = Clock(), 0
+    while stored < size and clock.read()[1] < budget:
+        batch = slice(stored, min(stored + BATCH, size))
         peer.insert(
-            list(range(some.start, some.stop)),
-            data.texts[some],
-            data.users[some],
-            data.user_days[some],
-            data.vectors[some],
+            list(range(batch.start, batch.stop)),
+            data.texts[batch],
+            data.users[batch],
+            data.user_days[batch],
+            data.vectors[batch],
         )
-        done = some.stop
+        stored = batch.stop
     cpu, wall = clock.read()
-    result["insert"] = {"n": done, "cpu_us": cpu / done * 1e6, "wall_us": wall / done * 1e6}
-    limit = budget * SLICE
+    result["insert"] = {"n": stored, "cpu_us": cpu / stored * 1e6, "wall_us": wall / stored * 1e6}
+    limit = budget * OPERATION_SHARE
 
-    def search(number: int, **chosen: Any) -> list[int]:
-        return peer.search(data.queries[number], data.query_vectors[number], K, **chosen)
+    def search(number: int, **filters: Any) -> list[int]:
+        return peer.search(data.queries[number], data.query_vectors[number], K, **filters)
 
-    search(0)  # whatever is made at the first search
-    result["search"], result["search_ids"] = several(search, QUERIES, limit)
-    for name, chosen in (
+    search(0)  # builds what a first search builds
+    result["search"], result["search_ids"] = time_operation(search, QUERY_COUNT, limit)
+    for name, make_filter in (
         ("user", lambda number: {"user": data.query_users[number]}),
         ("days", lambda number: {"days": (data.query_days[number], data.query_days[number] + data.days)}),
     ):
         try:
-            search(0, **chosen(0))
-            result[name], result[f"{name}_ids"] = several(lambda n, of=chosen: search(n, **of(n)), QUERIES, limit)
+            search(0, **make_filter(0))
+            result[name], result[f"{name}_ids"] = time_operation(
+                lambda n, query_filter=make_filter: search(n, **query_filter(n)), QUERY_COUNT, limit
+            )
         except NotImplementedError as error:
             result[name] = {"cannot": str(error)}
     if hasattr(peer, "search_default"):
-        result["default"], _ = several(lambda n: peer.search_default(data.queries[n]), QUERIES, limit)
-        result["default_user"], _ = several(
-            lambda n: peer.search_default(data.queries[n], user=data.query_users[n]), QUERIES, limit
+        result["default"], _ = time_operation(lambda n: peer.search_default(data.queries[n]), QUERY_COUNT, limit)
+        result["default_user"], _ = time_operation(
+            lambda n: peer.search_default(data.queries[n], user=data.query_users[n]), QUERY_COUNT, limit
         )
     if hasattr(peer, "before_adds"):
         peer.before_adds()
@@ -153,11 +170,11 @@ def write(peer: Any, data: Data, size: int, budget: float) -> dict[str, Any]:
         i = size + number
         peer.add(i, data.texts[i], data.users[i], data.user_days[i], data.vectors[i])
 
-    result["add"], _ = several(add, ADDED, limit)
+    result["add"], _ = time_operation(add, ADD_COUNT, limit)
     if hasattr(peer, "bare"):
-        result["bare"], _ = several(peer.bare(), ADDED, limit)
-    first = [(number * 7919) % done for number in range(DELETED)]  # spread over all of them, none twice
-    result["delete"], _ = several(lambda n: peer.delete(first[n]), DELETED, limit)
+        result["bare"], _ = time_operation(peer.bare(), ADD_COUNT, limit)
+    first = [(number * 7919) % stored for number in range(DELETE_COUNT)]  # spread over all of them, none twice
+    result["delete"], _ = time_operation(lambda n: peer.delete(first[n]), DELETE_COUNT, limit)
     result["added"] = list(range(size, size + result["add"]["n"]))
     result["deleted"] = first[: result["delete"]["n"]]
     result["rss_mb"] = resident()
@@ -165,8 +182,15 @@ def write(peer: Any, data: Data, size: int, budget: float) -> dict[str, Any]:
     return result
 
 
-def adds(peer: Any, data: Data, size: int, budget: float) -> dict[str, Any]:
-    """50 single adds between two marks, for one who watches the system calls."""
+def traced_adds(peer: Any, data: Data, size: int, budget: float) -> dict[str, Any]:
+    """Run 50 single adds between two printed marks, for strace.
+
+    Args:
+        peer: Driver of the system.
+        data: Entries and queries.
+        size: Number of entries inserted before.
+        budget: Unused; the phases share their arguments.
+    """
     peer.insert(list(range(size)), data.texts[:size], data.users[:size], data.user_days[:size], data.vectors[:size])
     print("bench-mark", flush=True)
     for i in range(size, size + 50):
@@ -176,7 +200,13 @@ def adds(peer: Any, data: Data, size: int, budget: float) -> dict[str, Any]:
 
 
 def reopen(make: Callable[[], Any], data: Data, importing: tuple[float, float]) -> dict[str, Any]:
-    """Open what was written, up to the first answer."""
+    """Open the written store and time it up to the first answer.
+
+    Args:
+        make: Opens the driver.
+        data: Queries.
+        importing: CPU and wall seconds of importing the driver.
+    """
     clock = Clock()
     peer = make()
     ids = [peer.search(data.queries[0], data.query_vectors[0], K)]
@@ -189,7 +219,7 @@ def reopen(make: Callable[[], Any], data: Data, importing: tuple[float, float]) 
 
 
 def resident() -> float:
-    """MB of memory in use by this process now."""
+    """Return the resident memory of this process in MB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
@@ -203,18 +233,18 @@ def main() -> None:
     socket.socket.connect = socket.create_connection = socket.getaddrinfo = _no_network  # pyright: ignore
     for name in ("ANONYMIZED_TELEMETRY", "MEM0_TELEMETRY", "LANGSMITH_TRACING"):
         os.environ[name] = "False"
-    held = Data(Path(data), entries=phase != "reopen")
+    data_set = Data(Path(data), entries=phase != "reopen")
     clock = Clock()
     module = importlib.import_module(f"peers.{system}")
     importing = clock.read()
 
     def make() -> Any:
-        return module.Peer(Path(folder), held)
+        return module.Peer(Path(folder), data_set)
 
     if phase == "reopen":
-        result = reopen(make, held, importing)
+        result = reopen(make, data_set, importing)
     else:
-        result = (write if phase == "write" else adds)(make(), held, int(rest[0]), float(rest[1]))
+        result = (write if phase == "write" else traced_adds)(make(), data_set, int(rest[0]), float(rest[1]))
     print("\n" + json.dumps(result), flush=True)
     os._exit(0)  # background threads of some would keep it from ending
 

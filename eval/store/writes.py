@@ -1,10 +1,11 @@
-"""What writing costs: many facts at once with their vectors, one durable add, and a delete, beside bare SQLite.
+"""Measure the costs of writing: batches with vectors, one durable add, and a delete, beside bare SQLite.
 
     python eval/store/writes.py --out eval/results/store-writes.json
 
-Store of 20,000 facts with vectors of 384 numbers. `bare` is a transaction that inserts, or updates, the very rows that
-the store's operation did, into the same tables and indexes, with the statements ready and the values at hand; it takes
-turns with the store's own, so that both see the same disk. CPU time (`time.process_time`) and wall time.
+The store holds 20,000 facts with vectors of 384 numbers. `bare` is a transaction that inserts, or updates, the same
+rows as the store's operation into the same tables and indexes, with prepared statements and values. It alternates
+with the store's own transaction, so that both see the same disk. CPU time is `time.process_time`.
+Wall time is given too.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from memalpha.store.store import MemoryStore
 DIM = 384
 
 
-class Given(HashEmbedder):
-    """An embedder that takes no time: it picks one of the vectors."""
+class PrecomputedEmbedder(HashEmbedder):
+    """Embedder without cost: it picks one of the vectors by the text's checksum."""
 
     name = "given"
 
@@ -36,61 +37,70 @@ class Given(HashEmbedder):
         self._vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """A vector for each text."""
+        """Return a vector for each text."""
         if len(texts) == 1:  # no copy, so that what a single add is measured at is the store's own
-            place = crc32(texts[0].encode()) % len(self._vectors)
-            return self._vectors[place : place + 1]
+            index = crc32(texts[0].encode()) % len(self._vectors)
+            return self._vectors[index : index + 1]
         return self._vectors[[crc32(text.encode()) % len(self._vectors) for text in texts]]
 
 
-def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """CPU and wall time of a call in microseconds."""
+def time_microseconds(work: Callable[[], object]) -> tuple[float, float]:
+    """Return CPU and wall time of a call in microseconds."""
     cpu, wall = time.process_time_ns(), time.perf_counter_ns()
     work()
     return (time.process_time_ns() - cpu) / 1e3, (time.perf_counter_ns() - wall) / 1e3
 
 
 def insert_many(folder: Path, facts: list[dict], vectors: np.ndarray, repeats: int) -> list[tuple[float, float]]:
-    """Microseconds a fact, of a new store each time."""
+    """Return microseconds per fact, for a new store each time.
+
+    Args:
+        folder: Folder for the stores.
+        facts: Facts to insert.
+        vectors: Vectors of the facts.
+        repeats: Number of stores.
+    """
     times = []
     for number in range(repeats):
-        with MemoryStore.open(folder / f"{number}.db", embedder=Given(vectors)) as store:
-            cpu, wall = timed(lambda store=store: store.insert_many(facts, vectors))
+        with MemoryStore.open(folder / f"{number}.db", embedder=PrecomputedEmbedder(vectors)) as store:
+            cpu, wall = time_microseconds(lambda store=store: store.insert_many(facts, vectors))
         times.append((cpu / len(facts), wall / len(facts)))
         (folder / f"{number}.db").unlink()
     return times
 
 
-class Bare:
-    """A file with the rows of a store, in the same mode, and a transaction for each that the store has made."""
+class BareSqlite:
+    """A copy of a store's file in the same mode, with one transaction for each of the store's."""
 
-    def __init__(self, path: Path, like: MemoryStore, durability: str) -> None:
-        self._like = like._database._connection
+    def __init__(self, path: Path, store: MemoryStore, durability: str) -> None:
+        self._store_connection = store._database._connection
         self.rows = sqlite3.connect(path, isolation_level=None)
-        self._like.backup(self.rows)
+        self._store_connection.backup(self.rows)
         for setting in ("journal_mode = WAL", f"synchronous = {durability}", "cache_size = -16384"):
             self.rows.execute(f"PRAGMA {setting}")
 
     def insert(self) -> tuple[float, float]:
-        """Insert what the store inserted last."""
+        """Insert the rows of the store's last insert."""
         last = {
             "operations": "ORDER BY seq DESC",
             "versions": "WHERE valid_from = (SELECT max(seq) FROM operations)",
             "vectors": "ORDER BY rowid DESC",
         }
         statements = []
-        for table, which in last.items():
-            row = self._like.execute(f"SELECT * FROM {table} {which} LIMIT 1").fetchone()
+        for table, clause in last.items():
+            row = self._store_connection.execute(f"SELECT * FROM {table} {clause} LIMIT 1").fetchone()
             statements.append((f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", row))
         return self._timed(statements)
 
     def delete(self) -> tuple[float, float]:
-        """Do what the store did to delete an entry."""
-        row = self._like.execute("SELECT * FROM operations ORDER BY seq DESC LIMIT 1").fetchone()
-        which = self._like.execute("SELECT ns, id, version FROM versions WHERE valid_to = ?", (row[1],)).fetchone()
+        """Repeat the store's last delete of an entry."""
+        row = self._store_connection.execute("SELECT * FROM operations ORDER BY seq DESC LIMIT 1").fetchone()
+        clause = self._store_connection.execute(
+            "SELECT ns, id, version FROM versions WHERE valid_to = ?", (row[1],)
+        ).fetchone()
         end = "UPDATE versions SET valid_to = ? WHERE ns = ? AND id = ? AND version = ?"
         add = f"INSERT INTO operations VALUES ({','.join('?' * len(row))})"
-        return self._timed([(add, row), (end, (row[1], *which))])
+        return self._timed([(add, row), (end, (row[1], *clause))])
 
     def _timed(self, statements: list[tuple[str, tuple]]) -> tuple[float, float]:
         def transaction() -> None:
@@ -99,37 +109,45 @@ class Bare:
                 self.rows.execute(statement, values)
             self.rows.execute("COMMIT")
 
-        return timed(transaction)
+        return time_microseconds(transaction)
 
 
 def single(folder: Path, facts: list[dict], vectors: np.ndarray, durability: str, count: int) -> dict[str, list]:
-    """Microseconds of single adds and deletes, the store's and bare ones by turns."""
+    """Return microseconds of single adds and deletes, the store's and bare ones by turns.
+
+    Args:
+        folder: Folder for the stores.
+        facts: Facts inserted before.
+        vectors: Vectors of the facts.
+        durability: "full" or "normal".
+        count: Number of adds and deletes.
+    """
     path = folder / f"single-{durability}.db"
-    with MemoryStore.open(path, embedder=Given(vectors), durability=durability) as store:  # pyright: ignore
+    with MemoryStore.open(path, embedder=PrecomputedEmbedder(vectors), durability=durability) as store:  # pyright: ignore
         entries = store.insert_many(facts, vectors)
-        bare = Bare(folder / f"bare-{durability}.db", store, durability)
+        bare = BareSqlite(folder / f"bare-{durability}.db", store, durability)
         times: dict[str, list] = {"add": [], "bare add": [], "delete": [], "bare delete": []}
         for number in range(count):
             text = f"one more, {number}: {facts[number]['content'][:60]}"
-            times["add"].append(timed(lambda text=text: store.insert("semantic", text)))
+            times["add"].append(time_microseconds(lambda text=text: store.insert("semantic", text)))
             times["bare add"].append(bare.insert())
-            times["delete"].append(timed(lambda number=number: store.delete(entries[7 * number].id)))
+            times["delete"].append(time_microseconds(lambda number=number: store.delete(entries[7 * number].id)))
             times["bare delete"].append(bare.delete())
         bare.rows.close()
     return times
 
 
 def summary(times: list[tuple[float, float]]) -> dict[str, float]:
-    """Median, 10th and 90th percentile."""
-    found = {}
+    """Return median, 10th and 90th percentile of CPU and wall time."""
+    metrics = {}
     for name, values in zip(("cpu", "wall"), zip(*times, strict=True), strict=True):
         low, middle, high = np.percentile(values, [10, 50, 90])
-        found |= {f"{name}_us": round(middle, 1), f"{name}_p10": round(low, 1), f"{name}_p90": round(high, 1)}
-    return found
+        metrics |= {f"{name}_us": round(middle, 1), f"{name}_p10": round(low, 1), f"{name}_p90": round(high, 1)}
+    return metrics
 
 
 def main() -> None:
-    """Read the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--facts", type=int, default=20_000)
     parser.add_argument("--repeats", type=int, default=5)

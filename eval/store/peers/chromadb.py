@@ -26,8 +26,8 @@ class Peer:
         where = None if user is None else {"user": user}
         if days is not None:
             where = {"$and": [{"day": {"$gte": days[0]}}, {"day": {"$lt": days[1]}}]}
-        found = self._all.query(query_embeddings=[vector.tolist()], n_results=k, where=where)
-        return [int(id) for id in found["ids"][0]]
+        results = self._all.query(query_embeddings=[vector.tolist()], n_results=k, where=where)
+        return [int(id) for id in results["ids"][0]]
 
     def delete(self, id):
         self._all.delete(ids=[str(id)])

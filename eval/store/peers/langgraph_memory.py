@@ -6,7 +6,7 @@ from measure import DIM
 
 
 def index_of(data):
-    """What LangGraph is told of vectors."""
+    """Return LangGraph's index configuration with the benchmark's vectors."""
 
     def embed(texts):
         return [data.vector(text).tolist() for text in texts]
@@ -35,8 +35,8 @@ class Peer:
 
     def search(self, text, vector, k, user=None, days=None):
         scope = ("bench",) if user is None else ("bench", user)
-        chosen = None if days is None else {"day": {"$gte": days[0], "$lt": days[1]}}
-        return [int(item.key) for item in self._store.search(scope, query=text, filter=chosen, limit=k)]
+        day_filter = None if days is None else {"day": {"$gte": days[0], "$lt": days[1]}}
+        return [int(item.key) for item in self._store.search(scope, query=text, filter=day_filter, limit=k)]
 
     def delete(self, id):
         self._store.delete(("bench", self._users[id]), str(id))

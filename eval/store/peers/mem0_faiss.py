@@ -28,13 +28,13 @@ class Peer:
     def store(self):
         return "faiss", {"distance_strategy": "cosine", "embedding_model_dims": DIM}
 
-    def place(self, folder):
+    def location(self, folder):
         return {"path": str(folder / "vectors")}
 
     def __init__(self, folder, data):
         folder.mkdir(exist_ok=True)
         provider, config = self.store()
-        config |= {"collection_name": "bench"} | self.place(folder)
+        config |= {"collection_name": "bench"} | self.location(folder)
         self._memory = Memory.from_config(
             {
                 "vector_store": {"provider": provider, "config": config},
@@ -49,22 +49,22 @@ class Peer:
             self.add(*row)
 
     def add(self, id, text, user, day, vector):
-        done = self._memory.add(
+        result = self._memory.add(
             [{"role": "user", "content": text}],
             user_id=user,
             agent_id="bench",
             metadata={"number": id, "day": day},
             infer=False,
         )
-        self._names[id] = done["results"][0]["id"]
+        self._names[id] = result["results"][0]["id"]
 
     def search(self, text, vector, k, user=None, days=None):
         # A scope is mandatory: everything is the agent's.
         filters = {"agent_id": "bench"} if user is None else {"user_id": user}
         if days is not None:
             filters = {"agent_id": "bench", "day": {"gte": days[0], "lt": days[1]}}
-        found = self._memory.search(text, top_k=k, filters=filters, threshold=0.0)
-        return [item["metadata"]["number"] for item in found["results"]]
+        results = self._memory.search(text, top_k=k, filters=filters, threshold=0.0)
+        return [item["metadata"]["number"] for item in results["results"]]
 
     def delete(self, id):
         self._memory.delete(self._names[id])

@@ -11,5 +11,5 @@ class Peer(mem0_faiss.Peer):
         url = os.environ["MEMALPHA_BENCH_POSTGRES"]
         return "pgvector", {"connection_string": url, "embedding_model_dims": DIM, "hnsw": True}
 
-    def place(self, folder):
+    def location(self, folder):
         return {}

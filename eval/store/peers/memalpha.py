@@ -9,7 +9,7 @@ from memalpha import MemoryStore
 
 
 class Embedder:
-    """The bench's own vectors."""
+    """Embedder with the benchmark's precomputed vectors."""
 
     name, dim = "bench", DIM
 
@@ -21,7 +21,7 @@ class Embedder:
 
 
 def category(id):
-    """Two groups of equal size."""
+    """Return one of two categories of equal size."""
     return "semantic" if id % 2 else "episodic"
 
 
@@ -54,7 +54,7 @@ class Peer:
         return [hit.entry.metadata["n"] for hit in self._store.search(text, k, where=where, route="dense")]
 
     def search_default(self, text, user=None):
-        """Words, meaning and categories: what a search does unless it is told otherwise."""
+        """Search by words, meaning and categories, the default of a search."""
         return self._store.search(text, where=None if user is None else {"user": user})
 
     def delete(self, id):
@@ -70,7 +70,7 @@ class Peer:
         copy.close()
 
     def bare(self):
-        """The very rows that each add has written, written to the copy by bare SQLite in a transaction each."""
+        """Return a function that writes each add's rows to the copy with bare SQLite, in one transaction each."""
         written = sqlite3.connect(self._path)
         tables = {}
         for table in ("operations", "versions", "vectors"):

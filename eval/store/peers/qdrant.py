@@ -29,9 +29,9 @@ class Peer:
             conditions.append(models.FieldCondition(key="user", match=models.MatchValue(value=user)))
         if days is not None:
             conditions.append(models.FieldCondition(key="day", range=models.Range(gte=days[0], lt=days[1])))
-        chosen = models.Filter(must=conditions) if conditions else None
-        found = self._client.query_points("bench", query=vector.tolist(), limit=k, query_filter=chosen)
-        return [point.id for point in found.points]
+        query_filter = models.Filter(must=conditions) if conditions else None
+        response = self._client.query_points("bench", query=vector.tolist(), limit=k, query_filter=query_filter)
+        return [point.id for point in response.points]
 
     def delete(self, id):
         self._client.delete("bench", models.PointIdsList(points=[id]))

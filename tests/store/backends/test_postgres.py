@@ -148,9 +148,9 @@ def test_no_role_sees_another_namespace(postgres_url: str, postgres, check) -> N
 
 
 def test_random_calls_agree_with_sqlite(postgres_url: str, check) -> None:
-    from postgres_twins import operations
+    from postgres_twins import run_random_calls
 
-    differences = operations(postgres_url, 600, 4)
+    differences = run_random_calls(postgres_url, 600, 4)
     assert differences["differences"] == [] and differences["operations"] >= 600 and differences["searches"] > 20
 
 

@@ -46,7 +46,7 @@ def test_exactly_what_was_planted_is_found(index: int) -> None:
         planter.plant(index)
         before = store.snapshot()
         report = audit(store, source=source)
-        assert sorted(map(repr, planted.named(report))) == sorted(map(repr, planter.faults))
+        assert sorted(map(repr, planted.as_faults(report))) == sorted(map(repr, planter.faults))
         assert report == audit(store, source=source) and store.snapshot() == before
         ranks = [KINDS.index(finding.kind) for finding in report.findings]
         assert ranks == sorted(ranks)
