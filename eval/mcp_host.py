@@ -29,7 +29,7 @@ from typing import Any
 from mcp import Client, StdioServerParameters
 
 from memalpha import MemoryAgent, MemoryStore, __version__
-from memalpha.agent.copying_reader import copied
+from memalpha.agent.copying_reader import copy_answer
 from memalpha.agent.reader import Answer
 from memalpha.qa.scoring.metrics import is_correct, score_question
 from memalpha.tasks.chunking import split_text
@@ -156,7 +156,7 @@ async def ask(memory: Client, question: Question) -> dict[str, Any]:
     """The hits of a question, and the host's answer from the best."""
     result = await memory.call_tool("memory_search", {"query": question.question, "k": K})
     hits = result.structured_content["hits"]
-    answer = copied(question.question, hits[0]["content"], hits[0].get("timestamp")) if hits else "unknown"
+    answer = copy_answer(question.question, hits[0]["content"], hits[0].get("timestamp")) if hits else "unknown"
     return {"answer": answer, "hits": hits}
 
 

@@ -21,7 +21,7 @@ import tempfile
 import time
 from typing import Any
 
-from memalpha.agent.agent import act, observe, request
+from memalpha.agent.agent import act, build_request, observe
 from memalpha.agent.builder import Builder
 from memalpha.config import AgentConfig, WorldConfig
 from memalpha.policy.scripted import ScriptedPolicy
@@ -42,7 +42,7 @@ def read_into_store(task: Task, policy: ScriptedPolicy, path: str) -> tuple[floa
         start = time.process_time()
         for chunk in task.chunks:
             observation = observe(store, chunk, config, policy.count_tokens, task)
-            [completion] = policy.sample([request(observation, config, store.schema)])
+            [completion] = policy.sample([build_request(observation, config, store.schema)])
             act(store, chunk, completion, source=task.id)
         return time.process_time() - start, len(store.list())
 

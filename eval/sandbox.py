@@ -22,8 +22,8 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-from memalpha.rewards.code.reward import run, suite
-from memalpha.rewards.code.sandbox import Limits, end, start
+from memalpha.rewards.code.reward import parse_tests, run_tests
+from memalpha.rewards.code.sandbox import Limits, end_child, start_child
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 from attacks import ATTACKS, RIGHT, TESTS
@@ -63,9 +63,9 @@ def run_attacks(limits: Limits) -> list[dict[str, Any]]:
         for name, program in ATTACKS.items():
             began = time.perf_counter()
             program = program.replace("PORT", "9").replace("FOLDER", folder)
-            outcomes = run(program, suite(TESTS), limits)
+            outcomes = run_tests(program, parse_tests(TESTS), limits)
             seconds = time.perf_counter() - began
-            after = run(RIGHT, suite(TESTS), Limits())
+            after = run_tests(RIGHT, parse_tests(TESTS), Limits())
             passed, right = sum(not failure for failure in outcomes), not any(after)
             rows.append(
                 {"attack": name, "outcome": outcomes[0], "passed": passed, "seconds": seconds, "next right": right}
@@ -75,16 +75,16 @@ def run_attacks(limits: Limits) -> list[dict[str, Any]]:
 
 def cost(tests: list[Any], program: str, count: int, group: Path | None) -> dict[str, float | None]:
     """Measure milliseconds per run and runs per second."""
-    compiled, times = suite(tests), []
+    compiled, times = parse_tests(tests), []
     before = 0 if group is None else int((group / "cpuacct.usage").read_text())
     for _ in range(count):
         began = time.perf_counter()
-        assert not any(run(program, compiled, Limits()))
+        assert not any(run_tests(program, compiled, Limits()))
         times.append(1000 * (time.perf_counter() - began))
     spent = None if group is None else (int((group / "cpuacct.usage").read_text()) - before) / 1e6 / count
     began = time.perf_counter()
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: run(program, compiled, Limits()), range(count)))
+        list(pool.map(lambda _: run_tests(program, compiled, Limits()), range(count)))
     return {
         "cpu ms": spent,
         "wall ms, median": statistics.median(times),
@@ -96,13 +96,13 @@ def cost(tests: list[Any], program: str, count: int, group: Path | None) -> dict
 
 def residue(source: str) -> int:
     """Return the last number that a program prints before its limits end it."""
-    child = start("script", source.encode(), Limits(), output=True)
+    child = start_child("script", source.encode(), Limits(), output=True)
     assert child.stdout is not None
     clock = Timer(Limits().clock, child.kill)  # a thread without memory may never say that it began
     clock.start()
     words = child.stdout.read().split()
     clock.cancel()
-    end(child)
+    end_child(child)
     return int(words[-1]) if words else 0
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from memalpha import evaluate, load_policy
 from memalpha.config import SFTConfig, training_config
-from memalpha.policy.base import in_own_style
+from memalpha.policy.base import with_prompt_style
 from memalpha.qa.reader import load_reader
 from memalpha.train.rollouts.memory_tasks import TaskSource
 
@@ -47,7 +47,7 @@ def references() -> dict[str, dict[str, Any]]:
     assert isinstance(config, SFTConfig)
     policy = load_policy(config.policy)
     reader = load_reader(config.reader.model_copy(update={"conflicts": "refuse"}), policy)
-    agent, tasks = in_own_style(config.agent, policy), TaskSource(config).held_out
+    agent, tasks = with_prompt_style(config.agent, policy), TaskSource(config).held_out
     writers = {name: load_policy(f"scripted:{name}") for name in ("append-only", "oracle")}
     return {
         name: evaluate(writer, tasks, reader, config=agent, count_tokens=policy.count_tokens).summary

@@ -133,14 +133,14 @@ class Task(_Outside):
             if before is None or operation.kind not in ("update", "delete"):
                 net.append(operation)
                 continue
-            place = net.index(before)
+            index = net.index(before)
             if operation.kind == "update":
                 changed = {"kind": before.kind, "replaces": before.replaces}
-                net[place] = operation.model_copy(update=changed)
+                net[index] = operation.model_copy(update=changed)
             elif before.kind == "update":
-                net[place] = operation.model_copy(update={"replaces": before.replaces})
+                net[index] = operation.model_copy(update={"replaces": before.replaces})
             else:
-                del net[place]
+                del net[index]
         return tuple(net)
 
 

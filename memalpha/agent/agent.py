@@ -19,7 +19,7 @@ from memalpha.agent.reader import Answer, ExtractiveReader, PolicyReader, Reader
 from memalpha.agent.tools import execute
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import ConfigError
-from memalpha.policy.base import Policy, in_own_style
+from memalpha.policy.base import Policy, with_prompt_style
 from memalpha.policy.load import load_policy
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
@@ -42,7 +42,7 @@ from memalpha.types import (
 
 T = TypeVar("T")
 Text = str | Chunk
-PIECE = 4000
+MAX_CHUNK_CHARACTERS = 4000
 """Longest chunk, in characters, that a long text is cut into; as `memalpha read` has it."""
 
 
@@ -89,20 +89,20 @@ def _cut_core(core: str, config: AgentConfig, count_tokens: Callable[[str], int]
         return core
 
     def cut(length: int) -> str:
-        kept = core[:length]
+        prefix = core[:length]
         if not core[length].isspace():
-            line = kept.rfind("\n")
-            kept = kept[:line] if line >= length // 2 else kept.rsplit(None, 1)[0] if kept.strip() else ""
-        return f"{kept.rstrip()}\n{CORE_CUT}" if kept.strip() else CORE_CUT
+            line = prefix.rfind("\n")
+            prefix = prefix[:line] if line >= length // 2 else prefix.rsplit(None, 1)[0] if prefix.strip() else ""
+        return f"{prefix.rstrip()}\n{CORE_CUT}" if prefix.strip() else CORE_CUT
 
-    fits, over = 0, len(core)
-    while over - fits > 1:
-        middle = (fits + over) // 2
+    fitting, too_long = 0, len(core)
+    while too_long - fitting > 1:
+        middle = (fitting + too_long) // 2
         if _fits(cut(middle), [], half, count_tokens):
-            fits = middle
+            fitting = middle
         else:
-            over = middle
-    return cut(fits)
+            too_long = middle
+    return cut(fitting)
 
 
 def _view(entries: list[MemoryEntry]) -> tuple[ViewEntry, ...]:
@@ -127,7 +127,7 @@ def _ranked(memory: Memory, recent: list[MemoryEntry], chunk: Chunk, config: Age
     return list(ranked.values())
 
 
-def request(
+def build_request(
     observation: Observation,
     config: AgentConfig,
     schema: MemorySchema,
@@ -143,12 +143,12 @@ def request(
 def act(memory: Memory, chunk: Chunk, completion: Completion, *, source: str | None = None) -> Turn:
     """Run the calls of a completion on the memory, in order; a call that fails does not stop those after it."""
     calls = parse_calls(completion.text)
-    done = list(_executed(memory, chunk, calls, source))
-    operations = tuple(operation for _, operation in done if operation is not None)
-    return Turn(chunk.index, completion, calls, tuple(result for result, _ in done), operations)
+    outcomes = list(_execute_calls(memory, chunk, calls, source))
+    operations = tuple(operation for _, operation in outcomes if operation is not None)
+    return Turn(chunk.index, completion, calls, tuple(result for result, _ in outcomes), operations)
 
 
-def _executed(
+def _execute_calls(
     memory: Memory, chunk: Chunk, calls: Iterable[ToolCall], source: str | None
 ) -> Iterator[tuple[ToolResult, Operation | None]]:
     for call in calls:
@@ -183,7 +183,7 @@ class MemoryAgent:
             )
         self.policy = load_policy(policy) if isinstance(policy, str | Path) else policy
         self.store = store
-        self.config = in_own_style(config or AgentConfig(), self.policy)
+        self.config = with_prompt_style(config or AgentConfig(), self.policy)
         _check_names(self.config, store)
         self.reader = reader or default_reader(self.policy, self.config)
         self._chunks = 0
@@ -196,8 +196,8 @@ class MemoryAgent:
         A text becomes a chunk with `timestamp`; a `Chunk` brings its own. `source` is kept with what is written.
         """
         with self._turn:
-            shown, completion = self._reply(chunk, timestamp)
-            return act(self.store, shown, completion, source=source)
+            shown_chunk, completion = self._reply(chunk, timestamp)
+            return act(self.store, shown_chunk, completion, source=source)
 
     def stream(
         self, text: Text | Iterable[Text], *, timestamp: str | None = None, source: str | None = None
@@ -209,10 +209,10 @@ class MemoryAgent:
         when those before it are read, so it may be a conversation that goes on. Who stops iterating stops the reading:
         what was not yielded yet has not been done.
         """
-        for chunk in _pieces(text):
+        for chunk in _split(text):
             with self._turn:
-                shown, completion = self._reply(chunk, timestamp)
-            for _, operation in _executed(self.store, shown, parse_calls(completion.text), source):
+                shown_chunk, completion = self._reply(chunk, timestamp)
+            for _, operation in _execute_calls(self.store, shown_chunk, parse_calls(completion.text), source):
                 if operation is not None:
                     yield operation
 
@@ -222,11 +222,11 @@ class MemoryAgent:
 
     async def aread(self, chunk: Text, *, timestamp: str | None = None, source: str | None = None) -> Turn:
         """`read`, awaited."""
-        return await self._do(partial(self.read, chunk, timestamp=timestamp, source=source))
+        return await self._run_in_thread(partial(self.read, chunk, timestamp=timestamp, source=source))
 
     async def aask(self, question: str, k: int = 8) -> Answer:
         """`ask`, awaited."""
-        return await self._do(partial(self.ask, question, k))
+        return await self._run_in_thread(partial(self.ask, question, k))
 
     async def astream(
         self,
@@ -238,7 +238,7 @@ class MemoryAgent:
         """`stream`, awaited; what is iterated over may be asynchronous too."""
         if not isinstance(text, AsyncIterable):
             operations = self.stream(text, timestamp=timestamp, source=source)
-            while (operation := await self._do(partial(next, operations, None))) is not None:
+            while (operation := await self._run_in_thread(partial(next, operations, None))) is not None:
                 yield operation
             return
         async for chunk in text:
@@ -250,30 +250,30 @@ class MemoryAgent:
         if isinstance(chunk, str):
             chunk = Chunk(text=chunk, timestamp=timestamp, index=self._chunks)
         observation = observe(self.store, chunk, self.config, self.policy.count_tokens)
-        [completion] = self.policy.sample([request(observation, self.config, self.store.schema)])
+        [completion] = self.policy.sample([build_request(observation, self.config, self.store.schema)])
         self._chunks += 1
         return chunk, completion
 
-    async def _do(self, work: Callable[[], T]) -> T:
+    async def _run_in_thread(self, work: Callable[[], T]) -> T:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "memalpha-agent")
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-def _pieces(text: Text | Iterable[Text]) -> Iterable[Text]:
+def _split(text: Text | Iterable[Text]) -> Iterable[Text]:
     if isinstance(text, str):
-        return split_text(text, PIECE)
+        return split_text(text, MAX_CHUNK_CHARACTERS)
     return (text,) if isinstance(text, Chunk) else text
 
 
 def _check_names(config: AgentConfig, store: Memory) -> None:
     """Refuse a schema or embedder that the configuration names and the store does not have."""
     if "memory_schema" in config.model_fields_set:
-        named = load_schema(config.memory_schema)
-        if not named.is_compatible_with(store.schema):
+        schema = load_schema(config.memory_schema)
+        if not schema.is_compatible_with(store.schema):
             raise ConfigError(
-                f"memory_schema: the store has schema {store.schema.describe()}, not {named.describe()}: leave it out, "
-                "or open another store"
+                f"memory_schema: the store has schema {store.schema.describe()}, not {schema.describe()}: leave it "
+                "out, or open another store"
             )
     if "embedder" in config.model_fields_set and config.embedder != store.embedder:
         raise ConfigError(

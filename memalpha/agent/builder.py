@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from memalpha.agent.agent import act, observe, request
-from memalpha.agent.rollout import Start, grouped, starts_of
+from memalpha.agent.agent import act, build_request, observe
+from memalpha.agent.rollout import Start, group_by_task, make_starts
 from memalpha.config import AgentConfig
 from memalpha.policy.base import Policy
 from memalpha.policy.sampling_keys import noise_key
@@ -56,7 +56,7 @@ class Builder:
         temperature: float = 0.0,
         seed: int = 0,
         step: int = 0,
-        first: int = 0,
+        first_index: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[TrajectoryGroup]:
         """`rollouts` trajectories of each task, in order; chunk i of all tasks is one batch.
@@ -65,8 +65,8 @@ class Builder:
         processes changes what is sampled; `tasks` are numbered from `first`, their place among all that several
         processes build. `progress(done, total)` counts turns.
         """
-        made = self.run(starts_of(tasks, rollouts, first), temperature, seed, step, progress=progress)
-        return grouped(tasks, made, rollouts)
+        trajectories = self.run(make_starts(tasks, rollouts, first_index), temperature, seed, step, progress=progress)
+        return group_by_task(tasks, trajectories, rollouts)
 
     def run(
         self,
@@ -78,30 +78,28 @@ class Builder:
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Trajectory]:
         """A trajectory of each start, in order, all of one `role` (see `build`)."""
-        live = [_Rollout(start, WorkingMemory(MemoryState.empty(self.schema), self.embedder)) for start in starts]
-        everything, done = list(live), 0
-        total = sum(len(rollout.chunks) for rollout in live)
-        for index in range(max((len(rollout.chunks) for rollout in live), default=0)):
-            live = [rollout for rollout in live if index < len(rollout.chunks)]
-            self._embed_new(live, index)
+        active = [_Rollout(start, WorkingMemory(MemoryState.empty(self.schema), self.embedder)) for start in starts]
+        rollouts, done = list(active), 0
+        total = sum(len(rollout.chunks) for rollout in active)
+        for index in range(max((len(rollout.chunks) for rollout in active), default=0)):
+            active = [rollout for rollout in active if index < len(rollout.chunks)]
+            self._embed_new(active, index)
             requests = []
-            for rollout in live:
+            for rollout in active:
                 start = rollout.start
-                seen = self._observe(rollout.memory, rollout.chunks[index], start.task, start.advice)
+                observation = self._observe(rollout.memory, rollout.chunks[index], start.task, start.advice)
                 key = noise_key(seed, step, start.number, start.rollout, index, role)
-                requests.append(request(seen, self.config, self.schema, key=key, temperature=temperature))
-            for rollout, completion in zip(live, self.policy.sample(requests), strict=True):
+                requests.append(build_request(observation, self.config, self.schema, key=key, temperature=temperature))
+            for rollout, completion in zip(active, self.policy.sample(requests), strict=True):
                 source = rollout.start.task.id
                 turn = act(rollout.memory, rollout.chunks[index], completion, source=source)
                 rollout.turns.append(turn)
                 rollout.not_embedded.update((operation.id, None) for operation in turn.operations if operation.id)
                 rollout.states.append(rollout.memory.state)
-            done += len(live)
+            done += len(active)
             if progress is not None:
                 progress(done, total)
-        return [
-            Trajectory(r.start.task, r.start.rollout, tuple(r.turns), tuple(r.states), role=role) for r in everything
-        ]
+        return [Trajectory(r.start.task, r.start.rollout, tuple(r.turns), tuple(r.states), role=role) for r in rollouts]
 
     def without_advice(self, trajectory: Trajectory) -> list[SampleRequest]:
         """For each turn of a trajectory the prompt it would have had without advice: the task's own, over the memory
@@ -109,7 +107,7 @@ class Builder:
         before = [MemoryState.empty(self.schema), *trajectory.states[:-1]]
         self._embed_all(before, trajectory.task.chunks)
         return [
-            request(
+            build_request(
                 self._observe(WorkingMemory(state, self.embedder), chunk, trajectory.task), self.config, self.schema
             )
             for state, chunk in zip(before, trajectory.task.chunks, strict=True)

@@ -32,10 +32,10 @@ class Cited:
 
 def parse_cited(text: str) -> Cited:
     """The parts of a reply. Every text has a meaning; nothing raises."""
-    found: dict[str, list[str]] = {}
+    lines_by_part: dict[str, list[str]] = {}
     for match in _LINE.finditer(text):
-        found.setdefault(match[1].lower(), []).append(match[2].strip())
-    parts = {name: lines[0] for name, lines in found.items() if len(lines) == 1 and lines[0]}
+        lines_by_part.setdefault(match[1].lower(), []).append(match[2].strip())
+    parts = {name: lines[0] for name, lines in lines_by_part.items() if len(lines) == 1 and lines[0]}
     return Cited(parts.get("answer"), _numbers(parts.get("evidence")), parts.get("reasoning"))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import date, timedelta
 
 from memalpha.agent.prompts import ABSTAIN
-from memalpha.agent.reader import Answer, Conflicts, Item, Reading, by_rule, retrieve, with_conflicts
+from memalpha.agent.reader import Answer, Conflicts, Item, Reading, apply_conflict_rule, mark_conflicts, retrieve
 from memalpha.config import ReaderConfig
 from memalpha.store.search.bm25 import STOP_WORDS, words
 from memalpha.types import is_iso_time
@@ -51,25 +51,25 @@ class CopyReader:
     def read(self, items: Sequence[Reading]) -> list[Answer]:
         """One answer per item; nothing is sampled."""
         answers = []
-        for item in by_rule(items, self.conflicts):
+        for item in apply_conflict_rule(items, self.conflicts):
             best = item.hits[0].entry if item.hits else None
-            text = ABSTAIN if best is None else copied(item.question, best.content, best.timestamp)
+            text = ABSTAIN if best is None else copy_answer(item.question, best.content, best.timestamp)
             answers.append(Answer(text, best is None, hits=item.hits))
-        return with_conflicts(answers, items) if self.conflicts == "refuse" else answers
+        return mark_conflicts(answers, items) if self.conflicts == "refuse" else answers
 
 
-def copied(question: str, text: str, timestamp: str | None) -> str:
+def copy_answer(question: str, text: str, timestamp: str | None) -> str:
     """What the copier takes from one passage."""
     text = _SPEAKER.sub("", text, count=1) if _SPEAKER.match(text) else text
     if timestamp and is_iso_time(timestamp[:10]) and question.lower().startswith("when"):
-        return _when(text, date.fromisoformat(timestamp[:10]))
-    asked = set(words(question))
+        return _answer_when(text, date.fromisoformat(timestamp[:10]))
+    question_words = set(words(question))
     sentences = [part for part in _SENTENCE_END.split(text) if part.strip()] or [text]
-    best = max(sentences, key=lambda sentence: len(asked & set(words(sentence))))
+    best = max(sentences, key=lambda sentence: len(question_words & set(words(sentence))))
     spans: list[list[str]] = [[]]
     for token in _TOKEN.findall(best):
         new = words(token)
-        if token.lower() in STOP_WORDS or asked & set(new):
+        if token.lower() in STOP_WORDS or question_words & set(new):
             if spans[-1]:
                 spans.append([])
         else:
@@ -77,24 +77,27 @@ def copied(question: str, text: str, timestamp: str | None) -> str:
     return " ".join(max(spans, key=len)) or best
 
 
-def _when(text: str, day: date) -> str:
+def _answer_when(text: str, day: date) -> str:
     """The date of what a text of `day` tells, by the first of its cues that is known; without any, the day itself."""
     if ago := _AGO.search(text):
         count, unit = _COUNTS.get(ago[1].lower()) or int(ago[1]), ago[2].lower()
         if unit in ("day", "week"):
-            return spoken(day - timedelta(days=count * (7 if unit == "week" else 1)))
+            return format_date(day - timedelta(days=count * (7 if unit == "week" else 1)))
         return _month(day, -count) if unit == "month" else str(day.year - count)
-    for rules, say in ((_YEARS, lambda by: str(day.year + by)), (_MONTHS, lambda by: _month(day, by))):
+    for rules, format_shifted in (
+        (_YEARS, lambda offset: str(day.year + offset)),
+        (_MONTHS, lambda by: _month(day, by)),
+    ):
         for cue, by in rules:
             if cue.search(text):
-                return say(by)
+                return format_shifted(by)
     for cue, by in _SHIFTS:
         if cue.search(text):
-            return spoken(day + timedelta(days=by))
-    for cue, place in ((_BEFORE, "before"), (_AFTER, "after")):
+            return format_date(day + timedelta(days=by))
+    for cue, relation in ((_BEFORE, "before"), (_AFTER, "after")):
         if match := cue.search(text):
-            return f"the {match[1].lower()} {place} {spoken(day)}"
-    return spoken(day)
+            return f"the {match[1].lower()} {relation} {format_date(day)}"
+    return format_date(day)
 
 
 def _month(day: date, by: int) -> str:
@@ -102,6 +105,6 @@ def _month(day: date, by: int) -> str:
     return f"{date(day.year + years, month + 1, 1):%B %Y}"
 
 
-def spoken(day: date) -> str:
+def format_date(day: date) -> str:
     """A date as people say it: 8 May 2023."""
     return f"{day.day} {day:%B %Y}"

@@ -36,8 +36,8 @@ def parse_calls(text: str) -> tuple[ToolCall, ...]:
     calls: list[ToolCall] = []
     position = after_thinking(text)
     while (start := text.find(OPEN, position)) >= 0:
-        found, position = _block(text, start)
-        calls.extend(found)
+        block_calls, position = _block(text, start)
+        calls.extend(block_calls)
     return tuple(calls)
 
 
@@ -74,34 +74,34 @@ def _block(text: str, start: int) -> tuple[list[ToolCall], int]:
             position = _skip(text, position + 1)
     if text.startswith(CLOSE, position):
         position += len(CLOSE)
-        return calls or [_broken(text[start:position])], position
+        return calls or [_malformed(text[start:position])], position
     if calls and (position == len(text) or text.startswith(OPEN, position)):
         return calls, position  # the close tag is missing
-    ends = [at for at in (text.find(CLOSE, position), text.find(OPEN, position)) if at >= 0]
+    ends = [index for index in (text.find(CLOSE, position), text.find(OPEN, position)) if index >= 0]
     end = min(ends, default=len(text))
     if text.startswith(CLOSE, end):
         end += len(CLOSE)
-    return [*calls, _broken(text[start:end])], end
+    return [*calls, _malformed(text[start:end])], end
 
 
-def _broken(raw: str) -> ToolCall:
+def _malformed(raw: str) -> ToolCall:
     return ToolCall(name="", error=MALFORMED, raw=raw)
 
 
 def _call(value: Any, raw: str) -> ToolCall:
     if not isinstance(value, Mapping):
-        return _broken(raw)
+        return _malformed(raw)
     name = value.get("name")
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         try:
             arguments, _ = _decode(arguments, _skip(arguments, 0)) if arguments.strip() else ({}, 0)
         except _Unreadable:
-            return _broken(raw)
+            return _malformed(raw)
     if not isinstance(name, str) or not name or not isinstance(arguments, Mapping):
-        return _broken(raw)
+        return _malformed(raw)
     if not all(isinstance(key, str) for key in arguments):
-        return _broken(raw)
+        return _malformed(raw)
     return ToolCall(name=name, arguments=dict(arguments), raw=raw)
 
 

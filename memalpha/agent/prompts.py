@@ -121,27 +121,29 @@ def reader_messages(question: str, hits: Sequence[Hit], config: ReaderConfig, *,
 
     With `config.cite` the notes are numbered from 1 and the reply is to name those it rests on.
     """
-    facts = [_one_line(entry.content) + (f" ({entry.timestamp})" if entry.timestamp else "") for entry in notes(hits)]
+    facts = [
+        _one_line(entry.content) + (f" ({entry.timestamp})" if entry.timestamp else "") for entry in order_notes(hits)
+    ]
     if config.prompt == "compact":
         lines = ["facts", *([f"core: {_one_line(core)}"] if core else []), *facts, f"ask: {question}"]
         return ({"role": "user", "content": "\n".join(lines)},)
     marks = [f"[{number}]" for number in range(1, len(facts) + 1)] if config.cite else ["-"] * len(facts)
     lines = [f"- core memory: {core}"] if core else []
     lines += [f"{mark} {fact}" for mark, fact in zip(marks, facts, strict=True)]
-    shown = "\n".join(lines) or "(none)"
+    note_lines = "\n".join(lines) or "(none)"
     form = f"\n\n{INSTRUCTION}" if config.cite else ""
     return (
         {"role": "system", "content": _READER_SYSTEM},
-        {"role": "user", "content": f"Memory notes:\n{shown}\n\nQuestion: {question}{form}"},
+        {"role": "user", "content": f"Memory notes:\n{note_lines}\n\nQuestion: {question}{form}"},
     )
 
 
-def notes(hits: Sequence[Hit]) -> list[MemoryEntry]:
+def order_notes(hits: Sequence[Hit]) -> list[MemoryEntry]:
     """Retrieved entries as a reader sees them: oldest first."""
     return sorted((hit.entry for hit in hits), key=_age)
 
 
-def asked(question: Question) -> str:
+def question_with_choices(question: Question) -> str:
     """A question as a language model gets it: with the day it is asked on, and its choices by letter, a line each."""
     date, choices = question.meta.get("date"), question.meta.get("choices") or {}
     day = f"(asked on {date}) " if date else ""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from memalpha.agent.citations import Cited, parse_cited
-from memalpha.agent.conflict_rule import answer_slot, in_conflict, newest_wins
+from memalpha.agent.conflict_rule import answer_slot, in_conflict, keep_newest
 from memalpha.agent.parsing import after_thinking
-from memalpha.agent.prompts import ABSTAIN, asked, notes, reader_messages
+from memalpha.agent.prompts import ABSTAIN, order_notes, question_with_choices, reader_messages
 from memalpha.agent.text_match import is_abstention
 from memalpha.config import ReaderConfig
 from memalpha.errors import ConfigError
@@ -57,7 +57,7 @@ class Reading:
     hits: tuple[Hit, ...]
     core: str = ""
     live: Sequence[MemoryEntry] | None = None
-    asked: str = ""
+    full_question: str = ""
 
 
 class Reader(Protocol):
@@ -88,17 +88,17 @@ def retrieve(items: Sequence[Item], k: int, conflicts: Conflicts = "keep") -> li
     by_memory: dict[int, list[int]] = {}
     for number, (_, memory) in enumerate(items):
         by_memory.setdefault(id(memory), []).append(number)
-    found: dict[int, Reading] = {}
+    readings: dict[int, Reading] = {}
     for numbers in by_memory.values():
         memory = items[numbers[0]][1]
         live = memory.list() if conflicts == "refuse" else None
-        asking = [items[n][0] for n in numbers]
-        texts = [question if isinstance(question, str) else question.question for question in asking]
+        questions = [items[n][0] for n in numbers]
+        texts = [question if isinstance(question, str) else question.question for question in questions]
         hits_of = memory.search_many(texts, k)
-        for number, question, text, hits in zip(numbers, asking, texts, hits_of, strict=True):
-            told = "" if isinstance(question, str) else asked(question)
-            found[number] = Reading(text, tuple(hits), memory.core, live, told)
-    return [found[number] for number in range(len(items))]
+        for number, question, text, hits in zip(numbers, questions, texts, hits_of, strict=True):
+            full_question = "" if isinstance(question, str) else question_with_choices(question)
+            readings[number] = Reading(text, tuple(hits), memory.core, live, full_question)
+    return [readings[number] for number in range(len(items))]
 
 
 class PolicyReader:
@@ -118,11 +118,11 @@ class PolicyReader:
 
     def read(self, items: Sequence[Reading]) -> list[Answer]:
         """Greedy answers; equal prompts are asked once."""
-        shown = by_rule(items, self.conflicts)
+        visible = apply_conflict_rule(items, self.conflicts)
         prompts: dict[tuple[str, ...], SampleRequest] = {}
         keys = []
-        for item in shown:
-            messages = reader_messages(item.asked or item.question, item.hits, self.config, core=item.core)
+        for item in visible:
+            messages = reader_messages(item.full_question or item.question, item.hits, self.config, core=item.core)
             keys.append(key := tuple(message["content"] for message in messages))
             if key not in prompts:
                 prompts[key] = SampleRequest(messages, max_new_tokens=self.config.max_new_tokens)
@@ -131,16 +131,16 @@ class PolicyReader:
             key: completion.text[after_thinking(completion.text) :].strip()
             for key, completion in zip(prompts, completions, strict=True)
         }
-        answers = [self._answer(texts[key], item, "\n\n".join(key)) for key, item in zip(keys, shown, strict=True)]
-        return with_conflicts(answers, items) if self.conflicts == "refuse" else answers
+        answers = [self._answer(texts[key], item, "\n\n".join(key)) for key, item in zip(keys, visible, strict=True)]
+        return mark_conflicts(answers, items) if self.conflicts == "refuse" else answers
 
     def _answer(self, text: str, item: Reading, prompt: str) -> Answer:
         if not self.config.cite:
             return Answer(text, is_abstention(text), hits=item.hits, prompt=prompt)
         cited = parse_cited(text)
-        said = cited.answer or ""
-        ids = tuple(entry.id for entry in notes(item.hits))
-        return Answer(said, is_abstention(said), hits=item.hits, prompt=prompt, cited=cited, notes=ids)
+        answer = cited.answer or ""
+        ids = tuple(entry.id for entry in order_notes(item.hits))
+        return Answer(answer, is_abstention(answer), hits=item.hits, prompt=prompt, cited=cited, notes=ids)
 
 
 class ExtractiveReader:
@@ -169,23 +169,23 @@ class ExtractiveReader:
 
     def _answers(self, items: Sequence[Reading], memories: Sequence[Memory | None]) -> list[Answer]:
         answers = []
-        for item, memory in zip(by_rule(items, self.conflicts), memories, strict=True):
+        for item, memory in zip(apply_conflict_rule(items, self.conflicts), memories, strict=True):
             if not _is_count(item.question):
                 text = _extract(item.question, item.hits)
             else:
                 text = _count(item.question, [hit.entry for hit in item.hits] if memory is None else memory.list())
             answers.append(Answer(text, text == ABSTAIN, hits=item.hits))
-        return with_conflicts(answers, items) if self.conflicts == "refuse" else answers
+        return mark_conflicts(answers, items) if self.conflicts == "refuse" else answers
 
 
-def by_rule(items: Sequence[Reading], conflicts: Conflicts) -> Sequence[Reading]:
+def apply_conflict_rule(items: Sequence[Reading], conflicts: Conflicts) -> Sequence[Reading]:
     """What the rule on conflicts lets be read: with "newest" only the newest of the entries found for one slot."""
     if conflicts != "newest":
         return items
-    return [replace(item, hits=tuple(newest_wins(item.hits))) for item in items]
+    return [replace(item, hits=tuple(keep_newest(item.hits))) for item in items]
 
 
-def with_conflicts(answers: Sequence[Answer], items: Sequence[Reading]) -> list[Answer]:
+def mark_conflicts(answers: Sequence[Answer], items: Sequence[Reading]) -> list[Answer]:
     """The answers, with those marked that come from a slot with two different live values (the rule "refuse")."""
     marked = []
     for answer, item in zip(answers, items, strict=True):
@@ -215,19 +215,19 @@ def _is_count(question: str) -> bool:
 
 
 def _count(question: str, entries: Iterable[MemoryEntry]) -> str:
-    asked = _stems(question)
-    keys = [pair[0] for entry in entries if (pair := key_value(entry.content)) and asked & _stems(pair[0])]
+    question_stems = _stems(question)
+    keys = [pair[0] for entry in entries if (pair := key_value(entry.content)) and question_stems & _stems(pair[0])]
     return str(len(keys)) if keys else ABSTAIN
 
 
 def _extract(question: str, hits: Iterable[Hit]) -> str:
-    asked, when = _stems(question), question.lower().startswith("when")
+    question_stems, asks_when = _stems(question), question.lower().startswith("when")
     for hit in hits:
         pair = key_value(hit.entry.content)
         key, value = pair or (hit.entry.content, hit.entry.content)
-        if when:
-            if hit.entry.timestamp and asked & _stems(hit.entry.content):
+        if asks_when:
+            if hit.entry.timestamp and question_stems & _stems(hit.entry.content):
                 return hit.entry.timestamp
-        elif asked & _stems(key):
+        elif question_stems & _stems(key):
             return value
     return ABSTAIN

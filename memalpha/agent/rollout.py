@@ -20,16 +20,18 @@ class Start(Generic[AnyTask]):
     advice: str = ""
 
 
-def starts_of(tasks: Sequence[AnyTask], rollouts: int, first: int = 0) -> list[Start[AnyTask]]:
+def make_starts(tasks: Sequence[AnyTask], rollouts: int, first_index: int = 0) -> list[Start[AnyTask]]:
     """`rollouts` of each task, in order; tasks are numbered from `first`."""
-    return [Start(task, number, rollout) for number, task in enumerate(tasks, first) for rollout in range(rollouts)]
+    return [
+        Start(task, number, rollout) for number, task in enumerate(tasks, first_index) for rollout in range(rollouts)
+    ]
 
 
-def grouped(
-    tasks: Sequence[AnyTask], made: Sequence[Trajectory[AnyTask]], rollouts: int
+def group_by_task(
+    tasks: Sequence[AnyTask], trajectories: Sequence[Trajectory[AnyTask]], rollouts: int
 ) -> list[TrajectoryGroup[AnyTask]]:
     """The trajectories of `starts_of`, by task."""
     return [
-        TrajectoryGroup(task, tuple(made[number * rollouts : (number + 1) * rollouts]))
+        TrajectoryGroup(task, tuple(trajectories[number * rollouts : (number + 1) * rollouts]))
         for number, task in enumerate(tasks)
     ]

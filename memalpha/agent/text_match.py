@@ -18,9 +18,9 @@ _ABSTAINING_PHRASES = re.compile(
 )
 
 
-def same(one: str, two: str) -> bool:
+def is_same(left: str, right: str) -> bool:
     """Whether two texts are equal after `normalize`; an empty text equals nothing."""
-    return bool(normalize(one)) and normalize(one) == normalize(two)
+    return bool(normalize(left)) and normalize(left) == normalize(right)
 
 
 def contains(text: str, part: str) -> bool:

@@ -116,7 +116,7 @@ def execute(
     try:
         arguments = model.model_validate(call.arguments)
     except ValidationError as error:
-        return ToolResult(call, False, "invalid_arguments", reason(error)), None
+        return ToolResult(call, False, "invalid_arguments", format_validation_error(error)), None
     try:
         return _run(memory, call, arguments, {"chunk": chunk, "source": source}, timestamp)
     except DuplicateContent as error:
@@ -164,7 +164,7 @@ def _run(
     return ToolResult(call, True, code, entry_id=done.id, category=category, content=content, before=old), done
 
 
-def reason(error: ValidationError) -> str:
+def format_validation_error(error: ValidationError) -> str:
     """What is wrong with the arguments, field by field, without what they were."""
     parts = []
     for item in error.errors(include_url=False, include_input=False):

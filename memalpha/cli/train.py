@@ -119,7 +119,7 @@ def merge(
 
     Example: memalpha merge runs/demo/checkpoints/best my-writer
     """
-    from memalpha.policy.load import merge as merge_checkpoint
+    from memalpha.policy.load import write_merged as merge_checkpoint
 
     folder = merge_checkpoint(checkpoint, out)
     files = sorted(path.name for path in folder.iterdir())

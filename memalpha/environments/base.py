@@ -53,32 +53,32 @@ class SingleTurn(Protocol):
         """The reward of each reply; None where nothing can be said of it."""
         ...
 
-    def reached(self, reward: Reward) -> float:
+    def success(self, reward: Reward) -> float:
         """How far a reward is a success, from 0 to 1."""
         ...
 
 
-def is_scored(environment: object) -> bool:
+def is_single_turn(environment: object) -> bool:
     """Whether it is a `SingleTurn`."""
     return not inspect.isclass(environment) and callable(getattr(environment, "score", None))
 
 
-def made(make: Callable[[], Environment]) -> Environment:
+def make_environment(make: Callable[[], Environment]) -> Environment:
     """A new environment. Raises `ConfigError` where it is none."""
-    found = make()
-    if not isinstance(found, Environment):
-        raise ConfigError(f"environment: {make!r} gives {type(found).__name__}, which has no reset and step")
-    return found
+    environment = make()
+    if not isinstance(environment, Environment):
+        raise ConfigError(f"environment: {make!r} gives {type(environment).__name__}, which has no reset and step")
+    return environment
 
 
-def summed(steps: Sequence[float | Mapping[str, float]], where: str) -> Reward:
+def sum_rewards(steps: Sequence[float | Mapping[str, float]], where: str) -> Reward:
     """The reward of an episode: each component summed over its steps, all of it credited to every reply.
 
     Raises `RewardError` for what is no number.
     """
     totals: dict[str, float] = {}
-    for given in steps:
-        for name, value in (given if isinstance(given, Mapping) else {TOTAL: given}).items():
+    for reward in steps:
+        for name, value in (reward if isinstance(reward, Mapping) else {TOTAL: reward}).items():
             try:
                 totals[str(name)] = totals.get(str(name), 0.0) + float(value)
             except (TypeError, ValueError) as error:

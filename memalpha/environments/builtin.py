@@ -9,7 +9,7 @@ from typing import Any
 
 from memalpha.environments.base import Step
 from memalpha.errors import ConfigError, RewardError
-from memalpha.rewards.base import RewardFunction, load_rewards, named, scored_or_none
+from memalpha.rewards.base import RewardFunction, load_rewards, named, score_texts_or_none
 from memalpha.types import Reward, TextTask
 
 Rewards = Iterable[Any] | Callable[..., Any]
@@ -24,8 +24,8 @@ class TextGeneration:
     """
 
     def __init__(self, rewards: Rewards) -> None:
-        given = list(rewards) if isinstance(rewards, Iterable) else [rewards]
-        self.rewards: list[RewardFunction] = load_rewards(given)
+        parts = list(rewards) if isinstance(rewards, Iterable) else [rewards]
+        self.rewards: list[RewardFunction] = load_rewards(parts)
         self._task: TextTask | None = None
 
     def reset(self, task: TextTask) -> str | tuple[dict[str, str], ...]:
@@ -46,14 +46,14 @@ class TextGeneration:
         """All replies at once: a function is called once, async ones run side by side. None where none applies."""
         needed = [column for function in self.rewards for column in function.columns]
         columns = columns_of(tasks, needed)
-        return scored_or_none(self.rewards, [prompt_of(task) for task in tasks], replies, columns)
+        return score_texts_or_none(self.rewards, [prompt_of(task) for task in tasks], replies, columns)
 
     @property
-    def decides(self) -> bool:
+    def has_maximum(self) -> bool:
         """Whether a reply can be a success: some function has a maximum that can be reached."""
         return any(isfinite(function.maximum) for function in self.rewards)
 
-    def reached(self, reward: Reward) -> float:
+    def success(self, reward: Reward) -> float:
         """The first component that there is, as a share of its function's maximum; one without a maximum, such as a
         reward model's, says nothing here."""
         for function in self.rewards:
@@ -92,31 +92,35 @@ class PreferenceComparison(TextGeneration):
         ask = getattr(judge, "judge", judge)
         if not callable(ask):
             raise ConfigError(f"judge: {judge!r} is not callable, and has no method judge")
-        takes = None if inspect.isbuiltin(ask) else inspect.signature(ask).parameters
-        more = {"shuffle_order": False} if takes is not None and "shuffle_order" in takes else {}
+        parameters = None if inspect.isbuiltin(ask) else inspect.signature(ask).parameters
+        kwargs = {"shuffle_order": False} if parameters is not None and "shuffle_order" in parameters else {}
 
-        def asked(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Any:
+        def prepare(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Any:
             replies = [_text(completion) for completion in completions]
-            references = [None if given is None else str(given) for given in columns[reference]]
-            rows = [row for row, given in enumerate(references) if given is not None]
+            references = [
+                None if reference_text is None else str(reference_text) for reference_text in columns[reference]
+            ]
+            rows = [row for row, text in enumerate(references) if text is not None]
             pairs = [[replies[row], references[row]] for row in rows]
-            both = pairs + [pair[::-1] for pair in pairs]
+            both_orders = pairs + [pair[::-1] for pair in pairs]
             texts = [_text(prompts[row]) for row in rows] * 2
-            return rows, len(replies), ask(texts, both, **more) if rows else []
+            return rows, len(replies), ask(texts, both_orders, **kwargs) if rows else []
 
         if inspect.iscoroutinefunction(ask):
 
-            async def later(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-                rows, count, verdicts = asked(prompts, completions, columns)
+            async def score_async(
+                prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
+            ) -> list[float | None]:
+                rows, count, verdicts = prepare(prompts, completions, columns)
                 return _preferences(rows, count, await verdicts if rows else [])
 
-            super().__init__([RewardFunction(name, later, columns=(reference,))])
+            super().__init__([RewardFunction(name, score_async, columns=(reference,))])
             return
 
-        def now(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-            return _preferences(*asked(prompts, completions, columns))
+        def score(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+            return _preferences(*prepare(prompts, completions, columns))
 
-        super().__init__([RewardFunction(name, now, columns=(reference,))])
+        super().__init__([RewardFunction(name, score, columns=(reference,))])
 
 
 def _preferences(rows: Sequence[int], count: int, verdicts: Sequence[Any]) -> list[float | None]:
@@ -124,13 +128,13 @@ def _preferences(rows: Sequence[int], count: int, verdicts: Sequence[Any]) -> li
     verdicts = list(verdicts)
     if len(verdicts) != 2 * len(rows) or any(verdict not in (0, 1, -1, None) for verdict in verdicts):
         raise RewardError(f"the judge gave {verdicts!r} for {2 * len(rows)} pairs: 0, 1 or -1 for each is needed")
-    found: list[float | None] = [None] * count
-    for place, row in enumerate(rows):
-        own = [float(verdicts[place] == 0)] if verdicts[place] in (0, 1) else []
-        turned = verdicts[place + len(rows)]
-        own += [float(turned == 1)] if turned in (0, 1) else []
-        found[row] = sum(own) / len(own) if own else None
-    return found
+    shares: list[float | None] = [None] * count
+    for index, row in enumerate(rows):
+        wins = [float(verdicts[index] == 0)] if verdicts[index] in (0, 1) else []
+        swapped = verdicts[index + len(rows)]
+        wins += [float(swapped == 1)] if swapped in (0, 1) else []
+        shares[row] = sum(wins) / len(wins) if wins else None
+    return shares
 
 
 def math_environment(*, weight: float = 1.0, also: Iterable[Any] = ()) -> TextGeneration:
@@ -147,15 +151,15 @@ def code_environment(*, weight: float = 1.0, also: Iterable[Any] = (), **setting
     return TextGeneration([_part({"kind": "code", "weight": weight, **settings}), *also])
 
 
-def _part(given: Mapping[str, Any]) -> Any:
+def _part(settings: Mapping[str, Any]) -> Any:
     from pydantic import TypeAdapter, ValidationError
 
     from memalpha.config.rewards import RewardPart
 
     try:
-        return TypeAdapter(RewardPart).validate_python(dict(given))
+        return TypeAdapter(RewardPart).validate_python(dict(settings))
     except ValidationError as error:
-        raise ConfigError(f"{given['kind']}: " + "; ".join(item["msg"] for item in error.errors())) from error
+        raise ConfigError(f"{settings['kind']}: " + "; ".join(item["msg"] for item in error.errors())) from error
 
 
 def prompt_of(task: TextTask) -> str | list[dict[str, str]]:
@@ -169,5 +173,5 @@ def columns_of(tasks: Sequence[TextTask], also: Iterable[str] = ()) -> dict[str,
     return {name: [task.columns.get(name) for task in tasks] for name in names}
 
 
-def _text(given: Any) -> str:
-    return given if isinstance(given, str) else "\n\n".join(str(message["content"]) for message in given)
+def _text(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else "\n\n".join(str(message["content"]) for message in prompt)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from memalpha.environments.base import is_scored
+from memalpha.environments.base import is_single_turn
 from memalpha.environments.builtin import TextGeneration
-from memalpha.environments.rollouts import Player, named_columns
+from memalpha.environments.rollouts import Player, column_names
 from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.base import Policy
 from memalpha.qa.records import Record
@@ -42,7 +42,7 @@ def evaluate_text(
     environment = TextGeneration(rewards) if environment is None else environment
     player = Player(policy, environment, system_prompt=system_prompt, max_new_tokens=max_new_tokens)
     check_tasks(tasks, environment)
-    groups = player.scored(player.build(tasks, seed=seed, progress=progress))
+    groups = player.score(player.build(tasks, seed=seed, progress=progress))
     return make_text_report(name or policy.name, player, groups, text_records(player, groups))
 
 
@@ -50,23 +50,28 @@ def check_tasks(tasks: Sequence[TextTask], environment: Any) -> None:
     """Raise `DataError` for none, or two with one id; `ConfigError` where a reward needs a column they do not have."""
     if not tasks:
         raise DataError("nothing to evaluate: there are no tasks")
-    seen: set[str] = set()
+    ids: set[str] = set()
     for task in tasks:
-        if task.id in seen:
+        if task.id in ids:
             raise DataError(f"task {task.id!r} comes twice: ids must differ")
-        seen.add(task.id)
+        ids.add(task.id)
     check_rewards(tasks, environment)
 
 
 def check_rewards(tasks: Sequence[TextTask], environment: Any) -> None:
     """Raise `ConfigError` where a reward function needs a column that none of the tasks has."""
-    if is_scored(environment) and isinstance(environment, TextGeneration):
-        check_columns(environment.rewards, named_columns(tasks))
+    if is_single_turn(environment) and isinstance(environment, TextGeneration):
+        check_columns(environment.rewards, column_names(tasks))
 
 
 def text_records(player: Player, groups: Iterable[TrajectoryGroup[TextTask]]) -> list[Record]:
     """A record for each trajectory that has a reward, in order: its last reply, its total reward and components."""
-    return [_record(player, one) for group in groups for one in group.trajectories if one.reward is not None]
+    return [
+        _record(player, trajectory)
+        for group in groups
+        for trajectory in group.trajectories
+        if trajectory.reward is not None
+    ]
 
 
 def _record(player: Player, trajectory: Trajectory[TextTask]) -> Record:
@@ -83,7 +88,7 @@ def _record(player: Player, trajectory: Trajectory[TextTask]) -> Record:
         answer=trajectory.turns[-1].completion.text,
         gold=() if answer is None else (str(answer),),
         score=reward.total,
-        correct=player.reached(reward) >= 1.0,
+        correct=player.success(reward) >= 1.0,
         scores={name: values[0] for name, values in reward.components.items()},
     )
 
@@ -102,9 +107,9 @@ def text_summary(
     if not records:
         raise RewardError(f"no reward function applies to any of {unscored} replies")
     accuracy, error = _accuracy(records)
-    totals = [one.reward.total for one in trajectories if one.reward is not None]
+    totals = [trajectory.reward.total for trajectory in trajectories if trajectory.reward is not None]
     names = dict.fromkeys(name for record in records for name in record.scores)
-    turns = [turn for one in trajectories for turn in one.turns]
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     sampled = sum(len(turn.completion.completion_ids) for turn in turns)
     categories = sorted({record.ability for record in records})
     by_ability: dict[str, Any] = {}
@@ -132,11 +137,11 @@ def make_text_report(
     """The report on scored groups."""
     environment = player.environment
     metric = (
-        " + ".join(f"{one.weight:g} {one.name}" for one in environment.rewards)
+        " + ".join(f"{function.weight:g} {function.name}" for function in environment.rewards)
         if isinstance(environment, TextGeneration)
         else getattr(environment, "__name__", type(environment).__name__)
     )
-    trajectories = [one for group in groups for one in group.trajectories]
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     summary = {"task": "text", "metric": metric, **text_summary(records, trajectories)}
     return Report(name, summary, tuple(records))
 

@@ -21,7 +21,7 @@ def with_advice(messages: Messages, advice: str, template: str | None = None) ->
     """The messages with advice in the last one of the user's; as they are without any."""
     if not advice:
         return messages
-    return _filled(messages, template or RETRY_PROMPT, {"reflection": advice})
+    return _fill(messages, template or RETRY_PROMPT, {"reflection": advice})
 
 
 def reflection_messages(
@@ -40,13 +40,13 @@ def reflection_messages(
         "feedback": feedback,
         "memory": f"Earlier advice that helped:\n{memory}" if memory else "",
     }
-    return _filled(messages, template or REFLECTION_PROMPT, parts)
+    return _fill(messages, template or REFLECTION_PROMPT, parts)
 
 
-def _filled(messages: Messages, template: str, parts: Mapping[str, str]) -> Messages:
+def _fill(messages: Messages, template: str, parts: Mapping[str, str]) -> Messages:
     """The last user message replaced by the template; nothing that is put in is read as a template again."""
-    users = [place for place, message in enumerate(messages) if message["role"] == "user"]
-    place = users[-1] if users else len(messages) - 1
-    given = {**parts, "prompt": messages[place]["content"]}
-    text = re.sub(r"\{(\w+)\}", lambda found: given.get(found[1], found[0]), template)
-    return (*messages[:place], {**messages[place], "content": text}, *messages[place + 1 :])
+    user_indices = [index for index, message in enumerate(messages) if message["role"] == "user"]
+    index = user_indices[-1] if user_indices else len(messages) - 1
+    values = {**parts, "prompt": messages[index]["content"]}
+    text = re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), template)
+    return (*messages[:index], {**messages[index], "content": text}, *messages[index + 1 :])

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from memalpha.agent.rollout import Start, grouped, starts_of
-from memalpha.environments.base import Environment, Prompt, Step, is_scored, made, summed
+from memalpha.agent.rollout import Start, group_by_task, make_starts
+from memalpha.environments.base import Environment, Prompt, Step, is_single_turn, make_environment, sum_rewards
 from memalpha.environments.prompts import Messages, with_advice
 from memalpha.errors import ConfigError, MemalphaError, RewardError
 from memalpha.policy.base import Policy
@@ -26,9 +26,9 @@ class _Episode:
     start: Start[TextTask]
     environment: Environment
     messages: Messages  # without advice
-    advised: Messages
+    messages_with_advice: Messages
     turns: list[Turn] = field(default_factory=list)
-    asked: list[Messages] = field(default_factory=list)
+    prompts: list[Messages] = field(default_factory=list)
     rewards: list[Any] = field(default_factory=list)
     done: bool = False
 
@@ -58,12 +58,14 @@ class Player:
         max_turns: int = MAX_TURNS,
         retry_prompt: str | None = None,
     ) -> None:
-        if not is_scored(environment) and (isinstance(environment, Environment) and not isinstance(environment, type)):
+        if not is_single_turn(environment) and (
+            isinstance(environment, Environment) and not isinstance(environment, type)
+        ):
             raise ConfigError(
                 f"environment: a {type(environment).__name__} would be shared by all rollouts: give the class, or a "
                 "function that makes one"
             )
-        if not is_scored(environment) and not callable(environment):
+        if not is_single_turn(environment) and not callable(environment):
             raise ConfigError(f"environment: {environment!r} has no reset and step, and makes nothing that has")
         self.policy = policy
         self.environment: Any = environment
@@ -81,7 +83,7 @@ class Player:
         temperature: float = 0.0,
         seed: int = 0,
         step: int = 0,
-        first: int = 0,
+        first_index: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[TrajectoryGroup[TextTask]]:
         """`rollouts` trajectories of each task, in order, not scored yet where the environment scores in batches.
@@ -89,8 +91,8 @@ class Player:
         Noise is keyed by (seed, step, number of the task, rollout, turn); `tasks` are numbered from `first`, their
         place among all that several processes play. `progress(done, total)` counts rollouts that have ended.
         """
-        played = self.run(starts_of(tasks, rollouts, first), temperature, seed, step, progress=progress)
-        return grouped(tasks, played, rollouts)
+        trajectories = self.run(make_starts(tasks, rollouts, first_index), temperature, seed, step, progress=progress)
+        return group_by_task(tasks, trajectories, rollouts)
 
     def run(
         self,
@@ -102,67 +104,68 @@ class Player:
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Trajectory[TextTask]]:
         """A trajectory of each start, in order, all of one `role` (see `build`)."""
-        everything = [self._begin(start) for start in starts]
+        episodes = [self._begin(start) for start in starts]
         for turn in range(self.max_turns):
-            live = [episode for episode in everything if not episode.done]
-            live = self._with_room(live) if turn else live
-            if not live:
+            active = [episode for episode in episodes if not episode.done]
+            active = self._drop_overlong(active) if turn else active
+            if not active:
                 break
             requests = [
                 SampleRequest(
-                    episode.advised,
+                    episode.messages_with_advice,
                     key=noise_key(seed, step, episode.start.number, episode.start.rollout, turn, role),
                     temperature=temperature,
                     max_new_tokens=self.max_new_tokens,
                 )
-                for episode in live
+                for episode in active
             ]
-            for episode, completion in zip(live, self.policy.sample(requests), strict=True):
-                episode.asked.append(episode.messages)
+            for episode, completion in zip(active, self.policy.sample(requests), strict=True):
+                episode.prompts.append(episode.messages)
                 episode.turns.append(Turn(turn, completion))
-            self._advance(live)
+            self._advance(active)
             if progress is not None:
-                progress(sum(episode.done for episode in everything), len(everything))
+                progress(sum(episode.done for episode in episodes), len(episodes))
         return [
             Trajectory(
                 episode.start.task,
                 episode.start.rollout,
                 tuple(episode.turns),
-                tuple(episode.asked),
-                summed(episode.rewards, episode.where) if episode.rewards else None,
+                tuple(episode.prompts),
+                sum_rewards(episode.rewards, episode.where) if episode.rewards else None,
                 role,
             )
-            for episode in everything
+            for episode in episodes
         ]
 
-    def scored(self, groups: Sequence[TrajectoryGroup[TextTask]]) -> list[TrajectoryGroup[TextTask]]:
+    def score(self, groups: Sequence[TrajectoryGroup[TextTask]]) -> list[TrajectoryGroup[TextTask]]:
         """The groups with rewards: trajectories that have none yet are scored in one batch. One of which nothing can be
         said (`SingleTurn.score`) keeps None."""
-        open_ones = [one for group in groups for one in group.trajectories if one.reward is None]
+        unscored = [trajectory for group in groups for trajectory in group.trajectories if trajectory.reward is None]
         rewards: dict[int, Reward | None] = {}
-        if open_ones:
-            replies = [one.turns[-1].completion.text for one in open_ones]
-            scores = self.environment.score([one.task for one in open_ones], replies)
-            rewards = {id(one): reward for one, reward in zip(open_ones, scores, strict=True)}
+        if unscored:
+            replies = [trajectory.turns[-1].completion.text for trajectory in unscored]
+            scores = self.environment.score([trajectory.task for trajectory in unscored], replies)
+            rewards = {id(trajectory): reward for trajectory, reward in zip(unscored, scores, strict=True)}
         return [
             TrajectoryGroup(
                 group.task,
                 tuple(
-                    replace(one, reward=rewards[id(one)]) if id(one) in rewards else one for one in group.trajectories
+                    replace(trajectory, reward=rewards[id(trajectory)]) if id(trajectory) in rewards else trajectory
+                    for trajectory in group.trajectories
                 ),
             )
             for group in groups
         ]
 
-    def reached(self, reward: Reward) -> float:
+    def success(self, reward: Reward) -> float:
         """How far an episode is a success, from 0 to 1."""
-        if is_scored(self.environment):
-            return self.environment.reached(reward)
+        if is_single_turn(self.environment):
+            return self.environment.success(reward)
         if self._maximum is None:
-            self._maximum = float(getattr(made(self.environment), "maximum", 1.0))
+            self._maximum = float(getattr(make_environment(self.environment), "maximum", 1.0))
         return min(1.0, max(0.0, reward.total / self._maximum))
 
-    def opening(self, task: TextTask) -> Messages:
+    def first_prompt(self, task: TextTask) -> Messages:
         """The first prompt of a task."""
         return self._begin(Start(task, 0)).messages
 
@@ -171,45 +174,45 @@ class Player:
         return [SampleRequest(messages) for messages in trajectory.states]
 
     def _begin(self, start: Start[TextTask]) -> _Episode:
-        environment = self.environment if is_scored(self.environment) else made(self.environment)
-        with _Naming(f"environment {type(environment).__name__}, task {start.task.id!r}"):
+        environment = self.environment if is_single_turn(self.environment) else make_environment(self.environment)
+        with _WrapErrors(f"environment {type(environment).__name__}, task {start.task.id!r}"):
             messages = _messages(environment.reset(start.task))
         if self.system_prompt is not None and messages[0]["role"] != "system":
             messages = ({"role": "system", "content": self.system_prompt}, *messages)
         return _Episode(start, environment, messages, with_advice(messages, start.advice, self.retry_prompt))
 
-    def _with_room(self, live: Sequence[_Episode]) -> list[_Episode]:
+    def _drop_overlong(self, active: Sequence[_Episode]) -> list[_Episode]:
         """Those of several turns whose conversation still fits into the policy's context; the others end here."""
         positions, render = getattr(self.policy, "positions", None), getattr(self.policy, "render", None)
         if positions is None or render is None:
-            return list(live)
-        for episode in live:
-            episode.done = len(render(episode.advised)) + self.max_new_tokens > positions
-        self.outgrown += sum(episode.done for episode in live)
-        return [episode for episode in live if not episode.done]
+            return list(active)
+        for episode in active:
+            episode.done = len(render(episode.messages_with_advice)) + self.max_new_tokens > positions
+        self.outgrown += sum(episode.done for episode in active)
+        return [episode for episode in active if not episode.done]
 
-    def _advance(self, live: Sequence[_Episode]) -> None:
+    def _advance(self, active: Sequence[_Episode]) -> None:
         """What the last replies came to; those that go on have their next prompt."""
-        if is_scored(self.environment):
-            for episode in live:
+        if is_single_turn(self.environment):
+            for episode in active:
                 episode.done = True
             return
-        replies = [episode.turns[-1].completion.text for episode in live]
-        together = getattr(type(live[0].environment), "step_together", None)
+        replies = [episode.turns[-1].completion.text for episode in active]
+        together = getattr(type(active[0].environment), "step_together", None)
         if together is not None:
-            with _Naming(f"environment {type(live[0].environment).__name__}"):
-                steps = list(together([episode.environment for episode in live], replies))
+            with _WrapErrors(f"environment {type(active[0].environment).__name__}"):
+                steps = list(together([episode.environment for episode in active], replies))
         else:
             steps = []
-            for episode, reply in zip(live, replies, strict=True):
-                with _Naming(episode.where):
+            for episode, reply in zip(active, replies, strict=True):
+                with _WrapErrors(episode.where):
                     steps.append(episode.environment.step(reply))
-        if len(steps) != len(live):
-            name = type(live[0].environment).__name__
-            raise RewardError(f"environment {name}: step_together gave {len(steps)} steps for {len(live)} episodes")
-        for episode, reply, given in zip(live, replies, steps, strict=True):
-            with _Naming(episode.where):
-                step = Step(*given)
+        if len(steps) != len(active):
+            name = type(active[0].environment).__name__
+            raise RewardError(f"environment {name}: step_together gave {len(steps)} steps for {len(active)} episodes")
+        for episode, reply, result in zip(active, replies, steps, strict=True):
+            with _WrapErrors(episode.where):
+                step = Step(*result)
             episode.rewards.append(step.reward)
             episode.done = bool(step.done) or len(episode.turns) == self.max_turns
             if episode.done:
@@ -217,11 +220,14 @@ class Player:
             if step.observation is None:
                 raise RewardError(f"{episode.where}: a step that is not the last has no observation to reply to")
             if isinstance(step.observation, str):
-                said = ({"role": "assistant", "content": reply}, {"role": "user", "content": step.observation})
-                episode.messages, episode.advised = (*episode.messages, *said), (*episode.advised, *said)
+                exchange = ({"role": "assistant", "content": reply}, {"role": "user", "content": step.observation})
+                episode.messages, episode.messages_with_advice = (
+                    (*episode.messages, *exchange),
+                    (*episode.messages_with_advice, *exchange),
+                )
             else:
                 episode.messages = _messages(step.observation)
-                episode.advised = with_advice(episode.messages, episode.start.advice, self.retry_prompt)
+                episode.messages_with_advice = with_advice(episode.messages, episode.start.advice, self.retry_prompt)
 
 
 def rollouts(
@@ -236,19 +242,19 @@ def rollouts(
 ) -> list[TrajectoryGroup[TextTask]]:
     """`count` rollouts of each task with rewards (None: see `Player.scored`); `settings` are those of `Player`."""
     player = Player(policy, environment, **settings)
-    return player.scored(player.build(tasks, count, temperature, seed))
+    return player.score(player.build(tasks, count, temperature, seed))
 
 
 def _messages(prompt: Prompt) -> Messages:
     if isinstance(prompt, str):
         return ({"role": "user", "content": prompt},)
-    found = tuple(dict[str, str](message) for message in prompt)
-    if not found or any(not {"role", "content"} <= set(message) for message in found):
+    messages = tuple(dict[str, str](message) for message in prompt)
+    if not messages or any(not {"role", "content"} <= set(message) for message in messages):
         raise RewardError(f"an observation is a text or messages with role and content, not {prompt!r}")
-    return found
+    return messages
 
 
-class _Naming:
+class _WrapErrors:
     """What somebody's environment raises names it; memalpha's own errors stay what they are."""
 
     def __init__(self, where: str) -> None:
@@ -262,6 +268,6 @@ class _Naming:
             raise RewardError(f"{self.where} raised {type(error).__name__}: {error}".rstrip(": ")) from error
 
 
-def named_columns(tasks: Sequence[TextTask]) -> Mapping[str, None]:
+def column_names(tasks: Sequence[TextTask]) -> Mapping[str, None]:
     """The columns that some task has."""
     return dict.fromkeys(name for task in tasks for name in task.columns)

@@ -18,7 +18,7 @@ S = TypeVar("S", AgentConfig, ReaderConfig)
 ADAPTER_CONFIG = "adapter_config.json"
 """A directory that holds this holds a LoRA adapter, and no model of its own."""
 
-SHIPPED = ("babi", "tiny", "tiny-text")
+SHIPPED_POLICIES = ("babi", "tiny", "tiny-text")
 """Policies whose weights come with the package."""
 
 
@@ -46,7 +46,7 @@ class Policy(Protocol):
         ...
 
 
-def in_own_style(settings: S, policy: Policy) -> S:
+def with_prompt_style(settings: S, policy: Policy) -> S:
     """The settings with the prompt style that `policy` was trained on, unless they set one."""
     if "prompt" in settings.model_fields_set:
         return settings

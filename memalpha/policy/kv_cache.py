@@ -9,7 +9,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 
-class _RoomyLayer(DynamicLayer):
+class _PreallocatedLayer(DynamicLayer):
     """A growing key/value layer that keeps spare room, so that a step writes one column and copies nothing.
 
     `DynamicLayer` concatenates the whole cache at every token.
@@ -42,8 +42,8 @@ class _RoomyLayer(DynamicLayer):
             self.keys, self.values = self.store[0, ..., : self.length, :], self.store[1, ..., : self.length, :]
 
 
-def roomy_cache(model: PreTrainedModel) -> DynamicCache:
+def make_cache(model: PreTrainedModel) -> DynamicCache:
     """The model's own cache (sliding windows and the like kept) with its plain growing layers made roomy."""
     cache = DynamicCache(config=model.config)
-    cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    cache.layers = [_PreallocatedLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from memalpha.config import EndpointConfig
 from memalpha.errors import ConfigError, PolicyError, install_command
-from memalpha.policy.base import ADAPTER_CONFIG, SHIPPED, Policy, endpoint_hint
+from memalpha.policy.base import ADAPTER_CONFIG, SHIPPED_POLICIES, Policy, endpoint_hint
 
 if TYPE_CHECKING:
     from memalpha.policy.reward_model import RewardModel
 
-SHORT = {"add_all": "scripted:add-all", "heuristic": "scripted:heuristic"}
+SHORT_NAMES = {"add_all": "scripted:add-all", "heuristic": "scripted:heuristic"}
 """Short names of the scripts that write from any text: they need no gold operations."""
 
-ENDPOINTS = ("openai:", "http://", "https://")
+ENDPOINT_PREFIXES = ("openai:", "http://", "https://")
 """How the name of an endpoint begins."""
 
 
@@ -34,12 +34,12 @@ def load_policy(
     directory itself. `dtype` and `device` are torch's, for weights; `endpoint` says how an endpoint is asked. Raises
     `PolicyError` for a name that cannot be loaded here. Scripted policies need no torch.
     """
-    text = SHORT.get(str(name), str(name))
+    text = SHORT_NAMES.get(str(name), str(name))
     if text.startswith("scripted:"):
         from memalpha.policy.scripted import ScriptedPolicy
 
         return ScriptedPolicy(text.removeprefix("scripted:"))
-    if text.startswith(ENDPOINTS):
+    if text.startswith(ENDPOINT_PREFIXES):
         try:
             from memalpha.policy.endpoints.policy import EndpointPolicy
         except ModuleNotFoundError as error:
@@ -58,8 +58,8 @@ def load_policy(
             f"policy {text!r} needs {error.name}: {install_command('train')} (scripted:... policies need nothing). "
             f"{endpoint_hint(text)}"
         ) from error
-    base, *adapters = _chain(text if text in SHIPPED else str(_checkpoint_of(Path(text))))
-    if base in SHIPPED:
+    base, *adapters = _adapter_chain(text if text in SHIPPED_POLICIES else str(_resolve_checkpoint(Path(text))))
+    if base in SHIPPED_POLICIES:
         with resources.as_file(resources.files("memalpha") / "weights" / base) as path:
             if not path.is_dir():
                 raise PolicyError(f"this installation lacks the weights of {base!r}: make them from scratch first")
@@ -85,61 +85,63 @@ def load_reward_model(name: str | Path, *, dtype: str = "float32", device: str =
     cannot be loaded here.
     """
     try:
-        from memalpha.policy.reward_model import from_adapter, from_directory
+        from memalpha.policy.reward_model import load_from_adapter, load_from_directory
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers"):
             raise
         raise PolicyError(f"reward model {str(name)!r} needs {error.name}: {install_command('train')}") from error
-    from memalpha.policy.model_files import scores
+    from memalpha.policy.model_files import is_reward_model
     from memalpha.policy.transformers import TransformersPolicy
 
-    if str(name) in SHIPPED:
+    if str(name) in SHIPPED_POLICIES:
         raise PolicyError(
             f"{str(name)!r} is a policy: train a reward model on it (memalpha train reward policy={name})"
         )
-    *below, folder = _chain(str(_checkpoint_of(Path(name))) if Path(name).is_dir() else str(name))
-    if not below:
-        return from_directory(folder, dtype, device)
+    *bases, folder = _adapter_chain(str(_resolve_checkpoint(Path(name))) if Path(name).is_dir() else str(name))
+    if not bases:
+        return load_from_directory(folder, dtype, device)
     try:
-        if scores(below[0]) or (len(below) > 1 and (Path(below[1]) / "reward_model.json").is_file()):
-            base: Any = load_reward_model(below[-1], dtype=dtype, device=device)
+        if is_reward_model(bases[0]) or (len(bases) > 1 and (Path(bases[1]) / "reward_model.json").is_file()):
+            base: Any = load_reward_model(bases[-1], dtype=dtype, device=device)
         else:
-            base = load_policy(below[-1], dtype=dtype, device=device)
+            base = load_policy(bases[-1], dtype=dtype, device=device)
     except PolicyError as error:
-        raise PolicyError(f"{folder} holds a LoRA adapter for {below[-1]!r}, its base: {error}") from error
+        raise PolicyError(f"{folder} holds a LoRA adapter for {bases[-1]!r}, its base: {error}") from error
     assert not isinstance(base, Policy) or isinstance(base, TransformersPolicy)
-    return from_adapter(folder, base)
+    return load_from_adapter(folder, base)
 
 
-def lasting_name(name: str) -> str:
+def absolute_policy_name(name: str) -> str:
     """A name under which `load_policy` finds the same policy from anywhere and later on: a directory's own path, a
     run's checkpoint's."""
-    return name if name in SHIPPED or not Path(name).is_dir() else str(_checkpoint_of(Path(name)).resolve())
+    return (
+        name if name in SHIPPED_POLICIES or not Path(name).is_dir() else str(_resolve_checkpoint(Path(name)).resolve())
+    )
 
 
-def _checkpoint_of(folder: Path) -> Path:
+def _resolve_checkpoint(folder: Path) -> Path:
     """The checkpoint that a run directory stands for; anything else as it is."""
-    kept = folder / "checkpoints"
-    if not kept.is_dir() or (folder / "config.json").is_file():
+    checkpoints = folder / "checkpoints"
+    if not checkpoints.is_dir() or (folder / "config.json").is_file():
         return folder
-    best = kept / "best"
+    best = checkpoints / "best"
     if best.is_dir():
         return best
     if best.is_symlink():
         raise PolicyError(f"{best} names {best.readlink()}, which is not there: name another checkpoint of the run")
-    steps = [int(path.name[5:]) for path in kept.glob("step-*") if path.name[5:].isdigit()]
+    steps = [int(path.name[5:]) for path in checkpoints.glob("step-*") if path.name[5:].isdigit()]
     if not steps:
         raise PolicyError(f"{folder} is a run directory without a checkpoint yet")
-    return kept / f"step-{max(steps)}"
+    return checkpoints / f"step-{max(steps)}"
 
 
-def _chain(name: str) -> list[str]:
+def _adapter_chain(name: str) -> list[str]:
     """The model behind `name`, then the adapter directories that are merged into it, the last one `name`.
 
     A model that needs no adapter is a chain of one.
     """
     chain = [name]
-    while chain[0] not in SHIPPED and (path := Path(chain[0]) / ADAPTER_CONFIG).is_file():
+    while chain[0] not in SHIPPED_POLICIES and (path := Path(chain[0]) / ADAPTER_CONFIG).is_file():
         try:
             base = json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -150,7 +152,7 @@ def _chain(name: str) -> list[str]:
     return chain
 
 
-def merge(name: str | Path, out: str | Path) -> Path:
+def write_merged(name: str | Path, out: str | Path) -> Path:
     """Write the policy `name`, adapters merged, as a plain transformers directory `out` (made where it is missing).
 
     Raises `PolicyError` for a policy without weights, `ConfigError` where `out` is there and not empty.
@@ -167,12 +169,12 @@ def merge(name: str | Path, out: str | Path) -> Path:
     policy = load_policy(name)
     if not isinstance(policy, TransformersPolicy):
         raise PolicyError(f"policy {str(name)!r} has no weights to write")
-    aside = out.with_name(f".{out.name}.part")
+    partial = out.with_name(f".{out.name}.part")
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        policy.save(aside)
-        aside.replace(out)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        policy.save(partial)
+        partial.replace(out)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written ({error.strerror}): name another directory") from error
     return out

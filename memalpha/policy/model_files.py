@@ -18,69 +18,69 @@ from transformers.utils import logging as hf_logging
 
 from memalpha.errors import PolicyError
 from memalpha.hub import hub_reachable
-from memalpha.policy.base import ADAPTER_CONFIG, SHIPPED, endpoint_hint
+from memalpha.policy.base import ADAPTER_CONFIG, SHIPPED_POLICIES, endpoint_hint
 
 
-def scores(path: str | Path) -> bool:
+def is_reward_model(path: str | Path) -> bool:
     """Whether the directory `path` holds a reward model (transformers: for sequence classification), by its config."""
     try:
         config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    named = config.get("architectures") if isinstance(config, dict) else None
-    return bool(named) and str(named[0]).endswith("ForSequenceClassification")
+    architectures = config.get("architectures") if isinstance(config, dict) else None
+    return bool(architectures) and str(architectures[0]).endswith("ForSequenceClassification")
 
 
-def from_files(
-    path: str | Path, dtype: str, device: str, what: str = "policy", **more: Any
+def load_model(
+    path: str | Path, dtype: str, device: str, label: str = "policy", **kwargs: Any
 ) -> tuple[Any, PreTrainedTokenizerBase]:
     """A model and its tokenizer, from a directory or a hub id; what is on this machine goes first. `more`: another
     `kind` than a causal language model, and keywords of its `from_pretrained`. Raises `PolicyError` for a path or name
     that is none."""
-    local = (Path(path) / "config.json").is_file()
-    if not local and (Path(path).exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(path))):
+    is_local = (Path(path) / "config.json").is_file()
+    if not is_local and (Path(path).exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(path))):
         if (Path(path) / "checkpoints").is_dir():
             raise PolicyError(f"{path} is a run directory: give it to load_policy, or name one of its checkpoints")
         shipped, remote = "", ""
-        if what == "policy":
-            shipped = f"{', '.join(SHIPPED)}, "
+        if label == "policy":
+            shipped = f"{', '.join(SHIPPED_POLICIES)}, "
             remote = f". {endpoint_hint(str(path))}"
         raise PolicyError(
-            f"no {what} at {str(path)!r}: expected {shipped}a directory with config.json, weights and tokenizer, or a "
+            f"no {label} at {str(path)!r}: expected {shipped}a directory with config.json, weights and tokenizer, or a "
             f"hub id owner/name{remote}"
         )
     try:
         try:
-            model, tokenizer = _load(path, dtype, offline=True, **more)
+            model, tokenizer = _load(path, dtype, offline=True, **kwargs)
         except OSError:
-            if local:
+            if is_local:
                 raise
             if not hub_reachable():
                 raise PolicyError(
-                    f"{what} {str(path)!r} is not on this machine and the model hub cannot be reached: connect "
+                    f"{label} {str(path)!r} is not on this machine and the model hub cannot be reached: connect "
                     "and try again, or give a directory with config.json, weights and tokenizer"
                 ) from None
-            model, tokenizer = _load(path, dtype, offline=False, **more)
+            model, tokenizer = _load(path, dtype, offline=False, **kwargs)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise PolicyError(f"cannot load {what} {str(path)!r}: {error}") from error
+        raise PolicyError(f"cannot load {label} {str(path)!r}: {error}") from error
     try:
         model.to(device)
     except (RuntimeError, AssertionError) as error:  # an AssertionError: torch was built without it
-        told = str(error).splitlines()[0]
-        raise PolicyError(f"{what} {str(path)!r} cannot be put on device {device!r} ({told}): try cpu") from error
+        reason = str(error).splitlines()[0]
+        raise PolicyError(f"{label} {str(path)!r} cannot be put on device {device!r} ({reason}): try cpu") from error
     return model, tokenizer
 
 
 def _load(
-    path: str | Path, dtype: str, *, offline: bool, kind: Any = AutoModelForCausalLM, **more: Any
+    path: str | Path, dtype: str, *, offline: bool, kind: Any = AutoModelForCausalLM, **kwargs: Any
 ) -> tuple[Any, PreTrainedTokenizerBase]:
-    with without_bars():
+    with hide_progress_bars():
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=offline)
-        model, found = kind.from_pretrained(
-            path, dtype=getattr(torch, dtype), local_files_only=offline, output_loading_info=True, **more
+        model, loading_info = kind.from_pretrained(
+            path, dtype=getattr(torch, dtype), local_files_only=offline, output_loading_info=True, **kwargs
         )
-    if lacking := sorted(found["missing_keys"]):  # transformers would make them up
-        raise ValueError(f"its weights are not those of its config.json: they lack {lacking[0]}")
+    if missing_keys := sorted(loading_info["missing_keys"]):  # transformers would make them up
+        raise ValueError(f"its weights are not those of its config.json: they lack {missing_keys[0]}")
     return model, tokenizer
 
 
@@ -90,19 +90,19 @@ def load_adapter(tuned: Any, folder: str | Path) -> None:
 
     tensors = load_file(Path(folder) / "adapter_model.safetensors")
     expected = peft.get_peft_model_state_dict(tuned, save_embedding_layers=False)
-    other = sorted(tensors.keys() ^ expected.keys())
-    if other:
-        raise ValueError(f"its tensors are not those that {ADAPTER_CONFIG} asks for ({other[0]} and others)")
+    mismatched = sorted(tensors.keys() ^ expected.keys())
+    if mismatched:
+        raise ValueError(f"its tensors are not those that {ADAPTER_CONFIG} asks for ({mismatched[0]} and others)")
     peft.set_peft_model_state_dict(tuned, tensors)
 
 
 @contextmanager
-def without_bars() -> Iterator[None]:
+def hide_progress_bars() -> Iterator[None]:
     """Keep transformers' progress bars for loading and saving out of ours."""
-    shown = hf_logging.is_progress_bar_enabled()
+    was_enabled = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if was_enabled:
             hf_logging.enable_progress_bar()

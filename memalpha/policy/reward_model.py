@@ -40,13 +40,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from memalpha.errors import PolicyError, install_command
-from memalpha.policy.model_files import from_files, load_adapter, scores, without_bars
+from memalpha.policy.model_files import hide_progress_bars, is_reward_model, load_adapter, load_model
 from memalpha.policy.transformers import TransformersPolicy
 
 HEAD_FILE = "reward_model.json"
 POOL_FILE = "pool.safetensors"
 POOLINGS = ("last", "mean", "attention")
-PLAIN = "reward"
+DEFAULT_OBJECTIVE = "reward"
 """The objective's name where there is one alone."""
 
 Prompt = str | Sequence[Mapping[str, Any]]
@@ -78,12 +78,12 @@ def read_head(folder: Path) -> Head | None:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         pooling, objectives = value["pooling"], value["objectives"]
-        named = {str(name): float(weight) for name, weight in objectives.items()}
+        objectives_by_name = {str(name): float(weight) for name, weight in objectives.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PolicyError(f"{path} is not what a reward model writes ({error!r}): put it back") from error
-    if pooling not in POOLINGS or not named:
+    if pooling not in POOLINGS or not objectives_by_name:
         raise PolicyError(f"{path}: pooling {pooling!r} is none of {', '.join(POOLINGS)}, or there is no objective")
-    return Head(pooling, named)
+    return Head(pooling, objectives_by_name)
 
 
 class Attention(nn.Module):
@@ -98,7 +98,7 @@ class Attention(nn.Module):
         return hidden.to(self.weight.dtype) @ self.weight
 
 
-def with_head(source: PreTrainedModel, head: Head, tokenizer: PreTrainedTokenizerBase, name: str) -> Any:
+def add_reward_head(source: PreTrainedModel, head: Head, tokenizer: PreTrainedTokenizerBase, name: str) -> Any:
     """A model for sequence classification on the trunk of `source`, which it shares, with a head that is 0.
 
     Raises `PolicyError` for an architecture of which transformers has no such model.
@@ -124,23 +124,23 @@ def with_head(source: PreTrainedModel, head: Head, tokenizer: PreTrainedTokenize
     width = model.score.in_features
     model.score = nn.Linear(width, len(head.objectives), bias=False, device=source.device)
     nn.init.zeros_(model.score.weight)
-    add_pool(model, head)
+    add_attention_pool(model, head)
     return model
 
 
-def add_pool(model: Any, head: Head) -> None:
+def add_attention_pool(model: Any, head: Head) -> None:
     """Give a model whose head pools by attention its q."""
     if head.pooling == "attention":
         model.pool = Attention(model.score.in_features, model.device)
 
 
-def bare(model: Any) -> Any:
+def unwrap_peft(model: Any) -> Any:
     """The transformers model itself; under peft, with the adapters in its layers."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 class RewardScorer(nn.Module):
-    """`model` (see `with_head`; or a `PeftModel` of one) as a function from rows to scores; all parameters are read
+    """`model` (from `add_reward_head`, or a `PeftModel`) as a function from rows to scores; all parameters are read
     inside its `forward`. `autocast`: the trunk's passes in bfloat16, whatever its weights are in."""
 
     def __init__(self, model: Any, pooling: str, *, autocast: bool = False) -> None:
@@ -152,7 +152,7 @@ class RewardScorer(nn.Module):
     def forward(self, input_ids: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         """(B, K) scores, float32 at least, of rows `input_ids` (B, L), right-padded, whose replies are the tokens from
         `first` to `last` (B,), the latter included."""
-        model = bare(self.model)
+        model = unwrap_peft(self.model)
         trunk = model.base_model
         with torch.autocast(input_ids.device.type, torch.bfloat16, enabled=self.autocast):
             hidden = trunk(input_ids=input_ids, use_cache=False).last_hidden_state
@@ -160,10 +160,10 @@ class RewardScorer(nn.Module):
         if self.pooling == "last":
             pooled = hidden[torch.arange(len(hidden), device=hidden.device), last]
         else:
-            places = torch.arange(hidden.shape[1], device=hidden.device)
-            outside = (places < first[:, None]) | (places > last[:, None])
-            pull = model.pool(hidden) if self.pooling == "attention" else hidden.new_zeros(hidden.shape[:2])
-            weights = pull.masked_fill(outside, -torch.inf).softmax(1)
+            positions = torch.arange(hidden.shape[1], device=hidden.device)
+            is_outside = (positions < first[:, None]) | (positions > last[:, None])
+            logits = model.pool(hidden) if self.pooling == "attention" else hidden.new_zeros(hidden.shape[:2])
+            weights = logits.masked_fill(is_outside, -torch.inf).softmax(1)
             pooled = (weights[:, None, :] @ hidden)[:, 0]
         return model.score(pooled)
 
@@ -178,20 +178,23 @@ def encode_row(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """A row's ids; the prompt is a text or chat messages. The template's own errors are raised as they are."""
     if isinstance(prompt, str):
-        begun, whole = _ids(tokenizer, prompt), _ids(tokenizer, f"{prompt}{reply}{tokenizer.eos_token or ''}")
+        prompt_ids, row_ids = _ids(tokenizer, prompt), _ids(tokenizer, f"{prompt}{reply}{tokenizer.eos_token or ''}")
     else:
-        chat, given = [dict(message) for message in prompt], [dict(tool) for tool in tools]
-        more: Any = given or None
-        said = [*chat, {"role": "assistant", "content": reply}]
+        chat, tool_list = [dict(message) for message in prompt], [dict(tool) for tool in tools]
+        chat_tools: Any = tool_list or None
+        whole_chat = [*chat, {"role": "assistant", "content": reply}]
         # Not `add_generation_prompt` for the whole: the reply stands as the template has it, with what comes after.
         texts: list[Any] = [
-            tokenizer.apply_chat_template(messages, tools=more, add_generation_prompt=opened, tokenize=False)
-            for messages, opened in ((chat, True), (said, False))
+            tokenizer.apply_chat_template(messages, tools=chat_tools, add_generation_prompt=add_prompt, tokenize=False)
+            for messages, add_prompt in ((chat, True), (whole_chat, False))
         ]
-        begun, whole = (_ids(tokenizer, str(text), special=False) for text in texts)
-    same = next((at for at, pair in enumerate(zip(begun, whole, strict=False)) if pair[0] != pair[1]), len(begun))
-    cut = min(same, len(whole) - 1)
-    return tuple(whole[:cut]), tuple(whole[cut:])
+        prompt_ids, row_ids = (_ids(tokenizer, str(text), special=False) for text in texts)
+    common_length = next(
+        (index for index, pair in enumerate(zip(prompt_ids, row_ids, strict=False)) if pair[0] != pair[1]),
+        len(prompt_ids),
+    )
+    cut = min(common_length, len(row_ids) - 1)
+    return tuple(row_ids[:cut]), tuple(row_ids[cut:])
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool = True) -> list[int]:
@@ -210,9 +213,9 @@ def pack_rows(
     for number, (prompt, reply) in enumerate(rows):
         row = (*prompt, *reply)
         ids[number, : len(row)] = row
-        places = range(len(row) - 1, -1, -1)
-        held = (place for place in places if row[place] != pad)
-        last.append(next(held, 0) if pooling == "last" else len(row) - 1)
+        indices = range(len(row) - 1, -1, -1)
+        non_padding = (index for index in indices if row[index] != pad)
+        last.append(next(non_padding, 0) if pooling == "last" else len(row) - 1)
     first = torch.tensor([len(prompt) for prompt, _ in rows], device=device)
     return torch.from_numpy(ids).to(device), first, torch.tensor(last, device=device)
 
@@ -259,18 +262,23 @@ class RewardModel:
 
     def score_ids(self, rows: Sequence[Row]) -> np.ndarray:
         """(rows, objectives) scores, float64 as an array, of rows of ids."""
-        places = {row: place for place, row in enumerate(dict.fromkeys((tuple(one), tuple(two)) for one, two in rows))}
-        distinct = list(places)  # rollouts of a sharp policy often agree
-        found = np.zeros((len(distinct), len(self.objectives)))
+        index_of = {
+            row: index
+            for index, row in enumerate(
+                dict.fromkeys((tuple(prompt_ids), tuple(reply_ids)) for prompt_ids, reply_ids in rows)
+            )
+        }
+        distinct = list(index_of)  # rollouts of a sharp policy often agree
+        scores = np.zeros((len(distinct), len(self.objectives)))
         order = sorted(range(len(distinct)), key=lambda i: -len(distinct[i][0]) - len(distinct[i][1]))
         while order:
             width = len(distinct[order[0]][0]) + len(distinct[order[0]][1])
             count = max(1, self.batch_tokens // width)
-            part, order = order[:count], order[count:]
-            packed = pack_rows([distinct[i] for i in part], self.head.pooling, self.pad, self.model.device)
+            batch, order = order[:count], order[count:]
+            packed = pack_rows([distinct[i] for i in batch], self.head.pooling, self.pad, self.model.device)
             with torch.inference_mode():
-                found[part] = self._scorer(*packed).double().cpu().numpy()
-        return found[[places[tuple(one), tuple(two)] for one, two in rows]]
+                scores[batch] = self._scorer(*packed).double().cpu().numpy()
+        return scores[[index_of[tuple(prompt_ids), tuple(reply_ids)] for prompt_ids, reply_ids in rows]]
 
     def encode(self, prompt: Prompt, completion: Prompt) -> Row:
         """A row's ids. Raises `PolicyError` as `score` does."""
@@ -292,7 +300,7 @@ class RewardModel:
         """Write what `load_reward_model` reads, adapters merged."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.model, self.head, folder)
+        write_reward_model(self.model, self.head, folder)
         self.tokenizer.save_pretrained(folder)
 
     def _scores(self, prompts: Sequence[Prompt], completions: Sequence[Prompt]) -> np.ndarray:
@@ -302,9 +310,14 @@ class RewardModel:
 def _text_of(completion: Prompt, name: str) -> str:
     if isinstance(completion, str):
         return completion
-    [message, *more] = completion or [{}]
+    [message, *further_messages] = completion or [{}]
     content = message.get("content")
-    if more or message.get("role") != "assistant" or not isinstance(content, str) or message.get("tool_calls"):
+    if (
+        further_messages
+        or message.get("role") != "assistant"
+        or not isinstance(content, str)
+        or message.get("tool_calls")
+    ):
         raise PolicyError(f"reward model {name!r}: a completion is a text or one message of the assistant with content")
     return content
 
@@ -312,28 +325,28 @@ def _text_of(completion: Prompt, name: str) -> str:
 # --------------------------------------------------------------------------------------------------------------- files
 
 
-def write_whole(model: Any, head: Head, folder: Path) -> None:
-    """Write all weights of a model from `with_head`, and what its head is."""
+def write_reward_model(model: Any, head: Head, folder: Path) -> None:
+    """Write all weights of a model from `add_reward_head`, and what its head is."""
     tensors = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("pool.")}
-    with without_bars():
+    with hide_progress_bars():
         model.save_pretrained(folder, state_dict=tensors, variant=head.variant)
     if head.pooling == "attention":
         save_file({"weight": model.pool.weight.detach().cpu().contiguous()}, folder / POOL_FILE)
     head.write(folder)
 
 
-def read_whole(
+def read_reward_model(
     folder: str | Path, head: Head | None, dtype: str, device: str
 ) -> tuple[Any, Head, PreTrainedTokenizerBase]:
-    """Read what `write_whole` wrote beside a tokenizer, or transformers alone (`head` None), or a hub id."""
+    """Read what `write_reward_model` wrote beside a tokenizer, or transformers alone (`head` None), or a hub id."""
     variant = None if head is None else head.variant
     kind = AutoModelForSequenceClassification
-    model, tokenizer = from_files(folder, dtype, device, "reward model", kind=kind, variant=variant)
+    model, tokenizer = load_model(folder, dtype, device, "reward model", kind=kind, variant=variant)
     outputs = getattr(model, "score", None)
     if not isinstance(outputs, nn.Linear):
         raise PolicyError(f"{folder}: {type(model).__name__} has no linear head `score`: it is no reward model")
     if head is None:
-        names = [PLAIN] if outputs.out_features == 1 else list(model.config.id2label.values())
+        names = [DEFAULT_OBJECTIVE] if outputs.out_features == 1 else list(model.config.id2label.values())
         head = Head("last", dict.fromkeys(names, 1.0))
     if len(head.objectives) != outputs.out_features:
         raise PolicyError(f"{folder}: {HEAD_FILE} names {len(head.objectives)} objectives, the head has others")
@@ -341,7 +354,7 @@ def read_whole(
     if text.pad_token_id is None:
         text.pad_token_id = tokenizer.pad_token_id
     outputs.to(torch.promote_types(outputs.weight.dtype, torch.float32))
-    add_pool(model, head)
+    add_attention_pool(model, head)
     if head.pooling == "attention":
         try:
             model.pool.load_state_dict(load_file(Path(folder) / POOL_FILE))
@@ -350,18 +363,18 @@ def read_whole(
     return model, head, tokenizer
 
 
-def from_directory(folder: str, dtype: str, device: str) -> RewardModel:
+def load_from_directory(folder: str, dtype: str, device: str) -> RewardModel:
     """A reward model whose weights are all in a directory, or that of a hub id. Raises `PolicyError`."""
-    if (Path(folder) / "config.json").is_file() and not scores(folder):
+    if (Path(folder) / "config.json").is_file() and not is_reward_model(folder):
         raise PolicyError(
             f"{folder} holds a language model without the head of a reward model: train one on it "
             f"(memalpha train reward policy={folder} data=PAIRS.jsonl)"
         )
-    model, head, tokenizer = read_whole(folder, read_head(Path(folder)), dtype, device)
+    model, head, tokenizer = read_reward_model(folder, read_head(Path(folder)), dtype, device)
     return RewardModel(model, tokenizer, head, folder)
 
 
-def from_adapter(folder: str, base: RewardModel | TransformersPolicy) -> RewardModel:
+def load_from_adapter(folder: str, base: RewardModel | TransformersPolicy) -> RewardModel:
     """A reward model whose LoRA adapter, the head with it, lies in `folder`; merged into `base`, in place.
 
     Raises `PolicyError` where it cannot be read, is not one for this base, or has no head.
@@ -380,18 +393,21 @@ def from_adapter(folder: str, base: RewardModel | TransformersPolicy) -> RewardM
         if outputs is None:
             raise PolicyError(f"{folder} holds an adapter without the head of a reward model (modules_to_save: score)")
         if head is None:
-            head = Head("last", {PLAIN: 1.0} if outputs == 1 else {f"LABEL_{number}": 1.0 for number in range(outputs)})
+            head = Head(
+                "last",
+                {DEFAULT_OBJECTIVE: 1.0} if outputs == 1 else {f"LABEL_{number}": 1.0 for number in range(outputs)},
+            )
         model: Any = base.model
         if isinstance(base, TransformersPolicy):
-            model = with_head(base.model, head, base.tokenizer, base.name)
+            model = add_reward_head(base.model, head, base.tokenizer, base.name)
         config.base_model_name_or_path = None  # else peft warns that the base in memory has another name
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft calls transformers by names on their way out
             tuned = peft.get_peft_model(model, config)
         load_adapter(tuned, folder)
         merged: Any = tuned.merge_and_unload()
-        own = (Path(folder) / "tokenizer_config.json").is_file()
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if own else base.tokenizer
+        has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if has_tokenizer else base.tokenizer
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise PolicyError(f"cannot merge the LoRA adapter of {folder} into {base.name!r}: {error}") from error
     return RewardModel(merged, tokenizer, head, folder)

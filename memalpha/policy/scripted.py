@@ -18,7 +18,7 @@ from memalpha.types import Chunk, Completion, GoldOperation, Observation, Sample
 
 KINDS = ("add-all", "heuristic", "oracle", "append-only", "fixed")
 _TOKEN = re.compile(r"\w+|[^\w\s]")
-_MACHINES = ("assistant", "system", "tool")
+_ASSISTANT_ROLES = ("assistant", "system", "tool")
 
 
 class ScriptedPolicy:
@@ -65,45 +65,46 @@ class ScriptedPolicy:
     def _reply(self, request: SampleRequest) -> str:
         if self.kind == "fixed":
             return self.text
-        seen = request.observation
-        if seen is None:
+        observation = request.observation
+        if observation is None:
             raise PolicyError(f"{self.name} only writes memory: answer questions with another reader")
-        category = _log_category(request.tools)
+        category = _raw_line_category(request.tools)
         if self.kind == "heuristic":
-            calls = heuristic_calls(seen, request.tools)
+            calls = heuristic_calls(observation, request.tools)
         elif self.kind == "add-all":
-            calls = [_insert(category, line) for _, line in _said(seen.chunk)]
+            calls = [_insert(category, line) for _, line in _user_lines(observation.chunk)]
         else:
-            calls = self._gold_calls(seen, category, Random(f"{self.seed}|{request.key}"))
+            calls = self._gold_calls(observation, category, Random(f"{self.seed}|{request.key}"))
         return "".join(calls or [format_call("memory_skip", {})])
 
-    def _gold_calls(self, seen: Observation, category: str, rng: Random) -> list[str]:
-        if seen.task is None or not seen.task.gold_operations:
-            whose = f"task {seen.task.id!r} has none" if seen.task else "a served writer has none"
-            raise PolicyError(f"{self.name} needs tasks with gold operations: {whose}; take another system")
-        operations = seen.task.gold_at(seen.chunk.index)
+    def _gold_calls(self, observation: Observation, category: str, rng: Random) -> list[str]:
+        if observation.task is None or not observation.task.gold_operations:
+            reason = f"task {observation.task.id!r} has none" if observation.task else "a served writer has none"
+            raise PolicyError(f"{self.name} needs tasks with gold operations: {reason}; take another system")
+        operations = observation.task.gold_at(observation.chunk.index)
         calls = []
         for operation in operations:
-            done = self._gold_call(operation, seen, rng)
-            calls.extend([done] if done else [])
+            call = self._gold_call(operation, observation, rng)
+            calls.extend([call] if call else [])
         if self.chance["noise"]:
             turns = {operation.turn for operation in operations}
-            lines = [line for id, line in _said(seen.chunk) if id not in turns]
+            lines = [line for id, line in _user_lines(observation.chunk) if id not in turns]
             calls.extend(_insert(category, line) for line in lines if rng.random() < self.chance["noise"])
         return calls
 
-    def _gold_call(self, operation: GoldOperation, seen: Observation, rng: Random) -> str | None:
-        kind, chance = operation.kind, rng.random()
+    def _gold_call(self, operation: GoldOperation, observation: Observation, rng: Random) -> str | None:
+        kind, draw = operation.kind, rng.random()
         if kind == "core_update":
             return format_call("core_memory_update", {"content": operation.content})
         if self.kind == "append-only":
-            return None if kind == "delete" else _insert_gold(operation, seen.chunk)
+            return None if kind == "delete" else _insert_gold(operation, observation.chunk)
         id = next(
-            (e.id for e in seen.entries if (e.category, e.content) == (operation.category, operation.replaces)), None
+            (e.id for e in observation.entries if (e.category, e.content) == (operation.category, operation.replaces)),
+            None,
         )
         if kind == "insert" or (kind == "update" and id is None):  # what was never stored cannot be updated
-            return _insert_gold(operation, seen.chunk) if chance < self.chance["insert"] else None
-        if id is None or chance >= self.chance[kind]:
+            return _insert_gold(operation, observation.chunk) if draw < self.chance["insert"] else None
+        if id is None or draw >= self.chance[kind]:
             return None
         if kind == "update":
             return format_call("memory_update", {"id": id, "content": operation.content})
@@ -121,18 +122,18 @@ def _insert_gold(operation: GoldOperation, chunk: Chunk) -> str:
     return format_call("memory_insert", arguments)
 
 
-def _said(chunk: Chunk) -> list[tuple[str | None, str]]:
+def _user_lines(chunk: Chunk) -> list[tuple[str | None, str]]:
     """(turn id, text) of every line that no assistant said; the speaker stays in front unless it is just "user"."""
     if chunk.text is not None:
         return [(None, line.strip()) for line in chunk.text.splitlines() if line.strip()]
     return [
         (turn.id, turn.text if turn.speaker.lower() == "user" else f"{turn.speaker}: {turn.text}")
         for turn in chunk.turns
-        if turn.speaker.lower() not in _MACHINES and turn.text.strip()
+        if turn.speaker.lower() not in _ASSISTANT_ROLES and turn.text.strip()
     ]
 
 
-def _log_category(tools: Sequence[Any]) -> str:
+def _raw_line_category(tools: Sequence[Any]) -> str:
     """Where raw lines go: among events, or in the first category of a schema that has none."""
     for tool in tools:
         category = tool["function"]["parameters"]["properties"].get("category")

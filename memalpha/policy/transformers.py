@@ -26,8 +26,8 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from memalpha.errors import PolicyError, PromptTooLong, install_command
-from memalpha.policy.kv_cache import roomy_cache
-from memalpha.policy.model_files import from_files, load_adapter, scores, without_bars
+from memalpha.policy.kv_cache import make_cache
+from memalpha.policy.model_files import hide_progress_bars, is_reward_model, load_adapter, load_model
 from memalpha.types import Completion, SampleRequest
 
 STYLE_KEY = "memalpha_prompt"
@@ -67,27 +67,27 @@ class TransformersPolicy:
     @classmethod
     def from_pretrained(cls, path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> TransformersPolicy:
         """Load model and tokenizer from a directory or a hub id. Raises `PolicyError` when there is none."""
-        if scores(path):
+        if is_reward_model(path):
             raise PolicyError(
                 f"{path} is a reward model, which scores replies and writes none: give it to load_reward_model, or as "
                 "reward.model.path"
             )
-        model, tokenizer = from_files(path, dtype, device)
+        model, tokenizer = load_model(path, dtype, device)
         return cls(model, tokenizer, str(path))
 
-    def sample_in(self, dtype: str) -> None:
+    def set_sampling_dtype(self, dtype: str) -> None:
         """Sample with a twin in `dtype` that takes the model's weights before each call.
 
         With "float64" the log-probs of a tiny, sharp model are exact to float32's last digits, at two thirds of the
         speed on CPU; in float32 one or two tokens in a thousand are off by more than 1e-5 (1e-4 was never seen).
         """
         target = getattr(torch, dtype)
-        different = target != self.model.dtype
-        self._twin = copy.deepcopy(self.model).to(target).requires_grad_(False) if different else None
+        is_different = target != self.model.dtype
+        self._twin = copy.deepcopy(self.model).to(target).requires_grad_(False) if is_different else None
 
     def save(self, folder: str | Path) -> None:
         """Write a plain transformers directory (weights, configuration, tokenizer)."""
-        with without_bars():
+        with hide_progress_bars():
             self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
@@ -116,9 +116,9 @@ class TransformersPolicy:
             with torch.inference_mode():
                 ids, logprobs, lengths = self._decode([prompts[i] for i in batch], [requests[i] for i in batch])
             rows = [tuple(row[:length]) for row, length in zip(ids, lengths, strict=True)]
-            ended = [row[-1] in self.eos_ids for row in rows]
+            finished = [row[-1] in self.eos_ids for row in rows]
             texts = self.tokenizer.batch_decode(
-                [list(row[:-1] if end else row) for row, end in zip(rows, ended, strict=True)],
+                [list(row[:-1] if end else row) for row, end in zip(rows, finished, strict=True)],
                 skip_special_tokens=False,
                 clean_up_tokenization_spaces=False,
             )
@@ -129,7 +129,7 @@ class TransformersPolicy:
                     completion_ids=rows[slot],
                     logprobs=tuple(logprobs[slot][: lengths[slot]]),
                     temperature=requests[i].temperature,
-                    stop_reason="eos" if ended[slot] else "length",
+                    stop_reason="eos" if finished[slot] else "length",
                 )
         return [completion for completion in completions if completion is not None]
 
@@ -165,14 +165,14 @@ class TransformersPolicy:
         batches: list[list[int]] = []
         width = 0
         for i in order:
-            need = len(prompts[i]) + requests[i].max_new_tokens
+            length = len(prompts[i]) + requests[i].max_new_tokens
             fits = batches and len(batches[-1]) < self.batch_rows
-            if fits and max(width, need) * (len(batches[-1]) + 1) <= self.batch_tokens:
+            if fits and max(width, length) * (len(batches[-1]) + 1) <= self.batch_tokens:
                 batches[-1].append(i)
-                width = max(width, need)
+                width = max(width, length)
             else:
                 batches.append([i])
-                width = need
+                width = length
         return batches
 
     def _decode(
@@ -182,7 +182,9 @@ class TransformersPolicy:
         model = self.model if self._twin is None else self._twin
         device = model.device
         unique: dict[tuple[int, ...], int] = {}
-        owner = torch.tensor([unique.setdefault(tuple(prompt), len(unique)) for prompt in prompts], device=device)
+        prompt_index = torch.tensor(
+            [unique.setdefault(tuple(prompt), len(unique)) for prompt in prompts], device=device
+        )
         width = max(len(prompt) for prompt in unique)
         padded = np.zeros((len(unique), width), dtype=np.int64)
         visible = np.zeros((len(unique), width), dtype=np.int64)
@@ -193,11 +195,11 @@ class TransformersPolicy:
         mask = torch.from_numpy(visible).to(device)
         steps = max(request.max_new_tokens for request in requests)
         limit = torch.tensor([request.max_new_tokens for request in requests], device=device)
-        heat = torch.tensor([request.temperature for request in requests], device=device)[:, None]
-        sampler = _Sampler(heat, _uniforms(requests, steps).to(device))
+        temperatures = torch.tensor([request.temperature for request in requests], device=device)[:, None]
+        sampler = _Sampler(temperatures, _uniforms(requests, steps).to(device))
         eos = torch.tensor(sorted(self.eos_ids), device=device)
 
-        cache = roomy_cache(model)
+        cache = make_cache(model)
         logits = model(
             input_ids=input_ids,
             attention_mask=mask,
@@ -207,8 +209,8 @@ class TransformersPolicy:
             logits_to_keep=1,
         ).logits[:, -1]
         if len(unique) < len(prompts):
-            cache.batch_select_indices(owner)
-            logits, mask = logits[owner], mask[owner]
+            cache.batch_select_indices(prompt_index)
+            logits, mask = logits[prompt_index], mask[prompt_index]
         rows = torch.arange(len(prompts), device=device)
         position = mask.sum(1, keepdim=True)
         mask = torch.cat([mask, mask.new_ones(len(prompts), steps)], dim=1)
@@ -216,21 +218,21 @@ class TransformersPolicy:
         ids = torch.zeros(len(prompts), steps, dtype=torch.long, device=device)
         logprobs = torch.zeros(len(prompts), steps, device=device)
         lengths = torch.zeros(len(prompts), dtype=torch.long, device=device)
-        live = torch.ones(len(prompts), dtype=torch.bool, device=device)
+        active = torch.ones(len(prompts), dtype=torch.bool, device=device)
         for step in range(steps):
             token, logprob = sampler.draw(logits, rows, step)
             ids[rows, step] = token
             logprobs[rows, step] = logprob.float()
-            ended = live & (torch.isin(token, eos) | (limit[rows] == step + 1))
-            lengths[rows[ended]] = step + 1
-            live = live & ~ended
-            left = int(live.sum())
-            if left == 0:
+            finished = active & (torch.isin(token, eos) | (limit[rows] == step + 1))
+            lengths[rows[finished]] = step + 1
+            active = active & ~finished
+            remaining = int(active.sum())
+            if remaining == 0:
                 break
-            if left <= 0.9 * len(rows):  # dropping copies the cache, so it waits until it pays
-                keep = live.nonzero()[:, 0]
+            if remaining <= 0.9 * len(rows):  # dropping copies the cache, so it waits until it pays
+                keep = active.nonzero()[:, 0]
                 cache.batch_select_indices(keep)
-                rows, token, position, mask, live = rows[keep], token[keep], position[keep], mask[keep], live[keep]
+                rows, token, position, mask, active = rows[keep], token[keep], position[keep], mask[keep], active[keep]
             logits = model(
                 input_ids=token[:, None],
                 attention_mask=mask[:, : width + step + 1],
@@ -261,8 +263,8 @@ def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersP
             tuned = peft.get_peft_model(base.model, config)
         load_adapter(tuned, folder)
         model: Any = tuned.merge_and_unload()
-        own = (Path(folder) / "tokenizer_config.json").is_file()
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if own else base.tokenizer
+        has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if has_tokenizer else base.tokenizer
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise PolicyError(f"cannot merge the LoRA adapter of {folder} into {base.name!r}: {error}") from error
     return TransformersPolicy(model.requires_grad_(True), tokenizer, str(folder))
@@ -271,9 +273,9 @@ def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersP
 class _Sampler:
     """Draws one token a row. `heat` (rows, 1) holds temperatures, 0 for greedy; `noise` (rows, steps) the uniforms."""
 
-    def __init__(self, heat: torch.Tensor, noise: torch.Tensor) -> None:
-        self.greedy = heat == 0
-        self.heat = torch.where(self.greedy, torch.ones_like(heat), heat)
+    def __init__(self, temperatures: torch.Tensor, noise: torch.Tensor) -> None:
+        self.greedy = temperatures == 0
+        self.heat = torch.where(self.greedy, torch.ones_like(temperatures), temperatures)
         self.noise = noise
         self.all_greedy = bool(self.greedy.all())
         self.any_greedy = bool(self.greedy.any())
@@ -308,8 +310,8 @@ def _uniforms(requests: Sequence[SampleRequest], steps: int) -> torch.Tensor:
 
 def _prompt_style(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> str:
     """The prompt style that the model's or the tokenizer's configuration names."""
-    named = (getattr(model.config, STYLE_KEY, None), tokenizer.init_kwargs.get(STYLE_KEY))
-    style = next((style for style in named if style is not None), "full")
+    candidates = (getattr(model.config, STYLE_KEY, None), tokenizer.init_kwargs.get(STYLE_KEY))
+    style = next((style for style in candidates if style is not None), "full")
     if style not in STYLES:
         raise PolicyError(f"policy {name!r}: {STYLE_KEY} {style!r} in its config.json is none of {', '.join(STYLES)}")
     return style
@@ -317,11 +319,11 @@ def _prompt_style(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, na
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> frozenset[int]:
     """All ids that end a completion: the tokenizer's and the generation configuration's."""
-    found: set[int] = set()
+    eos_ids: set[int] = set()
     generation = getattr(model, "generation_config", None)
     for ids in (getattr(tokenizer, "eos_token_id", None), getattr(generation, "eos_token_id", None)):
         if ids is not None:
-            found.update([ids] if isinstance(ids, int) else ids)
-    if not found:
+            eos_ids.update([ids] if isinstance(ids, int) else ids)
+    if not eos_ids:
         raise PolicyError(f"policy {name!r} has no end-of-sequence token; set eos_token in its tokenizer")
-    return frozenset(found)
+    return frozenset(eos_ids)

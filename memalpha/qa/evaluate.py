@@ -12,8 +12,8 @@ from typing import Any
 
 from memalpha.agent.agent import MemoryAgent, default_reader
 from memalpha.agent.builder import Builder
-from memalpha.agent.conflict_rule import disputed
-from memalpha.agent.prompts import asked as asked_in_full
+from memalpha.agent.conflict_rule import states_several_values
+from memalpha.agent.prompts import question_with_choices as asked_in_full
 from memalpha.agent.reader import Answer, Reader
 from memalpha.agent.text_match import contains
 from memalpha.config import AgentConfig, RewardConfig
@@ -225,7 +225,7 @@ def is_disputed(question: Question, statements: Sequence[str]) -> bool:
     values = meta.get("values") or (meta.get("stale") and [*question.answers, *meta["stale"]])
     if meta.get("kind") not in SINGLE_VALUED or not (meta.get("slot") and values):
         return False
-    return disputed(str(meta["slot"]), list(map(str, values)), statements)
+    return states_several_values(str(meta["slot"]), list(map(str, values)), statements)
 
 
 def _find_in_memory(trajectory: Trajectory, question: Question, chunk_index: int) -> tuple[bool | None, bool | None]:

@@ -22,7 +22,7 @@ from memalpha.config import (
     training_config,
 )
 from memalpha.errors import ConfigError
-from memalpha.policy.base import in_own_style
+from memalpha.policy.base import with_prompt_style
 from memalpha.policy.load import load_policy
 from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import Reader, load_reader
@@ -238,4 +238,4 @@ def load_config_reader(config: EvalConfig) -> Reader:
         return load_reader(settings)
     endpoint = config.endpoint.kept_in(config.out)
     policy = load_policy(settings.policy, device=config.device, dtype=config.dtype, endpoint=endpoint)
-    return load_reader(in_own_style(settings, policy).model_copy(update={"policy": None}), policy)
+    return load_reader(with_prompt_style(settings, policy).model_copy(update={"policy": None}), policy)

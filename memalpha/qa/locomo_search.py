@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from memalpha.agent.copying_reader import spoken
+from memalpha.agent.copying_reader import format_date
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
 from memalpha.qa.report import make_result_folder
@@ -93,7 +93,7 @@ def turn_entries(task: Task) -> list[dict[str, Any]]:
     return [
         {
             "category": "episodic",
-            "content": f"{spoken(_chunk_date(chunk))} {turn.speaker}: {turn.text}",
+            "content": f"{format_date(_chunk_date(chunk))} {turn.speaker}: {turn.text}",
             "timestamp": chunk.timestamp,
             "source": task.id,
             "chunk": chunk.index,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from memalpha.agent.prompts import asked
+from memalpha.agent.prompts import question_with_choices
 from memalpha.agent.reader import Answer, Reader, Reading
 from memalpha.config import EVAL_K, AgentConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
@@ -289,7 +289,7 @@ class _Evaluation:
                     ]
             question = item.question
             hits = passages_as_hits(item.passages, entries)
-            readings.append(Reading(question.question, hits, item.core, live, asked(question)))
+            readings.append(Reading(question.question, hits, item.core, live, question_with_choices(question)))
         answers = self.reader.read(readings)
         if not refuse:
             return answers

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from memalpha.agent.text_match import contains, same
+from memalpha.agent.text_match import contains, is_same
 from memalpha.qa.systems.base import Passage, Retrieval
 from memalpha.store.slots import key_value, normalize
 from memalpha.types import Task
@@ -108,7 +108,7 @@ class AnswerSupport:
             return True
         needle, free = normalize(content), key_value(content) is None
         return any(
-            same(line, content) or ((free or key_value(line) is None) and contains(line, content))
+            is_same(line, content) or ((free or key_value(line) is None) and contains(line, content))
             for passage in passages
             if needle in normalize(passage.text)  # cheap filter before the exact comparison
             for line in passage.text.split("\n")

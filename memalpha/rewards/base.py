@@ -35,8 +35,8 @@ from memalpha.rewards.event_loop import LOOP
 from memalpha.rewards.reply import UNSCORED
 from memalpha.types import Reward
 
-_OURS = ("prompts", "completions")
-_TRL = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+_OWN_COLUMNS = ("prompts", "completions")
+_TRL_COLUMNS = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 """What TRL passes beside the columns."""
 
 
@@ -71,12 +71,14 @@ def named(function: Any, name: str | None = None, weight: float | None = None) -
     attributes too, where it has them; else the columns are the parameters without a default. Raises `ConfigError`.
     """
     if isinstance(function, RewardFunction):
-        kept = function.weight if weight is None else weight
-        return RewardFunction(name or function.name, function.function, kept, function.columns, function.maximum)
+        total_weight = function.weight if weight is None else weight
+        return RewardFunction(
+            name or function.name, function.function, total_weight, function.columns, function.maximum
+        )
     if not callable(function) or inspect.isclass(function):
-        what = "a class: make an object of it" if inspect.isclass(function) else "not callable"
+        problem = "a class: make an object of it" if inspect.isclass(function) else "not callable"
         raise ConfigError(
-            f"reward {function!r} is {what}; a reward function is called (prompts, completions, **columns)"
+            f"reward {function!r} is {problem}; a reward function is called (prompts, completions, **columns)"
         )
     inner = function.func if isinstance(function, partial) else function
     name = name or getattr(inner, "name", None) or getattr(inner, "__name__", None) or type(inner).__name__
@@ -92,29 +94,32 @@ def load_rewards(parts: Iterable[RewardPart | RewardFunction | Callable[..., Any
     Raises `ConfigError` where one cannot be made, or two have one name; whatever a kind needs (a library, a judge's
     key, a sandbox) is looked for here, before a run starts.
     """
-    found = [_load(part, f"rewards.{number}") for number, part in enumerate(parts)]
-    if not found:
+    functions = [_load(part, f"rewards.{number}") for number, part in enumerate(parts)]
+    if not functions:
         raise ConfigError("rewards: empty; a text run needs at least one part, for example {kind: math}")
-    names = [function.name for function in found]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"rewards: {twice[0]!r} names {names.count(twice[0])} parts: give each a 'name' of its own")
-    return found
+    names = [function.name for function in functions]
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(
+            f"rewards: {duplicates[0]!r} names {names.count(duplicates[0])} parts: give each a 'name' of its own"
+        )
+    return functions
 
 
 def check_columns(functions: Iterable[RewardFunction], columns: Iterable[str]) -> None:
     """Raise `ConfigError` where a function needs a column that the tasks do not have, or a column's name is taken."""
-    known = list(columns)
-    for name in known:
-        if name in _OURS:
+    column_names = list(columns)
+    for name in column_names:
+        if name in _OWN_COLUMNS:
             raise ConfigError(
                 f"column {name!r}: reward functions get the prompts and completions by that name; rename it"
             )
     for function in functions:
         for name in function.columns:
-            if name not in known:
+            if name not in column_names:
                 raise ConfigError(
                     f"reward {function.name!r} needs the column {name!r}; the tasks have "
-                    f"{', '.join(sorted(known)) or 'none'}: name the data's column for it (columns: {{{name}: ...}})"
+                    f"{', '.join(sorted(column_names)) or 'none'}: name the data's column for it "
+                    f"(columns: {{{name}: ...}})"
                 )
 
 
@@ -125,17 +130,17 @@ def score_texts(
     columns: Mapping[str, Sequence[Any]],
 ) -> list[Reward]:
     """As `scored_or_none`. Raises `RewardError` for a row to which no function applies."""
-    rewards = scored_or_none(functions, prompts, completions, columns)
-    found = [reward for reward in rewards if reward is not None]
-    if len(found) < len(rewards):
+    rewards = score_texts_or_none(functions, prompts, completions, columns)
+    scored = [reward for reward in rewards if reward is not None]
+    if len(scored) < len(rewards):
         names = ", ".join(function.name for function in functions)
         raise RewardError(
             f"row {rewards.index(None)}: no reward function applies (None from {names}), or one could not score it"
         )
-    return found
+    return scored
 
 
-def scored_or_none(
+def score_texts_or_none(
     functions: Sequence[RewardFunction],
     prompts: Sequence[Any],
     completions: Sequence[Any],
@@ -151,24 +156,24 @@ def scored_or_none(
     values = _values(functions, prompts, completions, columns)
     rewards: list[Reward | None] = []
     for row in range(len(prompts)):
-        mine = {
-            function.name: given
+        components = {
+            function.name: value
             for function, column in zip(functions, values, strict=True)
-            if (given := column[row]) is not None
+            if (value := column[row]) is not None
         }
-        if not mine or UNSCORED in mine.values():
+        if not components or UNSCORED in components.values():
             rewards.append(None)
             continue
-        weights = {function.name: function.weight for function in functions if function.name in mine}
-        total = math.fsum(weights[name] * value for name, value in mine.items())
-        rewards.append(Reward((total,), {name: (value,) for name, value in mine.items()}, weights, total))
+        weights = {function.name: function.weight for function in functions if function.name in components}
+        total = math.fsum(weights[name] * value for name, value in components.items())
+        rewards.append(Reward((total,), {name: (value,) for name, value in components.items()}, weights, total))
     return rewards
 
 
 # ---------------------------------------------------------------------------------------------------------- loading
 
 
-def _load(part: Any, place: str) -> RewardFunction:
+def _load(part: Any, location: str) -> RewardFunction:
     try:
         match part:
             case MathPart():
@@ -180,8 +185,8 @@ def _load(part: Any, place: str) -> RewardFunction:
                 from memalpha.rewards.code.sandbox import Limits
 
                 limits = Limits(part.seconds, part.megabytes)
-                made = CodeReward(part.column, score=part.score, limits=limits, concurrency=part.concurrency)
-                return named(made, part.name, part.weight)
+                reward = CodeReward(part.column, score=part.score, limits=limits, concurrency=part.concurrency)
+                return named(reward, part.name, part.weight)
             case FormatPart():
                 from memalpha.rewards.format import FormatReward
 
@@ -195,7 +200,7 @@ def _load(part: Any, place: str) -> RewardFunction:
 
                 return named(JudgeReward(part.judge, part.template, part.scale), part.name, part.weight)
             case PythonPart():
-                return named(_own(part), part.name, part.weight)
+                return named(_load_callable(part), part.name, part.weight)
             case ModelPart():
                 from memalpha.rewards.reward_model import ModelReward
 
@@ -203,16 +208,16 @@ def _load(part: Any, place: str) -> RewardFunction:
             case _:
                 return named(part)
     except ConfigError as error:
-        raise ConfigError(f"{place}: {error}") from error
+        raise ConfigError(f"{location}: {error}") from error
 
 
-def _own(part: PythonPart) -> Any:
+def _load_callable(part: PythonPart) -> Any:
     """The callable of a part; a class makes one."""
-    found = import_object(part.function, "function")
+    target = import_object(part.function, "function")
     try:
-        if inspect.isclass(found):
-            return found(**part.arguments)
-        return partial(found, **part.arguments) if part.arguments else found
+        if inspect.isclass(target):
+            return target(**part.arguments)
+        return partial(target, **part.arguments) if part.arguments else target
     except TypeError as error:
         raise ConfigError(f"arguments: {part.function!r} does not take {part.arguments} ({error})") from error
 
@@ -223,11 +228,19 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[st
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some callables made in C
         return (), None
-    names = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    needed = tuple(one.name for one in names if one.default is one.empty and one.name not in (*_OURS, *_TRL))
-    if any(one.kind == one.VAR_KEYWORD for one in parameters):
+    named_parameters = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    needed = tuple(
+        parameter.name
+        for parameter in named_parameters
+        if parameter.default is parameter.empty and parameter.name not in (*_OWN_COLUMNS, *_TRL_COLUMNS)
+    )
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
         return needed, None
-    return needed, tuple(one.name for one in names)
+    return needed, tuple(parameter.name for parameter in named_parameters)
 
 
 # ---------------------------------------------------------------------------------------------------------- calling
@@ -243,33 +256,33 @@ def _values(
     if len(prompts) != len(completions):
         raise RewardError(f"{len(prompts)} prompts and {len(completions)} completions: one each is needed")
     for name, values in columns.items():
-        if name not in _TRL and len(values) != len(prompts):
+        if name not in _TRL_COLUMNS and len(values) != len(prompts):
             raise RewardError(f"column {name!r} has {len(values)} values for {len(prompts)} rows: one each is needed")
     if not prompts:
         return [[] for _ in functions]
-    said = _as_prompted(prompts, completions)
-    calls = [partial(_call, function, list(prompts), said, columns) for function in functions]
+    replies = _as_messages(prompts, completions)
+    calls = [partial(_call, function, list(prompts), replies, columns) for function in functions]
     results: list[Any] = [None] * len(calls)
-    under_way: dict[int, Future[Any]] = {}
+    futures: dict[int, Future[Any]] = {}
     try:
         for number, function in enumerate(functions):
             if _is_async(function.function):
-                under_way[number] = LOOP.submit(_awaited(calls[number]))
+                futures[number] = LOOP.submit(_await_call(calls[number]))
         for number, call in enumerate(calls):
-            if number not in under_way and inspect.isawaitable(result := call()):
-                under_way[number] = LOOP.submit(_awaited(lambda result=result: result))
-            elif number not in under_way:
+            if number not in futures and inspect.isawaitable(result := call()):
+                futures[number] = LOOP.submit(_await_call(lambda result=result: result))
+            elif number not in futures:
                 results[number] = result
-        for number, future in under_way.items():
-            with _naming(functions[number]):
+        for number, future in futures.items():
+            with _name_errors(functions[number]):
                 results[number] = future.result()
     finally:
-        for future in under_way.values():
+        for future in futures.values():
             future.cancel()
-    return [_checked(function, result, len(prompts)) for function, result in zip(functions, results, strict=True)]
+    return [_check_values(function, result, len(prompts)) for function, result in zip(functions, results, strict=True)]
 
 
-def called(
+def call_function(
     function: Callable[..., Any],
     name: str,
     prompts: Sequence[Any],
@@ -280,15 +293,15 @@ def called(
 
     Raises `RewardError` with its name.
     """
-    asked = RewardFunction(name, function, columns=_parameters(function)[0])
-    result = _call(asked, list(prompts), _as_prompted(prompts, completions), columns)
+    reward = RewardFunction(name, function, columns=_parameters(function)[0])
+    result = _call(reward, list(prompts), _as_messages(prompts, completions), columns)
     if inspect.isawaitable(result):
-        with _naming(asked):
-            return LOOP.submit(_awaited(lambda: result)).result()
+        with _name_errors(reward):
+            return LOOP.submit(_await_call(lambda: result)).result()
     return result
 
 
-def _as_prompted(prompts: Sequence[Any], completions: Sequence[Any]) -> list[Any]:
+def _as_messages(prompts: Sequence[Any], completions: Sequence[Any]) -> list[Any]:
     """Completions of messages as messages."""
     return [
         [{"role": "assistant", "content": reply}] if isinstance(reply, str) and not isinstance(prompt, str) else reply
@@ -300,18 +313,18 @@ def _call(
     function: RewardFunction, prompts: list[Any], completions: list[Any], columns: Mapping[str, Sequence[Any]]
 ) -> Any:
     if missing := [name for name in function.columns if name not in columns]:
-        there = ", ".join(sorted(columns)) or "none"
-        raise RewardError(f"reward {function.name!r} needs the column {missing[0]!r}, and the rows have {there}")
-    known = _parameters(function.function)[1]
-    given = {"prompts": prompts, "completions": completions, **columns}
-    if known is not None:
-        given = {name: value for name, value in given.items() if name in known}
-    with _naming(function):
-        return function.function(**given)
+        column_names = ", ".join(sorted(columns)) or "none"
+        raise RewardError(f"reward {function.name!r} needs the column {missing[0]!r}, and the rows have {column_names}")
+    accepted = _parameters(function.function)[1]
+    kwargs = {"prompts": prompts, "completions": completions, **columns}
+    if accepted is not None:
+        kwargs = {name: value for name, value in kwargs.items() if name in accepted}
+    with _name_errors(function):
+        return function.function(**kwargs)
 
 
 @contextmanager
-def _naming(function: RewardFunction) -> Iterator[None]:
+def _name_errors(function: RewardFunction) -> Iterator[None]:
     """What is raised names the reward function; memalpha's own errors keep their class."""
     prefix = f"reward {function.name!r}"
     try:
@@ -323,20 +336,20 @@ def _naming(function: RewardFunction) -> Iterator[None]:
             raise
         raise type(error)(f"{prefix}: {error}") from error
     except Exception as error:
-        what = f"{type(error).__name__}: {error}".rstrip(": ")
-        raise RewardError(f"{prefix} raised {what}") from error
+        problem = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise RewardError(f"{prefix} raised {problem}") from error
 
 
-def _checked(function: RewardFunction, values: Any, rows: int) -> list[float | None]:
+def _check_values(function: RewardFunction, values: Any, rows: int) -> list[float | None]:
     """The function's values as floats and None. Raises `RewardError` for anything else."""
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__") or not hasattr(values, "__iter__"):
         raise RewardError(
             f"reward {function.name!r} gave {_short(values)}: a list of {rows} numbers (or None) is needed"
         )
-    given = list(values)
-    if len(given) != rows:
-        raise RewardError(f"reward {function.name!r} gave {len(given)} values for {rows} rows: one each is needed")
-    return [_number(function, row, value) for row, value in enumerate(given)]
+    items = list(values)
+    if len(items) != rows:
+        raise RewardError(f"reward {function.name!r} gave {len(items)} values for {rows} rows: one each is needed")
+    return [_number(function, row, value) for row, value in enumerate(items)]
 
 
 def _number(function: RewardFunction, row: int, value: Any) -> float | None:
@@ -364,5 +377,5 @@ def _is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
 
 
-async def _awaited(call: Callable[[], Any]) -> Any:
+async def _await_call(call: Callable[[], Any]) -> Any:
     return await call()

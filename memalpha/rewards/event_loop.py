@@ -18,9 +18,9 @@ class EventLoop:
     """One event loop in a thread of its own, made when it is first needed; clients that live in it are kept."""
 
     def __init__(self) -> None:
-        self._forget()
+        self.reset()
 
-    def _forget(self) -> None:
+    def reset(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -43,17 +43,17 @@ class EventLoop:
         if loop is None or thread is None:
             return
         with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._end(), loop).result(5)
+            asyncio.run_coroutine_threadsafe(self._cancel_all(), loop).result(5)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(5)
         if not thread.is_alive():
             loop.close()
 
-    async def _end(self) -> None:
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
+    async def _cancel_all(self) -> None:
+        pending = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in pending:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*pending, return_exceptions=True)
         await asyncio.get_running_loop().shutdown_asyncgens()
         await asyncio.get_running_loop().shutdown_default_executor()
 
@@ -63,4 +63,4 @@ close_loop = LOOP.close
 """End the event loop of async reward functions, as the end of the process does."""
 atexit.register(close_loop)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=LOOP._forget)  # the thread is not in the child
+    os.register_at_fork(after_in_child=LOOP.reset)  # the thread is not in the child

@@ -20,11 +20,11 @@ from typing import Any, Literal
 
 from memalpha.errors import ConfigError, install_command
 from memalpha.rewards.reply import reply_text
-from memalpha.rewards.subprocess_call import Killable, Killed
+from memalpha.rewards.subprocess_call import KillableFunction, Killed
 
 TIMEOUT = 1.0
 """Seconds that a pattern or a schema may take on one reply (of a schema, CPU time)."""
-STARTS = 200
+MAX_STARTS = 200
 """Places of a reply at which a JSON value is looked for, at most."""
 
 _FENCED = re.compile(r"^[ \t]*```[ \t]*json[ \t]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL | re.IGNORECASE)
@@ -41,7 +41,7 @@ class FormatReward:
     name = "format"
 
     def __init__(self, pattern: str, match: Literal["full", "search"] = "full") -> None:
-        self.pattern = _compiled(pattern)
+        self.pattern = _compile(pattern)
         self.match = match
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
@@ -77,18 +77,18 @@ class SchemaReward:
         outcomes = _PROCESSES.map([(self.schema, text) for text in texts])
         for text, outcome in zip(texts, outcomes, strict=True):
             if isinstance(outcome, Killed):
-                _warn(f"the schema took {outcome.why}", text)
+                _warn(f"the schema took {outcome.reason}", text)
         return [float(outcome is True) for outcome in outcomes]
 
 
-_PROCESSES = Killable(f"{__name__}:fits", seconds=TIMEOUT)
+_PROCESSES = KillableFunction(f"{__name__}:fits", seconds=TIMEOUT)
 
 
 def fits(schema: str, reply: str) -> bool:
     """Whether a reply's JSON value is valid under a schema (JSON); `SchemaReward` asks it in a process with limits."""
     validator = _validator(schema)
     value = first_json(reply)
-    return value is not NOTHING and validator.is_valid(value)
+    return value is not NO_VALUE and validator.is_valid(value)
 
 
 @lru_cache(8)
@@ -97,11 +97,11 @@ def _validator(schema: str) -> Any:
     from jsonschema.validators import validator_for
     from referencing import Registry
 
-    known = json.loads(schema)
-    return validator_for(known, default=Draft202012Validator)(known, registry=Registry())
+    parsed_schema = json.loads(schema)
+    return validator_for(parsed_schema, default=Draft202012Validator)(parsed_schema, registry=Registry())
 
 
-NOTHING = object()
+NO_VALUE = object()
 """What `first_json` gives where there is no value (None is JSON's null)."""
 
 
@@ -111,39 +111,39 @@ def first_json(text: str) -> Any:
     That is the reply itself, where it is one as a whole; else the first fenced block marked json that holds one; else
     the first object or array that begins anywhere (of `STARTS` places where one could). NaN and Infinity are no JSON.
     """
-    for whole in (text, *(found[1] for found in _FENCED.finditer(text))):
-        value = _decoded(whole)
-        if value is not NOTHING:
+    for candidate in (text, *(match[1] for match in _FENCED.finditer(text))):
+        value = _decode(candidate)
+        if value is not NO_VALUE:
             return value
     for number, opening in enumerate(_OPENING.finditer(text)):
-        if number == STARTS:
+        if number == MAX_STARTS:
             break
         try:
             return _DECODER.raw_decode(text, opening.start())[0]
         except (ValueError, RecursionError):
             continue
-    return NOTHING
+    return NO_VALUE
 
 
-def _decoded(text: str) -> Any:
+def _decode(text: str) -> Any:
     try:
         return _DECODER.decode(text.strip())
     except (ValueError, RecursionError):
-        return NOTHING
+        return NO_VALUE
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def _finite(text: str) -> float:
+def _parse_float(text: str) -> float:
     number = float(text)
     if number in (float("inf"), float("-inf")):
         raise ValueError(f"{text} is too large")
     return number
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_parse_float)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _read(path: Path) -> dict[str, Any]:
     return schema
 
 
-def _compiled(pattern: str) -> Any:
+def _compile(pattern: str) -> Any:
     try:
         import regex
     except ModuleNotFoundError as error:
@@ -175,5 +175,5 @@ def _matches(pattern: Any, text: str, *, full: bool) -> bool:
         return False
 
 
-def _warn(what: str, reply: str) -> None:
-    warnings.warn(f"{what} on a reply of {len(reply)} characters, which gets 0", RuntimeWarning, stacklevel=3)
+def _warn(problem: str, reply: str) -> None:
+    warnings.warn(f"{problem} on a reply of {len(reply)} characters, which gets 0", RuntimeWarning, stacklevel=3)

@@ -31,15 +31,15 @@ from importlib.util import find_spec
 from typing import Any
 
 from memalpha.errors import ConfigError, RewardError, install_command
-from memalpha.rewards.reply import column_of, reply_text
-from memalpha.rewards.subprocess_call import Killable, Killed
+from memalpha.rewards.reply import read_column, reply_text
+from memalpha.rewards.subprocess_call import KillableFunction, Killed
 from memalpha.tasks.text_tasks import last_boxed
 
-SECONDS = 2.0
+CPU_SECONDS = 2.0
 """CPU time for one pair."""
-LONGEST = 2000
+MAX_CHARACTERS = 2000
 """Characters of an answer; what is longer is equal only where it is the same text."""
-KEPT = 100_000
+CACHE_SIZE = 100_000
 """Pairs whose outcome is remembered."""
 
 _INTEGER = r"(?:\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)|\d+)"
@@ -92,19 +92,19 @@ class MathReward:
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """1, 0 or None for each completion."""
-        truths = [self._truth(row, truth) for row, truth in enumerate(column_of(columns, self.column))]
-        answers = [answer_of(reply_text(reply, thinking=False)) for reply in completions]
+        truths = [self._truth(row, truth) for row, truth in enumerate(read_column(columns, self.column))]
+        answers = [extract_answer(reply_text(reply, thinking=False)) for reply in completions]
         rows = [row for row, truth in enumerate(truths) if truth is not None]
-        found: list[float | None] = [None] * len(truths)
+        scores: list[float | None] = [None] * len(truths)
         equal = are_equal([(answers[row], truths[row] or "") for row in rows])
-        for row, same in zip(rows, equal, strict=True):
-            found[row] = float(same)
-        return found
+        for row, is_equal in zip(rows, equal, strict=True):
+            scores[row] = float(is_equal)
+        return scores
 
     def _truth(self, row: int, truth: Any) -> str | None:
         if truth is None:
             return None
-        text = truth_of(str(truth)) if isinstance(truth, str | int | float) and not isinstance(truth, bool) else ""
+        text = extract_truth(str(truth)) if isinstance(truth, str | int | float) and not isinstance(truth, bool) else ""
         if not text:
             raise RewardError(f"row {row}: column {self.column!r} holds {truth!r:.80}, and no answer")
         return text
@@ -119,13 +119,13 @@ def last_number(text: str) -> str | None:
     return last[0][0].strip() if last else None
 
 
-def answer_of(reply: str) -> str:
+def extract_answer(reply: str) -> str:
     r"""A reply's answer: its last box, else its last number, else "" (which equals nothing)."""
     boxed = last_boxed(reply)
     return boxed if boxed is not None else last_number(reply) or ""
 
 
-def truth_of(text: str) -> str:
+def extract_truth(text: str) -> str:
     r"""The answer in a data set's solution: behind the last `####`, else in the last box, else all of it."""
     if "####" in text:
         text = text.rpartition("####")[2]
@@ -133,36 +133,36 @@ def truth_of(text: str) -> str:
     return (text if boxed is None else boxed).strip()
 
 
-def number_of(text: str) -> tuple[Fraction, bool] | None:
+def parse_number(text: str) -> tuple[Fraction, bool] | None:
     """(value, whether in percent) of a text that is one number as `last_number` reads them, else None."""
     text = (
-        _SPACED.sub(lambda found: found[0].replace(" ", ""), text.strip()) if _SPACED.fullmatch(text.strip()) else text
+        _SPACED.sub(lambda match: match[0].replace(" ", ""), text.strip()) if _SPACED.fullmatch(text.strip()) else text
     )
-    found = _NUMBER.fullmatch(text.strip()) if len(text) <= LONGEST else None
-    if found is None or len(text) > LONGEST:
+    match = _NUMBER.fullmatch(text.strip()) if len(text) <= MAX_CHARACTERS else None
+    if match is None or len(text) > MAX_CHARACTERS:
         return None
-    if found["plain"] is not None:
-        value = _exact(found["plain"])
-        power = int((found["e"] or "e0")[1:]) if found["ten"] is None else int(found["ten"])
+    if match["plain"] is not None:
+        value = _fraction(match["plain"])
+        power = int((match["e"] or "e0")[1:]) if match["ten"] is None else int(match["ten"])
         value *= Fraction(10) ** power
-    elif found["over"] is not None:
-        value = _ratio(found["over"], found["under"], found["mixed"])
+    elif match["over"] is not None:
+        value = _ratio(match["over"], match["under"], match["mixed"])
     else:
-        value = _ratio(found["top"], found["bottom"], found["whole"])
+        value = _ratio(match["top"], match["bottom"], match["whole"])
     if value is None:
         return None
-    if times := (found["times"] or "").casefold().removesuffix("s"):
+    if times := (match["times"] or "").casefold().removesuffix("s"):
         value *= 12 if times == "dozen" else 10 ** _TIMES[times]
-    return (-value if found["sign"] in ("-", "\u2212") else value), found["percent"] is not None
+    return (-value if match["sign"] in ("-", "\u2212") else value), match["percent"] is not None
 
 
-def _exact(text: str) -> Fraction:
+def _fraction(text: str) -> Fraction:
     return Fraction(text.replace("{,}", "").replace(",", "").replace(" ", "").strip())
 
 
-def _ratio(over: str, under: str, whole: str | None) -> Fraction | None:
-    bottom = _exact(under)
-    return _exact(over) / bottom + int(whole or 0) if bottom else None
+def _ratio(numerator: str, denominator: str, integer: str | None) -> Fraction | None:
+    bottom = _fraction(denominator)
+    return _fraction(numerator) / bottom + int(integer or 0) if bottom else None
 
 
 # -------------------------------------------------------------------------------------------------------- comparing
@@ -170,37 +170,37 @@ def _ratio(over: str, under: str, whole: str | None) -> Fraction | None:
 
 def are_equal(pairs: Sequence[tuple[str, str]]) -> list[bool]:
     """Whether each answer equals its truth. What needs math-verify is compared in processes, equal pairs once."""
-    known = {pair: _plainly_equal(*pair) for pair in set(pairs)}
-    asked = [pair for pair, equal in known.items() if equal is None]
-    if asked:
-        known |= _verified(asked)
-    return [bool(known[pair]) for pair in pairs]
+    verdicts = {pair: _compare_plain(*pair) for pair in set(pairs)}
+    undecided = [pair for pair, equal in verdicts.items() if equal is None]
+    if undecided:
+        verdicts |= _compare_formulas(undecided)
+    return [bool(verdicts[pair]) for pair in pairs]
 
 
-@lru_cache(KEPT)
-def _plainly_equal(answer: str, truth: str) -> bool | None:
+@lru_cache(CACHE_SIZE)
+def _compare_plain(answer: str, truth: str) -> bool | None:
     """Without math-verify: True, False, or None where that has to say."""
     answer, truth = _plain(answer), _plain(truth)
     if not answer:
         return False
     if answer.casefold() == truth.casefold():
         return True
-    if _is_words(truth) or len(answer) > LONGEST or _says_otherwise(answer, truth):
+    if _is_words(truth) or len(answer) > MAX_CHARACTERS or _has_other_form(answer, truth):
         return False
-    number = number_of(truth)
+    number = parse_number(truth)
     if number is not None:
         if _SCALES.intersection(_plain_words(answer)):
             return False
-        given = number_of(answer) or number_of(_without_units(answer))
-        if given is not None:
-            if given == number or ((given[1] or number[1]) and _percent_equal(given, number)):
+        answer_number = parse_number(answer) or parse_number(_without_units(answer))
+        if answer_number is not None:
+            if answer_number == number or ((answer_number[1] or number[1]) and _percent_equal(answer_number, number)):
                 return True
-            if given[0].denominator == number[0].denominator == 1:
+            if answer_number[0].denominator == number[0].denominator == 1:
                 return False
     return None
 
 
-def _says_otherwise(answer: str, truth: str) -> bool:
+def _has_other_form(answer: str, truth: str) -> bool:
     """What math-verify passes over: another base, half of the day or relation, an equation of numbers."""
     if _BASE.findall(answer) != _BASE.findall(truth):
         return True
@@ -208,14 +208,14 @@ def _says_otherwise(answer: str, truth: str) -> bool:
         return bool(_HALVES.search(answer) and _HALVES.search(truth))
     if _RELATION.search(answer) and not _RELATION.search(truth):
         return True
-    return "=" not in truth and not all(_NAMED.search(answer, 0, at.start()) or _NAME.match(answer, at.end())
-                                        for at in re.finditer("=", answer))  # fmt: skip
+    return "=" not in truth and not all(_NAMED.search(answer, 0, sign.start()) or _NAME.match(answer, sign.end())
+                                        for sign in re.finditer("=", answer))  # fmt: skip
 
 
-def _percent_equal(one: tuple[Fraction, bool], other: tuple[Fraction, bool]) -> bool:
-    if one[1] and other[1]:
-        return one[0] == other[0]
-    percent, plain = (one[0], other[0]) if one[1] else (other[0], one[0])
+def _percent_equal(left: tuple[Fraction, bool], right: tuple[Fraction, bool]) -> bool:
+    if left[1] and right[1]:
+        return left[0] == right[0]
+    percent, plain = (left[0], right[0]) if left[1] else (right[0], left[0])
     return plain in (percent, percent / 100)
 
 
@@ -239,8 +239,8 @@ def _is_words(text: str) -> bool:
 
 def _without_units(text: str) -> str:
     """The number alone, where nothing but words of three letters and more stands around it."""
-    found = _WITH_UNITS.fullmatch(text)
-    return found["number"].strip() if found else text
+    match = _WITH_UNITS.fullmatch(text)
+    return match["number"].strip() if match else text
 
 
 def _plain_words(text: str) -> set[str]:
@@ -250,23 +250,25 @@ def _plain_words(text: str) -> set[str]:
     return set(_WORD.findall(text.casefold()))
 
 
-_PROCESSES = Killable(f"{__name__}:verify", seconds=SECONDS, warm=("1", "2"))
-_KNOWN: dict[tuple[str, str], bool] = {}
+_PROCESSES = KillableFunction(f"{__name__}:verify", seconds=CPU_SECONDS, warm=("1", "2"))
+_VERDICTS: dict[tuple[str, str], bool] = {}
 
 
-def _verified(pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], bool]:
-    known = {pair: _KNOWN[pair] for pair in pairs if pair in _KNOWN}
-    asked = [pair for pair in pairs if pair not in known]
-    outcomes = _PROCESSES.map([tuple(map(_plain, pair)) for pair in asked])
-    known |= {pair: outcome is True for pair, outcome in zip(asked, outcomes, strict=True)}
-    if killed := [(pair[0], out) for pair, out in zip(asked, outcomes, strict=True) if isinstance(out, Killed)]:
+def _compare_formulas(pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], bool]:
+    verdicts = {pair: _VERDICTS[pair] for pair in pairs if pair in _VERDICTS}
+    missing = [pair for pair in pairs if pair not in verdicts]
+    outcomes = _PROCESSES.map([tuple(map(_plain, pair)) for pair in missing])
+    verdicts |= {pair: outcome is True for pair, outcome in zip(missing, outcomes, strict=True)}
+    if killed := [(pair[0], out) for pair, out in zip(missing, outcomes, strict=True) if isinstance(out, Killed)]:
         answer, outcome = killed[0]
-        what = f"{len(killed)} answers count as wrong: comparing them did not end ({answer[:80]!r}: {outcome.why})"
-        warnings.warn(what, RuntimeWarning, stacklevel=2)
-    if len(_KNOWN) > KEPT:
-        _KNOWN.clear()
-    _KNOWN.update(known)
-    return known
+        message = (
+            f"{len(killed)} answers count as wrong: comparing them did not end ({answer[:80]!r}: {outcome.reason})"
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+    if len(_VERDICTS) > CACHE_SIZE:
+        _VERDICTS.clear()
+    _VERDICTS.update(verdicts)
+    return verdicts
 
 
 def verify(answer: str, truth: str) -> bool:
@@ -274,5 +276,5 @@ def verify(answer: str, truth: str) -> bool:
     from math_verify import parse
     from math_verify import verify as compare
 
-    given, gold = (parse(f"${text.replace('$', '')}$", parsing_timeout=0) for text in (answer, truth))
-    return bool(compare(gold, given, timeout_seconds=None))
+    answer_formula, gold = (parse(f"${text.replace('$', '')}$", parsing_timeout=0) for text in (answer, truth))
+    return bool(compare(gold, answer_formula, timeout_seconds=None))

@@ -23,7 +23,7 @@ def reply_text(completion: Any, *, thinking: bool = True) -> str:
     return text if thinking else text[after_thinking(text) :]
 
 
-def column_of(columns: Mapping[str, Sequence[Any]], name: str) -> Sequence[Any]:
+def read_column(columns: Mapping[str, Sequence[Any]], name: str) -> Sequence[Any]:
     """A column that a reward of ours reads. Raises `RewardError` where it is missing."""
     if name not in columns:
         raise RewardError(f"column {name!r} is missing (there are {', '.join(sorted(columns)) or 'none'})")

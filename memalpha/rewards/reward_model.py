@@ -30,5 +30,7 @@ class ModelReward:
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
         """A score for each row."""
         if self.chat:
-            prompts = [[{"role": "user", "content": one}] if isinstance(one, str) else one for one in prompts]
+            prompts = [
+                [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt for prompt in prompts
+            ]
         return self.model.score(prompts, [reply_text(completion) for completion in completions])

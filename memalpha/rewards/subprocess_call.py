@@ -29,7 +29,7 @@ from typing import IO, Any
 
 from memalpha.errors import RewardError
 
-START = 120.0
+START_SECONDS = 120.0
 """Seconds that a process may take to import the function."""
 PATIENCE = 15.0
 """Seconds that a call may take by the clock, for each second of CPU time: it may wait, but not for ever."""
@@ -39,10 +39,10 @@ PATIENCE = 15.0
 class Killed:
     """What a call gives that did not end: `why` says what it ran into."""
 
-    why: str
+    reason: str
 
 
-class Killable:
+class KillableFunction:
     """`function` ("module:name", of JSON values, which gives one) in up to `count` processes.
 
     `count` 0: one a core, 4 at most. `seconds` (CPU) and `megabytes` hold for each call; one with the arguments `warm`,
@@ -62,12 +62,12 @@ class Killable:
         self.seconds = seconds
         self._command = [function, str(seconds), str(megabytes), json.dumps(list(warm))]
         self.count = count or max(1, min(4, os.cpu_count() or 1))
-        self._forget()
+        self._reset()
 
     def map(self, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """What the function gives for each, or `Killed`. Raises `RewardError` where it raises, or cannot be started."""
         if os.getpid() != self._pid:  # a fork: the processes are the parent's
-            self._forget()
+            self._reset()
         with ThreadPoolExecutor(max(1, min(self.count, len(arguments)))) as pool:
             return list(pool.map(self._ask, arguments))
 
@@ -75,22 +75,22 @@ class Killable:
         """End the processes; the next call starts new ones."""
         for process in self._processes:
             process.end()
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._pid = os.getpid()
         self._processes: list[_Process] = []
         self._free: queue.LifoQueue[_Process] = queue.LifoQueue()
         self._lock = threading.Lock()
 
     def _ask(self, arguments: Sequence[Any]) -> Any:
-        process = self._taken()
+        process = self._take_process()
         try:
             return process.ask(arguments)
         finally:
             self._free.put(process)
 
-    def _taken(self) -> _Process:
+    def _take_process(self) -> _Process:
         with suppress(queue.Empty):
             return self._free.get_nowait()
         with self._lock:
@@ -111,14 +111,14 @@ class _Process:
         try:
             child.stdin.write(json.dumps(arguments).encode() + b"\n")
             child.stdin.flush()
-            line = self._line(child, PATIENCE * self.seconds)
+            line = self._read_line(child, PATIENCE * self.seconds)
         except BrokenPipeError:
             line = b""
         except BaseException:
             self.end()  # interrupted: the answer to come would be taken for that of the next call
             raise
         if not line.endswith(b"\n"):
-            return self._killed(child)
+            return self._kill(child)
         answer = json.loads(line)
         if "error" in answer:
             raise RewardError(f"{self.command[0]} raised {answer['error']}")
@@ -130,26 +130,26 @@ class _Process:
             self._child = None
 
     def _start(self) -> subprocess.Popen[bytes]:
-        said = tempfile.TemporaryFile()  # noqa: SIM115
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115
         child = subprocess.Popen(
             [sys.executable, "-m", __name__, *self.command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=stderr,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
-        self._child, self._said = child, said
-        self._stop = weakref.finalize(self, _end, child, said)
-        if self._line(child, START) != b"ready\n":
+        self._child, self._said = child, stderr
+        self._stop = weakref.finalize(self, _close_child, child, stderr)
+        if self._read_line(child, START_SECONDS) != b"ready\n":
             child.kill()
             child.wait()
-            said.seek(0)
-            reason = said.read().decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+            stderr.seek(0)
+            reason = stderr.read().decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
             self.end()
             raise RewardError(f"the process of {self.command[0]} did not start: {reason[0]}")
         return child
 
-    def _killed(self, child: subprocess.Popen[bytes]) -> Killed:
+    def _kill(self, child: subprocess.Popen[bytes]) -> Killed:
         child.kill()
         status = child.wait()
         self.end()
@@ -157,23 +157,23 @@ class _Process:
             return Killed(f"over {self.seconds:g} s of CPU time")
         return Killed(f"no answer in {PATIENCE * self.seconds:g} s" if status == -9 else f"ended with status {status}")
 
-    def _line(self, child: subprocess.Popen[bytes], seconds: float) -> bytes:
+    def _read_line(self, child: subprocess.Popen[bytes], seconds: float) -> bytes:
         """A line of the child's output; what came of it where the child ended, or the time did."""
         assert child.stdout is not None
-        got, end = b"", time.monotonic() + seconds
-        while not got.endswith(b"\n"):
+        line, end = b"", time.monotonic() + seconds
+        while not line.endswith(b"\n"):
             if not select.select([child.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
                 break
             if not (part := os.read(child.stdout.fileno(), 65536)):
                 break
-            got += part
-        return got
+            line += part
+        return line
 
 
-def _end(child: subprocess.Popen[bytes], said: IO[bytes]) -> None:
+def _close_child(child: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
     child.kill()
     child.wait()
-    for pipe in (child.stdin, child.stdout, said):
+    for pipe in (child.stdin, child.stdout, stderr):
         if pipe is not None:
             with suppress(OSError):
                 pipe.close()

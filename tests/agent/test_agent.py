@@ -248,7 +248,7 @@ def test_second_attempts_carry_their_advice_and_draw_noise_of_their_own():
     tasks = [_task("a", "one", "two"), _task("b", "four")]
     policy = Echo()
     builder = Builder(policy, CONFIG, HashEmbedder(16))
-    first = builder.build(tasks, 1, 1.0, seed=5, step=7, first=3)
+    first = builder.build(tasks, 1, 1.0, seed=5, step=7, first_index=3)
     keys = {request.key for request in policy.requests}
     policy.requests.clear()
     starts = [Start(tasks[1], 4, 2, "mind the cats"), Start(tasks[0], 3, 0, ""), Start(tasks[0], 3, 1, "mind the dogs")]

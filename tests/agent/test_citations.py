@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memalpha.agent.citations import Cited, parse_cited
-from memalpha.agent.prompts import asked, notes
+from memalpha.agent.prompts import order_notes, question_with_choices
 from memalpha.agent.reader import ExtractiveReader, PolicyReader, Reading
 from memalpha.config import ReaderConfig
 from memalpha.errors import ConfigError
@@ -52,7 +52,9 @@ def test_a_citing_reader_numbers_its_notes_and_gives_the_reply_in_parts():
     hits = tuple(Hit(entry, 1.0) for entry in entries)
     policy = ScriptedPolicy("fixed", text="Answer: Porto\nEvidence: [2]\nReasoning: it is the newer one")
     question = Question(id="q", question="Where is Ana?", meta={"choices": {"a": "Rome", "b": "Porto"}})
-    [answer] = PolicyReader(policy, ReaderConfig(kind="policy", cite=True)).read([Reading(asked(question), hits)])
+    [answer] = PolicyReader(policy, ReaderConfig(kind="policy", cite=True)).read(
+        [Reading(question_with_choices(question), hits)]
+    )
     assert (answer.text, answer.notes, answer.cited) == (
         "Porto",
         ("a", "b"),
@@ -60,18 +62,20 @@ def test_a_citing_reader_numbers_its_notes_and_gives_the_reply_in_parts():
     )
     assert "[1] Old.\n[2] Ana lives in Porto. (2024-05-02)" in (answer.prompt or "")
     assert "Question: Where is Ana?\n(a) Rome\n(b) Porto\n\nReply with three lines" in (answer.prompt or "")
-    assert [entry.id for entry in notes(hits)] == ["a", "b"]
+    assert [entry.id for entry in order_notes(hits)] == ["a", "b"]
 
 
 def test_a_language_model_gets_the_day_and_the_choices_and_a_floor_does_not():
     question = Question(id="q", question="Where is Ana now?", meta={"date": "2024-06-01", "choices": {"a": "Rome"}})
-    assert asked(question) == "(asked on 2024-06-01) Where is Ana now?\n(a) Rome"
-    assert asked(Question(id="q", question="Where?")) == "Where?"
-    reading = Reading(question.question, (), asked=asked(question))
+    assert question_with_choices(question) == "(asked on 2024-06-01) Where is Ana now?\n(a) Rome"
+    assert question_with_choices(Question(id="q", question="Where?")) == "Where?"
+    reading = Reading(question.question, (), full_question=question_with_choices(question))
     [answer] = PolicyReader(ScriptedPolicy("fixed", text="(a)"), ReaderConfig(kind="policy")).read([reading])
     assert "Question: (asked on 2024-06-01) Where is Ana now?\n(a) Rome" in (answer.prompt or "")
     entry = MemoryEntry("a", "semantic", "Rome: 7")
-    [answer] = ExtractiveReader().read([Reading("What number?", (Hit(entry, 1.0),), asked="What number?\n(a) Rome")])
+    [answer] = ExtractiveReader().read(
+        [Reading("What number?", (Hit(entry, 1.0),), full_question="What number?\n(a) Rome")]
+    )
     assert answer.abstained
 
 

@@ -92,7 +92,7 @@ def test_an_episode_of_several_turns():
     assert found.reward.total == 1.0 and len(found.turns) == 1
     assert [turn.chunk for turn in zero.turns] == [0, 1] and zero.reward.total == pytest.approx(0.9)
     assert zero.reward.components == {"found": (1.0, 1.0), "tries": (-0.1, -0.1)} and "tries" in zero.reward.shared
-    assert one.reward.total == pytest.approx(-0.3) and len(one.turns) == 3 and player.reached(one.reward) == 0
+    assert one.reward.total == pytest.approx(-0.3) and len(one.turns) == 3 and player.success(one.reward) == 0
     assert [message["content"] for message in one.states[2]] == [
         "Play.", "guess a number from 0 to 3 (1)", "2", "lower", "0", "higher"]  # fmt: skip
     assert three.reward.total == pytest.approx(0.9)
@@ -146,7 +146,7 @@ def test_noise_depends_on_the_key_alone():
     policy = tiny_policy()
     player = Player(policy, TextGeneration(lambda completions: [0.0] * len(completions)), max_new_tokens=4)
     whole = player.build(TASKS, 2, 1.0, seed=3, step=5)
-    part = player.build(TASKS[2:], 2, 1.0, seed=3, step=5, first=2)
+    part = player.build(TASKS[2:], 2, 1.0, seed=3, step=5, first_index=2)
     ids = [[one.turns[0].completion.completion_ids for one in group.trajectories] for group in whole]
     assert ids[2:] == [[one.turns[0].completion.completion_ids for one in group.trajectories] for group in part]
     [again] = player.run([Start(TASKS[2], 2, 1)], 1.0, 3, 5, role="retry")
@@ -244,8 +244,8 @@ def test_success_by_an_environment_s_own_maximum():
 
     for make in (Ten, lambda: Ten()):
         player = Player(Says(lambda text: text[-2] if text[-1] == ")" else "0"), make)
-        [group] = player.scored(player.build(TASKS[2:3]))
-        assert player.reached(group.trajectories[0].reward) == pytest.approx(0.1)
+        [group] = player.score(player.build(TASKS[2:3]))
+        assert player.success(group.trajectories[0].reward) == pytest.approx(0.1)
 
 
 def test_advice_and_reflection_stand_in_the_last_user_message():

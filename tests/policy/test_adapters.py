@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from memalpha.cli import main
 from memalpha.errors import PolicyError
-from memalpha.policy.load import lasting_name, load_policy
+from memalpha.policy.load import absolute_policy_name, load_policy
 from memalpha.policy.transformers import TransformersPolicy
 
 IDS = torch.arange(24)[None] * 7 % 200
@@ -148,9 +148,9 @@ def test_a_directory_is_named_by_its_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "step-3").mkdir()
     (tmp_path / "best").symlink_to("step-3")
-    assert lasting_name("best") == str((tmp_path / "step-3").resolve())
+    assert absolute_policy_name("best") == str((tmp_path / "step-3").resolve())
     (tmp_path / "tiny").mkdir()
-    assert [lasting_name(name) for name in ("tiny", "owner/name")] == ["tiny", "owner/name"]
+    assert [absolute_policy_name(name) for name in ("tiny", "owner/name")] == ["tiny", "owner/name"]
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "best").symlink_to(tmp_path / "step-3")
-    assert lasting_name("run") == str((tmp_path / "step-3").resolve())
+    assert absolute_policy_name("run") == str((tmp_path / "step-3").resolve())

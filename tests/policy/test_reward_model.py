@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification
 
 from memalpha import load_reward_model
 from memalpha.errors import PolicyError
-from memalpha.policy.reward_model import Head, RewardModel, with_head
+from memalpha.policy.reward_model import Head, RewardModel, add_reward_head
 
 PROMPTS = ["a", "what is it, then?", "Where does Ana live? " * 9, "", "b"]
 REPLIES = ["yes", "", "In Porto. " * 7, "no", "it is what it is"]
@@ -21,7 +21,7 @@ def made(pooling="last", objectives=("reward",), tokenizer=None):
     """A random model with a random head."""
     tokenizer = tokenizer or tiny_tokenizer()
     head = Head(pooling, dict(zip(objectives, (1.0, -0.5), strict=False)))
-    model = with_head(tiny_model(), head, tokenizer, "tiny")
+    model = add_reward_head(tiny_model(), head, tokenizer, "tiny")
     torch.manual_seed(1)
     model.score.weight.data.normal_(0, 0.2)
     if pooling == "attention":

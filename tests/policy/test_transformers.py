@@ -56,7 +56,7 @@ def test_logprobs_equal_a_float64_forward(policy, temperature):
 
 def test_a_float64_twin_is_exact_and_follows_the_weights():
     policy = tiny_policy()
-    policy.sample_in("float64")
+    policy.set_sampling_dtype("float64")
     for _ in range(2):
         for completion in policy.sample(mixed()):
             expected = teacher_forced(policy, completion)

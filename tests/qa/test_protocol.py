@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memalpha.agent.prompts import notes
+from memalpha.agent.prompts import order_notes
 from memalpha.agent.reader import Answer
 from memalpha.cli import main
 from memalpha.config import EvalConfig, ReaderConfig, WorldConfig
@@ -196,7 +196,7 @@ def test_what_is_said_again_is_the_newest(name):
         questions=(Question(id="q", question="Where is Mary?", answers=("kitchen",)),),
     )
     [[item]] = retrieve_all(name, tasks=[stream]).by_task
-    assert notes(passages_as_hits(item.passages))[-1].content == lines[2]
+    assert order_notes(passages_as_hits(item.passages))[-1].content == lines[2]
     assert {turn for passage in item.passages for turn in passage.turns} == {"0", "1", "2"}
 
 
@@ -204,7 +204,7 @@ def test_evidence_of_one_day_is_read_in_the_order_in_which_it_was_said():
     question = TASK.questions[0].model_copy(update={"evidence": ("0.1", "0.0")})
     [[item]] = retrieve_all("oracle", tasks=[TASK.model_copy(update={"questions": (question,)})]).by_task
     assert [passage.turns for passage in item.passages] == [("0.1",), ("0.0",)], "best first is as the task names them"
-    assert [entry.turn for entry in notes(passages_as_hits(item.passages))] == ["0.0", "0.1"]
+    assert [entry.turn for entry in order_notes(passages_as_hits(item.passages))] == ["0.0", "0.1"]
 
 
 def test_the_order_of_systems_and_their_company_do_not_matter():

@@ -12,8 +12,8 @@ from memalpha.config.rewards import FormatPart, SchemaPart
 from memalpha.errors import ConfigError, RewardError
 from memalpha.rewards import format
 from memalpha.rewards.base import load_rewards, score_texts
-from memalpha.rewards.format import NOTHING, FormatReward, SchemaReward, first_json
-from memalpha.rewards.subprocess_call import Killable
+from memalpha.rewards.format import NO_VALUE, FormatReward, SchemaReward, first_json
+from memalpha.rewards.subprocess_call import KillableFunction
 
 ANSWER = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
 
@@ -52,16 +52,16 @@ def test_what_is_no_pattern_is_refused_at_the_start(pattern):
         ('```json\nnot this\n```\n```json\n"this"\n```', "this"),
         ("```python\nx = [4]\n```", [4]),
         ('```json\n{"a": 1}', {"a": 1}),
-        ('{"a": 1', NOTHING),
-        ("{'a': 1}", NOTHING),
-        ("", NOTHING),
-        ("no", NOTHING),
-        ("NaN", NOTHING),
-        ('{"a": Infinity}', NOTHING),
-        ("1e999", NOTHING),
-        ("[" * 100_000, NOTHING),
-        ('{"a":' * 20_000, NOTHING),
-        ("[9" + "9" * 5000 + "]", NOTHING),
+        ('{"a": 1', NO_VALUE),
+        ("{'a': 1}", NO_VALUE),
+        ("", NO_VALUE),
+        ("no", NO_VALUE),
+        ("NaN", NO_VALUE),
+        ('{"a": Infinity}', NO_VALUE),
+        ("1e999", NO_VALUE),
+        ("[" * 100_000, NO_VALUE),
+        ('{"a":' * 20_000, NO_VALUE),
+        ("[9" + "9" * 5000 + "]", NO_VALUE),
     ],
 )
 def test_the_first_json_value(text, value):
@@ -88,7 +88,7 @@ def test_a_value_comes_back_from_any_dress(value, indent):
 @given(st.text(alphabet=st.sampled_from('[]{}",:0ae`\n json')))
 def test_no_text_raises(text):
     value = first_json(text)
-    assert value is NOTHING or json.loads(json.dumps(value)) == value
+    assert value is NO_VALUE or json.loads(json.dumps(value)) == value
 
 
 def test_a_schema_holds_or_does_not(tmp_path):
@@ -113,7 +113,7 @@ def test_schemas_that_are_none_are_refused_at_the_start(tmp_path):
 
 
 def test_what_a_schema_never_ends_on_fits_nothing(monkeypatch):
-    monkeypatch.setattr(format, "_PROCESSES", Killable("memalpha.rewards.format:fits", seconds=0.3, count=1))
+    monkeypatch.setattr(format, "_PROCESSES", KillableFunction("memalpha.rewards.format:fits", seconds=0.3, count=1))
     function = SchemaReward({"patternProperties": {"^(a|a|aa)+$": {"type": "string"}}})
     with pytest.warns(RuntimeWarning, match=r"the schema took over 0.3 s of CPU time on a reply of \d+ char"):
         assert function(["p"] * 2, [json.dumps({"a" * 60 + "b": 1}), '{"a": "b"}']) == [0, 1]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from memalpha.config import JudgeConfig
 from memalpha.config.rewards import JudgePart, template_fields
 from memalpha.errors import PolicyError, RewardError
-from memalpha.rewards.base import check_columns, load_rewards, named, score_texts, scored_or_none
+from memalpha.rewards.base import check_columns, load_rewards, named, score_texts, score_texts_or_none
 
 
 def graded(prompt, body):
@@ -51,7 +51,9 @@ def test_several_judges_vote_with_weights_and_the_unreadable_do_not():
         function = load_rewards([part(server, judge={"max_new_tokens": 77})])[0]
         with pytest.warns(RuntimeWarning, match=r"row 1 is left out: no judge gave .*max_new_tokens is 77"):
             assert (
-                scored_or_none([function, named(lambda completions: [1.0, 1.0], "one")], ["p"] * 2, ["5", "who"], {})[1]
+                score_texts_or_none(
+                    [function, named(lambda completions: [1.0, 1.0], "one")], ["p"] * 2, ["5", "who"], {}
+                )[1]
                 is None
             ), "and not the other part alone"
         with pytest.warns(RuntimeWarning, match="left out"):

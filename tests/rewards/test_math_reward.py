@@ -13,7 +13,7 @@ from memalpha.config.rewards import MathPart
 from memalpha.errors import RewardError
 from memalpha.rewards import math as maths
 from memalpha.rewards.base import load_rewards, score_texts
-from memalpha.rewards.math import answer_of, are_equal, last_number, number_of, truth_of, verify
+from memalpha.rewards.math import are_equal, extract_answer, extract_truth, last_number, parse_number, verify
 from memalpha.tasks.text_tasks import last_boxed
 
 
@@ -70,27 +70,27 @@ def test_the_last_closed_box(text, boxed):
 )
 def test_the_last_number(text, number, value):
     assert last_number(text) == number
-    assert number_of(number) == (None if value is None else (Fraction(value), False))
+    assert parse_number(number) == (None if value is None else (Fraction(value), False))
 
 
 def test_no_number_is_none():
-    assert last_number("none at all") is None and number_of("x") is None and number_of("9" * 5000) is None
-    assert last_number("50 \\%") == "50 \\%" and number_of("50 \\%") == (50, True)
+    assert last_number("none at all") is None and parse_number("x") is None and parse_number("9" * 5000) is None
+    assert last_number("50 \\%") == "50 \\%" and parse_number("50 \\%") == (50, True)
 
 
 def test_a_box_comes_before_numbers_and_thoughts_do_not_count():
-    assert answer_of(r"\boxed{3} of 4") == "3"
-    assert answer_of("of 4, 3") == "3"
-    assert answer_of("nothing") == ""
+    assert extract_answer(r"\boxed{3} of 4") == "3"
+    assert extract_answer("of 4, 3") == "3"
+    assert extract_answer("nothing") == ""
     function = load_rewards([MathPart(kind="math")])[0]
     replies = ["<think>\\boxed{4}</think>so 5", "<think>it is 4", [{"role": "assistant", "content": "4"}]]
     assert function(["p"] * 3, replies, answer=["4"] * 3) == [0, 0, 1]
 
 
 def test_truths_of_the_known_data_sets_are_read():
-    assert truth_of("He has 5 * 4 = <<5*4=20>>20.\n#### 20") == "20"
-    assert truth_of(r"Thus $x=\boxed{\frac{3}{4}}$.") == r"\frac{3}{4}"
-    assert truth_of(" 1,000 ") == "1,000"
+    assert extract_truth("He has 5 * 4 = <<5*4=20>>20.\n#### 20") == "20"
+    assert extract_truth(r"Thus $x=\boxed{\frac{3}{4}}$.") == r"\frac{3}{4}"
+    assert extract_truth(" 1,000 ") == "1,000"
 
 
 EQUAL = [
@@ -189,9 +189,9 @@ HOSTILE = [
 
 
 def test_what_would_never_end_is_wrong_and_the_next_is_right(monkeypatch):
-    processes = maths.Killable("memalpha.rewards.math:verify", seconds=0.5, count=1, warm=("1", "2"))
+    processes = maths.KillableFunction("memalpha.rewards.math:verify", seconds=0.5, count=1, warm=("1", "2"))
     monkeypatch.setattr(maths, "_PROCESSES", processes)
-    maths._KNOWN.clear()
+    maths._VERDICTS.clear()
     with pytest.warns(RuntimeWarning, match=r"1 answers count as wrong: .*over 0\.5 s of CPU time"):
         assert are_equal([(HOSTILE[0], "5"), (r"\sqrt{25}", "5.0")]) == [False, True]
     processes.close()
@@ -200,7 +200,7 @@ def test_what_would_never_end_is_wrong_and_the_next_is_right(monkeypatch):
 @pytest.mark.slow
 def test_nothing_hostile_hangs():
     long = ["(" * 500 + "5" + ")" * 500, r"\frac{1}{" * 300 + "5" + "}" * 300, "1+" * 900 + "1", "9**9**9**9"]
-    maths._KNOWN.clear()
+    maths._VERDICTS.clear()
     with pytest.warns(RuntimeWarning):
         assert not any(are_equal([(one, "5") for one in HOSTILE + long]))
 
@@ -208,7 +208,7 @@ def test_nothing_hostile_hangs():
 def test_it_works_in_a_thread():
     """math-verify's own time limit does not: it needs signals, and these the main thread."""
     found = []
-    maths._KNOWN.clear()
+    maths._VERDICTS.clear()
     thread = threading.Thread(target=lambda: found.append(are_equal([(r"\sqrt{9}", "3.0")])))
     thread.start()
     thread.join()
@@ -242,13 +242,13 @@ NUMBERS = st.one_of(
 )
 def test_a_number_comes_back_from_any_sentence(number, before, after):
     assert last_number(f"1 and 2: {before}{number}{after}") == number
-    assert number_of(number) is not None
+    assert parse_number(number) is not None
 
 
 @given(st.text(alphabet="0123456789.,/-+\u2212% e{}\\frac^x", max_size=40))
 def test_no_text_raises(text):
-    answer = answer_of(text)
-    assert number_of(answer) is None or are_equal([(answer, answer)]) == [True]
+    answer = extract_answer(text)
+    assert parse_number(answer) is None or are_equal([(answer, answer)]) == [True]
 
 
 TREES = st.recursive(st.sampled_from(["5", "x", r"\{", r"\}", r"\\", "a b"]), lambda inner: st.lists(inner).map(
@@ -265,5 +265,5 @@ def test_a_box_holds_what_was_put_in(inner, before, after):
 @given(NUMBERS, NUMBERS)
 def test_plain_numbers_are_compared_as_math_verify_does(one, two):
     for answer, truth in ((one, two), (one, one)):
-        plainly = maths._plainly_equal(answer, truth)
+        plainly = maths._compare_plain(answer, truth)
         assert plainly is None or plainly == verify(answer, truth), (answer, truth)

@@ -9,12 +9,12 @@ import time
 import pytest
 
 from memalpha.errors import RewardError
-from memalpha.rewards.subprocess_call import Killable, Killed
+from memalpha.rewards.subprocess_call import KillableFunction, Killed
 
 
 @pytest.fixture(scope="module")
 def work():
-    made = Killable(f"{__name__}:job", seconds=0.3, megabytes=1024, count=1)
+    made = KillableFunction(f"{__name__}:job", seconds=0.3, megabytes=1024, count=1)
     yield made
     made.close()
 
@@ -64,11 +64,11 @@ def test_an_error_is_raised_here(work):
     with pytest.raises(RewardError, match=r":job raised ValueError: no"):
         work.map([("raise", "no")])
     with pytest.raises(RewardError, match=r"the process of nowhere_at_all:f did not start: .*nowhere_at_all"):
-        Killable("nowhere_at_all:f", seconds=1).map([()])
+        KillableFunction("nowhere_at_all:f", seconds=1).map([()])
 
 
 def test_many_threads_share_the_processes():
-    shared = Killable(f"{__name__}:job", seconds=5, count=2)
+    shared = KillableFunction(f"{__name__}:job", seconds=5, count=2)
     found = {}
 
     def ask(number, processes):

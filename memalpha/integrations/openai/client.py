@@ -19,7 +19,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from memalpha.agent.agent import MemoryAgent
-from memalpha.agent.prompts import notes
+from memalpha.agent.prompts import order_notes
 from memalpha.errors import ConfigError
 from memalpha.store.backends.base import system_clock
 from memalpha.store.memory import Memory
@@ -198,7 +198,9 @@ class _ExchangeRecorder:
     def _notes(self, query: str, request_text: str) -> str:
         store = self.agent.store
         hits = [hit for hit in store.search(query, self.k) if hit.entry.content not in request_text]
-        dated = [f"{entry.content} ({entry.timestamp})" if entry.timestamp else entry.content for entry in notes(hits)]
+        dated = [
+            f"{entry.content} ({entry.timestamp})" if entry.timestamp else entry.content for entry in order_notes(hits)
+        ]
         lines = [" ".join(line.split()) for line in ([store.core] if store.core else []) + dated]
         return "\n- ".join([_HEAD, *lines]) if lines else ""
 

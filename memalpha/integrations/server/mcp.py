@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from memalpha import __version__
-from memalpha.agent.tools import reason, tool_schemas
+from memalpha.agent.tools import format_validation_error, tool_schemas
 from memalpha.errors import ConfigError, install_command
 from memalpha.integrations.server.schemas import (
     CallOutcome,
@@ -81,7 +81,7 @@ def mcp_server(service: MemoryService) -> Server[Any]:
         except ServiceError as error:
             return _failure(name, error.code, error.message)
         except ValidationError as error:
-            return _failure(name, "invalid_arguments", reason(error))
+            return _failure(name, "invalid_arguments", format_validation_error(error))
         except Exception as error:  # a bug: the client gets no details
             log.exception("the tool %s failed", name)
             raise MCPError(code=types.INTERNAL_ERROR, message="the server failed; its log says why") from error

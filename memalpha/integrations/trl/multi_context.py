@@ -25,7 +25,7 @@ from memalpha.config import ReinforcementConfig, TrainConfig
 from memalpha.errors import ConfigError, TrainingError
 from memalpha.integrations.trl.base import RowTrainer
 from memalpha.integrations.trl.rows import Rows, check_rows, rows_from_ids
-from memalpha.policy.base import in_own_style
+from memalpha.policy.base import with_prompt_style
 from memalpha.policy.load import load_policy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.memory_reward import MemoryReward
@@ -55,10 +55,10 @@ def memory_collector(config: TrainConfig) -> MemoryCollector:
         )
         if isinstance(reader_policy, TransformersPolicy):
             reader_policy.model.requires_grad_(False)
-        reader = in_own_style(reader, reader_policy)
+        reader = with_prompt_style(reader, reader_policy)
     reader = reader.model_copy(update={"policy": None, "conflicts": reader.conflicts or "refuse"})
     return MemoryCollector(
-        Builder(policy, in_own_style(config.agent, policy), load_embedder(config.agent.embedder)),
+        Builder(policy, with_prompt_style(config.agent, policy), load_embedder(config.agent.embedder)),
         load_reader(reader, reader_policy),
         MemoryReward(config.reward.kept_in(config.out), policy.count_tokens),
         config,

@@ -19,8 +19,8 @@ _TRIES = 100
 
 def answer_key(model: str, request: Mapping[str, Any]) -> str:
     """sha256 over the model's full name and the request: prompt, tools and parameters."""
-    whole = json.dumps([model, request], sort_keys=True)
-    return hashlib.sha256(whole.encode()).hexdigest()
+    payload = json.dumps([model, request], sort_keys=True)
+    return hashlib.sha256(payload.encode()).hexdigest()
 
 
 class AnswerCache:
@@ -66,10 +66,10 @@ class AnswerCache:
             self._db.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?)", (key, model, json.dumps(answer)))
         except sqlite3.Error as error:
             raise self._unusable(error) from error
-        kept = self.get(key)
-        if kept is None:
+        stored = self.get(key)
+        if stored is None:
             raise PolicyError(f"cache {self.path}: an answer that was written is not there")
-        return kept
+        return stored
 
     def __len__(self) -> int:
         return self._db.execute("SELECT count(*) FROM answers").fetchone()[0]

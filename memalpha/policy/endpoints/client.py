@@ -34,11 +34,11 @@ from memalpha.policy.endpoints.cache import AnswerCache, answer_key
 from memalpha.policy.endpoints.rate_limit import Window, backoff, retry_after
 
 OPENAI = "https://api.openai.com/v1"
-_PASSING = frozenset((408, 409, 425, 429))
+_RETRYABLE_STATUSES = frozenset((408, 409, 425, 429))
 """Statuses below 500 after which another try may succeed."""
-_SPENT = ("insufficient_quota", "billing_hard_limit_reached")
+_QUOTA_ERRORS = ("insufficient_quota", "billing_hard_limit_reached")
 """Errors that come as 429 and do not pass."""
-_OVERHEAD = 8
+_MESSAGE_OVERHEAD = 8
 """Tokens that a chat template adds to each message, roughly."""
 
 
@@ -77,11 +77,11 @@ class Reply:
     completion_tokens: int
 
 
-class _Passing(Exception):
+class _RetryableError(Exception):
     """A failed try that may succeed when repeated, `after` seconds at the earliest."""
 
-    def __init__(self, why: str, after: float | None = None, *, lost: bool = True) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, after: float | None = None, *, lost: bool = True) -> None:
+        super().__init__(reason)
         self.after = after
         self.lost = lost
 
@@ -108,10 +108,10 @@ def parse_name(name: str) -> tuple[str, str]:
         raise PolicyError(f"{name!r} names no model: write http://HOST:PORT/v1#MODEL or openai:MODEL")
     try:
         parts = urlsplit(base)
-        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        known, parts = False, urlsplit("")
-    if not known:
+        is_valid, parts = False, urlsplit("")
+    if not is_valid:
         raise PolicyError(f"{base!r} is not the address of an endpoint: write http://HOST:PORT/v1#MODEL")
     if parts.username or parts.password:
         raise PolicyError(
@@ -138,7 +138,7 @@ class EndpointClient:
         self.name = name
         self.config = config or EndpointConfig()
         self.base, self.model = parse_name(name)
-        self._key = _key(name, self.config)
+        self._key = _read_key(name, self.config)
         self._clock, self._sleep = clock, sleep
         self.prices = self.config.prices.get(name)
         self.bill = Bill(*([0] * 9), *((0.0, 0.0) if self.prices else ()))
@@ -197,7 +197,7 @@ class EndpointClient:
                 self._loop = asyncio.new_event_loop()
                 thread = threading.Thread(target=self._loop.run_forever, name=f"memalpha {self.model}", daemon=True)
                 thread.start()
-                self._stop = weakref.finalize(self, _end, self._loop, thread)
+                self._stop = weakref.finalize(self, _stop_loop, self._loop, thread)
             loop = self._loop
             future = asyncio.run_coroutine_threadsafe(work, loop)
             self._waiting.add(future)
@@ -232,26 +232,26 @@ class EndpointClient:
         key = answer_key(f"{self.base}#{self.model}", body)
         if (task := self._flying.get(key)) is not None:
             self.bill.shared += 1
-        elif self.cache is not None and (kept := self.cache.get(key)) is not None:
+        elif self.cache is not None and (cached_reply := self.cache.get(key)) is not None:
             self.bill.cached += 1
-            reply = Reply(**kept)
+            reply = Reply(**cached_reply)
             if self.bill.saved is not None:
                 self.bill.saved += self._price(reply)
             return reply
         else:
-            task = self._flying[key] = asyncio.create_task(self._pay(key, body, batch))
-            task.add_done_callback(lambda done: self._landed(key, done))
+            task = self._flying[key] = asyncio.create_task(self._send_and_cache(key, body, batch))
+            task.add_done_callback(lambda done: self._on_done(key, done))
         return await asyncio.shield(task)  # others may wait for it too
 
-    def _landed(self, key: str, task: asyncio.Task[Reply]) -> None:
+    def _on_done(self, key: str, task: asyncio.Task[Reply]) -> None:
         del self._flying[key]
         if not task.cancelled():
             task.exception()  # seen, whoever waits
 
-    async def _pay(self, key: str, body: Mapping[str, Any], batch: _Batch) -> Reply:
+    async def _send_and_cache(self, key: str, body: Mapping[str, Any], batch: _Batch) -> Reply:
         async with self._slots:
             try:
-                reply = await self._try(body, batch)
+                reply = await self._send_with_retries(body, batch)
                 if self.cache is not None:
                     reply = Reply(**self.cache.put(key, f"{self.base}#{self.model}", asdict(reply)))
                 return reply
@@ -259,38 +259,38 @@ class EndpointClient:
                 batch.error = batch.error or error
                 raise
 
-    async def _try(self, body: Mapping[str, Any], batch: _Batch) -> Reply:
-        prompt = _prompt_tokens(body)
-        room = body.get("max_tokens") or body.get("max_completion_tokens") or 0
-        self._refuse_oversized(prompt + room)
-        why = ""
+    async def _send_with_retries(self, body: Mapping[str, Any], batch: _Batch) -> Reply:
+        prompt = _estimate_prompt_tokens(body)
+        max_new_tokens = body.get("max_tokens") or body.get("max_completion_tokens") or 0
+        self._refuse_oversized(prompt + max_new_tokens)
+        reason = ""
         for attempt in range(self.config.retries + 1):
-            spent = await self._turn(prompt + room, batch)
+            usage = await self._wait_for_turn(prompt + max_new_tokens, batch)
             self.bill.tries += 1
             try:
                 response = await self._send("POST", "/chat/completions", body)
-                reply = self._read(response, prompt, room)
-            except _Passing as error:
-                why = str(error)
+                reply = self._read(response, prompt, max_new_tokens)
+            except _RetryableError as error:
+                reason = str(error)
                 self.bill.lost += error.lost
                 if error.after is not None and error.after > self.config.max_wait:
-                    why += f"; it asks to wait {error.after:.0f} s, endpoint.max_wait is {self.config.max_wait:.0f}"
+                    reason += f"; it asks to wait {error.after:.0f} s, endpoint.max_wait is {self.config.max_wait:.0f}"
                     break
                 self._quiet_until = max(self._quiet_until, self._clock() + (error.after or 0.0))
                 if attempt < self.config.retries:
                     await self._sleep((error.after or 0.0) + backoff(attempt, self.config.max_wait, self._rng))
                 continue
-            spent.tokens = reply.prompt_tokens + reply.completion_tokens
+            usage.tokens = reply.prompt_tokens + reply.completion_tokens
             self.bill.paid += 1
             self.bill.prompt_tokens += reply.prompt_tokens
             self.bill.completion_tokens += reply.completion_tokens
             if self.bill.cost is not None:
                 self.bill.cost += self._price(reply)
             return reply
-        kept = "set endpoint.cache to keep answers"
+        hint = "set endpoint.cache to keep answers"
         if self.cache is not None:
-            kept = f"what was answered is kept in {self.cache.path}"
-        raise PolicyError(f"{self.name} gave no answer in {attempt + 1} tries, the last: {why} ({kept})")
+            hint = f"what was answered is kept in {self.cache.path}"
+        raise PolicyError(f"{self.name} gave no answer in {attempt + 1} tries, the last: {reason} ({hint})")
 
     def _refuse_oversized(self, tokens: int) -> None:
         limit = self.config.tokens_per_minute
@@ -300,7 +300,7 @@ class EndpointClient:
                 f"endpoint.tokens_per_minute is {limit}: it can never be sent"
             )
 
-    async def _turn(self, tokens: int, batch: _Batch) -> Any:
+    async def _wait_for_turn(self, tokens: int, batch: _Batch) -> Any:
         """Wait until a try may go out, one after the other."""
         async with self._queue:
             while True:
@@ -325,15 +325,15 @@ class EndpointClient:
                     method, self.base + path, content=content, headers={"Content-Type": "application/json"}
                 )
         except TimeoutError as error:
-            raise _Passing(f"no answer within {self.config.timeout:g} s (endpoint.timeout)") from error
+            raise _RetryableError(f"no answer within {self.config.timeout:g} s (endpoint.timeout)") from error
         except httpx.ConnectError as error:
-            raise _Passing(f"cannot be reached ({error})", lost=False) from error
+            raise _RetryableError(f"cannot be reached ({error})", lost=False) from error
         except httpx.HTTPError as error:
-            raise _Passing(f"the connection broke ({error or type(error).__name__})") from error
+            raise _RetryableError(f"the connection broke ({error or type(error).__name__})") from error
         except (httpx.InvalidURL, UnicodeError) as error:
             raise PolicyError(f"{self.name} is not the address of an endpoint: {error}") from error
 
-    def _read(self, response: httpx.Response, prompt: int, room: int) -> Reply:
+    def _read(self, response: httpx.Response, prompt: int, max_new_tokens: int) -> Reply:
         """The reply in a response. `_Passing` where a further try may bring one, `PolicyError` where none can."""
         status = response.status_code
         try:
@@ -343,32 +343,36 @@ class EndpointClient:
         if status == 200 and isinstance(data, Mapping) and (message := _message(data)) is not None:
             usage = data.get("usage")
             usage = usage if isinstance(usage, Mapping) else {}
-            said = _said_tokens(message)
-            asked = _believed(usage.get("prompt_tokens"), prompt // 4, prompt * 4)
-            given = _believed(usage.get("completion_tokens"), (said - _OVERHEAD) // 4, room or said * 4)
-            self.bill.doubted += asked is None or given is None
-            kept = {name: message[name] for name in ("content", "tool_calls", "refusal") if message.get(name)}
+            estimated_tokens = _estimate_message_tokens(message)
+            prompt_tokens = _plausible_count(usage.get("prompt_tokens"), prompt // 4, prompt * 4)
+            completion_tokens = _plausible_count(
+                usage.get("completion_tokens"),
+                (estimated_tokens - _MESSAGE_OVERHEAD) // 4,
+                max_new_tokens or estimated_tokens * 4,
+            )
+            self.bill.doubted += prompt_tokens is None or completion_tokens is None
+            fields = {name: message[name] for name in ("content", "tool_calls", "refusal") if message.get(name)}
             finish = data["choices"][0].get("finish_reason")
             return Reply(
-                kept,
+                fields,
                 finish if isinstance(finish, str) else None,
-                prompt if asked is None else asked,
-                said if given is None else given,
+                prompt if prompt_tokens is None else prompt_tokens,
+                estimated_tokens if completion_tokens is None else completion_tokens,
             )
-        told = self._told(data, response.text)
+        error_text = self._error_text(data, response.text)
         if status == 200:
-            raise _Passing(f"half an answer, or none: {told}" if told else "an empty answer")
-        why = f"status {status}" + (f": {told}" if told else "")
-        if any(word in told for word in _SPENT):
-            raise PolicyError(f"{self.name} refused: {why}")
-        if status in _PASSING or status >= 500:
-            raise _Passing(why, retry_after(response.headers), lost=status >= 500)
+            raise _RetryableError(f"half an answer, or none: {error_text}" if error_text else "an empty answer")
+        reason = f"status {status}" + (f": {error_text}" if error_text else "")
+        if any(word in error_text for word in _QUOTA_ERRORS):
+            raise PolicyError(f"{self.name} refused: {reason}")
+        if status in _RETRYABLE_STATUSES or status >= 500:
+            raise _RetryableError(reason, retry_after(response.headers), lost=status >= 500)
         if status in (401, 403):
             hint = "" if self._key else "; no key was sent: name its environment variable in endpoint.key_env"
-            raise PolicyError(f"{self.name} does not take the key ({why}){hint}")
-        raise PolicyError(f"{self.name} refused a request ({why})")
+            raise PolicyError(f"{self.name} does not take the key ({reason}){hint}")
+        raise PolicyError(f"{self.name} refused a request ({reason})")
 
-    def _told(self, data: Any, text: str) -> str:
+    def _error_text(self, data: Any, text: str) -> str:
         """The server's own words about an error, on one line, without our key."""
         error = data.get("error", data.get("detail")) if isinstance(data, Mapping) else None
         if isinstance(error, Mapping):
@@ -377,32 +381,32 @@ class EndpointClient:
         return (words.replace(self._key, "***") if self._key else words)[:300]
 
     async def _check(self) -> None:
-        listed: list[str] = []
+        model_names: list[str] = []
         try:
             response = await self._send("GET", "/models")
-        except _Passing as error:
+        except _RetryableError as error:
             raise PolicyError(f"{self.name}: the server {error}") from error
         if response.status_code in (401, 403):
             self._read(response, 0, 0)
         with suppress(ValueError, KeyError, TypeError):  # not every server has a list
-            listed = [str(model["id"]) for model in response.json()["data"]]
-        if self.model in listed:
+            model_names = [str(model["id"]) for model in response.json()["data"]]
+        if self.model in model_names:
             return
         field = "max_completion_tokens" if self.name.startswith("openai:") else "max_tokens"
         probe = {"model": self.model, "messages": [{"role": "user", "content": "Hello"}], field: 1}
         self.bill.asked += 1
         try:
-            await self._try({**probe, **self.config.parameters}, _Batch())
+            await self._send_with_retries({**probe, **self.config.parameters}, _Batch())
         except PolicyError as error:
-            known = f"; it lists {', '.join(listed[:8])}" if listed else ""
-            raise PolicyError(f"{error}: is there a model {self.model!r}?{known}") from error
+            hint = f"; it lists {', '.join(model_names[:8])}" if model_names else ""
+            raise PolicyError(f"{error}: is there a model {self.model!r}?{hint}") from error
 
     def _price(self, reply: Reply) -> float:
         prompt, generated = self.prices or (0.0, 0.0)
         return (reply.prompt_tokens * prompt + reply.completion_tokens * generated) / 1e6
 
 
-def _key(name: str, config: EndpointConfig) -> str | None:
+def _read_key(name: str, config: EndpointConfig) -> str | None:
     variable = config.key_env or ("OPENAI_API_KEY" if name.startswith("openai:") else None)
     if variable is None:
         return None
@@ -416,14 +420,14 @@ def _key(name: str, config: EndpointConfig) -> str | None:
     return key
 
 
-def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+def _stop_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     """Stop a client's thread; what is still under way (after a Ctrl-C) is given up."""
 
     async def give_up() -> None:
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
+        pending = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in pending:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*pending, return_exceptions=True)
         loop.stop()
 
     asyncio.run_coroutine_threadsafe(give_up(), loop)
@@ -447,7 +451,7 @@ def _message(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return message if content is None or isinstance(content, str) else None
 
 
-def _said_tokens(message: Mapping[str, Any]) -> int:
+def _estimate_message_tokens(message: Mapping[str, Any]) -> int:
     """Of the text, and of names and arguments of calls: what surrounds them is the server's."""
     calls = message.get("tool_calls")
     parts = [call.get("function") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
@@ -455,12 +459,12 @@ def _said_tokens(message: Mapping[str, Any]) -> int:
     return estimate_tokens("".join([message.get("content") or "", *parts]))
 
 
-def _prompt_tokens(body: Mapping[str, Any]) -> int:
+def _estimate_prompt_tokens(body: Mapping[str, Any]) -> int:
     tools = body.get("tools")
     texts = [str(message["content"]) for message in body["messages"]] + ([json.dumps(tools)] if tools else [])
-    return sum(map(estimate_tokens, texts)) + _OVERHEAD * len(texts)
+    return sum(map(estimate_tokens, texts)) + _MESSAGE_OVERHEAD * len(texts)
 
 
-def _believed(count: Any, least: int, most: int) -> int | None:
+def _plausible_count(count: Any, least: int, most: int) -> int | None:
     possible = isinstance(count, int) and not isinstance(count, bool) and max(0, least) <= count <= most
     return count if possible else None

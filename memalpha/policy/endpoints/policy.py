@@ -30,7 +30,7 @@ class EndpointPolicy:
         replies = self.client.ask([self._body(request) for request in requests])
         return [
             Completion(
-                reply_text(reply),
+                completion_text(reply),
                 temperature=request.temperature,
                 stop_reason="length" if reply.finish_reason == "length" else "eos",
             )
@@ -59,7 +59,7 @@ class EndpointPolicy:
         return body
 
 
-def reply_text(reply: Reply) -> str:
+def completion_text(reply: Reply) -> str:
     """The text that a policy without structured calls would have written: `agent.parsing` reads the same calls in it.
 
     Thinking before structured calls is left out: an unclosed `<think>` would hide them.

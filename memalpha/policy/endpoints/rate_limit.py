@@ -10,12 +10,12 @@ from email.utils import parsedate_to_datetime
 from random import Random
 
 MINUTE = 60.0
-_LEAST = 1e-3
+_MIN_WAIT = 1e-3
 """A wait is at least this long, in seconds: a shorter one may not move a clock."""
 
 
 @dataclass(slots=True)
-class Spent:
+class Usage:
     """What one request took out of the last minute."""
 
     at: float
@@ -28,7 +28,7 @@ class Window:
     def __init__(self, requests: int | None = None, tokens: int | None = None) -> None:
         self.requests = requests
         self.tokens = tokens
-        self._spent: deque[Spent] = deque()
+        self._spent: deque[Usage] = deque()
 
     def wait(self, now: float, tokens: int) -> float:
         """Seconds until one more request of so many tokens fits; 0 if it does now.
@@ -41,18 +41,18 @@ class Window:
         if self.requests is not None and len(self._spent) >= self.requests:
             until = self._spent[len(self._spent) - self.requests].at + MINUTE
         if self.tokens is not None:
-            over = sum(spent.tokens for spent in self._spent) + tokens - self.tokens
+            excess = sum(spent.tokens for spent in self._spent) + tokens - self.tokens
             for spent in self._spent:
-                if over <= 0:
+                if excess <= 0:
                     break
-                over -= spent.tokens
+                excess -= spent.tokens
                 until = max(until, spent.at + MINUTE)
-        return max(until - now, _LEAST) if until > now else 0.0
+        return max(until - now, _MIN_WAIT) if until > now else 0.0
 
-    def take(self, now: float, tokens: int) -> Spent:
+    def take(self, now: float, tokens: int) -> Usage:
         """Note a request. Its `tokens` may be set to what it really took."""
-        self._spent.append(spent := Spent(now, tokens))
-        return spent
+        self._spent.append(usage := Usage(now, tokens))
+        return usage
 
 
 def backoff(attempt: int, longest: float, rng: Random) -> float:
@@ -74,10 +74,10 @@ def retry_after(headers: Mapping[str, str], now: datetime | None = None) -> floa
     except ValueError:
         pass
     try:
-        then = parsedate_to_datetime(text)
-        here = parsedate_to_datetime(headers["date"]) if "date" in headers else now or datetime.now(UTC)
+        retry_time = parsedate_to_datetime(text)
+        server_time = parsedate_to_datetime(headers["date"]) if "date" in headers else now or datetime.now(UTC)
     except ValueError:
         return None
-    if then.tzinfo is None or here.tzinfo is None:
-        then, here = then.replace(tzinfo=None), here.replace(tzinfo=None)
-    return max(0.0, (then - here).total_seconds())
+    if retry_time.tzinfo is None or server_time.tzinfo is None:
+        retry_time, server_time = retry_time.replace(tzinfo=None), server_time.replace(tzinfo=None)
+    return max(0.0, (retry_time - server_time).total_seconds())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from memalpha.agent.reader import Answer
-from memalpha.agent.text_match import contains, same
+from memalpha.agent.text_match import contains, is_same
 from memalpha.errors import DataError
 from memalpha.qa.scoring.official import (
     all_mentioned,
@@ -32,7 +32,7 @@ Metric = Callable[[str, str], float]
 
 def exact_match(prediction: str, gold: str) -> float:
     """Return 1 if both are equal after SQuAD's normalization."""
-    return float(same(prediction, gold))
+    return float(is_same(prediction, gold))
 
 
 def containment(prediction: str, gold: str) -> float:
@@ -84,7 +84,7 @@ def score_answer(metric: str, answer: Answer, answers: Sequence[str]) -> float:
         return 0.0
     if not answers:
         return float(answer.abstained)
-    if answer.abstained and not any(same(answer.text, accepted) for accepted in answers):
+    if answer.abstained and not any(is_same(answer.text, accepted) for accepted in answers):
         return 0.0
     return best_score(metric, answer.text, answers)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import date
 from typing import Any
 
-from memalpha.agent.copying_reader import spoken
+from memalpha.agent.copying_reader import format_date
 from memalpha.errors import DataError
 from memalpha.qa.systems.base import Passage
 from memalpha.qa.systems.budget import passage_tokens
@@ -143,7 +143,7 @@ class SearchSystem:
         if not self._raw:
             return fields
         if piece.timestamp and is_iso_time(piece.timestamp[:10]):
-            fields["content"] = f"{spoken(date.fromisoformat(piece.timestamp[:10]))} {piece.text}"
+            fields["content"] = f"{format_date(date.fromisoformat(piece.timestamp[:10]))} {piece.text}"
         return fields | {"source": "conversation", "chunk": chunk.index, "turn": piece.id}
 
     def context(self, question: str) -> Sequence[Passage]:

@@ -33,8 +33,8 @@ from typing import Any, Protocol, cast
 from memalpha.agent.builder import Builder
 from memalpha.config import AgentConfig, EndpointConfig
 from memalpha.errors import ConfigError, EvaluationError, MemalphaError
-from memalpha.policy.base import SHIPPED, Policy, in_own_style
-from memalpha.policy.load import ENDPOINTS, load_policy
+from memalpha.policy.base import SHIPPED_POLICIES, Policy, with_prompt_style
+from memalpha.policy.load import ENDPOINT_PREFIXES, load_policy
 from memalpha.qa.evaluate import question_chunk
 from memalpha.qa.memory_reward import memory_tokens
 from memalpha.qa.report import estimate_tokens
@@ -222,7 +222,7 @@ class Writer:
             settings: Budget, k, embedder, prompts.
             progress: Called with (chunks read, all chunks).
         """
-        agent = in_own_style(settings.agent, self.policy)
+        agent = with_prompt_style(settings.agent, self.policy)
         groups = Builder(self.policy, agent, settings.embedder).build(tasks, progress=progress)
         sizes = [memory_tokens(group.trajectories[0].states[-1], estimate_tokens) for group in groups]
         return Retrievals([self._retrieve_for_task(group, settings) for group in groups], sizes, tuple(groups))
@@ -340,12 +340,17 @@ def load_system(
         return Streamed(name, makers[name], exempt=name == "full")
     if name == "oracle":
         return Oracle()
-    if _FACTORY_PATH.fullmatch(name) and not name.startswith(("scripted:", *ENDPOINTS)):
+    if _FACTORY_PATH.fullmatch(name) and not name.startswith(("scripted:", *ENDPOINT_PREFIXES)):
         return Streamed(name, load_factory(name))
-    if name != "heuristic" and re.fullmatch(r"[\w.-]+", name) and name not in SHIPPED and not Path(name).exists():
+    if (
+        name != "heuristic"
+        and re.fullmatch(r"[\w.-]+", name)
+        and name not in SHIPPED_POLICIES
+        and not Path(name).exists()
+    ):
         raise ConfigError(
-            f"no system {name!r}: there are {', '.join(BUILT_IN)}; a policy: {', '.join(SHIPPED)}, scripted:KIND, a "
-            "directory, owner/name on a hub, an endpoint; and your own as package.module:factory"
+            f"no system {name!r}: there are {', '.join(BUILT_IN)}; a policy: {', '.join(SHIPPED_POLICIES)}, "
+            "scripted:KIND, a directory, owner/name on a hub, an endpoint; and your own as package.module:factory"
         )
     policy = "scripted:heuristic" if name == "heuristic" else name
     return Writer(name, load_policy(policy, device=device, dtype=dtype, endpoint=endpoint))

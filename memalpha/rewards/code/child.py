@@ -19,35 +19,35 @@ if TYPE_CHECKING:  # which takes longer to import than all of this to run
     from collections.abc import Callable
     from typing import Any
 
-MOST = 16 << 20
+MAX_MESSAGE_BYTES = 16 << 20
 """Bytes of a message."""
-ITEMS = 200_000
+MAX_ITEMS = 200_000
 """Items that a test may take from an iterator of the program's."""
-DEEPEST = 200
+MAX_DEPTH = 200
 OF_PROGRAM = "of_program"
 """The attribute that marks an exception as the program's, with its name."""
 
 
-class Unreadable(Exception):
+class InvalidMessage(Exception):
     """A message that is none, or that holds what is no plain data."""
 
 
-class Unsent(BaseException):
+class UnsupportedValue(BaseException):
     """A test gives the program what cannot be sent: the test is not ours to run."""
 
 
-class Gone(BaseException):
+class ProgramEnded(BaseException):
     """The program's process has ended."""
 
 
-class Changed:
+class ChangedArguments:
     """That a call gave None and may have changed its arguments, which are sent back."""
 
     def __init__(self, args: list[Any]) -> None:
         self.args = args
 
 
-_CHANGE = (list, dict, set)
+_MUTABLE = (list, dict, set)
 
 
 class Handle:
@@ -60,10 +60,10 @@ class Handle:
 # ------------------------------------------------------------------------------------------------------ plain data
 
 
-def dump(value: Any, other: Callable[[Any], int], depth: int = 0) -> bytes:
+def dump(value: Any, handle_of: Callable[[Any], int], depth: int = 0) -> bytes:
     """Bytes of a value; `other` gives the handle of an object that is no plain data."""
-    if depth > DEEPEST:
-        raise Unreadable("nested too deep")
+    if depth > MAX_DEPTH:
+        raise InvalidMessage("nested too deep")
     if value is None:
         return b"N"
     if value is True or value is False:
@@ -73,41 +73,41 @@ def dump(value: Any, other: Callable[[Any], int], depth: int = 0) -> bytes:
     if isinstance(value, float):
         return b"f" + float.hex(value).encode() + b";"
     if isinstance(value, complex):
-        return b"c" + dump(float(value.real), other) + dump(float(value.imag), other)
+        return b"c" + dump(float(value.real), handle_of) + dump(float(value.imag), handle_of)
     if isinstance(value, str):
         text = str.encode(value, "utf-8", "surrogatepass")
         return b"s%d;" % len(text) + text
     if isinstance(value, bytes):
         return b"b%d;" % len(value) + bytes(value)
     if isinstance(value, range):
-        return b"r" + b"".join(dump(part, other) for part in (value.start, value.stop, value.step))
+        return b"r" + b"".join(dump(part, handle_of) for part in (value.start, value.stop, value.step))
     for kind, mark in ((list, b"l"), (tuple, b"t"), (set, b"u"), (frozenset, b"z")):
         if isinstance(value, kind):
-            parts = [dump(part, other, depth + 1) for part in value]
+            parts = [dump(part, handle_of, depth + 1) for part in value]
             return mark + b"%d;" % len(parts) + b"".join(parts)
     if isinstance(value, dict):
-        pairs = [dump(key, other, depth + 1) + dump(part, other, depth + 1) for key, part in dict.items(value)]
+        pairs = [dump(key, handle_of, depth + 1) + dump(part, handle_of, depth + 1) for key, part in dict.items(value)]
         return b"d%d;" % len(pairs) + b"".join(pairs)
-    return b"o%d;" % other(value)
+    return b"o%d;" % handle_of(value)
 
 
 def load(data: bytes, handle: Callable[[int], Any]) -> Any:
     """The value of `dump`'s bytes; `handle` makes one of a number. Raises `Unreadable` for any other bytes."""
     try:
         value, end = _load(data, 0, handle, 0)
-    except Unreadable:
+    except InvalidMessage:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the bytes bring about
-        raise Unreadable(str(error)) from None
+        raise InvalidMessage(str(error)) from None
     if end != len(data):
-        raise Unreadable("more than one value")
+        raise InvalidMessage("more than one value")
     return value
 
 
 def _load(data: bytes, at: int, handle: Callable[[int], Any], depth: int) -> tuple[Any, int]:
     mark, at = data[at : at + 1], at + 1
-    if depth > DEEPEST or not mark:
-        raise Unreadable("nested too deep" if mark else "cut off")
+    if depth > MAX_DEPTH or not mark:
+        raise InvalidMessage("nested too deep" if mark else "cut off")
     if mark in b"NTF":
         return {b"N": None, b"T": True, b"F": False}[mark], at
     if mark == b"c":
@@ -129,7 +129,7 @@ def _load(data: bytes, at: int, handle: Callable[[int], Any], depth: int) -> tup
     if mark == b"o":
         return handle(count), at
     if count < 0 or count > len(data) - at:
-        raise Unreadable("longer than the message")
+        raise InvalidMessage("longer than the message")
     if mark == b"s" or mark == b"b":
         part = data[at : at + count]
         return (part.decode("utf-8", "surrogatepass") if mark == b"s" else part), at + count
@@ -151,22 +151,22 @@ def send(fd: int, data: bytes) -> None:
 
 def receive(fd: int) -> bytes:
     """The next message. Raises `Gone` where there is none, or it is too long."""
-    length = _exactly(fd, 8)
+    length = _read_exactly(fd, 8)
     try:
         count = int(length, 16)
     except ValueError:
-        raise Gone("no length") from None
-    if not 0 <= count <= MOST:
-        raise Gone("message too long")
-    return _exactly(fd, count)
+        raise ProgramEnded("no length") from None
+    if not 0 <= count <= MAX_MESSAGE_BYTES:
+        raise ProgramEnded("message too long")
+    return _read_exactly(fd, count)
 
 
-def _exactly(fd: int, count: int) -> bytes:
+def _read_exactly(fd: int, count: int) -> bytes:
     parts = []
     while count:
         part = os.read(fd, min(count, 1 << 20))
         if not part:
-            raise Gone("the program has ended")
+            raise ProgramEnded("the program has ended")
         parts.append(part)
         count -= len(part)
     return b"".join(parts)
@@ -175,12 +175,12 @@ def _exactly(fd: int, count: int) -> bytes:
 # ----------------------------------------------------------------------------------------------------- the program
 
 
-def limit(seconds: int, megabytes: int, file_bytes: int) -> None:
+def set_limits(seconds: int, megabytes: int, file_bytes: int) -> None:
     """Limits of this process that it cannot lift."""
     import resource
 
     memory = megabytes << 20
-    for what, most in (
+    for resource_kind, maximum in (
         (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_FSIZE, file_bytes),
@@ -190,15 +190,15 @@ def limit(seconds: int, megabytes: int, file_bytes: int) -> None:
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
-        hard = resource.getrlimit(what)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(what, (most, most))
+        hard = resource.getrlimit(resource_kind)[1]
+        maximum = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
+        resource.setrlimit(resource_kind, (maximum, maximum))
 
 
 def serve(requests: int, replies: int, source: str) -> None:
     """Run the program, then answer requests until there are none."""
-    _exits()
-    space = _module("solution")
+    _define_exit()
+    space = _new_module("solution")
     objects: list[Any] = []
     numbers: dict[int, int] = {}
 
@@ -213,55 +213,66 @@ def serve(requests: int, replies: int, source: str) -> None:
             return space[words[0]]
         target = objects[words[0].number]
         if kind == "call":
-            args, named = [there(value) for value in words[1]], {name: there(value) for name, value in words[2].items()}
-            value = target(*args, **named)
-            return Changed(words[1]) if value is None and any(isinstance(one, _CHANGE) for one in args) else value
+            args, kwargs = (
+                [resolve(value) for value in words[1]],
+                {name: resolve(value) for name, value in words[2].items()},
+            )
+            value = target(*args, **kwargs)
+            return (
+                ChangedArguments(words[1])
+                if value is None and any(isinstance(argument, _MUTABLE) for argument in args)
+                else value
+            )
         if kind == "attribute":
             return getattr(target, words[1])
         if kind == "iterate":
-            return [value for value, _ in zip(target, range(ITEMS), strict=False)]
+            return [value for value, _ in zip(target, range(MAX_ITEMS), strict=False)]
         if kind == "truth":
             return bool(target)
         if not hasattr(type(target), kind):
             raise TypeError(f"{type(target).__name__} has no {kind}")
-        return getattr(type(target), kind)(target, *map(there, words[1]))
+        return getattr(type(target), kind)(target, *map(resolve, words[1]))
 
-    def there(value: Any) -> Any:
+    def resolve(value: Any) -> Any:
         return objects[value.number] if isinstance(value, Handle) else value
 
     def reply(work: Callable[[], Any]) -> bool:
         try:
             value = work()
-            told = b"c" + dump(value.args, number_of) if isinstance(value, Changed) else b"v" + dump(value, number_of)
+            message = (
+                b"c" + dump(value.args, number_of)
+                if isinstance(value, ChangedArguments)
+                else b"v" + dump(value, number_of)
+            )
         except BaseException as error:  # noqa: BLE001 - the program's may be any
-            told = b"e" + dump([type(error).__name__, _text(error)], number_of)
-        send(replies, told)
-        return told[:1] == b"v"  # of the program as a whole
+            message = b"e" + dump([type(error).__name__, _error_text(error)], number_of)
+        send(replies, message)
+        return message[:1] == b"v"  # of the program as a whole
 
-    if reply(lambda: exec(_compiled(source, "solution.py"), space)):
+    if reply(lambda: exec(_compile(source, "solution.py"), space)):
         while True:
             request = load(receive(requests), Handle)
             reply(lambda request=request: answer(*request))
     os._exit(0)
 
 
-def _compiled(source: str, name: str) -> Any:
+def _compile(source: str, name: str) -> Any:
     return compile(source, name, "exec", dont_inherit=True)
 
 
-def _module(name: str) -> dict[str, Any]:
+def _new_module(name: str) -> dict[str, Any]:
     """The names of a new module, which can be found by its name as dataclasses and pickles do."""
     sys.modules[name] = module = type(sys)(name)
     return module.__dict__
 
 
-def _exits() -> None:
+def _define_exit() -> None:
     """`exit` and `quit`, which Python has from its site module."""
     for name in ("exit", "quit"):
         setattr(builtins, name, sys.exit)
 
 
-def _text(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     try:
         return str(error)[:200]
     except BaseException:  # noqa: BLE001 - the program's may raise where it is shown
@@ -270,8 +281,8 @@ def _text(error: BaseException) -> str:
 
 def script(source: str) -> None:
     """Run the program as a script, what is left of standard input as its input."""
-    _exits()
-    exec(_compiled(source, "solution.py"), _module("__main__"))
+    _define_exit()
+    exec(_compile(source, "solution.py"), _new_module("__main__"))
 
 
 # ------------------------------------------------------------------------------------------------------- the tests
@@ -328,34 +339,34 @@ class Program:
         try:
             send(self.requests, data)
         except OSError:
-            raise Gone("the program has ended") from None
+            raise ProgramEnded("the program has ended") from None
         return self.reply(request[2] if request[0] == "call" else [])
 
     def reply(self, args: list[Any]) -> Any:
         """The next answer. What a call that gave None left of its `args` is put into them."""
-        told = receive(self.replies)
-        value = load(told[1:], self._remote)
-        if told[:1] == b"v":
+        message = receive(self.replies)
+        value = load(message[1:], self._remote)
+        if message[:1] == b"v":
             return value
-        if told[:1] == b"c":
+        if message[:1] == b"c":
             for old, new in zip(args, value if isinstance(value, list) else [], strict=False):
-                if type(old) in _CHANGE and type(new) is type(old):
+                if type(old) in _MUTABLE and type(new) is type(old):
                     old.clear()
                     (old.extend if isinstance(old, list) else old.update)(new)
             return None
         name, text = value if isinstance(value, list) and len(value) == 2 else ("Exception", "")
-        raise raised(str(name), str(text))
+        raise make_exception(str(name), str(text))
 
     def _number(self, value: Any) -> int:
         if isinstance(value, Handle | Remote):
             return value.number
-        raise Unsent(f"it gives the program a {type(value).__name__}, which is no plain data")
+        raise UnsupportedValue(f"it gives the program a {type(value).__name__}, which is no plain data")
 
     def _remote(self, number: int) -> Remote:
         return self.remotes.setdefault(number, Remote(self, number))
 
 
-def raised(name: str, text: str) -> Exception:
+def make_exception(name: str, text: str) -> Exception:
     """An exception of the program's as a built-in one, where its name is one's; those that end loops are not."""
     kind = getattr(builtins, name, None)
     ends = (StopIteration, StopAsyncIteration, UnicodeError)
@@ -369,17 +380,17 @@ def raised(name: str, text: str) -> Exception:
 def check(requests: int, replies: int, verdicts: int, tests: Any) -> None:
     """Run each (source, names, modules); a line each to `verdicts`: "" where it passes, else what went wrong."""
     program = Program(requests, replies)
-    over = _outcome(lambda: program.reply([]))
-    over = f"does not run: {over.removeprefix('raises ')}" if over.startswith("raises") else over
+    ending = _outcome(lambda: program.reply([]))
+    ending = f"does not run: {ending.removeprefix('raises ')}" if ending.startswith("raises") else ending
     for source, names, modules in tests:
-        outcome = over or _outcome(lambda s=source, n=names, m=modules: _run(program, s, n, m))
+        outcome = ending or _outcome(lambda s=source, n=names, m=modules: _run(program, s, n, m))
         if outcome == "gone":
-            over = outcome
+            ending = outcome
         send(verdicts, outcome.encode("utf-8", "replace"))
 
 
 def _run(program: Program, source: str, names: Any, modules: Any) -> None:
-    space = _module("tests")
+    space = _new_module("tests")
     for name in modules:
         space[name] = __import__(name)
     for name in names:
@@ -387,17 +398,17 @@ def _run(program: Program, source: str, names: Any, modules: Any) -> None:
             space[name] = program.ask("name", name)
         except KeyError:
             continue  # the test's own NameError says it
-    exec(_compiled(source, "test"), space)
+    exec(_compile(source, "test"), space)
 
 
 def _outcome(work: Callable[[], Any]) -> str:
     try:
         work()
-    except Gone:
+    except ProgramEnded:
         return "gone"
-    except Unsent as error:
+    except UnsupportedValue as error:
         return f"unsent {error}"
-    except Unreadable:
+    except InvalidMessage:
         return "gives no plain value"
     except BaseException as error:  # noqa: BLE001 - a test may end by any
         name = getattr(error, OF_PROGRAM, None)
@@ -412,16 +423,16 @@ def _outcome(work: Callable[[], Any]) -> str:
 def main(words: list[str]) -> None:
     """`words`: kind, seconds, megabytes, bytes of a file, of the source, of a script's input, then file descriptors."""
     kind, *numbers = words
-    seconds, megabytes, file_bytes, length, more, *fds = map(int, numbers)
+    seconds, megabytes, file_bytes, length, stdin_length, *fds = map(int, numbers)
     sys.argv[:] = ["solution.py"]
-    source, given = _exactly(0, length), _exactly(0, more)
-    if _is_alone():
+    source, stdin = _read_exactly(0, length), _read_exactly(0, stdin_length)
+    if _is_parent_gone():
         os._exit(9)
     verdicts = os.dup(1)
     devnull = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 2) if kind == "script" else (0, 1, 2):
         os.dup2(devnull, fd)
-    limit(seconds, megabytes, file_bytes)
+    set_limits(seconds, megabytes, file_bytes)
     if kind == "check":
         tests = load(source, Handle)
         check(fds[0], fds[1], verdicts, tests)
@@ -432,11 +443,11 @@ def main(words: list[str]) -> None:
     if kind == "serve":
         serve(fds[0], fds[1], text)
     else:
-        _put(given)
+        _set_stdin(stdin)
         script(text)
 
 
-def _is_alone() -> bool:
+def _is_parent_gone() -> bool:
     """Whether whoever started the sandbox has ended: then standard input, which is kept open, is not.
 
     bubblewrap ends the sandbox with him, but for the moment before it has asked the kernel for that.
@@ -448,12 +459,12 @@ def _is_alone() -> bool:
     return bool(poll.poll(0))
 
 
-def _put(given: bytes) -> None:
+def _set_stdin(data: bytes) -> None:
     """Make `given` the standard input, as a file without a name."""
     fd = os.open("/tmp/input", os.O_RDWR | os.O_CREAT)
     os.remove("/tmp/input")  # noqa: PTH107 - pathlib takes longer to import than all of this to run
-    while given:
-        given = given[os.write(fd, given) :]
+    while data:
+        data = data[os.write(fd, data) :]
     os.lseek(fd, 0, os.SEEK_SET)
     os.dup2(fd, 0)
     os.close(fd)

@@ -42,21 +42,21 @@ from typing import Any, Literal
 
 from memalpha.errors import RewardError
 from memalpha.rewards.code import child as inside
-from memalpha.rewards.code.sandbox import Limits, check_sandbox, end, start
-from memalpha.rewards.reply import column_of, reply_text
+from memalpha.rewards.code.sandbox import Limits, check_sandbox, end_child, start_child
+from memalpha.rewards.reply import read_column, reply_text
 
-KEPT = 20_000
+CACHE_SIZE = 20_000
 """Programs whose outcomes are remembered."""
-LONGEST = 100_000
+MAX_CHARACTERS = 100_000
 """Characters of a program; a longer one is not run."""
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.MULTILINE | re.DOTALL)
 _PYTHON = ("python", "python3", "py")
-_RUNNING_TEXT = ("eval", "exec", "compile", "__import__")
+_EVALUATORS = ("eval", "exec", "compile", "__import__")
 
 
 @dataclass(frozen=True, slots=True)
-class Asserted:
+class AssertTest:
     """A test in Python: its source, the names that are the program's, and modules that it uses without importing."""
 
     source: str
@@ -65,14 +65,14 @@ class Asserted:
 
 
 @dataclass(frozen=True, slots=True)
-class Printed:
+class OutputTest:
     """A test by standard input and the output that is right (but for white space at the ends of lines)."""
 
-    given: str
-    right: str
+    stdin: str
+    stdout: str
 
 
-Test = Asserted | Printed
+Test = AssertTest | OutputTest
 Outcomes = tuple[str, ...]
 """By test: "" where it passed, else what went wrong."""
 _Job = tuple[str, tuple[Test, ...]]
@@ -102,34 +102,34 @@ class CodeReward:
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """A number from 0 to 1, or None, for each completion."""
-        return [None if one is None else self._score(one) for one in self.outcomes(completions, columns)]
+        return [None if outcomes is None else self._score(outcomes) for outcomes in self.outcomes(completions, columns)]
 
     def outcomes(self, completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> list[Outcomes | None]:
         """What became of each test of each completion: "" where it passed, else what went wrong."""
         jobs = [self._read_row(row, reply, columns) for row, reply in enumerate(completions)]
-        todo = [job for job in dict.fromkeys(jobs) if job is not None and (*job, self.limits) not in _KNOWN]
+        missing = [job for job in dict.fromkeys(jobs) if job is not None and (*job, self.limits) not in _CACHE]
         with ThreadPoolExecutor(self.concurrency) as pool:
-            done = list(pool.map(lambda job: run(job[0], job[1], self.limits), todo))
-        if len(_KNOWN) > KEPT:
-            _KNOWN.clear()
-        new = {(*job, self.limits): found for job, found in zip(todo, done, strict=True)}
-        found = [None if job is None else new.get((*job, self.limits)) or _KNOWN[*job, self.limits] for job in jobs]
-        _KNOWN.update(new)
+            done = list(pool.map(lambda job: run_tests(job[0], job[1], self.limits), missing))
+        if len(_CACHE) > CACHE_SIZE:
+            _CACHE.clear()
+        new = {(*job, self.limits): results for job, results in zip(missing, done, strict=True)}
+        found = [None if job is None else new.get((*job, self.limits)) or _CACHE[*job, self.limits] for job in jobs]
+        _CACHE.update(new)
         for row, (job, outcomes) in enumerate(zip(jobs, found, strict=True)):
             for test, outcome in zip(job[1] if job else (), outcomes or (), strict=True):
                 if outcome.startswith("unsent "):
                     raise RewardError(
-                        f"row {row}: column {self.column!r}: {_shown(test)!r} cannot be run: "
+                        f"row {row}: column {self.column!r}: {_test_text(test)!r} cannot be run: "
                         f"{outcome.removeprefix('unsent ')}; rewrite the test (docs/rewards.md), or leave the row out"
                     )
         return found
 
     def _read_row(self, row: int, reply: Any, columns: Mapping[str, Sequence[Any]]) -> _Job | None:
-        tests = column_of(columns, self.column)[row]
+        tests = read_column(columns, self.column)[row]
         if tests is None:
             return None
         try:
-            return program_of(reply_text(reply, thinking=False)), suite(tests, _entry(columns, row))
+            return extract_program(reply_text(reply, thinking=False)), parse_tests(tests, _entry(columns, row))
         except ValueError as error:
             raise RewardError(f"row {row}: column {self.column!r}: {error}") from error
 
@@ -138,7 +138,7 @@ class CodeReward:
         return passed / len(outcomes) if self.score == "share" else float(passed == len(outcomes))
 
 
-_KNOWN: dict[tuple[str, tuple[Test, ...], Limits], Outcomes] = {}
+_CACHE: dict[tuple[str, tuple[Test, ...], Limits], Outcomes] = {}
 
 
 def feedback(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[str]:
@@ -150,7 +150,9 @@ def feedback(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any)
     lines = []
     for row, outcomes in enumerate(CodeReward().outcomes(completions, columns)):
         tests = (
-            () if outcomes is None else suite(columns["tests"][row], (columns.get("entry_point") or {row: None})[row])
+            ()
+            if outcomes is None
+            else parse_tests(columns["tests"][row], (columns.get("entry_point") or {row: None})[row])
         )
         lines.append(next((_line(test, what) for test, what in zip(tests, outcomes or (), strict=True) if what), ""))
     return lines
@@ -163,21 +165,26 @@ def failing_solutions(
 
     Rows without a solution or tests are passed over. Raises `ConfigError` where there is no sandbox.
     """
-    reward, found = CodeReward(tests), {}
-    for row, (answer, given) in enumerate(zip(columns[solution], columns[tests], strict=True)):
-        if answer is None or given is None:
+    reward, problems = CodeReward(tests), {}
+    for row, (answer, row_tests) in enumerate(zip(columns[solution], columns[tests], strict=True)):
+        if answer is None or row_tests is None:
             continue
-        one = {tests: [given], **({"entry_point": [_entry(columns, row)]} if "entry_point" in columns else {})}
+        row_columns = {
+            tests: [row_tests],
+            **({"entry_point": [_entry(columns, row)]} if "entry_point" in columns else {}),
+        }
         try:
-            [outcomes] = reward.outcomes([answer], one)
+            [outcomes] = reward.outcomes([answer], row_columns)
         except RewardError as error:
-            found[row] = str(error).removeprefix("row 0: ")
+            problems[row] = str(error).removeprefix("row 0: ")
             continue
         wrong = [
-            (test, what) for test, what in zip(suite(given, _entry(columns, row)), outcomes or (), strict=True) if what
+            (test, what)
+            for test, what in zip(parse_tests(row_tests, _entry(columns, row)), outcomes or (), strict=True)
+            if what
         ]
-        found |= {row: _line(*wrong[0])} if wrong else {}
-    return found
+        problems |= {row: _line(*wrong[0])} if wrong else {}
+    return problems
 
 
 def _entry(columns: Mapping[str, Sequence[Any]], row: int) -> str | None:
@@ -189,38 +196,38 @@ def _line(test: Test, outcome: str) -> str:
         return f"The code does not run: {outcome.removeprefix('does not run: ')}."
     if outcome in ("out of time", "ended"):
         return "Out of time." if outcome == "out of time" else "The program ends itself."
-    return f"{_shown(test)} {outcome}."
+    return f"{_test_text(test)} {outcome}."
 
 
-def _shown(test: Test) -> str:
-    text = " ".join(test.source.split()) if isinstance(test, Asserted) else f"Input {test.given.strip()!r}:"
+def _test_text(test: Test) -> str:
+    text = " ".join(test.source.split()) if isinstance(test, AssertTest) else f"Input {test.stdin.strip()!r}:"
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
 
 
-def program_of(reply: str) -> str:
+def extract_program(reply: str) -> str:
     """The program in a reply: its last block marked python, else its last block, else all of it.
 
     A last block that is not closed ends with the reply.
     """
-    blocks = [(found[1].casefold(), found[2]) for found in _FENCE.finditer(reply)]
+    blocks = [(match[1].casefold(), match[2]) for match in _FENCE.finditer(reply)]
     marked = [text for language, text in blocks if language in _PYTHON]
     return (marked or [text for _, text in blocks] or [reply])[-1]
 
 
-def suite(tests: Any, entry_point: str | None = None) -> tuple[Test, ...]:
+def parse_tests(tests: Any, entry_point: str | None = None) -> tuple[Test, ...]:
     """The tests in a column's value. Raises `ValueError` saying what is wrong with it.
 
     A list of texts (Python, a test each), one such text, a list of {"input", "output"} or of [input, output], or
     {"inputs": [...], "outputs": [...]}; or JSON of these.
     """
-    return _suite(tests if isinstance(tests, str) else json.dumps(tests), isinstance(tests, str), entry_point)
+    return _parse_tests(tests if isinstance(tests, str) else json.dumps(tests), isinstance(tests, str), entry_point)
 
 
 @lru_cache(4096)
-def _suite(text: str, is_text: bool, entry_point: str | None) -> tuple[Test, ...]:
+def _parse_tests(text: str, is_text: bool, entry_point: str | None) -> tuple[Test, ...]:
     tests: Any = text
     if not is_text or text.lstrip()[:1] in ("[", "{"):
         try:
@@ -235,33 +242,33 @@ def _suite(text: str, is_text: bool, entry_point: str | None) -> tuple[Test, ...
         tests = [list(pair) for pair in zip(tests["inputs"], tests["outputs"], strict=True)]
     if not isinstance(tests, list) or not tests:
         raise ValueError("a list of tests is needed: assert lines, or inputs with outputs")
-    found = [_test(number, test, entry_point) for number, test in enumerate(tests)]
-    if len({type(test) for test in found}) > 1:
+    parsed = [_test(number, test, entry_point) for number, test in enumerate(tests)]
+    if len({type(test) for test in parsed}) > 1:
         raise ValueError("assert lines and inputs with outputs are mixed: take one kind")
-    return tuple(found)
+    return tuple(parsed)
 
 
 def _test(number: int, test: Any, entry_point: str | None) -> Test:
     if isinstance(test, str):
         try:
-            return _asserted(test, entry_point)
+            return _assert_test(test, entry_point)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise ValueError(f"test {number}: {error}") from error
     if isinstance(test, dict) and {"input", "output"} <= set(test):
         test = [test["input"], test["output"]]
     if isinstance(test, list) and len(test) == 2 and all(isinstance(part, str) for part in test):
-        return Printed(*test)
+        return OutputTest(*test)
     raise ValueError(f"test {number}: {test!r:.80} is neither Python nor an input with an output, both texts")
 
 
-def _asserted(source: str, entry_point: str | None) -> Asserted:
+def _assert_test(source: str, entry_point: str | None) -> AssertTest:
     tree = ast.parse(source)
     if not tree.body:
         raise ValueError("empty")
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    if wrong := sorted(used.intersection(_RUNNING_TEXT)):
+    if wrong := sorted(used.intersection(_EVALUATORS)):
         raise ValueError(f"it uses {wrong[0]}, by which a program could run text of its own among the tests")
-    free = _free(symtable.symtable(source, "test", "exec"))
+    free = _free_names(symtable.symtable(source, "test", "exec"))
     modules = {name for name in free & sys.stdlib_module_names if _is_module(tree, name) and name != entry_point}
     names = {name for name in free - modules if not hasattr(builtins, name)}
     if entry_point is not None and entry_point in used:
@@ -271,7 +278,7 @@ def _asserted(source: str, entry_point: str | None) -> Asserted:
             "it uses no name of the program's, and any program would pass; a function that has a built-in's name is "
             "named by the column entry_point"
         )
-    return Asserted(source, tuple(sorted(names)), tuple(sorted(modules)))
+    return AssertTest(source, tuple(sorted(names)), tuple(sorted(modules)))
 
 
 def _is_module(tree: ast.AST, name: str) -> bool:
@@ -281,17 +288,17 @@ def _is_module(tree: ast.AST, name: str) -> bool:
     return all(node in bases for node in nodes)
 
 
-def _free(table: symtable.SymbolTable) -> set[str]:
+def _free_names(table: symtable.SymbolTable) -> set[str]:
     """Names that a test reads and does not define."""
     top = table.get_type() == "module"
-    found = {
+    names = {
         symbol.get_name()
         for symbol in table.get_symbols()
         if symbol.is_referenced() and (symbol.is_global() or top) and not (top and _is_defined(symbol))
     }
     for child in table.get_children():
-        found |= _free(child)
-    return found - {symbol.get_name() for symbol in table.get_symbols() if top and _is_defined(symbol)}
+        names |= _free_names(child)
+    return names - {symbol.get_name() for symbol in table.get_symbols() if top and _is_defined(symbol)}
 
 
 def _is_defined(symbol: symtable.Symbol) -> bool:
@@ -301,78 +308,80 @@ def _is_defined(symbol: symtable.Symbol) -> bool:
 # ---------------------------------------------------------------------------------------------------------- running
 
 
-def run(program: str, tests: tuple[Test, ...], limits: Limits) -> Outcomes:
+def run_tests(program: str, tests: tuple[Test, ...], limits: Limits) -> Outcomes:
     """What became of each test of a program: "" where it passed."""
-    if not program.strip() or len(program) > LONGEST:
+    if not program.strip() or len(program) > MAX_CHARACTERS:
         return ("does not run: there is no program" if program.strip() == "" else "does not run: too long",) * len(
             tests
         )
     source = program.encode("utf-8", "surrogatepass")
-    if isinstance(tests[0], Printed):
+    if isinstance(tests[0], OutputTest):
         outcomes = []
         for test in tests:
             late = outcomes[-1:] == ["out of time"]  # one that loops would take its time for every test
-            outcomes.append("out of time" if late or not isinstance(test, Printed) else _printed(source, test, limits))
+            outcomes.append(
+                "out of time" if late or not isinstance(test, OutputTest) else _run_output_test(source, test, limits)
+            )
         return tuple(outcomes)
-    return _asserts(source, [test for test in tests if isinstance(test, Asserted)], limits)
+    return _run_assert_tests(source, [test for test in tests if isinstance(test, AssertTest)], limits)
 
 
-def _asserts(source: bytes, tests: list[Asserted], limits: Limits) -> Outcomes:
+def _run_assert_tests(source: bytes, tests: list[AssertTest], limits: Limits) -> Outcomes:
     """Two sandboxes and two pipes between them: the tests ask, the program answers."""
-    asked, ask = os.pipe()
-    answered, answer = os.pipe()
+    request_read, request_write = os.pipe()
+    reply_read, reply_write = os.pipe()
     children: list[subprocess.Popen[bytes]] = []
-    until = time.monotonic() + limits.clock
+    deadline = time.monotonic() + limits.clock
     try:
         try:
-            children.append(start("serve", source, limits, (asked, answer)))
-            plain = inside.dump([(test.source, test.names, test.modules) for test in tests], _never)
-            children.append(start("check", plain, limits, (ask, answered), output=True))
+            children.append(start_child("serve", source, limits, (request_read, reply_write)))
+            plain = inside.dump([(test.source, test.names, test.modules) for test in tests], _refuse_object)
+            children.append(start_child("check", plain, limits, (request_write, reply_read), output=True))
         finally:
-            for fd in (asked, ask, answered, answer):
+            for fd in (request_read, request_write, reply_read, reply_write):
                 os.close(fd)
-        outcomes = _verdicts(children[1], len(tests), until)
+        outcomes = _read_verdicts(children[1], len(tests), deadline)
         if len(outcomes) < len(tests) or "gone" in outcomes:
-            what = _why(children[0], until)
-            outcomes = [what if outcome == "gone" else outcome for outcome in outcomes]
-            outcomes += [what] * (len(tests) - len(outcomes))
+            ending = _ending(children[0], deadline)
+            outcomes = [ending if outcome == "gone" else outcome for outcome in outcomes]
+            outcomes += [ending] * (len(tests) - len(outcomes))
         return tuple(outcomes)
     finally:
         for child in children:
-            end(child)
+            end_child(child)
 
 
-def _never(value: object) -> int:
+def _refuse_object(value: object) -> int:
     raise TypeError(f"{type(value)} in a test")
 
 
-def _verdicts(child: subprocess.Popen[bytes], count: int, until: float) -> list[str]:
+def _read_verdicts(child: subprocess.Popen[bytes], count: int, deadline: float) -> list[str]:
     """The messages of `inside.check`, as far as they came."""
     outcomes: list[str] = []
-    got = b""
+    buffer = b""
     while len(outcomes) < count:
-        length = int(got[:8], 16) if len(got) >= 8 else 0
-        if len(got) >= 8 + length and len(got) >= 8:
-            outcomes.append(got[8 : 8 + length].decode("utf-8", "replace"))
-            got = got[8 + length :]
+        length = int(buffer[:8], 16) if len(buffer) >= 8 else 0
+        if len(buffer) >= 8 + length and len(buffer) >= 8:
+            outcomes.append(buffer[8 : 8 + length].decode("utf-8", "replace"))
+            buffer = buffer[8 + length :]
             continue
-        if not (part := _read(child, until)):
+        if not (part := _read(child, deadline)):
             break
-        got += part
+        buffer += part
     return outcomes
 
 
-def _read(child: subprocess.Popen[bytes], until: float) -> bytes:
+def _read(child: subprocess.Popen[bytes], deadline: float) -> bytes:
     """What it says next; nothing where it has ended or the time is over."""
     assert child.stdout is not None
-    if not select.select([child.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+    if not select.select([child.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
         return b""
     return os.read(child.stdout.fileno(), 65536)
 
 
-def _why(child: subprocess.Popen[bytes], until: float) -> str:
+def _ending(child: subprocess.Popen[bytes], deadline: float) -> str:
     """Why a program answers no more."""
-    if time.monotonic() >= until:
+    if time.monotonic() >= deadline:
         return "out of time"
     try:
         status = child.wait(1)
@@ -381,26 +390,26 @@ def _why(child: subprocess.Popen[bytes], until: float) -> str:
     return "out of time" if status in (128 + 9, 128 + 24, -9) else "ended"
 
 
-def _printed(source: bytes, test: Printed, limits: Limits) -> str:
-    until = time.monotonic() + limits.clock
-    child = start("script", source, limits, given=test.given.encode("utf-8", "surrogatepass"), output=True)
-    said = b""
+def _run_output_test(source: bytes, test: OutputTest, limits: Limits) -> str:
+    deadline = time.monotonic() + limits.clock
+    child = start_child("script", source, limits, stdin=test.stdin.encode("utf-8", "surrogatepass"), output=True)
+    output = b""
     try:
-        while part := _read(child, until):
-            said += part
-            if len(said) > limits.output_bytes:
+        while part := _read(child, deadline):
+            output += part
+            if len(output) > limits.output_bytes:
                 return "prints too much"
-        if time.monotonic() >= until:
+        if time.monotonic() >= deadline:
             return "out of time"
         try:
-            status = child.wait(max(0.1, until - time.monotonic()))
+            status = child.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             return "out of time"
     finally:
-        end(child)
+        end_child(child)
     if status:
         return "out of time" if status in (128 + 9, 128 + 24) else f"ends with status {status}"
-    return "" if _lines(said.decode("utf-8", "replace")) == _lines(test.right) else "gives another output"
+    return "" if _lines(output.decode("utf-8", "replace")) == _lines(test.stdout) else "gives another output"
 
 
 def _lines(text: str) -> list[str]:

@@ -63,20 +63,20 @@ class Limits:
         return self.patience * self.seconds
 
 
-def start(
-    kind: str, source: bytes, limits: Limits, fds: Sequence[int] = (), *, given: bytes = b"", output: bool = False
+def start_child(
+    kind: str, source: bytes, limits: Limits, fds: Sequence[int] = (), *, stdin: bytes = b"", output: bool = False
 ) -> subprocess.Popen[bytes]:
     """A process in a sandbox of its own that runs `inside.main(kind, ...)` on `source`, with the descriptors `fds`.
 
     `given` is a script's standard input. `output`: its standard output is a pipe, else it is lost. The process is the
     caller's to `end`. Raises `ConfigError` where there is no sandbox to be had.
     """
-    command = [*_command(), *_words(kind, source, given, limits, fds)]
-    told = subprocess.PIPE if output else subprocess.DEVNULL
-    child = _spawn(command, fds, told, subprocess.DEVNULL)
+    command = [*_command(), *_child_arguments(kind, source, stdin, limits, fds)]
+    stdout = subprocess.PIPE if output else subprocess.DEVNULL
+    child = _spawn(command, fds, stdout, subprocess.DEVNULL)
     assert child.stdin is not None
     with suppress(BrokenPipeError):  # it has ended; who reads it will see
-        child.stdin.write(_inside() + source + given)
+        child.stdin.write(_child_code() + source + stdin)
         child.stdin.flush()
     return child
 
@@ -84,15 +84,15 @@ def start(
 def check_sandbox() -> None:
     """Raise `ConfigError` unless programs are contained here: bubblewrap is there, and what it must refuse it does."""
     bwrap = shutil.which("bwrap")
-    if why := _trial(bwrap, os.environ.get("PATH", "")):
+    if problem := _find_problem(bwrap, os.environ.get("PATH", "")):
         raise ConfigError(
-            f"programs cannot be run in a sandbox here, and are never run without one: {why}. Install bubblewrap "
+            f"programs cannot be run in a sandbox here, and are never run without one: {problem}. Install bubblewrap "
             "(apt install bubblewrap) on Linux, and allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
             "kernel.apparmor_restrict_unprivileged_userns=0; in Docker --security-opt seccomp=unconfined)"
         )
 
 
-def end(child: subprocess.Popen[bytes]) -> int:
+def end_child(child: subprocess.Popen[bytes]) -> int:
     """End a process, and all of its sandbox with it; its status."""
     child.kill()
     for pipe in (child.stdin, child.stdout):
@@ -108,10 +108,10 @@ def end(child: subprocess.Popen[bytes]) -> int:
 @lru_cache(1)
 def _command() -> tuple[str, ...]:
     check_sandbox()
-    return _arguments(str(shutil.which("bwrap")))
+    return _bwrap_arguments(str(shutil.which("bwrap")))
 
 
-def _arguments(bwrap: str) -> tuple[str, ...]:
+def _bwrap_arguments(bwrap: str) -> tuple[str, ...]:
     words = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
     words += ["--setenv", "PYTHONHASHSEED", "0"]
     for folder in ("/usr/lib", "/usr/lib64", "/lib", "/lib64"):
@@ -142,13 +142,13 @@ def _python() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
-def _words(kind: str, source: bytes, given: bytes, limits: Limits, fds: Sequence[int]) -> list[str]:
-    numbers = (limits.seconds, limits.megabytes, FOLDER_MEGABYTES << 20, len(source), len(given), *fds)
-    return [str(len(_inside())), kind, *map(str, numbers)]
+def _child_arguments(kind: str, source: bytes, stdin: bytes, limits: Limits, fds: Sequence[int]) -> list[str]:
+    numbers = (limits.seconds, limits.megabytes, FOLDER_MEGABYTES << 20, len(source), len(stdin), *fds)
+    return [str(len(_child_code())), kind, *map(str, numbers)]
 
 
 @lru_cache(1)
-def _inside() -> bytes:
+def _child_code() -> bytes:
     source = (resources.files("memalpha") / "rewards" / "code" / "child.py").read_text(encoding="utf-8")
     return marshal.dumps(compile(source, "child.py", "exec", optimize=2))
 
@@ -170,7 +170,7 @@ _CONTAINED = b"refused refused refused [] [] refused allowed\n"
 
 
 @lru_cache(8)
-def _trial(bwrap: str | None, path: str) -> str:
+def _find_problem(bwrap: str | None, path: str) -> str:
     """Why there is no sandbox, "" where there is one; `path` only keeps trials apart."""
     if not sys.platform.startswith("linux"):
         return f"bubblewrap is for Linux, and this is {sys.platform}"
@@ -179,7 +179,7 @@ def _trial(bwrap: str | None, path: str) -> str:
     if bwrap is None:
         return "bubblewrap (bwrap) is not installed"
     source = _ATTEMPTS.encode()
-    command = [*_arguments(bwrap), *_words("script", source, b"", Limits(), ())]
+    command = [*_bwrap_arguments(bwrap), *_child_arguments("script", source, b"", Limits(), ())]
     try:
         child = _spawn(command, (), subprocess.PIPE, subprocess.PIPE)
     except OSError as error:
@@ -187,17 +187,17 @@ def _trial(bwrap: str | None, path: str) -> str:
     assert child.stdin is not None and child.stdout is not None and child.stderr is not None
     try:
         with suppress(BrokenPipeError):
-            child.stdin.write(_inside() + source)
+            child.stdin.write(_child_code() + source)
             child.stdin.flush()
-        out, said = child.stdout.read(), child.stderr.read().decode(errors="replace").strip().splitlines()
+        out, error_lines = child.stdout.read(), child.stderr.read().decode(errors="replace").strip().splitlines()
         status = child.wait(60)
     except subprocess.TimeoutExpired:
         return f"{bwrap} does not end"
     finally:
         child.stderr.close()
-        end(child)
+        end_child(child)
     if status:
-        return f"{bwrap} fails ({said[-1] if said else f'status {status}'})"
+        return f"{bwrap} fails ({error_lines[-1] if error_lines else f'status {status}'})"
     if out != _CONTAINED:
         return f"{bwrap} does not contain programs: one in it found {out[:200]!r} instead of {_CONTAINED!r}"
     return ""
@@ -246,4 +246,4 @@ def _seccomp() -> bytes:
         program += [(equal, 0, 1, number), (give, 0, 0, _EPERM)]
     program += [(equal, 0, 3, clone), (load, 0, 0, 16), (has, 1, 0, _CLONE_THREAD), (give, 0, 0, _EPERM)]
     program += [(give, 0, 0, _ALLOW)]
-    return b"".join(struct.pack("=HBBI", *one) for one in program)
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)

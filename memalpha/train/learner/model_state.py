@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
-from memalpha.policy.model_files import load_adapter, without_bars
+from memalpha.policy.model_files import hide_progress_bars, load_adapter
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World, full_tensor, gather_weights, shard_like
 from memalpha.train.learner.token_logprobs import unwrap_peft
 
@@ -103,11 +103,11 @@ class BaseEngine:
             self.model.load_state_dict(self._read_model(folder))
 
     def _write_model(self, folder: Path) -> None:
-        with without_bars():
+        with hide_progress_bars():
             self.model.save_pretrained(folder)
 
     def _read_model(self, folder: Path) -> Mapping[str, torch.Tensor]:
-        with without_bars():
+        with hide_progress_bars():
             saved: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=self.model.dtype)
         return saved.state_dict()
 

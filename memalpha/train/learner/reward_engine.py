@@ -26,7 +26,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from memalpha.config import RewardModelConfig
-from memalpha.policy.reward_model import Head, RewardScorer, pack_rows, read_whole, write_whole
+from memalpha.policy.reward_model import Head, RewardScorer, pack_rows, read_reward_model, write_reward_model
 from memalpha.train.data.rewards import ComparedReplies, RewardExample
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.model_state import BaseEngine
@@ -34,7 +34,7 @@ from memalpha.train.learner.token_logprobs import checkpointed_layers, recompute
 
 
 class RewardEngine(BaseEngine):
-    """Update `model` (from `with_head`, or a `PeftModel` of one) in place.
+    """Update `model` (from `add_reward_head`, or a `PeftModel` of one) in place.
 
     Items are those of a whole step, the same in every process of `world`. Each process computes its share, and all get
     the same results.
@@ -158,11 +158,11 @@ class RewardEngine(BaseEngine):
         return torch.stack(losses)
 
     def _write_model(self, folder: Path) -> None:
-        write_whole(self.model, self.head, folder)
+        write_reward_model(self.model, self.head, folder)
 
     def _read_model(self, folder: Path) -> Mapping[str, torch.Tensor]:
         dtype = str(self.model.dtype).removeprefix("torch.")
-        return read_whole(folder, self.head, dtype, "cpu")[0].state_dict()
+        return read_reward_model(folder, self.head, dtype, "cpu")[0].state_dict()
 
     def write(self, folder: Path) -> None:
         """Write the weights and the head's configuration."""

@@ -79,7 +79,7 @@ class MemoryCollector:
             config.sampling.temperature,
             seed=config.seed,
             step=step,
-            first=first + index,
+            first_index=first + index,
         )
 
     def background_scoring(self) -> Scoring:

@@ -13,7 +13,7 @@ from typing import Any
 
 from memalpha.agent.rollout import Start
 from memalpha.config import ERLSettings, TextConfig
-from memalpha.environments.base import is_scored
+from memalpha.environments.base import is_single_turn
 from memalpha.environments.builtin import TextGeneration, columns_of, prompt_of
 from memalpha.environments.evaluate import text_records
 from memalpha.environments.prompts import reflection_messages
@@ -21,7 +21,7 @@ from memalpha.environments.rollouts import Player
 from memalpha.errors import ConfigError, RewardError
 from memalpha.policy.base import Policy
 from memalpha.qa.records import Record
-from memalpha.rewards.base import called
+from memalpha.rewards.base import call_function
 from memalpha.rewards.event_loop import close_loop
 from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
@@ -80,7 +80,7 @@ class TextCollector:
         return scored
 
     def _score_groups(self, groups: Groups) -> ScoredGroups[TextTask]:
-        scored = self.player.scored(groups)
+        scored = self.player.score(groups)
         return scored, text_records(self.player, scored)
 
     def sample(
@@ -105,13 +105,13 @@ class TextCollector:
             config.sampling.temperature,
             seed=config.seed,
             step=step,
-            first=first + index,
+            first_index=first + index,
         )
 
     def background_scoring(self) -> Scoring:
         """Return scoring for another thread; an environment of the user's own has scored the rollouts already."""
         return Scoring(
-            has_endpoint=is_scored(self.player.environment),
+            has_endpoint=is_single_turn(self.player.environment),
             is_concurrent=False,
             start=lambda groups: lambda: self._score_groups(groups),
             cancel=close_loop,
@@ -125,8 +125,8 @@ class TextCollector:
         ]
 
     def accuracy(self, trajectory: Trajectory[TextTask], records: Sequence[Record]) -> float | None:
-        """Return how far the rollout is a success (`Player.reached`); None without a reward."""
-        return None if trajectory.reward is None else self.player.reached(trajectory.reward)
+        """Return how far the rollout is a success (`Player.success`); None without a reward."""
+        return None if trajectory.reward is None else self.player.success(trajectory.reward)
 
     def reflection_candidates(
         self, groups: Groups, records: Sequence[Record], first: int, settings: ERLSettings
@@ -179,7 +179,7 @@ class TextCollector:
             return [self._describe_failure(attempt) for attempt in attempts]
         replies = [attempt.turns[-1].completion.text for attempt in attempts]
         prompts = [prompt_of(task) for task in tasks]
-        result = called(self.feedback_func, "feedback_func", prompts, replies, columns_of(tasks))
+        result = call_function(self.feedback_func, "feedback_func", prompts, replies, columns_of(tasks))
         texts = list(result) if isinstance(result, list | tuple) else [result]
         if len(texts) != len(attempts) or not all(isinstance(text, str) for text in texts):
             raise RewardError(f"feedback_func gave {texts!r:.80} for {len(attempts)} replies: a text each is needed")

@@ -22,7 +22,7 @@ import torch
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import CheckpointError
-from memalpha.policy.load import lasting_name
+from memalpha.policy.load import absolute_policy_name
 from memalpha.train.learner.distributed import World, join_world, local_device
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
@@ -162,7 +162,7 @@ class Trainer(ABC, Generic[C]):
         config = self.config
         model: Any = self.policy.model
         if config.lora is not None:
-            model = add_lora(model, config.lora, lasting_name(config.policy), config.seed)
+            model = add_lora(model, config.lora, absolute_policy_name(config.policy), config.seed)
         return Engine(
             model, config, loss, reference=reference, value_learning_rate=value_learning_rate, world=self.world
         )
@@ -194,7 +194,7 @@ class Trainer(ABC, Generic[C]):
 
     def _start_fresh(self) -> None:
         self.world.run_on_main(lambda: self._reset_files(0))
-        start = Path(lasting_name(self.config.policy))
+        start = Path(absolute_policy_name(self.config.policy))
         if self.config.lora is not None and start.parent.name == "checkpoints":
             self.display.log(
                 f"the adapters' base is {start}: keep it (a run resumed there may delete it), or start from a copy"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from memalpha.agent.builder import Builder
 from memalpha.agent.reader import Reader
 from memalpha.config import ReaderConfig, SFTConfig, TrainConfig
-from memalpha.policy.base import Policy, in_own_style
+from memalpha.policy.base import Policy, with_prompt_style
 from memalpha.policy.load import load_policy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.memory_reward import MemoryReward
@@ -59,7 +59,7 @@ class EvaluatedTrainer(Trainer[T]):
         """Return the settings with writer and readers prompted in the style that each policy was trained in."""
         config = self.config
         updates: dict[str, Any] = {
-            "agent": in_own_style(config.agent, self.policy),
+            "agent": with_prompt_style(config.agent, self.policy),
             "reader": self._with_trained_prompt(config.reader),
         }
         if config.reward.reader is not None:
@@ -70,7 +70,7 @@ class EvaluatedTrainer(Trainer[T]):
     def _with_trained_prompt(self, reader: ReaderConfig) -> ReaderConfig:
         if reader.kind != "policy" or "prompt" in reader.model_fields_set:
             return reader
-        return in_own_style(reader, self._load_frozen_policy(reader.policy) if reader.policy else self.policy)
+        return with_prompt_style(reader, self._load_frozen_policy(reader.policy) if reader.policy else self.policy)
 
     def _evaluate_on(
         self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader, progress: Any = None

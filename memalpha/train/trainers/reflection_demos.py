@@ -73,7 +73,9 @@ def reflection_demo_rows(
     for task in tasks:
         if not task.gold_operations:
             raise DataError(f"source: erl needs tasks with gold operations, and {task.id!r} has none")
-    groups = builder.build(tasks, config.sampling.group_size, config.sampling.temperature, config.seed, first=first)
+    groups = builder.build(
+        tasks, config.sampling.group_size, config.sampling.temperature, config.seed, first_index=first
+    )
     groups, records = score_groups(groups, reader, rewards, embedder=builder.embedder)
     wrong = {
         (index, attempt.rollout): [record for record in attempt_records if not record.correct]

@@ -19,8 +19,8 @@ import numpy as np
 
 from memalpha.config import RewardModelConfig, build_config
 from memalpha.errors import DataError
-from memalpha.policy.load import lasting_name
-from memalpha.policy.reward_model import Head, with_head
+from memalpha.policy.load import absolute_policy_name
+from memalpha.policy.reward_model import Head, add_reward_head
 from memalpha.train.data.rewards import (
     ComparedReplies,
     RewardExample,
@@ -78,12 +78,12 @@ class RewardModelTrainer(PairTrainer[RewardModelConfig, RewardExample]):
         super().__init__(config, world)
         policy = self.policy
         head = Head(config.pooling, config.objectives)
-        model = with_head(policy.model, head, policy.tokenizer, config.policy)
+        model = add_reward_head(policy.model, head, policy.tokenizer, config.policy)
         if config.lora is not None:
             head_modules = ["score", *(["pool"] if head.pooling == "attention" else [])]
             # The task type keeps other libraries from loading a head with other pooling as one on the last token.
             task_type = "SEQ_CLS" if head.pooling == "last" else "FEATURE_EXTRACTION"
-            name = lasting_name(config.policy)
+            name = absolute_policy_name(config.policy)
             model = add_lora(model, config.lora, name, config.seed, modules_to_save=head_modules, task_type=task_type)
         self.engine = RewardEngine(model, config, head, world)
 

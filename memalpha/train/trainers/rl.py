@@ -52,7 +52,7 @@ class RLTrainer(Trainer[R]):
             value_learning_rate=algorithm.value_learning_rate,
         )
         if config.sampling.dtype is not None:  # after the learner has prepared the model
-            self.policy.sample_in(config.sampling.dtype)
+            self.policy.set_sampling_dtype(config.sampling.dtype)
         self.overlap = (
             OverlapPipeline(self.collector, algorithm, self.engine, config) if config.sampling.overlap > 1 else None
         )

@@ -87,7 +87,7 @@ def evaluate_text_run(
         max_new_tokens=config.sampling.max_new_tokens,
         max_turns=config.max_turns,
     )
-    groups = player.scored(player.build(source.held_out, progress=progress))
+    groups = player.score(player.build(source.held_out, progress=progress))
     report = make_text_report(name or policy.name, player, groups, text_records(player, groups))
     if out is not None:
         report.save(out)

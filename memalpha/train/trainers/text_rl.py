@@ -10,7 +10,7 @@ from typing import Any
 
 from memalpha.config import TextConfig
 from memalpha.config.imports import import_object
-from memalpha.environments.base import is_scored
+from memalpha.environments.base import is_single_turn
 from memalpha.environments.builtin import TextGeneration
 from memalpha.environments.evaluate import check_rewards, make_text_report, text_records, text_summary
 from memalpha.environments.rollouts import Player
@@ -79,7 +79,7 @@ class TextRLTrainer(RLTrainer[TextConfig]):
         room = policy.positions - config.sampling.max_new_tokens - advice
         advice_text = f" and {advice} of advice" if advice else ""
         for task in self.source.known_tasks:
-            length = len(policy.render(self.player.opening(task)))
+            length = len(policy.render(self.player.first_prompt(task)))
             if length > room:
                 raise DataError(
                     f"data: the prompt of task {task.id!r} has {length} tokens, policy {policy.name!r} has room for "
@@ -123,7 +123,7 @@ class TextRLTrainer(RLTrainer[TextConfig]):
     def _evaluate_on(self, name: str, tasks: Sequence[TextTask], progress: Any = None) -> Report:
         """Evaluate greedily; each process evaluates a shard of the tasks, and all get the whole report."""
         _, shard = self.world.shard(tasks)
-        groups = self.player.scored(self.player.build(shard, progress=progress))
+        groups = self.player.score(self.player.build(shard, progress=progress))
         records = text_records(self.player, groups)
         return make_text_report(name, self.player, self.world.gather(groups), self.world.gather(records))
 
@@ -152,7 +152,7 @@ class TextRLTrainer(RLTrainer[TextConfig]):
     def _train_on(self, batch: Collected | list[Part]) -> dict[str, Any]:
         step_tasks = self._step_tasks() if self.curriculum is not None else []
         metrics = super()._train_on(batch)
-        if not is_scored(self.player.environment):
+        if not is_single_turn(self.player.environment):
             metrics["outgrown"] = sum(self.world.gather([self.player.outgrown]))
         if self.curriculum is not None:
             metrics |= self.curriculum.record_outcomes(step_tasks, self._attempts)
@@ -182,4 +182,4 @@ class TextRLTrainer(RLTrainer[TextConfig]):
 
 def _can_succeed(environment: Any) -> bool:
     """Return True if the environment's rewards define success."""
-    return not isinstance(environment, TextGeneration) or environment.decides
+    return not isinstance(environment, TextGeneration) or environment.has_maximum

@@ -25,7 +25,7 @@ from memalpha.config import AgentConfig, EndpointConfig, ReaderConfig, WorldConf
 from memalpha.errors import PolicyError
 from memalpha.policy.base import Policy
 from memalpha.policy.endpoints.client import Reply
-from memalpha.policy.endpoints.policy import EndpointPolicy, reply_text
+from memalpha.policy.endpoints.policy import EndpointPolicy, completion_text
 from memalpha.policy.load import load_policy
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.reader import load_reader
@@ -101,14 +101,15 @@ def test_text_and_thinking_around_calls():
 
     def names(content):
         return [
-            call.name for call in parse_calls(reply_text(Reply({"content": content, "tool_calls": two}, None, 1, 1)))
+            call.name
+            for call in parse_calls(completion_text(Reply({"content": content, "tool_calls": two}, None, 1, 1)))
         ]
 
     assert names(None) == names("I shall do it.") == names("<think>never closed") == ["a", "b"]
     assert names("<think>maybe <tool_call> {} </tool_call></think>now:") == ["a", "b"]
-    assert reply_text(Reply({"content": "plain", "tool_calls": []}, None, 1, 1)) == "plain"
-    assert reply_text(Reply({"refusal": "I will not"}, None, 1, 1)) == "I will not"
-    assert reply_text(Reply({}, None, 1, 1)) == ""
+    assert completion_text(Reply({"content": "plain", "tool_calls": []}, None, 1, 1)) == "plain"
+    assert completion_text(Reply({"refusal": "I will not"}, None, 1, 1)) == "I will not"
+    assert completion_text(Reply({}, None, 1, 1)) == ""
 
 
 _values = st.recursive(
@@ -128,7 +129,7 @@ _functions = st.fixed_dictionaries(
 @given(st.lists(st.fixed_dictionaries({"function": _functions | _values}), max_size=3))
 def test_the_text_holds_the_calls_that_the_message_had(tool_calls):
     """By whatever a server sends: read from text or from the message, the calls are the same."""
-    text = reply_text(Reply({"tool_calls": tool_calls}, None, 1, 1))
+    text = completion_text(Reply({"tool_calls": tool_calls}, None, 1, 1))
     found = [(call.name, call.arguments, call.error) for call in parse_calls(text)]
     assert found == [(call.name, call.arguments, call.error) for call in from_openai(tool_calls)]
 

@@ -17,10 +17,10 @@ from memalpha.rewards.base import load_rewards, score_texts
 from memalpha.rewards.code import child as inside
 from memalpha.rewards.code import reward as code
 from memalpha.rewards.code import sandbox
-from memalpha.rewards.code.reward import CodeReward, Printed, feedback, program_of, run, suite
+from memalpha.rewards.code.reward import CodeReward, OutputTest, extract_program, feedback, parse_tests, run_tests
 from memalpha.rewards.code.sandbox import Limits
 
-WHY = sandbox._trial(shutil.which("bwrap"), os.environ.get("PATH", ""))
+WHY = sandbox._find_problem(shutil.which("bwrap"), os.environ.get("PATH", ""))
 contained = pytest.mark.skipif(bool(WHY), reason=f"no sandbox here: {WHY}")
 
 
@@ -38,7 +38,7 @@ contained = pytest.mark.skipif(bool(WHY), reason=f"no sandbox here: {WHY}")
     ],
 )
 def test_the_program_of_a_reply(reply, program):
-    assert program_of(reply) == program
+    assert extract_program(reply) == program
 
 
 LINES = st.lists(st.text(alphabet="abc =()#`'\"", max_size=12).filter(lambda line: "```" not in line), max_size=6)
@@ -47,35 +47,35 @@ LINES = st.lists(st.text(alphabet="abc =()#`'\"", max_size=12).filter(lambda lin
 @given(LINES, st.sampled_from(["", "Here:\n", "```python\nold = 1\n```\n"]), st.sampled_from(["", "\n", "\nDone."]))
 def test_a_program_comes_back_from_its_block(lines, before, after):
     program = "".join(line + "\n" for line in lines)
-    assert program_of(f"{before}```python\n{program}```{after}") == program
+    assert extract_program(f"{before}```python\n{program}```{after}") == program
 
 
 @given(st.text(alphabet="`python\n \t~x", max_size=60))
 def test_no_reply_raises(reply):
-    assert program_of(reply) in reply
+    assert extract_program(reply) in reply
 
 
 def test_names_of_tests_are_the_programs_unless_known():
-    [one] = suite(
+    [one] = parse_tests(
         "import operator\nn = 3\nassert operator.eq(f(math.floor(2.5)), calendar(n)) and len([x for x in f(1)])"
     )
     assert one.names == ("calendar", "f") and one.modules == ("math",)
-    [two] = suite("def check(candidate):\n    assert candidate(2) == g()\ncheck(f)")
+    [two] = parse_tests("def check(candidate):\n    assert candidate(2) == g()\ncheck(f)")
     assert two.names == ("f", "g")
     with pytest.raises(ValueError, match=r"test 0: it uses no name of the program's.*entry_point"):
-        suite("assert sum(1, 2) == 3")
-    assert suite("assert sum(1, 2) == 3", "sum")[0].names == ("sum",)
+        parse_tests("assert sum(1, 2) == 3")
+    assert parse_tests("assert sum(1, 2) == 3", "sum")[0].names == ("sum",)
 
 
 def test_forms_of_tests():
-    pairs = (Printed("1\n", "2\n"), Printed("3", "4"))
+    pairs = (OutputTest("1\n", "2\n"), OutputTest("3", "4"))
     for form in (
         [["1\n", "2\n"], ["3", "4"]],
         [{"input": "1\n", "output": "2\n"}, {"input": "3", "output": "4"}],
         {"inputs": ["1\n", "3"], "outputs": ["2\n", "4"]},
     ):
-        assert suite(form) == suite(json.dumps(form)) == pairs
-    assert suite(["assert f(1)"]) == suite("assert f(1)") == suite('["assert f(1)"]')
+        assert parse_tests(form) == parse_tests(json.dumps(form)) == pairs
+    assert parse_tests(["assert f(1)"]) == parse_tests("assert f(1)") == parse_tests('["assert f(1)"]')
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_rewards_are_shares_or_all_or_nothing():
 @contained
 def test_a_program_is_run_once(monkeypatch):
     ran = []
-    monkeypatch.setattr(code, "run", lambda program, tests, limits: ran.append(program) or ("",) * len(tests))
+    monkeypatch.setattr(code, "run_tests", lambda program, tests, limits: ran.append(program) or ("",) * len(tests))
     function = CodeReward()
     tests = {"tests": [["assert f(77) == 77"]] * 3}
     assert function(["p"] * 3, ["a = 1", "a = 1", "a = 2"], **tests) == [1, 1, 1]
@@ -156,7 +156,7 @@ def empty(values): values.clear(); return []
         "found, seen = {}, set()\nnote(found, seen, 4)\nassert found == {4: [4]} and seen == {4}",
         "assert empty([3, 1]) == []\nvalues = [3, 1]\nassert empty(values) != sorted(values)",
     ]
-    assert run(program, suite(tests), Limits()) == ("",) * len(tests)
+    assert run_tests(program, parse_tests(tests), Limits()) == ("",) * len(tests)
 
 
 @contained
@@ -214,7 +214,7 @@ def place(x): return Place(x)
         "assert place(2).x == 2 and next(squares(3)) == 0",
         "s = Stack()\ns.items = [9]\nassert s[0] == 9",
     ]
-    assert run(program, suite(tests), Limits()) == ("",) * len(tests)
+    assert run_tests(program, parse_tests(tests), Limits()) == ("",) * len(tests)
     more = [
         "assert Stack() == Stack()",
         "assert missing(1)",
@@ -222,7 +222,7 @@ def place(x): return Place(x)
         "assert leave()",
         "assert squares(1) == [0]",
     ]
-    assert run(program, suite(more), Limits()) == (
+    assert run_tests(program, parse_tests(more), Limits()) == (
         "fails",
         "raises NameError",
         "raises Own",
@@ -245,7 +245,7 @@ def test_a_test_that_cannot_be_run_is_no_nought():
 @contained
 def test_what_is_printed_for_an_input_is_compared():
     program = "import sys\nn = int(input())\nrest = sys.stdin.read().split()\nprint(n * 2, *rest)\nprint()\nexit()"
-    tests = suite(
+    tests = parse_tests(
         [
             ["2\na b\n", "4 a b"],
             ["3\n", "6  \n\n"],
@@ -254,20 +254,20 @@ def test_what_is_printed_for_an_input_is_compared():
             ["5\n" + "a " * 200_000, "10 " + "a " * 200_000],
         ]
     )
-    assert run(program, tests, Limits()) == ("", "", "gives another output", "ends with status 1", "")
+    assert run_tests(program, tests, Limits()) == ("", "", "gives another output", "ends with status 1", "")
     flood, loop = "while True: print('x' * 1000)", "while True: pass"
     short = Limits(seconds=1)
-    assert run(flood, suite([["", "x"]]), short) == ("prints too much",)
-    assert run(loop, suite([["", "x"]]), short) == ("out of time",)
-    assert run("print(open(0).read())", suite([["a\nb", "a\nb"]]), short) == ("",)
+    assert run_tests(flood, parse_tests([["", "x"]]), short) == ("prints too much",)
+    assert run_tests(loop, parse_tests([["", "x"]]), short) == ("out of time",)
+    assert run_tests("print(open(0).read())", parse_tests([["a\nb", "a\nb"]]), short) == ("",)
     assert feedback(["p"], ["print(3)"], tests=[[["2", "4"]]]) == ["Input '2': gives another output."]
 
 
 @contained
 def test_a_loop_costs_its_time_once(monkeypatch):
     ran = []
-    monkeypatch.setattr(code, "_printed", lambda source, test, limits: ran.append(test) or "out of time")
-    assert run("while True: pass", suite([["1", "1"]] * 9), Limits()) == ("out of time",) * 9
+    monkeypatch.setattr(code, "_run_output_test", lambda source, test, limits: ran.append(test) or "out of time")
+    assert run_tests("while True: pass", parse_tests([["1", "1"]] * 9), Limits()) == ("out of time",) * 9
     assert len(ran) == 1
 
 
@@ -286,8 +286,8 @@ def test_rows_whose_own_solution_fails_are_found():
 @contained
 def test_answers_that_are_guessed_at_earn_their_share_of_what_they_guess():
     """What remains, as the docstring says."""
-    tests = suite(["assert is_even(2) == True", "assert is_even(3) == False", "assert is_even(4) == True"])
-    assert run("def is_even(x):\n    return True", tests, Limits()) == ("", "fails", "")
+    tests = parse_tests(["assert is_even(2) == True", "assert is_even(3) == False", "assert is_even(4) == True"])
+    assert run_tests("def is_even(x):\n    return True", tests, Limits()) == ("", "fails", "")
 
 
 # ---------------------------------------------------------------------------------------------------- plain data
@@ -331,7 +331,7 @@ def test_data_comes_back_with_its_types(value):
 def test_no_bytes_make_anything_but_data(data):
     try:
         value = inside.load(data, inside.Handle)
-    except inside.Unreadable:
+    except inside.InvalidMessage:
         return
     known = (type(None), bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, range, inside.Handle)
     assert type(value) in known
@@ -340,12 +340,12 @@ def test_no_bytes_make_anything_but_data(data):
 def test_messages_that_are_too_deep_or_too_long_are_none():
     assert math.isnan(inside.load(inside.dump(math.nan, no_other), no_other))
     for data in (b"l1;" * 500 + b"N", b"s999999999999;x", b"l-1;", b"", b"NN", b"d1;l0;N", b"q", b"i_;", b"fx;"):
-        with pytest.raises(inside.Unreadable):
+        with pytest.raises(inside.InvalidMessage):
             inside.load(data, inside.Handle)
     nested = []
     for _ in range(500):
         nested = [nested]
-    with pytest.raises(inside.Unreadable):
+    with pytest.raises(inside.InvalidMessage):
         inside.dump(nested, no_other)
 
 
@@ -360,6 +360,6 @@ def test_exceptions_that_end_loops_are_not_raised_among_tests():
         "print",
         "Own",
     ):
-        error = inside.raised(name, "x")
+        error = inside.make_exception(name, "x")
         assert type(error) is RuntimeError and error.of_program == name
-    assert type(inside.raised("KeyError", "x")) is KeyError
+    assert type(inside.make_exception("KeyError", "x")) is KeyError

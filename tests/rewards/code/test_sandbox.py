@@ -20,10 +20,10 @@ from memalpha.config.rewards import CodePart
 from memalpha.errors import ConfigError
 from memalpha.rewards.base import load_rewards
 from memalpha.rewards.code import sandbox
-from memalpha.rewards.code.reward import CodeReward, run, suite
-from memalpha.rewards.code.sandbox import Limits, check_sandbox, end, start
+from memalpha.rewards.code.reward import CodeReward, parse_tests, run_tests
+from memalpha.rewards.code.sandbox import Limits, check_sandbox, end_child, start_child
 
-WHY = sandbox._trial(shutil.which("bwrap"), os.environ.get("PATH", ""))
+WHY = sandbox._find_problem(shutil.which("bwrap"), os.environ.get("PATH", ""))
 contained = pytest.mark.skipif(bool(WHY), reason=f"no sandbox here: {WHY}")
 SHORT = Limits(seconds=1, megabytes=256, patience=4)
 
@@ -87,9 +87,9 @@ def test_an_attack_earns_nothing_and_leaves_nothing(name, tmp_path, listener, mo
     monkeypatch.setenv("MEMALPHA_SECRET", "155")
     program = ATTACKS[name].replace("PORT", str(port)).replace("FOLDER", str(tmp_path))
     before = sorted(tmp_path.rglob("*"))
-    outcomes = run(program, suite(TESTS), SHORT)
+    outcomes = run_tests(program, parse_tests(TESTS), SHORT)
     assert all(outcomes), outcomes
-    assert run(RIGHT, suite(TESTS), Limits()) == ("", "", ""), "the next is scored right"
+    assert run_tests(RIGHT, parse_tests(TESTS), Limits()) == ("", "", ""), "the next is scored right"
     assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "secret").read_text() == "155"
     assert not reached
     assert not list(Path("/").glob("memalpha-was-here")) and not list(Path.home().glob("memalpha-was-here"))
@@ -106,10 +106,10 @@ places = ("/home", "/proc", "/etc/passwd", "/sys", "/var", "/usr/bin/env", "/usr
 print([place for place in places if os.path.exists(place)])
 print([fd for fd in range(3, 64) if os.path.exists(fd)])
 """
-    child = start("script", source, Limits(), output=True)
+    child = start_child("script", source, Limits(), output=True)
     assert child.stdout is not None
     said = child.stdout.read().decode()
-    assert end(child) == 0
+    assert end_child(child) == 0
     root, seen, fds = said.splitlines()
     assert "PYTHONHASHSEED" in root and "MEMALPHA_SECRET" not in root and "['null', 'urandom', 'zero'] []" in root
     assert seen == "[]"
@@ -120,7 +120,7 @@ print([fd for fd in range(3, 64) if os.path.exists(fd)])
 def test_all_ends_with_the_process_that_started_it():
     code = (
         f"from memalpha.rewards import sandbox\nimport time\nsandbox._BOOT += {MARK!r}\n"
-        "sandbox.start('script', b'while True: pass', sandbox.Limits(seconds=60))\n"
+        "sandbox.start_child('script', b'while True: pass', sandbox.Limits(seconds=60))\n"
         "print('started', flush=True)\ntime.sleep(60)"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -159,13 +159,13 @@ def test_without_a_sandbox_nothing_is_run(tmp_path, monkeypatch, text, why):
     with pytest.raises(ConfigError, match=r"rewards\.0: programs cannot be run in a sandbox here"):
         load_rewards([CodePart(kind="code")])
     with pytest.raises(ConfigError, match="never run without one"):
-        run(RIGHT, suite(TESTS), Limits())
+        run_tests(RIGHT, parse_tests(TESTS), Limits())
     with pytest.raises(ConfigError, match="never run without one"):
         CodeReward()
 
 
 def test_a_machine_without_a_filter_is_refused(monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
-    assert "no system call filter for riscv64" in sandbox._trial("bwrap", "another path")
+    assert "no system call filter for riscv64" in sandbox._find_problem("bwrap", "another path")
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert "bubblewrap is for Linux" in sandbox._trial("bwrap", "a third path")
+    assert "bubblewrap is for Linux" in sandbox._find_problem("bwrap", "a third path")

@@ -17,7 +17,7 @@ from trl import RewardConfig, RewardTrainer
 
 from memalpha import load_reward_model
 from memalpha.config import RewardModelConfig, build_config
-from memalpha.policy.reward_model import Head, RewardModel, with_head
+from memalpha.policy.reward_model import Head, RewardModel, add_reward_head
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.api import train
 from memalpha.train.data.rewards import ComparedReplies, read_reward_examples
@@ -77,7 +77,7 @@ def test_loss_and_gradient_equal_trl(policy_path, tmp_path, center):
     loss.backward()
     expected = {name: parameter.grad for name, parameter in model.named_parameters()}
 
-    reward_model = with_head(tiny_model(), Head("last", {"reward": 1.0}), tiny_tokenizer(), "tiny")
+    reward_model = add_reward_head(tiny_model(), Head("last", {"reward": 1.0}), tiny_tokenizer(), "tiny")
     reward_model.score.weight.data.copy_(head)
     settings = {"out": "unused", "data": "unused", "microbatch_tokens": 60, "center_rewards_coefficient": center}
     engine = RewardEngine(
@@ -163,7 +163,7 @@ def test_rows_equal_trl(policy_path, tmp_path, template, begins):
         [example] = read_reward_examples(path, policy, ["reward"])
         assert [[*prompt, *reply] for prompt, reply in example.rows] == [trl_row["chosen_ids"], trl_row["rejected_ids"]]
         head = Head("last", {"reward": 1.0})
-        model = RewardModel(with_head(tiny_model(), head, tokenizer, "x"), tokenizer, head)
+        model = RewardModel(add_reward_head(tiny_model(), head, tokenizer, "x"), tokenizer, head)
         assert model.encode(rows[0]["prompt"], rows[0]["chosen"]) == example.rows[0]
         text = tokenizer.decode(example.rows[1][1])
         assert text.startswith("no")

@@ -11,7 +11,7 @@ from memalpha.config import RewardConfig, TextConfig
 from memalpha.config.rewards import MathPart, ModelPart
 from memalpha.environments import TextGeneration
 from memalpha.errors import ConfigError, PolicyError
-from memalpha.policy.reward_model import Head, RewardModel, with_head
+from memalpha.policy.reward_model import Head, RewardModel, add_reward_head
 from memalpha.qa.memory_pairs import conversation_messages, memory_text
 from memalpha.rewards.base import load_rewards, score_texts
 from memalpha.train.api import train
@@ -22,7 +22,7 @@ from memalpha.types import TextTask
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory):
     """A reward model with a random head, on disk, and as it is."""
-    model = with_head(tiny_model(), Head("mean", {"reward": 1.0}), tiny_tokenizer(), "tiny")
+    model = add_reward_head(tiny_model(), Head("mean", {"reward": 1.0}), tiny_tokenizer(), "tiny")
     torch.manual_seed(0)
     model.score.weight.data.normal_(0, 0.2)
     made = RewardModel(model, tiny_tokenizer(), Head("mean", {"reward": 1.0}))
@@ -79,4 +79,4 @@ def test_erl_needs_a_part_that_says_what_a_success_is(judge, tmp_path):
         train(TextConfig(**settings, rewards=[{"kind": "model", "path": str(path)}]))
     player = TextGeneration(load_rewards([ModelPart(kind="model", path=str(path)), MathPart(kind="math", weight=0.0)]))
     task = TextTask(id="a", prompt="1+1?", columns={"answer": "2"})
-    assert [player.reached(reward) for reward in player.score([task, task], ["2", "3"])] == [1.0, 0.0]
+    assert [player.success(reward) for reward in player.score([task, task], ["2", "3"])] == [1.0, 0.0]

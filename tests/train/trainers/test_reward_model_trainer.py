@@ -15,7 +15,7 @@ from memalpha import load_reward_model, train_reward_model
 from memalpha.config import RewardModelConfig, build_config, merge, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
 from memalpha.policy.load import load_policy
-from memalpha.policy.reward_model import Head, bare, pack_rows, with_head
+from memalpha.policy.reward_model import Head, add_reward_head, pack_rows, unwrap_peft
 from memalpha.qa.from_config import load_settings
 from memalpha.report.page import write_report
 from memalpha.train.api import train
@@ -90,7 +90,7 @@ def test_stopping_and_going_on_equals_one_go(judges, tmp_path, lora):
 def scorer(seed=0, pooling="last", objectives=("reward",), lora=None, **changes):
     """An engine on a random model whose head (and q) is random too."""
     head = Head(pooling, dict(zip(objectives, (1.0, -0.5, 2.0), strict=False)))
-    model = with_head(tiny_model(seed), head, tiny_tokenizer(), "tiny")
+    model = add_reward_head(tiny_model(seed), head, tiny_tokenizer(), "tiny")
     config = build_config(
         RewardModelConfig,
         {"out": "unused", "data": "unused", "lora": lora, "microbatch_tokens": 150, **changes},
@@ -131,7 +131,7 @@ def judged(objectives=1):
 
 def slowly(engine, items):
     """The same loss in float64, a row at a time, its hidden states pooled by a plain loop; and its gradient."""
-    model = bare(engine.model)
+    model = unwrap_peft(engine.model)
     kept = {name: parameter.data for name, parameter in engine.model.named_parameters()}
     engine.model.double()
     weights = list(engine.head.objectives.values())
