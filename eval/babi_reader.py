@@ -1,8 +1,8 @@
-"""A reader by rule that understands bAbI, raw statements and noted facts alike, so that what is wrong is the memory's.
+"""Rule-based reader that understands bAbI, raw statements and stored facts alike, so that every error is the memory's.
 
-It takes in what it is shown in the order in which it was said or written (so the newest counts), line by line: official
+It reads the shown texts in the order in which they were said or written (so the newest counts), line by line: official
 statements ("Then they went to the garden.") and facts (`mary: garden; has football, milk`, `mary: not kitchen`,
-`football: garden`). A question has the answer that follows; where none does it abstains.
+`football: garden`). It gives the answer that follows from them and abstains where none does.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from memalpha.tasks.datasets.babi_world import (
 
 
 @dataclass
-class Seen:
-    """What is known of a person or a thing: where it is or is not, who has it, what it has (None: not known)."""
+class Knowledge:
+    """Knowledge of a person or a thing: location, excluded location, holder, items held (None: unknown)."""
 
-    place: str | None = None
+    location: str | None = None
     absent: str | None = None
     holder: str | None = None
     holds: list[str] | None = None
@@ -38,75 +38,84 @@ class Seen:
 
 @dataclass
 class View:
-    """What follows from the lines that were shown, as far as anything does: some are missing, some outdated."""
+    """Facts that follow from the shown lines, some of which may be missing or outdated."""
 
-    things: dict[str, Seen] = field(default_factory=dict)
-    last: tuple[str, ...] = ()
+    things: dict[str, Knowledge] = field(default_factory=dict)
+    last_people: tuple[str, ...] = ()
 
-    def of(self, name: str) -> Seen:
-        """What is known of a name, however it is written."""
-        return self.things.setdefault(name.strip().lower(), Seen())
+    def knowledge_of(self, name: str) -> Knowledge:
+        """Return the knowledge of a name, ignoring case and surrounding spaces."""
+        return self.things.setdefault(name.strip().lower(), Knowledge())
 
-    def take_in(self, line: str) -> None:
-        """One statement or fact; anything else says nothing."""
-        if found := MOVE.fullmatch(line) or IS.fullmatch(line):
-            if found["who"] not in PRONOUNS:
-                self.last = tuple(found["who"].split(" and "))
-            no = found.groupdict().get("no")
-            for name in self.last:
-                self.put(name, None if no else found["place"], found["place"] if no else None)
-        elif found := TAKE.fullmatch(line):
-            self.give(found["who"], [*(self.of(found["who"]).holds or []), found["thing"]])
-        elif found := DROP.fullmatch(line):
-            person = self.of(found["who"])
-            self.give(found["who"], [held for held in person.holds or [] if held != found["thing"]])
-            self.things[found["thing"]] = Seen(person.place)
+    def add_line(self, line: str) -> None:
+        """Add one statement or fact; ignore any other line."""
+        if match := MOVE.fullmatch(line) or IS.fullmatch(line):
+            if match["who"] not in PRONOUNS:
+                self.last_people = tuple(match["who"].split(" and "))
+            negated = match.groupdict().get("no")
+            for name in self.last_people:
+                self.set_location(name, None if negated else match["place"], match["place"] if negated else None)
+        elif match := TAKE.fullmatch(line):
+            self.set_holdings(match["who"], [*(self.knowledge_of(match["who"]).holds or []), match["thing"]])
+        elif match := DROP.fullmatch(line):
+            person = self.knowledge_of(match["who"])
+            self.set_holdings(match["who"], [item for item in person.holds or [] if item != match["thing"]])
+            self.things[match["thing"]] = Knowledge(person.location)
         elif pair := key_value(line):
-            self.note(*pair)
+            self.add_fact(*pair)
 
-    def note(self, name: str, value: str) -> None:
-        """A fact: all there is to say of a person or a thing, in parts between ";"; who has something, it says so."""
-        self.put(name, None, None)
-        self.give(name, [])
+    def add_fact(self, name: str, value: str) -> None:
+        """Add a fact that describes a person or a thing completely, in parts between ";".
+
+        The holder of a thing is stated by the holder's own fact.
+        """
+        self.set_location(name, None, None)
+        self.set_holdings(name, [])
         for part in (part.strip().lower() for part in value.split(";")):
             if part.startswith("has "):
-                self.give(name, [held.strip() for held in part[4:].split(",") if held.strip() != NOTHING])
+                self.set_holdings(name, [item.strip() for item in part[4:].split(",") if item.strip() != NOTHING])
             elif part.startswith("not "):
-                self.put(name, None, part[4:])
+                self.set_location(name, None, part[4:])
             else:
-                self.put(name, part, None)
+                self.set_location(name, part, None)
 
-    def put(self, name: str, place: str | None, absent: str | None) -> None:
-        """A person with all she holds, or a thing, is or is not there."""
-        one = self.of(name)
-        one.place, one.absent, one.holder = place, absent, None
+    def set_location(self, name: str, location: str | None, absent: str | None) -> None:
+        """Set or exclude the location of a person or a thing.
 
-    def give(self, name: str, things: Sequence[str]) -> None:
-        """A person holds just these."""
-        for other in self.things.values():
-            other.holds = other.holds and [held for held in other.holds if held not in things]
-            other.holder = None if other.holder == name.lower() else other.holder
+        Args:
+            name: Person or thing.
+            location: Known location, or None.
+            absent: Excluded location, or None.
+        """
+        knowledge = self.knowledge_of(name)
+        knowledge.location, knowledge.absent, knowledge.holder = location, absent, None
+
+    def set_holdings(self, name: str, things: Sequence[str]) -> None:
+        """Set the items that a person holds, and remove them from others."""
+        for knowledge in self.things.values():
+            knowledge.holds = knowledge.holds and [item for item in knowledge.holds if item not in things]
+            knowledge.holder = None if knowledge.holder == name.lower() else knowledge.holder
         for thing in things:
-            self.of(thing).holder = name.lower()
-        self.of(name).holds = list(things)
+            self.knowledge_of(thing).holder = name.lower()
+        self.knowledge_of(name).holds = list(things)
 
     def answer(self, question: str) -> str:
-        """What follows, else that it is not known."""
-        if found := ASK_PLACE.fullmatch(question):
-            one = self.of(found["what"])
-            return (one if one.holder is None else self.of(one.holder)).place or ABSTAIN
-        if found := ASK_WHETHER.fullmatch(question):
-            one, place = self.of(found["who"]), found["place"].lower()
-            if one.place is None and one.absent != place:
+        """Return the answer that follows, or `ABSTAIN`."""
+        if match := ASK_PLACE.fullmatch(question):
+            knowledge = self.knowledge_of(match["what"])
+            return (knowledge if knowledge.holder is None else self.knowledge_of(knowledge.holder)).location or ABSTAIN
+        if match := ASK_WHETHER.fullmatch(question):
+            knowledge, location = self.knowledge_of(match["who"]), match["place"].lower()
+            if knowledge.location is None and knowledge.absent != location:
                 return ABSTAIN
-            return "yes" if one.place == place else "no"
-        if (found := ASK_CARRIED.fullmatch(question)) and (holds := self.of(found["who"]).holds) is not None:
+            return "yes" if knowledge.location == location else "no"
+        if (match := ASK_CARRIED.fullmatch(question)) and (holds := self.knowledge_of(match["who"]).holds) is not None:
             return ", ".join(holds) or NOTHING
         return ABSTAIN
 
 
 class RuleReader:
-    """Answers from what is shown alone, all of it."""
+    """Reader that answers from all shown entries by rules."""
 
     name = "rules of bAbI's world"
     conflicts = "newest"
@@ -119,6 +128,6 @@ class RuleReader:
         view = View()
         for hit in sorted(item.hits, key=lambda hit: hit.entry.valid_from):
             for line in hit.entry.content.splitlines():
-                view.take_in(line.strip())
+                view.add_line(line.strip())
         text = view.answer(item.question)
         return Answer(text, text == ABSTAIN, hits=item.hits)

@@ -1,11 +1,12 @@
-"""bAbI over several seeds, beside append-only memories: `python eval/babi_seeds.py --out runs/babi-seeds --jobs 2`.
+"""Train bAbI with several seeds and compare append-only memories.
 
-Each seed is the run of `memalpha train babi seed=N`. The trained writers are then read again, and so are memories to
-which every gold fact is appended and nothing is ever updated: without a limit, and with only the most recent E entries
-kept, where E is how many entries the trained writers keep on average. Each memory is read under two rules: two live
-values of one slot give no right answer (`refuse`: what training goes by), and the newest one counts (`newest`: what an
-append-only memory is made for). Writes `babi-seeds.json` and `babi-seeds.md` to --results. Runs and readings that are
-complete are not done again.
+    python eval/babi_seeds.py --out runs/babi-seeds --jobs 2
+
+Each seed is the run of `memalpha train babi seed=N`. The trained writers are then evaluated again, beside memories that
+append every gold fact and never update: one without a limit, and one with only the most recent E entries, where E is
+the trained writers' mean number of entries. Each memory is read under two rules. `refuse`, the rule of training: two
+live values of one slot give no right answer. `newest`, which suits an append-only memory: the newest value counts.
+Writes `babi-seeds.json` and `babi-seeds.md` to --results. Completed runs and readings are not repeated.
 """
 
 from __future__ import annotations
@@ -43,8 +44,14 @@ RULES = ("refuse", "newest")
 PACKAGES = ("torch", "transformers", "numpy", "faiss-cpu", "memalpha")
 
 
-def run(out: Path, seed: int, extra: Sequence[str]) -> dict[str, Any]:
-    """One training run in a process of its own; its summary, with the CPU minutes of the process."""
+def run_seed(out: Path, seed: int, extra: Sequence[str]) -> dict[str, Any]:
+    """Run one training in its own process and return its summary, with the CPU minutes of the process.
+
+    Args:
+        out: Folder of the run.
+        seed: Seed of the run.
+        extra: Further settings of the command line.
+    """
     words = ["train", "babi", f"seed={seed}", f"out={out}", *extra]
     process = subprocess.Popen([sys.executable, "-m", "memalpha", *words], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -59,13 +66,25 @@ def run(out: Path, seed: int, extra: Sequence[str]) -> dict[str, Any]:
     return summary
 
 
-def written(policy: Policy, tasks: Sequence[Task], config: TrainConfig) -> list[TrajectoryGroup]:
-    """The memories that a policy writes, greedily."""
+def write_memories(policy: Policy, tasks: Sequence[Task], config: TrainConfig) -> list[TrajectoryGroup]:
+    """Return the memories that a policy writes greedily.
+
+    Args:
+        policy: Policy to sample from.
+        tasks: Streams to read.
+        config: Configuration of the agent.
+    """
     return Builder(policy, config.agent).build(tasks)
 
 
-def appended(tasks: Sequence[Task], config: TrainConfig, most: int | None) -> list[TrajectoryGroup]:
-    """Memories of all gold facts in the order they came to hold; of these the last `most` entries."""
+def append_gold_facts(tasks: Sequence[Task], config: TrainConfig, max_entries: int | None) -> list[TrajectoryGroup]:
+    """Return memories of all gold facts in the order in which they became true.
+
+    Args:
+        tasks: Streams to read.
+        config: Configuration of the agent.
+        max_entries: Number of most recent entries to keep; None keeps all.
+    """
     schema, groups = load_schema(config.agent.memory_schema), []
     for task in tasks:
         state, states = MemoryState.empty(schema), []
@@ -73,68 +92,97 @@ def appended(tasks: Sequence[Task], config: TrainConfig, most: int | None) -> li
             for gold in task.gold_at(chunk.index):
                 if gold.kind == "delete":
                     continue
-                known = state.find(gold.category, gold.content)
-                if known is not None:  # said again: it is the most recent now
-                    state = state.apply(Operation("delete", id=known.id))
+                duplicate = state.find(gold.category, gold.content)
+                if duplicate is not None:  # said again: it is the most recent now
+                    state = state.apply(Operation("delete", id=duplicate.id))
                 state = state.apply(Operation("insert", category=gold.category, content=gold.content))
-            for entry in state.list()[: max(0, len(state.list()) - most) if most else 0]:
+            for entry in state.list()[: max(0, len(state.list()) - max_entries) if max_entries else 0]:
                 state = state.apply(Operation("delete", id=entry.id))
             states.append(state)
         groups.append(TrajectoryGroup(task, (Trajectory(task, 0, (), tuple(states)),)))
     return groups
 
 
-def entries_kept(groups: Iterable[TrajectoryGroup]) -> float:
-    """Live entries at the end of a stream, on average."""
+def mean_entries(groups: Iterable[TrajectoryGroup]) -> float:
+    """Return the mean number of live entries at the end of a stream."""
     return statistics.mean(len(group.trajectories[0].states[-1].entries) for group in groups)
 
 
 def scores(records: Iterable[Record]) -> dict[str, Any]:
-    """(accuracy, standard error over streams) of all questions, by task, and of those asked at once or again."""
+    """Return (accuracy, standard error over streams) of all questions, by task, and by time of asking."""
     parts: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
-        when = "again at the end" if ":again" in record.question_id else "in the stream"
-        for part in ("all", record.ability, when):
+        asking_time = "again at the end" if ":again" in record.question_id else "in the stream"
+        for part in ("all", record.ability, asking_time):
             parts[part][record.task].append(float(record.correct))
     return {part: mean_and_error(by_task.values()) for part, by_task in parts.items()}
 
 
-def read(
+def read_memories(
     name: str, out: Path, make: Callable[[], Sequence[TrajectoryGroup]], config: TrainConfig, start: Policy
 ) -> dict[str, Any]:
-    """What the memories that `make` builds answer, under both rules, and how many entries they hold; kept in `out`."""
+    """Evaluate the memories that `make` builds under both rules, and count their entries; results are cached in `out`.
+
+    Args:
+        name: Name of the system, and of its result file.
+        out: Folder of result files.
+        make: Builds the memories; called if there is no result file.
+        config: Configuration of reader, reward and agent.
+        start: Policy for a reader that needs one.
+    """
     path = out / f"{name.replace(' ', '-')}.json"
     if path.exists():
         return json.loads(path.read_text(encoding="utf-8"))
     groups = make()
-    found: dict[str, Any] = {"entries": entries_kept(groups)}
+    results: dict[str, Any] = {"entries": mean_entries(groups)}
     for rule in RULES:
         reader = load_reader(config.reader.model_copy(update={"conflicts": rule}), start)
-        asked = evaluate_memory(groups, reader, config.reward.metric, embedder=load_embedder(config.agent.embedder))
-        found[rule] = scores(record for group in asked for records in group for record in records)
-    path.write_text(json.dumps(found) + "\n", encoding="utf-8")
+        evaluated = evaluate_memory(groups, reader, config.reward.metric, embedder=load_embedder(config.agent.embedder))
+        results[rule] = scores(record for group in evaluated for records in group for record in records)
+    path.write_text(json.dumps(results) + "\n", encoding="utf-8")
     print(f"read {name}", file=sys.stderr)
-    return found
+    return results
 
 
-def line(label: str, system: dict[str, Any], columns: Sequence[str], rule: str = "refuse") -> str:
-    """A line of a table: accuracy ± standard error over streams."""
+def table_row(label: str, system: dict[str, Any], columns: Sequence[str], rule: str = "refuse") -> str:
+    """Return a table row: accuracy ± standard error over streams.
+
+    Args:
+        label: First cell.
+        system: Result of `read_memories`.
+        columns: Parts of `scores`.
+        rule: One of `RULES`.
+    """
     cells = [f"{mean:.3f} ± {error:.3f}" for mean, error in (system[rule][column] for column in columns)]
     return f"| {label} | " + " | ".join(cells) + f" | {system['entries']:.1f} |"
 
 
-def spread(label: str, systems: Sequence[dict[str, Any]], columns: Sequence[str], rule: str = "refuse") -> str:
-    """A line of a table: mean ± standard deviation over seeds."""
+def seed_spread_row(label: str, systems: Sequence[dict[str, Any]], columns: Sequence[str], rule: str = "refuse") -> str:
+    """Return a table row: mean ± standard deviation over seeds.
+
+    Args:
+        label: First cell.
+        systems: Results of `read_memories`, one per seed.
+        columns: Parts of `scores`.
+        rule: One of `RULES`.
+    """
     cells = []
     for column in columns:
         values = [system[rule][column][0] for system in systems]
         cells.append(f"**{statistics.mean(values):.3f}** ± {statistics.stdev(values) if len(values) > 1 else 0:.3f}")
-    kept = statistics.mean(system["entries"] for system in systems)
-    return f"| {label} | " + " | ".join(cells) + f" | {kept:.1f} |"
+    entry_count = statistics.mean(system["entries"] for system in systems)
+    return f"| {label} | " + " | ".join(cells) + f" | {entry_count:.1f} |"
 
 
 def table(summaries: Sequence[dict[str, Any]], systems: dict[str, Any], budget: int, jobs: int) -> str:
-    """The Markdown of everything."""
+    """Return the report as Markdown.
+
+    Args:
+        summaries: Summaries of the runs.
+        systems: Results of `read_memories` by name.
+        budget: Entries of the limited append-only memory.
+        jobs: Runs at a time.
+    """
     first, seeds = summaries[0], [systems[f"seed {summary['seed']}"] for summary in summaries]
     tasks = sorted((name for name in seeds[0]["refuse"] if name.startswith("qa")), key=lambda name: int(name[2:]))
     parts = ["all", "in the stream", "again at the end"]
@@ -155,24 +203,30 @@ def table(summaries: Sequence[dict[str, Any]], systems: dict[str, Any], budget: 
         "",
         "| memory | " + " | ".join(["all", *tasks]) + " | entries |",
         "|---|" + "---|" * (len(tasks) + 2),
-        line("start", systems["start"], ["all", *tasks]),
-        *(line(name, system, ["all", *tasks]) for name, system in systems.items() if name.startswith("seed")),
-        spread("seeds, mean ± sd", seeds, ["all", *tasks]),
+        table_row("start", systems["start"], ["all", *tasks]),
+        *(table_row(name, system, ["all", *tasks]) for name, system in systems.items() if name.startswith("seed")),
+        seed_spread_row("seeds, mean ± sd", seeds, ["all", *tasks]),
     ]
-    others = ["oracle", "append-only", f"append-only, last {budget}"]
-    lines += [line(name, systems[name], ["all", *tasks]) for name in others]
-    for rule, told in (("refuse", "no right answer from two live values"), ("newest", "the newest live value counts")):
-        lines += ["", f"## By time of asking: {told}", ""]
+    references = ["oracle", "append-only", f"append-only, last {budget}"]
+    lines += [table_row(name, systems[name], ["all", *tasks]) for name in references]
+    for rule, rule_text in (
+        ("refuse", "no right answer from two live values"),
+        ("newest", "the newest live value counts"),
+    ):
+        lines += ["", f"## By time of asking: {rule_text}", ""]
         lines += ["| memory | " + " | ".join(parts) + " | entries |", "|---|" + "---|" * (len(parts) + 1)]
-        lines += [line("start", systems["start"], parts, rule), spread("seeds, mean ± sd", seeds, parts, rule)]
-        lines += [line(name, systems[name], parts, rule) for name in others]
+        lines += [
+            table_row("start", systems["start"], parts, rule),
+            seed_spread_row("seeds, mean ± sd", seeds, parts, rule),
+        ]
+        lines += [table_row(name, systems[name], parts, rule) for name in references]
     lines += ["", "## What it took", ""]
     gain = [seed["refuse"]["all"][0] - systems["start"]["refuse"]["all"][0] for seed in seeds]
-    for summary, more in zip(summaries, gain, strict=True):
+    for summary, seed_gain in zip(summaries, gain, strict=True):
         after = summary["after"]
         lines.append(
-            f"- seed {summary['seed']}: gain {more:+.3f}; {summary['learning_minutes']:.1f} minutes of learning (wall, "
-            f"{jobs} runs at a time), {summary['cpu_minutes']:.1f} CPU minutes with all evaluations; step "
+            f"- seed {summary['seed']}: gain {seed_gain:+.3f}; {summary['learning_minutes']:.1f} minutes of learning "
+            f"(wall, {jobs} runs at a time), {summary['cpu_minutes']:.1f} CPU minutes with all evaluations; step "
             f"{summary['best_step']} kept; updates by the right id {summary['before']['update_hit']:.2f} → "
             f"{after['update_hit']:.2f}, valid calls {after['valid_calls']:.3f}"
         )
@@ -180,7 +234,7 @@ def table(summaries: Sequence[dict[str, Any]], systems: dict[str, Any], budget: 
 
 
 def main() -> None:
-    """Run, read, record, say."""
+    """Run the trainings, evaluate the memories, write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/babi-seeds"))
     parser.add_argument("--results", type=Path, default=Path("eval/results"))
@@ -191,23 +245,25 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with ThreadPoolExecutor(arguments.jobs) as pool:
         jobs = [(arguments.out / f"seed-{seed}", seed, arguments.extra) for seed in arguments.seeds]
-        summaries = list(pool.map(lambda job: run(*job), jobs))
+        summaries = list(pool.map(lambda job: run_seed(*job), jobs))
     config = load_config(TrainConfig, jobs[0][0] / "config.yaml")
     start = load_policy(config.policy)
     shape = config.eval_babi or config.babi
     tasks = babi.streams(shape, "test", 0, 0, min(config.eval_tasks, babi.streams_per_epoch(shape)))
     systems: dict[str, dict[str, Any]] = {}
 
-    def take(name: str, make: Callable[[], Sequence[TrajectoryGroup]]) -> None:
-        systems[name] = read(name, arguments.out, make, config, start)
+    def add_system(name: str, make: Callable[[], Sequence[TrajectoryGroup]]) -> None:
+        systems[name] = read_memories(name, arguments.out, make, config, start)
 
-    take("start", lambda: written(start, tasks, config))
+    add_system("start", lambda: write_memories(start, tasks, config))
     for out, seed, _ in jobs:
-        take(f"seed {seed}", lambda out=out: written(load_policy(out / "checkpoints" / "best"), tasks, config))
+        add_system(
+            f"seed {seed}", lambda out=out: write_memories(load_policy(out / "checkpoints" / "best"), tasks, config)
+        )
     budget = round(statistics.mean(systems[f"seed {seed}"]["entries"] for seed in arguments.seeds))
-    take("oracle", lambda: written(ScriptedPolicy("oracle"), tasks, config))
-    take("append-only", lambda: appended(tasks, config, None))
-    take(f"append-only, last {budget}", lambda: appended(tasks, config, budget))
+    add_system("oracle", lambda: write_memories(ScriptedPolicy("oracle"), tasks, config))
+    add_system("append-only", lambda: append_gold_facts(tasks, config, None))
+    add_system(f"append-only, last {budget}", lambda: append_gold_facts(tasks, config, budget))
     arguments.results.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"runs": summaries, "systems": systems}, indent=1)
     (arguments.results / "babi-seeds.json").write_text(text + "\n", encoding="utf-8")

@@ -193,8 +193,8 @@ def table(pairs_of_classes: dict[str, dict[str, dict[str, Any]]]) -> str:
     for rule, classes in pairs_of_classes.items():
         for name, row in classes.items():
             figures = ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("precision", "recall")]
-            taken = ", ".join(f"{verdict} {n}" for verdict, n in sorted(row["taken_for"].items()))
-            lines.append(f"| {rule} | {name} | {row['cases']} | {' | '.join(figures)} | {taken} |")
+            verdict_counts = ", ".join(f"{verdict} {n}" for verdict, n in sorted(row["taken_for"].items()))
+            lines.append(f"| {rule} | {name} | {row['cases']} | {' | '.join(figures)} | {verdict_counts} |")
     return "\n".join(lines)
 
 

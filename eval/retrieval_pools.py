@@ -74,16 +74,16 @@ def friendsqa_pools(data: Path) -> Iterator[Pool]:
     for part in ("dev", "tst"):
         for scene in json.loads(_file(data, f"friendsqa_{part}.json").read_text(encoding="utf-8"))["data"]:
             scenes.setdefault(scene["title"].rsplit("_", 1)[0], []).append(scene)
-    for episode, its in sorted(scenes.items()):
+    for episode, episode_scenes in sorted(scenes.items()):
         facts, questions = [], []
-        for number, scene in enumerate(sorted(its, key=lambda scene: scene["title"])):
+        for number, scene in enumerate(sorted(episode_scenes, key=lambda scene: scene["title"])):
             (paragraph,) = scene["paragraphs"]
-            for said in paragraph["utterances:"]:
-                text = f"{', '.join(said['speakers'])}: {said['utterance']}"
-                facts.append(_span(text, episode, number, f"{scene['title']}:{said['uid']}"))
-            for asked in paragraph["qas"]:
-                gold = dict.fromkeys(f"{scene['title']}:{answer['utterance_id']}" for answer in asked["answers"])
-                questions.append(EvidenceQuestion(asked["question"], "all", tuple(gold)))
+            for utterance in paragraph["utterances:"]:
+                text = f"{', '.join(utterance['speakers'])}: {utterance['utterance']}"
+                facts.append(_span(text, episode, number, f"{scene['title']}:{utterance['uid']}"))
+            for question in paragraph["qas"]:
+                gold = dict.fromkeys(f"{scene['title']}:{answer['utterance_id']}" for answer in question["answers"])
+                questions.append(EvidenceQuestion(question["question"], "all", tuple(gold)))
         yield Pool(facts, questions)
 
 
@@ -96,18 +96,18 @@ def xquad_pools(data: Path) -> Iterator[Pool]:
                 source, text = f"{article['title']} {number}", paragraph["context"]
                 starts = [0, *(gap.end() for gap in SENTENCE.finditer(text))]
                 ends = [*starts[1:], len(text)]
-                for at, place in enumerate(zip(starts, ends, strict=True)):
-                    facts.append(_span(text[slice(*place)].strip(), source, None, f"{source}:{at}"))
-                for asked in paragraph["qas"]:
-                    sentence = bisect_right(starts, asked["answers"][0]["answer_start"]) - 1
-                    questions.append(EvidenceQuestion(asked["question"], "all", (f"{source}:{sentence}",)))
+                for index, bounds in enumerate(zip(starts, ends, strict=True)):
+                    facts.append(_span(text[slice(*bounds)].strip(), source, None, f"{source}:{index}"))
+                for question in paragraph["qas"]:
+                    sentence = bisect_right(starts, question["answers"][0]["answer_start"]) - 1
+                    questions.append(EvidenceQuestion(question["question"], "all", (f"{source}:{sentence}",)))
         yield Pool(facts, questions)
 
 
 def hotpotqa_pools(data: Path, *, paragraphs_only: bool = False) -> Iterator[Pool]:
-    asked = json.loads(_file(data, "hotpotqa_train.json").read_text(encoding="utf-8"))
-    for some in _batches(asked):
-        paragraphs = {title: sentences for item in some for title, sentences in item["context"]}
+    items = json.loads(_file(data, "hotpotqa_train.json").read_text(encoding="utf-8"))
+    for batch in _batches(items):
+        paragraphs = {title: sentences for item in batch for title, sentences in item["context"]}
         facts = [
             _span(f"{title}: {text.strip()}", title, None, f"{title}:{number}")
             for title in _shuffled(paragraphs)
@@ -115,32 +115,36 @@ def hotpotqa_pools(data: Path, *, paragraphs_only: bool = False) -> Iterator[Poo
             if text.strip()
         ]
         questions = []
-        known = {fact["turn"] for fact in facts}
-        for item in some:
+        turns = {fact["turn"] for fact in facts}
+        for item in batch:
             gold = item["supporting_facts"]
             names = [title if paragraphs_only else f"{title}:{number}" for title, number in gold]
-            names = [name for name in dict.fromkeys(names) if paragraphs_only or name in known]
+            names = [name for name in dict.fromkeys(names) if paragraphs_only or name in turns]
             if names:
                 questions.append(EvidenceQuestion(item["question"], item["type"], tuple(names)))
         yield Pool(facts, questions, "source" if paragraphs_only else "turn")
 
 
 def musique_pools(data: Path, *, sentences: bool = False) -> Iterator[Pool]:
-    asked = json.loads(_file(data, "musique_train.json").read_text(encoding="utf-8"))
-    for some in _batches(asked):
+    items = json.loads(_file(data, "musique_train.json").read_text(encoding="utf-8"))
+    for batch in _batches(items):
         numbers: dict[tuple[str, str], str] = {}  # two paragraphs may share a title
         questions = []
-        for item in some:
+        for item in batch:
             keys = [(paragraph["title"], paragraph["paragraph_text"]) for paragraph in item["paragraphs"]]
             for key in keys:
                 numbers.setdefault(key, str(len(numbers)))
-            gold = [numbers[key] for key, it in zip(keys, item["paragraphs"], strict=True) if it["is_supporting"]]
+            gold = [
+                numbers[key]
+                for key, paragraph in zip(keys, item["paragraphs"], strict=True)
+                if paragraph["is_supporting"]
+            ]
             questions.append(EvidenceQuestion(item["question"], item["id"].split("__")[0], tuple(gold)))
         facts = []
         for title, text in _shuffled(numbers):
             parts = SENTENCE.split(text) if sentences else [text]
             source = numbers[title, text]
-            facts += [_span(f"{title}: {part}", source, None, f"{source}:{at}") for at, part in enumerate(parts)]
+            facts += [_span(f"{title}: {part}", source, None, f"{source}:{index}") for index, part in enumerate(parts)]
         yield Pool(facts, questions, "source")
 
 
@@ -156,12 +160,14 @@ SETS: dict[str, Callable[[Path], Iterator[Pool]]] = {
 
 
 def measure(pool: Pool, embedder: Embedder) -> dict[str, list[EvidenceRanks]]:
-    """The ranks of a pool's questions by row."""
+    """Return the ranks of a pool's questions by row."""
     with MemoryStore.open(":memory:", embedder=embedder) as store:
         stored = store.insert_many(pool.facts)
         # A line that was said before is stored once: it is found where the first is.
         units = {fact[pool.unit]: getattr(entry, pool.unit) for fact, entry in zip(pool.facts, stored, strict=True)}
-        asked = [question._replace(gold=tuple(units[name] for name in question.gold)) for question in pool.questions]
+        questions = [
+            question._replace(gold=tuple(units[name] for name in question.gold)) for question in pool.questions
+        ]
         entries = store.list()
         searches = {
             "dense": search_function(store, "dense"),
@@ -171,13 +177,13 @@ def measure(pool: Pool, embedder: Embedder) -> dict[str, list[EvidenceRanks]]:
             "neighbours": search_function(store, "soft"),
             "both": _with_places(entries, embedder, spans=True),
         }
-        return {row: rank_evidence(asked, searches[row], lambda entry: getattr(entry, pool.unit)) for row in ROWS}
+        return {row: rank_evidence(questions, searches[row], lambda entry: getattr(entry, pool.unit)) for row in ROWS}
 
 
 def _with_places(
     entries: Sequence[MemoryEntry], embedder: Embedder, *, spans: bool
 ) -> Callable[[Sequence[str], int], list[list[MemoryEntry]]]:
-    """The default search where a span's group is its place, with or without the words around it."""
+    """Return the default search with a span's source and chunk as its group, with or without the words around it."""
     by_id = {entry.id: entry for entry in entries}
     documents = [replace(Document.from_entry(entry), group=f"{entry.source} {entry.chunk}") for entry in entries]
     corpus = Corpus(embedder, documents if spans else [replace(document, span=None) for document in documents])
@@ -185,18 +191,20 @@ def _with_places(
 
 
 def gain(ranks: Sequence[Sequence[EvidenceRanks]], base: Sequence[Sequence[EvidenceRanks]]) -> list[float]:
-    """The gain in mean recall@10 over questions, and its 95 % interval; resampled are the groups of questions."""
+    """Return the gain in mean recall@10 over questions and its 95 % interval, resampling groups of questions."""
     pairs = zip(ranks, base, strict=True)
-    more = [[a.recall(10) - b.recall(10) for a, b in zip(some, others, strict=True)] for some, others in pairs]
-    sums, sizes = np.array([sum(group) for group in more]), np.array([len(group) for group in more])
-    chosen = np.random.default_rng(0).integers(0, len(sums), (10_000, len(sums)))
-    means = sums[chosen].sum(axis=1) / sizes[chosen].sum(axis=1)
+    differences = [
+        [a.recall(10) - b.recall(10) for a, b in zip(group, base_group, strict=True)] for group, base_group in pairs
+    ]
+    sums, sizes = np.array([sum(group) for group in differences]), np.array([len(group) for group in differences])
+    resampled = np.random.default_rng(0).integers(0, len(sums), (10_000, len(sums)))
+    means = sums[resampled].sum(axis=1) / sizes[resampled].sum(axis=1)
     low, high = np.quantile(means, [0.025, 0.975])
     return [round(float(value), 4) for value in (sums.sum() / sizes.sum(), low, high)]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print a Markdown row for each set, embedder and score; write all figures to --out."""
+    """Print a Markdown row for each set, embedder and score; write all metrics to --out."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--embedders", nargs="+", default=["static"])
@@ -214,19 +222,26 @@ def main(argv: Sequence[str] | None = None) -> None:
         except FileNotFoundError as missing:
             parser.exit(2, f"{name}: {missing}\n")
         for embedder in map(load_embedder, options.embedders):
-            measured = [measure(pool, CachedEmbedder(embedder)) for pool in pools]
+            pool_ranks = [measure(pool, CachedEmbedder(embedder)) for pool in pools]
             for row in ROWS:
-                groups: list[list[EvidenceRanks]] = [ranks[row] for ranks in measured]
-                base = [ranks["sum"] for ranks in measured]
-                found = summarize_ranks([item for group in groups for item in group])
+                groups: list[list[EvidenceRanks]] = [ranks[row] for ranks in pool_ranks]
+                base = [ranks["sum"] for ranks in pool_ranks]
+                summary = summarize_ranks([item for group in groups for item in group])
                 if name not in DIALOGUES:  # by question: four or five pools are too few
-                    groups, base = ([[item] for group in some for item in group] for some in (groups, base))
-                more = None if row in ("dense", "bm25", "sum") else gain(groups, base)
-                results.append({"set": name, "embedder": embedder.name, "score": row, **found, "gain": more})
-                text = "" if more is None else f"{more[0]:+.3f} ({more[1]:+.3f} to {more[2]:+.3f})"
-                figures = " | ".join(f"{found[key]:.3f}" for key in ("recall@5", "recall@10", "recall@20", "mrr"))
+                    groups, base = (
+                        [[item] for group in sets_of_groups for item in group] for sets_of_groups in (groups, base)
+                    )
+                gain_interval = None if row in ("dense", "bm25", "sum") else gain(groups, base)
+                results.append({"set": name, "embedder": embedder.name, "score": row, **summary, "gain": gain_interval})
+                text = (
+                    ""
+                    if gain_interval is None
+                    else f"{gain_interval[0]:+.3f} ({gain_interval[1]:+.3f} to {gain_interval[2]:+.3f})"
+                )
+                figures = " | ".join(f"{summary[key]:.3f}" for key in ("recall@5", "recall@10", "recall@20", "mrr"))
                 print(
-                    f"| {name} | {embedder.name} | {row} | {figures} | {found['tokens@10']:.0f} | {text} |", flush=True
+                    f"| {name} | {embedder.name} | {row} | {figures} | {summary['tokens@10']:.0f} | {text} |",
+                    flush=True,
                 )
             if options.out is not None:
                 options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
@@ -247,10 +262,10 @@ def _shuffled(items: Iterable[Any]) -> list[Any]:
 
 
 def _file(data: Path, name: str) -> Path:
-    found = next(iter(sorted(data.rglob(name))), None)
-    if found is None:
+    path = next(iter(sorted(data.rglob(name))), None)
+    if path is None:
         raise FileNotFoundError(f"no {name} below {data}")
-    return found
+    return path
 
 
 if __name__ == "__main__":

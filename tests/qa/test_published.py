@@ -13,8 +13,10 @@ TEXT = (EVAL / "PUBLISHED.md").read_text(encoding="utf-8")
 def test_every_average_comes_out_as_it_says():
     averages = list(SCRIPT["averages"](TEXT))
     assert len(averages) > 80
-    assert [(each.row, each.weights, each.wrong) for each in averages if each.wrong] == []
-    headline = {(each.printed, each.said, each.bold) for each in averages if each.row == "Mem-alpha-4B"}
+    assert [(average.row, average.weights, average.wrong) for average in averages if average.wrong] == []
+    headline = {
+        (average.printed, average.claimed, average.bold) for average in averages if average.row == "Mem-alpha-4B"
+    }
     assert headline == {("0.642", "0.619", True), ("0.592", "0.592", False)}
 
 
@@ -28,4 +30,4 @@ def test_every_average_comes_out_as_it_says():
 )
 def test_a_changed_figure_is_seen(before, after, wrong):
     assert before in TEXT
-    assert [each.wrong for each in SCRIPT["averages"](TEXT.replace(before, after, 1)) if each.wrong] == [wrong]
+    assert [average.wrong for average in SCRIPT["averages"](TEXT.replace(before, after, 1)) if average.wrong] == [wrong]

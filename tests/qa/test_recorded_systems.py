@@ -75,7 +75,7 @@ def test_pages_are_what_their_figures_make_them(tmp_path):
 def test_the_reader_by_rule_knows_what_follows(text, question, answer):
     view = READER["View"]()
     for line in re.split(r"(?<=\.) |\|", text):
-        view.take_in(line)
+        view.add_line(line)
     assert view.answer(question) == answer
 
 

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server on a real socket that fails as it is told: for tests of what endpoints do to us."""
+"""OpenAI-compatible server on a real socket that fails on demand, for tests of endpoint faults."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ connection closed before the answer, an empty body, an error with status 200, an
 
 
 def whimsical(prompt: str, body: Mapping[str, Any]) -> str:
-    """Verdicts by the hash of the prompt: rewards differ, and are the same in every run."""
+    """Return a verdict by the hash of the prompt: rewards differ, and are the same in every run."""
     yes = hashlib.sha256(prompt.encode()).digest()[0] % 2
     words = ("valid", "invalid") if '"valid or invalid"' in prompt else ("correct", "wrong")
     return json.dumps({"verdict": words[yes]})
 
 
 class HostileServer:
-    """Answers `reply(prompt, body)` (a text, or a whole message) unless `fault(prompt, nth)` names a fault for the nth
-    try (from 1) of a prompt.
+    """Server that answers `reply(prompt, body)` (a text or a message) unless `fault` names a fault.
 
-    `seen` counts tries and `answered` whole answers by prompt (the last message). `usage` makes what is said about
-    tokens. `models` None: there is no such list.
+    `fault(prompt, nth)` is called for the nth attempt (from 1) of a prompt. `seen` counts attempts and `answered`
+    complete answers by prompt (the last message). `usage` makes the token usage of an answer. `models` None: no list
+    of models.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class HostileServer:
         self.at_once = self.most_at_once = 0
         self.delay = 0.0
         self.hold: Callable[[str], bool] = lambda prompt: False
-        """Whether the answer to a prompt is to wait still."""
+        """Return True while the answer to a prompt must wait."""
 
     def __enter__(self) -> HostileServer:
         self._loop = asyncio.new_event_loop()
@@ -70,10 +70,10 @@ class HostileServer:
 
     async def _stop(self) -> None:
         self._server.close()
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
+        pending_tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in pending_tasks:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*pending_tasks, return_exceptions=True)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -127,8 +127,8 @@ class HostileServer:
             status, _, after = fault.partition(" ")
             extra = f"Retry-After: {after}\r\n" if after else ""
             return self._send(writer, int(status), {"error": {"message": "not now"}}, extra=extra)
-        said = self.reply(prompt, body)
-        message = said if isinstance(said, dict) else {"role": "assistant", "content": said}
+        reply = self.reply(prompt, body)
+        message = reply if isinstance(reply, dict) else {"role": "assistant", "content": reply}
         answer: dict[str, Any] = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
         if (usage := self.usage(prompt, str(message.get("content")))) is not None:
             answer["usage"] = usage

@@ -1,4 +1,4 @@
-"""What tests of whole runs share: the files of a run directory as values, a run that is killed or gets a Ctrl-C."""
+"""Helpers for tests of whole runs: files of a run directory as values, a killed run, an interrupted run."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def lines(path: Path) -> list[dict]:
 
 
 def weights(run: Path, step: int, name: str = "model") -> dict[str, torch.Tensor]:
-    """Those of the model or its adapters; name="optimizer": what the optimizer holds."""
+    """Load the weights of the model or its adapters; name="optimizer" loads the optimizer's state."""
     [file] = (run / "checkpoints" / f"step-{step}").glob(f"*{name}.safetensors")
     return load_file(file)
 
 
-def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def killed_at(config: LearnerConfig, step: int) -> None:
-    """Start the run in a process of its own, and kill that once there is the checkpoint of `step`."""
+    """Start the run in its own process and kill it once the checkpoint of `step` exists."""
     kind, path = type(config).__name__, Path(f"{config.out}.json")
     path.write_text(config.model_dump_json())
     code = (
@@ -52,7 +52,7 @@ def killed_at(config: LearnerConfig, step: int) -> None:
 
 
 def interrupted(config: LearnerConfig) -> None:
-    """Train until a Ctrl-C, after the first step's line."""
+    """Train until a Ctrl-C after the first step's line."""
     metrics = config.out / "metrics.jsonl"
 
     def press() -> None:

@@ -91,12 +91,12 @@ def test_what_was_undone_or_had_ended_before_speaks_against_nothing(store) -> No
 
 
 def test_stale_where_the_same_was_replaced_elsewhere(store) -> None:
-    one = store.insert("semantic", "Ana lives in Lisbon.")
+    entry = store.insert("semantic", "Ana lives in Lisbon.")
     store.insert("episodic", "ana lives in lisbon")
     assert [item[:2] for item in findings_of(store)] == [("duplicate", "text")]
-    store.update(one.id, "Ana lives in Lisbon!")  # nothing else
+    store.update(entry.id, "Ana lives in Lisbon!")  # nothing else
     assert [item[:2] for item in findings_of(store)] == [("duplicate", "text")]
-    store.update(one.id, "Ana moved to Porto and is happy there.")
+    store.update(entry.id, "Ana moved to Porto and is happy there.")
     assert findings_of(store) == [("stale", "replaced", ["ana lives in lisbon"])]
     store.insert("semantic", "Ana lives in Lisbon.")  # said again after that
     assert findings_of(store)[0] == ("stale", "replaced", ["ana lives in lisbon"]) and len(findings_of(store)) == 2
@@ -120,7 +120,7 @@ def test_what_says_of_itself_that_it_is_outdated(store, content: str, says: bool
 
 
 @pytest.mark.parametrize(
-    ("one", "two", "reason"),
+    ("first", "second", "reason"),
     [
         ("Ana likes tea.", "ana  likes TEA", "text"),
         ("Tom's sister is Ana.", "Ana is the sister of Tom", "words"),
@@ -136,10 +136,10 @@ def test_what_says_of_itself_that_it_is_outdated(store, content: str, says: bool
         ("!!!", "???", None),
     ],
 )
-def test_duplicates(store, one: str, two: str, reason: str | None) -> None:
-    store.insert("semantic", one)
-    store.insert("episodic", two)
-    assert findings_of(store) == ([("duplicate", reason, [one, two])] if reason else [])
+def test_duplicates(store, first: str, second: str, reason: str | None) -> None:
+    store.insert("semantic", first)
+    store.insert("episodic", second)
+    assert findings_of(store) == ([("duplicate", reason, [first, second])] if reason else [])
 
 
 def test_categories_that_no_query_retrieves(store) -> None:
@@ -203,12 +203,12 @@ STEPS = st.lists(
 def test_findings_are_of_live_entries_and_an_audit_of_their_copy_is_the_same(steps) -> None:
     """Contradictions are those that the plain rule gives, and no exact duplicate is missed."""
     with MemoryStore.open(":memory:", embedder=HashEmbedder(32)) as store:
-        for kind, content, timestamp, place in steps:
+        for kind, content, timestamp, index in steps:
             live = store.list()
             if kind == "i":
                 store.insert("semantic", content, timestamp=timestamp)
             elif live:
-                id = live[place % len(live)].id
+                id = live[index % len(live)].id
                 if kind == "d":
                     store.delete(id)
                 elif store.find("semantic", content) is None:

@@ -46,8 +46,8 @@ def fill(path: Path, *, seed: str = "", count: int = 12, spans: bool = True) -> 
     return file
 
 
-def found(path: Path, *, by_hand: bool = False) -> list:
-    """Every answer, all digits; with `by_hand`, without an index file."""
+def search_results(path: Path, *, by_hand: bool = False) -> list:
+    """Return every answer with all digits; with `by_hand`, without an index file."""
     with new(path) as store:
         if by_hand:
             store._index._cache.path = None
@@ -73,8 +73,8 @@ def test_an_index_file_gives_the_very_answers_and_is_caught_up(tmp_path: Path, b
     path = tmp_path / "a.db"
     file = fill(path, spans=spans)
     built.clear()
-    right = found(path, by_hand=True)
-    assert built == [1] and found(path) == right and built == [1]
+    right = search_results(path, by_hand=True)
+    assert built == [1] and search_results(path) == right and built == [1]
     before = file.read_bytes()
     with new(path) as store:  # what came after it is caught up, and too little to write it again
         store._index._cache.path = None  # as another process that leaves no index
@@ -82,13 +82,13 @@ def test_an_index_file_gives_the_very_answers_and_is_caught_up(tmp_path: Path, b
         store.insert("semantic", "beside it", source="chat-1", turn="z")
         store.insert("semantic", "a value", source="chat-1", turn="z")
         store.delete(store.list()[0].id)
-    assert found(path) == found(path, by_hand=True) != right
-    assert built == [1, 1] and found(path)[4][0].entry.id == id
+    assert search_results(path) == search_results(path, by_hand=True) != right
+    assert built == [1, 1] and search_results(path)[4][0].entry.id == id
     with new(path) as store:
         store.insert_many({"category": "semantic", "content": f"new {index}"} for index in range(30))
         store.search("x")
     assert file.read_bytes() != before and built == [1, 1]
-    assert found(path) == found(path, by_hand=True)
+    assert search_results(path) == search_results(path, by_hand=True)
     assert examine(path).problems == []
 
 
@@ -110,9 +110,9 @@ def test_what_is_read_has_room_for_more(tmp_path: Path) -> None:
 def test_a_small_memory_and_one_in_memory_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "MIN_ENTRIES", 100)
     with new(tmp_path / "a.db") as store, new(":memory:") as other:
-        for one in (store, other):
-            one.insert("semantic", "city: Oslo")
-            one.search("Oslo")
+        for memory in (store, other):
+            memory.insert("semantic", "city: Oslo")
+            memory.search("Oslo")
         monkeypatch.setattr(cache, "MIN_ENTRIES", 1)
         other.close()
         monkeypatch.setattr(cache, "MIN_ENTRIES", 100)
@@ -127,7 +127,7 @@ def two_stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, b
         folder = tmp_path_factory.mktemp("stores")
         other = fill(folder / "b.db", seed="other").read_bytes()
         file = fill(folder / "a.db")
-        return folder / "a.db", file.read_bytes(), other, found(folder / "a.db", by_hand=True)
+        return folder / "a.db", file.read_bytes(), other, search_results(folder / "a.db", by_hand=True)
 
 
 @settings(max_examples=60, deadline=None)
@@ -137,13 +137,13 @@ def test_whatever_happens_to_the_file_the_answers_are_right(
 ) -> None:
     path, own_file, other, right = two_stores
     kind = data.draw(st.sampled_from(["flip", "cut", "grow", "swap", "splice", "delete", "nothing"]))
-    place = data.draw(st.integers(0, len(own_file) - 1) | st.integers(0, 900))
+    offset = data.draw(st.integers(0, len(own_file) - 1) | st.integers(0, 900))
     changed = {
-        "flip": own_file[:place] + bytes([own_file[place] ^ data.draw(st.integers(1, 255))]) + own_file[place + 1 :],
-        "cut": own_file[:place],
-        "grow": own_file + bytes(place),
+        "flip": own_file[:offset] + bytes([own_file[offset] ^ data.draw(st.integers(1, 255))]) + own_file[offset + 1 :],
+        "cut": own_file[:offset],
+        "grow": own_file + bytes(offset),
         "swap": other,
-        "splice": own_file[:place] + other[place:],
+        "splice": own_file[:offset] + other[offset:],
         "nothing": own_file,
     }
     [file] = index_files(str(path)) or [path.with_name(cache.IndexCache(new(path)._namespace).path.name)]  # pyright: ignore
@@ -152,7 +152,7 @@ def test_whatever_happens_to_the_file_the_answers_are_right(
         file.write_bytes(changed[kind])
         assert (read_arrays(file) is not None) == (changed[kind] in (own_file, other))
         assert bool(examine(path).problems) == (changed[kind] != own_file)
-    assert found(path) == right
+    assert search_results(path) == right
     assert file.read_bytes() == own_file or read_arrays(file) is not None  # and a sound one is there again
 
 
@@ -168,7 +168,7 @@ def test_a_copy_that_went_its_own_way_is_another_store(tmp_path: Path, built: li
     built.clear()
     [own_file], [its] = index_files(str(path)), index_files(str(copy))
     shutil.copy(its, own_file)
-    assert found(path)[4][0].entry.content == "zyxomma: mine" and built == [1]
+    assert search_results(path)[4][0].entry.content == "zyxomma: mine" and built == [1]
     # An older copy of the file in the place of a newer one: the index is ahead of its log.
     shutil.copy(path, copy)
     shutil.copy(own_file, its)
@@ -176,7 +176,7 @@ def test_a_copy_that_went_its_own_way_is_another_store(tmp_path: Path, built: li
         store.insert_many({"category": "semantic", "content": f"more {index}"} for index in range(10))
         store.search("x")
     shutil.copy(path, copy)
-    assert found(copy) == found(path) and len(built) == 2
+    assert search_results(copy) == search_results(path) and len(built) == 2
     with new(tmp_path / "c.db") as store:  # an index under another namespace's name
         store.namespace("other").insert("semantic", "city: Rome")
         other = store.namespace("other")._index._cache.path
@@ -189,10 +189,10 @@ def test_a_copy_that_went_its_own_way_is_another_store(tmp_path: Path, built: li
 def test_each_namespace_has_its_own(tmp_path: Path, built: list[int]) -> None:
     path = tmp_path / "a.db"
     with new(path) as store:
-        one, two = store.namespace("one"), store.namespace("two")
-        one.insert("semantic", "city: Oslo")
-        two.insert("semantic", "city: Rome")
-        assert one.search("city") and two.search("city")
+        first, second = store.namespace("one"), store.namespace("two")
+        first.insert("semantic", "city: Oslo")
+        second.insert("semantic", "city: Rome")
+        assert first.search("city") and second.search("city")
     built.clear()
     assert len(index_files(str(path))) == 2
     with new(path) as store:
@@ -244,15 +244,15 @@ def test_doctor_names_and_removes_what_is_not_used(tmp_path: Path) -> None:
 def test_two_processes_that_close_at_once(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     fill(path).unlink()
-    right = found(path, by_hand=True)
-    one, two = new(path), new(path)
-    for store in (one, two):
+    right = search_results(path, by_hand=True)
+    first, second = new(path), new(path)
+    for store in (first, second):
         store.search("x")
-    save, corpus = one._index._cache.save, one._index._corpus  # pyright: ignore
-    one._index.save = lambda: save(14, 11, lambda: (two.close(), corpus_to_arrays(corpus))[1])  # pyright: ignore
-    one.close()  # the other closes while this one writes
+    save, corpus = first._index._cache.save, first._index._corpus  # pyright: ignore
+    first._index.save = lambda: save(14, 11, lambda: (second.close(), corpus_to_arrays(corpus))[1])  # pyright: ignore
+    first.close()  # the other closes while this one writes
     [file] = index_files(str(path))
-    assert read_arrays(file) is not None and found(path) == right
+    assert read_arrays(file) is not None and search_results(path) == right
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

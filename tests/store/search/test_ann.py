@@ -170,10 +170,10 @@ def test_lists_that_were_begun_for_what_is_gone_are_not_taken(tmp_path, monkeypa
 
 
 def test_the_same_memory_gives_the_same_lists() -> None:
-    one, two = corpus_from_arrays(400, Background()), corpus_from_arrays(400, Background())
-    one.build()
-    two.build()
-    assert one._approximate.to_arrays()["lists"].tobytes() == two._approximate.to_arrays()["lists"].tobytes()  # pyright: ignore
+    first, second = corpus_from_arrays(400, Background()), corpus_from_arrays(400, Background())
+    first.build()
+    second.build()
+    assert first._approximate.to_arrays()["lists"].tobytes() == second._approximate.to_arrays()["lists"].tobytes()  # pyright: ignore
 
 
 def test_what_goes_wrong_in_the_background_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

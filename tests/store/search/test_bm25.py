@@ -167,14 +167,14 @@ def test_porter_agrees_with_snowballs(root, suffix):
 
 def test_what_is_added_in_batches_is_merged_when_it_is_asked_for():
     texts = [f"fact {number} of {number % 7}" for number in range(300)]
-    one, many = LexicalIndex(), LexicalIndex()
-    one.add(np.arange(300), texts)
+    single, batched = LexicalIndex(), LexicalIndex()
+    single.add(np.arange(300), texts)
     for start in (0, 100, 200):
-        many.add(np.arange(start, start + 100), texts[start : start + 100])
-    assert len(many._unmerged) >= 1
+        batched.add(np.arange(start, start + 100), texts[start : start + 100])
+    assert len(batched._unmerged) >= 1
     for term in ("fact", "3", "299", "nothing"):
         a, b = (
             [] if matches is None else np.transpose(matches).tolist()
-            for matches in (one.postings(term), many.postings(term))
+            for matches in (single.postings(term), batched.postings(term))
         )
         assert sorted(a) == sorted(b)

@@ -77,18 +77,18 @@ def fact(number, user="ana", **fields):
     return MemoryEntry(f"n{number}", fields.pop("category", "semantic"), content, valid_from=number, **fields)
 
 
-def of(entries):
+def corpus_of(entries):
     return Corpus(EMBEDDER, map(Document.from_entry, entries), lambda: entries)
 
 
 def test_a_filtered_top_10_has_10_wherever_10_pass():
     facts = [fact(i, f"user {i % 50}", metadata={"user": i % 50, "even": i % 2 == 0}) for i in range(1000)]
-    corpus = of(facts)
+    corpus = corpus_of(facts)
     for user in range(50):
         for route in ROUTES:
-            found = corpus.search("a cat of user 7", 10, route=route, where=parse_filter({"user": user}))
-            assert len(set(ids(found))) == 10, route
-            assert all(int(id[1:]) % 50 == user for id in ids(found))
+            results = corpus.search("a cat of user 7", 10, route=route, where=parse_filter({"user": user}))
+            assert len(set(ids(results))) == 10, route
+            assert all(int(id[1:]) % 50 == user for id in ids(results))
     assert len(corpus.search("cat", 1000, where=parse_filter({"even": True}))) == 500
     assert corpus.search("cat", 10, where=parse_filter({"user": "nobody"})) == []
     assert ids(corpus.search("cat", 5, where=parse_filter({"id": "n3"}))) == ["n3"]
@@ -148,7 +148,7 @@ def test_a_filtered_search_is_the_search_of_what_passes(program, searches, searc
         chosen = parse_filter(where)
         ours = corpus.search_many(["a cat of ana 3", "ben"], k, route=route, where=chosen)
         passing = [entry for entry in live.values() if chosen is None or chosen.matches(entry)]
-        assert ours == of(passing).search_many(["a cat of ana 3", "ben"], k, route=route)
+        assert ours == corpus_of(passing).search_many(["a cat of ana 3", "ben"], k, route=route)
 
 
 def test_the_search_of_many_is_as_exact_as_that_of_few():
@@ -157,12 +157,14 @@ def test_the_search_of_many_is_as_exact_as_that_of_few():
     facts = [
         fact(i, " ".join(rng.choice(list("abcdefgh"), 4)), metadata={"n": int(rng.integers(20))}) for i in range(700)
     ]
-    corpus = of(facts)
+    corpus = corpus_of(facts)
     for where in ({"n": 3}, {"n": {"$lt": 15}}, {"n": {"$gt": 99}}):
         chosen = parse_filter(where)
         assert chosen is not None
         for route in ROUTES:
-            expected = of([entry for entry in facts if chosen.matches(entry)]).search("a cat of b c", 40, route=route)
+            expected = corpus_of([entry for entry in facts if chosen.matches(entry)]).search(
+                "a cat of b c", 40, route=route
+            )
             assert corpus.search("a cat of b c", 40, route=route, where=chosen) == expected
 
 
@@ -275,7 +277,7 @@ def test_static_finds_what_shares_no_word():
 def test_importance_and_recency_are_terms_of_the_score():
     dates = ["2025-01-01", "2024-12-02", "2024-11-02T00:00Z", None, "2026-01-01"]  # 0, 30, 60 days old, none, to come
     facts = [fact(i, importance=i / 10, timestamp=date, metadata={"n": i}) for i, date in enumerate(dates)]
-    corpus = of(facts)
+    corpus = corpus_of(facts)
     boost = Boost(importance=2, recency=3, half_life=30, now="2025-01-01")
     terms = {f"n{i}": (0.2 * i, 3 * near) for i, near in enumerate([1, 0.5, 0.25, 0, 1])}
     for route in ROUTES:

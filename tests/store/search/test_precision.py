@@ -112,7 +112,10 @@ def test_the_scores_of_hits_are_exact(
 def recall(path: Path, precision: Precision, queries: list[str], embedder: str = "hash") -> float:
     with open_as(path, "float32", embedder) as plain, open_as(path, precision, embedder) as store:
         pairs = zip(plain.search_many(queries), store.search_many(queries), strict=True)
-        shares = [len({hit.entry.id for hit in one} & {hit.entry.id for hit in two}) / len(one) for one, two in pairs]
+        shares = [
+            len({hit.entry.id for hit in exact_hits} & {hit.entry.id for hit in compressed_hits}) / len(exact_hits)
+            for exact_hits, compressed_hits in pairs
+        ]
     return float(np.mean(shares))
 
 

@@ -49,8 +49,8 @@ def mem0(kind: str) -> None:
         return memory.add(text, infer=False, **scope)["results"][0]["id"]
 
     home = add("Ana lives in Lisbon.", user_id="ana", metadata={"topic": "home"})
-    said = [{"role": "user", "content": "I ran a half marathon.", "name": "ana"}]
-    add([*said, {"role": "assistant", "content": "Well done!"}], user_id="ana", agent_id="coach", run_id="run-1")
+    messages = [{"role": "user", "content": "I ran a half marathon.", "name": "ana"}]
+    add([*messages, {"role": "assistant", "content": "Well done!"}], user_id="ana", agent_id="coach", run_id="run-1")
     add("Tom likes tea.", user_id="tom", expiration_date="2030-01-31")
     cat = add("Tom has a cat.", user_id="tom")
     add("Tom likes tea.", user_id="tom")
