@@ -248,8 +248,8 @@ def main() -> None:
         summaries = list(pool.map(lambda job: run_seed(*job), jobs))
     config = load_config(TrainConfig, jobs[0][0] / "config.yaml")
     start = load_policy(config.policy)
-    shape = config.eval_babi or config.babi
-    tasks = babi.streams(shape, "test", 0, 0, min(config.eval_tasks, babi.streams_per_epoch(shape)))
+    shape = config.evaluation.babi or config.babi
+    tasks = babi.streams(shape, "test", 0, 0, min(config.evaluation.tasks, babi.streams_per_epoch(shape)))
     systems: dict[str, dict[str, Any]] = {}
 
     def add_system(name: str, make: Callable[[], Sequence[TrajectoryGroup]]) -> None:
