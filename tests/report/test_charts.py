@@ -19,9 +19,9 @@ def elements(svg: str, name: str, kind: str) -> list[ET.Element]:
 
 @given(numbers, st.floats(1e-3, 1e4))
 def test_ticks_cover_the_range_in_few_round_steps(low: float, span: float) -> None:
-    found = ticks(low, low + span)
-    assert found[0] <= low + 1e-6 * span and found[-1] >= low + span - 1e-6 * span
-    assert 2 <= len(found) <= 9
+    positions = ticks(low, low + span)
+    assert positions[0] <= low + 1e-6 * span and positions[-1] >= low + span - 1e-6 * span
+    assert 2 <= len(positions) <= 9
 
 
 def test_marks_stand_at_their_value_with_a_95_percent_interval() -> None:

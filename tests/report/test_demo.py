@@ -11,17 +11,17 @@ from memalpha.cli.demo import format_outcome, run_demo
 
 
 def test_the_demo_says_where_the_page_is_and_what_to_try(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {}
+    arguments = {}
 
     def train(config: str, **overrides: object) -> dict[str, object]:
-        asked.update(overrides, config=config)
+        arguments.update(overrides, config=config)
         return json.loads((run / "summary.json").read_text())
 
     monkeypatch.setattr("memalpha.train.api.train", train)
-    said: list[str] = []
-    page = run_demo(seed=7, out=run, policy="tiny", say=said.append)
-    assert asked == {"config": "demo", "seed": 7, "out": run, "policy": "tiny"}
-    text = "\n".join(said)
+    messages: list[str] = []
+    page = run_demo(seed=7, out=run, policy="tiny", say=messages.append)
+    assert arguments == {"config": "demo", "seed": 7, "out": run, "policy": "tiny"}
+    text = "\n".join(messages)
     assert page == run / "report.html" and page.exists() and str(page) in text
     assert "memalpha search ana.db" in text and "--seed 8" in text
 

@@ -34,7 +34,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        """Start it, or start it again."""
+        """Start or restart the server."""
         for retries in range(20, -1, -1):
             try:
                 self._server.start()
@@ -47,15 +47,15 @@ class Server:
         self.pid = self._server.get_pid()
 
     def stop(self) -> None:
-        """Stop it."""
+        """Stop the server."""
         self._server.stop()
 
     def url(self, schema: str = "memalpha", *, user: str = "memalpha", database: str = "postgres") -> str:
-        """The URL of a schema of stores; "postgres" is the superuser."""
+        """Return the URL of a schema of stores; "postgres" is the superuser."""
         return f"postgresql://{user}@/{database}?host={self.host}&schema={schema}"
 
     def run(self, *statements: str, user: str = "postgres", database: str = "postgres") -> list[tuple]:
-        """Execute statements, one by one; the rows of the last."""
+        """Execute statements one by one and return the rows of the last."""
         url = f"postgresql://{user}@/{database}?host={self.host}"
         with psycopg.connect(url, autocommit=True) as connection:
             for statement in statements:
@@ -65,7 +65,7 @@ class Server:
 
 @contextmanager
 def server(settings: str = LOOSE) -> Iterator[Server]:
-    """A new server, gone when the block ends."""
+    """Start a new server and remove it when the block ends."""
     folder = Path(tempfile.mkdtemp(prefix="memalpha-pg-"))
     try:
         running = Server(folder / secrets.token_hex(4), settings)

@@ -161,17 +161,17 @@ def test_a_copy_that_went_its_own_way_is_another_store(tmp_path: Path, built: li
     with new(path) as store:
         store.insert_many({"category": "semantic", "content": f"fact {index}"} for index in range(10))
     shutil.copy(path, copy)
-    for one, text in ((path, "zyxomma: mine"), (copy, "zyxomma: of the copy")):
-        with new(one) as store:
+    for store_path, text in ((path, "zyxomma: mine"), (copy, "zyxomma: of the copy")):
+        with new(store_path) as store:
             store.insert("semantic", text)
             store.search("x")
     built.clear()
-    [own_file], [its] = index_files(str(path)), index_files(str(copy))
-    shutil.copy(its, own_file)
+    [own_file], [copy_file] = index_files(str(path)), index_files(str(copy))
+    shutil.copy(copy_file, own_file)
     assert search_results(path)[4][0].entry.content == "zyxomma: mine" and built == [1]
     # An older copy of the file in the place of a newer one: the index is ahead of its log.
     shutil.copy(path, copy)
-    shutil.copy(own_file, its)
+    shutil.copy(own_file, copy_file)
     with new(copy) as store:
         store.insert_many({"category": "semantic", "content": f"more {index}"} for index in range(10))
         store.search("x")

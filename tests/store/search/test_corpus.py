@@ -55,8 +55,8 @@ def test_the_score_is_the_documented_one():
     expected["soft"] = expected["flat"] + prior[member]
     corpus = Corpus(EMBEDDER, DOCS)
     for route, scores in expected.items():
-        found = {result.id: result.score for result in corpus.search(query, 5, route=route)}
-        assert np.allclose([found[doc.id] for doc in DOCS], scores, atol=1e-4), route
+        score_by_id = {result.id: result.score for result in corpus.search(query, 5, route=route)}
+        assert np.allclose([score_by_id[doc.id] for doc in DOCS], scores, atol=1e-4), route
     best = corpus.search(query, 1)[0]
     assert best.id == "d"
     assert set(best.explain) == {"dense", "bm25", "group"}
