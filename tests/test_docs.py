@@ -151,5 +151,5 @@ def test_named_paths_exist() -> None:
     texts = [README, *(page.read_text(encoding="utf-8") for page in PAGES)]
     path = re.compile(r"(?<![\w/.])(?:\./)?((?:\.ci|data|docs|eval|memalpha|scripts|tests)/[\w./-]*)")
     named = {name.rstrip(".") for text in texts for name in path.findall(text)}
-    assert {"data/example.jsonl", "data/README.md", "docs/own-data.md", "scripts/demo"} <= named
+    assert {"data/example.jsonl", "data/README.md", "docs/start/own-data.md", "scripts/demo"} <= named
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []

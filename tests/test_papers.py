@@ -1,4 +1,4 @@
-"""docs/papers.md: every command is a valid configuration, and every algorithm has a paper."""
+"""docs/guides/papers.md: every command is a valid configuration, and every algorithm has a paper."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ REFLECTIONS_FILE = "reflections.json"
 class ERLTrainer(InternalizingTrainer):
     """`GRPOTrainer` with reflections and second attempts; takes its arguments, and `feedback_func`.
 
-    Without `feedback_func` the feedback is empty. Metrics of each phase are logged as `erl/...` (docs/trl.md).
+    Without `feedback_func` the feedback is empty. Metrics of each phase are logged as `erl/...` (docs/guides/trl.md).
 
     Raises:
         ConfigError: Tools, environments, a `rollout_func` or images are asked for, which are not supported.

@@ -332,7 +332,7 @@ def test_shutdown_with_two_active_clients(tmp_path):
 
 
 def test_the_documented_host_commands_are_valid():
-    """Host configurations in docs/serve.md are JSON with arguments of `memalpha serve`."""
+    """Host configurations in docs/guides/serve.md are JSON with arguments of `memalpha serve`."""
     page = (Path(__file__).parents[3] / "docs" / "serve.md").read_text(encoding="utf-8")
     serve = typer.main.get_command(app).commands["serve"]
     lines = [shlex.split(line, comments=True) for line in re.findall(r"^\$ (.*)", page, re.MULTILINE)]
