@@ -35,15 +35,33 @@ TITLES = {
     "eval": "Evaluation (`memalpha eval`)",
 }
 THEMES = {
-    "Training": ("demo-seeds", "algorithms", "sft", "erl-start", "babi-seeds", "text-toys", "trl-erl", "reward-model", "rlhf"),
-    "Speed and memory of training": ("update-bench", "lora-step", "overlap", "overlap-bench"),
-    "Evaluation": ("systems-locomo", "systems-babi", "systems-synthetic", "loss-meter", "mcp-host", "reading-cost"),
+    "Training": (
+        "demo-seeds",
+        "algorithms",
+        "sft",
+        "erl-start",
+        "babi-seeds",
+        "text-toys",
+        "trl-erl",
+        "reward-model",
+        "rlhf",
+    ),
+    "Speed and memory of training": ("update-bench", "lora-step", "overlap-bench"),
+    "Evaluation": (
+        "systems-locomo",
+        "systems-babi",
+        "systems-synthetic",
+        "loss-meter",
+        "mcp-host",
+        "reading-cost",
+        "overlap",
+    ),
     "Search": ("locomo-retrieval", "retrieval-pools", "store-postgres-recall"),
     "Store": (
         *("store-bench", "store-writes", "store-scale", "store-many", "store-crash", "store-leaks", "store-audit"),
         *("store-postgres", "store-postgres-size", "postgres-check"),
     ),
-    "Sandbox": ("sandbox",),
+    "Data sets and sandbox": ("overlap", "sandbox"),
 }
 
 
@@ -59,7 +77,9 @@ def commands() -> Iterator[tuple[str, typer.models.CommandInfo]]:
 def cli_page() -> str:
     """Return the page of commands, made from their help."""
     parts = [NOTICE, "# Commands\n\n"]
-    parts.append("Results go to standard output, with `--json` as one JSON value; progress and messages go to standard error.\n")
+    parts.append(
+        "Results go to standard output, with `--json` as one JSON value; progress and messages go to standard error.\n"
+    )
     parts.append("Exit code 2 means that you can mend it: a key, file, name or value.\n\n")
     group = typer.main.get_command(app)
     for words, command in commands():
@@ -71,7 +91,11 @@ def cli_page() -> str:
         parts.append(f"## `memalpha {words}`\n\n{text}\n\n| argument or option | meaning |\n|---|---|\n")
         for parameter in click_command.params:
             names = ", ".join(f"`{name}`" for name in parameter.opts) if parameter.opts[0].startswith("-") else ""
-            label = names or f"`{parameter.make_metavar(None)}`" if parameter.opts[0].startswith("-") else f"`{parameter.metavar or parameter.name}`"
+            label = (
+                names or f"`{parameter.make_metavar(None)}`"
+                if parameter.opts[0].startswith("-")
+                else f"`{parameter.metavar or parameter.name}`"
+            )
             meaning = getattr(parameter, "help", None) or ""
             parts.append(f"| {label} | {escape(meaning)} |\n")
         parts.append("\n")
@@ -81,8 +105,10 @@ def cli_page() -> str:
 def config_page() -> str:
     """Return the page of settings of every kind of configuration."""
     parts = [NOTICE, "# Settings\n\n"]
-    parts.append("`memalpha config NAME --keys` prints the same for a shipped configuration or a file, with its values.\n")
-    parts.append("A setting may be given without its group where the table shows a short name.\n")
+    parts.append(
+        "`memalpha config NAME --keys` prints the same for a shipped configuration or a file, with its values.\n"
+    )
+    parts.append("A setting of a group may be given without the group: `learning_rate` is `optimizer.learning_rate`.\n")
     for name, kind in KINDS.items():
         parts.append(f"\n## {TITLES[name]}\n\n| setting | type | default | meaning |\n|---|---|---|---|\n")
         for path, setting in settings_of(kind):

@@ -12,7 +12,7 @@ import yaml
 
 from memalpha.config import TrainConfig, parse_overrides, shipped_configs, training_config
 
-PAGE = (Path(__file__).parent.parent / "docs" / "papers.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "guides" / "papers.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"`memalpha train ([^`]+)`", PAGE.split("| paper |")[1])
 
 

@@ -73,7 +73,8 @@ class MemoryRLTrainer(RLTrainer[TrainConfig], EvaluatedTrainer[TrainConfig]):
             if ceiling is not None and ceiling < MIN_READER_CEILING:
                 self.display.log(
                     f"{self.reader.name} answers {ceiling:.0%} of the answerable questions from the oracle's memory, "
-                    "and no training gets above that: see reader.kind, reader.policy, reward.metric, docs/start/own-data.md"
+                    "and no training gets above that: see reader.kind, reader.policy, reward.metric and "
+                    "docs/start/own-data.md"
                 )
 
     def _validation_score(self, metrics: dict[str, Any]) -> float | None:

@@ -333,7 +333,7 @@ def test_shutdown_with_two_active_clients(tmp_path):
 
 def test_the_documented_host_commands_are_valid():
     """Host configurations in docs/guides/serve.md are JSON with arguments of `memalpha serve`."""
-    page = (Path(__file__).parents[3] / "docs" / "serve.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "serve.md").read_text(encoding="utf-8")
     serve = typer.main.get_command(app).commands["serve"]
     lines = [shlex.split(line, comments=True) for line in re.findall(r"^\$ (.*)", page, re.MULTILINE)]
     for text in re.findall(r"```jsonc\n(.*?)```", page, re.DOTALL):
