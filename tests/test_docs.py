@@ -19,7 +19,8 @@ from standin import StandIn
 
 import memalpha
 from memalpha.cli import app, main
-from memalpha.config import EvalConfig, TrainConfig, load_config, parse_overrides, training_config
+from memalpha.config import SHORT_NAMES, EvalConfig, TrainConfig, load_config, parse_overrides, training_config
+from memalpha.config.keys import settings_of
 from memalpha.tasks.formats.jsonl import load_jsonl
 
 ROOT = Path(__file__).parent.parent
@@ -100,7 +101,8 @@ def _cut_down(words: list[str]) -> list[str] | None:
     settings = training_config(words[0], parse_overrides(words[1:]))
     if settings.policy not in ("tiny", "tiny-text") and not Path(settings.policy).exists():
         return None
-    return ["train", *words, *(f"{key}={value}" for key, value in SMALL.items() if key in type(settings).model_fields)]
+    names = {name for name, _ in settings_of(type(settings))}
+    return ["train", *words, *(f"{key}={value}" for key, value in SMALL.items() if SHORT_NAMES.get(key, key) in names)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
