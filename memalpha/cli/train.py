@@ -58,8 +58,9 @@ def train(
 
 def _check_data_files(settings: AnyTraining) -> None:
     """Refuse an empty data file here: the trainer would do so only after loading torch."""
-    for key in ("data", "eval_data"):
-        path = getattr(settings, key, None)
+    evaluation = getattr(settings, "evaluation", None)
+    paths = {"data": getattr(settings, "data", None), "evaluation.data": getattr(evaluation, "data", None)}
+    for key, path in paths.items():
         if not isinstance(path, str | Path) or not Path(path).is_file():
             continue
         try:

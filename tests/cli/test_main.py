@@ -371,7 +371,7 @@ def test_eval_and_data(memalpha, tmp_path: Path) -> None:
 
 
 def test_an_empty_data_file_is_refused_before_torch_loads(tmp_path: Path) -> None:
-    for key, text in (("data", ""), ("eval_data", " \n\n")):
+    for key, text in (("data", ""), ("evaluation.data", " \n\n")):
         (tmp_path / "empty.txt").write_text(text)
         words = ["memalpha", "train", "demo", f"{key}={tmp_path / 'empty.txt'}", f"out={tmp_path / 'run'}"]
         code = f"""

@@ -74,7 +74,7 @@ def test_evaluations_are_compared(trained: Path) -> None:
 def test_the_page_shows_curves_categories_and_replies(trained: Path) -> None:
     text = write_report(trained / "run").read_text(encoding="utf-8")
     assert "Replies right: " in text and "By category" in text and "Some replies" in text
-    assert "Rewards by component" in text and "How many of the curriculum" in text and "… digits" in text
+    assert "Rewards by component" in text and "unlocked levels of the curriculum" in text and "… digits" in text
     assert "How many" in text and "conversation" not in text.lower().replace("configuration", "")
     assert "samples several replies to each of its prompts" in text
 
