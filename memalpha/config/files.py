@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from memalpha.config.groups import expand_short_names
 from memalpha.config.keys import SYNONYMS, settings_of
 from memalpha.errors import ConfigError
 
@@ -95,8 +96,20 @@ def build_config(kind: type[C], data: Mapping[str, Any], label: str) -> C:
 
 
 def load_config(kind: type[C], name: str | Path, overrides: Mapping[str, Any] | None = None) -> C:
-    """A shipped or own configuration with overrides on top."""
-    return build_config(kind, merge(read_config(name), overrides or {}), str(name))
+    """Load a shipped configuration or a file of one's own, with overrides on top.
+
+    Args:
+        kind: Configuration class.
+        name: A shipped configuration's name, or the path of a YAML file.
+        overrides: Settings on top of it, by full or short name.
+
+    Raises:
+        ConfigError: The configuration does not exist or a setting does not fit.
+    """
+    base, over = read_config(name), dict(overrides or {})
+    if "optimizer" in kind.model_fields:  # a training run: its settings have short names
+        base, over = expand_short_names(base, kind), expand_short_names(over, kind)
+    return build_config(kind, merge(base, over), str(name))
 
 
 def _nearest(key: str, kind: type[BaseModel]) -> str | None:

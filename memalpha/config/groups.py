@@ -279,20 +279,25 @@ SHORT_NAMES: Mapping[str, str] = {
 """Setting by its short name -> its full name; names of release 0.1, which had no groups, are among them."""
 
 
-def expand_short_names(data: Mapping[str, Any]) -> dict[str, Any]:
+def expand_short_names(data: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
     """Return the settings of a training run with every short name moved into its group.
 
     Args:
         data: Settings as a file, the command line or Python gives them. Values of a group may be a mapping or a model.
+        kind: Configuration class; names of groups that it does not have stay as they are.
 
     Raises:
         ValueError: A setting is given by its short and its full name with two values.
     """
-    expanded: dict[str, Any] = {key: value for key, value in data.items() if key not in SHORT_NAMES}
-    for short, value in data.items():
-        if short not in SHORT_NAMES:
-            continue
-        group, leaf = SHORT_NAMES[short].split(".")
+    short_names = {
+        key: SHORT_NAMES[key]
+        for key in data
+        if key in SHORT_NAMES and key not in kind.model_fields and SHORT_NAMES[key].split(".")[0] in kind.model_fields
+    }
+    expanded: dict[str, Any] = {key: value for key, value in data.items() if key not in short_names}
+    for short, full in short_names.items():
+        value = data[short]
+        group, leaf = full.split(".")
         members = expanded.get(group, {})
         members = members.model_dump(exclude_unset=True) if isinstance(members, BaseModel) else dict(members or {})
         if leaf in members and members[leaf] != value:

@@ -57,7 +57,7 @@ class LearnerConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _expand_short_names(cls, data: Any) -> Any:
-        return expand_short_names(data) if isinstance(data, Mapping) else data
+        return expand_short_names(data, cls) if isinstance(data, Mapping) else data
 
     @model_validator(mode="after")
     def _within_schedule(self) -> LearnerConfig:

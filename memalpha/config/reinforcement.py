@@ -53,7 +53,7 @@ class ReinforcementConfig(RolloutConfig):
         """Put the algorithm's vetted settings under the given ones; they do not count as set."""
         if not isinstance(data, Mapping):
             return handler(data)
-        data = expand_short_names(data)
+        data = expand_short_names(data, cls)
         vetted = vetted_settings(data)
         config = handler(_merge_groups(vetted, data))
         for group, settings in vetted.items():

@@ -145,24 +145,25 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
         base, label = config.model_dump(exclude_unset=True), "overrides"  # what was not set stays so, as if from a file
     else:
         base, label = read_config(config), str(config)
+    kind = type(config) if isinstance(config, AnyTraining) else _kind_of({**base, **(overrides or {})}, label)
     try:
-        base, over = expand_short_names(base), expand_short_names(overrides or {})
+        base, over = expand_short_names(base, kind), expand_short_names(overrides or {}, kind)
     except ValueError as error:
         raise ConfigError(f"{label}: {error}") from error
     _replace_counterpart(base, over, "init_from", "policy")
     if isinstance(base.get("optimizer"), Mapping) and isinstance(over.get("optimizer"), Mapping):
         base["optimizer"] = dict(base["optimizer"])
         _replace_counterpart(base["optimizer"], over["optimizer"], "epochs", "schedule_steps")
-    data = merge(base, over)
-    if isinstance(config, AnyTraining):
-        return build_config(type(config), data, label)
-    if "task" in data:
-        if data["task"] != "text":
-            raise ConfigError(
-                f"{label}: task: no task {data['task']!r}: write text, or leave it out to train a memory writer"
-            )
-        return build_config(TextConfig, data, label)
-    return build_config(KINDS.get(str(data.get("algorithm")), TrainConfig), data, label)
+    return build_config(kind, merge(base, over), label)
+
+
+def _kind_of(data: Mapping[str, Any], label: str) -> type[AnyTraining]:
+    """Return the kind of configuration that `task` and `algorithm` name."""
+    if "task" not in data:
+        return KINDS.get(str(data.get("algorithm")), TrainConfig)
+    if data["task"] != "text":
+        raise ConfigError(f"{label}: task: no task {data['task']!r}: write text, or leave it out for a memory writer")
+    return TextConfig
 
 
 def _replace_counterpart(base: dict[str, Any], over: Mapping[str, Any], first: str, second: str) -> None:

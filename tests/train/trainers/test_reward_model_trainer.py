@@ -298,8 +298,8 @@ def test_refusals(judges, tmp_path):
 def test_lists_are_learnt_from_as_a_file_is(judges, policy_path, tmp_path):
     settings = judges()
     train(settings)
-    keys = ("batch_pairs", "epochs", "warmup_steps", "validate_every", "save_every", "learning_rate")
-    same_settings = {key: getattr(settings, key) for key in keys}
+    groups = ("optimizer", "evaluation", "checkpoint")
+    same_settings = {group: getattr(settings, group).model_dump(exclude_unset=True) for group in groups}
     out = tmp_path / "lists"
     summary = train_reward_model(PROMPTS, YES, NO, policy=policy_path, out=out, **same_settings)
     assert summary["pairs"] == 8 and same(weights(settings.out, 4), weights(out, 4))

@@ -296,7 +296,7 @@ def test_settings_of_text_runs(text):
     for bad, message in (
         ({"environment": "a:B"}, "rewards: have no effect with an environment"),
         ({"max_turns": 3}, "max_turns: has no effect"),
-        ({"tell_answer": True}, "tell_answer: has no effect with algorithm=grpo"),
+        ({"tell_answer": True}, "erl: has no effect with algorithm=grpo"),
         ({"erl": {}}, "erl: has no effect"),
         ({"algorithm": "erl", "erl": {"retry_prompt": "{prompt}"}}, "has no place for {reflection}"),
         ({"group_size": 1}, "group_size: rollouts of a task are compared"),
