@@ -11,7 +11,15 @@ import yaml
 from runs import same
 from safetensors.torch import load_file
 
-from memalpha.config import PreferenceConfig, SFTConfig, TrainConfig, build_config, training_config
+from memalpha.config import (
+    PreferenceConfig,
+    SFTConfig,
+    TrainConfig,
+    build_config,
+    expand_short_names,
+    merge,
+    training_config,
+)
 from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.train.api import train
@@ -71,7 +79,7 @@ def small_from(small, **changes) -> TrainConfig:
     """The small run's settings without its policy."""
     settings = small().model_dump(mode="json", exclude_unset=True)
     settings.pop("policy")
-    return build_config(TrainConfig, {**settings, **changes}, "test")
+    return build_config(TrainConfig, merge(settings, expand_short_names(changes, TrainConfig)), "test")
 
 
 def test_it_goes_on_from_the_checkpoint_it_began_with(first, prefs, tmp_path):

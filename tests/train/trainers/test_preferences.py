@@ -145,9 +145,7 @@ def test_bad_calls_are_refused_and_leave_nothing_that_blocks(policy_path, tmp_pa
         train_on_preferences(PROMPTS, YES[:-1], NO, **settings)
     with pytest.raises(DataError, match=r"preferences\.jsonl:1: rejected: is the same reply as chosen"):
         train_on_preferences(PROMPTS, YES, YES, **settings)
-    with pytest.raises(
-        ConfigError, match=r"unknown key 'epoch' \(did you mean 'optimizer.epochs'"
-    ):
+    with pytest.raises(ConfigError, match=r"unknown key 'epoch' \(did you mean 'optimizer.epochs'"):
         train_on_preferences(PROMPTS, YES, NO, epoch=1, **settings)
     with pytest.raises(ConfigError, match=r"dpo\.beta: "):
         train_on_preferences(PROMPTS, YES, NO, dpo={"beta": 0}, **settings)
