@@ -127,6 +127,7 @@ def test_every_step_of_a_page_runs(
             for line in text.replace("\\\n", " ").splitlines():
                 words = shlex.split(line, comments=True)
                 if words[0] == "python":
+                    monkeypatch.setattr(sys, "argv", words[1:])
                     runpy.run_path(str(ROOT / words[1]), run_name="__main__")
                     continue
                 words = words[words.index("memalpha") + 1 :]

@@ -1,0 +1,251 @@
+"""Every example runs at a tiny size, and the pages on extending memalpha show its code word for word."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import memalpha.tasks.catalog
+from memalpha import load_tasks
+from memalpha.errors import ConfigError, EmbedderError, RewardError
+from memalpha.qa.protocol import run_systems
+from memalpha.qa.reader import load_reader
+from memalpha.store.store import MemoryStore
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = ROOT / "examples"
+TESTED = {
+    "chatbot",
+    "langgraph_agent",
+    "make_cases",  # tests/test_docs.py follows docs/start/own-data.md
+    "own_algorithm",
+    "own_data_set",
+    "own_embedder",
+    "own_reward",
+    "own_system",
+    "train_on_own_data",
+}
+PAGES = {
+    "algorithm": "own_algorithm",
+    "reward": "own_reward",
+    "data-set": "own_data_set",
+    "system": "own_system",
+    "embedder": "own_embedder",
+}
+TINY = {"max_steps": 1, "tasks_per_step": 1, "group_size": 2, "minibatches": 1, "eval_tasks": 1, "validation_tasks": 1}
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that runs an example in a temporary folder and returns what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        capsys.readouterr()
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def metrics_of(run: Path) -> dict[str, float]:
+    return json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == TESTED
+
+
+@pytest.mark.parametrize("name", sorted(TESTED - {"make_cases"}))
+def test_an_example_is_short_and_names_its_command(name: str) -> None:
+    text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+    docstring = text.split('"""')[1]
+    assert f"python examples/{name}.py" in docstring and len(text.splitlines()) <= 75
+    assert "def main():" in text
+
+
+@pytest.mark.parametrize(("page", "example"), PAGES.items())
+def test_the_code_of_a_page_is_that_of_its_example(page: str, example: str) -> None:
+    text = (ROOT / "docs" / "extend" / f"{page}.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    source = (EXAMPLES / f"{example}.py").read_text(encoding="utf-8")
+    assert blocks and all(block.strip() in source for block in blocks)
+
+
+def test_chatbot_remembers_a_user_and_no_other(run_example: Run) -> None:
+    first = run_example("chatbot", "--user", "ana", "--say", "I live in Porto.")
+    assert "I do not know you yet." in first
+    assert "I live in Porto." in run_example("chatbot", "--user", "ana", "--say", "Where do I live?")
+    assert "I do not know you yet." in run_example("chatbot", "--user", "tom", "--say", "Where do I live?")
+    with MemoryStore.open("chat.db") as store:
+        contents = [entry.content for entry in store.namespace("ana").list()]
+    assert contents == ["I live in Porto.", "Where do I live?"]  # the assistant's replies are not kept
+
+
+def test_chatbot_takes_a_writer_and_typed_messages(run_example: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = iter(["I live in Porto.", "Nice weather.", ""])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(messages))
+    run_example("chatbot", "--policy", "heuristic")
+    with MemoryStore.open("chat.db") as store:
+        contents = [entry.content for entry in store.namespace("ana").list()]
+    assert len(contents) == 1 and "I live in Porto." in contents[0]
+
+
+def test_langgraph_agent_keeps_users_apart(run_example: Run) -> None:
+    pytest.importorskip("langgraph")
+    output = run_example("langgraph_agent")
+    assert "ana: Where do I live? -> You said: I live in Porto." in output
+    assert "tom: Where do I live? -> I see." in output
+    assert "insert undone" in output
+
+
+def test_own_embedder_finds_despite_a_typing_error(run_example: Run) -> None:
+    assert run_example("own_embedder").strip() == "Ana plays the accordion."
+
+
+def test_own_embedder_is_recorded_and_needed_again(tmp_path: Path) -> None:
+    from own_embedder import TrigramEmbedder
+
+    vectors = TrigramEmbedder().encode(["accordion", ""])
+    assert vectors.shape == (2, 512) and vectors.dtype == "float32"
+    assert math.isclose(float((vectors[0] ** 2).sum()), 1.0, rel_tol=1e-5)
+    with MemoryStore.open(tmp_path / "own.db", embedder=TrigramEmbedder()) as store:
+        store.insert("semantic", "Ana plays the accordion.")
+    with MemoryStore.open(tmp_path / "own.db", embedder=TrigramEmbedder()) as store:
+        assert store.search("acordeon")
+    with pytest.raises(EmbedderError, match="trigrams-512"):
+        MemoryStore.open(tmp_path / "own.db", embedder="hash")
+
+
+def test_own_system_is_evaluated_beside_a_built_in_one(run_example: Run) -> None:
+    output = run_example("own_system", "--tasks", "2")
+    accuracies = dict(re.findall(r"(\S+): accuracy (\d\.\d+)", output))
+    assert set(accuracies) == {"own_system:WordOverlap", "rag"}
+    assert 0 < float(accuracies["own_system:WordOverlap"]) <= 1
+
+
+def test_wrong_answers_of_own_system_are_classified() -> None:
+    [report] = run_systems(["own_system:WordOverlap"], load_tasks("synthetic", limit=2), load_reader("extractive"))
+    wrong = [record for record in report.records if not record.correct]
+    assert wrong and all(record.error_class for record in wrong)
+
+
+def test_own_data_set_is_a_task_file(run_example: Run) -> None:
+    assert run_example("own_data_set") == "5 tasks: tickets.jsonl\n"
+    tasks = load_tasks("tickets.jsonl")
+    assert [task.questions[0].answers for task in tasks][:2] == [("Basic",), ("Plus",)]
+    assert all(set(task.questions[0].evidence) <= {turn.id for turn in task.chunks[0].turns} for task in tasks)
+
+
+def test_own_data_set_works_as_a_module_of_the_catalog(
+    run_example: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import own_data_set
+
+    run_example("own_data_set")
+    monkeypatch.setitem(sys.modules, "memalpha.tasks.datasets.tickets", own_data_set)
+    monkeypatch.setitem(memalpha.tasks.catalog.MODULES, "tickets", "datasets.tickets")
+    assert [task.id for task in load_tasks("tickets", 2, data="tickets.csv")] == ["ticket-0", "ticket-1"]
+    (tmp_path / "short.csv").write_text("0,customer\n", encoding="utf-8")
+    with pytest.raises(memalpha.errors.DataError, match=r"short.csv:1: ticket, speaker and text"):
+        load_tasks("tickets", data="short.csv")
+
+
+def test_train_on_own_data_imitates_and_evaluates(run_example: Run) -> None:
+    pytest.importorskip("torch")
+    output = run_example("train_on_own_data", "--cases", "6", "--steps", "1")
+    assert "6 tasks checked" in output
+    assert "scripted:oracle: accuracy 1.000" in output
+    assert (Path("runs/own-data/run/checkpoints/best")).is_dir()
+
+
+def test_own_algorithm_centres_rewards_over_the_step(run_example: Run) -> None:
+    pytest.importorskip("torch")
+    output = run_example("own_algorithm", "--steps", "1")
+    assert re.search(r"step 0: reward \d\.\d+, baseline \d\.\d+", output)
+    metrics = metrics_of(Path("runs/reinforce"))
+    assert metrics["baseline"] == pytest.approx(metrics["reward"])  # equal chunks per task: both are means over turns
+    assert "algorithm: own_algorithm:Reinforce" in Path("runs/reinforce/config.yaml").read_text(encoding="utf-8")
+
+
+def test_own_reward_is_a_component_of_both_runs(run_example: Run) -> None:
+    pytest.importorskip("torch")
+    output = run_example("own_reward")
+    [short], [digits] = re.findall(r"short: (\d\.\d+)", output), re.findall(r"digits: (\d\.\d+)", output)
+    assert 0 <= float(short) < 1 and 0 <= float(digits) <= 1
+
+
+NOT_FOUND = "cannot be found"
+ALGORITHMS = {
+    "own_algorithm:Missing": NOT_FOUND,
+    "no_such_module:Reinforce": NOT_FOUND,
+    "own_reward:short_memory": "no subclass",
+    "memalpha.train.algorithms.base:Algorithm": "no subclass",  # abstract: without annotate
+    "own_embedder:TrigramEmbedder": "no subclass",
+}
+
+
+@pytest.mark.parametrize(("name", "message"), ALGORITHMS.items())
+def test_a_wrong_algorithm_is_refused(name: str, message: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from memalpha.config import TrainConfig
+    from memalpha.train.algorithms import build_algorithm
+
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        build_algorithm(TrainConfig(out=tmp_path, algorithm=name))
+    assert name in str(caught.value) and "algorithm" in str(caught.value)
+
+
+def functions(path: str) -> dict[str, object]:
+    return {"functions": [{"function": path, "name": "short", "weight": 0.1}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("own_reward:missing", NOT_FOUND),
+        ("no_such_module:short", NOT_FOUND),
+        ("own_reward", "write module:name"),
+        ("own_reward:LIMIT", "is no function"),
+    ],
+)
+def test_a_wrong_reward_function_is_refused(path: str, message: str) -> None:
+    from memalpha.config import RewardConfig
+    from memalpha.qa.memory_reward import MemoryReward
+
+    with pytest.raises(ConfigError, match=message) as caught:
+        MemoryReward(RewardConfig.model_validate(functions(path)), len)
+    assert "reward.functions.short" in str(caught.value) and repr(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["float('nan')", "None", "'much'"])
+def test_a_reward_function_that_returns_no_number_ends_the_run(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    from memalpha import train
+
+    monkeypatch.chdir(tmp_path)
+    module = f"reward_{abs(hash(value))}"
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"{module}.py").write_text(f"def short(trajectory, records):\n    return {value}\n", encoding="utf-8")
+    with pytest.raises(RewardError, match=rf"reward\.functions\.short: {module}:short gave .* finite number"):
+        train("demo", reward=functions(f"{module}:short"), out=tmp_path / "run", **TINY)
+
+
+def test_two_reward_functions_of_one_name_are_refused() -> None:
+    from memalpha.config import RewardConfig
+
+    part = {"function": "own_reward:short_memory", "name": "r1"}
+    with pytest.raises(ValueError, match="two components have one name"):
+        RewardConfig.model_validate({"functions": [part]})
