@@ -51,7 +51,7 @@ THEMES = {
         "systems-locomo",
         "systems-babi",
         "systems-synthetic",
-        "loss-meter",
+        "error-analysis",
         "mcp-host",
         "reading-cost",
         "overlap",
