@@ -78,7 +78,7 @@ def _load(name: str) -> tuple[type[BaseModel], BaseModel | None]:
 
 
 def _describe(path: str, setting: Setting, loaded: BaseModel | None) -> dict[str, Any]:
-    row = {"type": setting.type, "default": setting.default, "meaning": setting.meaning}
+    row: dict[str, Any] = {"type": setting.type, "default": setting.default, "meaning": setting.meaning}
     if loaded is not None and path.split(".")[0] in loaded.model_fields_set:
         row["value"] = value_of(loaded, path)
         row["value"] = row["value"].model_dump(mode="json") if isinstance(row["value"], BaseModel) else row["value"]

@@ -167,7 +167,7 @@ class MemoryReward:
         return r3 if self.config.preset == "published" else max(0.0, r3)
 
 
-def _import_function(path: str, key: str) -> Callable[..., float]:
+def _import_function(path: str, key: str) -> Callable[..., Any]:
     function = import_object(path, key)
     if inspect.isclass(function) or not callable(function):
         raise ConfigError(f"{key}: {path!r} is no function (trajectory, records) -> float")
@@ -175,7 +175,7 @@ def _import_function(path: str, key: str) -> Callable[..., float]:
 
 
 def _call_function(
-    part: MemoryFunction, function: Callable[..., float], trajectory: Trajectory, records: Sequence[Record]
+    part: MemoryFunction, function: Callable[..., Any], trajectory: Trajectory, records: Sequence[Record]
 ) -> float:
     value = function(trajectory, records)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
