@@ -120,7 +120,8 @@ class CodeReward:
                 if outcome.startswith("unsent "):
                     raise RewardError(
                         f"row {row}: column {self.column!r}: {_test_text(test)!r} cannot be run: "
-                        f"{outcome.removeprefix('unsent ')}; rewrite the test (docs/rewards.md), or leave the row out"
+                        f"{outcome.removeprefix('unsent ')}; rewrite the test "
+                        "(docs/guides/rewards.md), or leave the row out"
                     )
         return found
 

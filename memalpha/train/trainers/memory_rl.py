@@ -55,7 +55,7 @@ class MemoryRLTrainer(RLTrainer[TrainConfig], EvaluatedTrainer[TrainConfig]):
             self.display.log(
                 f"the reader's ceiling could not be checked (no baselines): {missing} of {len(held_out)} held-out "
                 "tasks carry no gold operations, from which the oracle's memory is made. A reader that cannot read the "
-                "notes would go unnoticed and limit all training: see docs/own-data.md"
+                "notes would go unnoticed and limit all training: see docs/start/own-data.md"
             )
         before = self._evaluate_and_save("before", self.policy, held_out, self.reader)
         if self.world.is_main:
