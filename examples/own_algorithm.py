@@ -1,4 +1,4 @@
-"""An algorithm of your own: REINFORCE with one baseline for all rollouts of a step.
+"""An algorithm of your own: REINFORCE with one baseline for the whole step.
 
 Run from a checkout; `algorithm=MODULE:CLASS` finds modules on the path and in the working directory:
 
@@ -15,7 +15,7 @@ from memalpha.train.algorithms.base import Algorithm, add_reference_kl, build_ro
 
 
 class Reinforce(Algorithm):
-    """Advantage of a turn: its reward minus the mean reward of all turns of the step."""
+    """Set the advantage of a turn to its reward minus the mean over all turns of the step."""
 
     def annotate(self, groups, score):
         """Return one row per turn, in the order of groups, trajectories, turns."""

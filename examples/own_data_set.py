@@ -42,9 +42,10 @@ def load(path, variant=None, limit: int | None = None):
 
 def _task(ticket, lines):
     turns = tuple(SpeakerTurn(speaker=who, text=text, id=f"t{n}") for n, (_, who, text) in enumerate(lines))
-    evidence = next(turn for turn in turns if "plan" in turn.text)
-    plan = evidence.text.removeprefix("I am on the ").removesuffix(" plan.")
-    question = Question(id="plan", question="Which plan?", answers=(plan,), category="plan", evidence=(evidence.id,))
+    named = [turn for turn in turns if turn.text.startswith("I am on the ")]
+    plans = tuple(turn.text.removeprefix("I am on the ").removesuffix(" plan.") for turn in named[-1:])
+    evidence = tuple(turn.id for turn in named[-1:])
+    question = Question(id="plan", question="Which plan?", answers=plans, category="plan", evidence=evidence)
     return Task(id=f"ticket-{ticket}", chunks=(Chunk(turns=turns),), questions=(question,))
 
 

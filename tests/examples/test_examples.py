@@ -7,14 +7,16 @@ import math
 import re
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from standin import StandIn
 
 import memalpha.tasks.catalog
 from memalpha import load_tasks
-from memalpha.errors import ConfigError, EmbedderError, RewardError
+from memalpha.errors import ConfigError, DataError, EmbedderError, RewardError, StoreError
 from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import load_reader
 from memalpha.store.store import MemoryStore
@@ -101,6 +103,19 @@ def test_chatbot_takes_a_writer_and_typed_messages(run_example: Run, monkeypatch
     assert len(contents) == 1 and "I live in Porto." in contents[0]
 
 
+def test_chatbot_puts_notes_into_the_prompt_of_a_model(run_example: Run) -> None:
+    prompts: list[list[dict[str, str]]] = []
+
+    def answer(body: Mapping[str, Any]) -> str:
+        prompts.append(body["messages"])
+        return "Noted."
+
+    with StandIn(answer) as server:
+        arguments = ("--model", f"{server.url}#m", "--say", "I live in Porto.", "--say", "Where do I live?")
+        assert run_example("chatbot", *arguments).splitlines() == ["bot: Noted."] * 2
+    assert "I live in Porto." in prompts[-1][0]["content"] and prompts[-1][1]["content"] == "Where do I live?"
+
+
 def test_langgraph_agent_keeps_users_apart(run_example: Run) -> None:
     pytest.importorskip("langgraph")
     output = run_example("langgraph_agent")
@@ -123,6 +138,10 @@ def test_own_embedder_is_recorded_and_needed_again(tmp_path: Path) -> None:
         store.insert("semantic", "Ana plays the accordion.")
     with MemoryStore.open(tmp_path / "own.db", embedder=TrigramEmbedder()) as store:
         assert store.search("acordeon")
+    with MemoryStore.open(tmp_path / "own.db") as store:
+        assert [entry.content for entry in store.list()] == ["Ana plays the accordion."]
+        with pytest.raises(StoreError, match="trigrams-512"):
+            store.search("acordeon")
     with pytest.raises(EmbedderError, match="trigrams-512"):
         MemoryStore.open(tmp_path / "own.db", embedder="hash")
 
@@ -157,7 +176,7 @@ def test_own_data_set_works_as_a_module_of_the_catalog(
     monkeypatch.setitem(memalpha.tasks.catalog.MODULES, "tickets", "datasets.tickets")
     assert [task.id for task in load_tasks("tickets", 2, data="tickets.csv")] == ["ticket-0", "ticket-1"]
     (tmp_path / "short.csv").write_text("0,customer\n", encoding="utf-8")
-    with pytest.raises(memalpha.errors.DataError, match=r"short.csv:1: ticket, speaker and text"):
+    with pytest.raises(DataError, match=r"short.csv:1: ticket, speaker and text"):
         load_tasks("tickets", data="short.csv")
 
 
@@ -176,6 +195,18 @@ def test_own_algorithm_centres_rewards_over_the_step(run_example: Run) -> None:
     metrics = metrics_of(Path("runs/reinforce"))
     assert metrics["baseline"] == pytest.approx(metrics["reward"])  # equal chunks per task: both are means over turns
     assert "algorithm: own_algorithm:Reinforce" in Path("runs/reinforce/config.yaml").read_text(encoding="utf-8")
+
+
+def test_own_algorithm_trains_text_runs_and_resumes(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from memalpha import train
+
+    settings = {"algorithm": "own_algorithm:Reinforce", "out": tmp_path / "run", "schedule_steps": 2}
+    for steps in (1, 2):
+        train("arithmetic", **settings, **{**TINY, "max_steps": steps})
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    baselines = [json.loads(line)["baseline"] for line in lines]
+    assert len(baselines) == 2 and baselines[-1] == pytest.approx(json.loads(lines[-1])["reward"])
 
 
 def test_own_reward_is_a_component_of_both_runs(run_example: Run) -> None:
@@ -235,9 +266,8 @@ def test_a_reward_function_that_returns_no_number_ends_the_run(
     pytest.importorskip("torch")
     from memalpha import train
 
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)  # modules of the working directory are found
     module = f"reward_{abs(hash(value))}"
-    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / f"{module}.py").write_text(f"def short(trajectory, records):\n    return {value}\n", encoding="utf-8")
     with pytest.raises(RewardError, match=rf"reward\.functions\.short: {module}:short gave .* finite number"):
         train("demo", reward=functions(f"{module}:short"), out=tmp_path / "run", **TINY)
