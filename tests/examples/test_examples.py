@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from standin import StandIn
 
@@ -144,6 +145,12 @@ def test_own_embedder_is_recorded_and_needed_again(tmp_path: Path) -> None:
             store.search("acordeon")
     with pytest.raises(EmbedderError, match="trigrams-512"):
         MemoryStore.open(tmp_path / "own.db", embedder="hash")
+    changed = type("Changed", (TrigramEmbedder,), {"encode": lambda self, texts: np.eye(len(texts), 512, 7)})
+    with (
+        MemoryStore.open(tmp_path / "own.db", embedder=changed()) as store,
+        pytest.raises(EmbedderError, match="another version of the embedder 'trigrams-512'"),
+    ):
+        store.search("acordeon")
 
 
 def test_own_system_is_evaluated_beside_a_built_in_one(run_example: Run) -> None:
