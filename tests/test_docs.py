@@ -140,7 +140,7 @@ def test_every_step_of_a_page_runs(
     defaults = TrainConfig(out=tmp_path)
     for keys, values, *_ in _table(page, "key"):
         for key, value in zip(re.findall(r"`([\w.]+)`", keys), values.split(", "), strict=True):
-            assert reduce(getattr, key.split("."), defaults) == float(value), key
+            assert reduce(getattr, SHORT_NAMES.get(key, key).split("."), defaults) == float(value), key
 
 
 def _table(page: Path, head: str) -> list[list[str]]:
