@@ -37,9 +37,12 @@ class WordOverlap:
 
     def context(self, question):
         """Return passages for a question, best first."""
-        wanted = words(question)
-        ranked = sorted(self.passages, key=lambda passage: (-len(wanted & words(passage.text)), -passage.order))
-        return ranked[: self.k]
+        question_words = words(question)
+
+        def rank(passage):
+            return -len(question_words & words(passage.text)), -passage.order
+
+        return sorted(self.passages, key=rank)[: self.k]
 
     def size(self):
         """Return the size of the memory in tokens (characters / 4)."""
