@@ -75,10 +75,14 @@ def test_shell_snippets_run(
 ) -> None:
     """Commands run in order in one folder; those that train or download are only checked as configurations."""
     monkeypatch.chdir(tmp_path)
-    ran = 0
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    ran, trained = 0, set[str]()
     for _, *words in COMMANDS:
         if words[0] == "train":
-            training_config(words[1], parse_overrides(words[2:]))
+            trained.add(str(training_config(words[1], parse_overrides(words[2:])).out))
+            continue
+        if words[0] in ("report", "compare") and not Path(words[1]).exists():
+            assert words[1] in trained, f"memalpha {shlex.join(words)}: no command before it makes {words[1]}"
             continue
         if words[0] == "eval" and words[1].startswith("locomo"):
             load_config(EvalConfig, words[1], parse_overrides([word for word in words[2:] if "=" in word]))

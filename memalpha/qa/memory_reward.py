@@ -26,7 +26,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memalpha.config import MemoryFunction, RewardConfig
 from memalpha.config.imports import import_object
