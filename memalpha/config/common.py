@@ -17,8 +17,8 @@ class Config(BaseModel):
 class WorldConfig(Config):
     """The synthetic world (`tasks.synthetic`). `preset` sets its size; `split` which values it may use."""
 
-    preset: Literal["demo", "full"] = "demo"
-    split: Literal["train", "test"] = "train"
+    preset: Literal["demo", "full"] = Field(default="demo", description="size of the world")
+    split: Literal["train", "test"] = Field(default="train", description="which values it may use")
     pseudo_values: float = Field(
         default=0.0, ge=0.0, le=1.0, description="share of values replaced by pseudo-words (training)"
     )
@@ -43,21 +43,28 @@ class AgentConfig(Config):
 
     memory_schema: str = Field(default="mem-alpha", description="mem-alpha, life, or a YAML file with own categories")
     embedder: str = Field(default="static", description="static, hash, or a sentence-transformers model name or path")
-    prompt: Literal["full", "compact"] = "full"
+    prompt: Literal["full", "compact"] = Field(
+        default="full", description="prompt style; compact is the tiny policies'"
+    )
     view_tokens: int = Field(default=1024, gt=0, description="budget of the memory view, in the policy's tokens")
     view_related: int = Field(default=8, ge=0, description="entries retrieved for the chunk")
     view_recent: int = Field(default=8, ge=0, description="most recent entries")
-    max_new_tokens: int = Field(default=1024, gt=0)
+    max_new_tokens: int = Field(default=1024, gt=0, description="tokens of a reply to one chunk, at most")
 
 
 class ReaderConfig(Config):
     """The frozen reader that answers questions from retrieved memory."""
 
-    kind: Literal["extractive", "copy", "policy"] = "extractive"
+    kind: Literal["extractive", "copy", "policy"] = Field(
+        default="extractive",
+        description="who answers: a rule over `name: value` notes, a rule that copies words, or a policy",
+    )
     policy: str | None = Field(
         default=None, description="kind=policy: which policy answers (default: the trained run's start)"
     )
-    prompt: Literal["full", "compact"] = "full"
+    prompt: Literal["full", "compact"] = Field(
+        default="full", description="prompt style; compact is the tiny policies'"
+    )
     k: int = Field(default=8, gt=0, description="entries retrieved per question")
     conflicts: Literal["keep", "refuse", "newest"] | None = Field(
         default=None,
@@ -67,7 +74,7 @@ class ReaderConfig(Config):
     cite: bool = Field(
         default=False, description="kind=policy: ask for answer, evidence and reasoning on a line each (agent.citing)"
     )
-    max_new_tokens: int = Field(default=32, gt=0)
+    max_new_tokens: int = Field(default=32, gt=0, description="tokens of an answer, at most")
 
 
 class EndpointConfig(Config):
@@ -145,11 +152,13 @@ class MemoryFunction(Config):
 class RewardConfig(Config):
     """Weights of r_t = r1 + r2_t + beta r3 + gamma r4_t and the preset that says how each is judged."""
 
-    preset: Literal["default", "published"] = "default"
+    preset: Literal["default", "published"] = Field(
+        default="default", description="published: as the code of Mem-alpha; default: its perverse cases repaired"
+    )
     accuracy: float = Field(default=1.0, ge=0.0, description="weight of r1; 0: accuracy is measured, not rewarded")
     calls: float = Field(default=1.0, ge=0.0, description="weight of r2")
-    beta: float = Field(default=0.05, ge=0.0)
-    gamma: float = Field(default=0.1, ge=0.0)
+    beta: float = Field(default=0.05, ge=0.0, description="weight of r3")
+    gamma: float = Field(default=0.1, ge=0.0, description="weight of r4")
     metric: Literal["exact", "f1", "contains", "question", "cited", "judge"] = Field(
         default="exact",
         description="r1's score of an answer; question: each question's own metric (its meta), cited: that with the "

@@ -48,7 +48,7 @@ class PairsConfig(LearnerConfig):
 class PreferenceConfig(PairsConfig):
     """One run on plain preference data (`train.preferences`). Names follow TRL's `DPOConfig`."""
 
-    algorithm: Literal["preferences"] = "preferences"
+    algorithm: Literal["preferences"] = Field(default="preferences", description="marks a preference run")
     dpo: DPOConfig = DPOConfig()
     optimizer: PreferenceOptimizerConfig = PreferenceOptimizerConfig()
 
@@ -56,7 +56,7 @@ class PreferenceConfig(PairsConfig):
 class RewardModelConfig(PairsConfig):
     """One run that trains a reward model (`train.reward_run`). Names and defaults follow TRL's `RewardConfig`."""
 
-    algorithm: Literal["reward"] = "reward"
+    algorithm: Literal["reward"] = Field(default="reward", description="marks a run that trains a reward model")
     data: Path = Field(
         description="JSON Lines of prompt, chosen, rejected (and margin, objective), or of prompt, completion and its "
         "score (or scores by objective)"

@@ -71,7 +71,7 @@ def _check_no_text_settings(erl: ERLSettings | None) -> None:
 class SFTConfig(RunConfig):
     """One supervised run: the learner imitates rows (`train.demonstrations`)."""
 
-    algorithm: Literal["sft"] = "sft"
+    algorithm: Literal["sft"] = Field(default="sft", description="marks a supervised run")
     source: str = Field(
         default="gold",
         description="rows to imitate: gold (each task's operations), scripted:KIND, best (the policy's best rollout "
