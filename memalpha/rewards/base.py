@@ -1,10 +1,10 @@
 """Named reward functions and their weighted sum.
 
-A reward function is TRL's: called with keywords as `function(prompts=..., completions=..., **columns)`, every column a
-list as long as `prompts`, it returns a number or None (it does not apply to that row) for each. It may be `async`. A
-function without `**kwargs` gets the columns that it names, and nothing else.
+A reward function has TRL's signature: `function(prompts=..., completions=..., **columns)`. Every column is a list as
+long as `prompts`. The function returns a number for each row, or None for rows to which it does not apply. It may be
+`async`. A function without `**kwargs` gets only the columns in its signature.
 
-Where one raises or returns what is no number, nothing is scored: an error names function and row. It is never a 0.
+An exception or an invalid value stops scoring with an error that names function and row. It never counts as 0.
 """
 
 from __future__ import annotations
@@ -37,15 +37,21 @@ from memalpha.types import Reward
 
 _OWN_COLUMNS = ("prompts", "completions")
 _TRL_COLUMNS = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
-"""What TRL passes beside the columns."""
+"""Further keyword arguments of TRL that are not data columns."""
 
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """A reward function with its component's name, its weight in the sum and the columns that it cannot do without.
+    """A reward function with its name, weight and required columns.
 
-    `maximum` is what a fully right reply gets, before the weight. Calling it is calling the function, its values
-    checked, an async one waited for: so it can be given to TRL as it is.
+    Calling it calls the function, awaits an async one and checks the values, so TRL accepts it as a reward function.
+
+    Attributes:
+        name: Name of the reward component.
+        function: The callable, in TRL's signature.
+        weight: Weight in the sum.
+        columns: Columns that the function requires.
+        maximum: Largest unweighted value, that of a fully correct reply; infinite if there is none.
     """
 
     name: str
@@ -59,16 +65,33 @@ class RewardFunction:
         return self.name
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """A number or None for each row. Raises as `score_texts` does."""
+        """Return a number or None for each row.
+
+        Args:
+            prompts: Texts or lists of messages.
+            completions: One per prompt.
+            columns: Lists as long as `prompts`.
+
+        Raises:
+            RewardError: The function raised, or returned something other than finite numbers and None.
+        """
         values = _values([self], prompts, completions, columns)[0]
         return [None if value is UNSCORED else value for value in values]
 
 
 def named(function: Any, name: str | None = None, weight: float | None = None) -> RewardFunction:
-    """A callable as a `RewardFunction`.
+    """Wrap a callable as a `RewardFunction`.
 
-    Its name is that given, else its attribute `name`, else the function's or class's own. `columns` and `maximum` are
-    attributes too, where it has them; else the columns are the parameters without a default. Raises `ConfigError`.
+    The attributes `columns` and `maximum` of the callable are used if it has them. Without `columns`, every parameter
+    without a default is a required column.
+
+    Args:
+        function: A callable, or a `RewardFunction` to rename or reweight.
+        name: Name of the component (default: the attribute `name`, else the function's or class's name).
+        weight: Weight in the sum (default: that of a `RewardFunction`, else 1).
+
+    Raises:
+        ConfigError: `function` is a class or not callable.
     """
     if isinstance(function, RewardFunction):
         total_weight = function.weight if weight is None else weight
@@ -89,10 +112,12 @@ def named(function: Any, name: str | None = None, weight: float | None = None) -
 
 
 def load_rewards(parts: Iterable[RewardPart | RewardFunction | Callable[..., Any]]) -> list[RewardFunction]:
-    """The functions of a configuration's parts; callables may stand among them, as they are or as `RewardFunction`.
+    """Build reward functions from the parts of a configuration, callables or `RewardFunction` objects.
 
-    Raises `ConfigError` where one cannot be made, or two have one name; whatever a kind needs (a library, a judge's
-    key, a sandbox) is looked for here, before a run starts.
+    Libraries, judges' keys and the sandbox are checked here, before a run starts.
+
+    Raises:
+        ConfigError: The list is empty, a part cannot be built, or two parts have the same name.
     """
     functions = [_load(part, f"rewards.{number}") for number, part in enumerate(parts)]
     if not functions:
@@ -106,7 +131,7 @@ def load_rewards(parts: Iterable[RewardPart | RewardFunction | Callable[..., Any
 
 
 def check_columns(functions: Iterable[RewardFunction], columns: Iterable[str]) -> None:
-    """Raise `ConfigError` where a function needs a column that the tasks do not have, or a column's name is taken."""
+    """Raise `ConfigError` if a required column is missing or a column name is reserved."""
     column_names = list(columns)
     for name in column_names:
         if name in _OWN_COLUMNS:
@@ -129,7 +154,20 @@ def score_texts(
     completions: Sequence[Any],
     columns: Mapping[str, Sequence[Any]],
 ) -> list[Reward]:
-    """As `scored_or_none`. Raises `RewardError` for a row to which no function applies."""
+    """Score each completion by the weighted sum of reward functions.
+
+    Args:
+        functions: Reward functions, in the order of their components.
+        prompts: Texts or lists of messages.
+        completions: One per prompt; see `score_texts_or_none`.
+        columns: Lists as long as `prompts`.
+
+    Returns:
+        One single-turn reward per row.
+
+    Raises:
+        RewardError: No function applies to a row, or one could not score it.
+    """
     rewards = score_texts_or_none(functions, prompts, completions, columns)
     scored = [reward for reward in rewards if reward is not None]
     if len(scored) < len(rewards):
@@ -146,12 +184,24 @@ def score_texts_or_none(
     completions: Sequence[Any],
     columns: Mapping[str, Sequence[Any]],
 ) -> list[Reward | None]:
-    """The reward of each completion: one turn, a component a function that applies to it, and their weighted sum.
+    """Score each completion by the weighted sum of reward functions; None for unscored rows.
 
-    None where no function applies, or one gives `UNSCORED`. Prompts are texts or lists of messages; the completion of
-    the latter is a list of messages too, and made one where it is given as a text. Async functions run together, in one
-    event loop that is kept (in a thread of its own: the caller may be in a loop himself), while the others run here in
-    turn. Raises `RewardError`, or what of memalpha's errors a function raised, with its name.
+    Async functions run concurrently in one shared event loop, which has its own thread, so the caller may be in a loop
+    too. The other functions run one after another in the calling thread.
+
+    Args:
+        functions: Reward functions, in the order of their components.
+        prompts: Texts or lists of messages.
+        completions: One per prompt. The completion of a list of messages becomes one too if it is a text.
+        columns: Lists as long as `prompts`.
+
+    Returns:
+        One single-turn reward per row, with a component for each function that applies. None if no function applies or
+        one returns `UNSCORED`.
+
+    Raises:
+        RewardError: A function raised or returned an invalid value. Errors of memalpha keep their class; all messages
+            name the function.
     """
     values = _values(functions, prompts, completions, columns)
     rewards: list[Reward | None] = []
@@ -212,7 +262,7 @@ def _load(part: Any, location: str) -> RewardFunction:
 
 
 def _load_callable(part: PythonPart) -> Any:
-    """The callable of a part; a class makes one."""
+    """Import the callable of a part; a class is instantiated with the part's arguments."""
     target = import_object(part.function, "function")
     try:
         if inspect.isclass(target):
@@ -223,7 +273,7 @@ def _load_callable(part: PythonPart) -> Any:
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """(columns without a default, all names that may be given; None: any) of a callable."""
+    """Return (columns without a default, all accepted names) of a callable; None accepts any name."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some callables made in C
@@ -252,7 +302,7 @@ def _values(
     completions: Sequence[Any],
     columns: Mapping[str, Sequence[Any]],
 ) -> list[list[float | None]]:
-    """The checked values, a list a function."""
+    """Call every function and return its checked values, one list per function."""
     if len(prompts) != len(completions):
         raise RewardError(f"{len(prompts)} prompts and {len(completions)} completions: one each is needed")
     for name, values in columns.items():
@@ -289,9 +339,20 @@ def call_function(
     completions: Sequence[Any],
     columns: Mapping[str, Sequence[Any]],
 ) -> Any:
-    """What another function of a user's says of completions, called as reward functions are, an async one waited for.
+    """Call a user's function on completions in the way reward functions are called.
 
-    Raises `RewardError` with its name.
+    Args:
+        function: Callable with a reward function's signature; it may be async and return anything.
+        name: Name in error messages.
+        prompts: Texts or lists of messages.
+        completions: One per prompt.
+        columns: Lists as long as `prompts`.
+
+    Returns:
+        The function's result, awaited if it is async.
+
+    Raises:
+        RewardError: The function raised, or a required column is missing.
     """
     reward = RewardFunction(name, function, columns=_parameters(function)[0])
     result = _call(reward, list(prompts), _as_messages(prompts, completions), columns)
@@ -302,7 +363,7 @@ def call_function(
 
 
 def _as_messages(prompts: Sequence[Any], completions: Sequence[Any]) -> list[Any]:
-    """Completions of messages as messages."""
+    """Return completions with the texts that answer message prompts turned into messages."""
     return [
         [{"role": "assistant", "content": reply}] if isinstance(reply, str) and not isinstance(prompt, str) else reply
         for prompt, reply in zip(prompts, completions, strict=True)
@@ -325,7 +386,7 @@ def _call(
 
 @contextmanager
 def _name_errors(function: RewardFunction) -> Iterator[None]:
-    """What is raised names the reward function; memalpha's own errors keep their class."""
+    """Prefix errors with the function's name; foreign exceptions become `RewardError`."""
     prefix = f"reward {function.name!r}"
     try:
         yield
@@ -341,7 +402,7 @@ def _name_errors(function: RewardFunction) -> Iterator[None]:
 
 
 def _check_values(function: RewardFunction, values: Any, rows: int) -> list[float | None]:
-    """The function's values as floats and None. Raises `RewardError` for anything else."""
+    """Return the function's values as floats and None, or raise `RewardError`."""
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__") or not hasattr(values, "__iter__"):
         raise RewardError(
             f"reward {function.name!r} gave {_short(values)}: a list of {rows} numbers (or None) is needed"

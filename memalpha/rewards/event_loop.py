@@ -1,4 +1,4 @@
-"""The event loop in which async reward functions run, in a thread of its own."""
+"""Event loop of async reward functions, in its own thread."""
 
 from __future__ import annotations
 
@@ -15,17 +15,26 @@ from memalpha.errors import RewardError
 
 
 class EventLoop:
-    """One event loop in a thread of its own, made when it is first needed; clients that live in it are kept."""
+    """Event loop in its own thread, started on first use.
+
+    It stays open between calls, so clients that belong to the loop can be reused.
+    """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
+        """Forget loop and thread without stopping them, as a forked process must."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
     def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """Schedule a coroutine on the loop and return its future.
+
+        Raises:
+            RewardError: The caller runs on this loop, where waiting for the future would deadlock.
+        """
         if threading.current_thread() is self._thread:
             work.close()
             raise RewardError("an async reward function cannot call others and wait: await them in it")
@@ -37,7 +46,7 @@ class EventLoop:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
-        """End what is under way, the loop and its thread; the next call makes new ones."""
+        """Cancel pending work and stop the loop; the next call starts a new one."""
         with self._lock:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is None or thread is None:
@@ -60,7 +69,7 @@ class EventLoop:
 
 LOOP = EventLoop()
 close_loop = LOOP.close
-"""End the event loop of async reward functions, as the end of the process does."""
+"""Stop the event loop of async reward functions; called at exit too."""
 atexit.register(close_loop)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=LOOP.reset)  # the thread is not in the child
+    os.register_at_fork(after_in_child=LOOP.reset)  # a forked child lacks the thread

@@ -1,11 +1,10 @@
-"""Rewards for the form of a reply: a regular expression, or a JSON schema of the first JSON value in it.
+"""Rewards for the form of a reply: a regular expression, or a JSON schema.
 
-A text that a model made may keep a pattern backtracking without end, or a schema. So patterns are matched by the
-`regex` library with its time limit, and schemas in a process that is killed (`killable`): a reply on which one takes
-longer than `TIMEOUT` seconds gets 0, with a warning, and the run goes on.
+Generated text can make a pattern backtrack or a schema run almost without end. The `regex` library therefore limits
+the time of a pattern, and schemas run in a process that can be killed (`subprocess_call`). A reply that takes longer
+than `TIMEOUT` seconds gets 0 with a warning, and the run continues.
 
-Published ways: the format reward of DeepSeek-R1 (Guo et al. 2025, arXiv 2501.12948) is the pattern
-`(?s)<think>.*?</think>.*`.
+The format reward of DeepSeek-R1 (Guo et al. 2025, arXiv 2501.12948) is the pattern `(?s)<think>.*?</think>.*`.
 """
 
 from __future__ import annotations
@@ -23,19 +22,25 @@ from memalpha.rewards.reply import reply_text
 from memalpha.rewards.subprocess_call import KillableFunction, Killed
 
 TIMEOUT = 1.0
-"""Seconds that a pattern or a schema may take on one reply (of a schema, CPU time)."""
+"""Seconds for one reply: clock time of a pattern, CPU time of a schema."""
 MAX_STARTS = 200
-"""Places of a reply at which a JSON value is looked for, at most."""
+"""Most opening brackets of a reply at which parsing is tried."""
 
 _FENCED = re.compile(r"^[ \t]*```[ \t]*json[ \t]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL | re.IGNORECASE)
 _OPENING = re.compile(r"[\[{]")
 
 
 class FormatReward:
-    """1 where `pattern` matches the reply (`match` "full": all of it, "search": some part), else 0.
+    """Reward 1 if `pattern` matches the reply, else 0.
 
-    The reply counts with its `<think>` part and with the white space around it. Raises `ConfigError` for what is no
-    pattern.
+    The reply includes its `<think>` part and the surrounding white space.
+
+    Args:
+        pattern: Regular expression.
+        match: "full" for the whole reply, "search" for any part of it.
+
+    Raises:
+        ConfigError: The pattern is invalid, or `regex` is not installed.
     """
 
     name = "format"
@@ -45,15 +50,27 @@ class FormatReward:
         self.match = match
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
-        """1 or 0 for each completion."""
+        """Return 1 or 0 for each completion.
+
+        Args:
+            prompts: Ignored.
+            completions: Texts or lists of messages.
+            columns: Ignored.
+        """
         return [float(_matches(self.pattern, reply_text(reply), full=self.match == "full")) for reply in completions]
 
 
 class SchemaReward:
-    """1 where the reply's JSON value (`first_json`) is valid under the schema, else 0; also where it has none.
+    """Reward 1 if the reply's first JSON value (`first_json`) is valid under the schema, else 0.
 
-    `schema` is a mapping or a JSON file; which draft, its "$schema" says (else the newest). Formats ("format") are not
-    checked, and nothing is fetched: a "$ref" leads to a place in the schema itself. Raises `ConfigError`.
+    A reply without a JSON value gets 0. The keyword "format" is not checked. A "$ref" is resolved within the schema
+    only; nothing is fetched.
+
+    Args:
+        schema: Mapping or JSON file. "$schema" selects the draft (default: the newest).
+
+    Raises:
+        ConfigError: The schema is invalid or unreadable, or `jsonschema` is not installed.
     """
 
     name = "schema"
@@ -72,7 +89,13 @@ class SchemaReward:
         self.schema = json.dumps(schema)
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
-        """1 or 0 for each completion."""
+        """Return 1 or 0 for each completion.
+
+        Args:
+            prompts: Ignored.
+            completions: Texts or lists of messages.
+            columns: Ignored.
+        """
         texts = [reply_text(reply, thinking=False) for reply in completions]
         outcomes = _PROCESSES.map([(self.schema, text) for text in texts])
         for text, outcome in zip(texts, outcomes, strict=True):
@@ -85,7 +108,10 @@ _PROCESSES = KillableFunction(f"{__name__}:fits", seconds=TIMEOUT)
 
 
 def fits(schema: str, reply: str) -> bool:
-    """Whether a reply's JSON value is valid under a schema (JSON); `SchemaReward` asks it in a process with limits."""
+    """Return True if a reply's JSON value is valid under a schema (JSON text).
+
+    `SchemaReward` calls it in a process with limits.
+    """
     validator = _validator(schema)
     value = first_json(reply)
     return value is not NO_VALUE and validator.is_valid(value)
@@ -102,14 +128,14 @@ def _validator(schema: str) -> Any:
 
 
 NO_VALUE = object()
-"""What `first_json` gives where there is no value (None is JSON's null)."""
+"""Result of `first_json` for a reply without a JSON value (None is JSON's null)."""
 
 
 def first_json(text: str) -> Any:
-    """The first JSON value of a reply, else `NOTHING`.
+    """Return the first JSON value of a reply, or `NO_VALUE`.
 
-    That is the reply itself, where it is one as a whole; else the first fenced block marked json that holds one; else
-    the first object or array that begins anywhere (of `STARTS` places where one could). NaN and Infinity are no JSON.
+    Candidates in this order: the whole reply, fenced blocks marked json, then any object or array. The last are tried
+    at the first `MAX_STARTS` opening brackets. NaN and Infinity are invalid.
     """
     for candidate in (text, *(match[1] for match in _FENCED.finditer(text))):
         value = _decode(candidate)

@@ -1,15 +1,15 @@
-"""The reward that language models give: how good a reply is, on a scale, from 0 to 1.
+"""Reward from language models that grade a reply on a scale, mapped to 0 to 1.
 
-The judges are those of `qa.judge`: endpoints or local models, several with weights; asked together within the limits of
-their configuration, tried again after what passes, each answer on disk before it counts (in a run, in its folder: the
-same command after an outage asks only for the rest). Equal questions are asked once, what was answered never again.
+The judges are those of `qa.scoring.judge`: weighted endpoints or local models that are called concurrently within
+their configured limits. Transient failures are retried. Every answer is saved before it counts; a run saves them in
+its folder, so the same command after an outage requests only the missing ones. Equal questions are sent once.
 
-A judge that fails ends the step with an error: that is never a 0. Of several judges those that can be read decide; a
-reply that none grades, asked twice, has no reward at all (`base.UNSCORED`): it is left out and counted, with a warning.
-An empty reply gets 0 and nobody is asked.
+A judge that fails stops the step with an error and never counts as 0. Of several judges, those with a readable grade
+decide. A reply without any readable grade after two attempts is unscored (`UNSCORED`) and dropped with a warning. An
+empty reply gets 0 without a call.
 
-What a judge is shown stands between tags, out of which no text gets. It may still be talked into a grade by what it
-reads, and the longer one trains against it the better a policy learns how: look at the replies, and at a second reward.
+Texts shown to a judge stand between tags that they cannot close. A judge can still be persuaded by what it reads, and
+a policy learns to exploit this over a long training. Read the replies and track a second reward.
 """
 
 from __future__ import annotations
@@ -33,10 +33,15 @@ that it says. Be exact and even-handed; length and politeness do not count.\
 
 
 class JudgeReward:
-    """The weighted mean of the judges' grades, the worst of `scale` as 0 and the best as 1.
+    """Weighted mean of the judges' grades, from 0 (worst of `scale`) to 1 (best).
 
-    `template` says what is asked: `{prompt}`, `{completion}` (without its think part) and columns by name. Raises
-    `PolicyError` where a judge cannot be loaded (a key is missing, the server is away) or does not answer.
+    Args:
+        config: Judges, weights and endpoint limits.
+        template: Question to the judges with `{prompt}`, `{completion}` (without its think part) and column names.
+        scale: Worst and best grade.
+
+    Raises:
+        PolicyError: A judge cannot be loaded (missing key, server down) or does not answer.
     """
 
     name = "judge"
@@ -49,19 +54,27 @@ class JudgeReward:
         self._form = f'{{"reason": "one short sentence", "verdict": "a whole number, {low} (worst) to {high} (best)"}}'
 
     async def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """A number from 0 to 1 for each completion, None where a column of the template is None, `UNSCORED` where
-        no judge graded it."""
+        """Return a grade from 0 to 1 for each completion.
+
+        Args:
+            prompts: Texts or lists of messages.
+            completions: One per prompt.
+            columns: Lists as long as `prompts`; those in the template are required.
+
+        Returns:
+            None where a column of the template is None, `UNSCORED` where no judge gave a grade.
+        """
         rows = [self._judge_prompt(row, prompts[row], reply, columns) for row, reply in enumerate(completions)]
         try:
             return await asyncio.to_thread(self._scores, rows)
         except asyncio.CancelledError:
-            for policy in self.judge.policies:  # another reward raised: nothing more is sent, what came is kept
+            for policy in self.judge.policies:  # another reward raised: send no more, keep the answers
                 if (client := getattr(policy, "client", None)) is not None:
                     client.give_up()
             raise
 
     def statistics(self) -> dict[str, Any]:
-        """By judge: what was asked, cached and paid, and how many questions it left without a grade."""
+        """Return questions, cached and paid answers, and questions without a grade for each judge."""
         return self.judge.statistics()
 
     def _judge_prompt(
@@ -115,7 +128,7 @@ class JudgeReward:
 
 
 def _prompt_text(prompt: Any) -> str:
-    """A prompt as text: of messages what they say, each with its role where there are several."""
+    """Return a prompt as text; several messages are prefixed with their roles."""
     if isinstance(prompt, str):
         return prompt
     if len(prompt) == 1:
@@ -124,4 +137,4 @@ def _prompt_text(prompt: Any) -> str:
 
 
 def _escape_tag(text: str, name: str) -> str:
-    return text.replace(f"</{name}>", f"< /{name}>")  # no way out of a tag
+    return text.replace(f"</{name}>", f"< /{name}>")  # a text must not close its tag

@@ -1,22 +1,24 @@
-r"""The reward of a right answer to a mathematical problem: 1 where the reply's answer equals the truth, else 0.
+r"""Reward of a correct answer to a mathematical problem: 1 if it equals the truth, else 0.
 
-The answer is what stands in the reply's last closed `\boxed{...}`, else its last number; a leading `<think>` part does
-not count. The truth is read from a column: behind GSM8K's `####`, in MATH's last box, or the whole text.
+The answer is the content of the reply's last closed `\boxed{...}`, else its last number. A leading `<think>` part is
+ignored. The truth comes from a column: the text behind GSM8K's `####`, MATH's last box, or the whole text.
 
-Equal are texts that are the same, numbers of the same value (exactly), and what math-verify (Kydlíček 2025) finds
-equal: fractions, roots, sets, intervals, matrices, equations, formulas. The rules it leaves open:
+An answer is equal if the texts match, the numbers have exactly the same value, or math-verify (Kydlíček 2025) finds
+them equal. It compares fractions, roots, sets, intervals, matrices, equations and formulas. Further rules:
 
 - Percent: `50%` equals `50%`, `0.5` and `50`. Thousands may be separated (`1,234`, `1{,}234`, in a box `1 234`).
-- Units and currencies are not compared: `18 dollars`, `\$18`, `18\text{ cm}` all equal `18` (and `18\text{ m}`);
-  `3 million`, `5k`, `2 dozen` are 3,000,000, 5,000 and 24. `am` is not `pm`, and a number's base is a part of it.
-- A decimal counts as its fraction from six digits on (math-verify's rounding); `0.33` is not 1/3, `3.14` is not pi.
-- A mixed number `2 1/2` is 2.5. Words (`Monday`) equal themselves in any case, and nothing else.
+- Units and currencies are ignored: `18 dollars`, `\$18`, `18\text{ cm}` and `18\text{ m}` all equal `18`.
+- Number words count: `3 million`, `5k`, `2 dozen` are 3,000,000, 5,000 and 24.
+- `am` differs from `pm`, and a number differs from the same digits in another base.
+- A decimal equals its fraction from six digits on (math-verify's rounding). `0.33` is not 1/3, `3.14` is not pi.
+- A mixed number `2 1/2` is 2.5. Words (`Monday`) equal only themselves, in any case.
 - `x = 5` equals `5`; `4 = 5`, `\geq 5` and `\approx 5` do not.
-- Several answers (`5 or 6`) in a box are a set, and equal only the same set. Without a box, the last number counts
-  whatever stands before it: of `between 5 and 6` that is 6.
+- Several answers (`5 or 6`) in a box are a set and equal only the same set. Without a box the last number counts:
+  6 in `between 5 and 6`.
 
-math-verify bounds its time by a signal, which works in the main thread alone and not inside a big power, so it runs in
-a process of ours (`killable`) with `SECONDS` of CPU time a pair: what takes longer (`9^{9^{9^9}}`) is not equal.
+math-verify limits its time by a signal, which works only in the main thread and cannot interrupt a large power. It
+therefore runs in a process of its own (`subprocess_call`) with `CPU_SECONDS` per pair. A comparison that exceeds the
+limit (`9^{9^{9^9}}`) counts as not equal.
 """
 
 from __future__ import annotations
@@ -36,16 +38,16 @@ from memalpha.rewards.subprocess_call import KillableFunction, Killed
 from memalpha.tasks.text_tasks import last_boxed
 
 CPU_SECONDS = 2.0
-"""CPU time for one pair."""
+"""CPU seconds for the comparison of one pair."""
 MAX_CHARACTERS = 2000
-"""Characters of an answer; what is longer is equal only where it is the same text."""
+"""Longest answer that is compared by value, in characters; a longer one must be the same text."""
 CACHE_SIZE = 100_000
-"""Pairs whose outcome is remembered."""
+"""Pairs whose verdict is cached."""
 
 _INTEGER = r"(?:\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)|\d+)"
 _DECIMAL = rf"(?:{_INTEGER}(?:\.\d+)?|\.\d+)"
 _TIMES = {"hundred": 2, "thousand": 3, "k": 3, "million": 6, "billion": 9, "trillion": 12}
-"""Powers of ten by their words."""
+"""Exponents of ten by number word."""
 _TIMES_WORD = r"(?:dozen|(?<=\d)k|(?:hundred|thousand|million|billion|trillion)s?)(?!\w)"
 _NUMBER = re.compile(
     rf"""(?P<sign>(?<![\w)\]}}.])[-+\u2212])?\s?
@@ -59,11 +61,11 @@ _NUMBER = re.compile(
 _SPACED = re.compile(r"([-+]?\d{1,3}(?: \d{3})+)(\.\d+)?(?!\d)")
 _SCALES = {"half", "halves", "third", "thirds", "quarter", "quarters", "score", "plus", "minus", "times", "over"}
 _SCALES |= {"squared", "cubed", "root", "and", "not"}
-"""Words beside a number that make it another one."""
+"""Words that change the value of the number beside them."""
 _BASE = re.compile(r"\d\s*_\s*\{?\s*(\d+)")
 _RELATION = re.compile(r"\\(?:not|neq?|geq?|leq?|gt|lt|approx|sim|equiv|pm)(?![a-z])|[<>\u2248\u2260\u2264\u2265~]")
 _NAMED, _NAME = re.compile(r"[A-Za-z)](?:_\{?\w+\}?)?\s*$"), re.compile(r"\s*[A-Za-z](?![A-Za-z])")
-"""What stands before an equals sign, or behind one, that names a value."""
+"""A variable name before an equals sign, or after one."""
 _HALVES = re.compile(r"(?<![a-z])([ap])\.?\s?m(?![a-z])", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]+")
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{([^{}]*)\}")
@@ -77,9 +79,11 @@ _CURRENCY = re.compile(r"\\?[$€£¥₹₩₽]")
 
 
 class MathReward:
-    """1 where the reply's answer equals `columns[column]`, else 0; None where that is None.
+    """Reward 1 if the reply's answer equals `columns[column]`, else 0; None if the column is None.
 
-    Raises `ConfigError` where math-verify is not installed, `RewardError` for a truth that is empty or no text.
+    Raises:
+        ConfigError: math-verify is not installed.
+        RewardError: A truth is empty or not a text or number.
     """
 
     name = "math"
@@ -91,7 +95,13 @@ class MathReward:
         self.columns = (column,)
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """1, 0 or None for each completion."""
+        """Return 1, 0 or None for each completion.
+
+        Args:
+            prompts: Ignored.
+            completions: Texts or lists of messages.
+            columns: Lists as long as `completions`; the column with the truth is required.
+        """
         truths = [self._truth(row, truth) for row, truth in enumerate(read_column(columns, self.column))]
         answers = [extract_answer(reply_text(reply, thinking=False)) for reply in completions]
         rows = [row for row, truth in enumerate(truths) if truth is not None]
@@ -114,19 +124,22 @@ class MathReward:
 
 
 def last_number(text: str) -> str | None:
-    r"""The last number of a text as it is written: 1,234.5, -3/4, \frac{3}{4}, 2 1/2, 1.5e3, 1.5 \times 10^{3}, 50%."""
+    r"""Return the last number of a text as written, or None.
+
+    Recognized forms: 1,234.5, -3/4, \frac{3}{4}, 2 1/2, 1.5e3, 1.5 \times 10^{3}, 50%.
+    """
     last = deque(_NUMBER.finditer(text), maxlen=1)
     return last[0][0].strip() if last else None
 
 
 def extract_answer(reply: str) -> str:
-    r"""A reply's answer: its last box, else its last number, else "" (which equals nothing)."""
+    """Return a reply's answer: its last box, else its last number, else "", which equals nothing."""
     boxed = last_boxed(reply)
     return boxed if boxed is not None else last_number(reply) or ""
 
 
 def extract_truth(text: str) -> str:
-    r"""The answer in a data set's solution: behind the last `####`, else in the last box, else all of it."""
+    """Return the answer in a data set's solution: behind the last `####`, else boxed, else everything."""
     if "####" in text:
         text = text.rpartition("####")[2]
     boxed = last_boxed(text)
@@ -134,7 +147,11 @@ def extract_truth(text: str) -> str:
 
 
 def parse_number(text: str) -> tuple[Fraction, bool] | None:
-    """(value, whether in percent) of a text that is one number as `last_number` reads them, else None."""
+    """Parse a text that is a single number, in the forms of `last_number`.
+
+    Returns:
+        (value, True if in percent), or None for any other text.
+    """
     text = (
         _SPACED.sub(lambda match: match[0].replace(" ", ""), text.strip()) if _SPACED.fullmatch(text.strip()) else text
     )
@@ -169,7 +186,7 @@ def _ratio(numerator: str, denominator: str, integer: str | None) -> Fraction | 
 
 
 def are_equal(pairs: Sequence[tuple[str, str]]) -> list[bool]:
-    """Whether each answer equals its truth. What needs math-verify is compared in processes, equal pairs once."""
+    """Compare each (answer, truth) pair; math-verify runs in limited processes, once per distinct pair."""
     verdicts = {pair: _compare_plain(*pair) for pair in set(pairs)}
     undecided = [pair for pair, equal in verdicts.items() if equal is None]
     if undecided:
@@ -179,7 +196,7 @@ def are_equal(pairs: Sequence[tuple[str, str]]) -> list[bool]:
 
 @lru_cache(CACHE_SIZE)
 def _compare_plain(answer: str, truth: str) -> bool | None:
-    """Without math-verify: True, False, or None where that has to say."""
+    """Compare without math-verify: True, False, or None if math-verify has to decide."""
     answer, truth = _plain(answer), _plain(truth)
     if not answer:
         return False
@@ -201,7 +218,7 @@ def _compare_plain(answer: str, truth: str) -> bool | None:
 
 
 def _has_other_form(answer: str, truth: str) -> bool:
-    """What math-verify passes over: another base, half of the day or relation, an equation of numbers."""
+    """Return True for differences that math-verify ignores: number base, am or pm, relation, equation of numbers."""
     if _BASE.findall(answer) != _BASE.findall(truth):
         return True
     if {half.casefold() for half in _HALVES.findall(answer)} != {half.casefold() for half in _HALVES.findall(truth)}:
@@ -220,11 +237,11 @@ def _percent_equal(left: tuple[Fraction, bool], right: tuple[Fraction, bool]) ->
 
 
 def _plain(text: str) -> str:
-    r"""Without currencies, spaces at the ends, `\text{}` around words, and the brackets of a choice `(A)`."""
+    r"""Strip currencies, outer spaces, `\text{}` around words, and the brackets of a choice `(A)`."""
     text = _CURRENCY.sub("", text).replace("\u2212", "-").replace(r"\!", "").replace(r"\,", "")
     text = _SPACE.sub(" ", text)
     text = _TEXT.sub(
-        lambda found: found[1] if found[1].strip().casefold().removesuffix("s") in _TIMES else found[0], text
+        lambda match: match[1] if match[1].strip().casefold().removesuffix("s") in _TIMES else match[0], text
     )
     text = re.sub(r"\s?\bpercent$", "%", text.strip().rstrip(".").strip())
     inner = _TEXT.fullmatch(text)
@@ -238,13 +255,13 @@ def _is_words(text: str) -> bool:
 
 
 def _without_units(text: str) -> str:
-    """The number alone, where nothing but words of three letters and more stands around it."""
+    """Return the number alone if only words of at least three letters surround it, else the text."""
     match = _WITH_UNITS.fullmatch(text)
     return match["number"].strip() if match else text
 
 
 def _plain_words(text: str) -> set[str]:
-    r"""The words of a text, of one in LaTeX those in its `\text{}`."""
+    r"""Return the words of a text; of a text in LaTeX only those inside `\text{}`."""
     if "\\" in text:
         text = " ".join(_TEXT.findall(text))
     return set(_WORD.findall(text.casefold()))
@@ -272,7 +289,7 @@ def _compare_formulas(pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str],
 
 
 def verify(answer: str, truth: str) -> bool:
-    """What math-verify says, without a time limit: `are_equal` calls it in a process that has one."""
+    """Compare two formulas by math-verify without a time limit; `are_equal` runs it in a limited process."""
     from math_verify import parse
     from math_verify import verify as compare
 

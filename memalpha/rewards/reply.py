@@ -1,4 +1,4 @@
-"""What reward functions read of a row: the text of a reply, a column; and the value of a row that none could score."""
+"""Helpers to read replies and columns, and the marker of an unscored row."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from memalpha.agent.parsing import after_thinking
 from memalpha.errors import RewardError
 
 UNSCORED: Any = object()
-"""What a function gives for a row that it should have scored and could not: the whole row then has no reward, since a
-sum without this part would be a low one. (None: it does not apply, and the others' sum is the reward.)"""
+"""Value of a reward function for a row that it failed to score.
+
+The whole row then has no reward, since a sum without this component would be too low. None means that the function
+does not apply: the other functions' sum is the reward.
+"""
 
 
 def reply_text(completion: Any, *, thinking: bool = True) -> str:
-    """A completion as text: itself, or what its last message says. `thinking` False: without a leading think part."""
+    """Return a completion as text: the text itself, or the content of its last message.
+
+    Args:
+        completion: Text or list of messages.
+        thinking: Keep a leading think part.
+    """
     text = completion
     if not isinstance(completion, str):
         content = completion[-1].get("content") if completion else ""
@@ -24,7 +32,7 @@ def reply_text(completion: Any, *, thinking: bool = True) -> str:
 
 
 def read_column(columns: Mapping[str, Sequence[Any]], name: str) -> Sequence[Any]:
-    """A column that a reward of ours reads. Raises `RewardError` where it is missing."""
+    """Return a column, or raise `RewardError` if it is missing."""
     if name not in columns:
         raise RewardError(f"column {name!r} is missing (there are {', '.join(sorted(columns)) or 'none'})")
     return columns[name]

@@ -1,4 +1,4 @@
-"""What a reward model gives a reply (`kind: model`)."""
+"""Reward from a reward model (`kind: model`)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ from memalpha.rewards.reply import reply_text
 
 
 class ModelReward:
-    """The score of the reward model at `path` (see `load_reward_model`), on a torch `device`.
+    """Score of the reward model at `path` (see `load_reward_model`).
 
-    `chat`: a prompt that is a text is one user message, as the policy gets it (where the model's tokenizer has a chat
-    template); False: the bare text, for a model that was trained on such. A score has no largest value, so no reply is
-    `correct` by it: name a part that knows right from wrong too, with weight 0 if it is only to be recorded. Raises
-    `PolicyError` for a model that is not there, and where a prompt and its reply are longer than it takes.
+    A score has no maximum, so it cannot mark a reply as correct. Add a part that can, with weight 0 if it should only
+    be recorded.
+
+    Args:
+        path: Directory, run directory or hub id of the model.
+        device: Torch device.
+        chat: Turn a text prompt into one user message if the tokenizer has a chat template. Set False for a model
+            trained on plain text.
+
+    Raises:
+        PolicyError: The model does not exist, or a prompt and its reply exceed its context.
     """
 
     name = "model"
@@ -28,7 +35,13 @@ class ModelReward:
         self.chat = chat and self.model.tokenizer.chat_template is not None
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
-        """A score for each row."""
+        """Return a score for each row.
+
+        Args:
+            prompts: Texts or lists of messages.
+            completions: One per prompt.
+            columns: Ignored.
+        """
         if self.chat:
             prompts = [
                 [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt for prompt in prompts

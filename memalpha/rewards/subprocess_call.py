@@ -1,8 +1,8 @@
-"""A function in processes of its own, for work that a text can make endless: they are killed, and the run goes on.
+"""Function calls in separate processes that can be killed, for work with unbounded running time.
 
-Comparing `9^{9^{9^9}}` with 5, or checking a list of thousands for doubles, is done by libraries that cannot be
-interrupted, and not in every thread. So a call has so many seconds of CPU time (the same on a busy machine) and so much
-memory; what goes over ends with its process, the next call gets a new one.
+Comparing `9^{9^{9^9}}` with 5, or checking a list of thousands for duplicates, happens in libraries that cannot be
+interrupted in every thread. Each call therefore has a limit of CPU seconds, which holds on a busy machine too, and of
+memory. A call that exceeds a limit loses its process, and the next call gets a new one.
 
 This is no sandbox: the function is trusted, only its running time is not.
 """
@@ -30,24 +30,33 @@ from typing import IO, Any
 from memalpha.errors import RewardError
 
 START_SECONDS = 120.0
-"""Seconds that a process may take to import the function."""
+"""Clock seconds for a process to import the function."""
 PATIENCE = 15.0
-"""Seconds that a call may take by the clock, for each second of CPU time: it may wait, but not for ever."""
+"""Clock seconds of a call for each second of its CPU limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """What a call gives that did not end: `why` says what it ran into."""
+    """Result of a call that was killed.
+
+    Attributes:
+        reason: The limit that was exceeded.
+    """
 
     reason: str
 
 
 class KillableFunction:
-    """`function` ("module:name", of JSON values, which gives one) in up to `count` processes.
+    """Run a function of JSON values in processes with time and memory limits.
 
-    `count` 0: one a core, 4 at most. `seconds` (CPU) and `megabytes` hold for each call; one with the arguments `warm`,
-    if given, is made before the first that counts. It may be called from any thread. The processes start with the first
-    calls and end with the object, or with this process.
+    It may be called from any thread. The processes start on demand and end with this object or this process.
+
+    Args:
+        function: "module:name" of a function that takes and returns JSON values.
+        seconds: CPU seconds of each call.
+        megabytes: Memory of a process.
+        count: Most processes (default: one per core, at most 4).
+        warm: Arguments of an unlimited first call in each new process, if not empty.
     """
 
     def __init__(
@@ -65,8 +74,12 @@ class KillableFunction:
         self._reset()
 
     def map(self, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        """What the function gives for each, or `Killed`. Raises `RewardError` where it raises, or cannot be started."""
-        if os.getpid() != self._pid:  # a fork: the processes are the parent's
+        """Return the function's result for each argument list, or `Killed`.
+
+        Raises:
+            RewardError: The function raised, or its process did not start.
+        """
+        if os.getpid() != self._pid:  # after a fork the processes belong to the parent
             self._reset()
         with ThreadPoolExecutor(max(1, min(self.count, len(arguments)))) as pool:
             return list(pool.map(self._ask, arguments))
@@ -115,7 +128,7 @@ class _Process:
         except BrokenPipeError:
             line = b""
         except BaseException:
-            self.end()  # interrupted: the answer to come would be taken for that of the next call
+            self.end()  # interrupted: the next call would read this call's late answer
             raise
         if not line.endswith(b"\n"):
             return self._kill(child)
@@ -158,7 +171,7 @@ class _Process:
         return Killed(f"no answer in {PATIENCE * self.seconds:g} s" if status == -9 else f"ended with status {status}")
 
     def _read_line(self, child: subprocess.Popen[bytes], seconds: float) -> bytes:
-        """A line of the child's output; what came of it where the child ended, or the time did."""
+        """Read a line of the child's output; an incomplete one if the child or the time ends."""
         assert child.stdout is not None
         line, end = b"", time.monotonic() + seconds
         while not line.endswith(b"\n"):
@@ -186,8 +199,8 @@ def _serve(name: str, seconds: float, megabytes: int, warm: list[Any]) -> None:
     import resource
 
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what libraries print is no answer
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's
+    os.dup2(2, 1)  # output of libraries must not mix with answers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     module, _, attribute = name.partition(":")
     function = getattr(importlib.import_module(module), attribute)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -196,12 +209,12 @@ def _serve(name: str, seconds: float, megabytes: int, warm: list[Any]) -> None:
         function(*warm)
     answers.write(b"ready\n")
     for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process, whatever that is doing
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process even inside native code
         try:
             answer = {"value": function(*json.loads(line))}
         except (MemoryError, RecursionError) as error:
             answer = {"killed": "too much memory" if isinstance(error, MemoryError) else "nested too deep"}
-        except Exception as error:  # noqa: BLE001 - it is raised again in the parent
+        except Exception as error:  # noqa: BLE001 - the parent raises it again
             answer = {"error": f"{type(error).__name__}: {error}"[:1000]}
         signal.setitimer(signal.ITIMER_PROF, 0)
         answers.write(json.dumps(answer).encode() + b"\n")

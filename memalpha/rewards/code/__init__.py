@@ -1,4 +1,4 @@
-"""Programs as a reward, run in a sandbox."""
+"""Reward of programs that run in a sandbox."""
 
 from __future__ import annotations
 

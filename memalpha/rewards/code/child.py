@@ -1,11 +1,9 @@
-"""What runs inside the sandbox: the program under test, or the tests of it. Alone: nothing of memalpha is there.
+"""Code that runs inside the sandbox, as one source file without the rest of memalpha.
 
-Two processes, a sandbox each. `serve` runs the program, and answers requests: a name's value, a call, an attribute.
-`check` runs the tests, in which the program's functions are stand-ins that ask. Between them goes plain data by value,
-written by `dump` and read by `load`, which makes exact built-in types and nothing else: the program sees the inputs of
-its calls and no more, and what it gives is compared by Python's own `==`, out of its reach.
-
-The source is sent as compiled code by `sandbox`, so a process needs not even its file.
+Two processes run in a sandbox each. `_serve` runs the program and answers requests for names, calls and attributes.
+`_check` runs the tests, in which stand-ins forward to the program. Plain data crosses between them by value (`dump`,
+`load`): `load` builds exact built-in types only. The program sees only the inputs of its calls, and Python's own `==`
+compares its results out of its reach. `sandbox` sends this file as compiled code.
 """
 
 from __future__ import annotations
@@ -15,25 +13,22 @@ import os
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # which takes longer to import than all of this to run
+if TYPE_CHECKING:  # importing typing takes longer than running this file
     from collections.abc import Callable
     from typing import Any
 
 MAX_MESSAGE_BYTES = 16 << 20
-"""Bytes of a message."""
-MAX_ITEMS = 200_000
-"""Items that a test may take from an iterator of the program's."""
+MAX_ITEMS = 200_000  # from one iterator of the program
 MAX_DEPTH = 200
-OF_PROGRAM = "of_program"
-"""The attribute that marks an exception as the program's, with its name."""
+OF_PROGRAM = "of_program"  # attribute of an exception with its name in the program
 
 
 class InvalidMessage(Exception):
-    """A message that is none, or that holds what is no plain data."""
+    """A malformed message, or a value that is no plain data."""
 
 
 class UnsupportedValue(BaseException):
-    """A test gives the program what cannot be sent: the test is not ours to run."""
+    """A test passes the program a value that cannot be sent, so the test cannot be run."""
 
 
 class ProgramEnded(BaseException):
@@ -41,7 +36,7 @@ class ProgramEnded(BaseException):
 
 
 class ChangedArguments:
-    """That a call gave None and may have changed its arguments, which are sent back."""
+    """Arguments to send back after a call that returned None and may have changed them."""
 
     def __init__(self, args: list[Any]) -> None:
         self.args = args
@@ -51,7 +46,7 @@ _MUTABLE = (list, dict, set)
 
 
 class Handle:
-    """An object that stays in the program's process."""
+    """Reference to an object that stays in the program's process."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -61,13 +56,17 @@ class Handle:
 
 
 def dump(value: Any, handle_of: Callable[[Any], int], depth: int = 0) -> bytes:
-    """Bytes of a value; `other` gives the handle of an object that is no plain data."""
+    """Serialize plain data.
+
+    Args:
+        value: Built-in types, nested at most `MAX_DEPTH` levels.
+        handle_of: Returns the handle number of any other object.
+        depth: Current level.
+    """
     if depth > MAX_DEPTH:
         raise InvalidMessage("nested too deep")
-    if value is None:
-        return b"N"
-    if value is True or value is False:
-        return b"T" if value else b"F"
+    if value is None or value is True or value is False:
+        return b"N" if value is None else b"T" if value else b"F"
     if isinstance(value, int):
         return b"i%x;" % value if value >= 0 else b"j%x;" % -value
     if isinstance(value, float):
@@ -92,12 +91,12 @@ def dump(value: Any, handle_of: Callable[[Any], int], depth: int = 0) -> bytes:
 
 
 def load(data: bytes, handle: Callable[[int], Any]) -> Any:
-    """The value of `dump`'s bytes; `handle` makes one of a number. Raises `Unreadable` for any other bytes."""
+    """Return the value of `dump`'s bytes or raise `InvalidMessage`; `handle` builds an object from its number."""
     try:
         value, end = _load(data, 0, handle, 0)
     except InvalidMessage:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever the bytes bring about
+    except Exception as error:  # noqa: BLE001 - malformed bytes can raise anything
         raise InvalidMessage(str(error)) from None
     if end != len(data):
         raise InvalidMessage("more than one value")
@@ -110,15 +109,12 @@ def _load(data: bytes, at: int, handle: Callable[[int], Any], depth: int) -> tup
         raise InvalidMessage("nested too deep" if mark else "cut off")
     if mark in b"NTF":
         return {b"N": None, b"T": True, b"F": False}[mark], at
-    if mark == b"c":
-        real, at = _load(data, at, handle, depth + 1)
-        imaginary, at = _load(data, at, handle, depth + 1)
-        return complex(real, imaginary), at
-    if mark == b"r":
-        start, at = _load(data, at, handle, depth + 1)
-        stop, at = _load(data, at, handle, depth + 1)
-        step, at = _load(data, at, handle, depth + 1)
-        return range(start, stop, step), at
+    parts = []
+    if mark == b"c" or mark == b"r":
+        for _ in range(2 if mark == b"c" else 3):
+            part, at = _load(data, at, handle, depth + 1)
+            parts.append(part)
+        return (complex if mark == b"c" else range)(*parts), at
     end = data.index(b";", at)
     word, at = data[at:end].decode("ascii"), end + 1
     if mark == b"i" or mark == b"j":
@@ -133,7 +129,6 @@ def _load(data: bytes, at: int, handle: Callable[[int], Any], depth: int) -> tup
     if mark == b"s" or mark == b"b":
         part = data[at : at + count]
         return (part.decode("utf-8", "surrogatepass") if mark == b"s" else part), at + count
-    parts = []
     for _ in range(2 * count if mark == b"d" else count):
         part, at = _load(data, at, handle, depth + 1)
         parts.append(part)
@@ -143,14 +138,14 @@ def _load(data: bytes, at: int, handle: Callable[[int], Any], depth: int) -> tup
 
 
 def send(fd: int, data: bytes) -> None:
-    """A message: its length in eight hexadecimal digits, and itself."""
+    """Write a message, preceded by its length in eight hexadecimal digits."""
     data = b"%08x" % len(data) + data
     while data:
         data = data[os.write(fd, data) :]
 
 
 def receive(fd: int) -> bytes:
-    """The next message. Raises `Gone` where there is none, or it is too long."""
+    """Read the next message; raise `ProgramEnded` if there is none or it is too long."""
     length = _read_exactly(fd, 8)
     try:
         count = int(length, 16)
@@ -175,27 +170,20 @@ def _read_exactly(fd: int, count: int) -> bytes:
 # ----------------------------------------------------------------------------------------------------- the program
 
 
-def set_limits(seconds: int, megabytes: int, file_bytes: int) -> None:
-    """Limits of this process that it cannot lift."""
+def _set_limits(seconds: int, megabytes: int, file_bytes: int) -> None:
+    """Set rlimits of this process, which it cannot lift."""
     import resource
 
-    memory = megabytes << 20
-    for resource_kind, maximum in (
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_FSIZE, file_bytes),
-        (resource.RLIMIT_NOFILE, 64),
-        (resource.RLIMIT_NPROC, 64),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_MSGQUEUE, 0),
-    ):
+    limits = [(resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, megabytes << 20)]
+    limits += [(resource.RLIMIT_FSIZE, file_bytes), (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_NPROC, 64)]
+    limits += [(kind, 0) for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE)]
+    for resource_kind, maximum in limits:
         hard = resource.getrlimit(resource_kind)[1]
         maximum = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
         resource.setrlimit(resource_kind, (maximum, maximum))
 
 
-def serve(requests: int, replies: int, source: str) -> None:
+def _serve(requests: int, replies: int, source: str) -> None:
     """Run the program, then answer requests until there are none."""
     _define_exit()
     space = _new_module("solution")
@@ -213,16 +201,10 @@ def serve(requests: int, replies: int, source: str) -> None:
             return space[words[0]]
         target = objects[words[0].number]
         if kind == "call":
-            args, kwargs = (
-                [resolve(value) for value in words[1]],
-                {name: resolve(value) for name, value in words[2].items()},
-            )
-            value = target(*args, **kwargs)
-            return (
-                ChangedArguments(words[1])
-                if value is None and any(isinstance(argument, _MUTABLE) for argument in args)
-                else value
-            )
+            args = [resolve(value) for value in words[1]]
+            value = target(*args, **{name: resolve(value) for name, value in words[2].items()})
+            may_have_changed = value is None and any(isinstance(argument, _MUTABLE) for argument in args)
+            return ChangedArguments(words[1]) if may_have_changed else value
         if kind == "attribute":
             return getattr(target, words[1])
         if kind == "iterate":
@@ -239,15 +221,12 @@ def serve(requests: int, replies: int, source: str) -> None:
     def reply(work: Callable[[], Any]) -> bool:
         try:
             value = work()
-            message = (
-                b"c" + dump(value.args, number_of)
-                if isinstance(value, ChangedArguments)
-                else b"v" + dump(value, number_of)
-            )
-        except BaseException as error:  # noqa: BLE001 - the program's may be any
+            changed = isinstance(value, ChangedArguments)
+            message = b"c" + dump(value.args, number_of) if changed else b"v" + dump(value, number_of)
+        except BaseException as error:  # noqa: BLE001 - the program can raise anything
             message = b"e" + dump([type(error).__name__, _error_text(error)], number_of)
         send(replies, message)
-        return message[:1] == b"v"  # of the program as a whole
+        return message[:1] == b"v"
 
     if reply(lambda: exec(_compile(source, "solution.py"), space)):
         while True:
@@ -261,13 +240,13 @@ def _compile(source: str, name: str) -> Any:
 
 
 def _new_module(name: str) -> dict[str, Any]:
-    """The names of a new module, which can be found by its name as dataclasses and pickles do."""
+    """Register a new module, as dataclasses and pickle need, and return its namespace."""
     sys.modules[name] = module = type(sys)(name)
     return module.__dict__
 
 
 def _define_exit() -> None:
-    """`exit` and `quit`, which Python has from its site module."""
+    """Define `exit` and `quit`, which Python's site module would add."""
     for name in ("exit", "quit"):
         setattr(builtins, name, sys.exit)
 
@@ -275,12 +254,12 @@ def _define_exit() -> None:
 def _error_text(error: BaseException) -> str:
     try:
         return str(error)[:200]
-    except BaseException:  # noqa: BLE001 - the program's may raise where it is shown
+    except BaseException:  # noqa: BLE001 - str() of the program's exception can raise
         return ""
 
 
 def script(source: str) -> None:
-    """Run the program as a script, what is left of standard input as its input."""
+    """Run the program as a script with the process's standard input."""
     _define_exit()
     exec(_compile(source, "solution.py"), _new_module("__main__"))
 
@@ -291,7 +270,7 @@ _SPECIAL = ("__len__", "__getitem__", "__setitem__", "__delitem__", "__contains_
 
 
 class Remote:
-    """Stands for an object of the program's: it is called, its attributes are read, and it equals only itself."""
+    """Stand-in for an object of the program; equal only to itself."""
 
     def __init__(self, program: Program, number: int) -> None:
         object.__setattr__(self, "_program", program)
@@ -327,14 +306,14 @@ for _name in _SPECIAL:
 
 
 class Program:
-    """The program's process, from the side of the tests."""
+    """The program's process, as the tests see it."""
 
     def __init__(self, requests: int, replies: int) -> None:
         self.requests, self.replies = requests, replies
         self.remotes: dict[int, Remote] = {}
 
     def ask(self, *request: Any) -> Any:
-        """What the program answers; an exception of the program's is raised, marked as such."""
+        """Return the program's answer to a request, or raise its exception, marked as the program's."""
         data = dump(request, self._number)
         try:
             send(self.requests, data)
@@ -343,7 +322,7 @@ class Program:
         return self.reply(request[2] if request[0] == "call" else [])
 
     def reply(self, args: list[Any]) -> Any:
-        """The next answer. What a call that gave None left of its `args` is put into them."""
+        """Read the next answer and apply changes of a call's arguments to `args`."""
         message = receive(self.replies)
         value = load(message[1:], self._remote)
         if message[:1] == b"v":
@@ -367,7 +346,7 @@ class Program:
 
 
 def make_exception(name: str, text: str) -> Exception:
-    """An exception of the program's as a built-in one, where its name is one's; those that end loops are not."""
+    """Return the program's exception as the built-in of that name, else as a RuntimeError."""
     kind = getattr(builtins, name, None)
     ends = (StopIteration, StopAsyncIteration, UnicodeError)
     if not isinstance(kind, type) or not issubclass(kind, Exception) or issubclass(kind, ends):
@@ -377,8 +356,8 @@ def make_exception(name: str, text: str) -> Exception:
     return error
 
 
-def check(requests: int, replies: int, verdicts: int, tests: Any) -> None:
-    """Run each (source, names, modules); a line each to `verdicts`: "" where it passes, else what went wrong."""
+def _check(requests: int, replies: int, verdicts: int, tests: Any) -> None:
+    """Run (source, names, modules) tests and send a verdict each: "" if passed, else the failure."""
     program = Program(requests, replies)
     ending = _outcome(lambda: program.reply([]))
     ending = f"does not run: {ending.removeprefix('raises ')}" if ending.startswith("raises") else ending
@@ -397,7 +376,7 @@ def _run(program: Program, source: str, names: Any, modules: Any) -> None:
         try:
             space[name] = program.ask("name", name)
         except KeyError:
-            continue  # the test's own NameError says it
+            continue  # the test raises a NameError itself
     exec(_compile(source, "test"), space)
 
 
@@ -410,18 +389,17 @@ def _outcome(work: Callable[[], Any]) -> str:
         return f"unsent {error}"
     except InvalidMessage:
         return "gives no plain value"
-    except BaseException as error:  # noqa: BLE001 - a test may end by any
+    except BaseException as error:  # noqa: BLE001 - a test can raise anything
         name = getattr(error, OF_PROGRAM, None)
         if name is None and isinstance(error, ImportError):
             return f"unsent {error}"
-        return (
-            "fails" if name is None and isinstance(error, AssertionError) else f"raises {name or type(error).__name__}"
-        )
+        is_failure = name is None and isinstance(error, AssertionError)
+        return "fails" if is_failure else f"raises {name or type(error).__name__}"
     return ""
 
 
 def main(words: list[str]) -> None:
-    """`words`: kind, seconds, megabytes, bytes of a file, of the source, of a script's input, then file descriptors."""
+    """Run one sandboxed process; `words` are those of `sandbox._child_arguments`."""
     kind, *numbers = words
     seconds, megabytes, file_bytes, length, stdin_length, *fds = map(int, numbers)
     sys.argv[:] = ["solution.py"]
@@ -432,26 +410,23 @@ def main(words: list[str]) -> None:
     devnull = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 2) if kind == "script" else (0, 1, 2):
         os.dup2(devnull, fd)
-    set_limits(seconds, megabytes, file_bytes)
+    _set_limits(seconds, megabytes, file_bytes)
     if kind == "check":
         tests = load(source, Handle)
-        check(fds[0], fds[1], verdicts, tests)
+        _check(fds[0], fds[1], verdicts, tests)
         return
     os.close(verdicts)
     os.close(devnull)
     text = source.decode("utf-8", "surrogatepass")
     if kind == "serve":
-        serve(fds[0], fds[1], text)
+        _serve(fds[0], fds[1], text)
     else:
         _set_stdin(stdin)
         script(text)
 
 
 def _is_parent_gone() -> bool:
-    """Whether whoever started the sandbox has ended: then standard input, which is kept open, is not.
-
-    bubblewrap ends the sandbox with him, but for the moment before it has asked the kernel for that.
-    """
+    """Return True if the parent ended before bubblewrap tied the sandbox to it."""
     import select
 
     poll = select.poll()
@@ -460,9 +435,9 @@ def _is_parent_gone() -> bool:
 
 
 def _set_stdin(data: bytes) -> None:
-    """Make `given` the standard input, as a file without a name."""
+    """Make `data` the standard input, as an unnamed file."""
     fd = os.open("/tmp/input", os.O_RDWR | os.O_CREAT)
-    os.remove("/tmp/input")  # noqa: PTH107 - pathlib takes longer to import than all of this to run
+    os.remove("/tmp/input")  # noqa: PTH107 - importing pathlib takes longer than running this file
     while data:
         data = data[os.write(fd, data) :]
     os.lseek(fd, 0, os.SEEK_SET)

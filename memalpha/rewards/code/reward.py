@@ -1,25 +1,22 @@
-"""The reward of a program that passes its tests.
+"""Reward of a program that passes its tests.
 
-The program is the reply's last fenced block marked python, else its last fenced block, else the whole reply (without a
-leading `<think>` part). It runs in a sandbox (`sandbox`), and never without one. Its tests are the column's: a list of
-`assert` statements or other Python (one test each), or of standard input with the output that is right.
+The program is the reply's last fenced block marked python, else its last fenced block, else the whole reply. A leading
+`<think>` part is ignored. It always runs in a sandbox (`sandbox`). Its tests come from a column: Python code such as
+`assert` statements (one test each), or standard inputs with their expected outputs.
 
-The program never sees a test. With assert lines, these run in a sandbox of their own in which the program's functions
-stand in for those in the other: a call carries the arguments over as plain data, and the value back, and the comparison
-is Python's own on built-in types, where nothing of the program is. With input and output, the program reads the one and
-what it printed is compared here. So there is no verdict to print, no result with an `__eq__` of its own, no file to
-read, and a program that ends itself (`sys.exit`, `os._exit`, a signal) fails its tests.
+The program never sees a test. Assert tests run in a second sandbox, where stand-ins forward calls to the program's
+functions. Arguments and results cross as plain data, and Python's `==` compares built-in types outside the program's
+reach. For inputs and outputs, the program reads the input and its output is compared here. A program therefore cannot
+print a verdict, override `__eq__` or read the tests. One that ends itself (`sys.exit`, a signal) fails its tests.
 
-What follows for tests: arguments and results are compared by value (None, truth values, numbers, texts, bytes, lists,
-tuples, sets, dictionaries, ranges, nested); a list, dictionary or set that a function which gives None has changed is
-changed for the test too; any other object (of a class of the program's, a date, a Fraction) can be called, asked for
-attributes, items and its length, and equals only itself. Functions of the test cannot be arguments. A test imports what
-it uses itself: a name that it neither defines nor imports, and that is no built-in, is the program's, also where the
-test takes it for a helper. A name under test that is a built-in's needs the column `entry_point`. `failing_solutions`
-finds the rows whose own solution does not pass: best before a run.
+Tests compare None, booleans, numbers, texts, bytes, lists, tuples, sets, dictionaries and ranges by value. A list,
+dictionary or set that a function returning None changes in place is changed for the test too. Any other object can be
+called, indexed and iterated, but equals only itself. Functions of the test cannot be arguments. A name that a test
+neither defines nor imports, and that is no built-in, is the program's. A function under test with a built-in's name
+needs the column `entry_point`. `failing_solutions` lists rows whose own solution fails: run it before training.
 
-What remains: a test decides what it decides. Answers that can be guessed (True or False) are guessed, answers that were
-in the training data may be known by heart, a test that calls the program's helper believes it; none of that is seen.
+Limits: a policy can guess answers such as True or False, or know them from its training data. A test that calls the
+program's helper trusts it. None of this is detected.
 """
 
 from __future__ import annotations
@@ -45,10 +42,8 @@ from memalpha.rewards.code import child as inside
 from memalpha.rewards.code.sandbox import Limits, check_sandbox, end_child, start_child
 from memalpha.rewards.reply import read_column, reply_text
 
-CACHE_SIZE = 20_000
-"""Programs whose outcomes are remembered."""
-MAX_CHARACTERS = 100_000
-"""Characters of a program; a longer one is not run."""
+CACHE_SIZE = 20_000  # programs whose outcomes are cached
+MAX_CHARACTERS = 100_000  # longest program that is run
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.MULTILINE | re.DOTALL)
 _PYTHON = ("python", "python3", "py")
@@ -57,7 +52,7 @@ _EVALUATORS = ("eval", "exec", "compile", "__import__")
 
 @dataclass(frozen=True, slots=True)
 class AssertTest:
-    """A test in Python: its source, the names that are the program's, and modules that it uses without importing."""
+    """A test in Python: source, names of the program, and modules used without an import."""
 
     source: str
     names: tuple[str, ...]
@@ -66,7 +61,7 @@ class AssertTest:
 
 @dataclass(frozen=True, slots=True)
 class OutputTest:
-    """A test by standard input and the output that is right (but for white space at the ends of lines)."""
+    """A test by standard input and expected output; white space at line ends is ignored."""
 
     stdin: str
     stdout: str
@@ -74,15 +69,22 @@ class OutputTest:
 
 Test = AssertTest | OutputTest
 Outcomes = tuple[str, ...]
-"""By test: "" where it passed, else what went wrong."""
+"""Outcome of each test: "" if passed, else the failure."""
 _Job = tuple[str, tuple[Test, ...]]
 
 
 class CodeReward:
-    """The share of tests that the reply's program passes, or (`score` "all") 1 where it passes all and else 0.
+    """Share of tests that the reply's program passes; None if the column is None.
 
-    None where the column is None. `concurrency` programs run at once (0: as many as there are cores). Raises
-    `ConfigError` where there is no sandbox, `RewardError` for a column that holds no tests.
+    Args:
+        column: Column with the tests.
+        score: "share" for the share of passed tests, "all" for 1 only if all pass.
+        limits: Limits of one program (default: `Limits()`).
+        concurrency: Programs that run at once (0: one per core).
+
+    Raises:
+        ConfigError: There is no sandbox.
+        RewardError: A column value holds no valid tests.
     """
 
     name = "code"
@@ -101,21 +103,27 @@ class CodeReward:
         self.columns = (column,)
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """A number from 0 to 1, or None, for each completion."""
+        """Return a number from 0 to 1, or None, for each completion.
+
+        Args:
+            prompts: Ignored.
+            completions: Texts or lists of messages.
+            columns: Lists as long as `completions`; the column with the tests is required.
+        """
         return [None if outcomes is None else self._score(outcomes) for outcomes in self.outcomes(completions, columns)]
 
     def outcomes(self, completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> list[Outcomes | None]:
-        """What became of each test of each completion: "" where it passed, else what went wrong."""
+        """Return each completion's test outcomes; raise `RewardError` for tests that cannot be run."""
         jobs = [self._read_row(row, reply, columns) for row, reply in enumerate(completions)]
         missing = [job for job in dict.fromkeys(jobs) if job is not None and (*job, self.limits) not in _CACHE]
         with ThreadPoolExecutor(self.concurrency) as pool:
             done = list(pool.map(lambda job: run_tests(job[0], job[1], self.limits), missing))
         if len(_CACHE) > CACHE_SIZE:
             _CACHE.clear()
-        new = {(*job, self.limits): results for job, results in zip(missing, done, strict=True)}
-        found = [None if job is None else new.get((*job, self.limits)) or _CACHE[*job, self.limits] for job in jobs]
+        new = {(*job, self.limits): outcomes for job, outcomes in zip(missing, done, strict=True)}
+        results = [None if job is None else new.get((*job, self.limits)) or _CACHE[*job, self.limits] for job in jobs]
         _CACHE.update(new)
-        for row, (job, outcomes) in enumerate(zip(jobs, found, strict=True)):
+        for row, (job, outcomes) in enumerate(zip(jobs, results, strict=True)):
             for test, outcome in zip(job[1] if job else (), outcomes or (), strict=True):
                 if outcome.startswith("unsent "):
                     raise RewardError(
@@ -123,7 +131,7 @@ class CodeReward:
                         f"{outcome.removeprefix('unsent ')}; rewrite the test "
                         "(docs/guides/rewards.md), or leave the row out"
                     )
-        return found
+        return results
 
     def _read_row(self, row: int, reply: Any, columns: Mapping[str, Sequence[Any]]) -> _Job | None:
         tests = read_column(columns, self.column)[row]
@@ -143,18 +151,20 @@ _CACHE: dict[tuple[str, tuple[Test, ...], Limits], Outcomes] = {}
 
 
 def feedback(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[str]:
-    """The first test of column `tests` that each completion fails, in a line; "" where it passes all.
+    """Return the first failed test of column `tests` for each completion, in one line.
 
-    For reflection (`feedback_func`): it shows the test, which the program itself never sees. What a `CodeReward` with
-    the same limits has run is not run again.
+    Use it as `feedback_func` for reflection: it shows the test, which the program never sees. Programs that a
+    `CodeReward` with the same limits has run are not run again.
+
+    Args:
+        prompts: Ignored.
+        completions: Texts or lists of messages.
+        columns: `tests`, optionally `entry_point`, each as long as `completions`. "" is returned if all tests pass.
     """
     lines = []
     for row, outcomes in enumerate(CodeReward().outcomes(completions, columns)):
-        tests = (
-            ()
-            if outcomes is None
-            else parse_tests(columns["tests"][row], (columns.get("entry_point") or {row: None})[row])
-        )
+        entry_point = (columns.get("entry_point") or {row: None})[row]
+        tests = () if outcomes is None else parse_tests(columns["tests"][row], entry_point)
         lines.append(next((_line(test, what) for test, what in zip(tests, outcomes or (), strict=True) if what), ""))
     return lines
 
@@ -162,28 +172,31 @@ def feedback(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any)
 def failing_solutions(
     columns: Mapping[str, Sequence[Any]], *, tests: str = "tests", solution: str = "solution"
 ) -> dict[int, str]:
-    """Row → which test its own solution fails, or why its tests cannot be run. Empty: all is well.
+    """Find rows whose own solution fails its tests; rows without solution or tests are skipped.
 
-    Rows without a solution or tests are passed over. Raises `ConfigError` where there is no sandbox.
+    Args:
+        columns: Columns of the data set, all of one length.
+        tests: Column with the tests.
+        solution: Column with the solutions.
+
+    Returns:
+        Row index → the first failed test, or the reason why the tests cannot be run. Empty if all pass.
+
+    Raises:
+        ConfigError: There is no sandbox.
     """
     reward, problems = CodeReward(tests), {}
     for row, (answer, row_tests) in enumerate(zip(columns[solution], columns[tests], strict=True)):
         if answer is None or row_tests is None:
             continue
-        row_columns = {
-            tests: [row_tests],
-            **({"entry_point": [_entry(columns, row)]} if "entry_point" in columns else {}),
-        }
+        row_columns = {name: [columns[name][row]] for name in (tests, "entry_point") if name in columns}
         try:
             [outcomes] = reward.outcomes([answer], row_columns)
         except RewardError as error:
             problems[row] = str(error).removeprefix("row 0: ")
             continue
-        wrong = [
-            (test, what)
-            for test, what in zip(parse_tests(row_tests, _entry(columns, row)), outcomes or (), strict=True)
-            if what
-        ]
+        parsed = parse_tests(row_tests, _entry(columns, row))
+        wrong = [(test, what) for test, what in zip(parsed, outcomes or (), strict=True) if what]
         problems |= {row: _line(*wrong[0])} if wrong else {}
     return problems
 
@@ -209,9 +222,9 @@ def _test_text(test: Test) -> str:
 
 
 def extract_program(reply: str) -> str:
-    """The program in a reply: its last block marked python, else its last block, else all of it.
+    """Return the program in a reply: its last python block, else its last block, else everything.
 
-    A last block that is not closed ends with the reply.
+    An unclosed last block ends with the reply.
     """
     blocks = [(match[1].casefold(), match[2]) for match in _FENCE.finditer(reply)]
     marked = [text for language, text in blocks if language in _PYTHON]
@@ -219,10 +232,10 @@ def extract_program(reply: str) -> str:
 
 
 def parse_tests(tests: Any, entry_point: str | None = None) -> tuple[Test, ...]:
-    """The tests in a column's value. Raises `ValueError` saying what is wrong with it.
+    """Parse the tests in a column's value; raise `ValueError` if it has another form.
 
-    A list of texts (Python, a test each), one such text, a list of {"input", "output"} or of [input, output], or
-    {"inputs": [...], "outputs": [...]}; or JSON of these.
+    A list of Python texts (one test each), one such text, a list of {"input", "output"} or of [input, output], or
+    {"inputs": [...], "outputs": [...]}; or JSON of these. `entry_point` names the function under test.
     """
     return _parse_tests(tests if isinstance(tests, str) else json.dumps(tests), isinstance(tests, str), entry_point)
 
@@ -283,14 +296,14 @@ def _assert_test(source: str, entry_point: str | None) -> AssertTest:
 
 
 def _is_module(tree: ast.AST, name: str) -> bool:
-    """Whether it is used by its attributes alone: a function may have a module's name."""
+    """Return True if the name is only used by its attributes; a function may share a module's name."""
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == name]
     bases = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     return all(node in bases for node in nodes)
 
 
 def _free_names(table: symtable.SymbolTable) -> set[str]:
-    """Names that a test reads and does not define."""
+    """Return names that a test reads and does not define."""
     top = table.get_type() == "module"
     names = {
         symbol.get_name()
@@ -310,7 +323,16 @@ def _is_defined(symbol: symtable.Symbol) -> bool:
 
 
 def run_tests(program: str, tests: tuple[Test, ...], limits: Limits) -> Outcomes:
-    """What became of each test of a program: "" where it passed."""
+    """Run a program's tests in sandboxes.
+
+    Args:
+        program: Source code.
+        tests: Tests of one kind, at least one.
+        limits: Limits of the program.
+
+    Returns:
+        One outcome per test: "" if passed, else the failure.
+    """
     if not program.strip() or len(program) > MAX_CHARACTERS:
         return ("does not run: there is no program" if program.strip() == "" else "does not run: too long",) * len(
             tests
@@ -319,7 +341,7 @@ def run_tests(program: str, tests: tuple[Test, ...], limits: Limits) -> Outcomes
     if isinstance(tests[0], OutputTest):
         outcomes = []
         for test in tests:
-            late = outcomes[-1:] == ["out of time"]  # one that loops would take its time for every test
+            late = outcomes[-1:] == ["out of time"]  # an endless loop would use up the time of every test
             outcomes.append(
                 "out of time" if late or not isinstance(test, OutputTest) else _run_output_test(source, test, limits)
             )
@@ -328,7 +350,7 @@ def run_tests(program: str, tests: tuple[Test, ...], limits: Limits) -> Outcomes
 
 
 def _run_assert_tests(source: bytes, tests: list[AssertTest], limits: Limits) -> Outcomes:
-    """Two sandboxes and two pipes between them: the tests ask, the program answers."""
+    """Run tests and program in two sandboxes, connected by two pipes for requests and replies."""
     request_read, request_write = os.pipe()
     reply_read, reply_write = os.pipe()
     children: list[subprocess.Popen[bytes]] = []
@@ -357,7 +379,7 @@ def _refuse_object(value: object) -> int:
 
 
 def _read_verdicts(child: subprocess.Popen[bytes], count: int, deadline: float) -> list[str]:
-    """The messages of `inside.check`, as far as they came."""
+    """Read the verdicts of `child._check` until it ends or the deadline passes."""
     outcomes: list[str] = []
     buffer = b""
     while len(outcomes) < count:
@@ -373,7 +395,7 @@ def _read_verdicts(child: subprocess.Popen[bytes], count: int, deadline: float) 
 
 
 def _read(child: subprocess.Popen[bytes], deadline: float) -> bytes:
-    """What it says next; nothing where it has ended or the time is over."""
+    """Read the next bytes of output; b"" after its end or the deadline."""
     assert child.stdout is not None
     if not select.select([child.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
         return b""
@@ -381,7 +403,7 @@ def _read(child: subprocess.Popen[bytes], deadline: float) -> bytes:
 
 
 def _ending(child: subprocess.Popen[bytes], deadline: float) -> str:
-    """Why a program answers no more."""
+    """Return the reason why a program no longer answers."""
     if time.monotonic() >= deadline:
         return "out of time"
     try:

@@ -1,20 +1,18 @@
-"""Processes in bubblewrap, for programs that nobody has read.
+"""Sandboxed processes (bubblewrap) for untrusted programs.
 
-What a process has: Python as it comes (without packages) and the system's libraries, read-only; an empty folder in
-memory, of limited size, which is the only place it can write to; `/dev/null`, `/dev/zero`, `/dev/urandom`. What it has
-not: a network (its own is empty), the file system else (no home, no `/etc`, no `/proc`), environment variables, other
-processes (they are not in its namespace), capabilities, and the means to start processes: a seccomp filter refuses
-`fork`, so one process with its threads is all there is, which ends with its sandbox, and the sandbox with us. Its CPU
-time, memory, files and open files are limited by rlimits that it sets before it reads the program (`inside.limit`), its
-clock time and output by whoever reads it.
+A process has Python without packages and the system's libraries, both read-only. It can write only to an empty folder
+of limited size in memory, and sees `/dev/null`, `/dev/zero` and `/dev/urandom`.
 
-Where bubblewrap is missing, or makes no such sandbox, `check_sandbox` raises with the reason. Nothing is ever run
-without it.
+It has no network, no other files (no home, `/etc` or `/proc`), no environment variables, no view of other processes and
+no capabilities. A seccomp filter refuses `fork`, so the process with its threads ends with the sandbox, and the sandbox
+with this process. The process sets rlimits on CPU time, memory, file size and open files before it reads the program
+(`child._set_limits`). The reader limits clock time and output.
 
-What remains: the kernel. A hole in what Linux allows any process (memory, files, threads, time) is a hole here; for
-programs of an enemy rather than of a model in training, use a virtual machine. Empty files and threads cost kernel
-memory that no rlimit counts: with the default limits some hundred megabytes, until the program's end
-(eval/results/sandbox.md). Only Linux on x86-64 and arm64.
+`check_sandbox` raises with the reason where bubblewrap is missing or ineffective. No program ever runs without it.
+
+Limits: a hole in what Linux allows any process is a hole here. Use a virtual machine for programs of an attacker,
+rather than of a model in training. Empty files and threads use kernel memory that no rlimit counts, some hundred
+megabytes with the default limits (eval/results/sandbox.md). Only Linux on x86-64 and arm64 is supported.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from pathlib import Path
 from memalpha.errors import ConfigError
 
 FOLDER_MEGABYTES = 16
-"""What the writable folder holds; no file is larger."""
+"""Size of the writable folder, and so of the largest file."""
 
 _BOOT = (
     "import os,sys,marshal\nn=int(sys.argv[1]);b=b''\nwhile len(b)<n:\n p=os.read(0,n-len(b))\n if not p:os._exit(9)\n"
@@ -46,10 +44,14 @@ _BOOT = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """CPU seconds (whole ones), memory in megabytes, and bytes of output of one program.
+    """Limits of one program.
 
-    `patience`: seconds by the clock, in all, for each second of CPU time. It is for programs that sleep; the less there
-    is of it, the more does the load of the machine decide who gets done.
+    Attributes:
+        seconds: CPU seconds, whole.
+        megabytes: Memory.
+        output_bytes: Bytes of output.
+        patience: Clock seconds for each CPU second, for programs that sleep. With a small value the load of the machine
+            decides which programs finish.
     """
 
     seconds: int = 4
@@ -59,30 +61,41 @@ class Limits:
 
     @property
     def clock(self) -> float:
-        """Seconds by the clock after which a program is ended."""
+        """Clock seconds after which a program is killed."""
         return self.patience * self.seconds
 
 
 def start_child(
     kind: str, source: bytes, limits: Limits, fds: Sequence[int] = (), *, stdin: bytes = b"", output: bool = False
 ) -> subprocess.Popen[bytes]:
-    """A process in a sandbox of its own that runs `inside.main(kind, ...)` on `source`, with the descriptors `fds`.
+    """Start a sandboxed process that runs `child.main(kind, ...)`.
 
-    `given` is a script's standard input. `output`: its standard output is a pipe, else it is lost. The process is the
-    caller's to `end`. Raises `ConfigError` where there is no sandbox to be had.
+    Args:
+        kind: "serve", "check" or "script".
+        source: The program, or the tests for "check".
+        limits: Limits of the process.
+        fds: File descriptors that the process inherits.
+        stdin: Standard input of a script.
+        output: Connect standard output to a pipe; otherwise it is discarded.
+
+    Returns:
+        The process; the caller must end it by `end_child`.
+
+    Raises:
+        ConfigError: There is no sandbox.
     """
     command = [*_command(), *_child_arguments(kind, source, stdin, limits, fds)]
     stdout = subprocess.PIPE if output else subprocess.DEVNULL
     child = _spawn(command, fds, stdout, subprocess.DEVNULL)
     assert child.stdin is not None
-    with suppress(BrokenPipeError):  # it has ended; who reads it will see
+    with suppress(BrokenPipeError):  # the child has ended; the reader will notice
         child.stdin.write(_child_code() + source + stdin)
         child.stdin.flush()
     return child
 
 
 def check_sandbox() -> None:
-    """Raise `ConfigError` unless programs are contained here: bubblewrap is there, and what it must refuse it does."""
+    """Raise `ConfigError` unless bubblewrap is installed and contains programs effectively."""
     bwrap = shutil.which("bwrap")
     if problem := _find_problem(bwrap, os.environ.get("PATH", "")):
         raise ConfigError(
@@ -93,7 +106,7 @@ def check_sandbox() -> None:
 
 
 def end_child(child: subprocess.Popen[bytes]) -> int:
-    """End a process, and all of its sandbox with it; its status."""
+    """Kill a process with its sandbox and return its exit status."""
     child.kill()
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
@@ -124,7 +137,7 @@ def _bwrap_arguments(bwrap: str) -> tuple[str, ...]:
     if sys.base_prefix != "/usr":
         for folder in libraries:
             words += ["--ro-bind-try", str(folder), str(folder)]
-    for folder in (*libraries, Path("/usr/lib")):  # Python as it comes, and no packages: they may hold answers
+    for folder in (*libraries, Path("/usr/lib")):  # hide installed packages, which may hold answers
         for packages in (*folder.glob("python*/site-packages"), *folder.glob("python*/dist-packages")):
             if packages.is_dir():
                 words += ["--tmpfs", str(packages), "--remount-ro", str(packages)]
@@ -138,7 +151,7 @@ def _bwrap_arguments(bwrap: str) -> tuple[str, ...]:
 
 @lru_cache(1)
 def _python() -> str:
-    """The interpreter itself, in the folder that is bound (a virtual environment is not)."""
+    """Return the real path of the interpreter, whose folder is bound, not of a virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
@@ -171,7 +184,7 @@ _CONTAINED = b"refused refused refused [] [] refused allowed\n"
 
 @lru_cache(8)
 def _find_problem(bwrap: str | None, path: str) -> str:
-    """Why there is no sandbox, "" where there is one; `path` only keeps trials apart."""
+    """Return why there is no sandbox, or "" if there is one; `path` only separates cache entries."""
     if not sys.platform.startswith("linux"):
         return f"bubblewrap is for Linux, and this is {sys.platform}"
     if platform.machine() not in _MACHINES:
@@ -204,7 +217,7 @@ def _find_problem(bwrap: str | None, path: str) -> str:
 
 
 def _spawn(command: Sequence[str], fds: Sequence[int], out: int, error: int) -> subprocess.Popen[bytes]:
-    """The command, its SECCOMP the descriptor of the filter."""
+    """Start the command with `SECCOMP` replaced by the descriptor of the filter."""
     read, write = os.pipe()
     try:
         os.write(write, _seccomp())
@@ -230,18 +243,21 @@ _X86 = (
 )
 _ARM = (117, 270, 271, 97, 268, 40, 39, 41, 219, 217, 218, 280, 241, 282, 425, 279, 447, 194, 186, 190, 180, 198)
 _MACHINES = {"x86_64": (0xC000003E, 56, _X86), "aarch64": (0xC00000B7, 220, _ARM)}
-"""Audit architecture, the number of clone, and those of `_REFUSED` (arm64 has neither fork nor vfork)."""
+"""Audit architecture, the number of clone, and the numbers of `_REFUSED` (arm64 has neither fork nor vfork)."""
 _CLONE3 = 435
 
 
 @lru_cache(1)
 def _seccomp() -> bytes:
-    """The filter as classic BPF: no new process, no namespace, no memory that rlimits do not see, no socket."""
+    """Build the classic BPF filter.
+
+    It refuses new processes, namespaces, sockets, and memory that rlimits do not count.
+    """
     arch, clone, numbers = _MACHINES[platform.machine()]
     load, equal, at_least, has, give = 0x20, 0x15, 0x35, 0x45, 0x06
     program = [(load, 0, 0, 4), (equal, 1, 0, arch), (give, 0, 0, _KILL), (load, 0, 0, 0)]
-    program += [(at_least, 0, 1, 0x40000000), (give, 0, 0, _ENOSYS)]  # x32's numbers
-    program += [(equal, 0, 1, _CLONE3), (give, 0, 0, _ENOSYS)]  # then libraries take clone, whose flags can be read
+    program += [(at_least, 0, 1, 0x40000000), (give, 0, 0, _ENOSYS)]  # system calls of the x32 ABI
+    program += [(equal, 0, 1, _CLONE3), (give, 0, 0, _ENOSYS)]  # libraries then use clone with readable flags
     for number in numbers:
         program += [(equal, 0, 1, number), (give, 0, 0, _EPERM)]
     program += [(equal, 0, 3, clone), (load, 0, 0, 16), (has, 1, 0, _CLONE_THREAD), (give, 0, 0, _EPERM)]
