@@ -1,8 +1,8 @@
-"""Environments: what asks for text and says what a reply is worth.
+"""Environments: give prompts to a policy and score its replies.
 
-`reset(task)` gives the first observation, a prompt; `step(reply)` gives a `Step`: reward, whether it was the last, and
-the next observation. `rollouts(policy, tasks, environment)` plays many at once, `evaluate_text(policy, tasks, rewards)`
-makes a report; `memalpha.train` learns from them (`task: text`).
+`reset(task)` returns the first observation, a prompt. `step(reply)` returns a `Step`: reward, whether the episode is
+done, and the next observation. `rollouts(policy, tasks, environment)` plays many episodes at once,
+`evaluate_text(policy, tasks, rewards)` makes a report, and `memalpha.train` learns from them (`task: text`).
 """
 
 from memalpha.environments.base import Environment, Step

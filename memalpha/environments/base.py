@@ -1,4 +1,4 @@
-"""What an environment is, and where one comes from."""
+"""Protocols of environments, their construction, and the sum of their rewards."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from memalpha.errors import ConfigError, RewardError
 from memalpha.types import Reward, TextTask
 
 Prompt = str | Sequence[Mapping[str, str]]
-"""What is shown to a policy: a text, or chat messages."""
+"""Input of a policy: a text, or chat messages."""
 
 TOTAL = "reward"
-"""The component of an environment that gives a number."""
+"""Component name of a reward that is a plain number."""
 
 
 class Step(NamedTuple):
-    """What a reply came to.
+    """Result of a reply.
 
-    `reward`: a number, or one for each component by name (their sum counts). `observation`, if it was not the last
-    reply: a text goes on with the conversation as the user's next message, messages are a prompt of their own.
+    Attributes:
+        reward: A number, or numbers by component name, which are summed.
+        done: True if the episode ends with this reply.
+        observation: Next prompt unless done. A text continues the conversation as a user message; messages replace it.
     """
 
     reward: float | Mapping[str, float]
@@ -30,41 +32,41 @@ class Step(NamedTuple):
 
 @runtime_checkable
 class Environment(Protocol):
-    """One episode. Rollouts make one for each, from a class or another callable without arguments.
+    """One episode of one rollout, made by a class or another callable without arguments.
 
-    What is worth 1 in all counts as a success, or what its attribute `maximum` says. A class may have a static method
-    `step_together(environments, replies) -> list[Step]`, which is then called in the place of every `step` with the
-    episodes of all rollouts that are still going on: so that a judge is asked once for all.
+    A total reward of 1 is a success, or the attribute `maximum` if there is one. A class may have a static method
+    `step_together(environments, replies) -> list[Step]`. It replaces `step` for all episodes that are still running, so
+    that a judge can be called once for all.
     """
 
     def reset(self, task: TextTask) -> Prompt:
-        """Begin with a task; what is shown first."""
+        """Start an episode of the task and return its first observation."""
         ...
 
     def step(self, reply: str) -> Step | tuple[float | Mapping[str, float], bool, Prompt | None]:
-        """What the reply came to."""
+        """Return the result of a reply."""
         ...
 
 
 class SingleTurn(Protocol):
-    """An environment whose only reply is scored afterwards, together with those of other rollouts."""
+    """An environment of one reply, scored afterwards in a batch with other rollouts."""
 
     def score(self, tasks: Sequence[TextTask], replies: Sequence[str]) -> Sequence[Reward | None]:
-        """The reward of each reply; None where nothing can be said of it."""
+        """Return the reward of each reply, None if it is unscored."""
         ...
 
     def success(self, reward: Reward) -> float:
-        """How far a reward is a success, from 0 to 1."""
+        """Return the degree of success of a reward, from 0 to 1."""
         ...
 
 
 def is_single_turn(environment: object) -> bool:
-    """Whether it is a `SingleTurn`."""
+    """Return True if the object is a `SingleTurn` instance."""
     return not inspect.isclass(environment) and callable(getattr(environment, "score", None))
 
 
 def make_environment(make: Callable[[], Environment]) -> Environment:
-    """A new environment. Raises `ConfigError` where it is none."""
+    """Create an environment; raise `ConfigError` if it lacks `reset` or `step`."""
     environment = make()
     if not isinstance(environment, Environment):
         raise ConfigError(f"environment: {make!r} gives {type(environment).__name__}, which has no reset and step")
@@ -72,9 +74,10 @@ def make_environment(make: Callable[[], Environment]) -> Environment:
 
 
 def sum_rewards(steps: Sequence[float | Mapping[str, float]], where: str) -> Reward:
-    """The reward of an episode: each component summed over its steps, all of it credited to every reply.
+    """Sum each component over an episode's steps and credit the total to every reply.
 
-    Raises `RewardError` for what is no number.
+    Raises:
+        RewardError: A reward is no number, or the total is not finite. The message starts with `where`.
     """
     totals: dict[str, float] = {}
     for reward in steps:

@@ -1,4 +1,4 @@
-"""Environments of one reply: scored by reward functions, by several of them with weights, or beside a reference."""
+"""Environments of one reply: reward functions, weighted objectives, or comparison with a reference."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from memalpha.rewards.base import RewardFunction, load_rewards, named, score_tex
 from memalpha.types import Reward, TextTask
 
 Rewards = Iterable[Any] | Callable[..., Any]
-"""Reward functions, parts of a configuration (`config.rewards`), or a single one."""
+"""Reward functions, parts of a configuration (`config.rewards`), or a single one of them."""
 
 
 class TextGeneration:
-    """A prompt, a reply, a reward: the weighted sum of reward functions (`rewards.base`).
+    """Score one reply by the weighted sum of reward functions (`rewards.base`).
 
-    A reply is a success by the first function that applies to it and has a maximum. Raises `ConfigError` for what is no
-    reward function.
+    The first function that applies and has a finite maximum decides whether a reply is a success.
+
+    Args:
+        rewards: Reward functions, parts of a configuration, or a single one of them.
+
+    Raises:
+        ConfigError: A reward function cannot be built.
     """
 
     def __init__(self, rewards: Rewards) -> None:
@@ -29,12 +34,12 @@ class TextGeneration:
         self._task: TextTask | None = None
 
     def reset(self, task: TextTask) -> str | tuple[dict[str, str], ...]:
-        """The task's own prompt."""
+        """Return the task's own prompt."""
         self._task = task
         return task.prompt
 
     def step(self, reply: str) -> Step:
-        """The reply's weighted components; it is the last. Raises `RewardError` before `reset`."""
+        """Return the reply's weighted components as the last step; raise `RewardError` before `reset`."""
         if self._task is None:
             raise RewardError("step before reset: give the environment a task first")
         [reward] = self.score([self._task], [reply])
@@ -43,19 +48,21 @@ class TextGeneration:
         return Step({name: reward.weights[name] * value for name, (value,) in reward.components.items()})
 
     def score(self, tasks: Sequence[TextTask], replies: Sequence[str]) -> list[Reward | None]:
-        """All replies at once: a function is called once, async ones run side by side. None where none applies."""
+        """Score all replies in one batch; None for a reply to which no function applies."""
         needed = [column for function in self.rewards for column in function.columns]
         columns = columns_of(tasks, needed)
         return score_texts_or_none(self.rewards, [prompt_of(task) for task in tasks], replies, columns)
 
     @property
     def has_maximum(self) -> bool:
-        """Whether a reply can be a success: some function has a maximum that can be reached."""
+        """True if some function has a finite maximum, so that a reply can be a success."""
         return any(isfinite(function.maximum) for function in self.rewards)
 
     def success(self, reward: Reward) -> float:
-        """The first component that there is, as a share of its function's maximum; one without a maximum, such as a
-        reward model's, says nothing here."""
+        """Return the first applicable component as a share of its function's maximum, in [0, 1].
+
+        Components without a finite maximum, such as a reward model's score, are skipped.
+        """
         for function in self.rewards:
             if function.name in reward.components and isfinite(function.maximum):
                 value = sum(reward.components[function.name])
@@ -65,9 +72,14 @@ class TextGeneration:
 
 
 class MultiObjective(TextGeneration):
-    """Several objectives by name, each visible in `Reward.components`; `weights` by name, 1 where it names none.
+    """Score one reply by named objectives, each visible in `Reward.components`.
 
-    Raises `ConfigError` for a weight of something else.
+    Args:
+        components: Reward functions by name.
+        weights: Weights by name (default: 1 each).
+
+    Raises:
+        ConfigError: A weight names no component.
     """
 
     def __init__(
@@ -80,12 +92,16 @@ class MultiObjective(TextGeneration):
 
 
 class PreferenceComparison(TextGeneration):
-    """The reward is whether the reply is preferred to a reference: the task's column `reference`.
+    """Score whether a judge prefers the reply to a reference text.
 
-    `judge` is asked in both orders, so that no place wins: `judge(prompts, pairs)` gives for each pair of texts which
-    is better, 0 or 1, or -1 where it cannot say (as TRL's pairwise judges do, which can be given as they are); it may
-    be async. 1 and 0 where both orders agree, 0.5 where they do not. A reply without any verdict has no reward: a judge
-    that says nothing has not called it bad.
+    The judge sees both orders to cancel position bias. The reward is 1 or 0 if both orders agree, else 0.5. A reply
+    without any verdict has no reward.
+
+    Args:
+        judge: `judge(prompts, pairs)` returns for each pair of texts the index of the better one, or -1 if undecided.
+            It may be async. Pairwise judges of TRL work as they are.
+        reference: Column with the reference text.
+        name: Name of the reward component.
     """
 
     def __init__(self, judge: Any, reference: str = "answer", name: str = "preferred") -> None:
@@ -124,7 +140,7 @@ class PreferenceComparison(TextGeneration):
 
 
 def _preferences(rows: Sequence[int], count: int, verdicts: Sequence[Any]) -> list[float | None]:
-    """The share of a reply's orders in which it is preferred; None where there is no verdict."""
+    """Return the share of orders in which each reply is preferred; None without a verdict."""
     verdicts = list(verdicts)
     if len(verdicts) != 2 * len(rows) or any(verdict not in (0, 1, -1, None) for verdict in verdicts):
         raise RewardError(f"the judge gave {verdicts!r} for {2 * len(rows)} pairs: 0, 1 or -1 for each is needed")
@@ -138,15 +154,25 @@ def _preferences(rows: Sequence[int], count: int, verdicts: Sequence[Any]) -> li
 
 
 def math_environment(*, weight: float = 1.0, also: Iterable[Any] = ()) -> TextGeneration:
-    """Replies whose last number, or what is boxed, is compared with the column `answer` (`rewards.maths`); `also` are
-    further reward functions."""
+    """Build an environment that compares each reply's answer with the column `answer` (`rewards.math`).
+
+    Args:
+        weight: Weight of the comparison.
+        also: Further reward functions.
+    """
     return TextGeneration([_part({"kind": "math", "weight": weight}), *also])
 
 
 def code_environment(*, weight: float = 1.0, also: Iterable[Any] = (), **settings: Any) -> TextGeneration:
-    """Programs run against the column `tests` in a sandbox (`rewards.code`); `settings` are its configuration's.
+    """Build an environment that runs programs against the column `tests` in a sandbox (`rewards.code`).
 
-    Raises `ConfigError` where this machine has no sandbox.
+    Args:
+        weight: Weight of the tests.
+        also: Further reward functions.
+        settings: Settings of `config.rewards.CodePart`.
+
+    Raises:
+        ConfigError: This machine has no sandbox.
     """
     return TextGeneration([_part({"kind": "code", "weight": weight, **settings}), *also])
 
@@ -163,12 +189,12 @@ def _part(settings: Mapping[str, Any]) -> Any:
 
 
 def prompt_of(task: TextTask) -> str | list[dict[str, str]]:
-    """The prompt as reward functions get it."""
+    """Return the prompt in the form that reward functions get."""
     return task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt]
 
 
 def columns_of(tasks: Sequence[TextTask], also: Iterable[str] = ()) -> dict[str, list[Any]]:
-    """The columns of some tasks, and those `also` asked for, each a list; None where a task has no such column."""
+    """Return the columns of tasks and those in `also` as lists, None for missing values."""
     names = dict.fromkeys([*(name for task in tasks for name in task.columns), *also])
     return {name: [task.columns.get(name) for task in tasks] for name in names}
 

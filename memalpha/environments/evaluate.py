@@ -1,4 +1,4 @@
-"""`evaluate_text`: a policy's greedy replies, scored: accuracy, by category, rewards by component, a record a reply."""
+"""Evaluation of text tasks: greedy replies, accuracy by category, and rewards by component."""
 
 from __future__ import annotations
 
@@ -30,12 +30,25 @@ def evaluate_text(
     name: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Reply to every task once, greedily, and score it.
+    """Reply to every task once, greedily, and score the replies.
 
-    `rewards` are reward functions or parts of a configuration; in their place `environment` may be one
-    (`environments.Player`). A reply is correct when it gets all of the first reward that applies to it; one to which
-    none applies is `unscored` and in no other figure. Raises `DataError` where there are no tasks, `ConfigError` where
-    nothing says what a reply is worth.
+    A reply is correct if it gets the maximum of the first reward that applies. Replies to which none applies count as
+    `unscored` only.
+
+    Args:
+        policy: Policy that replies.
+        tasks: Tasks with distinct ids, at least one.
+        rewards: Reward functions or parts of a configuration.
+        environment: Environment instead of `rewards` (see `environments.Player`).
+        system_prompt: System message of tasks that have none.
+        max_new_tokens: Tokens of a reply.
+        seed: Seed of the sampling noise.
+        name: Name in the report (default: the policy's).
+        progress: Called with (ended, all) tasks.
+
+    Raises:
+        DataError: There are no tasks, or two have the same id.
+        ConfigError: Not exactly one of `rewards` and `environment` is given, or a reward needs a missing column.
     """
     if (rewards is None) == (environment is None):
         raise ConfigError("rewards: give reward functions, or an environment in their place")
@@ -47,7 +60,12 @@ def evaluate_text(
 
 
 def check_tasks(tasks: Sequence[TextTask], environment: Any) -> None:
-    """Raise `DataError` for none, or two with one id; `ConfigError` where a reward needs a column they do not have."""
+    """Check the tasks of an evaluation.
+
+    Raises:
+        DataError: There are no tasks, or two have the same id.
+        ConfigError: A reward function needs a column that no task has.
+    """
     if not tasks:
         raise DataError("nothing to evaluate: there are no tasks")
     ids: set[str] = set()
@@ -59,13 +77,13 @@ def check_tasks(tasks: Sequence[TextTask], environment: Any) -> None:
 
 
 def check_rewards(tasks: Sequence[TextTask], environment: Any) -> None:
-    """Raise `ConfigError` where a reward function needs a column that none of the tasks has."""
+    """Raise `ConfigError` if a reward function needs a column that no task has."""
     if is_single_turn(environment) and isinstance(environment, TextGeneration):
         check_columns(environment.rewards, column_names(tasks))
 
 
 def text_records(player: Player, groups: Iterable[TrajectoryGroup[TextTask]]) -> list[Record]:
-    """A record for each trajectory that has a reward, in order: its last reply, its total reward and components."""
+    """Return a record of each scored trajectory: last reply, total reward and components."""
     return [
         _record(player, trajectory)
         for group in groups
@@ -97,11 +115,16 @@ def text_summary(
     records: Sequence[Record],
     trajectories: Sequence[Trajectory[TextTask]],
 ) -> dict[str, Any]:
-    """Figures of trajectories and the records of those that have a reward; `unscored`: how many have none.
+    """Summarize trajectories and the records of those that are scored.
 
-    `accuracy`: share of replies that are correct, `se` its standard error over tasks. `reward`: mean total.
-    `rewards`: mean of each component, unweighted, over the replies that it applies to. `reply_tokens`: mean tokens that
-    a trajectory sampled (None where the policy keeps no record), `truncated` the share of replies that were cut off.
+    Returns:
+        `accuracy`: share of correct replies; `se`: its standard error over tasks. `reward`: mean total. `rewards`:
+        unweighted mean of each component where it applies. `unscored`: number of trajectories without a reward.
+        `reply_tokens`: mean sampled tokens of a trajectory, None if the policy does not record them. `truncated`: share
+        of replies that were cut off.
+
+    Raises:
+        RewardError: No trajectory is scored.
     """
     unscored = len(trajectories) - len(records)
     if not records:
@@ -134,7 +157,14 @@ def text_summary(
 def make_text_report(
     name: str, player: Player, groups: Sequence[TrajectoryGroup[TextTask]], records: Sequence[Record]
 ) -> Report:
-    """The report on scored groups."""
+    """Build the report on scored groups.
+
+    Args:
+        name: Name of the evaluated policy.
+        player: Player of the rollouts; its environment names the metric.
+        groups: Groups of trajectories.
+        records: Records of the scored trajectories (`text_records`).
+    """
     environment = player.environment
     metric = (
         " + ".join(f"{function.weight:g} {function.name}" for function in environment.rewards)

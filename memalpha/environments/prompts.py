@@ -1,4 +1,4 @@
-"""What reflection on a reply, and the second reply, are asked (`algorithm: erl`)."""
+"""Prompts for reflection on a reply and for the retry (`algorithm: erl`)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ REFLECTION_PROMPT = (
     "{prompt}\n\nYour reply:\n{attempt}\n\nReward {reward}. {feedback}\n{memory}What should the next reply do "
     "differently? Answer in one or two sentences."
 )
-"""In the place of the task's last user message (`{prompt}`), where a reply is looked at again."""
+"""Replaces the task's last user message (`{prompt}`) for a reflection."""
 
 RETRY_PROMPT = "{prompt}\n\nAdvice: {reflection}"
-"""In the place of the task's last user message, for the second reply."""
+"""Replaces the task's last user message for the retry."""
 
 Messages = tuple[Mapping[str, str], ...]
 
 
 def with_advice(messages: Messages, advice: str, template: str | None = None) -> Messages:
-    """The messages with advice in the last one of the user's; as they are without any."""
+    """Insert advice into the last user message; return the messages unchanged if there is none.
+
+    Args:
+        messages: The task's messages.
+        advice: Result of the reflection, or "".
+        template: Text with `{prompt}` and `{reflection}` (default: `RETRY_PROMPT`).
+    """
     if not advice:
         return messages
     return _fill(messages, template or RETRY_PROMPT, {"reflection": advice})
@@ -32,7 +38,16 @@ def reflection_messages(
     earlier: Sequence[str],
     template: str | None = None,
 ) -> Messages:
-    """What a reflection is asked: the prompt, the reply, what it earned, what was wrong, advice that helped before."""
+    """Build the messages that ask for a reflection on a reply.
+
+    Args:
+        messages: The task's messages; the last user message is replaced.
+        attempt: The reply.
+        reward: Its reward.
+        feedback: Description of its errors.
+        earlier: Advice that helped before, in the order shown.
+        template: Text with the fields of `REFLECTION_PROMPT` (default: `REFLECTION_PROMPT`).
+    """
     memory = "".join(f"- {' '.join(text.split())}\n" for text in earlier)
     parts = {
         "attempt": attempt,
@@ -44,7 +59,7 @@ def reflection_messages(
 
 
 def _fill(messages: Messages, template: str, parts: Mapping[str, str]) -> Messages:
-    """The last user message replaced by the template; nothing that is put in is read as a template again."""
+    """Replace the last user message by the template; inserted texts are not expanded again."""
     user_indices = [index for index, message in enumerate(messages) if message["role"] == "user"]
     index = user_indices[-1] if user_indices else len(messages) - 1
     values = {**parts, "prompt": messages[index]["content"]}

@@ -1,6 +1,6 @@
-"""Many episodes in lock-step: the prompts of all that go on are one batch, and so are their steps.
+"""Many episodes in lock-step: all running episodes sample in one batch and step together.
 
-A reply is a turn, and a turn is asked with its whole context: a trajectory of several turns has as many prompts.
+A reply is a turn. Each turn's prompt is the whole conversation before it, so a trajectory has one prompt per turn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memalpha.policy.sampling_keys import noise_key
 from memalpha.types import Reward, SampleRequest, TextTask, Trajectory, TrajectoryGroup, Turn
 
 MAX_TURNS = 16
-"""Where an episode ends that its environment does not end."""
+"""Default limit of an episode's turns."""
 
 
 @dataclass(slots=True)
@@ -38,14 +38,25 @@ class _Episode:
 
 
 class Player:
-    """Plays `environment` with a policy.
+    """Play an environment with a policy.
 
-    `environment`: one with a single turn that is scored in batches (`TextGeneration` and its kin), which is shared, or
-    a class or another callable that makes one for each rollout. `system_prompt` comes first where a task has none of
-    its own. `retry_prompt`: how advice stands in a prompt (`environments.prompts`). `states` of a trajectory are its
-    turns' prompts without advice. An episode whose next prompt has no room beside a full reply ends there, as one does
-    after `max_turns`; `outgrown` counts them. Raises `ConfigError` for one that
-    several rollouts would share.
+    The `states` of a trajectory are its turns' prompts without advice. An episode ends early after `max_turns`, or if
+    its next prompt leaves no room for a full reply.
+
+    Args:
+        policy: Policy that replies.
+        environment: A `SingleTurn` object, shared by all rollouts, or a callable that makes one environment per
+            rollout.
+        system_prompt: System message of tasks that have none.
+        max_new_tokens: Tokens of a reply.
+        max_turns: Replies of an episode.
+        retry_prompt: Template of a prompt with advice (default: `environments.prompts.RETRY_PROMPT`).
+
+    Attributes:
+        outgrown: Number of episodes that ended for lack of room.
+
+    Raises:
+        ConfigError: The environment would be shared by several rollouts, or is not callable.
     """
 
     def __init__(
@@ -86,10 +97,19 @@ class Player:
         first_index: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[TrajectoryGroup[TextTask]]:
-        """`rollouts` trajectories of each task, in order, not scored yet where the environment scores in batches.
+        """Sample rollouts of each task; environments that score in batches leave them unscored.
 
-        Noise is keyed by (seed, step, number of the task, rollout, turn); `tasks` are numbered from `first`, their
-        place among all that several processes play. `progress(done, total)` counts rollouts that have ended.
+        Args:
+            tasks: Tasks to play.
+            rollouts: Rollouts per task.
+            temperature: Sampling temperature; 0 is greedy.
+            seed: Seed of the sampling noise, keyed by (seed, step, task index, rollout, turn).
+            step: Training step, part of the noise key.
+            first_index: Index of the first task among those of all processes.
+            progress: Called with (ended, all) rollouts after each turn.
+
+        Returns:
+            One group per task, in order.
         """
         trajectories = self.run(make_starts(tasks, rollouts, first_index), temperature, seed, step, progress=progress)
         return group_by_task(tasks, trajectories, rollouts)
@@ -103,7 +123,16 @@ class Player:
         role: str = "attempt",
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Trajectory[TextTask]]:
-        """A trajectory of each start, in order, all of one `role` (see `build`)."""
+        """Play one trajectory from each start, in order.
+
+        Args:
+            starts: Tasks with rollout number and advice.
+            temperature: Sampling temperature; 0 is greedy.
+            seed: Seed of the sampling noise, keyed by (seed, step, task index, rollout, turn).
+            step: Training step, part of the noise key.
+            role: Role of all trajectories, part of the noise key.
+            progress: Called with (ended, all) rollouts after each turn.
+        """
         episodes = [self._begin(start) for start in starts]
         for turn in range(self.max_turns):
             active = [episode for episode in episodes if not episode.done]
@@ -138,8 +167,7 @@ class Player:
         ]
 
     def score(self, groups: Sequence[TrajectoryGroup[TextTask]]) -> list[TrajectoryGroup[TextTask]]:
-        """The groups with rewards: trajectories that have none yet are scored in one batch. One of which nothing can be
-        said (`SingleTurn.score`) keeps None."""
+        """Score all trajectories without a reward in one batch; unscored ones keep None."""
         unscored = [trajectory for group in groups for trajectory in group.trajectories if trajectory.reward is None]
         rewards: dict[int, Reward | None] = {}
         if unscored:
@@ -158,7 +186,7 @@ class Player:
         ]
 
     def success(self, reward: Reward) -> float:
-        """How far an episode is a success, from 0 to 1."""
+        """Return the degree of success of an episode's reward, from 0 to 1."""
         if is_single_turn(self.environment):
             return self.environment.success(reward)
         if self._maximum is None:
@@ -166,11 +194,11 @@ class Player:
         return min(1.0, max(0.0, reward.total / self._maximum))
 
     def first_prompt(self, task: TextTask) -> Messages:
-        """The first prompt of a task."""
+        """Return the first prompt of a task."""
         return self._begin(Start(task, 0)).messages
 
     def without_advice(self, trajectory: Trajectory[TextTask]) -> list[SampleRequest]:
-        """For each turn of a trajectory the prompt it would have had without advice."""
+        """Return each turn's prompt without advice."""
         return [SampleRequest(messages) for messages in trajectory.states]
 
     def _begin(self, start: Start[TextTask]) -> _Episode:
@@ -182,7 +210,7 @@ class Player:
         return _Episode(start, environment, messages, with_advice(messages, start.advice, self.retry_prompt))
 
     def _drop_overlong(self, active: Sequence[_Episode]) -> list[_Episode]:
-        """Those of several turns whose conversation still fits into the policy's context; the others end here."""
+        """End episodes whose next prompt and reply exceed the policy's context; return the others."""
         positions, render = getattr(self.policy, "positions", None), getattr(self.policy, "render", None)
         if positions is None or render is None:
             return list(active)
@@ -192,7 +220,7 @@ class Player:
         return [episode for episode in active if not episode.done]
 
     def _advance(self, active: Sequence[_Episode]) -> None:
-        """What the last replies came to; those that go on have their next prompt."""
+        """Step the environments with the last replies and set the next prompts."""
         if is_single_turn(self.environment):
             for episode in active:
                 episode.done = True
@@ -240,7 +268,20 @@ def rollouts(
     seed: int = 0,
     **settings: Any,
 ) -> list[TrajectoryGroup[TextTask]]:
-    """`count` rollouts of each task with rewards (None: see `Player.scored`); `settings` are those of `Player`."""
+    """Sample and score rollouts of each task.
+
+    Args:
+        policy: Policy that replies.
+        tasks: Tasks to play.
+        environment: See `Player`.
+        count: Rollouts per task.
+        temperature: Sampling temperature; 0 is greedy.
+        seed: Seed of the sampling noise.
+        settings: Further arguments of `Player`.
+
+    Returns:
+        One group per task, in order. The reward of an unscored trajectory is None.
+    """
     player = Player(policy, environment, **settings)
     return player.score(player.build(tasks, count, temperature, seed))
 
@@ -255,7 +296,7 @@ def _messages(prompt: Prompt) -> Messages:
 
 
 class _WrapErrors:
-    """What somebody's environment raises names it; memalpha's own errors stay what they are."""
+    """Re-raise foreign exceptions as `RewardError` prefixed with the environment's name."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -269,5 +310,5 @@ class _WrapErrors:
 
 
 def column_names(tasks: Sequence[TextTask]) -> Mapping[str, None]:
-    """The columns that some task has."""
+    """Return the names of all columns that some task has, in order."""
     return dict.fromkeys(name for task in tasks for name in task.columns)
