@@ -1,7 +1,7 @@
-"""What a policy is (`load` loads one by name).
+"""Interface of policies; `policy.load.load_policy` loads one by name.
 
-A policy samples completions for a batch of prompts. It knows nothing of stores, tools or rewards: the agent renders the
-prompts and reads the text.
+A policy samples completions for a batch of prompts. It knows nothing of stores, tools or rewards. The agent renders the
+prompts and parses the text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from memalpha.types import Completion, SampleRequest
 S = TypeVar("S", AgentConfig, ReaderConfig)
 
 ADAPTER_CONFIG = "adapter_config.json"
-"""A directory that holds this holds a LoRA adapter, and no model of its own."""
+"""File that marks a directory as a LoRA adapter instead of a full model."""
 
 SHIPPED_POLICIES = ("babi", "tiny", "tiny-text")
 """Policies whose weights come with the package."""
@@ -28,33 +28,35 @@ _OTHER_HOSTED_MODEL = re.compile(r"(claude|gemini|mistral|deepseek|grok|command|
 
 @runtime_checkable
 class Policy(Protocol):
-    """Samples tokens. `name` goes into reports and run directories."""
+    """Sample completions for prompts. `name` appears in reports and run directories."""
 
     name: str
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
-        """One completion per request, in order.
+        """Return one completion per request, in order.
 
-        The sampled ids depend on the request alone (its messages, key, temperature), never on its neighbours in the
-        batch; log-probs too, up to rounding, which may differ with the batch's shape. Raises `PolicyError` where the
-        policy cannot answer.
+        Sampled ids depend only on the request (messages, key, temperature), never on the rest of the batch. Log-probs
+        may differ by rounding with the batch's shape. Raises `PolicyError` if the policy cannot answer.
         """
         ...
 
     def count_tokens(self, text: str) -> int:
-        """Length of `text` in the policy's own tokens, special tokens not counted."""
+        """Return the length of `text` in the policy's tokens, without special tokens."""
         ...
 
 
 def with_prompt_style(settings: S, policy: Policy) -> S:
-    """The settings with the prompt style that `policy` was trained on, unless they set one."""
+    """Return `settings` with the policy's prompt style unless they set one explicitly."""
     if "prompt" in settings.model_fields_set:
         return settings
     return settings.model_copy(update={"prompt": getattr(policy, "prompt", "full")})
 
 
 def endpoint_hint(name: str) -> str:
-    """Return how a model behind an endpoint is named, with a suggestion if `name` looks like a provider's model."""
+    """Return how to name an endpoint's model.
+
+    If `name` looks like a provider's model, the hint suggests its full name.
+    """
     hint = "A model behind an endpoint is written openai:MODEL or http://host/v1#model"
     if _OPENAI_MODEL.match(name):
         return f"{hint}: try openai:{name}"

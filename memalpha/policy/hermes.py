@@ -1,4 +1,7 @@
-"""The text form of a tool call (Hermes): what scripted policies emit, models are trained on, and the parser reads."""
+"""Hermes text format of tool calls.
+
+Scripted policies emit it, models are trained on it, and `agent.parsing` reads it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,6 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 def format_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """One Hermes block as a model is trained to write it, newline after the close tag included."""
+    """Return one Hermes block, including the newline after the close tag."""
     body = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
     return f"{OPEN}\n{body}\n{CLOSE}\n"

@@ -1,10 +1,13 @@
-"""A writer by rule: keeps the sentences that state something about a person, and updates what they restate.
+"""Rule-based writer that stores statements about people and updates changed ones.
 
-It reads one sentence at a time. Kept are statements in the first person, about somebody named, or about "my" or
-somebody's something; questions, small talk, and what an assistant said are not. What a statement is about (its slot) is
-known for a few forms: where one lives, works, what one's job, home, age or any other "my X is Y" is. An entry in view
-with the same slot and another value is updated, anything else inserted. It resolves no pronoun, understands no
-negation and never deletes: a floor for writers, as the extractive reader is one for readers.
+It reads one sentence at a time. It stores statements in the first person, about a named person, or about "my" or
+somebody's something. It skips questions, small talk and the assistant's turns.
+
+A few sentence forms give a slot (subject and attribute): home, employer, job, age, and any "my X is Y". If a visible
+entry has the same slot with another value, it is updated; everything else is inserted.
+
+The writer resolves no pronouns, ignores negation and never deletes. It is a lower bound for writers, like the
+extractive reader for readers.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ class _Slot(NamedTuple):
 
 
 def heuristic_calls(observation: Observation, tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The tool calls for one chunk, as text."""
+    """Return the tool calls for one chunk as Hermes text, one string per call."""
     slots_in_view = {
         slot[:2]: (entry.id, slot.value) for entry in observation.entries if (slot := _slot(entry.content))
     }
@@ -76,7 +79,7 @@ def heuristic_calls(observation: Observation, tools: Sequence[Mapping[str, Any]]
 
 
 def _statements(chunk: Chunk) -> Iterator[str]:
-    """The sentences worth keeping, with the name of who said it in front."""
+    """Yield the sentences worth storing, prefixed with the speaker's name."""
     lines = [("", line) for line in (chunk.text or "").splitlines()]
     for speaker, text in [(turn.speaker, turn.text) for turn in chunk.turns] or lines:
         if not speaker and (label := _LABEL.fullmatch(text.strip())):
@@ -100,7 +103,10 @@ def _is_statement(sentence: str) -> bool:
 
 
 def _slot(content: str) -> _Slot | None:
-    """Who and what a statement is about, and the value it gives, in lower case; None where no form fits."""
+    """Return subject, attribute and value of a statement in lower case.
+
+    Returns None if no sentence form matches.
+    """
     label = _LABEL.fullmatch(content)
     speaker, sentence = (label[1], label[2]) if label else ("I", content)
     sentence = _TIME_PREFIX.sub("", sentence)
@@ -116,7 +122,7 @@ def _slot(content: str) -> _Slot | None:
 
 
 def _category(tools: Sequence[Mapping[str, Any]], preferred: str) -> str:
-    """`wanted`, or the first category of a schema that has no such."""
+    """Return `preferred`, or the first category if the schema lacks it."""
     for tool in tools:
         category = tool["function"]["parameters"]["properties"].get("category")
         if category and preferred not in category["enum"]:

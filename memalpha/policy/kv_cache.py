@@ -1,4 +1,4 @@
-"""A key/value cache with spare room, for decoding token by token."""
+"""Preallocated key/value cache for decoding token by token."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from transformers.cache_utils import DynamicLayer
 
 
 class _PreallocatedLayer(DynamicLayer):
-    """A growing key/value layer that keeps spare room, so that a step writes one column and copies nothing.
+    """Key/value layer with spare room, so that a step writes one column in place.
 
-    `DynamicLayer` concatenates the whole cache at every token.
+    `DynamicLayer` copies the whole cache at every token instead.
     """
 
     room = 64
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any):
-        """Append the new states; returns views of all keys and values."""
+        """Append the new states and return views of all keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.length, self.store = 0, None
@@ -36,14 +36,17 @@ class _PreallocatedLayer(DynamicLayer):
         return self.keys, self.values
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep (or repeat) these rows of the batch."""
+        """Select (or repeat) rows of the batch."""
         if self.is_initialized and self.store is not None:
             self.store = self.store.index_select(1, indices)
             self.keys, self.values = self.store[0, ..., : self.length, :], self.store[1, ..., : self.length, :]
 
 
 def make_cache(model: PreTrainedModel) -> DynamicCache:
-    """The model's own cache (sliding windows and the like kept) with its plain growing layers made roomy."""
+    """Return the model's cache with preallocated layers in place of growing ones.
+
+    Other layer kinds, such as sliding windows, stay as the model defines them.
+    """
     cache = DynamicCache(config=model.config)
     cache.layers = [_PreallocatedLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache

@@ -1,4 +1,4 @@
-"""Load a policy or a reward model by name, and write one out whole."""
+"""Load a policy or reward model by name, and write a merged policy."""
 
 from __future__ import annotations
 
@@ -16,23 +16,33 @@ if TYPE_CHECKING:
     from memalpha.policy.reward_model import RewardModel
 
 SHORT_NAMES = {"add_all": "scripted:add-all", "heuristic": "scripted:heuristic"}
-"""Short names of the scripts that write from any text: they need no gold operations."""
+"""Short names of the scripted policies that work without gold operations."""
 
 ENDPOINT_PREFIXES = ("openai:", "http://", "https://")
-"""How the name of an endpoint begins."""
+"""Prefixes that mark a policy name as an endpoint."""
 
 
 def load_policy(
     name: str | Path, *, dtype: str = "float32", device: str = "cpu", endpoint: EndpointConfig | None = None
 ) -> Policy:
-    """A policy by name: "tiny", "tiny-text" or "babi" (shipped weights), "add_all", "heuristic" or "scripted:KIND", a
-    transformers directory or hub id, a run directory, or an endpoint (`http://host:port/v1#model`, `openai:MODEL`),
-    which is asked whether it is there and has the model.
+    """Load a policy by name.
 
-    A run directory stands for its best checkpoint, its newest where nothing validated. A directory with a LoRA adapter
-    (a checkpoint of a run with `lora`) is merged into its base, which is loaded by the same rules and may be such a
-    directory itself. `dtype` and `device` are torch's, for weights; `endpoint` says how an endpoint is asked. Raises
-    `PolicyError` for a name that cannot be loaded here. Scripted policies need no torch.
+    A run directory stands for its best checkpoint, or its newest if none was validated. A LoRA adapter directory is
+    merged into its base, which is loaded by the same rules. Scripted policies need no torch.
+
+    Args:
+        name: "tiny", "tiny-text" or "babi" (shipped weights); "add_all", "heuristic" or "scripted:KIND"; a transformers
+            directory or hub id; a run directory; or an endpoint (`http://host:port/v1#model`, `openai:MODEL`). An
+            endpoint is contacted to check that it serves the model.
+        dtype: torch dtype of the weights.
+        device: torch device of the weights.
+        endpoint: request settings; used for endpoints only.
+
+    Returns:
+        The policy, with `name` as its name.
+
+    Raises:
+        PolicyError: if the policy cannot be loaded here.
     """
     text = SHORT_NAMES.get(str(name), str(name))
     if text.startswith("scripted:"):
@@ -78,11 +88,21 @@ def load_policy(
 
 
 def load_reward_model(name: str | Path, *, dtype: str = "float32", device: str = "cpu") -> RewardModel:
-    """A reward model by name: the directory of a run of `algorithm: reward` (its best checkpoint), a checkpoint, what
-    transformers or TRL's RewardTrainer wrote, or a hub id. It scores by `.score(prompts, completions)`.
+    """Load a reward model by name; it scores with `.score(prompts, completions)`.
 
-    A LoRA adapter is merged into its base, a policy or another reward model. Raises `PolicyError` for a name that
-    cannot be loaded here.
+    A LoRA adapter is merged into its base, which is a policy or another reward model.
+
+    Args:
+        name: a run directory of `algorithm: reward` (its best checkpoint), a checkpoint, a directory written by
+            transformers or TRL's RewardTrainer, or a hub id.
+        dtype: torch dtype of the weights.
+        device: torch device of the weights.
+
+    Returns:
+        The reward model, in evaluation mode.
+
+    Raises:
+        PolicyError: if the reward model cannot be loaded here.
     """
     try:
         from memalpha.policy.reward_model import load_from_adapter, load_from_directory
@@ -112,15 +132,17 @@ def load_reward_model(name: str | Path, *, dtype: str = "float32", device: str =
 
 
 def absolute_policy_name(name: str) -> str:
-    """A name under which `load_policy` finds the same policy from anywhere and later on: a directory's own path, a
-    run's checkpoint's."""
+    """Return a name that loads the same policy from any directory, also later.
+
+    A directory becomes its absolute path, a run directory the path of its checkpoint.
+    """
     return (
         name if name in SHIPPED_POLICIES or not Path(name).is_dir() else str(_resolve_checkpoint(Path(name)).resolve())
     )
 
 
 def _resolve_checkpoint(folder: Path) -> Path:
-    """The checkpoint that a run directory stands for; anything else as it is."""
+    """Return the checkpoint of a run directory; any other folder is returned unchanged."""
     checkpoints = folder / "checkpoints"
     if not checkpoints.is_dir() or (folder / "config.json").is_file():
         return folder
@@ -136,9 +158,9 @@ def _resolve_checkpoint(folder: Path) -> Path:
 
 
 def _adapter_chain(name: str) -> list[str]:
-    """The model behind `name`, then the adapter directories that are merged into it, the last one `name`.
+    """Return the base model of `name`, then its adapters in merge order.
 
-    A model that needs no adapter is a chain of one.
+    The last item is `name` itself. A model without adapters gives a chain of one.
     """
     chain = [name]
     while chain[0] not in SHIPPED_POLICIES and (path := Path(chain[0]) / ADAPTER_CONFIG).is_file():
@@ -153,9 +175,10 @@ def _adapter_chain(name: str) -> list[str]:
 
 
 def write_merged(name: str | Path, out: str | Path) -> Path:
-    """Write the policy `name`, adapters merged, as a plain transformers directory `out` (made where it is missing).
+    """Write a policy with its adapters merged as a transformers directory `out`.
 
-    Raises `PolicyError` for a policy without weights, `ConfigError` where `out` is there and not empty.
+    `out` is created if missing. Raises `PolicyError` for a policy without weights and `ConfigError` if `out` exists and
+    is not empty.
     """
     out = Path(out).resolve()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):

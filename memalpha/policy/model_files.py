@@ -1,4 +1,4 @@
-"""Read transformers models, their tokenizers and LoRA adapters from directories and the model hub."""
+"""Read transformers models, tokenizers and LoRA adapters from directories and the model hub."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from memalpha.policy.base import ADAPTER_CONFIG, SHIPPED_POLICIES, endpoint_hint
 
 
 def is_reward_model(path: str | Path) -> bool:
-    """Whether the directory `path` holds a reward model (transformers: for sequence classification), by its config."""
+    """Return True if the `config.json` in `path` describes a sequence classification model."""
     try:
         config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -34,9 +34,24 @@ def is_reward_model(path: str | Path) -> bool:
 def load_model(
     path: str | Path, dtype: str, device: str, label: str = "policy", **kwargs: Any
 ) -> tuple[Any, PreTrainedTokenizerBase]:
-    """A model and its tokenizer, from a directory or a hub id; what is on this machine goes first. `more`: another
-    `kind` than a causal language model, and keywords of its `from_pretrained`. Raises `PolicyError` for a path or name
-    that is none."""
+    """Load a model and its tokenizer from a directory or a hub id.
+
+    Local files take precedence over the hub.
+
+    Args:
+        path: directory with config.json, weights and tokenizer, or a hub id `owner/name`.
+        dtype: torch dtype of the weights.
+        device: torch device of the weights.
+        label: word for the model in error messages.
+        **kwargs: `kind`, the transformers auto class (default: causal language model), and further keywords of its
+            `from_pretrained`.
+
+    Returns:
+        The model on `device`, and its tokenizer.
+
+    Raises:
+        PolicyError: if there is no such model, or it cannot be loaded or moved to `device`.
+    """
     is_local = (Path(path) / "config.json").is_file()
     if not is_local and (Path(path).exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(path))):
         if (Path(path) / "checkpoints").is_dir():
@@ -65,7 +80,7 @@ def load_model(
         raise PolicyError(f"cannot load {label} {str(path)!r}: {error}") from error
     try:
         model.to(device)
-    except (RuntimeError, AssertionError) as error:  # an AssertionError: torch was built without it
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without this device
         reason = str(error).splitlines()[0]
         raise PolicyError(f"{label} {str(path)!r} cannot be put on device {device!r} ({reason}): try cpu") from error
     return model, tokenizer
@@ -79,13 +94,16 @@ def _load(
         model, loading_info = kind.from_pretrained(
             path, dtype=getattr(torch, dtype), local_files_only=offline, output_loading_info=True, **kwargs
         )
-    if missing_keys := sorted(loading_info["missing_keys"]):  # transformers would make them up
+    if missing_keys := sorted(loading_info["missing_keys"]):  # transformers would initialize them randomly
         raise ValueError(f"its weights are not those of its config.json: they lack {missing_keys[0]}")
     return model, tokenizer
 
 
 def load_adapter(tuned: Any, folder: str | Path) -> None:
-    """Copy the adapter weights of `folder` into a `PeftModel`; a `ValueError` where they are those of another one."""
+    """Copy the adapter weights of `folder` into a `PeftModel`.
+
+    Raises `ValueError` if the tensors do not match the adapter's configuration.
+    """
     import peft
 
     tensors = load_file(Path(folder) / "adapter_model.safetensors")
@@ -98,7 +116,7 @@ def load_adapter(tuned: Any, folder: str | Path) -> None:
 
 @contextmanager
 def hide_progress_bars() -> Iterator[None]:
-    """Keep transformers' progress bars for loading and saving out of ours."""
+    """Hide transformers' progress bars for loading and saving."""
     was_enabled = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:

@@ -1,23 +1,25 @@
-"""Reward models: the trunk of a causal language model and a linear head that says what a reply to a prompt is worth.
+"""Reward models: a causal language model's trunk and a linear head that scores replies.
 
-A row is a prompt and a reply as TRL's RewardTrainer makes one: a chat is rendered whole by the chat template, with all
-that it writes after the reply; texts are joined, the end token is put after them, and both are encoded as one. The
-reply begins with the first id that is not the prompt's alone. One vector of a row goes into the head, which has an
-output for each named objective; a score is their weighted sum. The vector is, by `pooling`,
+A row is a prompt and a reply, built like in TRL's RewardTrainer. A chat is rendered whole by the chat template,
+including the template's text after the reply. Plain texts are joined, followed by the end token, and encoded as one.
+The reply begins with the first id that differs from the prompt's own ids.
 
-    last       the hidden state of the last token that is not padding: what transformers' models for sequence
-               classification take, so that the files of such a model are theirs (and TRL's), both ways
-    mean       the mean of the hidden states of the reply's tokens, those after it included
-    attention  their mean weighted by softmax(q h), with a vector q that is learnt and 0 at first: then it is `mean`
+The head maps one pooled vector per row to one output per named objective; the score is their weighted sum. Poolings:
 
-The prompt's tokens are left out of the two means: their hidden states are the same for every reply. Rows are padded to
-the right, where no token of a causal model sees what comes after it: a score depends on its own row alone.
+    last       hidden state of the last non-padding token, as in transformers' sequence classification models;
+               the files are interchangeable with those of transformers and TRL
+    mean       mean of the hidden states of the reply's tokens and all tokens after it
+    attention  their mean weighted by softmax(q h), with a learned vector q; q starts at 0, which equals `mean`
 
-Files: a transformers directory, `ForSequenceClassification`, and `reward_model.json` (pooling, objectives with their
-weights). Another pooling than `last` has its name in that of the weights' file, which
-transformers would otherwise load and score with the last token; q lies in `pool.safetensors`. Or a LoRA adapter of
-which the head is a part (`modules_to_save`), whose configuration names the base. Without `reward_model.json` a
-directory is what transformers or TRL's RewardTrainer wrote: `last`, one output.
+Both means leave out the prompt's tokens: their hidden states are the same for every reply. Rows are padded on the
+right, so that a score depends on its own row alone.
+
+Files: a transformers directory (`ForSequenceClassification`) with `reward_model.json`, which stores the pooling and the
+weighted objectives. For poolings other than `last`, the weights' file name contains the pooling. Otherwise transformers
+would load it and score with the last token. `pool.safetensors` stores q.
+
+A LoRA adapter directory stores the head in the adapter (`modules_to_save`), and its configuration names the base. A
+directory without `reward_model.json` comes from transformers or TRL's RewardTrainer: pooling `last`, one output.
 """
 
 from __future__ import annotations
@@ -47,14 +49,17 @@ HEAD_FILE = "reward_model.json"
 POOL_FILE = "pool.safetensors"
 POOLINGS = ("last", "mean", "attention")
 DEFAULT_OBJECTIVE = "reward"
-"""The objective's name where there is one alone."""
+"""Name of the objective of a head with one output."""
 
 Prompt = str | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a score is made of: `pooling`, and the objectives' names with their weights, in the order of the outputs."""
+    """Pooling and weighted objectives of a reward head.
+
+    `objectives` maps each name to its weight, in the order of the head's outputs.
+    """
 
     pooling: str
     objectives: Mapping[str, float]
@@ -66,12 +71,15 @@ class Head:
 
     @property
     def variant(self) -> str | None:
-        """A word in the names of the weights' files, so that nobody takes them for those of another pooling."""
+        """Suffix of the weights' file names; None for pooling `last`."""
         return None if self.pooling == "last" else self.pooling
 
 
 def read_head(folder: Path) -> Head | None:
-    """What `reward_model.json` says; None where there is none. Raises `PolicyError` for one that is not ours."""
+    """Read `reward_model.json`; return None if it is missing.
+
+    Raises `PolicyError` for an invalid file.
+    """
     path = folder / HEAD_FILE
     if not path.is_file():
         return None
@@ -87,28 +95,41 @@ def read_head(folder: Path) -> Head | None:
 
 
 class Attention(nn.Module):
-    """q h for every hidden state h; q is 0 at first. No `Linear`: adapters are for those."""
+    """Compute q h for every hidden state h, with q initialized to 0.
+
+    It is not an `nn.Linear`, so that LoRA adapters do not target it.
+    """
 
     def __init__(self, width: int, device: torch.device | str) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(width, device=device))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(B, L, H) → (B, L), float32 at least."""
+        """Return logits (B, L), at least float32, for hidden states (B, L, H)."""
         return hidden.to(self.weight.dtype) @ self.weight
 
 
 def add_reward_head(source: PreTrainedModel, head: Head, tokenizer: PreTrainedTokenizerBase, name: str) -> Any:
-    """A model for sequence classification on the trunk of `source`, which it shares, with a head that is 0.
+    """Build a sequence classification model on the trunk of `source`.
 
-    Raises `PolicyError` for an architecture of which transformers has no such model.
+    Args:
+        source: causal language model; the new model shares its trunk.
+        head: pooling and objectives; the head's weights start at 0.
+        tokenizer: gives the padding token if the configuration has none.
+        name: the policy's name in error messages.
+
+    Returns:
+        The transformers model, with `pool` for attention pooling.
+
+    Raises:
+        PolicyError: if transformers has no sequence classification model for this architecture.
     """
     config = copy.deepcopy(source.config)
     config.num_labels = len(head.objectives)
     config.id2label = dict(enumerate(head.objectives))
     config.label2id = {label: number for number, label in config.id2label.items()}
     text = config.get_text_config()
-    if text.pad_token_id is None:  # by which transformers finds a row's last token
+    if text.pad_token_id is None:  # transformers finds the last token of a row by it
         text.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     trunk = source.base_model
     try:
@@ -129,19 +150,24 @@ def add_reward_head(source: PreTrainedModel, head: Head, tokenizer: PreTrainedTo
 
 
 def add_attention_pool(model: Any, head: Head) -> None:
-    """Give a model whose head pools by attention its q."""
+    """Add the attention module to a model whose head pools by attention."""
     if head.pooling == "attention":
         model.pool = Attention(model.score.in_features, model.device)
 
 
 def unwrap_peft(model: Any) -> Any:
-    """The transformers model itself; under peft, with the adapters in its layers."""
+    """Return the transformers model inside a `PeftModel`; adapters stay in its layers."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 class RewardScorer(nn.Module):
-    """`model` (from `add_reward_head`, or a `PeftModel`) as a function from rows to scores; all parameters are read
-    inside its `forward`. `autocast`: the trunk's passes in bfloat16, whatever its weights are in."""
+    """Map packed rows to scores; all parameters are read inside `forward`.
+
+    Args:
+        model: model from `add_reward_head`, or a `PeftModel` around it.
+        pooling: one of `POOLINGS`.
+        autocast: run the trunk in bfloat16 whatever the dtype of its weights.
+    """
 
     def __init__(self, model: Any, pooling: str, *, autocast: bool = False) -> None:
         super().__init__()
@@ -150,8 +176,16 @@ class RewardScorer(nn.Module):
         self.autocast = autocast
 
     def forward(self, input_ids: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """(B, K) scores, float32 at least, of rows `input_ids` (B, L), right-padded, whose replies are the tokens from
-        `first` to `last` (B,), the latter included."""
+        """Return the scores of packed rows.
+
+        Args:
+            input_ids: (B, L) token ids, padded on the right.
+            first: (B,) index of each reply's first token.
+            last: (B,) index of each reply's last token, inclusive.
+
+        Returns:
+            (B, K) scores per objective, at least float32.
+        """
         model = unwrap_peft(self.model)
         trunk = model.base_model
         with torch.autocast(input_ids.device.type, torch.bfloat16, enabled=self.autocast):
@@ -170,20 +204,30 @@ class RewardScorer(nn.Module):
 
 Ids = Sequence[int]
 Row = tuple[Ids, Ids]
-"""A prompt's ids and a reply's, with what stands after it."""
+"""Prompt ids, and reply ids with everything after the reply."""
 
 
 def encode_row(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, reply: str, tools: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A row's ids; the prompt is a text or chat messages. The template's own errors are raised as they are."""
+    """Return the prompt ids and reply ids of a row; template errors propagate.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        prompt: a text or chat messages.
+        reply: text of the reply.
+        tools: tool schemas for the chat template; ignored for texts.
+
+    Returns:
+        Prompt ids, and reply ids with everything after the reply.
+    """
     if isinstance(prompt, str):
         prompt_ids, row_ids = _ids(tokenizer, prompt), _ids(tokenizer, f"{prompt}{reply}{tokenizer.eos_token or ''}")
     else:
         chat, tool_list = [dict(message) for message in prompt], [dict(tool) for tool in tools]
         chat_tools: Any = tool_list or None
         whole_chat = [*chat, {"role": "assistant", "content": reply}]
-        # Not `add_generation_prompt` for the whole: the reply stands as the template has it, with what comes after.
+        # No `add_generation_prompt` for the whole chat: the template also writes its text after the reply.
         texts: list[Any] = [
             tokenizer.apply_chat_template(messages, tools=chat_tools, add_generation_prompt=add_prompt, tokenize=False)
             for messages, add_prompt in ((chat, True), (whole_chat, False))
@@ -205,8 +249,20 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool = True)
 def pack_rows(
     rows: Sequence[Row], pooling: str, pad: int | None, device: torch.device | str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What `RewardScorer` takes. With `last` a row ends with its last token that is not `pad`, as transformers has it
-    (a reply's end too, where that is the token that pads)."""
+    """Pack rows into the inputs of `RewardScorer.forward`.
+
+    With pooling `last` a row ends with its last token other than `pad`, as in transformers. This also applies if the
+    reply itself ends with that token.
+
+    Args:
+        rows: prompt ids and reply ids of each row.
+        pooling: one of `POOLINGS`.
+        pad: id of the padding token; None pads with 0.
+        device: torch device of the results.
+
+    Returns:
+        `input_ids` (B, L), `first` (B,) and `last` (B,), all int64.
+    """
     width = max(len(prompt) + len(reply) for prompt, reply in rows)
     ids = np.full((len(rows), width), 0 if pad is None else pad, dtype=np.int64)
     last = []
@@ -221,7 +277,15 @@ def pack_rows(
 
 
 class RewardModel:
-    """Scores replies. `batch_tokens` bounds the padded tokens of one pass; `name` goes into messages."""
+    """Score replies to prompts.
+
+    Args:
+        model: model from `add_reward_head` or `read_reward_model`, without adapters.
+        tokenizer: its tokenizer.
+        head: pooling and weighted objectives.
+        name: name in error messages.
+        batch_tokens: most padded tokens per forward pass.
+    """
 
     def __init__(
         self,
@@ -245,30 +309,30 @@ class RewardModel:
 
     @property
     def objectives(self) -> Mapping[str, float]:
-        """Their names and weights."""
+        """Weights of the objectives by name."""
         return self.head.objectives
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[Prompt]) -> list[float]:
-        """What each completion is worth as a reply to its prompt: the weighted sum over the objectives.
+        """Return the score of each completion: the weighted sum over the objectives.
 
-        A prompt is a text, taken as it is, or chat messages; a completion is a text or one assistant message. Raises
-        `PolicyError` for what is neither, and for a row that is longer than the model takes.
+        A prompt is a text, used verbatim, or chat messages. A completion is a text or one assistant message. Raises
+        `PolicyError` for other inputs and for rows longer than the model's context window.
         """
         return (self._scores(prompts, completions) @ self._weights).tolist()
 
     def scores(self, prompts: Sequence[Prompt], completions: Sequence[Prompt]) -> list[dict[str, float]]:
-        """The same by objective, without weights."""
+        """Return the unweighted scores of each completion by objective."""
         return [dict(zip(self.objectives, row, strict=True)) for row in self._scores(prompts, completions).tolist()]
 
     def score_ids(self, rows: Sequence[Row]) -> np.ndarray:
-        """(rows, objectives) scores, float64 as an array, of rows of ids."""
+        """Return float64 scores (rows, objectives) of encoded rows."""
         index_of = {
             row: index
             for index, row in enumerate(
                 dict.fromkeys((tuple(prompt_ids), tuple(reply_ids)) for prompt_ids, reply_ids in rows)
             )
         }
-        distinct = list(index_of)  # rollouts of a sharp policy often agree
+        distinct = list(index_of)  # rollouts of a sharp policy are often equal
         scores = np.zeros((len(distinct), len(self.objectives)))
         order = sorted(range(len(distinct)), key=lambda i: -len(distinct[i][0]) - len(distinct[i][1]))
         while order:
@@ -281,7 +345,7 @@ class RewardModel:
         return scores[[index_of[tuple(prompt_ids), tuple(reply_ids)] for prompt_ids, reply_ids in rows]]
 
     def encode(self, prompt: Prompt, completion: Prompt) -> Row:
-        """A row's ids. Raises `PolicyError` as `score` does."""
+        """Return the ids of a row. Raises `PolicyError` like `score`."""
         if not isinstance(prompt, str) and not self.tokenizer.chat_template:
             raise PolicyError(f"reward model {self.name!r}: its tokenizer has no chat template: give prompts as texts")
         try:
@@ -297,7 +361,7 @@ class RewardModel:
         return row
 
     def save(self, folder: str | Path) -> None:
-        """Write what `load_reward_model` reads, adapters merged."""
+        """Write a directory for `load_reward_model`, adapters merged."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_reward_model(self.model, self.head, folder)
@@ -326,7 +390,13 @@ def _text_of(completion: Prompt, name: str) -> str:
 
 
 def write_reward_model(model: Any, head: Head, folder: Path) -> None:
-    """Write all weights of a model from `add_reward_head`, and what its head is."""
+    """Write the weights of a model from `add_reward_head`, and its head's description.
+
+    Args:
+        model: model without adapters.
+        head: pooling and objectives.
+        folder: existing directory.
+    """
     tensors = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("pool.")}
     with hide_progress_bars():
         model.save_pretrained(folder, state_dict=tensors, variant=head.variant)
@@ -338,7 +408,20 @@ def write_reward_model(model: Any, head: Head, folder: Path) -> None:
 def read_reward_model(
     folder: str | Path, head: Head | None, dtype: str, device: str
 ) -> tuple[Any, Head, PreTrainedTokenizerBase]:
-    """Read what `write_reward_model` wrote beside a tokenizer, or transformers alone (`head` None), or a hub id."""
+    """Read a model from `write_reward_model`, from transformers, or from the hub.
+
+    Args:
+        folder: directory with weights and tokenizer, or a hub id.
+        head: content of `reward_model.json`; None for models of transformers or TRL.
+        dtype: torch dtype of the trunk; the head is at least float32.
+        device: torch device of the weights.
+
+    Returns:
+        The model, its head and its tokenizer.
+
+    Raises:
+        PolicyError: if the files cannot be loaded or hold no linear head.
+    """
     variant = None if head is None else head.variant
     kind = AutoModelForSequenceClassification
     model, tokenizer = load_model(folder, dtype, device, "reward model", kind=kind, variant=variant)
@@ -364,7 +447,19 @@ def read_reward_model(
 
 
 def load_from_directory(folder: str, dtype: str, device: str) -> RewardModel:
-    """A reward model whose weights are all in a directory, or that of a hub id. Raises `PolicyError`."""
+    """Load a reward model with full weights from a directory or a hub id.
+
+    Args:
+        folder: directory or hub id.
+        dtype: torch dtype of the weights.
+        device: torch device of the weights.
+
+    Returns:
+        The reward model, named `folder`.
+
+    Raises:
+        PolicyError: if it cannot be loaded or is a language model without a head.
+    """
     if (Path(folder) / "config.json").is_file() and not is_reward_model(folder):
         raise PolicyError(
             f"{folder} holds a language model without the head of a reward model: train one on it "
@@ -375,9 +470,9 @@ def load_from_directory(folder: str, dtype: str, device: str) -> RewardModel:
 
 
 def load_from_adapter(folder: str, base: RewardModel | TransformersPolicy) -> RewardModel:
-    """A reward model whose LoRA adapter, the head with it, lies in `folder`; merged into `base`, in place.
+    """Merge the LoRA adapter and head of `folder` into `base`, in place.
 
-    Raises `PolicyError` where it cannot be read, is not one for this base, or has no head.
+    Raises `PolicyError` if the adapter cannot be read, does not fit this base, or has no head.
     """
     try:
         import peft
@@ -400,9 +495,9 @@ def load_from_adapter(folder: str, base: RewardModel | TransformersPolicy) -> Re
         model: Any = base.model
         if isinstance(base, TransformersPolicy):
             model = add_reward_head(base.model, head, base.tokenizer, base.name)
-        config.base_model_name_or_path = None  # else peft warns that the base in memory has another name
+        config.base_model_name_or_path = None  # otherwise peft warns that the base has another name
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft calls transformers by names on their way out
+            warnings.simplefilter("ignore", FutureWarning)  # peft uses deprecated names of transformers
             tuned = peft.get_peft_model(model, config)
         load_adapter(tuned, folder)
         merged: Any = tuned.merge_and_unload()

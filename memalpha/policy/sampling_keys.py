@@ -1,12 +1,26 @@
-"""Keys of the sampling noise: what is sampled depends on neither batch nor processes."""
+"""Keys of the sampling noise, independent of batches and processes."""
 
 from __future__ import annotations
 
 ROLES = ("attempt", "reflection", "retry")
-"""What a trajectory is (`Trajectory.role`); the place of a role is part of its noise keys."""
+"""Roles of a trajectory (`Trajectory.role`). A role's index is part of its noise keys."""
 
 
 def noise_key(seed: int, step: int, number: int, rollout: int, turn: int, role: str = "attempt") -> tuple[int, ...]:
-    """The key of a sampled turn. Roles have keys of their own, so that a retry does not draw its attempt's noise."""
+    """Return the noise key of one sampled turn.
+
+    Each role has separate keys, so that a retry does not reuse the noise of its attempt.
+
+    Args:
+        seed: seed of the run.
+        step: training step.
+        number: index of the task within the step, over all processes.
+        rollout: index of the rollout within its group.
+        turn: index of the turn within the rollout.
+        role: "attempt", "reflection" or "retry".
+
+    Returns:
+        Five integers, plus the index of the role unless it is "attempt".
+    """
     key = (seed, step, number, rollout, turn)
     return key if role == "attempt" else (*key, ROLES.index(role))

@@ -1,7 +1,7 @@
-"""Policies without a model: baselines, references, and fixed text for tests. No torch.
+"""Scripted policies without a model: baselines, references, and fixed text for tests.
 
-They emit the Hermes text a model would, so everything behind them (parser, tools, reward) is the real thing. Token
-counts are words and single punctuation marks: no tokenizer is at hand.
+They need no torch. They emit Hermes text like a model, so that the parser, tools and rewards run unchanged. Token
+counts are counts of words and single punctuation marks.
 """
 
 from __future__ import annotations
@@ -22,17 +22,29 @@ _ASSISTANT_ROLES = ("assistant", "system", "tool")
 
 
 class ScriptedPolicy:
-    """A writer by rule.
+    """Rule-based writer.
 
-    - `add-all`: every line of the chunk that no assistant said is inserted as it is;
-    - `heuristic`: statements about people are kept, and updated where they are restated (see `heuristic`);
-    - `oracle`: does each gold operation of the chunk with the probability of its kind (`insert`, `update`, `delete`),
-      and notes each line that states nothing with probability `noise`;
-    - `append-only`: the oracle that only inserts: the new value of an update is inserted, deletes are left out;
-    - `fixed`: always `text`.
+    - `add-all`: insert every line of the chunk that no assistant said;
+    - `heuristic`: store statements about people and update changed ones (see `policy.heuristic`);
+    - `oracle`: do each gold operation with the probability of its kind, and insert each other line with probability
+      `noise`;
+    - `append-only`: do gold inserts, insert the new value of gold updates, and skip deletes;
+    - `fixed`: always reply `text`.
 
-    `oracle` and `append-only` read `Observation.task`, so they only run where tasks carry gold operations. Chances are
-    drawn from (`seed`, request key) alone. Raises `PolicyError` for another kind.
+    `oracle` and `append-only` read `Observation.task`, so they need tasks with gold operations. Random draws depend
+    only on `seed` and the request's key.
+
+    Args:
+        kind: one of `KINDS`.
+        insert: probability in [0, 1] of a gold insert (`oracle`).
+        update: probability of a gold update (`oracle`).
+        delete: probability of a gold delete (`oracle`).
+        noise: probability of inserting a line without a gold operation.
+        seed: seed of the random draws.
+        text: reply of `fixed`.
+
+    Raises:
+        PolicyError: if `kind` is unknown.
     """
 
     def __init__(
@@ -55,11 +67,14 @@ class ScriptedPolicy:
         self.text = text
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
-        """One completion a request, without token ids. Raises `PolicyError` for a prompt that is not a writer's."""
+        """Return one completion per request, without token ids.
+
+        Raises `PolicyError` for a request without an observation.
+        """
         return [Completion(self._reply(request), temperature=request.temperature) for request in requests]
 
     def count_tokens(self, text: str) -> int:
-        """Words and single punctuation marks."""
+        """Return the number of words and single punctuation marks."""
         return len(_TOKEN.findall(text))
 
     def _reply(self, request: SampleRequest) -> str:
@@ -102,7 +117,7 @@ class ScriptedPolicy:
             (e.id for e in observation.entries if (e.category, e.content) == (operation.category, operation.replaces)),
             None,
         )
-        if kind == "insert" or (kind == "update" and id is None):  # what was never stored cannot be updated
+        if kind == "insert" or (kind == "update" and id is None):  # an entry that was never stored cannot be updated
             return _insert_gold(operation, observation.chunk) if draw < self.chance["insert"] else None
         if id is None or draw >= self.chance[kind]:
             return None
@@ -123,7 +138,10 @@ def _insert_gold(operation: GoldOperation, chunk: Chunk) -> str:
 
 
 def _user_lines(chunk: Chunk) -> list[tuple[str | None, str]]:
-    """(turn id, text) of every line that no assistant said; the speaker stays in front unless it is just "user"."""
+    """Return (turn id, text) of every line that no assistant said.
+
+    The speaker stays in front of the text unless it is "user".
+    """
     if chunk.text is not None:
         return [(None, line.strip()) for line in chunk.text.splitlines() if line.strip()]
     return [
@@ -134,7 +152,7 @@ def _user_lines(chunk: Chunk) -> list[tuple[str | None, str]]:
 
 
 def _raw_line_category(tools: Sequence[Any]) -> str:
-    """Where raw lines go: among events, or in the first category of a schema that has none."""
+    """Return "episodic", or the first category if the schema lacks it."""
     for tool in tools:
         category = tool["function"]["parameters"]["properties"].get("category")
         if category and "episodic" not in category["enum"]:

@@ -1,12 +1,13 @@
-"""A policy over a Hugging Face causal LM: exact ids, float32 log-probs and keyed noise from one small decode loop.
+"""Policy over a Hugging Face causal LM: exact ids, float32 log-probs, keyed noise.
 
-Why not `model.generate`: it returns no log-probs at the sampling temperature without keeping all logits, draws noise
-that depends on the batch, and runs finished rows to the end. Here
+`model.generate` is not used: log-probs at the sampling temperature would need all logits in memory, its noise depends
+on the batch, and it runs finished rows to the end. The decode loop here differs in three ways:
 
-* identical prompts are prefilled once and expanded, batches are sorted by length, finished rows leave batch and cache;
-* token t of a request is drawn by inverse CDF with the t-th uniform of a stream keyed by `request.key` alone, so that
-  batch composition, resume and the number of processes do not change what is sampled;
-* `logprobs` are log-softmax of float32 logits / temperature, the end-of-sequence token included.
+- Identical prompts are prefilled once and expanded. Batches are sorted by length, and finished rows leave batch and
+  cache.
+- Token t of a request is drawn by inverse CDF with the t-th uniform of a stream keyed by `request.key` alone. Batch
+  composition, resuming and the number of processes do not change the samples.
+- `logprobs` are the log-softmax of float32 logits / temperature, including the end-of-sequence token.
 """
 
 from __future__ import annotations
@@ -35,11 +36,20 @@ STYLES = ("full", "compact")
 
 
 class TransformersPolicy:
-    """Samples from `model`; the learner updates the same module in place, so the sampler is always current.
+    """Sample from `model`, which the learner updates in place.
 
-    `batch_tokens` bounds (prompt + new) tokens x rows of one batch, `batch_rows` its rows. `prompt` is the prompt style
-    the model was trained on: what its config.json, else its tokenizer_config.json says under "memalpha_prompt", else
-    "full". Raises `PolicyError` for a model that cannot be prompted.
+    `prompt` is the prompt style that the model was trained on. It is read under "memalpha_prompt" from config.json,
+    then tokenizer_config.json, and defaults to "full".
+
+    Args:
+        model: causal language model; it is put into evaluation mode.
+        tokenizer: its tokenizer, with a chat template.
+        name: name in reports and error messages.
+        batch_tokens: most (prompt + new) tokens x rows per batch.
+        batch_rows: most rows per batch.
+
+    Raises:
+        PolicyError: if the tokenizer has no chat template or no end-of-sequence token.
     """
 
     def __init__(
@@ -66,7 +76,19 @@ class TransformersPolicy:
 
     @classmethod
     def from_pretrained(cls, path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> TransformersPolicy:
-        """Load model and tokenizer from a directory or a hub id. Raises `PolicyError` when there is none."""
+        """Load model and tokenizer from a directory or a hub id.
+
+        Args:
+            path: directory or hub id.
+            dtype: torch dtype of the weights.
+            device: torch device of the weights.
+
+        Returns:
+            The policy, named `path`.
+
+        Raises:
+            PolicyError: if there is no such model, or it is a reward model.
+        """
         if is_reward_model(path):
             raise PolicyError(
                 f"{path} is a reward model, which scores replies and writes none: give it to load_reward_model, or as "
@@ -76,10 +98,10 @@ class TransformersPolicy:
         return cls(model, tokenizer, str(path))
 
     def set_sampling_dtype(self, dtype: str) -> None:
-        """Sample with a twin in `dtype` that takes the model's weights before each call.
+        """Sample with a copy of the model in `dtype`, synchronized before each call.
 
-        With "float64" the log-probs of a tiny, sharp model are exact to float32's last digits, at two thirds of the
-        speed on CPU; in float32 one or two tokens in a thousand are off by more than 1e-5 (1e-4 was never seen).
+        With "float64" the log-probs of a tiny, sharp model are exact to float32's last digits, at two thirds of the CPU
+        speed. With float32, one or two tokens in a thousand are off by more than 1e-5 (none by more than 1e-4).
         """
         target = getattr(torch, dtype)
         is_different = target != self.model.dtype
@@ -100,11 +122,14 @@ class TransformersPolicy:
         return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])  # type: ignore[arg-type]
 
     def render(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """Prompt ids of one conversation through the model's chat template, ready for the assistant's answer."""
+        """Return the prompt ids of one conversation, rendered by the model's chat template."""
         return self._encode([self._text(messages, tools)])[0]
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
-        """One completion a request, in order. Temperature 0 is greedy (log-probs then at temperature 1)."""
+        """Return one completion per request, in order.
+
+        Temperature 0 decodes greedily; its log-probs are those at temperature 1.
+        """
         if not requests:
             return []
         if self._twin is not None:
@@ -153,14 +178,17 @@ class TransformersPolicy:
         return text
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of rendered prompts; the template has already written the special tokens."""
+        """Return the ids of rendered prompts; the template has written the special tokens."""
         unique = list(dict.fromkeys(texts))
         encoded = self.tokenizer(unique, add_special_tokens=False)["input_ids"]
         ids = dict(zip(unique, encoded, strict=True))  # type: ignore[arg-type]
         return [ids[text] for text in texts]
 
     def _batches(self, requests: Sequence[SampleRequest], prompts: Sequence[list[int]]) -> list[list[int]]:
-        """Request indices by prompt length, longest first, cut where `batch_tokens` or `batch_rows` is reached."""
+        """Return batches of request indices, longest prompts first.
+
+        A batch ends when it reaches `batch_tokens` or `batch_rows`.
+        """
         order = sorted(range(len(requests)), key=lambda i: (-len(prompts[i]), prompts[i], i))
         batches: list[list[int]] = []
         width = 0
@@ -178,7 +206,10 @@ class TransformersPolicy:
     def _decode(
         self, prompts: Sequence[list[int]], requests: Sequence[SampleRequest]
     ) -> tuple[list[list[int]], list[list[float]], list[int]]:
-        """Ids and log-probs (rows x steps, padded with 0 after `lengths`) of one batch."""
+        """Decode one batch.
+
+        Returns ids and log-probs (rows, steps) and lengths (rows,). Values after a row's length are 0.
+        """
         model = self.model if self._twin is None else self._twin
         device = model.device
         unique: dict[tuple[int, ...], int] = {}
@@ -229,7 +260,7 @@ class TransformersPolicy:
             remaining = int(active.sum())
             if remaining == 0:
                 break
-            if remaining <= 0.9 * len(rows):  # dropping copies the cache, so it waits until it pays
+            if remaining <= 0.9 * len(rows):  # dropping rows copies the cache, so wait until 10% are finished
                 keep = active.nonzero()[:, 0]
                 cache.batch_select_indices(keep)
                 rows, token, position, mask, active = rows[keep], token[keep], position[keep], mask[keep], active[keep]
@@ -245,9 +276,10 @@ class TransformersPolicy:
 
 
 def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersPolicy:
-    """`base` with the LoRA adapter of `folder` merged into its weights, in place; a tokenizer in `folder` goes first.
+    """Merge the LoRA adapter of `folder` into the weights of `base` in place.
 
-    Raises `PolicyError` where the adapter cannot be read or is not one for this base.
+    A tokenizer in `folder` replaces that of `base`. Raises `PolicyError` if the adapter cannot be read or does not fit
+    this base.
     """
     try:
         import peft
@@ -257,9 +289,9 @@ def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersP
         config = peft.PeftConfig.from_pretrained(str(folder))
         if not isinstance(config, peft.LoraConfig):
             raise PolicyError(f"{folder} holds a {config.peft_type} adapter: only LoRA can be merged")
-        config.base_model_name_or_path = None  # else peft warns that the base in memory has another name
+        config.base_model_name_or_path = None  # otherwise peft warns that the base has another name
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft calls transformers by names on their way out
+            warnings.simplefilter("ignore", FutureWarning)  # peft uses deprecated names of transformers
             tuned = peft.get_peft_model(base.model, config)
         load_adapter(tuned, folder)
         model: Any = tuned.merge_and_unload()
@@ -271,7 +303,12 @@ def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersP
 
 
 class _Sampler:
-    """Draws one token a row. `heat` (rows, 1) holds temperatures, 0 for greedy; `noise` (rows, steps) the uniforms."""
+    """Draw one token per row.
+
+    Args:
+        temperatures: (rows, 1); 0 for greedy decoding.
+        noise: (rows, steps) uniforms in [0, 1).
+    """
 
     def __init__(self, temperatures: torch.Tensor, noise: torch.Tensor) -> None:
         self.greedy = temperatures == 0
@@ -282,7 +319,16 @@ class _Sampler:
         self.tempered = bool((self.heat != 1).any())
 
     def draw(self, logits: torch.Tensor, rows: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens (rows,) and their log-probs at the sampling temperature, from `logits` (rows, vocabulary)."""
+        """Draw the tokens of one step.
+
+        Args:
+            logits: (rows, vocabulary) logits of the active rows.
+            rows: (rows,) indices of the active rows in the batch.
+            step: index of the new token.
+
+        Returns:
+            Tokens (rows,) and their log-probs (rows,) at the sampling temperature.
+        """
         if logits.dtype != torch.float64:
             logits = logits.float()
         if self.tempered:
@@ -300,7 +346,10 @@ class _Sampler:
 
 
 def _uniforms(requests: Sequence[SampleRequest], steps: int) -> torch.Tensor:
-    """(requests, steps) float64 uniforms in [0, 1), 24 bits each, a function of `request.key` alone."""
+    """Return (requests, steps) float64 uniforms in [0, 1), 24 bits each.
+
+    Each row depends only on its `request.key`.
+    """
     noise = np.empty((len(requests), steps))
     for row, request in enumerate(requests):
         words = hashlib.shake_256(repr(tuple(int(part) for part in request.key)).encode()).digest(4 * steps)
@@ -309,7 +358,7 @@ def _uniforms(requests: Sequence[SampleRequest], steps: int) -> torch.Tensor:
 
 
 def _prompt_style(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> str:
-    """The prompt style that the model's or the tokenizer's configuration names."""
+    """Return the prompt style from the model's or the tokenizer's configuration."""
     candidates = (getattr(model.config, STYLE_KEY, None), tokenizer.init_kwargs.get(STYLE_KEY))
     style = next((style for style in candidates if style is not None), "full")
     if style not in STYLES:
@@ -318,7 +367,7 @@ def _prompt_style(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, na
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> frozenset[int]:
-    """All ids that end a completion: the tokenizer's and the generation configuration's."""
+    """Return all end-of-sequence ids of the tokenizer and the generation configuration."""
     eos_ids: set[int] = set()
     generation = getattr(model, "generation_config", None)
     for ids in (getattr(tokenizer, "eos_token_id", None), getattr(generation, "eos_token_id", None)):
