@@ -1,6 +1,6 @@
-"""One writer over one memory: what it is shown for a chunk, and what its reply does.
+"""One writer over one memory: build its view and prompt, apply its tool calls.
 
-Every chunk is a fresh prompt of the memory view and the chunk, so the cost is linear in the conversation.
+Every chunk gets a fresh prompt of the memory view and the chunk, so the cost is linear in the conversation's length.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from memalpha.types import (
 T = TypeVar("T")
 Text = str | Chunk
 MAX_CHUNK_CHARACTERS = 4000
-"""Longest chunk, in characters, that a long text is cut into; as `memalpha read` has it."""
+"""Maximum length in characters of chunks cut from a long text; same as in `memalpha read`."""
 
 
 def observe(
@@ -54,13 +54,28 @@ def observe(
     task: Task | None = None,
     advice: str = "",
 ) -> Observation:
-    """What the writer sees of the memory for this chunk: the core, entries retrieved for it, and the most recent ones.
+    """Build the writer's view of the memory for one chunk.
 
-    The union is shown oldest first. Where the rendered view is over `config.view_tokens`, a core memory that takes more
-    than half of that alone is shown cut, with a last line that says so (what is stored stays whole), and the
-    lowest-ranked entries are left out until it fits (rank: best retrieved, most recent, second best, ...). `advice` is
-    shown beside it and does not count.
-    Raises `InvalidContent` for a chunk whose timestamp is not ISO 8601: that is no mistake of the writer.
+    The view holds the core memory, entries retrieved for the chunk, and the most recent entries, oldest first. If the
+    rendered view exceeds `config.view_tokens`, it is shortened in two ways:
+
+    - A core memory of more than half the budget is cut, with a last line that says so. The stored core stays whole.
+    - The lowest-ranked entries are dropped until the view fits. The rank alternates: best retrieved, most recent,
+      second best, and so on.
+
+    Args:
+        memory: the memory to show.
+        chunk: the chunk to read; its text is the search query.
+        config: sizes and style of the view.
+        count_tokens: the policy's token counter.
+        task: task of the chunk, in training and evaluation only.
+        advice: advice from an earlier attempt; it does not count towards `view_tokens`.
+
+    Returns:
+        The observation, not yet rendered to messages.
+
+    Raises:
+        InvalidContent: if the chunk's timestamp is not ISO 8601.
     """
     check_timestamp(chunk.timestamp)
     recent, core = memory.recent(config.view_recent + 1), memory.core
@@ -83,7 +98,10 @@ def _oldest_first(memory: Memory, entries: Sequence[MemoryEntry]) -> list[Memory
 
 
 def _cut_core(core: str, config: AgentConfig, count_tokens: Callable[[str], int]) -> str:
-    """As much of the core as half the budget holds, to the end of a word, or of a line if one is near, and a notice."""
+    """Cut the core to half the budget, at a word or a nearby line end.
+
+    The cut core ends with the notice `CORE_CUT`. A core that fits is returned unchanged.
+    """
     half = config.model_copy(update={"view_tokens": config.view_tokens // 2})
     if count_tokens(core) <= count_tokens(CORE_CUT) or _fits(core, [], half, count_tokens):
         return core
@@ -111,12 +129,12 @@ def _view(entries: list[MemoryEntry]) -> tuple[ViewEntry, ...]:
 
 def _fits(core: str, entries: list[MemoryEntry], config: AgentConfig, count_tokens: Callable[[str], int]) -> bool:
     text = render_view(core, _view(entries), config.prompt)
-    # No tokenizer makes more tokens than bytes, so most views need no counting.
+    # A text never has more tokens than bytes, so most views need no counting.
     return len(text.encode()) <= config.view_tokens or count_tokens(text) <= config.view_tokens
 
 
 def _ranked(memory: Memory, recent: list[MemoryEntry], chunk: Chunk, config: AgentConfig) -> list[MemoryEntry]:
-    """Retrieved and recent entries taken in turn, best first, each once."""
+    """Return retrieved and recent entries alternately, best first, without duplicates."""
     related = memory.search(chunk.render(), config.view_related) if config.view_related else []
     ranked: dict[str, MemoryEntry] = {}
     for number in range(max(len(related), len(recent))):
@@ -135,13 +153,36 @@ def build_request(
     key: tuple[int, ...] = (),
     temperature: float = 0.0,
 ) -> SampleRequest:
-    """The writer's prompt for one observation."""
+    """Build the writer's prompt for one observation.
+
+    Args:
+        observation: the writer's view of one chunk.
+        config: prompt style and most new tokens.
+        schema: categories of the memory.
+        key: key of the sampling noise.
+        temperature: sampling temperature; 0 is greedy.
+
+    Returns:
+        The request for `Policy.sample`.
+    """
     messages, tools = writer_messages(observation, config, schema)
     return SampleRequest(messages, tools, key, temperature, config.max_new_tokens, observation)
 
 
 def act(memory: Memory, chunk: Chunk, completion: Completion, *, source: str | None = None) -> Turn:
-    """Run the calls of a completion on the memory, in order; a call that fails does not stop those after it."""
+    """Apply the tool calls of a completion to the memory, in order.
+
+    A failed call does not stop the calls after it.
+
+    Args:
+        memory: the memory to change.
+        chunk: the chunk that was read; its timestamp dates new entries.
+        completion: the writer's reply.
+        source: name of the conversation, stored with each operation.
+
+    Returns:
+        The turn: calls, their results, and the operations that changed the memory.
+    """
     calls = parse_calls(completion.text)
     outcomes = list(_execute_calls(memory, chunk, calls, source))
     operations = tuple(operation for _, operation in outcomes if operation is not None)
@@ -156,17 +197,21 @@ def _execute_calls(
 
 
 class MemoryAgent:
-    """A policy that keeps one memory: `read` the conversation as it comes, `ask` from what was kept.
+    """Write a memory with a policy: `read` the conversation, `ask` the memory.
 
-    `policy`: a `Policy`, or what `load_policy` takes. "add_all" keeps every line that no assistant said, "heuristic"
-    the statements about people (in English, by rules: see `policy.heuristic`), both on any text; a run directory stands
-    for its best checkpoint, `http://host/v1#model` for a model behind an endpoint. The prompts are in the style of the
-    policy unless `config` sets another. `reader` defaults to the policy itself, or to the extractive floor where the
-    policy is a script. Categories and embedder are the store's own; a `config` that names others raises `ConfigError`.
+    Threads may share an agent: it reads one chunk at a time. `aread`, `aask` and `astream` serve event loops. They run
+    in call order in one thread of the agent, and a started call finishes even if its awaiter is cancelled.
 
-    Threads may share an agent: it reads one chunk after the other. `aread`, `aask` and `astream` are for event loops:
-    they run, in the order they were called, in one thread of the agent's own; what that has begun is done even if
-    whoever awaits it is cancelled.
+    Args:
+        policy: a `Policy` or a name for `load_policy`. "add_all" stores every line that no assistant said. "heuristic"
+            stores English statements about people by rules (see `policy.heuristic`). A run directory stands for its
+            best checkpoint, `http://host/v1#model` for a model behind an endpoint.
+        store: the memory to write, with its own categories and embedder.
+        config: sizes and prompt style; the default style is the policy's own.
+        reader: answers questions; default: the policy itself, or `ExtractiveReader` for scripted policies.
+
+    Raises:
+        ConfigError: if `store` is not a memory, or `config` names another schema or embedder than the store's.
     """
 
     def __init__(
@@ -191,9 +236,15 @@ class MemoryAgent:
         self._thread: ThreadPoolExecutor | None = None
 
     def read(self, chunk: Text, *, timestamp: str | None = None, source: str | None = None) -> Turn:
-        """One policy call in a fresh context; its tool calls are applied to the store.
+        """Read one chunk: call the policy once and apply its tool calls.
 
-        A text becomes a chunk with `timestamp`; a `Chunk` brings its own. `source` is kept with what is written.
+        Args:
+            chunk: a text or a `Chunk`.
+            timestamp: ISO 8601 date of a text; a `Chunk` has its own.
+            source: name of the conversation, stored with each operation.
+
+        Returns:
+            The turn: calls, their results, and the operations that changed the memory.
         """
         with self._turn:
             shown_chunk, completion = self._reply(chunk, timestamp)
@@ -202,12 +253,19 @@ class MemoryAgent:
     def stream(
         self, text: Text | Iterable[Text], *, timestamp: str | None = None, source: str | None = None
     ) -> Iterator[Operation]:
-        """Read chunk by chunk and yield every operation that changed the memory, as logged, once it is done (in a
-        `MemoryStore`: on disk).
+        """Read chunk by chunk and yield each operation after it is applied.
 
-        A text is cut into chunks of at most `PIECE` characters; what is iterated over gives a chunk an item, each taken
-        when those before it are read, so it may be a conversation that goes on. Who stops iterating stops the reading:
-        what was not yielded yet has not been done.
+        In a `MemoryStore`, a yielded operation is on disk. Reading stops when the caller stops iterating.
+
+        Args:
+            text: a text, a `Chunk`, or an iterable of them. A text is cut into chunks of at most
+                `MAX_CHUNK_CHARACTERS`. Each item of an iterable is one chunk, fetched after the chunks before it are
+                read.
+            timestamp: ISO 8601 date of texts; a `Chunk` has its own.
+            source: name of the conversation, stored with each operation.
+
+        Yields:
+            The operations that changed the memory, as logged.
         """
         for chunk in _split(text):
             with self._turn:
@@ -217,15 +275,24 @@ class MemoryAgent:
                     yield operation
 
     def ask(self, question: str, k: int = 8) -> Answer:
-        """An answer from the `k` entries that are nearest to the question; `Answer.hits` says which."""
+        """Answer from the `k` nearest entries, which are listed in `Answer.hits`."""
         return self.reader.answer([(question, self.store)], k=k)[0]
 
     async def aread(self, chunk: Text, *, timestamp: str | None = None, source: str | None = None) -> Turn:
-        """`read`, awaited."""
+        """Run `read` in the agent's thread.
+
+        Args:
+            chunk: a text or a `Chunk`.
+            timestamp: ISO 8601 date of a text.
+            source: name of the conversation.
+
+        Returns:
+            The turn, as from `read`.
+        """
         return await self._run_in_thread(partial(self.read, chunk, timestamp=timestamp, source=source))
 
     async def aask(self, question: str, k: int = 8) -> Answer:
-        """`ask`, awaited."""
+        """Run `ask` in the agent's thread."""
         return await self._run_in_thread(partial(self.ask, question, k))
 
     async def astream(
@@ -235,7 +302,16 @@ class MemoryAgent:
         timestamp: str | None = None,
         source: str | None = None,
     ) -> AsyncIterator[Operation]:
-        """`stream`, awaited; what is iterated over may be asynchronous too."""
+        """Run `stream` in the agent's thread; `text` may be an asynchronous iterable.
+
+        Args:
+            text: a text, a `Chunk`, or an iterable of them.
+            timestamp: ISO 8601 date of texts.
+            source: name of the conversation.
+
+        Yields:
+            The operations that changed the memory, as logged.
+        """
         if not isinstance(text, AsyncIterable):
             operations = self.stream(text, timestamp=timestamp, source=source)
             while (operation := await self._run_in_thread(partial(next, operations, None))) is not None:
@@ -246,7 +322,7 @@ class MemoryAgent:
                 yield operation
 
     def _reply(self, chunk: Text, timestamp: str | None) -> tuple[Chunk, Completion]:
-        """The chunk as it is shown, and what the policy says to it."""
+        """Return the chunk with its index, and the policy's completion for it."""
         if isinstance(chunk, str):
             chunk = Chunk(text=chunk, timestamp=timestamp, index=self._chunks)
         observation = observe(self.store, chunk, self.config, self.policy.count_tokens)
@@ -267,7 +343,7 @@ def _split(text: Text | Iterable[Text]) -> Iterable[Text]:
 
 
 def _check_names(config: AgentConfig, store: Memory) -> None:
-    """Refuse a schema or embedder that the configuration names and the store does not have."""
+    """Raise ConfigError if `config` names another schema or embedder than the store's."""
     if "memory_schema" in config.model_fields_set:
         schema = load_schema(config.memory_schema)
         if not schema.is_compatible_with(store.schema):
@@ -283,7 +359,10 @@ def _check_names(config: AgentConfig, store: Memory) -> None:
 
 
 def default_reader(policy: Policy, config: AgentConfig) -> Reader:
-    """The policy itself, in the same prompt style; the extractive floor for a script, which cannot read."""
+    """Return the default reader of a policy.
+
+    This is the policy itself in the same prompt style, or `ExtractiveReader` for a scripted policy.
+    """
     if isinstance(policy, ScriptedPolicy):
         return ExtractiveReader()
     return PolicyReader(policy, ReaderConfig(kind="policy", prompt=config.prompt))

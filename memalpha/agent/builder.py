@@ -1,4 +1,4 @@
-"""Many rollouts at once: every live rollout advances by one chunk, all prompts of a step in one `sample` call."""
+"""Batched rollouts: all active rollouts advance by one chunk per `sample` call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Rollout:
     turns: list[Turn] = field(default_factory=list)
     states: list[MemoryState] = field(default_factory=list)
     not_embedded: dict[str, None] = field(default_factory=dict)
-    """Ids written since the contents of this memory were last embedded."""
+    """Ids written since this memory's contents were last embedded."""
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -32,9 +32,13 @@ class _Rollout:
 
 
 class Builder:
-    """Builds memories over tasks with one policy. Rollouts work on values and touch no database.
+    """Build memories over tasks with one policy, in memory and without a database.
 
-    `embedder` and `schema` default to those that `config` names.
+    Args:
+        policy: the writer.
+        config: sizes and style of the prompts.
+        embedder: embedder of the memories; default: `config.embedder`.
+        schema: categories of the memories; default: `config.memory_schema`.
     """
 
     def __init__(
@@ -59,11 +63,22 @@ class Builder:
         first_index: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[TrajectoryGroup]:
-        """`rollouts` trajectories of each task, in order; chunk i of all tasks is one batch.
+        """Roll out each task `rollouts` times; chunk i of all rollouts is one batch.
 
-        Noise is keyed by (seed, step, number of the task, rollout, chunk), so neither the batch nor the number of
-        processes changes what is sampled; `tasks` are numbered from `first`, their place among all that several
-        processes build. `progress(done, total)` counts turns.
+        Noise is keyed by (seed, step, task index, rollout, chunk). Neither the batch nor the number of processes
+        changes the samples.
+
+        Args:
+            tasks: tasks to roll out.
+            rollouts: rollouts per task (G).
+            temperature: sampling temperature; 0 is greedy.
+            seed: seed of the sampling noise.
+            step: training step, part of the noise key.
+            first_index: index of the first task among the tasks of all processes.
+            progress: called as `progress(done, total)` with counts of turns.
+
+        Returns:
+            One group of `rollouts` trajectories per task, in order.
         """
         trajectories = self.run(make_starts(tasks, rollouts, first_index), temperature, seed, step, progress=progress)
         return group_by_task(tasks, trajectories, rollouts)
@@ -77,7 +92,19 @@ class Builder:
         role: str = "attempt",
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Trajectory]:
-        """A trajectory of each start, in order, all of one `role` (see `build`)."""
+        """Roll out each start once (see `build`).
+
+        Args:
+            starts: rollouts to make.
+            temperature: sampling temperature; 0 is greedy.
+            seed: seed of the sampling noise.
+            step: training step, part of the noise key.
+            role: role of all trajectories: "attempt" or "retry".
+            progress: called as `progress(done, total)` with counts of turns.
+
+        Returns:
+            One trajectory per start, in order.
+        """
         active = [_Rollout(start, WorkingMemory(MemoryState.empty(self.schema), self.embedder)) for start in starts]
         rollouts, done = list(active), 0
         total = sum(len(rollout.chunks) for rollout in active)
@@ -102,8 +129,10 @@ class Builder:
         return [Trajectory(r.start.task, r.start.rollout, tuple(r.turns), tuple(r.states), role=role) for r in rollouts]
 
     def without_advice(self, trajectory: Trajectory) -> list[SampleRequest]:
-        """For each turn of a trajectory the prompt it would have had without advice: the task's own, over the memory
-        that the trajectory itself had made by then."""
+        """Return the prompt of each turn of a trajectory as it would be without advice.
+
+        Each prompt shows the memory that the trajectory had built by then.
+        """
         before = [MemoryState.empty(self.schema), *trajectory.states[:-1]]
         self._embed_all(before, trajectory.task.chunks)
         return [
@@ -117,7 +146,7 @@ class Builder:
         return observe(memory, chunk, self.config, self.policy.count_tokens, task, advice)
 
     def _embed_new(self, rollouts: Sequence[_Rollout], index: int) -> None:
-        """Fill the embedder's cache in one batch with the new texts that the searches for chunk `index` need."""
+        """Embed the new texts that searches for chunk `index` need, in one batch."""
         texts: dict[str, None] = {}
         for rollout in rollouts:
             entries = rollout.memory.state.entries
@@ -129,7 +158,7 @@ class Builder:
             self.embedder.encode(list(texts))
 
     def _embed_all(self, states: Sequence[MemoryState], chunks: Sequence[Chunk]) -> None:
-        """Fill the embedder's cache in one batch with all texts that searches of these states for these chunks need."""
+        """Embed all texts that searches of `states` for `chunks` need, in one batch."""
         texts: dict[str, None] = {}
         for state, chunk in zip(states, chunks, strict=True):
             if self._should_search(state.entries):

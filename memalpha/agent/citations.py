@@ -1,8 +1,8 @@
-"""Replies that name their evidence: what a reader is asked for, and how its reply is read.
+"""Replies that cite evidence: the reader's instruction and the reply parser.
 
 A reply has three lines, each at most once and in any order: `Answer: ...`, `Evidence: [2], [5]` (numbers of the notes,
-or `none`), `Reasoning: ...`. Only what stands there counts: a line that is missing, empty or twice is None, and so is
-evidence that is no list of numbers.
+or `none`), `Reasoning: ...`. A line that is missing, empty or repeated is None. Evidence that is not a list of numbers
+is None too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _BETWEEN = re.compile(r"[\[\](),;.]|\band\b", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Cited:
-    """A reply's three parts; None for a part that is not there as it was asked for. `evidence`: numbers, each once."""
+    """Three parts of a reply; None for a missing or invalid part.
+
+    `evidence` holds the cited note numbers without duplicates.
+    """
 
     answer: str | None
     evidence: tuple[int, ...] | None
@@ -31,7 +34,7 @@ class Cited:
 
 
 def parse_cited(text: str) -> Cited:
-    """The parts of a reply. Every text has a meaning; nothing raises."""
+    """Parse a reply into its parts; never raises."""
     lines_by_part: dict[str, list[str]] = {}
     for match in _LINE.finditer(text):
         lines_by_part.setdefault(match[1].lower(), []).append(match[2].strip())

@@ -1,8 +1,8 @@
-"""The conflict rule: two live values for one subject and attribute give no right answer.
+"""Conflict rule: two live values for one subject and attribute make an answer wrong.
 
-What a slot is and when two values contradict each other: `store.slots`. Without this rule in the reader an insert pays
-as much as an update, and update is never learnt. Where a task knows its slots, the evaluator goes by those
-(`disputed`), so that renaming a key or choosing another category is no way around it.
+`store.slots` defines slots and contradictions. Without this rule an insert would earn as much as an update, and the
+policy would never learn to update. If a task lists its slots, the evaluator uses those instead. Renaming a key or
+choosing another category then does not evade the rule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from memalpha.types import Hit, MemoryEntry
 
 
 def answer_slot(answer: str, hits: Iterable[Hit]) -> str | None:
-    """The slot an answer came from: that of the best hit whose value the answer is, or contains."""
+    """Return the slot of the best hit whose value equals the answer.
+
+    Falls back to the best hit whose value the answer contains; None without a match.
+    """
     pairs = [pair for hit in hits if (pair := key_value(hit.entry.content))]
     for matches in (is_same, contains):
         for slot, value in pairs:
@@ -25,15 +28,24 @@ def answer_slot(answer: str, hits: Iterable[Hit]) -> str | None:
 
 
 def in_conflict(slot: str, entries: Iterable[MemoryEntry]) -> bool:
-    """Whether live `entries` hold two different values for `slot`, and not all of them as events."""
+    """Return True if live `entries` hold different values for `slot`.
+
+    Values that are all events do not conflict.
+    """
     return is_contradictory(entry for entry in entries if (pair := key_value(entry.content)) and pair[0] == slot)
 
 
 def states_several_values(slot: str, values: Sequence[str], statements: Iterable[str]) -> bool:
-    """Whether live `statements` (entries of any category, lines of the core) say more than one of `values` of `slot`.
+    """Return True if live `statements` state more than one of `values` for `slot`.
 
-    A statement is about the slot if it holds its words anywhere; it counts for the first of `values` that it holds,
-    so put what is right first: "moved from Oslo to Rome" is no contradiction of Rome.
+    Args:
+        slot: words of the slot; a statement is about it if it contains them.
+        values: candidate values, the correct one first. A statement counts for the first value that it contains, so
+            "moved from Oslo to Rome" does not contradict Rome.
+        statements: contents of entries of any category, and lines of the core.
+
+    Returns:
+        True if at least two different values are stated.
     """
     stated = {
         next((index for index, value in enumerate(values) if contains(statement, value)), None)
@@ -44,7 +56,10 @@ def states_several_values(slot: str, values: Sequence[str], statements: Iterable
 
 
 def keep_newest(hits: Sequence[Hit]) -> list[Hit]:
-    """Hits without those whose slot a later written one states too: how most memories read, and our control."""
+    """Drop hits whose slot a later hit states again.
+
+    Most memory systems read this way; it is the control for the conflict rule.
+    """
     newest: dict[str, int] = {}
     for hit in hits:
         if pair := slot_value(hit.entry):

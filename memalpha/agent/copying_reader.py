@@ -1,7 +1,8 @@
-"""The copying floor for conversations: a date for "when", else words out of the best passage. No language model.
+"""Copying baseline for conversations: a date for "when", otherwise words of the best passage.
 
-Made for LoCoMo, whose gold answers are mostly words of a turn or the date of what it tells. Never take its score for a
-system's: an abstract question, a list, a yes or no are beyond it, and it abstains only where it is shown nothing.
+It uses no language model. It was made for LoCoMo, whose gold answers are mostly words of a turn or the date of the
+event. It is a lower bound, not a system's score: it cannot answer abstract questions, lists, or yes/no questions. It
+abstains only without any passage.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _SPEAKER = re.compile(r"[A-Z][\w.'-]*(?: [\w.'-]+){0,2}: ")
 
 
 class CopyReader:
-    """Copies from the best entry alone, without the "Name: " in front of what somebody said.
+    """Copy the answer from the best entry, without its "Name: " prefix.
 
-    "When" gives the entry's date, moved by "yesterday", "last month", "two weeks ago" and the like; anything else the
-    longest run of words that are not in the question, of the sentence nearest to it.
+    For "when" the answer is the entry's date, shifted by "yesterday", "last month", "two weeks ago" and the like.
+    Otherwise it is a span of the sentence nearest to the question: the longest run of words that the question lacks.
     """
 
     def __init__(self, config: ReaderConfig | None = None) -> None:
@@ -45,11 +46,11 @@ class CopyReader:
         self.name = "copy (floor)"
 
     def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
-        """One answer per item, from the best of the k entries."""
+        """Return one answer per item, from the best of the k entries."""
         return self.read(retrieve(items, k or self.config.k, self.conflicts))
 
     def read(self, items: Sequence[Reading]) -> list[Answer]:
-        """One answer per item; nothing is sampled."""
+        """Return one answer per item, without sampling."""
         answers = []
         for item in apply_conflict_rule(items, self.conflicts):
             best = item.hits[0].entry if item.hits else None
@@ -59,7 +60,16 @@ class CopyReader:
 
 
 def copy_answer(question: str, text: str, timestamp: str | None) -> str:
-    """What the copier takes from one passage."""
+    """Copy the answer to a question from one passage.
+
+    Args:
+        question: text of the question.
+        text: the passage.
+        timestamp: ISO 8601 date of the passage, for "when" questions.
+
+    Returns:
+        A date for "when" questions with a timestamp, otherwise words of the passage.
+    """
     text = _SPEAKER.sub("", text, count=1) if _SPEAKER.match(text) else text
     if timestamp and is_iso_time(timestamp[:10]) and question.lower().startswith("when"):
         return _answer_when(text, date.fromisoformat(timestamp[:10]))
@@ -78,7 +88,10 @@ def copy_answer(question: str, text: str, timestamp: str | None) -> str:
 
 
 def _answer_when(text: str, day: date) -> str:
-    """The date of what a text of `day` tells, by the first of its cues that is known; without any, the day itself."""
+    """Return the date of the event in `text`, which was written on `day`.
+
+    The first known cue shifts the date. Without a cue the answer is `day`.
+    """
     if ago := _AGO.search(text):
         count, unit = _COUNTS.get(ago[1].lower()) or int(ago[1]), ago[2].lower()
         if unit in ("day", "week"):
@@ -106,5 +119,5 @@ def _month(day: date, by: int) -> str:
 
 
 def format_date(day: date) -> str:
-    """A date as people say it: 8 May 2023."""
+    """Format a date as people say it: 8 May 2023."""
     return f"{day.day} {day:%B %Y}"

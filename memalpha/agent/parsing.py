@@ -1,11 +1,16 @@
 """Tool calls from model text: a total parser for Hermes blocks and OpenAI `tool_calls`.
 
-A block is `<tool_call>` JSON `</tool_call>` with `{"name": ..., "arguments": {...}}` inside. The JSON is *scanned*,
-never cut at the next tag or brace, so contents may hold braces, quotes, newlines and even `</tool_call>`. Tolerated,
-because models write them and their meaning is plain: trailing commas, single quotes, bare keys, Python literals, raw
-newlines in strings, code fences, a missing close tag, several calls or a list of calls in one block, `arguments` as a
-JSON string, `parameters` for `arguments`. Everything else inside a block is one `ToolCall` with error "malformed"; text
-outside blocks is ignored; text without a block is no call. No text raises.
+A block is `<tool_call>` JSON `</tool_call>` with `{"name": ..., "arguments": {...}}` inside. The JSON is scanned, not
+cut at the next tag or brace. Contents may therefore hold braces, quotes, newlines and even `</tool_call>`.
+
+The parser tolerates common errors of models with a clear meaning:
+
+- trailing commas, single quotes, bare keys, Python literals, raw newlines in strings;
+- code fences and a missing close tag;
+- several calls or a list of calls in one block;
+- `arguments` as a JSON string, and `parameters` instead of `arguments`.
+
+Everything else inside a block is one `ToolCall` with error "malformed". Text outside blocks is ignored. No text raises.
 """
 
 from __future__ import annotations
@@ -32,7 +37,10 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
 def parse_calls(text: str) -> tuple[ToolCall, ...]:
-    """The calls of a completion in order; `()` when it has none. A leading `<think>` part is skipped."""
+    """Return the calls of a completion in order; `()` if it has none.
+
+    A leading `<think>` part is skipped.
+    """
     calls: list[ToolCall] = []
     position = after_thinking(text)
     while (start := text.find(OPEN, position)) >= 0:
@@ -42,7 +50,10 @@ def parse_calls(text: str) -> tuple[ToolCall, ...]:
 
 
 def from_openai(tool_calls: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]:
-    """The calls of an OpenAI-style message: `[{"function": {"name": ..., "arguments": "<JSON>"}}, ...]`."""
+    """Return the calls of an OpenAI-style message.
+
+    Items look like `{"function": {"name": ..., "arguments": "<JSON>"}}`.
+    """
     calls = []
     for item in tool_calls:
         function = item.get("function") if isinstance(item, Mapping) else None
@@ -51,7 +62,10 @@ def from_openai(tool_calls: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]
 
 
 def after_thinking(text: str) -> int:
-    """Where the reply begins behind a leading `<think>` part; the end of the text if that part is not closed."""
+    """Return the index of the reply's first character after a leading `<think>` part.
+
+    This is the end of the text if the part is not closed.
+    """
     if not text.lstrip().startswith("<think>"):
         return 0
     end = text.find("</think>")
@@ -59,7 +73,7 @@ def after_thinking(text: str) -> int:
 
 
 def _block(text: str, start: int) -> tuple[list[ToolCall], int]:
-    """The calls of the block that opens at `start`, and where to read on."""
+    """Return the calls of the block at `start`, and the index after it."""
     calls: list[ToolCall] = []
     position = _skip(text, start + len(OPEN))
     while position < len(text) and text[position] in "{[":
@@ -70,7 +84,7 @@ def _block(text: str, start: int) -> tuple[list[ToolCall], int]:
         raw = text[position:end]
         calls.extend(_call(item, raw) for item in (value if isinstance(value, list) else [value]))
         position = _skip(text, end)
-        while position < len(text) and text[position] in "},":  # one brace too many is a common slip
+        while position < len(text) and text[position] in "},":  # models often write one brace too many
             position = _skip(text, position + 1)
     if text.startswith(CLOSE, position):
         position += len(CLOSE)
@@ -106,11 +120,11 @@ def _call(value: Any, raw: str) -> ToolCall:
 
 
 class _Unreadable(ValueError):
-    """Not JSON, not even with tolerance."""
+    """Text that even the tolerant parser cannot read as JSON."""
 
 
 def _skip(text: str, position: int) -> int:
-    """Past white space and code fences."""
+    """Return the index after white space and code fences."""
     while True:
         position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
         fence = _FENCE.match(text, position)
@@ -120,7 +134,10 @@ def _skip(text: str, position: int) -> int:
 
 
 def _decode(text: str, position: int) -> tuple[Any, int]:
-    """A JSON value at `position` and where it ends: strict first, then tolerant. Raises `_Unreadable`."""
+    """Return the JSON value at `position` and the index after it.
+
+    Tries the strict parser first, then the tolerant one. Raises `_Unreadable`.
+    """
     try:
         return _STRICT.raw_decode(text, position)
     except (ValueError, RecursionError):  # ValueError: not JSON, or an integer of thousands of digits
@@ -172,7 +189,7 @@ def _array(text: str, position: int, depth: int) -> tuple[list[Any], int]:
 
 
 def _separator(text: str, position: int, end: str) -> int:
-    """Past a comma; a closing bracket stays for the caller."""
+    """Return the index after a comma; a closing bracket is left for the caller."""
     position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
     if text.startswith(",", position):
         return position + 1
@@ -206,7 +223,10 @@ def _string(text: str, position: int) -> tuple[str, int]:
 
 
 def _pairs(text: str) -> str:
-    """Surrogate pairs from two escapes as the one character they mean; half a pair stays, and the store refuses it."""
+    """Join surrogate pairs of two escapes into one character.
+
+    A lone surrogate stays, and the store rejects it.
+    """
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:

@@ -1,8 +1,8 @@
-"""Prompts of the writer, of its reflection on an attempt, and of the reader, in two styles.
+"""Prompts of the writer, its reflection and the reader, in two styles.
 
 `full` is for instruction-tuned models: a system prompt, the memory view with dates and categories, tools through the
-chat template. `compact` is for the tiny policy: one bare user message, no tools; its bytes are part of the tiny
-policy's training and must not change.
+chat template. `compact` is for the tiny policy: one bare user message, no tools. The tiny policy was trained on its
+exact bytes, so they must not change.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ notes do not hold the answer, reply with the single word {ABSTAIN}.\
 
 
 def view_line(entry: ViewEntry, style: str) -> str:
-    """One line of the memory view; line breaks inside the content become spaces."""
+    """Return one line of the memory view; line breaks in the content become spaces."""
     content = _one_line(entry.content)
     if style == "compact":
         return f"{entry.id} {content}"
@@ -66,7 +66,16 @@ def view_line(entry: ViewEntry, style: str) -> str:
 
 
 def render_view(core: str, entries: Iterable[ViewEntry], style: str) -> str:
-    """The memory as the writer sees it: core memory, then one line an entry, in the order given."""
+    """Render the memory for the writer.
+
+    Args:
+        core: core memory text; may be empty.
+        entries: entries to show, in this order.
+        style: "full" or "compact".
+
+    Returns:
+        The core memory, then one line per entry.
+    """
     lines = [view_line(entry, style) for entry in entries]
     if style == "compact":
         return "\n".join(["memory", *([f"core: {_one_line(core)}"] if core else []), *lines])
@@ -76,7 +85,16 @@ def render_view(core: str, entries: Iterable[ViewEntry], style: str) -> str:
 def writer_messages(
     observation: Observation, config: AgentConfig, schema: MemorySchema
 ) -> tuple[tuple[Message, ...], tuple[dict[str, Any], ...]]:
-    """The writer's messages and tools for one chunk. The compact style has no tools: its policy knows them by heart."""
+    """Build the writer's messages and tools for one chunk.
+
+    Args:
+        observation: the writer's view of the chunk.
+        config: prompt style.
+        schema: categories, which the prompt describes.
+
+    Returns:
+        Messages and tool schemas. The compact style has no tools, because its policy was trained without them.
+    """
     chunk = observation.chunk
     view = render_view(observation.core, observation.entries, config.prompt)
     if config.prompt == "compact":
@@ -96,10 +114,17 @@ def writer_messages(
 def reflection_messages(
     core: str, entries: Iterable[ViewEntry], feedback: str, earlier: Sequence[str], config: AgentConfig
 ) -> tuple[Message, ...]:
-    """What the writer is shown of an attempt that is over, to write advice for a second one.
+    """Build the prompt that asks the writer for advice after an attempt.
 
-    `core` and `entries`: the memory that the attempt left behind (the compact style leaves it out), `feedback`: what
-    went wrong, in the same style (`qa.loss.feedback`; "": nothing), `earlier`: advice that has helped.
+    Args:
+        core: core memory that the attempt built.
+        entries: entries that the attempt wrote; the compact style shows neither core nor entries.
+        feedback: error feedback in the same style; "" if all answers were right.
+        earlier: advice that helped in other conversations.
+        config: prompt style.
+
+    Returns:
+        The messages; no tools are offered.
     """
     if config.prompt == "compact":
         lines = ["reflect", *(f"advice\n{_one_line(text)}" for text in earlier), feedback or "all right"]
@@ -117,9 +142,16 @@ def reflection_messages(
 
 
 def reader_messages(question: str, hits: Sequence[Hit], config: ReaderConfig, *, core: str = "") -> tuple[Message, ...]:
-    """The reader's messages: retrieved entries in the order of `notes`, dated, then the question.
+    """Build the reader's messages: dated notes, oldest first, then the question.
 
-    With `config.cite` the notes are numbered from 1 and the reply is to name those it rests on.
+    Args:
+        question: question as the language model sees it.
+        hits: retrieved entries; `order_notes` sorts them.
+        config: prompt style. With `cite` the notes are numbered from 1, and the reply must name its evidence.
+        core: core memory to show before the notes.
+
+    Returns:
+        The messages.
     """
     facts = [
         _one_line(entry.content) + (f" ({entry.timestamp})" if entry.timestamp else "") for entry in order_notes(hits)
@@ -139,12 +171,12 @@ def reader_messages(question: str, hits: Sequence[Hit], config: ReaderConfig, *,
 
 
 def order_notes(hits: Sequence[Hit]) -> list[MemoryEntry]:
-    """Retrieved entries as a reader sees them: oldest first."""
+    """Return retrieved entries in reading order: oldest first."""
     return sorted((hit.entry for hit in hits), key=_age)
 
 
 def question_with_choices(question: Question) -> str:
-    """A question as a language model gets it: with the day it is asked on, and its choices by letter, a line each."""
+    """Format a question for a language model, with its date and lettered choices."""
     date, choices = question.meta.get("date"), question.meta.get("choices") or {}
     day = f"(asked on {date}) " if date else ""
     return "\n".join([f"{day}{question.question}", *(f"({letter}) {text}" for letter, text in choices.items())])

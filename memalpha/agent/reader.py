@@ -1,7 +1,7 @@
-"""Answering from memory: what a reader is, a language-model reader, and two floors, extractive and copying.
+"""Answer questions from memory: the reader interface, a policy reader and an extractive baseline.
 
-Reading is apart from retrieval: `read` answers from what is shown, `answer` searches memories and reads what it finds.
-Readers take many questions at once, because in training all questions of a step are one batch.
+Reading and retrieval are separate: `read` answers from given entries, `answer` searches memories first. Readers take
+many questions at once, because in training all questions of a step are one batch.
 """
 
 from __future__ import annotations
@@ -29,11 +29,16 @@ Conflicts = Literal["keep", "refuse", "newest"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A reader's answer with what it was read from.
+    """Answer of a reader, with the entries it was read from.
 
-    `abstained`: it says that the memory does not hold the answer. `conflict`: it comes from a slot with two different
-    live values, so it is never right. `prompt` is what a language-model reader was shown. `cited`: a reply that was to
-    name its evidence, in its parts, and `notes` the ids of the entries in the order that its numbers count.
+    Attributes:
+        text: the answer.
+        abstained: True if the answer says that the memory lacks it.
+        conflict: True if its slot has two different live values; such an answer counts as wrong.
+        hits: entries that the reader saw.
+        prompt: prompt of a language-model reader.
+        cited: parsed parts of a reply that cites evidence.
+        notes: ids of the entries in the order of the cited numbers.
     """
 
     text: str
@@ -47,10 +52,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A question and what a reader is shown for it: entries, best first, and the core memory.
+    """Question with the entries and core memory that a reader sees.
 
-    `live` is all that the memory holds, for the rule on conflicts; where that is not known, the rule goes by what is
-    shown. `asked` is the question as a language model gets it, where that is more (`prompts.asked`: date and choices).
+    Attributes:
+        question: text of the question.
+        hits: entries, best first.
+        core: core memory text.
+        live: all entries of the memory, for the conflict rule; None: the rule uses `hits`.
+        full_question: question for a language model, with date and choices; "": same as `question`.
     """
 
     question: str
@@ -61,29 +70,43 @@ class Reading:
 
 
 class Reader(Protocol):
-    """Answers questions from memories. `name` goes into reports; `conflicts` is the rule for contradicting entries."""
+    """Answer questions from memories.
+
+    `name` appears in reports; `conflicts` is the rule for contradicting entries.
+    """
 
     name: str
     conflicts: Conflicts
 
     def read(self, items: Sequence[Reading]) -> list[Answer]:
-        """One answer per question, in order, from what is shown with it."""
+        """Return one answer per question, in order, from its given entries."""
         ...
 
     def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
-        """One answer per (question, memory), in order; `k` entries are retrieved (default: the reader's own)."""
+        """Return one answer per (question, memory), in order.
+
+        `k` entries are retrieved; the default is the reader's own.
+        """
         ...
 
 
 Item = tuple[str | Question, Memory]
-"""A question and the memory to answer it from. A `Question` is searched by its text alone; a language model is also
-told its date and choices."""
+"""Question and memory to answer it from.
+
+The search uses the text of a `Question` only; a language model also sees its date and choices.
+"""
 
 
 def retrieve(items: Sequence[Item], k: int, conflicts: Conflicts = "keep") -> list[Reading]:
-    """The k best entries for each (question, memory); questions of one memory are one search.
+    """Retrieve the k best entries per item, with one batched search per memory.
 
-    What is live is listed, once a memory, where the rule on conflicts needs it.
+    Args:
+        items: questions with their memories.
+        k: entries per question.
+        conflicts: conflict rule; with "refuse" each memory's live entries are listed once.
+
+    Returns:
+        One reading per item, in order.
     """
     by_memory: dict[int, list[int]] = {}
     for number, (_, memory) in enumerate(items):
@@ -102,7 +125,10 @@ def retrieve(items: Sequence[Item], k: int, conflicts: Conflicts = "keep") -> li
 
 
 class PolicyReader:
-    """A frozen language model that reads the k best entries, dated and oldest first, and answers or abstains."""
+    """Read the k best entries with a frozen language model, and answer or abstain.
+
+    The entries are dated and sorted oldest first.
+    """
 
     def __init__(self, policy: Policy, config: ReaderConfig | None = None) -> None:
         self.policy = policy
@@ -113,11 +139,11 @@ class PolicyReader:
         self.name = f"policy:{policy.name}"
 
     def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
-        """Greedy answers from the k best entries."""
+        """Return greedy answers from the k best entries."""
         return self.read(retrieve(items, k or self.config.k, self.conflicts))
 
     def read(self, items: Sequence[Reading]) -> list[Answer]:
-        """Greedy answers; equal prompts are asked once."""
+        """Return greedy answers; equal prompts are sampled once."""
         visible = apply_conflict_rule(items, self.conflicts)
         prompts: dict[tuple[str, ...], SampleRequest] = {}
         keys = []
@@ -144,13 +170,17 @@ class PolicyReader:
 
 
 class ExtractiveReader:
-    """A floor without a language model; it knows no paraphrase, so never take its score for a system's.
+    """Answer by word overlap, as a lower bound without a language model.
 
-    It reads entries only, not the core memory.
+    It understands no paraphrase and reads entries only, not the core memory.
 
-    "How many" counts the entries whose key is in the question (of the whole memory in `answer`, of those shown in
-    `read`), "when" gives the date of the best entry, everything else the value of the best entry whose key (whole text
-    where there is no key) shares a word with the question. It abstains where no entry does.
+    - "How many" counts the entries whose key shares a word with the question: of the whole memory in `answer`, of the
+      given entries in `read`.
+    - "When" returns the date of the best matching entry.
+    - Other questions return the value of the best entry whose key shares a word with the question. An entry without a
+      key matches by its whole text.
+
+    It abstains if no entry matches.
     """
 
     def __init__(self, config: ReaderConfig | None = None) -> None:
@@ -159,12 +189,12 @@ class ExtractiveReader:
         self.name = "extractive (floor)"
 
     def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
-        """One answer per item; nothing is sampled."""
+        """Return one answer per item, without sampling."""
         memories = [memory for _, memory in items]
         return self._answers(retrieve(items, k or self.config.k, self.conflicts), memories)
 
     def read(self, items: Sequence[Reading]) -> list[Answer]:
-        """One answer per item, from what is shown alone."""
+        """Return one answer per item from its given entries."""
         return self._answers(items, [None] * len(items))
 
     def _answers(self, items: Sequence[Reading], memories: Sequence[Memory | None]) -> list[Answer]:
@@ -179,14 +209,17 @@ class ExtractiveReader:
 
 
 def apply_conflict_rule(items: Sequence[Reading], conflicts: Conflicts) -> Sequence[Reading]:
-    """What the rule on conflicts lets be read: with "newest" only the newest of the entries found for one slot."""
+    """Return the items with the hits that the conflict rule allows.
+
+    "newest" keeps only the newest hit of each slot; other rules keep all hits.
+    """
     if conflicts != "newest":
         return items
     return [replace(item, hits=tuple(keep_newest(item.hits))) for item in items]
 
 
 def mark_conflicts(answers: Sequence[Answer], items: Sequence[Reading]) -> list[Answer]:
-    """The answers, with those marked that come from a slot with two different live values (the rule "refuse")."""
+    """Set `conflict` on answers from a slot with different live values (rule "refuse")."""
     marked = []
     for answer, item in zip(answers, items, strict=True):
         slot = None if answer.abstained else answer_slot(answer.text, answer.hits)
@@ -210,7 +243,7 @@ def _stems(text: str) -> set[str]:
 
 
 def _is_count(question: str) -> bool:
-    """Whether it asks for a number of things."""
+    """Return True if the question starts with "how many"."""
     return question.lower().startswith("how many")
 
 

@@ -1,4 +1,4 @@
-"""The rollouts of a step: where each starts, and their trajectories by task."""
+"""Starts of a step's rollouts, and their trajectories grouped by task."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from memalpha.types import AnyTask, Trajectory, TrajectoryGroup
 
 @dataclass(frozen=True, slots=True)
 class Start(Generic[AnyTask]):
-    """A rollout that is to be made: `number` is its task's place among all of the step, `advice` what each of its
-    prompts carries beside what the task says."""
+    """Rollout to make.
+
+    `number` is the index of its task within the step. `advice` is added to each of its prompts.
+    """
 
     task: AnyTask
     number: int
@@ -21,7 +23,16 @@ class Start(Generic[AnyTask]):
 
 
 def make_starts(tasks: Sequence[AnyTask], rollouts: int, first_index: int = 0) -> list[Start[AnyTask]]:
-    """`rollouts` of each task, in order; tasks are numbered from `first`."""
+    """Return `rollouts` starts of each task, in order.
+
+    Args:
+        tasks: tasks to roll out.
+        rollouts: rollouts per task.
+        first_index: index of the first task within the step.
+
+    Returns:
+        Starts, those of one task next to each other.
+    """
     return [
         Start(task, number, rollout) for number, task in enumerate(tasks, first_index) for rollout in range(rollouts)
     ]
@@ -30,7 +41,16 @@ def make_starts(tasks: Sequence[AnyTask], rollouts: int, first_index: int = 0) -
 def group_by_task(
     tasks: Sequence[AnyTask], trajectories: Sequence[Trajectory[AnyTask]], rollouts: int
 ) -> list[TrajectoryGroup[AnyTask]]:
-    """The trajectories of `starts_of`, by task."""
+    """Group the trajectories of `make_starts` by task.
+
+    Args:
+        tasks: tasks in the order of the starts.
+        trajectories: `rollouts` trajectories per task, in order.
+        rollouts: rollouts per task.
+
+    Returns:
+        One group per task.
+    """
     return [
         TrajectoryGroup(task, tuple(trajectories[number * rollouts : (number + 1) * rollouts]))
         for number, task in enumerate(tasks)

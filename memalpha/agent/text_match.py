@@ -1,4 +1,4 @@
-"""Comparing short texts after normalisation, whole-token containment, and phrases that abstain."""
+"""Compare normalized short texts, test token containment, detect abstentions."""
 
 from __future__ import annotations
 
@@ -19,17 +19,23 @@ _ABSTAINING_PHRASES = re.compile(
 
 
 def is_same(left: str, right: str) -> bool:
-    """Whether two texts are equal after `normalize`; an empty text equals nothing."""
+    """Return True if two texts are equal after `normalize` and not empty."""
     return bool(normalize(left)) and normalize(left) == normalize(right)
 
 
 def contains(text: str, part: str) -> bool:
-    """Whether `part` occurs in `text` as a run of whole tokens, both normalised; an empty part occurs nowhere."""
+    """Return True if `text` contains `part` as a run of whole normalized tokens.
+
+    An empty part is never contained.
+    """
     needle = normalize(part)
     return bool(needle) and f" {needle} " in f" {normalize(text)} "
 
 
 def is_abstention(answer: str) -> bool:
-    """Whether an answer says that it does not know. An empty answer says nothing, so it is no abstention."""
+    """Return True if an answer says that it does not know.
+
+    An empty answer is not an abstention.
+    """
     plain = normalize(answer)
     return plain in _ABSTENTIONS or bool(_ABSTAINING_PHRASES.search(plain))

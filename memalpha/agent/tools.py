@@ -1,6 +1,7 @@
-"""The writer's tools: pydantic argument models, their JSON schema, and what a call does to a memory.
+"""Tools of the writer: argument models, JSON schemas, and execution on a memory.
 
-A model's mistake is a `ToolResult` with a code, never an exception. What raises is ours: a database that fails, a bug.
+A model's mistake becomes a `ToolResult` with an error code, never an exception. Exceptions mean a failing database or a
+bug. The docstrings of the argument models are the tool descriptions in the writer's prompt.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ TOOLS: dict[str, type[_Arguments]] = {
 
 
 def tool_schemas(schema: MemorySchema) -> tuple[dict[str, Any], ...]:
-    """The tools in OpenAI's function format, with the schema's categories as the allowed values."""
+    """Return the tools in OpenAI's function format.
+
+    The allowed values of `category` are the schema's categories.
+    """
     return tuple(
         {
             "type": "function",
@@ -102,11 +106,20 @@ def _parameters(model: type[_Arguments], schema: MemorySchema) -> dict[str, Any]
 def execute(
     memory: Memory, call: ToolCall, *, chunk: int | None, source: str | None, timestamp: str | None
 ) -> tuple[ToolResult, Operation | None]:
-    """Run one call. The operation, complete as logged, is there only if the memory changed.
+    """Apply one tool call to the memory.
 
-    Inserts and updates take the chunk's `timestamp` (none, where the chunk has none) unless the call names another
-    date. What would make an exact
-    duplicate, or give an entry the content it has, is ok with code "duplicate", and changes nothing.
+    An insert that would create an exact duplicate, or an update to the same content, changes nothing: its result is ok
+    with code "duplicate".
+
+    Args:
+        memory: the memory to change.
+        call: parsed tool call.
+        chunk: index of the chunk, stored with the operation.
+        source: name of the conversation, stored with the operation.
+        timestamp: date of the chunk, for inserts and updates without a date of their own.
+
+    Returns:
+        The result, and the operation as logged; None if the memory did not change.
     """
     if call.error:
         return ToolResult(call, False, call.error, "not a readable tool call: write JSON with name and arguments"), None
@@ -149,7 +162,7 @@ def _run(
         )
     elif isinstance(arguments, Update):
         before, code = memory.get(arguments.id), "updated"
-        if arguments.content.strip() == before.content:  # the chunk's date alone is no news
+        if arguments.content.strip() == before.content:  # a new date alone changes nothing
             raise duplicate_error(before)
         operation = Operation("update", id=before.id, content=arguments.content, timestamp=timestamp or "", **origin)
     elif isinstance(arguments, Delete):
@@ -165,7 +178,7 @@ def _run(
 
 
 def format_validation_error(error: ValidationError) -> str:
-    """What is wrong with the arguments, field by field, without what they were."""
+    """Format pydantic errors as `<field>: <message>`, without the invalid values."""
     parts = []
     for item in error.errors(include_url=False, include_input=False):
         field = ".".join(str(part) for part in item["loc"])
