@@ -1,8 +1,7 @@
-"""Errors that memalpha raises for bad input or a broken outside part.
+"""Errors that memalpha raises for bad input or a failing external component.
 
-A *model's* mistake (a malformed tool call, an unknown id) is data, a `ToolResult` with a code, and never one of these
-at the level of the agent. Every message names the file, line or field and says what to do. `install_command` makes the
-hint for a package that is missing.
+A model's mistake (a malformed tool call, an unknown id) is a `ToolResult` with a code instead. Every message names the
+file, line or field and says what to do.
 """
 
 from pathlib import Path
@@ -19,7 +18,10 @@ def install_command(extra: str) -> str:
 
 
 def _checkout() -> str:
-    """Return the path of the checkout that memalpha runs from, "." if it is the current folder; "" if there is none."""
+    """Return the path of the checkout that memalpha runs from.
+
+    Returns "." for the current folder and "" without a checkout.
+    """
     try:
         if 'name = "memalpha"' not in (_PARENT / "pyproject.toml").read_text(encoding="utf-8").splitlines():
             return ""
@@ -49,7 +51,10 @@ class PolicyError(MemalphaError):
 
 
 class PromptTooLong(PolicyError):
-    """A prompt and its completion do not fit the policy's context window. `problem` is the message without advice."""
+    """Prompt and completion that exceed the policy's context window.
+
+    `problem` is the message without advice.
+    """
 
     def __init__(self, problem: str, advice: str) -> None:
         super().__init__(problem, advice)
@@ -76,7 +81,10 @@ class EvaluationError(MemalphaError):
 
 
 class StoreError(MemalphaError):
-    """A store that cannot be opened, or an operation that its rules refuse. `code` is what a tool result reports."""
+    """Store that cannot be opened, or an operation that its rules refuse.
+
+    `code` is the code of the tool result.
+    """
 
     code = "store_error"
 
@@ -104,7 +112,7 @@ class InvalidContent(StoreError):
 
 
 class DuplicateContent(StoreError):
-    """A live entry of the category, named by `entry_id`, already holds exactly this content."""
+    """Content that a live entry of the category, named by `entry_id`, already holds."""
 
     code = "duplicate"
 

@@ -1,7 +1,7 @@
-"""The words of memalpha as frozen values: chunk, question, task, entry, operation, turn, trajectory, reward.
+"""Data types of memalpha: chunk, question, task, entry, operation, turn, trajectory, reward.
 
-`Task` with its parts and `TextTask` are pydantic models because they are read from outside (JSON Lines, data sets);
-everything that is made inside is a frozen dataclass. Nothing here imports torch or knows a store, a model or a reward.
+`Task`, its parts and `TextTask` are pydantic models, because they are read from files. Types made inside memalpha are
+frozen dataclasses. This module imports no torch and does not depend on stores, models or rewards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LoggedKind = OperationKind | Literal["expired", "erased"]
 
 
 def is_iso_time(text: str) -> bool:
-    """Whether a text is a date or time as memalpha takes them everywhere: ISO 8601, such as 2024-05-01."""
+    """Return True if `text` is an ISO 8601 date or time, such as 2024-05-01."""
     try:
         datetime.fromisoformat(text)
     except ValueError:
@@ -40,7 +40,7 @@ class SpeakerTurn(_Outside):
 
 
 class Chunk(_Outside):
-    """One piece of the stream: plain `text` or speaker `turns` (one of the two), with an optional ISO timestamp."""
+    """One piece of the stream: plain `text` or speaker `turns`, with an optional ISO timestamp."""
 
     text: str | None = None
     turns: tuple[SpeakerTurn, ...] = ()
@@ -54,17 +54,17 @@ class Chunk(_Outside):
         return self
 
     def render(self) -> str:
-        """The chunk as the policy reads it: its text, or one `speaker: text` line a turn (without the timestamp)."""
+        """Return the chunk's text, or one `speaker: text` line per turn, without timestamp."""
         if self.text is not None:
             return self.text
         return "\n".join(f"{turn.speaker}: {turn.text}" for turn in self.turns)
 
 
 class Question(_Outside):
-    """A question over a task's stream. Empty `answers`: the right answer is to abstain.
+    """Question over a task's stream; without `answers` the right answer is to abstain.
 
-    `asked_after_chunk` is the 0-based index of the last chunk that may have been read (None: after the last chunk);
-    `category` is the ability or the data set's own class; `evidence` holds turn ids.
+    `asked_after_chunk` is the 0-based index of the last chunk that may have been read (None: the last chunk).
+    `category` is the ability or the data set's own class. `evidence` holds turn ids.
     """
 
     id: str
@@ -77,9 +77,10 @@ class Question(_Outside):
 
 
 class GoldOperation(_Outside):
-    """An operation that a perfect writer makes at `chunk`. `replaces` is the content that an update or delete ends.
+    """Operation of a perfect writer at `chunk`.
 
-    `timestamp` is the date the stated fact or event happened where that differs from the chunk's.
+    `replaces` is the content that an update or delete ends. `timestamp` is the date of the fact or event if it differs
+    from the chunk's.
     """
 
     kind: OperationKind
@@ -92,7 +93,10 @@ class GoldOperation(_Outside):
 
 
 class Task(_Outside):
-    """A stream of chunks and the questions asked of it; `gold_operations` where the data set knows them."""
+    """Stream of chunks with questions.
+
+    `gold_operations` is set if the data set knows them.
+    """
 
     id: str
     chunks: tuple[Chunk, ...]
@@ -103,7 +107,10 @@ class Task(_Outside):
     @field_validator("chunks")
     @classmethod
     def _numbered(cls, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
-        """Each chunk with its place as its index. One that says otherwise is copied: it may be another task's too."""
+        """Set each chunk's index to its position.
+
+        A chunk with another index is copied, because another task may share it.
+        """
         if not chunks:
             raise ValueError("empty: a task has at least one chunk")
         return tuple(
@@ -123,7 +130,10 @@ class Task(_Outside):
         return self
 
     def gold_at(self, chunk: int) -> tuple[GoldOperation, ...]:
-        """The net gold operations of one chunk: what is stated and changed within it counts once, as it ends up."""
+        """Return the net gold operations of one chunk.
+
+        A fact that is stated and changed within the chunk counts once, in its final form.
+        """
         net: list[GoldOperation] = []
         for operation in self.gold_operations:
             if operation.chunk != chunk:
@@ -145,10 +155,10 @@ class Task(_Outside):
 
 
 class TextTask(_Outside):
-    """One prompt to complete, with what its data set has beside it (`columns`: answer, tests, level, ...).
+    """One prompt to complete, with the data set's other columns (answer, tests, level, ...).
 
-    `prompt` is a text or chat messages; `category` (a level, a subject) is for tables. A trajectory over it has a turn
-    for each reply (one, unless an environment asks for more), whose `chunk` is the reply's number, and no states.
+    `prompt` is a text or chat messages. `category` (a level, a subject) groups results in tables. Its trajectory has
+    one turn per reply, whose `chunk` is the reply's index, and no states.
     """
 
     id: str
@@ -167,25 +177,25 @@ class TextTask(_Outside):
 
     @property
     def messages(self) -> tuple[dict[str, str], ...]:
-        """The prompt in chat form: a text is one message of the user's."""
+        """Prompt as chat messages; a text becomes one user message."""
         return ({"role": "user", "content": self.prompt},) if isinstance(self.prompt, str) else self.prompt
 
     @property
     def text(self) -> str:
-        """The prompt as one text: the contents of its messages, a paragraph each."""
+        """Prompt as one text; messages are joined by blank lines."""
         return self.prompt if isinstance(self.prompt, str) else "\n\n".join(one["content"] for one in self.prompt)
 
 
 AnyTask = TypeVar("AnyTask", bound=Task | TextTask, default=Task)
-"""What a rollout is over."""
+"""Task type of a rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEntry:
     """One stored fact, as of one position of the operation log.
 
-    `valid_from`/`valid_to` are log positions (1-based sequence numbers; `valid_to` None: still current). `source`,
-    `chunk` and `turn` say where it came from. `expires` (ISO, UTC): the moment from which a store does not give it.
+    `valid_from` and `valid_to` are log positions from 1; `valid_to` is None for a current entry. `source`, `chunk` and
+    `turn` name its origin. A store hides the entry from `expires` (ISO, UTC) on.
     """
 
     id: str
@@ -205,12 +215,14 @@ class MemoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One change of a store, as logged. `id` is None only for an insert whose id the state has yet to give.
+    """One change of a store, as logged.
 
-    For update and delete, `id` names the entry; for `core_update`, `content` is the new core text. `metadata` None on
-    an update keeps the entry's own (likewise importance, and timestamp and expires, which "" clears). `expired`: the
-    end that a store puts to an entry when its time has come. `erased`: what is left of an operation whose content was
-    erased; it changes nothing.
+    `id` names the entry; it is None only for an insert that has no id yet. For `core_update`, `content` is the new core
+    text. On an update, None keeps the entry's metadata, importance, timestamp and expires. An empty string clears the
+    timestamp or expires.
+
+    `expired` ends an entry at its expiry. `erased` is the remainder of an operation whose content was erased; it
+    changes nothing.
     """
 
     kind: LoggedKind
@@ -228,8 +240,11 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One search result. `explain` holds the parts of the score by name (dense, bm25, group, ...), `around` the raw
-    spans around the entry, if they were asked for."""
+    """One search result.
+
+    `explain` holds the parts of the score by name (dense, bm25, group, ...). `around` holds the raw spans around the
+    entry, if requested.
+    """
 
     entry: MemoryEntry
     score: float
@@ -239,7 +254,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """What the model asked. `error` is a parse error code when the text was no well-formed call."""
+    """Tool call of the model. `error` is a code if its text was malformed."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -249,11 +264,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What happened. `ok` counts as executed for the reward.
+    """Result of a tool call. `ok` counts as executed for the reward.
 
-    `code`: inserted, updated, deleted, core_updated, skipped, duplicate; or, with ok False: malformed, unknown_tool,
-    invalid_arguments, unknown_id, unknown_category, invalid_content. `before` is the content an update or delete ended,
-    `category` and `content` what the entry then held.
+    `code` is inserted, updated, deleted, core_updated, skipped or duplicate. With `ok` False it is malformed,
+    unknown_tool, invalid_arguments, unknown_id, unknown_category or invalid_content. `before` is the content that an
+    update or delete ended. `category` and `content` are the entry's values after the call.
     """
 
     call: ToolCall
@@ -268,7 +283,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class ViewEntry:
-    """An entry as the writer sees it in its prompt."""
+    """Entry as the writer sees it in its prompt."""
 
     id: str
     category: str
@@ -278,10 +293,10 @@ class ViewEntry:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a writer is shown for one chunk, before it is rendered to messages. Scripted policies read it directly.
+    """Writer's view of one chunk, before it is rendered to messages.
 
-    `task` is there only in training and evaluation; a served writer has none. `advice`: what the writer told itself
-    after an earlier attempt at the task (a second attempt in training; otherwise there is none).
+    Scripted policies read it directly. `task` is set only in training and evaluation. `advice` is the writer's own
+    advice from an earlier attempt, used in training retries.
     """
 
     chunk: Chunk
@@ -293,8 +308,11 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One prompt for a policy. `key` = (seed, step, task, rollout, turn) seeds its noise (with a number more where the
-    prompt is of another role than an attempt's); temperature 0 is greedy."""
+    """One prompt for a policy.
+
+    `key` = (seed, step, task, rollout, turn) seeds its noise; roles other than "attempt" append a number. Temperature 0
+    is greedy.
+    """
 
     messages: tuple[Mapping[str, str], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -306,10 +324,10 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a policy sampled: the exact ids (end-of-sequence included) with their log-probs at the sampling temperature.
+    """Sampled completion: exact ids and their log-probs at the sampling temperature.
 
-    `prompt_ids`, `completion_ids` and `logprobs` are empty for policies without a token record (scripted, some
-    endpoints); those cannot be trained on. `stop_reason`: "eos" or "length".
+    The ids include the end-of-sequence token. `prompt_ids`, `completion_ids` and `logprobs` are empty for policies
+    without token ids (scripted policies, endpoints). Those cannot be trained. `stop_reason` is "eos" or "length".
     """
 
     text: str
@@ -322,7 +340,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One policy call and what its tool calls did. `operations` are those that changed the memory."""
+    """One policy call with its tool calls and their results.
+
+    `operations` are those that changed the memory.
+    """
 
     chunk: int
     completion: Completion
@@ -333,10 +354,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """Named components, weights and total of one trajectory; `turns` holds the per-turn totals r_t.
+    """Reward of one trajectory: components, weights, total, and totals per turn.
 
     `components` maps a name to one float per turn; a component shared by the trajectory repeats. `shared` names those
-    (None: r1 and r3, and the other names in `train.algorithms.advantages.SHARED_COMPONENTS`).
+    components. None stands for r1, r3 and the other names in `train.algorithms.advantages.SHARED_COMPONENTS`. `turns`
+    holds the totals r_t.
     """
 
     turns: tuple[float, ...]
@@ -348,12 +370,11 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory(Generic[AnyTask]):
-    """The ordered turns of one rollout over one task; `states[i]` is the memory after chunk i (values, not copies).
+    """Ordered turns of one rollout over one task.
 
-    `Trajectory` is one over a `Task`, `Trajectory[TextTask]` one over a prompt, which has no states.
-
-    `role` serves algorithms that shape collection: attempt, reflection (one turn, which reads no chunk), retry;
-    `parent` is then the number of the rollout that it follows from.
+    `states[i]` is the memory after chunk i (an immutable value). `Trajectory[TextTask]` is over a prompt and has no
+    states. `role` is attempt, reflection (one turn without a chunk) or retry. `parent` is the index of the rollout that
+    a reflection or retry follows.
     """
 
     task: AnyTask

@@ -1,4 +1,4 @@
-"""A disk cache of answers that were paid for: SQLite, one file for any number of models and processes."""
+"""Disk cache of paid answers: one SQLite file for any number of models and processes."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ _TRIES = 100
 
 
 def answer_key(model: str, request: Mapping[str, Any]) -> str:
-    """sha256 over the model's full name and the request: prompt, tools and parameters."""
+    """Return the sha256 of the model's full name and the request body."""
     payload = json.dumps([model, request], sort_keys=True)
     return hashlib.sha256(payload.encode()).hexdigest()
 
 
 class AnswerCache:
-    """What was answered, by key. An answer that `put` returns survives the death of this process and of the machine.
+    """Map keys to answers on disk.
 
-    Raises `PolicyError` for a file that cannot be used.
+    An answer returned by `put` survives a crash of the process or the machine. Raises `PolicyError` for an unusable
+    file.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # One thread at a time uses it (the client's loop), but not the one that opened it.
+            # Only the thread of the client uses it, but another thread opened it.
             self._db = sqlite3.connect(self.path, timeout=60.0, isolation_level=None, check_same_thread=False)
             self._write_ahead()
             self._db.execute("PRAGMA synchronous=FULL")
@@ -42,7 +43,10 @@ class AnswerCache:
             raise self._unusable(error) from error
 
     def _write_ahead(self) -> None:
-        """Turn the write-ahead log on; SQLite does not wait by itself where several processes do that at once."""
+        """Turn on the write-ahead log.
+
+        Retries, because SQLite does not wait if several processes do so at once.
+        """
         for attempt in range(_TRIES):
             try:
                 self._db.execute("PRAGMA journal_mode=WAL")
@@ -53,7 +57,7 @@ class AnswerCache:
                 time.sleep(0.02)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """The answer, or None."""
+        """Return the answer stored under `key`, or None."""
         try:
             row = self._db.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
             return json.loads(row[0]) if row else None
@@ -61,7 +65,19 @@ class AnswerCache:
             raise self._unusable(error) from error
 
     def put(self, key: str, model: str, answer: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep an answer, and return the one that is kept: another process may have been first."""
+        """Store an answer and return the stored one.
+
+        Args:
+            key: key from `answer_key`.
+            model: full name of the model, stored with the answer.
+            answer: JSON-serializable answer.
+
+        Returns:
+            The stored answer; that of another process if it was first.
+
+        Raises:
+            PolicyError: if the file cannot be written or read.
+        """
         try:
             self._db.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?)", (key, model, json.dumps(answer)))
         except sqlite3.Error as error:

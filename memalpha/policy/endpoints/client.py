@@ -1,13 +1,10 @@
-"""A client for OpenAI-compatible chat endpoints that loses nothing it paid for.
+"""Client for OpenAI-compatible chat endpoints that stores every paid answer.
 
-All requests of a batch are under way together, within limits; each is tried again after what may pass (429, 5xx, no
-answer, half an answer), and its answer is on disk before it is used. A server that stays away ends the batch with an
-error: what came until then is kept, and the same batch asks only for the rest.
+All requests of a batch run concurrently, within the rate limits. Transient failures (429, 5xx, no answer, a truncated
+answer) are retried. An answer is on disk before it is used.
 
-The bill counts each answer once, by the server's `usage` where that is possible at all, else by our own estimate
-(UTF-8 bytes / 4). Possible is: for the prompt between a quarter and four times the estimate; for the answer at least a
-quarter of it, and at most as many tokens as the request allows (a model may think unseen). Tries without an answer are
-counted (`lost`) but not priced: what a server takes for them only the server knows.
+If the server stays unavailable, the batch ends with an error. Finished answers stay in the cache, so a repeated batch
+sends only the rest.
 """
 
 from __future__ import annotations
@@ -30,55 +27,29 @@ import httpx2 as httpx
 
 from memalpha.config import EndpointConfig
 from memalpha.errors import PolicyError
+from memalpha.policy.endpoints.accounting import (
+    MESSAGE_OVERHEAD,
+    Bill,
+    Reply,
+    estimate_message_tokens,
+    estimate_prompt_tokens,
+    plausible_count,
+)
 from memalpha.policy.endpoints.cache import AnswerCache, answer_key
 from memalpha.policy.endpoints.rate_limit import Window, backoff, retry_after
 
 OPENAI = "https://api.openai.com/v1"
 _RETRYABLE_STATUSES = frozenset((408, 409, 425, 429))
-"""Statuses below 500 after which another try may succeed."""
+"""Statuses below 500 after which a retry may succeed."""
 _QUOTA_ERRORS = ("insufficient_quota", "billing_hard_limit_reached")
-"""Errors that come as 429 and do not pass."""
-_MESSAGE_OVERHEAD = 8
-"""Tokens that a chat template adds to each message, roughly."""
-
-
-@dataclass(slots=True)
-class Bill:
-    """What a client has asked and paid for. `cost` and `saved` (by the cache) are None without prices.
-
-    `asked` = `paid` + `cached` + `shared` (equal to one under way) + those without an answer. `tries` are
-    requests sent; `lost` ones brought no usable answer. `doubted`: answers whose `usage` was missing or impossible.
-    """
-
-    asked: int = 0
-    paid: int = 0
-    cached: int = 0
-    shared: int = 0
-    tries: int = 0
-    lost: int = 0
-    doubted: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float | None = None
-    saved: float | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """All figures."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An endpoint's message (role, content, tool_calls, ...), why it ended, and its billed tokens."""
-
-    message: Mapping[str, Any]
-    finish_reason: str | None
-    prompt_tokens: int
-    completion_tokens: int
+"""Errors with status 429 that a retry does not resolve."""
 
 
 class _RetryableError(Exception):
-    """A failed try that may succeed when repeated, `after` seconds at the earliest."""
+    """Failed try that may succeed if repeated, after `after` seconds at the earliest.
+
+    `lost` is False if the server surely did not bill the try.
+    """
 
     def __init__(self, reason: str, after: float | None = None, *, lost: bool = True) -> None:
         super().__init__(reason)
@@ -88,18 +59,16 @@ class _RetryableError(Exception):
 
 @dataclass(slots=True)
 class _Batch:
-    """What is asked in one call. With its first error, nothing more of it is sent."""
+    """Requests of one `ask`. After its first error, nothing more is sent."""
 
     error: PolicyError | None = None
 
 
-def estimate_tokens(text: str) -> int:
-    """Tokens of a text where no tokenizer is known: UTF-8 bytes / 4, rounded up."""
-    return -(-len(text.encode("utf-8", "surrogatepass")) // 4)
-
-
 def parse_name(name: str) -> tuple[str, str]:
-    """(base URL, model) of `http://host:port/v1#model` or `openai:MODEL` (OPENAI_BASE_URL). Raises `PolicyError`."""
+    """Return (base URL, model) of `http://host:port/v1#model` or `openai:MODEL`.
+
+    `OPENAI_BASE_URL` replaces the address of `openai:`. Raises `PolicyError` for other names.
+    """
     if name.startswith("openai:"):
         base, model = os.environ.get("OPENAI_BASE_URL") or OPENAI, name.removeprefix("openai:")
     else:
@@ -121,10 +90,18 @@ def parse_name(name: str) -> tuple[str, str]:
 
 
 class EndpointClient:
-    """One model of one endpoint. `ask` may be called from any thread, inside a running event loop too.
+    """Client of one model at one endpoint; `ask` works from any thread or event loop.
 
-    It works in a thread of its own, which ends with `close` or with the last reference. `clock` and `sleep` are for
-    tests. Raises `PolicyError` for a name that is none and for a missing key.
+    It works in its own thread, which ends with `close` or with the last reference.
+
+    Args:
+        name: `http://host:port/v1#model` or `openai:MODEL`.
+        config: limits, retries, prices, cache and key of the endpoint.
+        clock: clock in seconds, for tests.
+        sleep: asynchronous sleep, for tests.
+
+    Raises:
+        PolicyError: if the name is invalid or the key is missing.
     """
 
     def __init__(
@@ -157,29 +134,32 @@ class EndpointClient:
     # ------------------------------------------------------------------------------------------------ for callers
 
     def ask(self, requests: Sequence[Mapping[str, Any]]) -> list[Reply]:
-        """The answer to each request (a chat-completion body without its `model`), in order; equal ones asked once.
+        """Return the reply to each request, in order; equal requests are sent once.
 
-        Raises `PolicyError` where a request is refused, or stays without an answer after all tries: then the others
-        that were under way are waited for and kept.
+        A request is a chat-completion body without its `model`. Raises `PolicyError` if a request is refused or all its
+        tries fail. Requests in flight are then awaited and cached.
         """
         return self._run(self._ask(requests)) if requests else []
 
     def check(self) -> None:
-        """Raise `PolicyError` unless the server is there, takes the key and has the model.
+        """Raise `PolicyError` unless the server responds, accepts the key and has the model.
 
-        It costs nothing where the server lists its models, this one among them; else an answer of one token.
+        The check is free if the server lists the model; otherwise it costs an answer of one token.
         """
         self._run(self._check())
 
     def give_up(self) -> None:
-        """End every `ask` of other threads with a `PolicyError`: nothing more is sent, what is under way is kept."""
+        """End every running `ask` with a `PolicyError`.
+
+        Nothing more is sent; requests in flight are finished and cached.
+        """
         with self._lock:
             waiting = list(self._waiting)
         for future in waiting:
             future.cancel()
 
     def close(self) -> None:
-        """End the thread, the connections and the cache's file. Using the client again is an error."""
+        """Close the thread, the connections and the cache; the client cannot be reused."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None:
@@ -206,7 +186,7 @@ class EndpointClient:
         except futures.CancelledError:
             raise PolicyError(f"{self.name}: stopped") from None
         finally:
-            future.cancel()  # where a Ctrl-C ended the wait
+            future.cancel()  # a Ctrl-C may have ended the wait
             with self._lock:
                 self._waiting.discard(future)
 
@@ -225,7 +205,7 @@ class EndpointClient:
         return done  # type: ignore[return-value]
 
     async def _answer(self, request: Mapping[str, Any], batch: _Batch) -> Reply:
-        """From the cache, from an equal request under way, or from the server."""
+        """Return the reply from the cache, an equal request in flight, or the server."""
         self.bill.asked += 1
         body = {**request, "model": self.model, **self.config.parameters}
         body = {name: value for name, value in body.items() if value is not None}
@@ -241,12 +221,12 @@ class EndpointClient:
         else:
             task = self._flying[key] = asyncio.create_task(self._send_and_cache(key, body, batch))
             task.add_done_callback(lambda done: self._on_done(key, done))
-        return await asyncio.shield(task)  # others may wait for it too
+        return await asyncio.shield(task)  # other requests may await the same task
 
     def _on_done(self, key: str, task: asyncio.Task[Reply]) -> None:
         del self._flying[key]
         if not task.cancelled():
-            task.exception()  # seen, whoever waits
+            task.exception()  # mark the exception as retrieved even if nobody awaits it
 
     async def _send_and_cache(self, key: str, body: Mapping[str, Any], batch: _Batch) -> Reply:
         async with self._slots:
@@ -260,7 +240,7 @@ class EndpointClient:
                 raise
 
     async def _send_with_retries(self, body: Mapping[str, Any], batch: _Batch) -> Reply:
-        prompt = _estimate_prompt_tokens(body)
+        prompt = estimate_prompt_tokens(body)
         max_new_tokens = body.get("max_tokens") or body.get("max_completion_tokens") or 0
         self._refuse_oversized(prompt + max_new_tokens)
         reason = ""
@@ -301,7 +281,7 @@ class EndpointClient:
             )
 
     async def _wait_for_turn(self, tokens: int, batch: _Batch) -> Any:
-        """Wait until a try may go out, one after the other."""
+        """Wait in line until the rate limits allow a try, and register it."""
         async with self._queue:
             while True:
                 if batch.error is not None:
@@ -313,14 +293,14 @@ class EndpointClient:
                 await self._sleep(wait)
 
     async def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
-        """One try. `_Passing` where nothing, or nothing whole, came back."""
+        """Send one try. Raises `_RetryableError` if no complete response came back."""
         if self._http is None:
             headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.config.concurrency)
             self._http = httpx.AsyncClient(headers=headers, timeout=None, limits=limits)
         content = None if body is None else json.dumps(body).encode()
         try:
-            async with asyncio.timeout(self.config.timeout):  # the whole of it: a server may also drip
+            async with asyncio.timeout(self.config.timeout):  # limits the whole response: a server may send it slowly
                 return await self._http.request(
                     method, self.base + path, content=content, headers={"Content-Type": "application/json"}
                 )
@@ -334,20 +314,23 @@ class EndpointClient:
             raise PolicyError(f"{self.name} is not the address of an endpoint: {error}") from error
 
     def _read(self, response: httpx.Response, prompt: int, max_new_tokens: int) -> Reply:
-        """The reply in a response. `_Passing` where a further try may bring one, `PolicyError` where none can."""
+        """Parse the reply of a response.
+
+        Raises `_RetryableError` if a retry may succeed, otherwise `PolicyError`.
+        """
         status = response.status_code
         try:
             data = response.json()
-        except ValueError:  # also half of a character
+        except ValueError:  # includes truncated UTF-8
             data = None
         if status == 200 and isinstance(data, Mapping) and (message := _message(data)) is not None:
             usage = data.get("usage")
             usage = usage if isinstance(usage, Mapping) else {}
-            estimated_tokens = _estimate_message_tokens(message)
-            prompt_tokens = _plausible_count(usage.get("prompt_tokens"), prompt // 4, prompt * 4)
-            completion_tokens = _plausible_count(
+            estimated_tokens = estimate_message_tokens(message)
+            prompt_tokens = plausible_count(usage.get("prompt_tokens"), prompt // 4, prompt * 4)
+            completion_tokens = plausible_count(
                 usage.get("completion_tokens"),
-                (estimated_tokens - _MESSAGE_OVERHEAD) // 4,
+                (estimated_tokens - MESSAGE_OVERHEAD) // 4,
                 max_new_tokens or estimated_tokens * 4,
             )
             self.bill.doubted += prompt_tokens is None or completion_tokens is None
@@ -373,7 +356,7 @@ class EndpointClient:
         raise PolicyError(f"{self.name} refused a request ({reason})")
 
     def _error_text(self, data: Any, text: str) -> str:
-        """The server's own words about an error, on one line, without our key."""
+        """Return the server's error message on one line, with the key masked."""
         error = data.get("error", data.get("detail")) if isinstance(data, Mapping) else None
         if isinstance(error, Mapping):
             error = " ".join(str(error[name]) for name in ("code", "message") if error.get(name))
@@ -388,7 +371,7 @@ class EndpointClient:
             raise PolicyError(f"{self.name}: the server {error}") from error
         if response.status_code in (401, 403):
             self._read(response, 0, 0)
-        with suppress(ValueError, KeyError, TypeError):  # not every server has a list
+        with suppress(ValueError, KeyError, TypeError):  # not every server lists its models
             model_names = [str(model["id"]) for model in response.json()["data"]]
         if self.model in model_names:
             return
@@ -421,7 +404,7 @@ def _read_key(name: str, config: EndpointConfig) -> str | None:
 
 
 def _stop_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """Stop a client's thread; what is still under way (after a Ctrl-C) is given up."""
+    """Stop a client's thread and cancel its pending requests."""
 
     async def give_up() -> None:
         pending = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -437,7 +420,7 @@ def _stop_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> Non
 
 
 def _message(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The message of the first choice; None where the body holds none."""
+    """Return the message of the first choice; None if there is none."""
     choices = data.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
         return None
@@ -445,26 +428,7 @@ def _message(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if not isinstance(message, Mapping):
         return None
     content = message.get("content")
-    if isinstance(content, list):  # parts of text
+    if isinstance(content, list):  # a list of text parts
         texts = [part.get("text") for part in content if isinstance(part, Mapping)]
         return {**message, "content": "".join(text for text in texts if isinstance(text, str))}
     return message if content is None or isinstance(content, str) else None
-
-
-def _estimate_message_tokens(message: Mapping[str, Any]) -> int:
-    """Of the text, and of names and arguments of calls: what surrounds them is the server's."""
-    calls = message.get("tool_calls")
-    parts = [call.get("function") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
-    parts = [f"{part.get('name')}{part.get('arguments')}" for part in parts if isinstance(part, Mapping)]
-    return estimate_tokens("".join([message.get("content") or "", *parts]))
-
-
-def _estimate_prompt_tokens(body: Mapping[str, Any]) -> int:
-    tools = body.get("tools")
-    texts = [str(message["content"]) for message in body["messages"]] + ([json.dumps(tools)] if tools else [])
-    return sum(map(estimate_tokens, texts)) + _MESSAGE_OVERHEAD * len(texts)
-
-
-def _plausible_count(count: Any, least: int, most: int) -> int | None:
-    possible = isinstance(count, int) and not isinstance(count, bool) and max(0, least) <= count <= most
-    return count if possible else None

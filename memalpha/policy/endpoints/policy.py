@@ -1,4 +1,7 @@
-"""A policy behind an OpenAI-compatible endpoint: text and tool calls, no token record, so it cannot be trained on."""
+"""Policy behind an OpenAI-compatible endpoint.
+
+It returns text and tool calls without token ids, so it cannot be trained.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memalpha.config import EndpointConfig
-from memalpha.policy.endpoints.client import EndpointClient, Reply, estimate_tokens
+from memalpha.policy.endpoints.accounting import Reply, estimate_tokens
+from memalpha.policy.endpoints.client import EndpointClient
 from memalpha.policy.hermes import CLOSE, OPEN
 from memalpha.types import Completion, SampleRequest
 
 
 class EndpointPolicy:
-    """Samples from `http://host:port/v1#model` or `openai:MODEL`.
+    """Sample from `http://host:port/v1#model` or `openai:MODEL`.
 
-    A request with a temperature carries a seed made of its key: samples of one prompt differ, and each is cached. What
-    a server makes of the seed is its own matter. Raises `PolicyError` like `EndpointClient`.
+    A request with a temperature sends a seed derived from its key, so that samples of one prompt differ and each is
+    cached. Servers may ignore the seed. Raises `PolicyError` like `EndpointClient`.
     """
 
     def __init__(self, name: str, config: EndpointConfig | None = None) -> None:
@@ -26,7 +30,10 @@ class EndpointPolicy:
         self._room = "max_completion_tokens" if name.startswith("openai:") else "max_tokens"
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
-        """One completion a request, in order. Raises `PolicyError` where the endpoint refuses or stays silent."""
+        """Return one completion per request, in order.
+
+        Raises `PolicyError` if the endpoint refuses or does not answer.
+        """
         replies = self.client.ask([self._body(request) for request in requests])
         return [
             Completion(
@@ -38,11 +45,11 @@ class EndpointPolicy:
         ]
 
     def count_tokens(self, text: str) -> int:
-        """An estimate: UTF-8 bytes / 4. The endpoint's tokenizer is not at hand."""
+        """Estimate the tokens of `text` as UTF-8 bytes / 4, without the endpoint's tokenizer."""
         return estimate_tokens(text)
 
     def statistics(self) -> dict[str, Any]:
-        """What was asked, cached and paid so far (`endpoint.Bill`)."""
+        """Return the usage so far (`accounting.Bill`)."""
         return self.client.bill.as_json()
 
     def _body(self, request: SampleRequest) -> dict[str, Any]:
@@ -60,9 +67,9 @@ class EndpointPolicy:
 
 
 def completion_text(reply: Reply) -> str:
-    """The text that a policy without structured calls would have written: `agent.parsing` reads the same calls in it.
+    """Return a reply as text, with structured calls as Hermes blocks for `agent.parsing`.
 
-    Thinking before structured calls is left out: an unclosed `<think>` would hide them.
+    Thinking before structured calls is dropped: an unclosed `<think>` would hide them.
     """
     text = reply.message.get("content") or reply.message.get("refusal") or ""
     calls = reply.message.get("tool_calls")
@@ -81,6 +88,6 @@ def _block(call: Any) -> str:
         try:
             parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
         except ValueError:
-            parsed = arguments  # left as text: the parser is more tolerant, or calls it malformed
+            parsed = arguments  # keep the text: the tolerant parser reads it or reports it as malformed
         body = {"name": function.get("name"), "arguments": parsed if isinstance(parsed, Mapping) else arguments}
     return f"{OPEN}\n{json.dumps(body, ensure_ascii=False)}\n{CLOSE}\n"

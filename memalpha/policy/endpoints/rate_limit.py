@@ -1,4 +1,4 @@
-"""When a request may go out: limits per minute, and how long to wait after a failed try. Pure functions of the time."""
+"""Rate limits per minute and waits between tries, as pure functions of time."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from random import Random
 
 MINUTE = 60.0
 _MIN_WAIT = 1e-3
-"""A wait is at least this long, in seconds: a shorter one may not move a clock."""
+"""Shortest wait in seconds; a shorter one may not advance the clock."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """What one request took out of the last minute."""
+    """Time and tokens of one request within the last minute."""
 
     at: float
     tokens: int
 
 
 class Window:
-    """At most so many requests and tokens in any 60 seconds; None for no limit. Times are seconds of one clock."""
+    """Limit requests and tokens in any 60 seconds; None for no limit.
+
+    Times are seconds of one clock.
+    """
 
     def __init__(self, requests: int | None = None, tokens: int | None = None) -> None:
         self.requests = requests
@@ -31,9 +34,9 @@ class Window:
         self._spent: deque[Usage] = deque()
 
     def wait(self, now: float, tokens: int) -> float:
-        """Seconds until one more request of so many tokens fits; 0 if it does now.
+        """Return the seconds until a request of `tokens` fits; 0 if it fits now.
 
-        One that is larger than the limit itself never fits: that is for the caller to refuse.
+        A request above the limit never fits; the caller must refuse it.
         """
         while self._spent and self._spent[0].at + MINUTE <= now:
             self._spent.popleft()
@@ -50,20 +53,30 @@ class Window:
         return max(until - now, _MIN_WAIT) if until > now else 0.0
 
     def take(self, now: float, tokens: int) -> Usage:
-        """Note a request. Its `tokens` may be set to what it really took."""
+        """Register a request; its `tokens` may be corrected later."""
         self._spent.append(usage := Usage(now, tokens))
         return usage
 
 
 def backoff(attempt: int, longest: float, rng: Random) -> float:
-    """Seconds before try `attempt` + 1 (0 was the first): uniform in 0 .. min(longest, 2^attempt), "full jitter"."""
+    """Return the wait before the next try, with full jitter.
+
+    Args:
+        attempt: 0-based index of the failed try.
+        longest: upper bound in seconds.
+        rng: source of the jitter.
+
+    Returns:
+        Seconds, uniform in 0 .. min(longest, 2^attempt).
+    """
     return rng.uniform(0.0, min(longest, 2.0 ** min(attempt, 30)))
 
 
 def retry_after(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
-    """What a server's Retry-After asks for, in seconds from now: a number, or a date by the server's own clock.
+    """Return the wait in seconds that a Retry-After header asks for.
 
-    None where there is no such header or it says nothing readable. Header names in lower case.
+    A date is compared with the server's own clock if its response has a `date`. Returns None for a missing or
+    unreadable header. Header names are in lower case.
     """
     text = headers.get("retry-after", "").strip()
     if not text:

@@ -20,7 +20,7 @@ import numpy as np
 from memalpha.config import RewardModelConfig, build_config
 from memalpha.errors import DataError
 from memalpha.policy.load import absolute_policy_name
-from memalpha.policy.reward_model import Head, add_reward_head
+from memalpha.policy.reward_head import Head, add_reward_head
 from memalpha.train.data.rewards import (
     ComparedReplies,
     RewardExample,

@@ -20,7 +20,8 @@ from hostile import FAULTS, HostileServer
 
 from memalpha.config import EndpointConfig
 from memalpha.errors import PolicyError, install_command
-from memalpha.policy.endpoints.client import EndpointClient, estimate_tokens, parse_name
+from memalpha.policy.endpoints.accounting import estimate_tokens
+from memalpha.policy.endpoints.client import EndpointClient, parse_name
 from memalpha.policy.load import load_policy
 
 

@@ -11,7 +11,8 @@ from memalpha.config import RewardConfig, TextConfig
 from memalpha.config.rewards import MathPart, ModelPart
 from memalpha.environments import TextGeneration
 from memalpha.errors import ConfigError, PolicyError
-from memalpha.policy.reward_model import Head, RewardModel, add_reward_head
+from memalpha.policy.reward_head import Head, add_reward_head
+from memalpha.policy.reward_model import RewardModel
 from memalpha.qa.memory_pairs import conversation_messages, memory_text
 from memalpha.rewards.base import load_rewards, score_texts
 from memalpha.train.api import train
