@@ -1,4 +1,4 @@
-"""What the algorithms have of their own, and the settings that picking one by name brings along (`VETTED`)."""
+"""Settings of single algorithms, and the vetted defaults that choosing one brings (`VETTED`)."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from memalpha.config.common import Config
 
 
 class PPOConfig(Config):
-    """Of `algorithm: ppo` alone (`memalpha.train.algorithms.ppo`); names follow TRL's where the meaning is the same."""
+    """Settings of `algorithm: ppo` (`memalpha.train.algorithms.ppo`), named as in TRL where equal."""
 
-    gamma: float = Field(default=1.0, gt=0.0, le=1.0, description="discount a token")
+    gamma: float = Field(default=1.0, gt=0.0, le=1.0, description="discount per token")
     lam: float = Field(
         default=1.0, ge=0.0, le=1.0, description="GAE: 0 trusts the value function, 1 only the rewards to come"
     )
-    whiten_advantages: bool = Field(default=True, description="to mean 0, deviation 1 over a step's tokens")
+    whiten_advantages: bool = Field(
+        default=True, description="normalize advantages to mean 0, deviation 1 over a step's tokens"
+    )
     vf_coef: float = Field(default=0.1, gt=0.0, description="weight of the value loss, a mean over a step's tokens")
     cliprange_value: float | None = Field(
-        default=None, gt=0.0, description="how far a step may move a value (default: any; TRL had 0.2)"
+        default=None, gt=0.0, description="largest change of a value in a step (default: unlimited; TRL had 0.2)"
     )
     value_learning_rate: float | None = Field(
-        default=None, gt=0.0, description="of the value head (default: 10 x learning_rate)"
+        default=None, gt=0.0, description="learning rate of the value head (default: 10 x optimizer.learning_rate)"
     )
     kl_target: float | None = Field(
         default=None,
         gt=0.0,
-        description="beta follows this KL of an episode to the start policy (TRL: target; default: beta stays)",
+        description="adapt beta to this KL per episode to the start policy (TRL: target; default: constant beta)",
     )
-    kl_horizon: float = Field(default=10_000.0, gt=0.0, description="how slowly, in episodes (TRL: horizon)")
+    kl_horizon: float = Field(
+        default=10_000.0, gt=0.0, description="time scale of that adaptation, in episodes (TRL: horizon)"
+    )
 
     @model_validator(mode="after")
     def _a_target(self) -> PPOConfig:
@@ -40,16 +44,16 @@ class PPOConfig(Config):
 
 
 class DPOConfig(Config):
-    """Preference optimisation (`train.pairs`), of `algorithm: dpo` and of plain pairs; names and defaults are TRL's."""
+    """Preference optimization of `algorithm: dpo` and of plain pairs; names and defaults are TRL's."""
 
-    beta: float = Field(default=0.1, gt=0.0, description="how strongly the policy is held to the reference (ipo: tau)")
+    beta: float = Field(default=0.1, gt=0.0, description="strength of the pull to the reference policy (ipo: tau)")
     loss_type: Literal["sigmoid", "ipo"] = Field(
-        default="sigmoid", description="sigmoid: DPO's own; ipo: a square, of log-probs averaged over tokens"
+        default="sigmoid", description="sigmoid: DPO's loss; ipo: squared loss of log-probs averaged over tokens"
     )
     label_smoothing: float = Field(
-        default=0.0, ge=0.0, lt=0.5, description="sigmoid: share of pairs that may be the wrong way round (cDPO)"
+        default=0.0, ge=0.0, lt=0.5, description="sigmoid: assumed share of swapped pairs (cDPO)"
     )
-    reference_free: bool = Field(default=False, description="take the reference's log-probs as equal for all replies")
+    reference_free: bool = Field(default=False, description="assume equal reference log-probs for all replies")
 
     @model_validator(mode="after")
     def _smoothed(self) -> DPOConfig:
@@ -59,7 +63,7 @@ class DPOConfig(Config):
 
 
 class RolloutDPOConfig(DPOConfig):
-    """Of `algorithm: dpo`: how rollouts become pairs, too."""
+    """Settings of `algorithm: dpo`, including how rollouts become pairs."""
 
     margin: float = Field(
         default=0.0, ge=0.0, description="least difference of total reward between a task's best and worst rollout"
@@ -67,7 +71,7 @@ class RolloutDPOConfig(DPOConfig):
 
 
 class ERLSettings(Config):
-    """Of `algorithm: erl` alone, and of the rows that teach its roles (`algorithm: sft`, `source: erl`)."""
+    """Settings of `algorithm: erl` and of its demonstrations (`algorithm: sft`, `source: erl`)."""
 
     algorithm: Literal[1, 2] = Field(
         default=2,
@@ -79,41 +83,41 @@ class ERLSettings(Config):
     )
     enable_reflection: bool = Field(
         default=True,
-        description="false: the second attempt is told the feedback itself in the place of advice, right answers "
-        "included, which internalization then imitates under prompts that do not have them",
+        description="false: the retry sees the feedback instead of advice, including right answers, which "
+        "internalization then imitates under prompts without them",
     )
     enable_memory: bool = Field(default=True, description="keep advice that helped, and show it to later reflections")
-    memory_size: int = Field(default=50, gt=0, description="how much advice is kept; the oldest goes first")
-    memory_top_k: int = Field(default=3, gt=0, description="how much of it a reflection is shown")
+    memory_size: int = Field(default=50, gt=0, description="pieces of advice in memory; the oldest is dropped first")
+    memory_top_k: int = Field(default=3, gt=0, description="pieces of advice that a reflection sees")
     memory_retrieval: Literal["recency", "similarity"] = Field(
-        default="recency", description="which: the newest, or what is most similar to the feedback"
+        default="recency", description="choice of advice: the newest, or the most similar to the feedback"
     )
     enable_internalization: bool = Field(
-        default=True, description="imitate second attempts that succeeded, under the task's own prompts"
+        default=True, description="imitate successful retries under the task's own prompts"
     )
     internalization_coef: float = Field(default=1.0, gt=0.0, description="weight of that cross-entropy")
     internalization_margin: float | None = Field(
         default=None,
         gt=0.0,
         le=1.0,
-        description="also imitate second attempts whose accuracy is so much higher than the first's (default: none)",
+        description="also imitate retries whose accuracy exceeds the first attempt's by this much (default: none)",
     )
     feedback_tokens: int = Field(default=1024, gt=0, description="budget of the feedback, in the policy's tokens")
-    reflection_tokens: int = Field(default=256, gt=0, description="the most that advice may have")
+    reflection_tokens: int = Field(default=256, gt=0, description="most tokens of advice")
     reflection_prompt: str | None = Field(
         default=None,
-        description="text tasks: what a reflection is asked, with {prompt}, {attempt}, {reward}, {feedback}, {memory} "
+        description="text tasks: prompt of a reflection, with {prompt}, {attempt}, {reward}, {feedback}, {memory} "
         "(default: memalpha.environments.prompts; erl-trainer: reflection_system_prompt)",
     )
     retry_prompt: str | None = Field(
         default=None,
-        description="text tasks: what the second reply is asked, with {prompt} and {reflection} (default: likewise; "
+        description="text tasks: prompt of the retry, with {prompt} and {reflection} (default: likewise; "
         "erl-trainer: retry_system_prompt)",
     )
     feedback_func: str | None = Field(
         default=None,
-        description="text tasks: module:name of a function (prompts, completions, **columns) -> list[str] that says "
-        "what is wrong with a reply (default: which rewards it lacks)",
+        description="text tasks: module:name of a function (prompts, completions, **columns) -> list[str] that "
+        "describes the errors of replies (default: names the rewards that a reply lacks)",
     )
     tell_answer: bool = Field(
         default=False, description="text tasks: the default feedback also gives the answer in the column `answer`"

@@ -1,4 +1,4 @@
-"""What training and evaluation configurations share: tasks, writer, reader, endpoints, judge, reward."""
+"""Settings that training and evaluation share: tasks, writer, reader, endpoints, judge, reward."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Config(BaseModel):
-    """Base of every configuration: frozen, unknown keys are errors."""
+    """Base of every configuration: frozen, with unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
 class WorldConfig(Config):
-    """The synthetic world (`tasks.synthetic`). `preset` sets its size; `split` which values it may use."""
+    """Synthetic world (`tasks.synthetic`): `preset` sets its size, `split` the values in use."""
 
     preset: Literal["demo", "full"] = Field(default="demo", description="size of the world")
     split: Literal["train", "test"] = Field(default="train", description="which values it may use")
@@ -29,19 +29,21 @@ class WorldConfig(Config):
 
 
 class BabiConfig(Config):
-    """Streams of bAbI stories (`tasks.babi`)."""
+    """Streams of bAbI stories (`tasks.datasets.babi`)."""
 
     tasks: tuple[Literal[1, 2, 6, 8, 9, 11, 12, 13], ...] = Field(
         default=(1, 2, 6, 8, 9, 11, 12, 13), min_length=1, description="bAbI's task numbers"
     )
-    stories: int = Field(default=4, gt=0, le=6, description="stories woven into one stream (for more, names run out)")
-    folder: str | None = Field(default=None, description="the official English files (default: those that ship)")
+    stories: int = Field(default=4, gt=0, le=6, description="stories interleaved in one stream")
+    folder: str | None = Field(
+        default=None, description="folder of the official English files (default: the shipped ones)"
+    )
 
 
 class AgentConfig(Config):
-    """How the writer is prompted and what it sees of the memory."""
+    """Prompt of the writer and its view of the memory."""
 
-    memory_schema: str = Field(default="mem-alpha", description="mem-alpha, life, or a YAML file with own categories")
+    memory_schema: str = Field(default="mem-alpha", description="mem-alpha, life, or a YAML file of your own")
     embedder: str = Field(default="static", description="static, hash, or a sentence-transformers model name or path")
     prompt: Literal["full", "compact"] = Field(
         default="full", description="prompt style; compact is the tiny policies'"
@@ -53,14 +55,14 @@ class AgentConfig(Config):
 
 
 class ReaderConfig(Config):
-    """The frozen reader that answers questions from retrieved memory."""
+    """Frozen reader that answers questions from retrieved memory."""
 
     kind: Literal["extractive", "copy", "policy"] = Field(
         default="extractive",
         description="who answers: a rule over `name: value` notes, a rule that copies words, or a policy",
     )
     policy: str | None = Field(
-        default=None, description="kind=policy: which policy answers (default: the trained run's start)"
+        default=None, description="kind=policy: the policy that answers (default: the trained run's start)"
     )
     prompt: Literal["full", "compact"] = Field(
         default="full", description="prompt style; compact is the tiny policies'"
@@ -68,27 +70,32 @@ class ReaderConfig(Config):
     k: int = Field(default=8, gt=0, description="entries retrieved per question")
     conflicts: Literal["keep", "refuse", "newest"] | None = Field(
         default=None,
-        description="two live values for one slot: keep both, refuse every answer from them, or read only the newest "
+        description="two current values of one slot: keep both, refuse to answer from them, or read only the newest "
         "(default: refuse in training runs, keep elsewhere)",
     )
     cite: bool = Field(
-        default=False, description="kind=policy: ask for answer, evidence and reasoning on a line each (agent.citing)"
+        default=False,
+        description="kind=policy: ask for answer, evidence and reasoning, one line each (agent.citations)",
     )
     max_new_tokens: int = Field(default=32, gt=0, description="tokens of an answer, at most")
 
 
 class EndpointConfig(Config):
-    """How OpenAI-compatible endpoints are asked (`policy.endpoint`); limits hold for each of them."""
+    """Calls of OpenAI-compatible endpoints (`policy.endpoint`); limits hold for each endpoint."""
 
-    concurrency: int = Field(default=8, gt=0, description="requests under way at once")
-    requests_per_minute: int | None = Field(default=None, gt=0, description="tries in any 60 seconds")
+    concurrency: int = Field(default=8, gt=0, description="concurrent requests")
+    requests_per_minute: int | None = Field(default=None, gt=0, description="requests in any 60 seconds")
     tokens_per_minute: int | None = Field(
-        default=None, gt=0, description="tokens in any 60 seconds: of the prompt, and as many as may be generated"
+        default=None, gt=0, description="tokens in any 60 seconds: prompt tokens plus the most that may be generated"
     )
-    timeout: float = Field(default=120.0, gt=0.0, description="seconds that one try may take")
-    retries: int = Field(default=8, ge=0, description="further tries after 429, 5xx, no or half an answer")
+    timeout: float = Field(default=120.0, gt=0.0, description="seconds until a request times out")
+    retries: int = Field(
+        default=8, ge=0, description="retries after status 429 or 5xx and missing or incomplete answers"
+    )
     max_wait: float = Field(
-        default=60.0, gt=0.0, description="longest wait before a try, in seconds; a server that asks for more is down"
+        default=60.0,
+        gt=0.0,
+        description="longest wait before a retry, in seconds; a server that asks for more counts as down",
     )
     cache: Path | None = Field(
         default=None, description="SQLite file of paid answers (default: answers.sqlite in the run's out; else none)"
@@ -99,27 +106,27 @@ class EndpointConfig(Config):
     )
     parameters: dict[str, Any] = Field(
         default_factory=dict,
-        description="further fields of each request; they win over ours, and null takes one out",
+        description="further fields of each request; they override the defaults, and null removes a field",
     )
     prices: dict[str, tuple[float, float]] = Field(
         default_factory=dict,
-        description="by endpoint name: price of a million prompt tokens, and of generated ones",
+        description="prices by endpoint name: of a million prompt tokens and of a million generated tokens",
     )
 
     def kept_in(self, folder: Path | None) -> EndpointConfig:
-        """With the cache in `folder`, unless one is named already."""
+        """Return a copy with the cache in `folder`, unless a cache is set."""
         if self.cache is not None or folder is None:
             return self
         return self.model_copy(update={"cache": Path(folder) / "answers.sqlite"})
 
 
 class JudgeConfig(Config):
-    """Language models that judge answers (`qa.judge`)."""
+    """Language models that judge answers (`qa.scoring.judge`)."""
 
     judges: tuple[str, ...] = Field(
         min_length=1, description="policies: http://HOST/v1#MODEL, openai:MODEL, a directory or a hub id"
     )
-    weights: tuple[float, ...] | None = Field(default=None, description="one a judge (default: all the same)")
+    weights: tuple[float, ...] | None = Field(default=None, description="one weight per judge (default: equal)")
     max_new_tokens: int = Field(default=512, gt=0, description="room for a verdict with its reason")
     endpoint: EndpointConfig = EndpointConfig()
 
@@ -134,15 +141,15 @@ class JudgeConfig(Config):
 
 
 class LearntReward(Config):
-    """A reward model (`memalpha train reward`) as a part of a reward."""
+    """Reward model (`memalpha train reward`) as a component of a reward."""
 
     path: str = Field(min_length=1, description="a run directory, a checkpoint, any directory of one, or a hub id")
-    weight: float = Field(default=1.0, description="what its score counts")
+    weight: float = Field(default=1.0, description="weight of the score")
     device: str = Field(default="cpu", description="torch device on which it scores")
 
 
 class MemoryFunction(Config):
-    """A reward function of one's own in a memory run, one number per rollout."""
+    """User-defined reward function of a memory run, one number per rollout."""
 
     function: str = Field(description="package.module:name of a callable (trajectory, records) -> float")
     name: str = Field(default="function", pattern=r"^\w+$", description="name of the component in metrics and files")
@@ -150,32 +157,32 @@ class MemoryFunction(Config):
 
 
 class RewardConfig(Config):
-    """Weights of r_t = r1 + r2_t + beta r3 + gamma r4_t and the preset that says how each is judged."""
+    """Weights of r_t = r1 + r2_t + beta r3 + gamma r4_t, and the rules of each component."""
 
     preset: Literal["default", "published"] = Field(
         default="default", description="published: as the code of Mem-alpha; default: its perverse cases repaired"
     )
-    accuracy: float = Field(default=1.0, ge=0.0, description="weight of r1; 0: accuracy is measured, not rewarded")
-    calls: float = Field(default=1.0, ge=0.0, description="weight of r2")
+    accuracy: float = Field(default=1.0, ge=0.0, description="weight of r1, the accuracy; 0 only records it")
+    calls: float = Field(default=1.0, ge=0.0, description="weight of r2, the share of successful calls")
     beta: float = Field(default=0.05, ge=0.0, description="weight of r3")
     gamma: float = Field(default=0.1, ge=0.0, description="weight of r4")
     metric: Literal["exact", "f1", "contains", "question", "cited", "judge"] = Field(
         default="exact",
-        description="r1's score of an answer; question: each question's own metric (its meta), cited: that with the "
-        "reply's form and evidence (qa.cited; needs reader.cite)",
+        description="score of an answer for r1; question: each question's own metric, cited: that metric with the "
+        "reply's form and evidence (qa.scoring.cited; needs reader.cite)",
     )
     content: Literal["gold", "judge"] = Field(
         default="gold",
-        description="what says whether a write is valid, for r4: the task's gold operations, or the judge",
+        description="validity of a write, for r4: by the task's gold operations, or by the judge",
     )
     reader: ReaderConfig | None = Field(
-        default=None, description="another reader for the reward; evaluations keep the run's (default: the same)"
+        default=None, description="reader of the reward, if other than the run's, which evaluations use"
     )
     judge: JudgeConfig | None = Field(default=None, description="for metric=judge and content=judge")
     model: LearntReward | None = Field(
-        default=None, description="a reward model that scores the final memory beside the conversation, a component too"
+        default=None, description="reward model that scores the final memory given the conversation, as a component"
     )
-    functions: tuple[MemoryFunction, ...] = Field(default=(), description="functions of your own, a component each")
+    functions: tuple[MemoryFunction, ...] = Field(default=(), description="user-defined functions, one component each")
 
     @model_validator(mode="after")
     def _a_judge(self) -> RewardConfig:
@@ -190,7 +197,7 @@ class RewardConfig(Config):
         return self
 
     def kept_in(self, folder: Path | None) -> RewardConfig:
-        """With the judge's answers kept in `folder`, unless its configuration names a file."""
+        """Return a copy with the judge's answers cached in `folder`, unless a cache is set."""
         if self.judge is None:
             return self
         judge = self.judge.model_copy(update={"endpoint": self.judge.endpoint.kept_in(folder)})

@@ -1,4 +1,4 @@
-"""`EvalConfig`: one evaluation."""
+"""`EvalConfig`: settings of one evaluation."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from memalpha.config.common import (
 )
 
 EVAL_K = 20
-"""Passages that a system which searches shows for a question under evaluation, whichever reader reads them."""
+"""Default number of passages that a searching system shows for a question."""
 
 
 class EvalConfig(Config):
-    """One evaluation: the same tasks, reader, budget of context and metric for every system."""
+    """One evaluation: every system gets the same tasks, reader, context budget and metric."""
 
     benchmark: str = Field(
         default="tasks", description="a data set (memalpha data list), tasks (a task file), or locomo-search"
@@ -31,30 +31,34 @@ class EvalConfig(Config):
     data: str | None = Field(default=None, description="the data set's file or folder, or a task file (JSON Lines)")
     variant: str | None = Field(default=None, description="part or size of the data set (default: its first)")
     options: dict[str, Any] = Field(default={}, description="the data set's own options, as its loader names them")
-    out: Path | None = Field(default=None, description="results go into eval/ under it")
-    seeds: tuple[int, ...] = Field(default=(0,), min_length=1, description="of data sets with randomness")
+    out: Path | None = Field(default=None, description="run directory; results are written to its folder eval")
+    seeds: tuple[int, ...] = Field(default=(0,), min_length=1, description="seeds of randomized data sets")
     limit: int | None = Field(default=None, gt=0, description="only the first tasks (of each seed)")
     chunk_tokens: int | None = Field(
-        default=None, gt=0, description="longer chunks are cut between turns (default: chunks as the data set has them)"
+        default=None, gt=0, description="split longer chunks between turns, in tokens (default: the data set's chunks)"
     )
     world: WorldConfig = WorldConfig(split="test")
     babi: BabiConfig = BabiConfig()
     systems: tuple[str, ...] = Field(
-        default=("empty", "append-only", "rag"), min_length=1, description="by name: see memalpha.qa.systems.builtin"
+        default=("empty", "append-only", "rag"),
+        min_length=1,
+        description="names of systems: see memalpha.qa.systems.builtin",
     )
     context_tokens: int = Field(
-        default=2048, gt=0, description="what a system may show for a question, in tokens (characters / 4)"
+        default=2048, gt=0, description="context budget of a question, in tokens (characters / 4)"
     )
-    metric: str | None = Field(default=None, description="for all questions (default: the benchmark's official one)")
+    metric: str | None = Field(
+        default=None, description="metric of all questions (default: the benchmark's official one)"
+    )
     device: str = Field(default="cpu", description="torch device of writers and reader")
     endpoint: EndpointConfig = Field(
-        default=EndpointConfig(), description="how a writer or reader behind an endpoint is asked"
+        default=EndpointConfig(), description="calls of a writer or reader behind an endpoint"
     )
-    judge: JudgeConfig | None = Field(default=None, description="language models that judge what no rule can score")
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="their precision")
+    judge: JudgeConfig | None = Field(default=None, description="language models that judge answers")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="precision of writers and reader")
     agent: AgentConfig = AgentConfig()
     reader: ReaderConfig = Field(
-        default=ReaderConfig(k=EVAL_K), description="reader.k: passages that a system which searches shows (default 20)"
+        default=ReaderConfig(k=EVAL_K), description="reader.k: passages that a searching system shows (default 20)"
     )
     embedders: tuple[str, ...] = Field(
         default=("static",), min_length=1, description="locomo-search: embedders to compare"

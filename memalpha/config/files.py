@@ -1,4 +1,4 @@
-"""Configuration files: YAML, shipped or one's own, with `key=value` overrides on top."""
+"""Configuration files in YAML, shipped or user-defined, with `key=value` overrides."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ C = TypeVar("C", bound=BaseModel)
 
 
 def shipped_configs() -> list[str]:
-    """Names of the configurations that come with the package."""
+    """Return the names of the shipped configurations."""
     folder = resources.files("memalpha") / "config" / "presets"
     return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
 
 
 def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
-    """Turn `["reward.beta=0.1", "seed=7"]` into a nested mapping; values are read as YAML scalars.
+    """Parse `["reward.beta=0.1", "seed=7"]` into a nested mapping; values are YAML scalars.
 
-    Raises `ConfigError` for a word without `=`.
+    Raises:
+        ConfigError: A word has no `=`, a key is both value and group, or a value is invalid YAML.
     """
     result: dict[str, Any] = {}
     for pair in pairs:
@@ -48,16 +49,16 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` wins over `base`, mapping by mapping."""
+    """Merge mappings recursively; values of `over` replace those of `base`."""
     merged = dict(base)
     for key, value in over.items():
-        known = merged.get(key)
-        merged[key] = merge(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return merged
 
 
 def read_config(name: str | Path) -> dict[str, Any]:
-    """The raw mapping of a shipped configuration (by name) or of a YAML file (by path)."""
+    """Return the raw mapping of a shipped configuration (by name) or of a YAML file."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         source, label = path, str(path)
@@ -79,7 +80,16 @@ def read_config(name: str | Path) -> dict[str, Any]:
 
 
 def build_config(kind: type[C], data: Mapping[str, Any], label: str) -> C:
-    """Validate; a `ConfigError` names `label` and every key that does not fit."""
+    """Validate settings.
+
+    Args:
+        kind: Configuration class.
+        data: Settings by key, groups as mappings.
+        label: Source of the settings, named in error messages.
+
+    Raises:
+        ConfigError: Keys are unknown or values invalid; the message names each key.
+    """
     try:
         return kind.model_validate(dict(data))
     except ValidationError as error:
@@ -96,7 +106,7 @@ def build_config(kind: type[C], data: Mapping[str, Any], label: str) -> C:
 
 
 def load_config(kind: type[C], name: str | Path, overrides: Mapping[str, Any] | None = None) -> C:
-    """Load a shipped configuration or a file of one's own, with overrides on top.
+    """Load a shipped configuration or a YAML file, with overrides.
 
     Args:
         kind: Configuration class.

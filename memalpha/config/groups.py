@@ -32,18 +32,18 @@ class OptimizerConfig(Config):
 class RowsOptimizerConfig(OptimizerConfig):
     """Optimizer of a supervised run."""
 
-    batch_rows: int = Field(default=32, gt=0, description="rows of an optimizer step")
+    batch_rows: int = Field(default=32, gt=0, description="rows per optimizer step")
     epochs: float | None = Field(
-        default=None, gt=0.0, description="passes over the rows; sets the schedule's length instead of schedule_steps"
+        default=None, gt=0.0, description="epochs over the rows; sets the schedule's length instead of schedule_steps"
     )
 
 
 class PairsOptimizerConfig(OptimizerConfig):
     """Optimizer of a run on pairs."""
 
-    batch_pairs: int = Field(default=16, gt=0, description="pairs of an optimizer step")
+    batch_pairs: int = Field(default=16, gt=0, description="pairs per optimizer step")
     epochs: float | None = Field(
-        default=1.0, gt=0.0, description="passes over the pairs, unless schedule_steps alone is given"
+        default=1.0, gt=0.0, description="epochs over the pairs, unless only schedule_steps is set"
     )
 
 
@@ -62,8 +62,8 @@ class RewardOptimizerConfig(PairsOptimizerConfig):
 class RLOptimizerConfig(OptimizerConfig):
     """Optimizer of a reinforcement run: how often a step's samples are trained on."""
 
-    num_iterations: int = Field(default=1, gt=0, description="passes over a step's samples")
-    minibatches: int = Field(default=2, gt=0, description="optimizer steps per pass")
+    num_iterations: int = Field(default=1, gt=0, description="epochs over a step's samples")
+    minibatches: int = Field(default=2, gt=0, description="optimizer steps per epoch over a step's samples")
 
 
 class ComputeConfig(Config):
@@ -80,7 +80,7 @@ class ComputeConfig(Config):
     )
     microbatch_tokens: int = Field(default=4096, gt=0, description="padded tokens per forward pass")
     head_tokens: int = Field(
-        default=1024, gt=0, description="completion tokens whose logits exist at the same time; the rest wait"
+        default=1024, gt=0, description="completion tokens whose logits are computed at a time, to limit memory"
     )
     threads: int = Field(default=1, gt=0, description="torch threads")
     sharding: Literal["ddp", "fsdp"] = Field(
@@ -108,7 +108,7 @@ class PairsEvaluationConfig(EvaluationConfig):
     """Held-out pairs."""
 
     data: Path | None = Field(default=None, description="held-out pairs (default: the last fifth of `data`)")
-    validation_pairs: int = Field(default=200, ge=0, description="pairs of a validation, at most")
+    validation_pairs: int = Field(default=200, ge=0, description="most pairs of a validation")
 
 
 class TaskEvaluationConfig(EvaluationConfig):
@@ -155,9 +155,8 @@ class RLSamplingConfig(SamplingConfig):
     overlap: int = Field(
         default=1,
         gt=0,
-        description="parts of a step's tasks: while a reader or judge behind an endpoint is asked about one "
-        "part, others are sampled and trained on (each part adds to one optimizer step with minibatches=1, or is one "
-        "of its own)",
+        description="parts of a step's tasks; while a reader or judge behind an endpoint scores one part, "
+        "others are sampled and trained on (parts share one optimizer step with minibatches=1, else each is a step)",
     )
     keep_tokens: bool = Field(
         default=False, description="write turns.jsonl and a checkpoint per step, for outside checks"
@@ -223,7 +222,7 @@ class LossConfig(Config):
 
 
 class DatasetConfig(Config):
-    """Where the text tasks of `data` lie and how they are read."""
+    """Location of the text tasks of `data` and the columns to read."""
 
     folder: str | None = Field(
         default=None, description="folder or file with the set, instead of the model hub (gsm8k, math and hub ids)"

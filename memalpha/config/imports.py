@@ -1,4 +1,4 @@
-"""Objects of one's own by name: `package.module:name` in a configuration."""
+"""Import of user-defined objects named `package.module:name` in a configuration."""
 
 from __future__ import annotations
 

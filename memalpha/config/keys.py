@@ -1,4 +1,4 @@
-"""Every setting of a configuration with type, default and meaning; and what other trainers call ours."""
+"""Names, types, defaults and descriptions of all settings, and their names in other trainers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SYNONYMS: Mapping[str, str] = {
     "wandb": "report_to",
     "warmup": "optimizer.warmup_steps",
 }
-"""What other trainers call a setting -> our full name."""
+"""Name of a setting in other trainers -> its full name here."""
 
 
 @dataclass(frozen=True, slots=True)

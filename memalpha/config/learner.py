@@ -68,7 +68,7 @@ class LearnerConfig(Config):
 
     @model_validator(mode="after")
     def _one_start(self) -> LearnerConfig:
-        """A run's own config.yaml names both: the run before it, and which of its checkpoints was the best."""
+        """Refuse `init_from` with another `policy` than its checkpoint, which a run's config.yaml names too."""
         start, has_policy = self.init_from, "policy" in self.model_fields_set
         if start is not None and has_policy and Path(self.policy).parent != start / "checkpoints":
             raise ValueError(

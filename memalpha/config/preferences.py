@@ -1,4 +1,4 @@
-"""Configurations of runs on plain data about replies: preference optimisation, and reward models."""
+"""Configurations of runs on plain pairs: preference optimization and reward models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PairsConfig(LearnerConfig):
 
 
 class PreferenceConfig(PairsConfig):
-    """One run on plain preference data (`train.preferences`). Names follow TRL's `DPOConfig`."""
+    """Run on plain preference data (`train.trainers.preferences`); names follow TRL's `DPOConfig`."""
 
     algorithm: Literal["preferences"] = Field(default="preferences", description="marks a preference run")
     dpo: DPOConfig = DPOConfig()
@@ -54,7 +54,7 @@ class PreferenceConfig(PairsConfig):
 
 
 class RewardModelConfig(PairsConfig):
-    """One run that trains a reward model (`train.reward_run`). Names and defaults follow TRL's `RewardConfig`."""
+    """Run that trains a reward model; names and defaults follow TRL's `RewardConfig`."""
 
     algorithm: Literal["reward"] = Field(default="reward", description="marks a run that trains a reward model")
     data: Path = Field(
@@ -62,11 +62,11 @@ class RewardModelConfig(PairsConfig):
         "score (or scores by objective)"
     )
     pooling: Literal["last", "mean", "attention"] = Field(
-        default="last", description="which hidden states the head gets: the last token's, or a mean over the reply's"
+        default="last", description="hidden state for the head: the last token's, or a mean or attention over the reply"
     )
     objectives: dict[str, float] = Field(
         default={"reward": 1.0},
-        description="an output of the head each, by name, and its weight in the score",
+        description="weight in the score by name of objective; the head has one output for each",
     )
     center_rewards_coefficient: float | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""`ReinforcementConfig`: the algorithm of a run, its settings, and the combinations that are refused."""
+"""`ReinforcementConfig`: settings of an algorithm and checks of their combinations."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from memalpha.config.learner import RolloutConfig
 
 
 class ReinforcementConfig(RolloutConfig):
-    """Settings of reinforcement learning, whatever the tasks are.
+    """Settings of reinforcement learning on any tasks.
 
-    Picking an `algorithm` and nothing else is its vetted setting (`config.algorithms.VETTED`).
+    Choosing only an `algorithm` selects its vetted settings (`config.algorithms.VETTED`).
     """
 
     algorithm: str = Field(
@@ -31,7 +31,7 @@ class ReinforcementConfig(RolloutConfig):
 
     @property
     def tasks_per_step(self) -> int:
-        """Tasks of a step."""
+        """Number of tasks of a step."""
         return self.sampling.tasks_per_step
 
     def _learns_from_single_rollouts(self) -> bool:
@@ -57,9 +57,9 @@ class ReinforcementConfig(RolloutConfig):
         vetted = vetted_settings(data)
         config = handler(_merge_groups(vetted, data))
         for group, settings in vetted.items():
-            given = data.get(group, {})
-            given = given.model_fields_set if isinstance(given, BaseModel) else given
-            getattr(config, group).model_fields_set.difference_update(set(settings) - set(given))
+            members = data.get(group, {})
+            names = members.model_fields_set if isinstance(members, BaseModel) else members
+            getattr(config, group).model_fields_set.difference_update(set(settings) - set(names))
             if group not in data:
                 config.model_fields_set.discard(group)
         return config
@@ -176,9 +176,9 @@ def vetted_settings(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def _merge_groups(under: Mapping[str, Mapping[str, Any]], data: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(data)
     for group, settings in under.items():
-        given = data.get(group, {})
-        given = given.model_dump(exclude_unset=True) if isinstance(given, BaseModel) else given
-        merged[group] = {**settings, **given} if isinstance(given, Mapping) else given
+        members = data.get(group, {})
+        members = members.model_dump(exclude_unset=True) if isinstance(members, BaseModel) else members
+        merged[group] = {**settings, **members} if isinstance(members, Mapping) else members
     return merged
 
 

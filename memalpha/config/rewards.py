@@ -1,4 +1,4 @@
-"""The parts of a text run's reward: `rewards:` is a list of them, and the reward is their weighted sum."""
+"""Parts of a text run's reward: `rewards:` lists them, and the reward is their weighted sum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memalpha.config.common import Config, JudgeConfig
 class _Part(Config):
     kind: str
     name: str | None = Field(default=None, min_length=1, description="the component's name (default: the kind)")
-    weight: float = Field(default=1.0, description="what the component counts in the sum; 0: it is only recorded")
+    weight: float = Field(default=1.0, description="weight of the component in the sum; 0: only recorded")
 
     @field_validator("weight")
     @classmethod
@@ -25,30 +25,30 @@ class _Part(Config):
         return weight
 
     def kept_in(self, folder: Path | None) -> Self:
-        """With what it pays for kept in `folder`, where it pays for anything."""
+        """Return the part with its paid answers cached in `folder`, if it has any."""
         return self
 
 
 class MathPart(_Part):
-    """1 where the reply's answer equals the truth (`rewards.maths`)."""
+    """Reward 1 if the reply's answer equals the truth (`rewards.math`)."""
 
     kind: Literal["math"]
     column: str = Field(default="answer", description="the column with the truth: an answer, or a solution with one")
 
 
 class CodePart(_Part):
-    """What the reply's program passes of its tests, in a sandbox (`rewards.code`)."""
+    """Share of tests that the reply's program passes in a sandbox (`rewards.code`)."""
 
     kind: Literal["code"]
     column: str = Field(default="tests", description="the column with the tests: assert lines, or inputs with outputs")
     score: Literal["share", "all"] = Field(default="share", description="the share of tests passed, or all or nothing")
-    seconds: int = Field(default=4, gt=0, description="CPU time of a program; by the clock, three times that")
-    megabytes: int = Field(default=512, ge=64, description="memory of a program")
-    concurrency: int = Field(default=0, ge=0, description="programs at once (0: one a core)")
+    seconds: int = Field(default=4, gt=0, description="CPU seconds of a program; the clock limit is six times that")
+    megabytes: int = Field(default=512, ge=64, description="memory of a program, in megabytes")
+    concurrency: int = Field(default=0, ge=0, description="programs that run at once (0: one per core)")
 
 
 class FormatPart(_Part):
-    """1 where the reply has a form (`rewards.format`)."""
+    """Reward 1 if a regular expression matches the reply (`rewards.format`)."""
 
     kind: Literal["format"]
     pattern: str = Field(description="a regular expression; (?s) lets the dot take newlines too")
@@ -56,20 +56,20 @@ class FormatPart(_Part):
 
 
 class SchemaPart(_Part):
-    """1 where the reply's first JSON value fits a JSON schema (`rewards.format`)."""
+    """Reward 1 if the reply's first JSON value fits a JSON schema (`rewards.format`)."""
 
     kind: Literal["schema"]
     json_schema: dict[str, Any] | Path = Field(description="the schema, or a JSON file that holds it")
 
 
 class JudgePart(_Part):
-    """What language models say a reply is worth, 0 to 1 (`rewards.judged`)."""
+    """Grade of a reply by language models, from 0 to 1 (`rewards.judge`)."""
 
     kind: Literal["judge"]
     judge: JudgeConfig
     template: str = Field(
         default="Grade one reply to a prompt.\n{prompt}\n{completion}",
-        description="what they are asked; {prompt}, {completion} and columns by name are filled in, each between tags",
+        description="question to the judges; {prompt}, {completion} and column names are filled in between tags",
     )
     scale: tuple[int, int] = Field(default=(1, 10), description="worst and best grade")
 
@@ -88,13 +88,13 @@ class JudgePart(_Part):
         return template
 
     def kept_in(self, folder: Path | None) -> Self:
-        """With the judges' answers kept in `folder`, unless the configuration names a file."""
+        """Return a copy with the judges' answers cached in `folder`, unless a cache is set."""
         endpoint = self.judge.endpoint.kept_in(folder)
         return self.model_copy(update={"judge": self.judge.model_copy(update={"endpoint": endpoint})})
 
 
 def template_fields(template: str) -> tuple[str, ...]:
-    """The names in braces; `{{` is a brace. Raises `ValueError` for what is no plain name."""
+    """Return the names in braces; `{{` is a brace. Raise `ValueError` for other expressions."""
     names = [name for _, name, form, convert in Formatter().parse(template) if not _is_plain(name, form, convert)]
     if names:
         raise ValueError(f"{{{names[0]}}} is no plain name; write a brace as two")
@@ -106,7 +106,7 @@ def _is_plain(name: str | None, form: str | None, convert: str | None) -> bool:
 
 
 class PythonPart(_Part):
-    """A reward function of one's own (`rewards.base`)."""
+    """User-defined reward function (`rewards.base`)."""
 
     kind: Literal["python"]
     function: str = Field(description="module:name of a callable, or of a class that makes one")
@@ -124,19 +124,19 @@ class PythonPart(_Part):
 
 
 class ModelPart(_Part):
-    """The score of a reward model (`memalpha train reward`)."""
+    """Score of a reward model (`memalpha train reward`)."""
 
     kind: Literal["model"]
     path: str = Field(min_length=1, description="a run directory, a checkpoint, any directory of one, or a hub id")
     device: str = Field(default="cpu", description="torch device on which it scores")
     chat: bool = Field(
         default=True,
-        description="a prompt that is a text is one user message, as the policy gets it; false: the bare text, for a "
-        "model that was trained on such",
+        description="turn a text prompt into one user message, as the policy gets it; false: plain text, for a "
+        "model that was trained on it",
     )
 
 
 RewardPart = Annotated[
     MathPart | CodePart | FormatPart | SchemaPart | JudgePart | PythonPart | ModelPart, Field(discriminator="kind")
 ]
-"""One of the kinds; `kind` says which."""
+"""A part of any kind, chosen by `kind`."""

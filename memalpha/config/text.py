@@ -1,4 +1,4 @@
-"""`TextConfig`: reinforcement on prompts to complete."""
+"""`TextConfig`: reinforcement learning on text tasks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from memalpha.config.rewards import RewardPart
 
 
 class CurriculumConfig(Config):
-    """Easy tasks first (`train.curriculum`): the next level is unlocked by accuracy at the one before it."""
+    """Curriculum from easy to hard: accuracy at a level unlocks the next one."""
 
     column: str = Field(default="level", description="the column of a task that names its level")
     order: tuple[str, ...] = Field(min_length=2, description="levels, the easiest first")
     threshold: float = Field(default=0.8, gt=0.0, le=1.0, description="training accuracy that unlocks the next level")
-    window: int = Field(default=64, gt=0, description="the last so many attempts at the level, over which it is taken")
+    window: int = Field(default=64, gt=0, description="number of latest attempts at the level that the accuracy covers")
     review: float = Field(default=0.2, ge=0.0, lt=1.0, description="share of tasks that come from earlier levels")
 
     @field_validator("order")
@@ -34,19 +34,19 @@ class TextConfig(ReinforcementConfig):
 
     task: Literal["text"] = Field(default="text", description="marks a run on text tasks")
     data: str | None = Field(
-        default=None, description="arithmetic, programs, gsm8k, math, a file, a folder or a hub id (tasks.text)"
+        default=None, description="arithmetic, programs, gsm8k, math, a file, a folder or a hub id (tasks.text_tasks)"
     )
     dataset: DatasetConfig = DatasetConfig()
     evaluation: TaskEvaluationConfig = TaskEvaluationConfig()
     sampling: TextSamplingConfig = TextSamplingConfig()
     system_prompt: str | None = Field(default=None, description="system prompt of tasks that have none")
     rewards: tuple[RewardPart, ...] = Field(
-        default=(), description="the parts of the reward; the first that applies says whether a reply is correct"
+        default=(), description="parts of the reward; the first that applies decides whether a reply is correct"
     )
     environment: str | None = Field(
         default=None, description="module:name of a class with reset and step, instead of rewards"
     )
-    max_turns: int = Field(default=16, gt=0, description="environment: turns of an episode, at most")
+    max_turns: int = Field(default=16, gt=0, description="environment: most turns of an episode")
     curriculum: CurriculumConfig | None = Field(default=None, description="easy tasks first (default: all at once)")
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Configurations of training runs: reinforcement, supervised and preference runs, and which of them a file is."""
+"""Configurations of training runs, and the choice of the configuration class of a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from memalpha.errors import ConfigError
 
 
 class RunConfig(RolloutConfig):
-    """Tasks, writer, reader and reward of a training run, whatever it learns from."""
+    """Tasks, writer, reader and reward of every training run of a memory writer."""
 
     data: str = Field(
         default="synthetic",
@@ -42,7 +42,7 @@ class RunConfig(RolloutConfig):
     agent: AgentConfig = AgentConfig()
     reader: ReaderConfig = ReaderConfig()
     reward: RewardConfig = RewardConfig()
-    endpoint: EndpointConfig = Field(default=EndpointConfig(), description="how a reader behind an endpoint is asked")
+    endpoint: EndpointConfig = Field(default=EndpointConfig(), description="calls of a reader behind an endpoint")
 
     @model_validator(mode="after")
     def _a_reply_to_score(self) -> RunConfig:
@@ -69,31 +69,33 @@ def _check_no_text_settings(erl: ERLSettings | None) -> None:
 
 
 class SFTConfig(RunConfig):
-    """One supervised run: the learner imitates rows (`train.demonstrations`)."""
+    """One supervised run that imitates rows (`train.data.demonstrations`)."""
 
     algorithm: Literal["sft"] = Field(default="sft", description="marks a supervised run")
     source: str = Field(
         default="gold",
         description="rows to imitate: gold (each task's operations), scripted:KIND, best (the policy's best rollout "
-        "of group_size by reward), erl (second attempts and reflections: train.lessons), a run directory with "
+        "of group_size by reward), erl (retries and reflections), a run directory with "
         "turns.jsonl (its best rollouts), or a .jsonl file of rows",
     )
-    erl: ERLSettings | None = Field(default=None, description="source=erl: as in the run that is to follow")
+    erl: ERLSettings | None = Field(default=None, description="source=erl: settings of the ERL run that follows")
     tasks: int = Field(
         default=256, gt=0, description="gold, scripted, best, erl: training tasks of a round (of a file: all at most)"
     )
-    rounds: int = Field(default=1, gt=0, description="best: sample new rows so often, with the weights of then")
+    rounds: int = Field(
+        default=1, gt=0, description="best: number of times that rows are sampled anew with the current weights"
+    )
     optimizer: RowsOptimizerConfig = RowsOptimizerConfig()
     evaluation: SFTEvaluationConfig = SFTEvaluationConfig()
 
     @property
     def tasks_per_step(self) -> int:
-        """How many tasks are taken at a time: all of a round."""
+        """Number of tasks of a round, sampled together."""
         return self.tasks
 
     @model_validator(mode="after")
     def _within_schedule(self) -> SFTConfig:
-        """Overrides the base's check, which does not hold where `epochs` sets the length of the schedule."""
+        """Override the base's check, which does not apply if `epochs` sets the schedule's length."""
         if self.optimizer.epochs is None:
             super()._within_schedule()  # type: ignore[operator]
         if self.rounds > 1 and self.source != "best":
