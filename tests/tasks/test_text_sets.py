@@ -165,7 +165,7 @@ def test_test_and_validation_splits_are_refused_for_training(tmp_path: Path) -> 
     single = _folder(tmp_path, GSM8K, "main") / "main" / "test-00000-of-00001.parquet"
     with pytest.raises(DataError, match=r"gsm8k: .* is a file, which does not say which split it holds"):
         load_text_tasks("gsm8k", data=single)
-    with pytest.raises(ConfigError, match=r"data_folder: .* is a file"):
+    with pytest.raises(ConfigError, match=r"dataset\.folder: .* is a file"):
         TextTaskSource(TextConfig(policy="tiny", out=tmp_path / "run", data="gsm8k", data_folder=str(single)))
 
 

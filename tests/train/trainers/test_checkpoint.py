@@ -138,7 +138,7 @@ def test_where_adapters_train_a_checkpoint_holds_nothing_else(small, policy_path
     train(third)
     assert torch.allclose(logits(load_policy(checkpoint_path(third.out, 0)).model), steps[1], atol=1e-4)
 
-    with pytest.raises(CheckpointError, match=r"lora: .*there, None now"):
+    with pytest.raises(CheckpointError, match=r"lora\.r: 2 there, None now"):
         train(first.model_copy(update={"lora": None}))
     (first.out / "summary.json").unlink()
     save_file({"other": torch.zeros(1)}, folder / "adapter_model.safetensors")
@@ -170,7 +170,7 @@ def test_a_run_from_before_a_key_existed_goes_on_with_its_default(tmp_path):
     check_settings(tmp_path, settings)
     kept["reward"]["beta"] = 0.5
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(kept))
-    with pytest.raises(CheckpointError, match=r"reward: .*'beta': 0\.5.* there"):
+    with pytest.raises(CheckpointError, match=r"reward\.beta: 0\.5 there"):
         check_settings(tmp_path, settings)
     kept["reward"]["betas"] = 0.5  # a key that there is not: nothing is made of it
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(kept))

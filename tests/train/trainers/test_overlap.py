@@ -220,7 +220,7 @@ def test_the_next_parts_are_sampled_while_the_first_is_judged(judged):
         build, calls = parts.collector.builder.build, []
 
         def noted(*args, **more):
-            calls.append(more["first"])
+            calls.append(more["first_index"])
             if len(calls) == PARTS:
                 gate.note("sampling the last")
             return build(*args, **more)
