@@ -65,13 +65,13 @@ THEMES = {
 }
 
 
-def commands() -> Iterator[tuple[str, typer.models.CommandInfo]]:
+def command_words() -> Iterator[str]:
     """Yield every command by its words, as in `data list`."""
     for command in app.registered_commands:
-        yield str(command.name), command
+        yield str(command.name)
     for group in app.registered_groups:
         for command in group.typer_instance.registered_commands if group.typer_instance else ():
-            yield f"{group.name} {command.name}", command
+            yield f"{group.name} {command.name}"
 
 
 def cli_page() -> str:
@@ -82,11 +82,11 @@ def cli_page() -> str:
     )
     parts.append("Exit code 2 means that you can mend it: a key, file, name or value.\n\n")
     group = typer.main.get_command(app)
-    for words, command in commands():
+    for words in command_words():
         click_command = group
         for word in words.split():
             click_command = click_command.commands[word]  # type: ignore[attr-defined]
-        text = re.sub(r"\n    ?", "\n", command.callback.__doc__ or "").strip()
+        text = click_command.help or ""
         text = re.sub(r"Example: (memalpha .*)", r"```console\n$ \1\n```", text)
         parts.append(f"## `memalpha {words}`\n\n{text}\n\n| argument or option | meaning |\n|---|---|\n")
         for parameter in click_command.params:

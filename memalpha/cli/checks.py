@@ -48,6 +48,10 @@ def audit(
     query retrieves, entries without an origin, and the share of the source that entries cover. Nothing is changed.
 
     Example: memalpha audit ana.db --queries questions.txt --source chat.txt --json
+
+    Raises:
+        DataError: A file of queries or the source cannot be read.
+        StoreError: There is no store, or it cannot be opened.
     """
     from memalpha.store.checks.audit import audit as audit_store
 
@@ -73,6 +77,10 @@ def doctor(
     remain after --repair.
 
     Example: memalpha doctor ana.db --repair
+
+    Raises:
+        StoreError: There is no store, or it cannot be opened.
+        typer.Exit: Problems are left (exit code 1).
     """
     from memalpha.store.checks.integrity import examine
 

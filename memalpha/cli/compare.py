@@ -46,6 +46,9 @@ def compare(
     --common.
 
     Example: memalpha compare runs/rag runs/writer --out writer.md
+
+    Raises:
+        DataError: A run has no records, or `out` cannot be written.
     """
     from memalpha.qa.reporting import compare as comparing
 

@@ -50,6 +50,9 @@ def config(
     that configuration as a run would record it.
 
     Example: memalpha config demo --keys
+
+    Raises:
+        ConfigError: There is no configuration of that name, or it does not fit.
     """
     if name is None and not keys:
         first_lines = {shipped: _first_comment(shipped) for shipped in shipped_configs()}

@@ -70,6 +70,10 @@ def prepare(
     tasks, chunks and questions.
 
     Example: memalpha data prepare locomo locomo.jsonl data=locomo10.json
+
+    Raises:
+        ConfigError: An option is given twice.
+        DataError: The set is unknown, or its files are missing or do not fit.
     """
     from memalpha.tasks.load import load_tasks
 
@@ -101,6 +105,10 @@ def check(name: Name, overrides: DataOptions = None, as_json: AsJson = False) ->
     ids, evidence that does not exist. Known faults of the official files are listed.
 
     Example: memalpha data check locomo data=locomo10.json audit=errors.json
+
+    Raises:
+        DataError: The set is unknown, or its files are missing.
+        typer.Exit: A check failed (exit code 1).
     """
     from memalpha.tasks.checks.verify import check_data_set as check_data
 
@@ -128,6 +136,11 @@ def overlap(
     if there are any.
 
     Example: memalpha data overlap trec trec train.data=trec train.split=train test.data=trec
+
+    Raises:
+        ConfigError: An option does not fit.
+        DataError: A set is unknown, or its files are missing.
+        typer.Exit: The sets overlap (exit code 1).
     """
     from rich.console import Console
     from rich.progress import Progress

@@ -30,6 +30,11 @@ def evaluate(
     policy=NAME evaluates another policy on them.
 
     Example: memalpha eval locomo data=locomo10.json 'systems=[empty,rag,my.module:Memory]' reader.kind=copy
+
+    Raises:
+        ConfigError: A setting does not fit.
+        DataError: The tasks are missing or do not fit.
+        EvaluationError: A system under evaluation raised (exit code 1).
     """
     from memalpha.train.trainers.text_eval import resolve_text_run
 

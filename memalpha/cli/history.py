@@ -33,6 +33,9 @@ def history(
     Each with the log positions between which it was valid.
 
     Example: memalpha history ana.db ana-lives#k --json
+
+    Raises:
+        StoreError: There is no store, or it never held the entry.
     """
     with open_store(store, embedder, namespace) as memory:
         versions = memory.history(entry_id)
@@ -55,6 +58,9 @@ def diff(
     Entries added (+), removed (-) and changed (- before, + after), and the core memory.
 
     Example: memalpha diff ana.db 2024-05-01 2024-06-01
+
+    Raises:
+        StoreError: There is no store, or no such position.
     """
     with open_store(store, None, namespace) as memory:
         changes = memory.diff(resolve_position(start, memory, "FROM") or 0, resolve_position(end, memory, "TO"))
@@ -72,6 +78,9 @@ def undo(store: StoreFile, namespace: Namespace = "default", as_json: AsJson = F
     The log keeps both: undo appends the inverse operation, and `memalpha redo` applies the undone one again.
 
     Example: memalpha undo ana.db
+
+    Raises:
+        StoreError: There is no store, or nothing to undo.
     """
     _undo_or_redo(store, namespace, as_json, "undo")
 
@@ -82,6 +91,9 @@ def redo(store: StoreFile, namespace: Namespace = "default", as_json: AsJson = F
     Possible until another operation is written.
 
     Example: memalpha redo ana.db
+
+    Raises:
+        StoreError: There is no store, or nothing to redo.
     """
     _undo_or_redo(store, namespace, as_json, "redo")
 
@@ -111,6 +123,9 @@ def fork(
     The copy is independent: another namespace of STORE, or a store of its own.
 
     Example: memalpha fork ana.db what-if --as-of 2024-05-01
+
+    Raises:
+        StoreError: There is no store, no such position, or the target exists.
     """
     with (
         open_store(store, None, namespace) as memory,
@@ -138,6 +153,9 @@ def erase(
     in their place, so that log positions do not change. Forks, exports and copies of the file are not touched.
 
     Example: memalpha erase ana.db --id ana-lives#k --yes
+
+    Raises:
+        StoreError: Nothing is chosen, `yes` is missing, or an entry is unknown.
     """
     if not ids and namespace is None:
         raise StoreError("erase: choose entries or a namespace: --id ID or --namespace NAME")

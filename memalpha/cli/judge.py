@@ -31,6 +31,10 @@ def check(
     on, and its cost. The shipped items cover every template, vague answers above all.
 
     Example: memalpha judge check --judge http://localhost:8000/v1#my-model --set endpoint.cache=answers.sqlite
+
+    Raises:
+        DataError: The labels cannot be read.
+        PolicyError: A judge cannot be loaded or asked.
     """
     from memalpha.qa.scoring.judge import check_judge, load_judge, load_labels
 

@@ -7,7 +7,9 @@ a bug in memalpha and keeps its traceback.
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Callable
 from typing import Annotated, NoReturn
 
 import typer
@@ -47,13 +49,18 @@ def _common(
     """Train, evaluate and use memory agents."""
 
 
+def _help_text(command: Callable[..., None]) -> str:
+    """Return a command's docstring without its `Raises` section, which is for readers of the code."""
+    return inspect.cleandoc(command.__doc__ or "").partition("\n\nRaises:")[0]
+
+
 for _group in (train, evaluate, config, compare, store, history, checks, transfer, serve):
     for _name, _command in _group.COMMANDS.items():
-        app.command(name=_name)(_command)
+        app.command(name=_name, help=_help_text(_command))(_command)
 for _name, _command in data.COMMANDS.items():
-    data_app.command(name=_name)(_command)
+    data_app.command(name=_name, help=_help_text(_command))(_command)
 for _name, _command in judge.COMMANDS.items():
-    judge_app.command(name=_name)(_command)
+    judge_app.command(name=_name, help=_help_text(_command))(_command)
 
 
 def main() -> NoReturn:

@@ -40,6 +40,11 @@ def serve(
     served, chosen here. An address that other machines can reach needs a token. Ctrl-C stops the server.
 
     Example: memalpha serve ana.db --policy tiny --mcp --http 127.0.0.1:8765
+
+    Raises:
+        ConfigError: Options exclude each other, or an address does not fit.
+        PolicyError: The writer cannot be loaded.
+        StoreError: The store cannot be opened.
     """
     from memalpha.integrations.server.run import (
         check_token_needed,

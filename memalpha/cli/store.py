@@ -51,6 +51,11 @@ def read(
     The policy reads the text chunk by chunk, each in a fresh context. A missing STORE is created.
 
     Example: memalpha read ana.db chat.txt --policy add_all --timestamp 2024-05-01
+
+    Raises:
+        DataError: The file cannot be read or is empty.
+        PolicyError: The policy cannot be loaded, or a chunk is too long for it.
+        StoreError: The store cannot be opened.
     """
     from memalpha.agent.agent import MemoryAgent
     from memalpha.policy.load import load_policy
@@ -95,6 +100,9 @@ def add(
     content.
 
     Example: memalpha add ana.db "Ana lives in Lisbon." --category semantic --timestamp 2024-05-01
+
+    Raises:
+        StoreError: The store cannot be opened, or a field does not fit.
     """
     check_timestamp(timestamp)
     operation = Operation(
@@ -141,6 +149,9 @@ def search(
     """Search STORE.
 
     Example: memalpha search ana.db "Where does Ana live?" -k 3 --json
+
+    Raises:
+        StoreError: There is no store, or an option does not fit.
     """
     with open_store(store, embedder, namespace) as memory:
         hits = memory.search(
@@ -186,6 +197,10 @@ def ask(
     Prints `unknown` if STORE has no answer.
 
     Example: memalpha ask ana.db "Where does Ana live?" --policy Qwen/Qwen3-4B
+
+    Raises:
+        PolicyError: The policy cannot be loaded or asked.
+        StoreError: There is no store.
     """
     from memalpha.agent.agent import MemoryAgent
     from memalpha.agent.reader import ExtractiveReader
@@ -216,6 +231,9 @@ def show(
     """List the entries of STORE, oldest first, and its core memory.
 
     Example: memalpha show ana.db --category semantic --as-of 2024-05-01
+
+    Raises:
+        StoreError: There is no store, no such entry, or an option does not fit.
     """
     with open_store(store, embedder, namespace) as memory:
         position = resolve_position(as_of, memory)

@@ -26,6 +26,10 @@ def demo(
     before and after. The run directory gets a page with the results.
 
     Example: memalpha demo --seed 1 --out runs/demo-1
+
+    Raises:
+        PolicyError: A library that training needs is missing.
+        CheckpointError: The run directory holds another run.
     """
     from memalpha.cli.demo import run_demo
 
@@ -44,6 +48,11 @@ def train(
     replies (reward). A run directory with a checkpoint is resumed, and Ctrl-C saves one.
 
     Example: memalpha train demo seed=7 reward.beta=0.1 out=runs/seed-7
+
+    Raises:
+        ConfigError: A setting does not fit.
+        DataError: The data are missing or do not fit.
+        CheckpointError: The run directory holds another run.
     """
     settings = training_config(config, parse_overrides(overrides or []))
     _check_data_files(settings)
@@ -119,6 +128,9 @@ def merge(
     Weights, configuration and tokenizer, without the optimizer's state. LoRA adapters are merged into their base model.
 
     Example: memalpha merge runs/demo/checkpoints/best my-writer
+
+    Raises:
+        PolicyError: The checkpoint cannot be loaded, or `out` is not empty.
     """
     from memalpha.policy.load import write_merged as merge_checkpoint
 

@@ -30,6 +30,9 @@ def export(
     Markdown (.md) holds the current entries, to read, edit and import again.
 
     Example: memalpha export ana.db notes.md
+
+    Raises:
+        StoreError: There is no store, or the file cannot be written.
     """
     with open_store(store, None, namespace) as memory:
         if file.suffix in _MARKDOWN:
@@ -60,6 +63,10 @@ def import_(
     and LangGraph's prefixes become namespaces. All is imported or nothing; a missing STORE is created.
 
     Example: memalpha import audited.db qdrant-folder --from mem0 --history history.db
+
+    Raises:
+        DataError: The file does not fit; nothing is imported then.
+        StoreError: The store cannot be opened.
     """
     from memalpha.store.io.importers.replay import detect_format, import_memories, read_events
     from memalpha.store.io.jsonl import read_jsonl
@@ -95,6 +102,9 @@ def copy(
     text is embedded again. DST is complete or absent; SRC is not changed.
 
     Example: memalpha copy ana.db "postgresql://app@localhost/memories?schema=team"
+
+    Raises:
+        StoreError: The source is missing, or the target holds a store.
     """
     from memalpha.store.io.copy import copy_store
 
