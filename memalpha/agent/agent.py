@@ -204,7 +204,7 @@ class MemoryAgent:
 
     Args:
         policy: a `Policy` or a name for `load_policy`. "add_all" stores every line that no assistant said. "heuristic"
-            stores English statements about people by rules (see `policy.heuristic`). A run directory stands for its
+            stores English sentences of a few forms by rules (see `policy.heuristic`). A run directory stands for its
             best checkpoint, `http://host/v1#model` for a model behind an endpoint.
         store: the memory to write, with its own categories and embedder.
         config: sizes and prompt style; the default style is the policy's own.

@@ -1,7 +1,9 @@
-"""Rule-based writer that stores statements about people and updates changed ones.
+"""Rule-based writer that stores English sentences of a few forms and updates changed values.
 
-It reads one sentence at a time. It stores statements in the first person, about a named person, or about "my" or
-somebody's something. It skips questions, small talk and the assistant's turns.
+It reads one sentence at a time. It stores sentences in the first person, about "my" or somebody's something, or whose
+first word is capitalised like a name. So small talk gets in as well: of its entries on LoCoMo, 30 % begin with a
+person. It skips questions and turns of an assistant; in plain text it knows only labels with a capital (`Assistant:`).
+It keeps less evidence than storing every turn: on LoCoMo its F1 is .081, that of append-only .114.
 
 A few sentence forms give a slot (subject and attribute): home, employer, job, age, and any "my X is Y". If a visible
 entry has the same slot with another value, it is updated; everything else is inserted.

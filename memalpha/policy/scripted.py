@@ -25,7 +25,7 @@ class ScriptedPolicy:
     """Rule-based writer.
 
     - `add-all`: insert every line of the chunk that no assistant said;
-    - `heuristic`: store statements about people and update changed ones (see `policy.heuristic`);
+    - `heuristic`: store sentences of a few English forms (see `policy.heuristic` for its limits);
     - `oracle`: do each gold operation with the probability of its kind, and insert each other line with probability
       `noise`;
     - `append-only`: do gold inserts, insert the new value of gold updates, and skip deletes;
