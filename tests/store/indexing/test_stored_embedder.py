@@ -57,7 +57,14 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+@pytest.mark.parametrize(
+    "use",
+    [
+        # PostgreSQL builds its index from stored vectors, without the embedder
+        pytest.param(use, id=name, marks=[pytest.mark.sqlite] if name == "index" else [])
+        for name, use in USES.items()
+    ],
+)
 def test_a_recorded_folder_is_not_loaded(store_path, monkeypatch, use):
     monkeypatch.setattr(stored_embedder, "load_embedder", lambda name: pytest.fail(f"{name} was loaded"))
     with (
@@ -85,7 +92,7 @@ def test_what_needs_no_embedder_works_without_it(store_path, tmp_path):
         assert len(store.list()) == 2
     health = examine(store_path)
     assert health.problems == []
-    [note] = health.notes
+    [note] = [note for note in health.notes if "embedder" in note]
     assert "not compared" in note and "records the embedder 'models/notes'" in note
 
 
@@ -97,7 +104,7 @@ def test_the_callers_embedder_is_used(store_path, monkeypatch):
         assert store.search("Where does Ana live?", 1)[0].entry.content == "Ana lives in Lisbon."
         with store.fork(path=store_path.with_name("fork.db")) as copy:
             assert copy.search("Where does Ana live?", 1)[0].entry.content == "Ana lives in Lisbon."
-    assert examine(store_path, embedder=FOLDER).notes == []
+    assert not [note for note in examine(store_path, embedder=FOLDER).notes if "embedder" in note]
 
 
 @pytest.mark.slow
