@@ -119,7 +119,7 @@ print([fd for fd in range(3, 64) if os.path.exists(fd)])
 @contained
 def test_all_ends_with_the_process_that_started_it():
     code = (
-        f"from memalpha.rewards import sandbox\nimport time\nsandbox._BOOT += {MARK!r}\n"
+        f"from memalpha.rewards.code import sandbox\nimport time\nsandbox._BOOT += {MARK!r}\n"
         "sandbox.start_child('script', b'while True: pass', sandbox.Limits(seconds=60))\n"
         "print('started', flush=True)\ntime.sleep(60)"
     )
