@@ -19,7 +19,6 @@ from memalpha.config.common import (
 from memalpha.config.evaluation import EVAL_K, EvalConfig
 from memalpha.config.files import build_config, load_config, merge, parse_overrides, read_config, shipped_configs
 from memalpha.config.groups import (
-    GROUPS,
     SHORT_NAMES,
     CheckpointConfig,
     ComputeConfig,
@@ -41,7 +40,6 @@ from memalpha.config.training import (
 
 __all__ = [
     "EVAL_K",
-    "GROUPS",
     "SHORT_NAMES",
     "AgentConfig",
     "BabiConfig",

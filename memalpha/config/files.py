@@ -118,7 +118,10 @@ def load_config(kind: type[C], name: str | Path, overrides: Mapping[str, Any] | 
     """
     base, over = read_config(name), dict(overrides or {})
     if "optimizer" in kind.model_fields:  # a training run: its settings have short names
-        base, over = expand_short_names(base, kind), expand_short_names(over, kind)
+        try:
+            base, over = expand_short_names(base, kind), expand_short_names(over, kind)
+        except ValueError as error:
+            raise ConfigError(f"{name}: {error}") from error
     return build_config(kind, merge(base, over), str(name))
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from memalpha.cli.config import KINDS
 from memalpha.cli.main import main
-from memalpha.config import SHORT_NAMES, TrainConfig, build_config, shipped_configs, training_config
+from memalpha.config import SHORT_NAMES, TrainConfig, build_config, load_config, shipped_configs, training_config
 from memalpha.config.keys import SYNONYMS, settings_of
 from memalpha.errors import ConfigError
 
@@ -62,6 +62,8 @@ def test_short_and_full_names_are_the_same_setting():
 def test_two_values_for_one_setting_are_refused():
     with pytest.raises(ConfigError, match=r"learning_rate: is optimizer\.learning_rate, which is given too"):
         build_config(TrainConfig, {"out": "x", "learning_rate": 1, "optimizer": {"learning_rate": 2}}, "test")
+    with pytest.raises(ConfigError, match="demo: learning_rate: is "):
+        load_config(TrainConfig, "demo", {"learning_rate": 1, "optimizer": {"learning_rate": 2}})
 
 
 @pytest.mark.parametrize(
