@@ -45,6 +45,7 @@ from memalpha.qa.scoring.recall import EvidenceQuestion, EvidenceRanks, rank_evi
 from memalpha.store.embedding import CachedEmbedder, Embedder, load_embedder
 from memalpha.store.search.corpus import Corpus
 from memalpha.store.search.documents import Document
+from memalpha.store.search.options import SearchOptions
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.datasets.locomo import load_locomo
 from memalpha.types import MemoryEntry
@@ -187,7 +188,9 @@ def _with_places(
     by_id = {entry.id: entry for entry in entries}
     documents = [replace(Document.from_entry(entry), group=f"{entry.source} {entry.chunk}") for entry in entries]
     corpus = Corpus(embedder, documents if spans else [replace(document, span=None) for document in documents])
-    return lambda queries, k: [[by_id[hit.id] for hit in hits] for hits in corpus.search_many(queries, k)]
+    return lambda queries, k: [
+        [by_id[hit.id] for hit in hits] for hits in corpus.search_many(queries, SearchOptions(k))
+    ]
 
 
 def gain(ranks: Sequence[Sequence[EvidenceRanks]], base: Sequence[Sequence[EvidenceRanks]]) -> list[float]:

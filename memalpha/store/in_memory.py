@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
+from memalpha.errors import StoreError
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Where
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
-from memalpha.store.search.boost import Boost
 from memalpha.store.search.corpus import Corpus
 from memalpha.store.search.documents import Document
-from memalpha.store.search.ranking import Route
+from memalpha.store.search.options import SearchOptions
 from memalpha.store.state import Change, MemoryState, plan
 from memalpha.store.validation import check_timestamp
 from memalpha.types import Hit, MemoryEntry, Operation
@@ -100,54 +100,14 @@ class WorkingMemory(Memory):
         """Return the live entry of the category with exactly this content, or None."""
         return self._state.find(category, content)
 
-    def search(
-        self,
-        query: str,
-        k: int = 10,
-        *,
-        category: str | None = None,
-        where: Where = None,
-        route: Route = "soft",
-        boost: Boost | None = None,
-    ) -> list[Hit]:
-        """Return the k best live entries, best first.
-
-        Args:
-            query: Text to search for.
-            k: Number of hits at most.
-            category: Search this category only.
-            where: Filter on fields and metadata (see `filters`).
-            route: How the two layers combine (see `search.ranking`).
-            boost: Weights of importance and recency that are added to the scores.
-        """
-        return self.search_many([query], k, category=category, where=where, route=route, boost=boost)[0]
-
-    def search_many(
-        self,
-        queries: Sequence[str],
-        k: int = 10,
-        *,
-        category: str | None = None,
-        where: Where = None,
-        route: Route = "soft",
-        boost: Boost | None = None,
-    ) -> list[list[Hit]]:
-        """Search for several queries, embedded in one batch.
-
-        Args:
-            queries: One list of hits is returned for each.
-            k: Number of hits per query at most.
-            category: Search this category only.
-            where: Filter on fields and metadata (see `filters`).
-            route: How the two layers combine (see `search.ranking`).
-            boost: Weights of importance and recency that are added to the scores.
-        """
-        entry_filter = self._filter(category, where)
+    def _search(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:
+        if options.as_of is not None or options.around:
+            raise StoreError("as_of and around: only a MemoryStore keeps past states and the order of raw text")
         corpus, self._corpus = self._corpus, None
         if corpus is None:
             state = self._state
             documents = (Document.from_entry(entry, state.creation_position(id)) for id, entry in state.entries.items())
             corpus = Corpus(self._embedder, documents, lambda: self._state.entries.values())
-        results = corpus.search_many(queries, k, route=route, where=entry_filter, boost=boost)
+        results = corpus.search_many(queries, options)
         self._corpus = corpus
         return [[Hit(self._state.get(id), score, explain) for id, score, explain, _ in hits] for hits in results]

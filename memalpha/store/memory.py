@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from memalpha.errors import DuplicateContent
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.boost import Boost
+from memalpha.store.search.options import SearchOptions
 from memalpha.store.search.ranking import Route
 from memalpha.store.state import Change, MemoryState
 from memalpha.store.validation import clean_content
 from memalpha.types import Hit, MemoryEntry, Operation
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _with_keywords_of(
+    search: Callable[Concatenate[Any, str, P], Any],
+) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, Sequence[str], P], T]]:
+    """Return a decorator that shows the keywords of `search` after a method's first parameter."""
+
+    def decorate(method: Callable[..., T]) -> Callable[Concatenate[Any, Sequence[str], P], T]:
+        own, keywords = inspect.signature(method), inspect.signature(search).parameters.values()
+        parameters = [*own.parameters.values()][:2] + [*keywords][2:]
+        method.__signature__ = own.replace(parameters=parameters)  # pyright: ignore[reportFunctionMemberAccess]
+        return method
+
+    return decorate
 
 
 class Memory(ABC):
@@ -74,7 +93,6 @@ class Memory(ABC):
     def created_at(self, ids: Sequence[str]) -> dict[str, int]:
         """Return the log position that created each id; `list` is in this order."""
 
-    @abstractmethod
     def search(
         self,
         query: str,
@@ -84,8 +102,13 @@ class Memory(ABC):
         where: Where = None,
         route: Route = "soft",
         boost: Boost | None = None,
+        as_of: int | str | None = None,
+        around: int = 0,
+        exact: bool = False,
     ) -> list[Hit]:
-        """Return the best live entries, best first, as if only matching entries existed.
+        """Return the best live entries, best first.
+
+        With `category` and `where`, the result equals the search of a memory that holds only the matching entries.
 
         Args:
             query: Text to search for.
@@ -94,33 +117,43 @@ class Memory(ABC):
             where: Filter on fields and metadata (see `filters`).
             route: How the two layers combine (see `search.ranking`); "soft" adds the group score as a prior.
             boost: Weights of importance and recency that are added to the scores.
+            as_of: Log position or ISO time; the result equals a search at that moment. Only a `MemoryStore` has a past.
+            around: Tokens of raw text to return around each hit (see `MemoryStore.around`); 0 returns none.
+            exact: Score every entry. By default, a `MemoryStore` above 50,000 entries scores likely candidates only.
 
         Raises:
             UnknownCategory: The schema has no such category.
-            StoreError: `where` is invalid.
+            StoreError: An option is invalid, or this kind of memory lacks it.
         """
+        return self.search_many(
+            [query],
+            k,
+            category=category,
+            where=where,
+            route=route,
+            boost=boost,
+            as_of=as_of,
+            around=around,
+            exact=exact,
+        )[0]
 
-    @abstractmethod
-    def search_many(
-        self,
-        queries: Sequence[str],
-        k: int = 10,
-        *,
-        category: str | None = None,
-        where: Where = None,
-        route: Route = "soft",
-        boost: Boost | None = None,
-    ) -> list[list[Hit]]:
+    @_with_keywords_of(search)
+    def search_many(self, queries: Sequence[str], *args: Any, **keywords: Any) -> list[list[Hit]]:
         """Search for several queries, embedded in one batch.
 
         Args:
             queries: One list of hits is returned for each.
-            k: Number of hits per query at most.
-            category: Search this category only.
-            where: Filter on fields and metadata (see `filters`).
-            route: How the two layers combine (see `search.ranking`).
-            boost: Weights of importance and recency that are added to the scores.
+            args: `k`, as in `search`.
+            keywords: Keywords of `search`.
         """
+        options = SearchOptions(*args, **keywords)
+        if options.category is not None:
+            self.schema.check_category(options.category)
+        return self._search(queries, options)
+
+    @abstractmethod
+    def _search(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:
+        """Return the hits of each query."""
 
     def _filter(self, category: str | None, where: Where) -> Filter | None:
         """Combine `category` and `where` into one filter; None matches everything.

@@ -19,8 +19,7 @@ from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbe
 from memalpha.store.memory import Memory
 from memalpha.store.open import open_index, open_namespace
 from memalpha.store.schema import MemorySchema
-from memalpha.store.search.boost import Boost
-from memalpha.store.search.ranking import Route
+from memalpha.store.search.options import SearchOptions, check_token_count
 from memalpha.store.search.vectors import Precision
 from memalpha.store.state import MemoryState
 from memalpha.types import Hit, MemoryEntry, Operation
@@ -155,99 +154,19 @@ class StoreReader(Memory):
         with self._transaction():
             return self._namespace.find(category, content.strip())
 
-    def search(
-        self,
-        query: str,
-        k: int = 10,
-        *,
-        category: str | None = None,
-        where: Where = None,
-        route: Route = "soft",
-        boost: Boost | None = None,
-        as_of: int | str | None = None,
-        around: int = 0,
-        exact: bool = False,
-    ) -> list[Hit]:
-        """Return the best live entries, best first.
-
-        With `category` and `where`, the result equals the search of a memory that holds only the matching entries.
-
-        Args:
-            query: Text to search for.
-            k: Number of hits at most.
-            category: Search this category only.
-            where: Filter on fields and metadata (see `filters`).
-            route: How the two layers combine (see `search.ranking`); "soft" adds the group score as a prior.
-            boost: Weights of importance and recency that are added to the scores.
-            as_of: Log position or ISO time; the result equals a search at that moment.
-            around: Tokens of raw text to return around each hit (see the method `around`); 0 returns none.
-            exact: Score every entry. By default, above 50,000 entries only likely candidates are scored.
-
-        Raises:
-            UnknownCategory: The schema has no such category.
-            StoreError: `where` or `as_of` is invalid.
-        """
-        return self.search_many(
-            [query],
-            k,
-            category=category,
-            where=where,
-            route=route,
-            boost=boost,
-            as_of=as_of,
-            around=around,
-            exact=exact,
-        )[0]
-
-    def search_many(
-        self,
-        queries: Sequence[str],
-        k: int = 10,
-        *,
-        category: str | None = None,
-        where: Where = None,
-        route: Route = "soft",
-        boost: Boost | None = None,
-        as_of: int | str | None = None,
-        around: int = 0,
-        exact: bool = False,
-    ) -> list[list[Hit]]:
-        """Search for several queries, embedded in one batch.
-
-        Args:
-            queries: One list of hits is returned for each.
-            k: Number of hits per query at most.
-            category: Search this category only.
-            where: Filter on fields and metadata (see `filters`).
-            route: How the two layers combine (see `search.ranking`).
-            boost: Weights of importance and recency that are added to the scores.
-            as_of: Log position or ISO time; None means now.
-            around: Tokens of raw text to return around each hit; 0 returns none.
-            exact: Score every entry, in a large memory too.
-        """
-        entry_filter, query_vectors = self._filter(category, where), None
-        if (
-            len(queries) == 1 and route != "bm25"
-        ):  # a question is rarely a stored text, so skip the lookup of its vector
+    def _search(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:
+        query_vectors = None
+        if len(queries) == 1 and options.route != "bm25":  # rarely a stored text, so skip the lookup of its vector
             query_vectors = self._embedder.load().encode(queries)
         with self._transaction() as log_end:
-            position = self._namespace.resolve_as_of(as_of)
-            results = self._index.search(
-                log_end.position,
-                position,
-                queries,
-                k,
-                route=route,
-                where=entry_filter,
-                boost=boost,
-                exact=exact,
-                vectors=query_vectors,
-            )
+            position = self._namespace.resolve_as_of(options.as_of)
+            results = self._index.search(log_end.position, position, queries, options, query_vectors)
             entries = {hit.id: hit.entry for hits in results for hit in hits if hit.entry is not None}
             entries |= self._namespace.versions_at(
                 list({hit.id for hits in results for hit in hits} - entries.keys()), position
             )
-            context = {id: tuple(surrounding_spans(self._namespace, id, around, position)) for id in entries if around}
+            tokens = options.around
+            context = {id: tuple(surrounding_spans(self._namespace, id, tokens, position)) for id in entries if tokens}
         return [
             [Hit(entries[id], score, parts, context.get(id, ())) for id, score, parts, _ in hits] for hits in results
         ]
@@ -265,6 +184,7 @@ class StoreReader(Memory):
         Raises:
             UnknownEntry: No such entry is live.
         """
+        check_token_count(tokens)
         with self._transaction():
             return surrounding_spans(self._namespace, id, tokens, self._namespace.resolve_as_of(as_of))
 

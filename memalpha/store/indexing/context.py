@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memalpha.errors import StoreError, UnknownEntry
+from memalpha.errors import UnknownEntry
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.search.span_bm25 import Span
 from memalpha.types import MemoryEntry
@@ -24,15 +24,12 @@ def surrounding_spans(rows: Namespace, id: str, tokens: int, position: int | Non
 
     Raises:
         UnknownEntry: No live entry has the id.
-        StoreError: `tokens` is no whole number from 0.
     """
     entry = rows.version_at(id, position)
     if entry is None:
         raise UnknownEntry(
             f"no live entry has the id {id!r}" + ("" if position is None else f" at position {position}")
         )
-    if not isinstance(tokens, int) or tokens < 0:
-        raise StoreError(f"around: {tokens!r} tokens: a whole number from 0 is needed")
     entry_span = [] if Span.from_origin(entry.source, entry.chunk, entry.turn, 0) is None else [entry]
     budget = 4 * tokens - sum(len(span.content) for span in entry_span)
     before: list[MemoryEntry] = []

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.filters import Filter
 from memalpha.store.indexing.cache import IndexCache
 from memalpha.store.indexing.corpus_arrays import corpus_from_arrays, corpus_to_arrays
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
 from memalpha.store.search.background import Background
-from memalpha.store.search.boost import Boost
 from memalpha.store.search.corpus import CompactVectors, Corpus
 from memalpha.store.search.documents import Document, ScoredEntry
-from memalpha.store.search.ranking import Route
+from memalpha.store.search.options import SearchOptions
 from memalpha.store.search.span_bm25 import Span
 from memalpha.store.search.vectors import Precision
 
@@ -40,41 +39,38 @@ class NamespaceIndex:
 
     def search(
         self,
-        end: int,
+        log_end: int,
         position: int | None,
         queries: Sequence[str],
-        k: int,
-        *,
-        route: Route = "soft",
-        where: Filter | None = None,
-        boost: Boost | None = None,
-        exact: bool = False,
+        options: SearchOptions,
         vectors: np.ndarray | None = None,
     ) -> list[list[ScoredEntry]]:
         """Return the k best entries for each query, best first.
 
         Args:
-            end: Position of the last logged operation.
+            log_end: Position of the last logged operation.
             position: Position to search at; None searches the current state.
             queries: Questions; one list of results is returned for each.
-            k: Number of results per query.
-            route: Scoring route; see `corpus`.
-            where: Search only the entries that pass this filter.
-            boost: Further terms of the score.
-            exact: Score every entry, however many there are.
+            options: Options of the search; `position` stands for `as_of`.
             vectors: Embeddings of the queries `(len(queries), dim)`, if known.
         """
         if position is not None:
-            corpus = self._corpus_at(position, where)
-            return corpus.search_many(queries, k, route=route, boost=boost, vectors=vectors)
-        corpus = self._checkout(end)
-        results = corpus.search_many(queries, k, route=route, where=where, boost=boost, exact=exact, vectors=vectors)
+            entries = [
+                entry
+                for entry in self._rows.live_entries(position=position)
+                if options.filter is None or options.filter.matches(entry)
+            ]
+            documents = (Document.from_entry(entry, index) for index, entry in enumerate(entries))
+            corpus = Corpus(self._encoder(), documents, lambda: entries)
+            return corpus.search_many(queries, replace(options, category=None, where=None), vectors)
+        corpus = self._checkout(log_end)
+        results = corpus.search_many(queries, options, vectors)
         self._checkin(corpus)
         return results
 
-    def build(self, end: int) -> None:
-        """Build everything that a search at the log position `end` needs."""
-        corpus = self._checkout(end)
+    def build(self, log_end: int) -> None:
+        """Build everything that a search at the log's end needs."""
+        corpus = self._checkout(log_end)
         corpus.build()
         self._checkin(corpus)
 
@@ -112,12 +108,6 @@ class NamespaceIndex:
     def _checkin(self, corpus: Corpus) -> None:
         """Store the corpus for the next search."""
         self._corpus = corpus
-
-    def _corpus_at(self, position: int, where: Filter | None) -> Corpus:
-        """Build a corpus of the entries that were live at a position and pass a filter."""
-        entries = [e for e in self._rows.live_entries(position=position) if where is None or where.matches(e)]
-        documents = (Document.from_entry(entry, index) for index, entry in enumerate(entries))
-        return Corpus(self._encoder(), documents, lambda: entries)
 
     def save(self) -> None:
         """Write the corpus to the index file, if it pays. Do not call this inside a transaction."""

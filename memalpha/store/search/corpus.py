@@ -35,12 +35,12 @@ from memalpha.store.search import ann as approximate
 from memalpha.store.search.ann import ApproximateIndex, Candidates
 from memalpha.store.search.background import Background
 from memalpha.store.search.bm25 import LexicalIndex, words
-from memalpha.store.search.boost import Boost
 from memalpha.store.search.corpus_selection import CorpusSelection
 from memalpha.store.search.documents import Document, ScoredEntry
 from memalpha.store.search.filter_columns import FilterColumns
 from memalpha.store.search.normalize import scale, top_k
-from memalpha.store.search.ranking import Route, check_route, score_documents
+from memalpha.store.search.options import SearchOptions
+from memalpha.store.search.ranking import score_documents
 from memalpha.store.search.span_bm25 import Span
 from memalpha.store.search.string_table import StringTable
 from memalpha.store.search.vectors import Precision, Prototypes, VectorIndex, inner_products
@@ -212,58 +212,20 @@ class Corpus:
         self._removed.append(slot)
         self._full_selection = None
 
-    def search(
-        self,
-        query: str,
-        k: int = 10,
-        *,
-        route: Route = "soft",
-        where: Filter | None = None,
-        boost: Boost | None = None,
-    ) -> list[ScoredEntry]:
-        """Return the k best documents, best first.
-
-        Args:
-            query: Question or keywords.
-            k: Number of results.
-            route: Scoring route; see the module.
-            where: Search only the documents whose entries pass this filter.
-            boost: Further terms of the score.
-
-        Raises:
-            StoreError: The route is unknown, or `k` is negative.
-        """
-        return self.search_many([query], k, route=route, where=where, boost=boost)[0]
-
     def search_many(
-        self,
-        queries: Sequence[str],
-        k: int = 10,
-        *,
-        route: Route = "soft",
-        where: Filter | None = None,
-        boost: Boost | None = None,
-        exact: bool = False,
-        vectors: np.ndarray | None = None,
+        self, queries: Sequence[str], options: SearchOptions, vectors: np.ndarray | None = None
     ) -> list[list[ScoredEntry]]:
         """Search for several queries, embedded in one batch.
 
         Args:
             queries: Questions or keywords.
-            k: Number of results per query.
-            route: Scoring route; see the module.
-            where: Search only the documents whose entries pass this filter.
-            boost: Further terms of the score.
-            exact: Score every document, however many there are.
+            options: Options of the search; the corpus is the memory at `as_of`.
             vectors: Embeddings of the queries `(len(queries), dim)`, if known.
 
         Returns:
-            For each query the list that `search` returns.
-
-        Raises:
-            StoreError: The route is unknown, or `k` is negative.
+            The best documents for each query, best first.
         """
-        check_route(route, k)
+        k, route, where = options.k, options.route, options.filter
         if not queries or not k:
             return [[] for _ in queries]
         self._tidy()
@@ -273,7 +235,7 @@ class Corpus:
             self._embed()
             vectors = self.embedder.encode(queries) if vectors is None else vectors
         lists = None
-        needs_all = exact or where is not None or route == "hard" or (route == "soft" and self._source_numbers)
+        needs_all = options.exact or where is not None or route == "hard" or (route == "soft" and self._source_numbers)
         if self._approximate is not None and not needs_all and k <= approximate.MAX_RESULTS:
             lists = self._approximate.ready_lists()
         exact_selection = None if lists else self._select(where)
@@ -283,7 +245,7 @@ class Corpus:
             selection = Candidates(self, terms, vector, lists) if lists else exact_selection
             if selection is None or len(selection.slots) < k:
                 selection = self._select(where)
-            results.append(self._rank(selection, terms, vector, k, route, boost) if len(selection.slots) else [])
+            results.append(self._rank(selection, terms, vector, options) if len(selection.slots) else [])
         return results
 
     def build(self) -> None:
@@ -342,18 +304,16 @@ class Corpus:
         selection: CorpusSelection | Candidates,
         query: list[str],
         vector: np.ndarray | None,
-        k: int,
-        route: Route,
-        boost: Boost | None,
+        options: SearchOptions,
     ) -> list[ScoredEntry]:
         def numbers(field: str) -> np.ndarray:
             return self._columns.numbers(field, self._slots, self._size)[selection.slots]
 
-        subset, parts, terms, dense_range = score_documents(selection, query, vector, route, boost, numbers)
+        subset, parts, terms, dense_range = score_documents(selection, query, vector, options, numbers)
         slots = selection.slots[subset]
         total = sum(terms[1:], terms[0])
         if self._compact is not None and vector is not None:
-            rescored = top_k(total, self._orders[slots], max(RESCORE_FACTOR * k, MIN_RESCORED))
+            rescored = top_k(total, self._orders[slots], max(RESCORE_FACTOR * options.k, MIN_RESCORED))
             slots, terms = slots[rescored], [term[rescored] for term in terms]
             exact = inner_products(vector, self._compact.exact([self._slots.text(slot) for slot in slots.tolist()]))[0]
             parts["dense"][rescored] = exact
@@ -363,7 +323,7 @@ class Corpus:
             parts = {name: values[rescored] for name, values in parts.items()}
             terms[0] = exact if dense_range is None else scale(exact, dense_range)
             total = sum(terms[1:], terms[0])
-        best = top_k(total, self._orders[slots], k)
+        best = top_k(total, self._orders[slots], options.k)
         explanations = zip(*(values[best].tolist() for values in parts.values()), strict=True)
         return [
             ScoredEntry(self._slots.text(slot), score, dict(zip(parts, values, strict=True)))

@@ -13,25 +13,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from memalpha.errors import StoreError
 from memalpha.store.search.bm25 import BM25, TermMatches
 from memalpha.store.search.normalize import scale, share_of_best
 from memalpha.store.search.span_bm25 import NeighbourBM25
 
 if TYPE_CHECKING:
     from memalpha.store.search.ann import Candidates
-    from memalpha.store.search.boost import Boost
+    from memalpha.store.search.options import SearchOptions
 
 Route = Literal["soft", "flat", "dense", "bm25", "hard"]
 ROUTES: tuple[Route, ...] = ("soft", "flat", "dense", "bm25", "hard")
-
-
-def check_route(route: str, k: int) -> None:
-    """Raise `StoreError` for an unknown route or a negative k."""
-    if route not in ROUTES:
-        raise StoreError(f"route {route!r} is not one of {', '.join(ROUTES)}")
-    if k < 0:
-        raise StoreError(f"k {k}: 0 or more is needed")
 
 
 class Selection(ABC):
@@ -130,8 +121,7 @@ def score_documents(
     selection: Selection | Candidates,
     query: Sequence[str],
     vector: np.ndarray | None,
-    route: Route,
-    boost: Boost | None,
+    options: SearchOptions,
     numbers: Callable[[str], np.ndarray],
 ) -> ScoreParts:
     """Score the documents of a selection for one query.
@@ -140,10 +130,10 @@ def score_documents(
         selection: Documents to score.
         query: Terms of the query.
         vector: Embedding of the query `(1, dim)`; None for the route "bm25".
-        route: Scoring route; see `corpus`.
-        boost: Further terms of the score.
+        options: Options of the search; the route is explained in `corpus`.
         numbers: Returns a field of the entries as numbers, in the selection's order.
     """
+    route, boost = options.route, options.boost
     subset: np.ndarray | slice = slice(None)
     parts: dict[str, np.ndarray] = {}
     if vector is not None:

@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from corpus_search import search, search_many
 
 from memalpha.store.indexing import cache
 from memalpha.store.indexing.cache import index_files
@@ -57,8 +58,8 @@ def corpus_from_arrays(count: int, background: Background | None = None) -> Corp
 def recall(corpus: Corpus, **options) -> float:
     shares = []
     for query in QUERIES:
-        right = corpus.search_many([query], 10, exact=True, **options)[0]
-        recalled = corpus.search_many([query], 10, **options)[0]
+        right = search_many(corpus, [query], 10, exact=True, **options)[0]
+        recalled = search_many(corpus, [query], 10, **options)[0]
         shares.append(len({hit.id for hit in right} & {hit.id for hit in recalled}) / 10)
     return float(np.mean(shares))
 
@@ -71,16 +72,16 @@ def test_the_best_are_found_with_the_scores_of_the_exact_search(route) -> None:
         corpus.remove(f"d{number}")
     corpus.add_many(map(document, range(600, 615)))  # beside the lists
     assert recall(corpus, route=route) >= 0.95
-    assert len(corpus.search("pet", 150, route="soft")) == 150  # more than there are candidates
+    assert len(search(corpus, "pet", 150, route="soft")) == 150  # more than there are candidates
     for query in QUERIES:
-        exact = {hit.id: hit for hit in corpus.search_many([query], 700, route=route, exact=True)[0]}
-        hits = corpus.search_many([query], 10, route=route)[0]
+        exact = {hit.id: hit for hit in search_many(corpus, [query], 700, route=route, exact=True)[0]}
+        hits = search_many(corpus, [query], 10, route=route)[0]
         assert hits == sorted(hits, key=lambda hit: (-hit.score, -int(hit.id[1:])))
         for hit in hits:
             assert hit.explain == exact[hit.id].explain
             assert hit.score == pytest.approx(exact[hit.id].score, abs=0.02)  # where the scale of dense begins
-    everything = corpus.search_many(QUERIES, 10, route=route)
-    assert everything == [corpus.search(query, 10, route=route) for query in QUERIES]
+    everything = search_many(corpus, QUERIES, 10, route=route)
+    assert everything == [search(corpus, query, 10, route=route) for query in QUERIES]
 
 
 def test_it_looks_at_candidates_alone_and_exactly_where_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,23 +94,23 @@ def test_it_looks_at_candidates_alone_and_exactly_where_it_says_so(monkeypatch: 
 
     monkeypatch.setattr(Corpus, "_rank", counted)
     corpus.build()
-    corpus.search("pet fur")
+    search(corpus, "pet fur")
     assert 100 <= counts[0] < 400
-    corpus.search_many(["pet fur"], exact=True)
-    corpus.search("pet fur", route="hard")
+    search_many(corpus, ["pet fur"], exact=True)
+    search(corpus, "pet fur", route="hard")
     small = corpus_from_arrays(200, Background())
     small.build()
-    small.search("pet fur")
+    search(small, "pet fur")
     alone = corpus_from_arrays(600)  # the memory of a rollout has nothing in the background
     alone.build()
-    alone.search("pet fur")
+    search(alone, "pet fur")
     assert counts[1:] == [600, 600, 200, 600]
 
 
 def test_a_boost_counts_among_the_candidates() -> None:
     corpus = corpus_from_arrays(600, Background())
     corpus.build()
-    hits = corpus.search("piano", 5, boost=Boost(importance=1.0))
+    hits = search(corpus, "piano", 5, boost=Boost(importance=1.0))
     assert all(set(hit.explain) == {"dense", "bm25", "group", "importance"} for hit in hits)
 
 
@@ -124,23 +125,23 @@ def test_lists_are_built_beside_the_searches(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(approximate.InvertedLists, "build", slow)
     background = Background()
     corpus = corpus_from_arrays(300, background)
-    right = corpus.search_many(QUERIES, 10, exact=True)
-    assert corpus.search_many(QUERIES, 10) == right and build_sizes == [300]  # exact, and it does not wait
+    right = search_many(corpus, QUERIES, 10, exact=True)
+    assert search_many(corpus, QUERIES, 10) == right and build_sizes == [300]  # exact, and it does not wait
     corpus.add(Document("new", "zyxomma alone", "g0", 1000))
     corpus.remove("d299")
-    assert corpus.search("zyxomma")[0].id == "new" and background.is_busy
+    assert search(corpus, "zyxomma")[0].id == "new" and background.is_busy
     gate.set()
     corpus.build()
     assert build_sizes == [300] and not background.is_busy and corpus._approximate.ready_lists().size == 301  # pyright: ignore
-    assert corpus.search("zyxomma")[0].id == "new"
+    assert search(corpus, "zyxomma")[0].id == "new"
     # A few that came since are looked at one by one, many are put in as well, beside again; after more, all anew.
     corpus.add_many(map(document, range(300, 320)))
-    corpus.search("x")
+    search(corpus, "x")
     assert not background.is_busy and corpus._approximate.live_recent_slots().tolist() == [*range(301, 321)]  # pyright: ignore
     corpus.add(document(320))
-    corpus.search("x")
+    search(corpus, "x")
     background._thread.join()  # pyright: ignore
-    corpus.search("x")
+    search(corpus, "x")
     assert corpus._approximate.ready_lists().size == 322 and not len(corpus._approximate.live_recent_slots())  # pyright: ignore
     for number in range(120):
         corpus.remove(f"d{number}")
@@ -183,10 +184,10 @@ def test_what_goes_wrong_in_the_background_is_raised(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(approximate.InvertedLists, "build", broken)
     background = Background()
     corpus = corpus_from_arrays(300, background)
-    assert corpus.search("piano")
+    assert search(corpus, "piano")
     background._thread.join()  # pyright: ignore
     with pytest.raises(MemoryError, match="no room"):
-        corpus.search("piano")
+        search(corpus, "piano")
 
 
 def test_stopping_ends_the_thread() -> None:

@@ -6,6 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from corpus_search import search
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,8 +71,8 @@ def test_the_words_around_count_as_the_formula_says(lines, random, query):
         for at, ((text, span), step) in enumerate(zip(lines, steps, strict=True))
     ]
     expected = slowly(documents, query)
-    results = Corpus(EMBEDDER, documents).search(query, 30)
-    plain = {hit.id: hit.score for hit in Corpus(EMBEDDER, documents).search(query, 30, route="bm25")}
+    results = search(Corpus(EMBEDDER, documents), query, 30)
+    plain = {hit.id: hit.score for hit in search(Corpus(EMBEDDER, documents), query, 30, route="bm25")}
     some = any(document.span for document in documents)
     for hit in results:
         assert hit.explain["bm25"] == plain[hit.id]
@@ -93,7 +94,7 @@ def test_the_order_in_which_spans_come_shows_in_no_digit(seed):
     ]
     results = []
     for _ in range(2):
-        hits = Corpus(EMBEDDER, documents).search("cat in oslo", 100)
+        hits = search(Corpus(EMBEDDER, documents), "cat in oslo", 100)
         results.append({hit.id: (hit.explain["bm25"], hit.explain["around"]) for hit in hits})
         random.shuffle(documents)
     assert len(results[0]) == 100 and results[0] == results[1]
@@ -104,12 +105,12 @@ def test_the_order_in_which_spans_come_shows_in_no_digit(seed):
 def test_without_neighbours_nothing_changes(contents, query):
     """Facts without a turn, with a turn and no source, and spans that are each alone in their source."""
     facts = [MemoryEntry(f"n{at}", "semantic", text, valid_from=at) for at, text in enumerate(contents, start=1)]
-    plain = Corpus(EMBEDDER, map(Document.from_entry, facts)).search(query, 20)
+    plain = search(Corpus(EMBEDDER, map(Document.from_entry, facts)), query, 20)
     for origin in ({"source": "chat", "chunk": 1}, {"chunk": 2, "turn": "2:3"}):
         of_facts = [dataclasses.replace(fact, **origin) for fact in facts]
-        assert Corpus(EMBEDDER, map(Document.from_entry, of_facts)).search(query, 20) == plain
+        assert search(Corpus(EMBEDDER, map(Document.from_entry, of_facts)), query, 20) == plain
     alone = [dataclasses.replace(fact, source=fact.id, turn="1") for fact in facts]
-    hits = Corpus(EMBEDDER, map(Document.from_entry, alone)).search(query, 20)
+    hits = search(Corpus(EMBEDDER, map(Document.from_entry, alone)), query, 20)
     assert [hit.id for hit in hits] == [hit.id for hit in plain]
     assert np.allclose([hit.score for hit in hits], [hit.score for hit in plain], atol=1e-12)
     assert all(abs(hit.explain["around"]) < 1e-12 for hit in hits)
@@ -121,10 +122,10 @@ def test_only_the_default_route_looks_around(route):
     documents = [Document(str(at), text, "G", at, Span("chat", 0, at)) for at, text in enumerate(lines)]
     plain = [dataclasses.replace(document, span=None) for document in documents]
     query = "Where is the flat?"
-    assert Corpus(EMBEDDER, documents).search(query, 5, route=route) == Corpus(EMBEDDER, plain).search(
-        query, 5, route=route
+    assert search(Corpus(EMBEDDER, documents), query, 5, route=route) == search(
+        Corpus(EMBEDDER, plain), query, 5, route=route
     )
-    around = {hit.id: hit.explain["around"] for hit in Corpus(EMBEDDER, documents).search(query, 5)}
+    around = {hit.id: hit.explain["around"] for hit in search(Corpus(EMBEDDER, documents), query, 5)}
     assert around["1"] > around["2"] > around["3"] > around["4"] == 0
 
 

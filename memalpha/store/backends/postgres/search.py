@@ -21,13 +21,12 @@ import numpy as np
 from memalpha.store.backends.postgres.fetched import FetchedEntries
 from memalpha.store.backends.postgres.namespace import PostgresNamespace
 from memalpha.store.backends.postgres.search_queries import HASH_JOINS, SearchQueries
-from memalpha.store.filters import Filter
 from memalpha.store.indexing.stored_embedder import RecordedEmbedder, StoredEmbedder
 from memalpha.store.search.bm25 import words
-from memalpha.store.search.boost import Boost
 from memalpha.store.search.documents import ScoredEntry
 from memalpha.store.search.normalize import top_k
-from memalpha.store.search.ranking import Route, check_route, score_documents
+from memalpha.store.search.options import SearchOptions
+from memalpha.store.search.ranking import score_documents
 
 EXHAUSTIVE_UP_TO = 10_000  # entries; up to here a search scores every one
 MAX_CANDIDATE_RESULTS = 100  # results; for more, every entry is scored
@@ -47,28 +46,11 @@ class PostgresIndex:
         log_end: int,
         position: int | None,
         queries: Sequence[str],
-        k: int,
-        *,
-        route: Route = "soft",
-        where: Filter | None = None,
-        boost: Boost | None = None,
-        exact: bool = False,
+        options: SearchOptions,
         vectors: np.ndarray | None = None,
     ) -> list[list[ScoredEntry]]:
-        """Return the best entries for each query, best first.
-
-        Args:
-            log_end: Position of the last logged operation.
-            position: Position to search at; None searches the current state.
-            queries: One result list is returned for each.
-            k: Number of hits per query at most.
-            route: How the two layers combine.
-            where: Filter on entries.
-            boost: Weights of importance and recency.
-            exact: Score every entry, in a large memory too.
-            vectors: Embeddings of the queries, (queries, dim); None computes them.
-        """
-        check_route(route, k)
+        """Return the best entries for each query, as `NamespaceIndex.search` does."""
+        k, route, where = options.k, options.route, options.filter
         if not queries or not k:
             return [[] for _ in queries]
         encoder = StoredEmbedder(self._rows, self._embedder.load())
@@ -81,7 +63,7 @@ class PostgresIndex:
             server = SearchQueries(connection, self._rows, encoder, position)
             scope = server.all if where is None else server.all.matching(where)
             is_exhaustive = (
-                exact
+                options.exact
                 or position is not None
                 or where is not None
                 or route in ("hard", "bm25")
@@ -94,10 +76,10 @@ class PostgresIndex:
                 vector = None if vectors is None else vectors[index : index + 1]
                 selection = None
                 if is_large and vector is not None:
-                    selection = server.candidates(query_words, vector, route, boost)
+                    selection = server.candidates(query_words, vector, options)
                 if selection is None:
-                    selection = server.selection(scope, query_words, vector, route, boost)
-                results.append([] if selection is None else _rank(selection, words(query), vector, k, route, boost))
+                    selection = server.selection(scope, query_words, vector, options)
+                results.append([] if selection is None else _rank(selection, words(query), vector, options))
             entries = server.entries(list({created for hits in results for created, _, _ in hits}))
         return [
             [ScoredEntry(entries[created].id, score, parts, entries[created]) for created, score, parts in hits]
@@ -115,12 +97,12 @@ class PostgresIndex:
 
 
 def _rank(
-    selection: FetchedEntries, query: list[str], vector: np.ndarray | None, k: int, route: Route, boost: Boost | None
+    selection: FetchedEntries, query: list[str], vector: np.ndarray | None, options: SearchOptions
 ) -> list[tuple[int, float, dict[str, float]]]:
     """Return the best entries: creation position, score and parts of the score."""
-    selected, parts, terms, _ = score_documents(selection, query, vector, route, boost, selection.fields.__getitem__)
+    selected, parts, terms, _ = score_documents(selection, query, vector, options, selection.fields.__getitem__)
     total = sum(terms[1:], terms[0])
-    best = top_k(total, selection.orders[selected], k)
+    best = top_k(total, selection.orders[selected], options.k)
     creation_positions = selection.created[selected][best].tolist()
     return [
         (created, value, {name: float(values[index]) for name, values in parts.items()})

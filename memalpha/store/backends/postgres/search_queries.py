@@ -19,8 +19,8 @@ from memalpha.store.backends.row_codec import ENTRY_COLUMNS, decode_entry
 from memalpha.store.filters import Filter
 from memalpha.store.indexing.stored_embedder import StoredEmbedder
 from memalpha.store.search.bm25 import K1, B, TermMatches
-from memalpha.store.search.boost import Boost
 from memalpha.store.search.filter_columns import to_number
+from memalpha.store.search.options import SearchOptions
 from memalpha.store.search.ranking import Route
 from memalpha.store.search.vectors import inner_products
 from memalpha.types import MemoryEntry
@@ -112,8 +112,7 @@ class SearchQueries:
         scope: EntryScope,
         query_words: Counter[str],
         vector: np.ndarray | None,
-        route: Route,
-        boost: Boost | None,
+        options: SearchOptions,
         kind: type[FetchedEntries] = FetchedEntries,
     ) -> FetchedEntries | None:
         """Fetch the entries with all parts of their scores for one query; None if the scope is empty.
@@ -122,10 +121,10 @@ class SearchQueries:
             scope: Entries to read.
             query_words: Words of the query with their counts.
             vector: Embedding of the query, (1, dim); None leaves the dense part out.
-            route: How the two layers combine.
-            boost: Weights of importance and recency.
+            options: Options of the search.
             kind: Class of the result.
         """
+        route = options.route
         groups, filtered = route in ("soft", "hard"), scope is not self.all
         columns = (
             _POSITION_COLUMNS
@@ -133,7 +132,7 @@ class SearchQueries:
             + ([] if scope.where is None else _UNSURE_COLUMNS)
         )
         columns += ([] if vector is None else _DENSE_COLUMNS) + (_DIGEST_COLUMNS if filtered else [])
-        fields = [] if boost is None else ["importance", "timestamp"]
+        fields = [] if options.boost is None else ["importance", "timestamp"]
         sums = vector is not None and groups
         source, values = (
             (scope.rows, scope.row_values) if vector is None else scope.join(self._rows.namespace_id, "LEFT", "vectors")
@@ -153,7 +152,7 @@ class SearchQueries:
         blocks = [np.frombuffer(row[0], dtype) for row in rows]
         documents = np.concatenate(blocks)
         if scope.where is not None and documents["unsure"].any():
-            return self.selection(self._resolve_unsure(documents, scope.where), query_words, vector, route, boost, kind)
+            return self.selection(self._resolve_unsure(documents, scope.where), query_words, vector, options, kind)
         prototypes = np.zeros((len(rows), self._encoder.dim))
         if sums:
             for number, row in enumerate(rows):
@@ -231,15 +230,14 @@ class SearchQueries:
         selection.set_words(lengths, matches)
 
     def candidates(
-        self, query_words: Counter[str], vector: np.ndarray, route: Route, boost: Boost | None
+        self, query_words: Counter[str], vector: np.ndarray, options: SearchOptions
     ) -> FetchedEntries | None:
         """Fetch the likely best entries of a large memory; None if the index finds too few.
 
         Args:
             query_words: Words of the query with their counts.
             vector: Embedding of the query, (1, dim).
-            route: How the two layers combine.
-            boost: Weights of importance and recency.
+            options: Options of the search.
         """
         namespace_id, live = self._rows.namespace_id, "v.ns = ? AND v.digest = x.digest AND v.valid_to IS NULL"
         self._connection.execute(_HNSW_SCAN)
@@ -252,13 +250,13 @@ class SearchQueries:
         self._connection.execute(_AFTER_HNSW_SCAN)
         if len(nearest) < NEAREST:
             return None
-        if route == "dense":
+        if options.route == "dense":
             statistics, digests = None, nearest
         else:
             statistics, lexical = self._word_statistics(query_words)
             digests = list({*nearest, *lexical})
         scope = self.all.restrict("v.digest = ANY(?::bytea[])", digests)._replace(digests=digests)
-        selection = self.selection(scope, query_words, vector, route, boost, CandidateEntries)
+        selection = self.selection(scope, query_words, vector, options, CandidateEntries)
         if isinstance(selection, CandidateEntries) and statistics is not None:
             selection.words = statistics
         return selection

@@ -1,0 +1,98 @@
+"""Options of a search: one list of keywords, checked once, on every kind of memory."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import memalpha.store
+from memalpha.errors import StoreError, UnknownCategory
+from memalpha.store.async_store import AsyncMemoryStore
+from memalpha.store.embedding import HashEmbedder
+from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.memory import Memory
+from memalpha.store.schema import load_schema
+from memalpha.store.search.options import SearchOptions
+from memalpha.store.state import MemoryState
+from memalpha.store.store import MemoryStore
+
+OPTIONS = {field.name: field.default for field in fields(SearchOptions) if field.init}
+
+
+@pytest.fixture(params=["store", "working"])
+def memory(request: pytest.FixtureRequest, tmp_path: Path):
+    if request.param == "store":
+        with MemoryStore.open(tmp_path / "ana.db", embedder=HashEmbedder(16)) as store:
+            yield store
+    else:
+        yield WorkingMemory(MemoryState(load_schema("mem-alpha")), HashEmbedder(16))
+
+
+@pytest.mark.parametrize("kind", [Memory, WorkingMemory, MemoryStore, AsyncMemoryStore])
+def test_every_kind_of_memory_shows_the_keywords(kind: type) -> None:
+    for method, first in ((kind.search, "query"), (kind.search_many, "queries")):
+        _, text, *keywords = inspect.signature(method).parameters.values()
+        assert text.name == first and text.default is inspect.Parameter.empty
+        assert {keyword.name: keyword.default for keyword in keywords} == OPTIONS
+        assert [keyword.kind.name for keyword in keywords[:2]] == ["POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY"]
+        assert "Args:" in (inspect.getdoc(method) or "")
+
+
+def test_the_keywords_are_listed_once_outside_and_once_inside() -> None:
+    """A second list would have to be kept in step with the first."""
+    lists = []
+    for path in Path(memalpha.store.__path__[0]).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                names = {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
+                lists += [f"{path.stem}.{node.name}"] if {"route", "boost"} <= names else []
+    assert lists == ["memory.search"]
+
+
+def test_options_reach_every_search(memory: Memory) -> None:
+    for number in range(4):
+        memory.insert("semantic" if number % 2 else "episodic", f"Ana saw bird {number}.", metadata={"n": number})
+    options = {"category": "semantic", "where": {"n": {"$gt": 1}}, "route": "bm25"}
+    [hit] = memory.search("bird", 9, **options)
+    assert hit.entry.metadata == {"n": 3} and "dense" not in hit.explain
+    assert memory.search_many(["bird", "bird"], 9, **options) == [[hit], [hit]]
+    assert len(memory.search(query="bird", k=2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"route": "best"}, "route 'best' is not one of soft, flat"),
+        ({"k": -1}, "k -1: a whole number from 0"),
+        ({"k": 2.5}, r"k 2\.5: a whole number from 0"),
+        ({"k": "3"}, "k '3': a whole number from 0"),
+        ({"k": None}, "k None: a whole number from 0"),
+        ({"around": -1}, "around: -1 tokens: a whole number from 0"),
+        ({"where": {"n": {"$near": 1}}}, "unknown operator"),
+    ],
+)
+def test_a_bad_option_is_refused_before_anything_is_embedded(
+    memory: Memory, options: dict, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HashEmbedder, "encode", lambda *_: pytest.fail("embedded"))
+    with pytest.raises(StoreError, match=message):
+        memory.search("bird", **options)
+    with pytest.raises(StoreError, match=message):
+        memory.search_many([], **options)
+
+
+def test_categories_are_those_of_the_schema(memory: Memory) -> None:
+    with pytest.raises(UnknownCategory):
+        memory.search("bird", category="birds")
+
+
+@pytest.mark.parametrize("options", [{"as_of": 0}, {"around": 5}])
+def test_a_working_memory_says_what_only_a_store_can(options: dict) -> None:
+    memory = WorkingMemory(MemoryState(load_schema("mem-alpha")), HashEmbedder(16))
+    with pytest.raises(StoreError, match="only a MemoryStore"):
+        memory.search("bird", **options)
+    assert memory.search("bird", exact=True) == []
