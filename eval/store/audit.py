@@ -75,7 +75,13 @@ class Planter:
         self.faults.append((kind, reason, frozenset(ids)))
 
     def beside(self, entry: MemoryEntry, content: str, days: int | None = 0) -> str:
-        """Insert an entry with the origin of another and a date `days` after its date."""
+        """Insert an entry with the origin of another and a date `days` after its date.
+
+        Args:
+            entry: Entry whose origin is used.
+            content: Content of the new entry.
+            days: Days between both dates.
+        """
         later_date = (
             date.fromisoformat(entry.timestamp[:10]) + timedelta(days) if days is not None and entry.timestamp else None
         )

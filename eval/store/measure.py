@@ -229,6 +229,7 @@ def _no_network(*args: object, **kwargs: object) -> None:
 
 
 def main() -> None:
+    """Run one phase and print its result."""
     phase, system, data, folder, *rest = sys.argv[1:]
     socket.socket.connect = socket.create_connection = socket.getaddrinfo = _no_network  # pyright: ignore
     for name in ("ANONYMIZED_TELEMETRY", "MEM0_TELEMETRY", "LANGSMITH_TRACING"):

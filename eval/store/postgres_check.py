@@ -246,6 +246,7 @@ def page(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    """Run the chosen parts and record them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--operations", type=int, default=100_000)

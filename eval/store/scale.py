@@ -338,6 +338,7 @@ def picture(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="eval/results/store-scale", help="where the results go, without suffix")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))

@@ -26,7 +26,7 @@ is
 
 Limits: by `turns`, an entry from the right turn counts as support even if it left out the answer, where the answer is
 not in the turn's own words (dates, counts). Evidence repeated elsewhere is not seen. By `answers`, a short answer
-("yes", "2") matches unrelated passages. `eval/error_analysis.py` measures all three rules where the truth is known.
+("yes", "2") matches unrelated passages. `eval/qa/error_analysis.py` measures all three rules where the truth is known.
 """
 
 from __future__ import annotations

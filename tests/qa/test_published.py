@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 EVAL = Path(__file__).parents[2] / "eval"
-SCRIPT = runpy.run_path(str(EVAL / "published.py"))
+SCRIPT = runpy.run_path(str(EVAL / "qa" / "published.py"))
 TEXT = (EVAL / "PUBLISHED.md").read_text(encoding="utf-8")
 
 

@@ -16,9 +16,9 @@ from memalpha.qa.protocol import run_systems
 from memalpha.tasks.datasets import babi
 
 EVAL = Path(__file__).parents[2] / "eval"
-sys.path.insert(0, str(EVAL))
-SCRIPT = run_path(str(EVAL / "systems.py"))
-READER = run_path(str(EVAL / "babi_reader.py"))
+sys.path.insert(0, str(EVAL / "qa"))
+SCRIPT = run_path(str(EVAL / "qa" / "systems.py"))
+READER = run_path(str(EVAL / "qa" / "babi_reader.py"))
 
 
 def row(system: str, **more: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Measure how often a reward model prefers the better of two memories: `python eval/reward_model.py`.
+"""Measure how often a reward model prefers the better of two memories: `python eval/learning/reward_model.py`.
 
 Trains one on pairs of memories made from training conversations of the demo's world (`memalpha.qa.memory_pairs`), on
 the trunk of the shipped tiny policy, and asks it about pairs of held-out conversations, whose values never occur in
@@ -8,28 +8,25 @@ complete are not trained again.
 
 from __future__ import annotations
 
-import argparse
 import json
-import platform
 import re
 import statistics
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from typing import Any
-
-from algorithms import interval
 
 import memalpha
 from memalpha.config import RewardModelConfig, WorldConfig, build_config
 from memalpha.qa.memory_pairs import FAULTS, MemoryPair, memory_pairs, write_memory_pairs
 from memalpha.tasks.synthetic import worlds as synthetic
 
-PACKAGES = ("torch", "transformers", "numpy", "memalpha")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common import format_interval, make_parser, opening, save
+
 TEST = 100
 """Number of held-out conversations, with six pairs each."""
 
@@ -56,7 +53,15 @@ BASELINES: dict[str, Callable[[str, str], float]] = {
 
 
 def train(out: Path, seed: int, tasks: int, each: int, pooling: str) -> dict[str, Any]:
-    """Train one reward model and return its run's summary with CPU-minutes."""
+    """Train one reward model and return its run's summary with CPU-minutes.
+
+    Args:
+        out: Folder of data and run.
+        seed: Seed of data and run.
+        tasks: Number of training conversations.
+        each: Pairs of each conversation.
+        pooling: Setting `pooling` of the reward model.
+    """
     data, run, minutes_file = out / "train.jsonl", out / "run", out / "cpu-minutes.json"
     held_out = out / "test.jsonl"
     if not data.exists():
@@ -83,7 +88,13 @@ def train(out: Path, seed: int, tasks: int, each: int, pooling: str) -> dict[str
 
 
 def shares(pairs: Sequence[MemoryPair], chosen: Sequence[float], rejected: Sequence[float]) -> dict[str, float]:
-    """Return the share of pairs in the right order (a tie counts half): of all, by fault, by number of faults."""
+    """Return the share of pairs in the right order (a tie counts half): of all, by fault, by number of faults.
+
+    Args:
+        pairs: Pairs of memories.
+        chosen: Scores of the better memories.
+        rejected: Scores of the worse memories.
+    """
     values_by_name: dict[str, list[float]] = defaultdict(list)
     for pair, chosen_score, rejected_score in zip(pairs, chosen, rejected, strict=True):
         credit = 1.0 if chosen_score > rejected_score else 0.5 if chosen_score == rejected_score else 0.0
@@ -94,10 +105,7 @@ def shares(pairs: Sequence[MemoryPair], chosen: Sequence[float], rejected: Seque
 
 def main() -> None:
     """Train, score and record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/reward-model"))
-    parser.add_argument("--results", type=Path, default=Path("eval/results"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = make_parser(__doc__, out=Path("runs/reward-model"), seeds=[0, 1, 2])
     parser.add_argument("--tasks", type=int, default=1200, help="training conversations")
     parser.add_argument("--each", type=int, default=6, help="pairs of each")
     parser.add_argument("--pooling", default="attention")
@@ -122,13 +130,7 @@ def main() -> None:
     first = runs[args.seeds[0]]
     minutes = ", ".join(f"{run['cpu_minutes']:.1f}" for run in runs.values())
     lines = [
-        "# Reward models on memories of different quality",
-        "",
-        "```",
-        "python " + " ".join(sys.argv),
-        "```",
-        "",
-        f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
+        *opening("Reward models on memories of different quality"),
         f"Trunk: the shipped tiny policy ({first['policy_parameters']:,} parameters), pooling {args.pooling}; "
         f"{first['pairs']:,} pairs of {args.tasks} training conversations, {first['steps']} steps; "
         f"CPU-minutes by seed: {minutes}.",
@@ -137,14 +139,14 @@ def main() -> None:
         "",
         "| | " + " | ".join(names) + " |",
         "|---|" + "---|" * len(names),
-        "| **reward model** | " + " | ".join(interval([m[name] for m in models.values()]) for name in names) + " |",
+        "| **reward model** | "
+        + " | ".join(format_interval([m[name] for m in models.values()]) for name in names)
+        + " |",
     ]
     lines += [f"| {rule} | " + " | ".join(f"{of[name]:.3f}" for name in names) + " |" for rule, of in plain.items()]
     lines += ["", "Every seed (all pairs): " + ", ".join(f"{s}: {m['all']:.3f}" for s, m in models.items()) + "."]
-    args.results.mkdir(parents=True, exist_ok=True)
-    (args.results / "reward-model.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     value = {"command": sys.argv, "runs": runs, "models": models, "baselines": plain, "pairs": len(pairs)}
-    (args.results / "reward-model.json").write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    save(args.results / "reward-model", value, "\n".join(lines))
     print("\n".join(lines))
 
 

@@ -1,6 +1,6 @@
 """Train bAbI with several seeds and compare append-only memories.
 
-    python eval/babi_seeds.py --out runs/babi-seeds --jobs 2
+    python eval/learning/babi_seeds.py --out runs/babi-seeds --jobs 2
 
 Each seed is the run of `memalpha train babi seed=N`. The trained writers are then evaluated again, beside memories that
 append every gold fact and never update: one without a limit, and one with only the most recent E entries, where E is
@@ -11,17 +11,12 @@ Writes `babi-seeds.json` and `babi-seeds.md` to --results. Completed runs and re
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -40,30 +35,11 @@ from memalpha.store.state import MemoryState
 from memalpha.tasks.datasets import babi
 from memalpha.types import Operation, Task, Trajectory, TrajectoryGroup
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common import default_jobs, format_deviation, make_parser, opening, run_memalpha, save
+
 RULES = ("refuse", "newest")
 PACKAGES = ("torch", "transformers", "numpy", "faiss-cpu", "memalpha")
-
-
-def run_seed(out: Path, seed: int, extra: Sequence[str]) -> dict[str, Any]:
-    """Run one training in its own process and return its summary, with the CPU minutes of the process.
-
-    Args:
-        out: Folder of the run.
-        seed: Seed of the run.
-        extra: Further settings of the command line.
-    """
-    words = ["train", "babi", f"seed={seed}", f"out={out}", *extra]
-    process = subprocess.Popen([sys.executable, "-m", "memalpha", *words], stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"memalpha {' '.join(words)} ended with {os.waitstatus_to_exitcode(status)}")
-    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    spent = out / "cpu.json"
-    if not spent.exists():  # a run that was complete before costs nothing now
-        spent.write_text(json.dumps((usage.ru_utime + usage.ru_stime) / 60) + "\n", encoding="utf-8")
-    summary["cpu_minutes"] = json.loads(spent.read_text(encoding="utf-8"))
-    print(f"finished {out}", file=sys.stderr)
-    return summary
 
 
 def write_memories(policy: Policy, tasks: Sequence[Task], config: TrainConfig) -> list[TrajectoryGroup]:
@@ -166,10 +142,7 @@ def seed_spread_row(label: str, systems: Sequence[dict[str, Any]], columns: Sequ
         columns: Parts of `scores`.
         rule: One of `RULES`.
     """
-    cells = []
-    for column in columns:
-        values = [system[rule][column][0] for system in systems]
-        cells.append(f"**{statistics.mean(values):.3f}** ± {statistics.stdev(values) if len(values) > 1 else 0:.3f}")
+    cells = [format_deviation([system[rule][column][0] for system in systems]) for column in columns]
     entry_count = statistics.mean(system["entries"] for system in systems)
     return f"| {label} | " + " | ".join(cells) + f" | {entry_count:.1f} |"
 
@@ -187,13 +160,7 @@ def table(summaries: Sequence[dict[str, Any]], systems: dict[str, Any], budget: 
     tasks = sorted((name for name in seeds[0]["refuse"] if name.startswith("qa")), key=lambda name: int(name[2:]))
     parts = ["all", "in the stream", "again at the end"]
     lines = [
-        "# bAbI over seeds, beside append-only memories",
-        "",
-        "```",
-        "python " + " ".join(sys.argv),
-        "```",
-        "",
-        f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
+        *opening("bAbI over seeds, beside append-only memories", PACKAGES),
         f"{first['tasks']} held-out streams of official test stories ({first['questions']} questions),",
         f"{first['policy_parameters']:,} parameters, {first['steps']} steps, greedy evaluation. All seeds start from",
         "the shipped weights; the seed decides streams, sampling and order. ± is the standard error over streams; in",
@@ -235,17 +202,13 @@ def table(summaries: Sequence[dict[str, Any]], systems: dict[str, Any], budget: 
 
 def main() -> None:
     """Run the trainings, evaluate the memories, write the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/babi-seeds"))
-    parser.add_argument("--results", type=Path, default=Path("eval/results"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="runs at a time, a core each")
+    parser = make_parser(__doc__, out=Path("runs/babi-seeds"), seeds=[0, 1, 2], jobs=default_jobs())
     parser.add_argument("extra", nargs="*", metavar="KEY=VALUE", help="overrides for all runs")
     arguments = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        jobs = [(arguments.out / f"seed-{seed}", seed, arguments.extra) for seed in arguments.seeds]
-        summaries = list(pool.map(lambda job: run_seed(*job), jobs))
+        jobs = [(arguments.out / f"seed-{seed}", seed) for seed in arguments.seeds]
+        words = {out: ["train", "babi", f"seed={seed}", f"out={out}", *arguments.extra] for out, seed in jobs}
+        summaries = list(pool.map(lambda out: run_memalpha(words[out], out), words))
     config = load_config(TrainConfig, jobs[0][0] / "config.yaml")
     start = load_policy(config.policy)
     shape = config.evaluation.babi or config.babi
@@ -256,7 +219,7 @@ def main() -> None:
         systems[name] = read_memories(name, arguments.out, make, config, start)
 
     add_system("start", lambda: write_memories(start, tasks, config))
-    for out, seed, _ in jobs:
+    for out, seed in jobs:
         add_system(
             f"seed {seed}", lambda out=out: write_memories(load_policy(out / "checkpoints" / "best"), tasks, config)
         )
@@ -264,12 +227,8 @@ def main() -> None:
     add_system("oracle", lambda: write_memories(ScriptedPolicy("oracle"), tasks, config))
     add_system("append-only", lambda: append_gold_facts(tasks, config, None))
     add_system(f"append-only, last {budget}", lambda: append_gold_facts(tasks, config, budget))
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"runs": summaries, "systems": systems}, indent=1)
-    (arguments.results / "babi-seeds.json").write_text(text + "\n", encoding="utf-8")
-    report = table(summaries, systems, budget, arguments.jobs)
-    (arguments.results / "babi-seeds.md").write_text(report, encoding="utf-8")
-    print(report)
+    record = {"runs": summaries, "systems": systems}
+    save(arguments.results / "babi-seeds", record, table(summaries, systems, budget, arguments.jobs))
 
 
 if __name__ == "__main__":

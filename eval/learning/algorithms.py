@@ -1,4 +1,4 @@
-"""Compare the algorithms on equal sampled tokens: `python eval/algorithms.py --start START --jobs 2`.
+"""Compare the algorithms on equal sampled tokens: `python eval/learning/algorithms.py --start START --jobs 2`.
 
 Every run starts from START (a checkpoint, or `tiny`) and uses the demo's tasks, reader, reward and learning-rate
 schedule. Its number of steps is chosen so that its sampled tokens (attempts, reflections and second attempts) are near
@@ -8,20 +8,14 @@ greedily on first attempts. Intervals are 95 % intervals of the mean over seeds 
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import t
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common import default_jobs, format_interval, make_parser, opening, read_metrics, run_memalpha, save
 
 FED = ("algorithm=erl", "erl.reward_threshold=0.75", "erl.feedback_tokens=512")
 ERL = (*FED, "erl.reflection_tokens=48")
@@ -40,33 +34,20 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 """Settings of each variant over presets/demo.yaml; choosing the algorithm sets the rest."""
 FIGURES = ("accuracy", "update_accuracy", "retract_accuracy", "stale_rate", "valid_calls", "memory_tokens")
 VALIDATED = "validation_accuracy"
-PACKAGES = ("torch", "transformers", "numpy", "memalpha")
-
-
-def run_once(words: list[str], out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run `memalpha WORDS` in its own process unless `out` holds its complete results.
-
-    Returns the summary with CPU-minutes (child processes included), and the metrics of each step.
-    """
-    summary, minutes_file = out / "summary.json", out / "cpu-minutes.json"
-    if not (summary.exists() and minutes_file.exists()):
-        process = subprocess.Popen([sys.executable, "-m", "memalpha", *words], stdout=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
-        if status:
-            raise SystemExit(f"memalpha {' '.join(words)} ended with {os.waitstatus_to_exitcode(status)}")
-        minutes_file.write_text(json.dumps((usage.ru_utime + usage.ru_stime) / 60), encoding="utf-8")
-        print(f"{time.strftime('%H:%M')} finished {out}", file=sys.stderr, flush=True)
-    result = json.loads(summary.read_text(encoding="utf-8"))
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    result["cpu_minutes"] = json.loads(minutes_file.read_text(encoding="utf-8"))
-    return result, lines
 
 
 def run(out: Path, start: str, seed: int, extra: tuple[str, ...]) -> dict[str, Any]:
-    """Run one training in its own process; return its summary with token counts and CPU-minutes."""
+    """Run one training in its own process; return its summary with token counts and CPU-minutes.
+
+    Args:
+        out: Folder of the run.
+        start: Policy or checkpoint to start from.
+        seed: Seed of the run.
+        extra: Further settings, each KEY=VALUE.
+    """
     # START may have unlearned to read, so the reader is always the shipped policy.
     words = ["train", "demo", f"policy={start}", "reader.policy=tiny", f"seed={seed}", f"out={out}", *extra]
-    summary, lines = run_once(words, out)
+    summary, lines = run_memalpha(words, out), read_metrics(out)
     summary["sampled_tokens"] = sum(line["sampled_tokens"] for line in lines)
     summary["trained_tokens"] = sum(line["tokens"] for line in lines)
     summary["last_validation"] = next((line[VALIDATED] for line in reversed(lines) if VALIDATED in line), None)
@@ -78,10 +59,15 @@ PILOT = 20
 
 
 def pilot(out: Path, start: str, extra: tuple[str, ...]) -> list[int]:
-    """Return the sampled tokens of each step of a short run (seed 1000, used by no other run)."""
+    """Return the sampled tokens of each step of a short run (seed 1000, used by no other run).
+
+    Args:
+        out: Folder of the run.
+        start: Policy or checkpoint to start from.
+        extra: Further settings, each KEY=VALUE.
+    """
     run(out, start, 1000, (*extra, f"max_steps={PILOT}", "eval_tasks=1", "validation_tasks=0"))
-    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["sampled_tokens"] for line in lines]
+    return [line["sampled_tokens"] for line in read_metrics(out)]
 
 
 def steps_for(budget: float, tokens: list[int]) -> int:
@@ -90,27 +76,18 @@ def steps_for(budget: float, tokens: list[int]) -> int:
     return max(1, round(len(tokens) + (budget - sum(tokens)) / later))
 
 
-def interval(values: list[float]) -> str:
-    """Format the mean and the half-width of its 95 % interval."""
-    mean = statistics.mean(values)
-    if len(values) < 2:
-        return f"{mean:.3f}"
-    half = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
-    return f"{mean:.3f} ± {half:.3f}"
-
-
 def table(runs: dict[str, list[dict[str, Any]]], start: str, jobs: int) -> str:
-    """Format all results as Markdown."""
+    """Format all results as Markdown.
+
+    Args:
+        runs: Summaries of the seeds by variant.
+        start: Policy that all runs started from.
+        jobs: Runs at a time.
+    """
     first = next(iter(runs.values()))[0]
     seeds = [summary["seed"] for summary in next(iter(runs.values()))]
     lines = [
-        "# The algorithms on equal sampled tokens",
-        "",
-        "```",
-        "python " + " ".join(sys.argv),
-        "```",
-        "",
-        f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
+        *opening("The algorithms on equal sampled tokens"),
         f"The demo's world, {first['tasks']} held-out conversations ({first['questions']} questions), "
         f"{first['policy_parameters']:,} parameters, start `{start}`, seeds {seeds}. After training: mean",
         "over seeds ± half of its 95 % interval, of the weights that validated best; `last`: validation accuracy of",
@@ -122,9 +99,9 @@ def table(runs: dict[str, list[dict[str, Any]]], start: str, jobs: int) -> str:
         "| start | " + " | ".join(f"{first['before'][name]:.3f}" for name in FIGURES) + " | | | | | | |",
     ]
     for name, summaries in runs.items():
-        cells = [interval([summary["after"][figure] for summary in summaries]) for figure in FIGURES]
+        cells = [format_interval([summary["after"][figure] for summary in summaries]) for figure in FIGURES]
         cells.append(f"{min(summary['after']['accuracy'] for summary in summaries):.3f}")
-        cells.append(interval([summary["last_validation"] for summary in summaries]))
+        cells.append(format_interval([summary["last_validation"] for summary in summaries]))
         cells.append(str(summaries[0]["steps"]))
         cells += [
             f"{statistics.mean(s[f'{kind}_tokens'] for s in summaries) / 1e3:.0f}" for kind in ("sampled", "trained")
@@ -150,17 +127,12 @@ def table(runs: dict[str, list[dict[str, Any]]], start: str, jobs: int) -> str:
 
 def main() -> None:
     """Run, record and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, out=Path("runs/algorithms"), seeds=[0, 1, 2, 3, 4], jobs=default_jobs())
     parser.add_argument("--start", required=True, help="the policy that all runs start from")
-    parser.add_argument("--out", type=Path, default=Path("runs/algorithms"))
-    parser.add_argument("--results", type=Path, default=Path("eval/results"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--steps", type=int, default=30, help="of the first variant; the others' follow from tokens")
     parser.add_argument("--eval-tasks", type=int, default=100, help="held-out conversations")
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="runs at a time, a core each")
     arguments = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
     def folder(name: str) -> Path:
         return arguments.out / name.replace(", ", "-").replace(" ", "-")
@@ -190,10 +162,7 @@ def main() -> None:
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
         for (name, _), summary in zip(jobs, summaries, strict=True):
             runs[name].append(summary)
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    (arguments.results / "algorithms.json").write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
-    (arguments.results / "algorithms.md").write_text(table(runs, arguments.start, arguments.jobs), encoding="utf-8")
-    print(table(runs, arguments.start, arguments.jobs))
+    save(arguments.results / "algorithms", runs, table(runs, arguments.start, arguments.jobs))
 
 
 if __name__ == "__main__":

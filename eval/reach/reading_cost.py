@@ -1,4 +1,4 @@
-"""CPU time per chunk by the length of the conversation: `OMP_NUM_THREADS=1 python eval/reading_cost.py`.
+"""CPU time per chunk by the length of the conversation: `OMP_NUM_THREADS=1 python eval/reach/reading_cost.py`.
 
 Writers without a model read synthetic conversations of the full world, session by session, into
 
@@ -35,7 +35,13 @@ LENGTHS = (8_000, 30_000, 120_000, 400_000)
 
 
 def read_into_store(task: Task, policy: ScriptedPolicy, path: str) -> tuple[float, int]:
-    """Read a task into a new store file and return (CPU seconds, live entries)."""
+    """Read a task into a new store file and return (CPU seconds, live entries).
+
+    Args:
+        task: Conversation.
+        policy: Writer.
+        path: Path of the store's file.
+    """
     config = AgentConfig()
     with MemoryStore.open(path, durability="normal") as store:
         store.search("warm up")
@@ -57,7 +63,13 @@ def read_into_memory(task: Task, policy: ScriptedPolicy) -> tuple[float, int]:
 
 
 def measure(writer: str, memory: str, tokens: int) -> dict[str, Any]:
-    """Read one conversation in this process and return its figures."""
+    """Read one conversation in this process and return its figures.
+
+    Args:
+        writer: One of `WRITERS`.
+        memory: One of `MEMORIES`.
+        tokens: Length of the conversation.
+    """
     task = generate(WorldConfig(preset="full", split="test", tokens=tokens), 0, 0)
     policy = ScriptedPolicy(writer)
     if memory == "memory":
@@ -69,7 +81,13 @@ def measure(writer: str, memory: str, tokens: int) -> dict[str, Any]:
 
 
 def measure_apart(writer: str, memory: str, tokens: int) -> dict[str, Any]:
-    """Run `measure` in a process of its own."""
+    """Run `measure` in a process of its own.
+
+    Args:
+        writer: One of `WRITERS`.
+        memory: One of `MEMORIES`.
+        tokens: Length of the conversation.
+    """
     command = [sys.executable, __file__, "--one", writer, memory, str(tokens)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)

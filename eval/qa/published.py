@@ -1,4 +1,4 @@
-"""Recompute the averages of eval/PUBLISHED.md from the values in its tables: `python eval/published.py`.
+"""Recompute the averages of eval/PUBLISHED.md from the values in its tables: `python eval/qa/published.py`.
 
 A table has a column "printed", followed by columns headed `= equal` or `= 282, 96, …` (weights, one for each column
 between the first and "printed"). The script prints each average with the printed value and the value that the file
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-FILE = Path(__file__).parent / "PUBLISHED.md"
+FILE = Path(__file__).parents[1] / "PUBLISHED.md"
 
 
 class Average(NamedTuple):

@@ -1,4 +1,4 @@
-"""Word problems and small programs, an algorithm a row: `python eval/text_toys.py --jobs 2`.
+"""Word problems and small programs, an algorithm a row: `python eval/learning/text_toys.py --jobs 2`.
 
 All runs of a toy start from the shipped policy tiny-text, take the same number of steps and are tested on the same
 held-out problems, greedily, first attempts alone. PPO takes as many prompts, one rollout each, as the others have
@@ -8,18 +8,14 @@ of the mean over seeds (Student's t). Runs that are complete are not run again.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import statistics
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from algorithms import interval, run_once
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common import default_jobs, format_interval, make_parser, opening, read_metrics, run_memalpha, save
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "grpo": ("algorithm=grpo",),
@@ -41,19 +37,25 @@ PACKAGES = ("torch", "transformers", "memalpha")
 
 
 def run(toy: str, name: str, seed: int, out: Path, extra: tuple[str, ...]) -> dict[str, Any]:
-    """Run one training in its own process; return its summary, sampled tokens and CPU-minutes with sandboxes."""
+    """Run one training in its own process; return its summary, sampled tokens and CPU-minutes with sandboxes.
+
+    Args:
+        toy: One of `TOYS`.
+        name: One of `VARIANTS`.
+        seed: Seed of the run.
+        out: Folder of the run.
+        extra: Further settings, each KEY=VALUE.
+    """
     words = ["train", toy, f"seed={seed}", f"out={out}", *VARIANTS[name], *SETTINGS[toy], *extra]
     words += [f"feedback_func={FEEDBACK[toy]}"] * (name == "erl")
-    summary, lines = run_once(words, out)
-    summary["sampled_tokens"] = sum(line["sampled_tokens"] for line in lines)
-    return summary
+    summary = run_memalpha(words, out)
+    return summary | {"sampled_tokens": sum(line["sampled_tokens"] for line in read_metrics(out))}
 
 
 def table(runs_by_toy: dict[str, dict[str, list[dict[str, Any]]]], jobs: int) -> str:
     """Format all results as Markdown."""
-    lines = ["# Word problems and small programs", "", "```", "python " + " ".join(sys.argv), "```", ""]
-    lines += [
-        f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
+    lines = [
+        *opening("Word problems and small programs", PACKAGES),
         "Accuracy on held-out problems (numbers that training never shows), greedy: the start, and after training the",
         "mean over seeds ± half of its 95 % interval, with every seed beside it. CPU-minutes of the whole run with its",
         f"evaluations, {jobs} runs at a time. The start imitates a teacher of fixed bad habits",
@@ -75,7 +77,7 @@ def table(runs_by_toy: dict[str, dict[str, list[dict[str, Any]]]], jobs: int) ->
         for name, summaries in runs.items():
             after = [summary["after"]["accuracy"] for summary in summaries]
             lines.append(
-                f"| {name} | {summaries[0]['before']['accuracy']:.3f} | {interval(after)} | "
+                f"| {name} | {summaries[0]['before']['accuracy']:.3f} | {format_interval(after)} | "
                 f"{', '.join(f'{value:.3f}' for value in after)} | "
                 f"{statistics.mean(summary['sampled_tokens'] for summary in summaries) / 1e3:.0f} | "
                 f"{statistics.mean(summary['cpu_minutes'] for summary in summaries):.1f} |"
@@ -85,16 +87,11 @@ def table(runs_by_toy: dict[str, dict[str, list[dict[str, Any]]]], jobs: int) ->
 
 def main() -> None:
     """Run, record and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/text-toys"))
-    parser.add_argument("--results", type=Path, default=Path("eval/results"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = make_parser(__doc__, out=Path("runs/text-toys"), seeds=[0, 1, 2], jobs=default_jobs())
     parser.add_argument("--toys", nargs="+", choices=TOYS, default=list(TOYS))
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of every run")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="runs at a time, a core each")
     arguments = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     jobs = [(toy, name, seed) for toy in arguments.toys for seed in arguments.seeds for name in arguments.only]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         summaries = pool.map(
@@ -103,10 +100,7 @@ def main() -> None:
         runs_by_toy: dict[str, dict[str, list[dict[str, Any]]]] = {}
         for (toy, name, _), summary in zip(jobs, summaries, strict=True):
             runs_by_toy.setdefault(toy, {}).setdefault(name, []).append(summary)
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    (arguments.results / "text-toys.json").write_text(json.dumps(runs_by_toy, indent=1) + "\n", encoding="utf-8")
-    (arguments.results / "text-toys.md").write_text(table(runs_by_toy, arguments.jobs), encoding="utf-8")
-    print(table(runs_by_toy, arguments.jobs))
+    save(arguments.results / "text-toys", runs_by_toy, table(runs_by_toy, arguments.jobs))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """What the words around raw spans, and a prior of their places, bring on dialogue and documents:
 
-    python eval/retrieval_pools.py DATA --embedders static minilm --out eval/results/retrieval-pools.json
+    python eval/qa/retrieval_pools.py DATA --embedders static minilm --out eval/results/retrieval-pools.json
 
 DATA holds, in any folder below it, `locomo10.json` (snap-research/LoCoMo), `friendsqa_dev.json`, `friendsqa_tst.json`
 (emorynlp/FriendsQA), `hotpotqa_train.json`, `musique_train.json` (OSU-NLP-Group/HippoRAG, branch legacy) and
@@ -66,11 +66,13 @@ class Pool(NamedTuple):
 
 
 def locomo_pools(data: Path) -> Iterator[Pool]:
+    """Yield a pool for each conversation of LoCoMo."""
     for task in load_locomo(_file(data, "locomo10.json")):
         yield Pool(locomo.turn_entries(task), locomo.evidence_questions(task))
 
 
 def friendsqa_pools(data: Path) -> Iterator[Pool]:
+    """Yield a pool for each episode of FriendsQA."""
     scenes: dict[str, list[dict[str, Any]]] = {}
     for part in ("dev", "tst"):
         for scene in json.loads(_file(data, f"friendsqa_{part}.json").read_text(encoding="utf-8"))["data"]:
@@ -89,6 +91,7 @@ def friendsqa_pools(data: Path) -> Iterator[Pool]:
 
 
 def xquad_pools(data: Path) -> Iterator[Pool]:
+    """Yield a pool for every 12 articles of XQuAD."""
     articles = json.loads(_file(data, "xquad.en.json").read_text(encoding="utf-8"))["data"]
     for start in range(0, len(articles), ARTICLES):
         facts, questions = [], []
@@ -106,6 +109,7 @@ def xquad_pools(data: Path) -> Iterator[Pool]:
 
 
 def hotpotqa_pools(data: Path, *, paragraphs_only: bool = False) -> Iterator[Pool]:
+    """Yield a pool for every 20 questions of HotpotQA."""
     items = json.loads(_file(data, "hotpotqa_train.json").read_text(encoding="utf-8"))
     for batch in _batches(items):
         paragraphs = {title: sentences for item in batch for title, sentences in item["context"]}
@@ -127,6 +131,7 @@ def hotpotqa_pools(data: Path, *, paragraphs_only: bool = False) -> Iterator[Poo
 
 
 def musique_pools(data: Path, *, sentences: bool = False) -> Iterator[Pool]:
+    """Yield a pool for every 20 questions of MuSiQue."""
     items = json.loads(_file(data, "musique_train.json").read_text(encoding="utf-8"))
     for batch in _batches(items):
         numbers: dict[tuple[str, str], str] = {}  # two paragraphs may share a title

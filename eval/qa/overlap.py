@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Measure the overlap of training sets and test sets in a folder (`memalpha.tasks.checks.contamination`):
 
-    python eval/overlap.py DATA --out eval/results/overlap.json
+    python eval/qa/overlap.py DATA --out eval/results/overlap.json
 
 DATA holds a folder for each set, named as in `FOLDERS`. Every set is a training set and a test set; labelled sets train
 on their training split (one example a label, so that a stream holds little else than what is asked), FriendsQA on dev.

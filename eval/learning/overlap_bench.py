@@ -1,4 +1,4 @@
-"""Measure the time that overlapping saves with a slow judge: `python eval/overlap_bench.py`.
+"""Measure the time that overlapping saves with a slow judge: `python eval/learning/overlap_bench.py`.
 
 The demo's training steps, answers scored by a judge behind a real local HTTP endpoint (a process of its own, whose
 verdicts are a hash of the prompt) that takes --latency seconds for each answer, at most --concurrency at once: one
@@ -16,19 +16,19 @@ import hashlib
 import json
 import multiprocessing
 import os
-import platform
 import statistics
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from memalpha.config import training_config
 from memalpha.train.api import train
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common import command, make_parser, read_metrics, save, versions
+
 PARTS = (1, 2, 4)
-PACKAGES = ("torch", "transformers", "numpy", "memalpha")
 FIGURES = ("step", "waited", "rest")
 
 
@@ -61,7 +61,15 @@ def serve(latency: float, port: Any) -> None:
 
 
 def run(port: int, overlap: int, out: Path, concurrency: int, arguments: argparse.Namespace) -> list[dict[str, float]]:
-    """Train one run and return the seconds of each step but the first."""
+    """Train one run and return the seconds of each step but the first.
+
+    Args:
+        port: Port of the judge.
+        overlap: Parts that a step is cut into.
+        out: Folder of the run.
+        concurrency: Requests at once.
+        arguments: Arguments of the command line.
+    """
     endpoint = {"concurrency": concurrency}
     judge = {"judges": [f"http://127.0.0.1:{port}/v1#judge"], "endpoint": endpoint}
     config = training_config(
@@ -79,16 +87,21 @@ def run(port: int, overlap: int, out: Path, concurrency: int, arguments: argpars
         },
     )
     train(config)
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     steps = []
-    for line in lines[1:]:
+    for line in read_metrics(out)[1:]:
         step = line["sample_seconds"] + line["train_seconds"]
         steps.append({"step": step, "waited": line["wait_seconds"], "rest": step - line["wait_seconds"]})
     return steps
 
 
 def measure(latency: float, concurrency: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return one result per number of parts, with one judge."""
+    """Return one result per number of parts, with one judge.
+
+    Args:
+        latency: Seconds that an answer takes.
+        concurrency: Requests at once.
+        arguments: Arguments of the command line.
+    """
     context = multiprocessing.get_context("spawn")
     port: Any = context.Queue()
     server = context.Process(target=serve, args=(latency, port), daemon=True)
@@ -145,27 +158,22 @@ def table(record: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure, record and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--latency", type=float, nargs="+", default=[6.0, 0.25])
     parser.add_argument("--concurrency", type=int, nargs="+", default=[256, 8])
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--results", type=Path, default=Path("eval/results"))
     arguments = parser.parse_args()
     judges = zip(arguments.latency, arguments.concurrency, strict=True)
     results = [result for latency, concurrency in judges for result in measure(latency, concurrency, arguments)]
-    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     record = {
-        "command": "python " + " ".join(sys.argv),
-        "where": f"python {platform.python_version()}, {versions}; {os.cpu_count()} cores, one torch thread.",
+        "command": command(),
+        "where": f"{versions()}; {os.cpu_count()} cores, one torch thread.",
         "rows": "8 tasks, 8 rollouts each",
         "steps": arguments.steps * arguments.rounds,
         "results": results,
     }
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    (arguments.results / "overlap-bench.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    (arguments.results / "overlap-bench.md").write_text(table(record), encoding="utf-8")
-    print(table(record))
+    save(arguments.results / "overlap-bench", record, table(record))
 
 
 if __name__ == "__main__":

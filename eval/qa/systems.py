@@ -1,8 +1,8 @@
 """All systems on LoCoMo, bAbI streams or the synthetic suite, by one protocol: the recorded tables of `memalpha eval`.
 
-    python eval/systems.py locomo --data locomo10.json --audit errors.json
-    python eval/systems.py babi --trained runs/babi/checkpoints/best
-    python eval/systems.py synthetic --trained runs/demo/checkpoints/best
+    python eval/qa/systems.py locomo --data locomo10.json --audit errors.json
+    python eval/qa/systems.py babi --trained runs/babi/checkpoints/best
+    python eval/qa/systems.py synthetic --trained runs/demo/checkpoints/best
 
 The synthetic suite: the full world's held-out streams of 8k, 30k, 120k and 400k tokens, one stream a seed, five seeds;
 what is averaged are questions, intervals are over streams. Writers of the demo's size see 64 tokens at a time (their
@@ -17,7 +17,6 @@ system that has been measured there is not measured again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -33,6 +32,9 @@ from memalpha.qa.protocol import run_systems
 from memalpha.qa.reader import Reader
 from memalpha.qa.report import Report
 from memalpha.qa.reporting.tables import provenance
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common import make_parser
 
 BASELINES = ("empty", "append-only", "heuristic", "rag", "rag:chunks", "full", "window", "oracle")
 REFERENCES = ("scripted:append-only", "scripted:oracle")
@@ -194,7 +196,7 @@ def _origin(settings: EvalConfig, reader: Reader | None) -> dict[str, Any]:
 
 def main() -> None:
     """Run the chosen evaluations and record them."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = make_parser(__doc__, out=Path("runs/systems"), seeds=[0, 1, 2, 3, 4])
     parser.add_argument("suite", choices=("locomo", "babi", "synthetic"))
     parser.add_argument("--data", help="locomo: locomo10.json")
     parser.add_argument("--audit", help="locomo: the third-party audit's errors.json")
@@ -205,9 +207,6 @@ def main() -> None:
     )
     parser.add_argument("--outside", nargs="*", default=[], help="further systems, as package.module:factory")
     parser.add_argument("--systems", nargs="*", help="babi, synthetic: only these (default: all)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--out", type=Path, default=Path("runs/systems"))
-    parser.add_argument("--results", type=Path, default=Path("eval/results"))
     args = parser.parse_args()
     plans: list[tuple[str, EvalConfig]] = []
     readers: dict[str, Reader] = {}

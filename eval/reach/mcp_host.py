@@ -1,7 +1,7 @@
 """Run an MCP host: read a LoCoMo conversation, ask questions, restart the server, ask again.
 
-    python eval/mcp_host.py --data locomo10.json
-    python eval/mcp_host.py --data locomo10.json --policy tiny --chunk 1000 --sessions 2
+    python eval/reach/mcp_host.py --data locomo10.json
+    python eval/reach/mcp_host.py --data locomo10.json --policy tiny --chunk 1000 --sessions 2
 
 The host is the official client library (`mcp`). It starts `memalpha serve STORE --policy POLICY --mcp` as hosts do, a
 process addressed over stdin and stdout. Each session goes through `memory_read`, each question through
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=None, help="only the first so many")
     parser.add_argument("--policy", default="heuristic")
     parser.add_argument("--chunk", type=int, default=4000, help="longest chunk in characters")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parents[1] / "results")
     options = parser.parse_args()
     task = load(options.data)[options.conversation]
     if options.sessions is not None:
@@ -61,7 +61,7 @@ def main() -> None:
         )
     settings = {"--policy": options.policy, "--chunk": options.chunk, "--sessions": options.sessions}
     extra_arguments = [f"{name} {value}" for name, value in settings.items() if value not in (None, "heuristic", 4000)]
-    command = " ".join(["python eval/mcp_host.py --data locomo10.json", *extra_arguments])
+    command = " ".join(["python eval/reach/mcp_host.py --data locomo10.json", *extra_arguments])
     record |= {"command": command, "conversation": task.id, "chunk": options.chunk, "memalpha": __version__}
     file = options.results / "mcp-host.json"
     records = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
@@ -302,9 +302,9 @@ def page(records: dict[str, dict[str, Any]]) -> str:
 INTRODUCTION = """
 # An MCP host reads a LoCoMo conversation, asks, restarts the server and asks again
 
-Made by `eval/mcp_host.py` with the official client library over stdio; its docstring says how. The host answers from
-the best hit with the copying floor, no language model; quotes are cut to a few words, and the JSON beside this page has
-every question's hits and score. LoCoMo: Maharana et al., ACL 2024, CC BY-NC 4.0.
+Made by `eval/reach/mcp_host.py` with the official client library over stdio; its docstring says how. The host answers
+from the best hit with the copying floor, no language model; quotes are cut to a few words, and the JSON beside this
+page has every question's hits and score. LoCoMo: Maharana et al., ACL 2024, CC BY-NC 4.0.
 
 What these small policies can answer is little, and not what is shown here. `heuristic` keeps sentences that state
 something about whoever speaks, by rules; it resolves no pronoun and no "yesterday", and what is said in other forms is

@@ -1,4 +1,4 @@
-"""Run the demo over several seeds, and its control: `python eval/demo_seeds.py --out runs/seeds --jobs 2`.
+"""Run the demo over several seeds, and its control: `python eval/learning/demo_seeds.py --out runs/seeds --jobs 2`.
 
 Each seed is the run of `./scripts/demo --seed N`. The control differs in one thing: during training its reader takes
 the newest of two live values instead of refusing both (`reward.reader.conflicts=newest`); it is evaluated by the
@@ -8,17 +8,13 @@ reused.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
-import statistics
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common import default_jobs, format_deviation, make_parser, opening, run_memalpha, save
 
 CONTROL = ("reward.reader.kind=policy", "reward.reader.prompt=compact", "reward.reader.conflicts=newest")
 FIGURES = (
@@ -29,13 +25,14 @@ PACKAGES = ("torch", "transformers", "numpy", "faiss-cpu", "memalpha")
 
 
 def run(out: Path, seed: int, extra: tuple[str, ...]) -> dict[str, Any]:
-    """Run one training in its own process and return its summary."""
-    words = ["train", "demo", f"seed={seed}", f"out={out}", *extra]
-    done = subprocess.run([sys.executable, "-m", "memalpha", *words], stdout=subprocess.DEVNULL, check=False)
-    if done.returncode:
-        raise SystemExit(f"memalpha {' '.join(words)} ended with {done.returncode}")
-    print(f"finished {out}", file=sys.stderr)
-    return json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    """Run one training in its own process and return its summary.
+
+    Args:
+        out: Folder of the run.
+        seed: Seed of the run.
+        extra: Further settings, each KEY=VALUE.
+    """
+    return run_memalpha(["train", "demo", f"seed={seed}", f"out={out}", *extra], out)
 
 
 def gap_closed(summary: dict[str, Any], figure: str) -> float:
@@ -64,30 +61,33 @@ def misses(summary: dict[str, Any]) -> list[str]:
 
 
 def row(label: str, system: dict[str, Any], rest: str = "") -> str:
-    """Format a line of the table."""
+    """Format a line of the table.
+
+    Args:
+        label: First cell.
+        system: Metrics of a system.
+        rest: Last cell.
+    """
     return f"| {label} | " + " | ".join(f"{system[name]:.3f}" for name in FIGURES) + f" | {rest} |"
 
 
 def spread(label: str, systems: list[dict[str, Any]]) -> str:
     """Format mean ± standard deviation over seeds."""
-    cells = []
-    for name in FIGURES:
-        values = [system[name] for system in systems]
-        cells.append(f"{statistics.mean(values):.3f} ± {statistics.stdev(values) if len(values) > 1 else 0:.3f}")
+    cells = (format_deviation([system[name] for system in systems]) for name in FIGURES)
     return f"| {label} | " + " | ".join(cells) + " | |"
 
 
 def table(runs: list[dict[str, Any]], control: list[dict[str, Any]], jobs: int) -> str:
-    """Format all results as Markdown."""
+    """Format all results as Markdown.
+
+    Args:
+        runs: Summaries of the seeds.
+        control: Summaries of the control's seeds.
+        jobs: Runs at a time.
+    """
     first = runs[0]
     lines = [
-        "# The demo over seeds, beside its control",
-        "",
-        "```",
-        "python " + " ".join(sys.argv),
-        "```",
-        "",
-        f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
+        *opening("The demo over seeds, beside its control", PACKAGES),
         f"{first['tasks']} held-out conversations ({first['questions']} questions) whose values never occur in",
         f"training, {first['policy_parameters']:,} parameters, {first['steps']} steps, greedy evaluation. All seeds",
         "start from the shipped weights; the seed decides tasks, sampling and order. The standard error of an",
@@ -124,24 +124,16 @@ def table(runs: list[dict[str, Any]], control: list[dict[str, Any]], jobs: int) 
 
 def main() -> None:
     """Run, record and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/seeds"))
-    parser.add_argument("--results", type=Path, default=Path("eval/results"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser = make_parser(__doc__, out=Path("runs/seeds"), seeds=[0, 1, 2, 3, 4], jobs=default_jobs())
     parser.add_argument("--control-seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="runs at a time, a core each")
     arguments = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     jobs = [(f"seed-{seed}", seed, ()) for seed in arguments.seeds]
     jobs += [(f"control-{seed}", seed, CONTROL) for seed in arguments.control_seeds]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         summaries = list(pool.map(lambda job: run(arguments.out / job[0], job[1], job[2]), jobs))
     runs, control = summaries[: len(arguments.seeds)], summaries[len(arguments.seeds) :]
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"seeds": runs, "control": control}, indent=1)
-    (arguments.results / "demo-seeds.json").write_text(text + "\n", encoding="utf-8")
-    (arguments.results / "demo-seeds.md").write_text(table(runs, control, arguments.jobs), encoding="utf-8")
-    print(table(runs, control, arguments.jobs))
+    record = {"seeds": runs, "control": control}
+    save(arguments.results / "demo-seeds", record, table(runs, control, arguments.jobs))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Train against a reward model alone: `python eval/rlhf.py --judge runs/reward-model/seed-0/run`.
+"""Train against a reward model alone: `python eval/learning/rlhf.py --judge runs/reward-model/seed-0/run`.
 
-The demo's writer learns from the score that a reward model of `eval/reward_model.py` gives its final memory, and from
-nothing else: the weights of r1 to r4 are 0. The true reward, accuracy of answers from the memory (r1), is measured on
+The demo's writer learns only from the score that a reward model of `eval/learning/reward_model.py` gives its final
+memory: the weights of r1 to r4 are 0. The true reward, accuracy of answers from the memory (r1), is measured on
 the very same rollouts, so the curve shows where it stops following. The KL to the start is in the loss with weight
 1e-6: it is there to be measured. Held out: weights that validated best by the true reward, so stopped in time by
 somebody who can measure it; `last` is validation accuracy of the last weights. Runs that are complete are not run
@@ -10,19 +10,17 @@ again.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from memalpha.report.charts import Series, line_chart
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common import default_jobs, format_error, make_parser, opening, read_metrics, run_memalpha, save
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "grpo": ("schedule_steps=30", "validate_every=10"),
@@ -31,24 +29,27 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 """Settings of each variant over those below."""
 ALONE = ("reward.accuracy=0", "reward.calls=0", "reward.beta=0", "reward.gamma=0", "beta=0.000001")
 SMALL = ("sample_dtype=null", "eval_tasks=60", "validation_tasks=24", "reader.policy=tiny")
-PACKAGES = ("torch", "transformers", "numpy", "memalpha")
 COLOURS = {"before": "#8a8a8a", "after": "#1f77b4"}
 """Colours of the chart's lines: the model's reward, the true one."""
 
 
 def run(out: Path, judge: Path, variant: str, seed: int) -> dict[str, Any]:
-    """Train one run in its own process; return summary, metrics and the memory of a rollout of the last step."""
+    """Train one run in its own process; return summary, metrics and the memory of a rollout of the last step.
+
+    Args:
+        out: Folder of the run.
+        judge: Folder of the reward model's run.
+        variant: One of `VARIANTS`.
+        seed: Seed of the run.
+    """
     words = ["train", "demo", f"reward.model.path={judge}", *ALONE, *SMALL, *VARIANTS[variant]]
-    if not (out / "summary.json").exists():
-        command = [sys.executable, "-m", "memalpha", *words, f"seed={seed}", f"out={out}"]
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    read = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    summary = run_memalpha([*words, f"seed={seed}", f"out={out}"], out)
     rollout = json.loads((out / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     return {
         "variant": variant,
         "seed": seed,
-        "summary": json.loads((out / "summary.json").read_text(encoding="utf-8")),
-        "metrics": [json.loads(line) for line in read],
+        "summary": summary,
+        "metrics": read_metrics(out),
         "wrote": {"score": rollout["components"]["model"][0], "memory": rollout["memory"]},
     }
 
@@ -97,22 +98,14 @@ def chart(rows: list[dict[str, float]]) -> str:
 
 def before_after(runs: list[dict[str, Any]], name: str) -> str:
     """Format mean over runs ± standard error, before → after."""
-    parts = []
-    for when in ("before", "after"):
-        values = [run["summary"][when][name] for run in runs]
-        error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
-        parts.append(f"{statistics.mean(values):.3f}{error}")
-    return " → ".join(parts)
+    return " → ".join(format_error([run["summary"][when][name] for run in runs]) for when in ("before", "after"))
 
 
 def main() -> None:
     """Run, record and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, out=Path("runs/rlhf"), jobs=default_jobs())
     parser.add_argument("--judge", type=Path, required=True, help="a reward model's run directory")
-    parser.add_argument("--out", type=Path, default=Path("runs/rlhf"))
-    parser.add_argument("--results", type=Path, default=Path("eval/results"))
     parser.add_argument("--runs", nargs="+", default=["grpo:0", "grpo:1", "grpo:2", "ppo:0"], help="VARIANT:SEED ...")
-    parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
     jobs = [(name, int(seed)) for name, _, seed in (word.partition(":") for word in args.runs)]
     with ThreadPoolExecutor(args.jobs) as pool:
@@ -120,13 +113,7 @@ def main() -> None:
     by_name = {name: [result for result in results if result["variant"] == name] for name in VARIANTS}
     first = results[0]["summary"]
     lines = [
-        "# Reinforcement against a reward model alone",
-        "",
-        "```",
-        "python " + " ".join(sys.argv),
-        "```",
-        "",
-        f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
+        *opening("Reinforcement against a reward model alone"),
         f"The demo's world, {first['tasks']} held-out conversations, {first['questions']} questions. One reward model; "
         "seeds are of the writer's runs; ± is the standard error over them.",
         "",
@@ -170,10 +157,8 @@ def main() -> None:
     for name, rows in curves.items():
         file = "rlhf.svg" if name == "grpo" else f"rlhf-{name}.svg"
         (args.results / file).write_text(chart(rows), encoding="utf-8")
-    (args.results / "rlhf.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     record = {"command": sys.argv, "curves": curves, "runs": [{**result, "metrics": None} for result in results]}
-    (args.results / "rlhf.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(lines))
+    save(args.results / "rlhf", record, "\n".join(lines))
 
 
 if __name__ == "__main__":

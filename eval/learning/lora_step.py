@@ -1,4 +1,4 @@
-"""Measure one full LoRA training step on a model of random weights: `python eval/lora_step.py --shape 125m`.
+"""Measure one full LoRA training step on a model of random weights: `python eval/learning/lora_step.py --shape 125m`.
 
 8 rollouts read 8 chunks; the prompts are about 1,000 tokens, the completions 128. Everything is what a run does: the
 builder and the policy sample, the reader and the reward judge, GRPO annotates, the learner makes one optimizer step,
@@ -43,6 +43,9 @@ from memalpha.train.rollouts.memory import MemoryCollector
 from memalpha.train.trainers.checkpoint import save_checkpoint
 from memalpha.types import Chunk, Task
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common import command, make_parser, save
+
 # width, layers, heads, key-value heads, width of a head, width of the MLP, vocabulary; the last two are Qwen3's own
 SHAPES = {
     "1m": (128, 4, 4, 2, 32, 384, 2048),
@@ -58,7 +61,13 @@ T = TypeVar("T")
 
 
 def build(shape: str, dtype: str, device: str) -> TransformersPolicy:
-    """Build a policy of random weights with a tokenizer of bytes and full calls."""
+    """Build a policy of random weights with a tokenizer of bytes and full calls.
+
+    Args:
+        shape: One of `SHAPES`.
+        dtype: Name of torch's type.
+        device: Name of torch's device.
+    """
     width, layers, heads, shared, head, inner, vocabulary = SHAPES[shape]
     config = Qwen3Config(
         vocab_size=vocabulary,
@@ -171,7 +180,7 @@ def step(arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
         "cpu_minutes": sum(phase["cpu_seconds"] for phase in phases) / 60,
         "peak_mib": peak_mib(device),
         "phases": phases,
-        "command": "python " + " ".join(sys.argv),
+        "command": command(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
     }
 
@@ -184,8 +193,8 @@ def table(results: list[dict[str, Any]]) -> str:
         "# One whole LoRA step on a model of random weights",
         "",
         f"{ROLLOUTS} rollouts of {CHUNKS} chunks, {NEW_TOKENS} new tokens each; what it is: the head of",
-        "`eval/lora_step.py`. Minutes are wall time (other jobs ran beside it: hence the CPU-minutes); memory is the",
-        "peak of the whole process on CPU, of torch's allocations on a GPU.",
+        "`eval/learning/lora_step.py`. Minutes are wall time (other jobs ran beside it: hence the CPU-minutes);",
+        "memory is the peak of the whole process on CPU, of torch's allocations on a GPU.",
         "",
         "| " + " | ".join(head) + " |",
         "|" + "---|" * len(head),
@@ -211,14 +220,13 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Run, replace the record of this shape, device and precision, and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="125m")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--microbatch-tokens", type=int, default=4096)
     parser.add_argument("--keep-activations", action="store_true", help="no gradient checkpointing")
-    parser.add_argument("--results", type=Path, default=Path("eval/results"))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result = step(arguments, Path(folder))
@@ -226,10 +234,7 @@ def main() -> None:
     results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     key = ("shape", "device", "dtype")
     results = [row for row in results if [row[k] for k in key] != [result[k] for k in key]] + [result]
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    (arguments.results / "lora-step.md").write_text(table(results), encoding="utf-8")
-    print(table(results))
+    save(arguments.results / "lora-step", results, table(results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Measure the value of advice to a start for ERL: `python eval/erl_start.py --start runs/erl-start/checkpoints/best`.
+"""Measure the value of advice to a start for ERL.
+
+    python eval/learning/erl_start.py --start runs/erl-start/checkpoints/best
 
 The conversations are of the demo's training world, and no run trains on them or holds them out. After the attempts come
 second attempts with the policy's own advice, with gold advice (from the gold operations), with another conversation's
@@ -8,8 +10,6 @@ attempts have seen feedback, so their accuracy is no test accuracy. Writes `erl-
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,9 @@ from memalpha.train.rollouts.reflection import (
 from memalpha.train.trainers.reflection_demos import evidence_operations, format_advice
 from memalpha.types import TrajectoryGroup
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common import make_parser, opening, save
+
 SEED = 0
 TASKS_SEED = 77
 """Seed of conversations that no run is evaluated with, so choices made on them are not fitted to held-out ones."""
@@ -44,7 +47,13 @@ def figure(values: list[list[float]]) -> dict[str, float | None]:
 
 
 def measure(name: str, count: int, temperature: float) -> dict[str, Any]:
-    """Measure attempts and second attempts of one policy."""
+    """Measure attempts and second attempts of one policy.
+
+    Args:
+        name: Policy or checkpoint.
+        count: Number of conversations.
+        temperature: Sampling temperature; 0 is greedy.
+    """
     config = load_config(TrainConfig, "erl")
     policy, tiny = load_policy(name), load_policy("tiny")
     assert isinstance(policy, TransformersPolicy)
@@ -108,12 +117,7 @@ def table(rows: list[dict[str, Any]], count: int) -> str:
     """Format all results as Markdown."""
     kinds = ("own", "gold", "another's", "none")
     lines = [
-        "# What advice is worth to a start for ERL",
-        "",
-        "```",
-        "python " + " ".join(sys.argv),
-        "```",
-        "",
+        *opening("What advice is worth to a start for ERL"),
         f"{count} conversations of the demo's training world; ± is the standard error over conversations. Second",
         "attempts were told what had been wrong, so their accuracy is none of a test.",
         "",
@@ -140,17 +144,13 @@ def table(rows: list[dict[str, Any]], count: int) -> str:
 
 def main() -> None:
     """Measure, write and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--start", default="runs/erl-start/checkpoints/best")
     parser.add_argument("--tasks", type=int, default=100)
-    parser.add_argument("--results", type=Path, default=Path("eval/results"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = [measure(name, args.tasks, heat) for name in ("tiny", args.start) for heat in (0.0, 1.0)]
-    text = table(rows, args.tasks)
-    (args.results / "erl-start.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    (args.results / "erl-start.md").write_text(text, encoding="utf-8")
-    print(text)
+    save(args.results / "erl-start", rows, table(rows, args.tasks))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compare `ERLTrainer` with TRL's `GRPOTrainer` on word problems, on equal sampled tokens.
 
-    python eval/trl_erl.py     # three seeds of both, 7 CPU-minutes: eval/results/trl-erl.json, a table on the screen
+    python eval/learning/trl_erl.py     # three seeds of both, 7 CPU-minutes: eval/results/trl-erl.json, a table
 
 Both start from the shipped `tiny-text`, with the same settings and a constant learning rate, and sample until the
 budget is used up: completion tokens of all roles. ERL's feedback names the first wrong line of a reply, not what is
@@ -9,10 +9,10 @@ right (`memalpha.tasks.synthetic.arithmetic.feedback`). Accuracy is that of gree
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -34,7 +34,9 @@ from memalpha.rewards.reply import reply_text
 from memalpha.tasks.synthetic import arithmetic
 from memalpha.types import SampleRequest, TextTask
 
-ROOT = Path(__file__).parent
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common import format_interval, make_parser, write_json
+
 HELD_OUT = 300
 SETTINGS: dict[str, Any] = {
     "per_device_train_batch_size": 32,
@@ -56,10 +58,12 @@ SETTINGS: dict[str, Any] = {
 
 
 def rows(tasks: list[TextTask]) -> Dataset:
+    """Return the tasks as a data set of TRL."""
     return Dataset.from_list([{"prompt": messages(task), **task.columns} for task in tasks])
 
 
 def messages(task: TextTask) -> list[dict[str, str]]:
+    """Return a task's prompt as messages."""
     if isinstance(task.prompt, str):
         return [{"role": "user", "content": task.prompt}]
     return [dict(message) for message in task.prompt]
@@ -120,6 +124,15 @@ class BudgetCallback(TrainerCallback):
 
 
 def run(name: str, seed: int, budget: int, every: int, **changes: Any) -> dict[str, Any]:
+    """Train one arm and return its curve of accuracy and its metrics.
+
+    Args:
+        name: `grpo` or `erl`.
+        seed: Seed of trainer and data.
+        budget: Sampled completion tokens after which the run ends.
+        every: Sampled tokens between evaluations.
+        changes: Overrides of `SETTINGS`.
+    """
     policy = load_policy("tiny-text")
     assert isinstance(policy, TransformersPolicy)
     watch = BudgetCallback(policy, arithmetic.tasks("test", 0, 0, HELD_OUT), budget, every)
@@ -164,15 +177,10 @@ def run(name: str, seed: int, budget: int, every: int, **changes: Any) -> dict[s
 
 def table(runs: list[dict[str, Any]]) -> str:
     """Format mean ± half of a 95 % interval over seeds (Student's t), by share of the budget."""
-
-    def spread(values: list[float]) -> str:
-        half = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}[len(values)] * statistics.stdev(values) / len(values) ** 0.5
-        return f"{statistics.mean(values):.3f} ± {half:.3f}"
-
     lines = []
     for name, label in (("grpo", "GRPOTrainer"), ("erl", "ERLTrainer")):
         arm = [run for run in runs if run["name"] == name]
-        cells = [spread([run["curve"][at]["accuracy"] for run in arm]) for at in range(1, 5)]
+        cells = [format_interval([run["curve"][at]["accuracy"] for run in arm]) for at in range(1, 5)]
         steps = statistics.mean(run["curve"][-1]["steps"] for run in arm)
         cpu = statistics.mean(run["cpu_seconds"] for run in arm) / 60
         lines.append(f"| {label} | {' | '.join(cells)} | {steps:.0f} | {cpu:.1f} |")
@@ -180,11 +188,11 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run both arms, record and print."""
+    parser = make_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--budget", type=int, default=50_000)
     parser.add_argument("--arms", default="grpo,erl")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "trl-erl")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     runs = []
@@ -192,9 +200,8 @@ def main() -> None:
         for name in arguments.arms.split(","):
             runs.append(run(name, seed, arguments.budget, arguments.budget // 4))
             print(json.dumps(runs[-1]), flush=True)
-            arguments.out.with_suffix(".json").write_text(
-                json.dumps({"settings": SETTINGS, "runs": runs}, indent=1) + "\n"
-            )
+            write_json(arguments.results / "trl-erl.json", {"settings": SETTINGS, "runs": runs})
+    print(table(runs))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Run the attacks on the sandbox, and measure the cost of a sandboxed program.
 
-    python eval/sandbox.py --out eval/results/sandbox.json --cpuacct /sys/fs/cgroup/cpuacct/bench
+    python eval/reach/sandbox.py --out eval/results/sandbox.json --cpuacct /sys/fs/cgroup/cpuacct/bench
 
 Attacks are those of tests/support/attacks.py, each followed by a right program. Cost: a right program with five tests,
 and with one input, run one after the other and two at once; CPU time is that of all processes, which only a control
@@ -25,7 +25,7 @@ from typing import Any
 from memalpha.rewards.code.reward import parse_tests, run_tests
 from memalpha.rewards.code.sandbox import Limits, end_child, start_child
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 from attacks import ATTACKS, RIGHT, TESTS
 
 FIVE = [*TESTS, "assert f(2) == 25", "assert f(3) == 38"]
@@ -74,7 +74,14 @@ def run_attacks(limits: Limits) -> list[dict[str, Any]]:
 
 
 def cost(tests: list[Any], program: str, count: int, group: Path | None) -> dict[str, float | None]:
-    """Measure milliseconds per run and runs per second."""
+    """Measure milliseconds per run and runs per second.
+
+    Args:
+        tests: Tests of the program.
+        program: Source code.
+        count: Number of runs.
+        group: Folder of a control group; None leaves CPU time out.
+    """
     compiled, times = parse_tests(tests), []
     before = 0 if group is None else int((group / "cpuacct.usage").read_text())
     for _ in range(count):
@@ -107,6 +114,7 @@ def residue(source: str) -> int:
 
 
 def main() -> None:
+    """Measure, record and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--count", type=int, default=40)

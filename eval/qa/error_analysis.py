@@ -1,6 +1,6 @@
 """Measure how often the error analysis names the right class where the truth is known.
 
-Run `python eval/error_analysis.py`.
+Run `python eval/qa/error_analysis.py`.
 
 The truth is known by construction. For each question of synthetic tasks, the memory of a perfect writer is spoiled in
 one known way: a fact dropped, garbled, deleted later, not retrieved, or retrieved and answered wrong. Each case is
@@ -10,8 +10,7 @@ script prints precision and recall for each rule and class.
 
 from __future__ import annotations
 
-import argparse
-import json
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,9 @@ from memalpha.qa.records import Record
 from memalpha.qa.systems.base import Passage, Retrieval
 from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Question, Task
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common import command, make_parser, opening, save
 
 RULES = ("facts", "turns", "answers")
 K = 5
@@ -174,6 +176,16 @@ def sample_retrieval(
     rng: Random,
     first: Sequence[Passage] = (),
 ) -> Retrieval:
+    """Return a retrieval of `K` passages, most of them drawn at random.
+
+    Args:
+        question: Question asked.
+        pool: Passages to draw the others from.
+        live: Entries of the memory; None if a system has none.
+        written_entries: All entries ever written.
+        rng: Source of randomness.
+        first: Passages that are retrieved for sure.
+    """
     passages = (*first, *rng.sample(list(pool), min(len(pool), K)))
     if live is None:
         return Retrieval(question, passages, 0, 0)
@@ -199,23 +211,17 @@ def table(pairs_of_classes: dict[str, dict[str, dict[str, Any]]]) -> str:
 
 
 def main() -> None:
-    """Measure both worlds, print the tables, write them with `--out`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure both worlds, print and record the tables."""
+    parser = make_parser(__doc__)
     parser.add_argument("--tasks", type=int, default=200, help="of the demo's world (the full one: a tenth)")
-    parser.add_argument("--out", type=Path, help="folder for error-analysis.md and error-analysis.json")
     options = parser.parse_args()
     worlds = {
         "demo": run(WorldConfig(split="test"), options.tasks),
         "full, 8k tokens": run(WorldConfig(preset="full", split="test", tokens=8000), max(1, options.tasks // 10)),
     }
     text = "\n\n".join(f"## {name}\n\n{table(pairs_of_classes)}" for name, pairs_of_classes in worlds.items())
-    print(text)
-    if options.out:
-        command = f"python eval/error_analysis.py --tasks {options.tasks}"
-        head = f"# Does the error analysis name the right class?\n\nMade with `{command}`.\n\n"
-        (options.out / "error-analysis.md").write_text(head + text + "\n", encoding="utf-8")
-        result = {"command": command, "worlds": worlds}
-        (options.out / "error-analysis.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    head = "\n".join(opening("Does the error analysis name the right class?"))
+    save(options.results / "error-analysis", {"command": command(), "worlds": worlds}, f"{head}\n\n{text}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measure the value of a supervised start: `python eval/sft_start.py --out runs/sft-start --jobs 2`.
+"""Measure the value of a supervised start: `python eval/learning/sft_start.py --out runs/sft-start --jobs 2`.
 
 From the shipped tiny policy, over seeds: `gold` imitates the gold operations of 256 conversations of the demo's world
 (`memalpha train sft`); `best` is rejection sampling, four rounds of 32 conversations with 8 rollouts each, the best of
@@ -9,15 +9,8 @@ that are complete are not run again.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
-import statistics
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +20,22 @@ from memalpha.policy.base import with_prompt_style
 from memalpha.qa.reader import load_reader
 from memalpha.train.rollouts.memory_tasks import TaskSource
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common import default_jobs, format_deviation, make_parser, opening, run_memalpha, save
+
 KINDS = {"gold": (), "best": ("source=best", "tasks=32", "rounds=4", "schedule_steps=48")}
 FIGURES = ("accuracy", "update_accuracy", "retract_accuracy", "stale_rate", "update_hit", "delete_hit", "valid_calls")
-PACKAGES = ("torch", "transformers", "numpy", "memalpha")
 
 
 def run(out: Path, seed: int, extra: tuple[str, ...]) -> dict[str, Any]:
-    """One supervised run in a process of its own; its summary."""
-    words = ["train", "sft", f"seed={seed}", f"out={out}", *extra]
-    done = subprocess.run([sys.executable, "-m", "memalpha", *words], stdout=subprocess.DEVNULL, check=False)
-    if done.returncode:
-        raise SystemExit(f"memalpha {' '.join(words)} ended with {done.returncode}")
-    return json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    """Run one supervised training in its own process and return its summary.
+
+    Args:
+        out: Folder of the run.
+        seed: Seed of the run.
+        extra: Further settings, each KEY=VALUE.
+    """
+    return run_memalpha(["train", "sft", f"seed={seed}", f"out={out}", *extra], out)
 
 
 def references() -> dict[str, dict[str, Any]]:
@@ -56,12 +53,14 @@ def references() -> dict[str, dict[str, Any]]:
 
 
 def row(label: str, systems: list[dict[str, Any]], rest: str = "") -> str:
-    """Format a line of the table: mean over systems, ± standard deviation if there are several."""
-    cells = []
-    for name in FIGURES:
-        values = [system[name] for system in systems]
-        spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-        cells.append(f"{statistics.mean(values):.3f}{spread}")
+    """Format a line of the table: mean over systems, ± standard deviation if there are several.
+
+    Args:
+        label: First cell.
+        systems: Metrics of each seed.
+        rest: Last cell.
+    """
+    cells = (format_deviation([system[name] for system in systems]) for name in FIGURES)
     return f"| {label} | " + " | ".join(cells) + f" | {rest} |"
 
 
@@ -69,13 +68,7 @@ def table(runs_by_kind: dict[str, list[dict[str, Any]]], reference_systems: dict
     """Format all results as Markdown."""
     first = runs_by_kind["gold"][0]
     lines = [
-        "# A supervised start",
-        "",
-        "```",
-        "python " + " ".join(sys.argv),
-        "```",
-        "",
-        f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
+        *opening("A supervised start"),
         f"{first['tasks']} held-out conversations ({first['questions']} questions), {first['policy_parameters']:,}",
         f"parameters, greedy. The standard error of an accuracy over conversations is {first['after']['se']:.3f}.",
         "All seeds start from the shipped weights. Tokens are completion tokens trained on, minutes those of learning",
@@ -100,22 +93,15 @@ def table(runs_by_kind: dict[str, list[dict[str, Any]]], reference_systems: dict
 
 def main() -> None:
     """Run, record and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/sft-start"))
-    parser.add_argument("--results", type=Path, default=Path("eval/results"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="runs at a time, a core each")
+    parser = make_parser(__doc__, out=Path("runs/sft-start"), seeds=[0, 1, 2], jobs=default_jobs())
     arguments = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     jobs = [(kind, seed) for seed in arguments.seeds for kind in KINDS]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         done = list(pool.map(lambda job: run(arguments.out / f"{job[0]}-{job[1]}", job[1], KINDS[job[0]]), jobs))
     runs_by_kind = {kind: [s for (name, _), s in zip(jobs, done, strict=True) if name == kind] for kind in KINDS}
     reference_systems = references()
-    text = json.dumps({**runs_by_kind, "references": reference_systems}, indent=1)
-    (arguments.results / "sft.json").write_text(text + "\n", encoding="utf-8")
-    (arguments.results / "sft.md").write_text(table(runs_by_kind, reference_systems), encoding="utf-8")
-    print(table(runs_by_kind, reference_systems))
+    record = {**runs_by_kind, "references": reference_systems}
+    save(arguments.results / "sft", record, table(runs_by_kind, reference_systems))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Compare the learner's update with trl's on the same ragged rows: `OMP_NUM_THREADS=1 python eval/update_bench.py`.
+"""Compare the learner's update with trl's on the same ragged rows: `python eval/learning/update_bench.py`.
 
 One update = forward, backward, clip and AdamW in float32 over the rows of one step of memory construction: 8 rollouts
 read a conversation, each chunk in a context of its own. Every measurement is a fresh process with one thread, and the
@@ -22,18 +22,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common import make_parser, opening, save
 
 Row = tuple[list[int], list[int], float]
 """Prompt ids, completion ids, advantage."""
@@ -78,6 +79,11 @@ def draw(rollouts: int, chunks: int, vocabulary: int) -> list[Row]:
 
     Both are log-normal; the prompts of a chunk are alike but for the memories. Lengths are quantiles, so that steps of
     any size have the same spread.
+
+    Args:
+        rollouts: Number of rollouts.
+        chunks: Rows of each rollout.
+        vocabulary: Number of token ids.
     """
     random = np.random.default_rng(0)
 
@@ -109,7 +115,13 @@ def width(rows: list[Row]) -> int:
 
 
 def memalpha_update(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[Callable[[list[Row]], object], int]:
-    """Return memalpha's update function, and the padded tokens of `rows`."""
+    """Return memalpha's update function, and the padded tokens of `rows`.
+
+    Args:
+        model: Model to update.
+        case: Settings of the measurement.
+        rows: Rows of the step.
+    """
     from memalpha.config import TrainConfig
     from memalpha.train.data.samples import TrainingSample, pack, policy_gradient_sample, split_micro_batches
     from memalpha.train.learner.engine import Engine
@@ -138,7 +150,13 @@ def memalpha_update(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[
 
 
 def trl_update(model: Any, case: dict[str, Any], rows: list[Row]) -> tuple[Callable[[list[Row]], object], int]:
-    """Return trl's update function (its trainer's loss and optimizer), and the padded tokens of `rows`."""
+    """Return trl's update function (its trainer's loss and optimizer), and the padded tokens of `rows`.
+
+    Args:
+        model: Model to update.
+        case: Settings of the measurement.
+        rows: Rows of the step.
+    """
     import torch
     from datasets import Dataset
     from tokenizers import Tokenizer, models
@@ -293,13 +311,7 @@ def table(lines: list[dict[str, Any]], command: str) -> str:
     )
     head = (*head, "padding", "tokens per CPU-second", "ratio", "peak MiB", "ratio", "ratio of the passes")
     text = [
-        "# One update: memalpha beside trl",
-        "",
-        "```",
-        command,
-        "```",
-        "",
-        f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES) + ".",
+        *opening("One update: memalpha beside trl", PACKAGES),
         "One thread, float32, random weights, ragged rows; what is measured and how: the head of the script. Medians",
         "(least to most). Tokens are real ones; `padding` is computed / real tokens; memory is the peak above the",
         "process with the model built. Ratios are to `trl` in the same setting; that of the passes leaves out what",
@@ -326,10 +338,9 @@ def table(lines: list[dict[str, Any]], command: str) -> str:
 
 def main() -> None:
     """Measure, record and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--repeats", type=int, help="of the main setting (default: 3, at 125M 2)")
-    parser.add_argument("--results", type=Path, default=Path("eval/results"))
     parser.add_argument("--case", help=argparse.SUPPRESS)  # one measurement in this process, as JSON
     arguments = parser.parse_args()
     if arguments.case:
@@ -343,12 +354,7 @@ def main() -> None:
         results.append(json.loads(done.stdout.splitlines()[-1]))
         print(json.dumps(results[-1]), file=sys.stderr, flush=True)
     lines = summary(results)
-    markdown = table(lines, "python " + " ".join(sys.argv))
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"summary": lines, "measurements": results}, indent=1)
-    (arguments.results / "update-bench.json").write_text(text + "\n", encoding="utf-8")
-    (arguments.results / "update-bench.md").write_text(markdown, encoding="utf-8")
-    print(markdown)
+    save(arguments.results / "update-bench", {"summary": lines, "measurements": results}, table(lines))
 
 
 if __name__ == "__main__":
