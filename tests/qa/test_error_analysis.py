@@ -29,7 +29,7 @@ from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
 
 HASH = HashEmbedder(64)
-BENCH = runpy.run_path(str(Path(__file__).parents[2] / "eval" / "error_analysis.py"))
+BENCH = runpy.run_path(str(Path(__file__).parents[2] / "eval" / "qa" / "error_analysis.py"))
 
 TASK = Task(
     id="t",
