@@ -86,13 +86,18 @@ CASES: dict[str, dict[str, Any]] = {
         "values": True,
         "lengths": UNEVEN[:2],
     },
+    "ddp, rows without weight": {"microbatch_tokens": 128, "flat": 8},
+    "fsdp, rows without weight": {"sharding": "fsdp", "microbatch_tokens": 10**6, "flat": 10},
     "fsdp, KL, bfloat16": {"sharding": "fsdp", "microbatch_tokens": 128, "beta": 0.3, "dtype": "bfloat16"},
 }
 
 
 def measure(case: dict[str, Any], world: World = SINGLE_PROCESS) -> dict[str, Any]:
-    """Return log-probs, gradient and metrics, and the weights and optimizer state after one step."""
-    changes = {key: value for key, value in case.items() if key not in ("lengths", "values")}
+    """Return log-probs, gradient and metrics, and the weights and optimizer state after one step.
+
+    A second step, of rows without any weight, must change nothing.
+    """
+    changes = {key: value for key, value in case.items() if key not in ("lengths", "values", "flat")}
     config = TrainConfig(out=Path("unused"), learning_rate=1e-2, **changes)
     model: Any = tiny_model()
     if config.lora is not None:
@@ -113,6 +118,8 @@ def measure(case: dict[str, Any], world: World = SINGLE_PROCESS) -> dict[str, An
     samples = rows(case.get("lengths", UNEVEN), config.loss.entropy_coef)
     if "values" in case:
         samples = [replace(row, values=0 * row.pg, returns=row.advantages + 1, vf=row.pg) for row in samples]
+    flat_rows = [replace(row, advantages=0 * row.advantages, ent=None, vf=None) for row in samples]
+    samples = [*flat_rows[: case.get("flat", 0)], *samples[case.get("flat", 0) :]]
     result: dict[str, Any] = {"forward": engine.forward(samples)}
     if config.loss.beta:
         result["reference"] = engine.forward(samples, reference=True)
@@ -124,7 +131,10 @@ def measure(case: dict[str, Any], world: World = SINGLE_PROCESS) -> dict[str, An
     result["gradient"] = {name: full_tensor(p.grad).clone() for name, p in engine.trainable.items()}
     result["norm"] = engine.optim_step(1e-2)
     result["weights"] = {name: p.detach().clone() for name, p in engine.model.named_parameters()}
-    result["optimizer"] = engine.optimizer_tensors()
+    result["optimizer"] = {name: value.clone() for name, value in engine.optimizer_tensors().items()}
+    assert engine.update(flat_rows, 1e-2)["rows_without_weight"] == len(flat_rows)
+    assert all(torch.equal(p, result["weights"][name]) for name, p in engine.model.named_parameters())
+    assert all(torch.equal(value, result["optimizer"][name]) for name, value in engine.optimizer_tensors().items())
     result["after_step"] = engine.forward(samples)
     if "values" in case:
         result["values"] = engine.values(samples)

@@ -19,6 +19,10 @@ SHARED_COMPONENTS = frozenset({"r1", "r3", "model"})
 """Components of the whole trajectory if a `Reward` does not name its own; all others belong to a turn."""
 
 
+TIE_TOLERANCE = 1e-9
+"""Rewards closer than this are ties: they may be sums of the same numbers in another order."""
+
+
 def group_advantages(
     group: TrajectoryGroup[Any],
     *,
@@ -111,8 +115,13 @@ def _weighted_sum(reward: Reward, index: int, *, shared: bool) -> float:
 
 
 def _centre(values: Sequence[float], baseline: str) -> list[float]:
-    """Subtract the mean of all values, or of the other values; a single value is its own baseline."""
+    """Subtract the mean of all values, or of the other values; a single value is its own baseline.
+
+    Ties give exact zeros: Adam would make a full step of a rounding error.
+    """
     count = len(values)
+    if max(values) - min(values) <= TIE_TOLERANCE:
+        return [0.0] * count
     mean = sum(values) / count
     factor = count / (count - 1) if baseline == "leave_one_out" and count > 1 else 1.0
     return [(value - mean) * factor for value in values]

@@ -29,13 +29,11 @@ import numpy as np
 
 from memalpha.config import ReinforcementConfig, RolloutDPOConfig
 from memalpha.errors import TrainingError
+from memalpha.train.algorithms.advantages import TIE_TOLERANCE
 from memalpha.train.algorithms.base import Algorithm, Scorer
 from memalpha.train.algorithms.pairwise import build_pair_row, weight_pairs
 from memalpha.train.data.samples import TrainingSample
 from memalpha.types import Trajectory, TrajectoryGroup
-
-TIE_TOLERANCE = 1e-9
-"""Totals closer than this are ties: they may be sums of the same numbers in another order."""
 
 
 class DPO(Algorithm):

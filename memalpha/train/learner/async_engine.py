@@ -146,8 +146,8 @@ class Learner:
 def merge_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Merge the metrics of several `forward_backward` calls of one optimizer step.
 
-    Loss and tokens are summed. `ratio_deviation` and names that end with `_max` are maxima. All others are means
-    weighted by tokens, exact except for quantiles.
+    Loss, tokens and rows without weight are summed. `ratio_deviation` and names that end with `_max` are maxima. All
+    others are means weighted by tokens, exact except for quantiles.
     """
     if len(results) == 1:
         return dict(results[0])
@@ -155,7 +155,7 @@ def merge_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:
     totals: dict[str, float] = {}
     for name in results[0]:
         values = [metrics[name] for metrics in results]
-        if name in ("loss", "tokens"):
+        if name in ("loss", "tokens", "rows_without_weight"):
             totals[name] = sum(values)
         elif name == "ratio_deviation" or name.endswith("_max"):
             totals[name] = max(values)

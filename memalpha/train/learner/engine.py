@@ -24,7 +24,7 @@ from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
 from memalpha.train.data.samples import TrainingSample, pack, split_micro_batches
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
-from memalpha.train.learner.loss_weights import StreamCount, normalize
+from memalpha.train.learner.loss_weights import StreamCount, has_weight, normalize
 from memalpha.train.learner.losses import STATS, LossSettings, loss_sum
 from memalpha.train.learner.model_state import BaseEngine
 from memalpha.train.learner.token_logprobs import TokenScorer, check_head
@@ -168,11 +168,15 @@ class Engine(BaseEngine):
     def forward_backward(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
         """Add the gradient of the summed loss; weights must be normalised for the whole step already.
 
+        Rows without any weight have no gradient: they get no pass and count in no mean.
+
         Returns:
             `loss`; `tokens`; per-token means of entropy, clipped share, KL to the old policy (`old_kl`, k3) and to the
             reference, and with a value head its loss; `old_p99` and `old_max` of |log ratio|; the largest |ratio - 1|
-            (`ratio_deviation`).
+            (`ratio_deviation`); `rows_without_weight`.
         """
+        rows_given = len(samples)
+        samples = [sample for sample in samples if has_weight(sample)]
         totals = np.zeros(1 + len(STATS))
         log_ratios: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
         microbatches = self.world.assign_microbatches(
@@ -198,6 +202,7 @@ class Engine(BaseEngine):
         log_ratio = np.concatenate([log_ratio for _, log_ratio in per_process])
         result |= {f"old_{name}": value for name, value in log_ratio_tails(log_ratio).items()}
         result["ratio_deviation"] = float(np.abs(np.expm1(log_ratio)).max(initial=0.0))
+        result["rows_without_weight"] = float(rows_given - len(samples))
         return result
 
     def normalized(
@@ -216,7 +221,10 @@ class Engine(BaseEngine):
         )
 
     def update(self, samples: Sequence[TrainingSample], rate: float) -> dict[str, float]:
-        """Take one optimizer step on `samples`: normalise weights, accumulate the gradient, step."""
+        """Take one optimizer step on `samples`: normalise weights, accumulate the gradient, step.
+
+        If no row has a weight, nothing changes and `tokens` is 0.
+        """
         stats = self.forward_backward(self.normalized(samples))
         return {**stats, "grad_norm": self.optim_step(rate), "learning_rate": rate}
 

@@ -48,9 +48,13 @@ class BaseEngine:
     def optim_step(self, rate: float) -> float:
         """Clip the gradient, step at learning rate `rate`, clear the gradient; returns the unclipped norm.
 
+        Without a gradient since the last step nothing changes, not even by Adam's momentum; the norm is 0.
+
         Raises:
             TrainingError: The norm is not finite.
         """
+        if all(parameter.grad is None for parameter in self.trainable.values()):
+            return 0.0
         norm = float(
             full_tensor(nn.utils.clip_grad_norm_(self.trainable.values(), self.config.optimizer.max_grad_norm))
         )

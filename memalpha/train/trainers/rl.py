@@ -261,17 +261,28 @@ def _update_metrics(
     """Average the metrics of a step's updates; take the maximum of those that are maxima.
 
     `mismatch_*` compares sampler and learner before the first update: over all rows, or those of the first minibatch.
+    Updates without a gradient (`skipped_updates`; for example, all rollouts have equal rewards) count in no other mean.
+    A step of nothing else has no `entropy` and no `mismatch_*` (None) unless old log-probs are recomputed.
     """
-    if not stats:  # no gradient: for example, all rollouts of the step have equal rewards
-        return {"tokens": 0}
+    counts = {
+        "rows_without_weight": int(sum(s["rows_without_weight"] for s in stats)),
+        "skipped_updates": sum(not s["tokens"] for s in stats),
+    }
+    if stats and not any(s["tokens"] for s in stats):
+        unmeasured = dict.fromkeys(("entropy", "mismatch_kl", "mismatch_p99", "mismatch_max"))
+        return {**stats[0], **unmeasured, **mismatch, "tokens": 0, **counts}
+    stats = [s for s in stats if s["tokens"]]
+    if not stats:  # no rows at all: DPO without a pair
+        return {"tokens": 0, **counts}
     mean = {name: sum(s[name] for s in stats) / len(stats) for name in stats[0]}
-    mean.pop("tokens")
+    del mean["tokens"], mean["rows_without_weight"]
     maxima = {name: max(s[name] for s in stats) for name in ("old_max", "ratio_deviation")}
     return {
         **mean,
         **maxima,
         **(mismatch or {f"mismatch_{name}": stats[0][f"old_{name}"] for name in ("kl", "p99", "max")}),
         "tokens": sum(len(sample.completion_ids) for sample in samples),
+        **counts,
     }
 
 

@@ -362,3 +362,40 @@ def test_greedy_turns_train_at_the_temperature_of_their_logprobs():
     model, rows = sampled_rows(6, temperature=0.0)
     assert {row.temperature for row in rows} == {1.0}
     assert Engine(model, config()).forward_backward(rows)["ratio_deviation"] < 1e-4
+
+
+@pytest.mark.parametrize("normalizer", ["constant", "token", "row"])
+def test_rows_without_weight_count_in_the_divisors_only(normalizer):
+    """Dropping them leaves the gradient, and no pass is made for them."""
+    model, rows = sampled_rows(12)
+    flat = [replace(row, advantages=0 * row.advantages) for row in rows[6:]]
+    learner = Engine(nudged(model.double()), config(), LossSettings(normalizer=normalizer))
+    normalized = learner.normalized([*rows[:6], *flat])
+    stats = learner.forward_backward(normalized)
+    assert stats["rows_without_weight"] == 6 and stats["tokens"] == sum(len(row.completion_ids) for row in rows[:6])
+    actual = torch.cat([tensor.grad.flatten() for tensor in learner.trainable.values()])
+    tiny_weight = np.float32(1e-30)  # keeps the flat rows' passes without a gradient worth mentioning
+    passed = [replace(row, ent=row.pg * tiny_weight) for row in normalized]
+    expected = gradient(learner, passed)
+    assert learner.forward_backward(passed)["rows_without_weight"] == 0
+    assert relative_error(actual, expected) < 1e-12
+
+
+def test_an_update_without_weights_changes_nothing():
+    """Neither the weights nor Adam's moments, which would move the weights by momentum."""
+    model, rows = sampled_rows(8)
+    learner = Engine(model, config())
+    learner.update(rows, 1e-2)
+
+    def state():
+        weights = {name: parameter.detach().clone() for name, parameter in learner.trainable.items()}
+        return {**weights, **learner.optimizer_tensors()}, torch.get_rng_state()
+
+    (before, noise), _ = state(), learner.optimizer.zero_grad()
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    stats = learner.update([replace(row, advantages=0 * row.advantages) for row in rows], 1e-2)
+    after, noise_after = state()
+    assert stats["tokens"] == 0 and stats["grad_norm"] == 0 and stats["rows_without_weight"] == 8
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert torch.equal(noise, noise_after)
+    assert learner.update(rows, 1e-2)["grad_norm"] > 0

@@ -1,0 +1,109 @@
+"""Training runs related to each other: equal rewards teach nothing and change nothing, for memory and text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from runs import lines, same, weights
+
+from memalpha.config import TextConfig, build_config, merge
+from memalpha.qa.memory_reward import MemoryReward
+from memalpha.train.api import train
+from memalpha.types import Reward, TextTask
+
+ALGORITHMS = {
+    "grpo": {},
+    "grpo, scaled over the step": {"scale_rewards": "batch"},
+    "grpo, two epochs": {"num_iterations": 2, "minibatches": 3, "old_logprobs": "recomputed"},
+    "grpo, parts": {"overlap": 2, "minibatches": 1},
+    "grpo, a part an update": {"overlap": 2, "minibatches": 2},
+    "rloo": {"algorithm": "rloo"},
+    "dpo": {"algorithm": "dpo"},
+    "erl": {"algorithm": "erl", "erl": {"reflection_tokens": 3}},
+}
+EQUAL = 0.3
+"""A reward whose mean over three rollouts is another float."""
+
+
+class Rewards:
+    """Reward replies by the sum of their bytes, or all alike once `flat` is set."""
+
+    flat = False
+
+    def of_bytes(self, completions):
+        return [EQUAL if self.flat else sum(text.encode()) % 7 / 7 for text in completions]
+
+
+@pytest.fixture
+def text(policy_path, tmp_path):
+    base = {"out": str(tmp_path / "run"), "policy": str(policy_path), "max_new_tokens": 3, "group_size": 3}
+    base |= {"tasks_per_step": 4, "schedule_steps": 4, "warmup_steps": 0, "eval_tasks": 1, "validation_tasks": 0}
+    base |= {"save_every": 1, "keep_checkpoints": 9, "learning_rate": 1e-2}
+    return lambda **changes: build_config(TextConfig, merge(base, changes), "test")
+
+
+def run_text(config: TextConfig, rewards: Rewards):
+    return train(config, tasks=[TextTask(id=f"t{n}", prompt=f"{n}?") for n in range(30)], rewards=[rewards.of_bytes])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_step_of_equal_rewards_changes_no_state(text, name):
+    rewards = Rewards()
+    run_text(text(max_steps=1, **ALGORITHMS[name]), rewards)
+    rewards.flat = True
+    out = text().out
+    run_text(text(max_steps=3, **ALGORITHMS[name]), rewards)
+    for part in ("model", "optimizer"):
+        assert same(weights(out, 1, part), weights(out, 3, part)), part
+    states = [json.loads((out / f"checkpoints/step-{step}/state.json").read_text()) for step in (1, 3)]
+    assert states[0]["algorithm"] == states[1]["algorithm"]
+    first, *flat = lines(out / "metrics.jsonl")
+    assert first["tokens"] > 0 and first["grad_norm"] > 0 and first["skipped_updates"] == 0
+    for line in flat:
+        assert line["tokens"] == 0 == line.get("grad_norm", 0) and line["reward"] == pytest.approx(EQUAL)
+        if name != "dpo":  # which has no rows then
+            epochs, parts = ALGORITHMS[name].get("num_iterations", 1), ALGORITHMS[name].get("minibatches", 2)
+            assert line["skipped_updates"] == epochs * parts
+            assert line["rows_without_weight"] >= epochs * 12
+            assert line["entropy"] is None and line.keys() == first.keys(), "no pass, the same names"
+
+
+def test_ppo_learns_values_from_equal_rewards(text):
+    """Equal rewards have no advantage after whitening, but are still returns that the value head learns."""
+    rewards = Rewards()
+    rewards.flat = True
+    config = text(algorithm="ppo", group_size=1, max_steps=1)
+    run_text(config, rewards)
+    [line] = lines(config.out / "metrics.jsonl")
+    assert line["skipped_updates"] == 0 and line["tokens"] > 0
+    assert not same(weights(config.out, 0), weights(config.out, 1))
+
+
+def test_what_is_not_flat_alone_moves_weights(text):
+    """With a KL or an entropy bonus rows keep a weight without any advantage."""
+    for number, changes in enumerate(({"beta": 0.1}, {"entropy_coef": 0.1})):
+        rewards = Rewards()
+        rewards.flat = True
+        config = text(out=str(text().out) + str(number), max_steps=1, **changes)
+        run_text(config, rewards)
+        [line] = lines(config.out / "metrics.jsonl")
+        assert line["rows_without_weight"] == 0 and line["skipped_updates"] == 0 and line["tokens"] > 0
+
+
+def test_a_memory_run_of_equal_rewards_changes_no_state(small, monkeypatch):
+    settings = small(save_every=1, keep_checkpoints=9, eval_tasks=1, validation_tasks=0)
+    train(settings.replace(max_steps=1))
+    reward = MemoryReward.reward
+
+    def equal(self, *args, **kwargs) -> Reward:
+        turns = reward(self, *args, **kwargs).turns
+        values = (EQUAL,) * len(turns)
+        return Reward(values, {"r1": values, "r2": values}, {"r1": 0.5, "r2": 0.5}, EQUAL)
+
+    monkeypatch.setattr(MemoryReward, "reward", equal)
+    train(settings.replace(max_steps=2))
+    for part in ("model", "optimizer"):
+        assert same(weights(settings.out, 1, part), weights(settings.out, 2, part)), part
+    first, flat = lines(settings.out / "metrics.jsonl")
+    assert first["skipped_updates"] == 0 and flat["skipped_updates"] == 2 and flat["flat"] == 1.0
