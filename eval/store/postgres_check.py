@@ -63,7 +63,7 @@ def leaks(running: Server, schema: str, *, thorough: bool = True) -> dict[str, A
         store.namespace("mine").insert("semantic", "mine: one")
         victim_namespace = store._namespace
         with victim_namespace.transaction(write=False):
-            number = victim_namespace.namespace_id
+            number = victim_namespace.scope.namespace_id
         before = store.state, list(store.log())
         tenant = f"{schema}_tenant"
         running.run(f"DROP ROLE IF EXISTS {tenant}", f"CREATE ROLE {tenant} LOGIN")

@@ -130,7 +130,7 @@ class Twins:
         """Let the tenant run one attack on another namespace."""
         scope = self.scopes[name][1]
         with scope._namespace.transaction(write=False):
-            number = scope._namespace.namespace_id
+            number = scope._namespace.scope.namespace_id
         user, schema = self.tenant.partition("//")[2].partition("@")[0], self.url.partition("schema=")[2]
         setting = self.rng.choice(settings(schema, user, number, name))
         statement = self.rng.choice(statements(schema, number, self.names[0], 16))

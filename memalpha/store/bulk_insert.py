@@ -77,9 +77,9 @@ def insert_facts(
     Raises:
         StoreError: A fact is invalid; the message names its index.
     """
-    start = position = namespace.position
+    start = position = namespace.log.position
     existing = (
-        namespace.entries_with_contents([content for _, content in facts]) if start else {}
+        namespace.entries.with_contents([content for _, content in facts]) if start else {}
     )  # live entries by category and content
     new_entries: dict[str, MemoryEntry] = {}
     optional_fields: list[dict[str, Any]] = []  # optional fields of each new entry
@@ -87,7 +87,7 @@ def insert_facts(
     check_category = namespace.schema.check_category
 
     def is_used(id: str) -> bool:
-        return id in new_entries or (start > 0 and namespace.is_used(id))
+        return id in new_entries or (start > 0 and namespace.entries.is_used(id))
 
     for index, (fact, content) in enumerate(facts):
         try:

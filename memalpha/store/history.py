@@ -42,10 +42,10 @@ def diff_positions(namespace: Namespace, before: int, after: int) -> Diff:
         after: Position of the second state.
     """
     old_entries, new_entries = (
-        _entries_by_id(namespace.live_entries(position=before)),
-        _entries_by_id(namespace.live_entries(position=after)),
+        _entries_by_id(namespace.entries.live(position=before)),
+        _entries_by_id(namespace.entries.live(position=after)),
     )
-    cores = namespace.core_at(before), namespace.core_at(after)
+    cores = namespace.log.core_at(before), namespace.log.core_at(after)
     return Diff(
         added=tuple(entry for id, entry in new_entries.items() if id not in old_entries),
         changed=tuple(
@@ -69,13 +69,13 @@ def expire_entries(namespace: Namespace, due: Iterable[tuple[str, str]]) -> None
 
 def undo(namespace: Namespace) -> Operation | None:
     """Undo the last effective operation by appending its inverse; return it, or None."""
-    last = _last_effective(namespace, namespace.position)
+    last = _last_effective(namespace, namespace.log.position)
     if last == 0:
         return None
-    ((_, _, _, undone),) = namespace.log(last - 1, 1)
-    ended = None if undone.id is None else namespace.version_ended_at(undone.id, last)
-    inverse_operation = inverse(Change(undone, ended), namespace.core_at(last - 1))
-    namespace.write(inverse_operation, effective_position=namespace.effective_position(last - 1))
+    ((_, _, _, undone),) = namespace.log.page(last - 1, 1)
+    ended = None if undone.id is None else namespace.entries.version_ended_at(undone.id, last)
+    inverse_operation = inverse(Change(undone, ended), namespace.log.core_at(last - 1))
+    namespace.write(inverse_operation, effective_position=namespace.log.effective_position(last - 1))
     return undone
 
 
@@ -84,17 +84,17 @@ def redo(namespace: Namespace) -> Operation | None:
     redo_position = _redo_position(namespace)
     if redo_position == 0:
         return None
-    ((_, _, _, operation),) = namespace.log(redo_position - 1, 1)
+    ((_, _, _, operation),) = namespace.log.page(redo_position - 1, 1)
     namespace.write(operation, effective_position=redo_position)
     return operation
 
 
 def restore(namespace: Namespace, position: int) -> int:
     """Append operations that restore the facts and core memory of a position; return their number."""
-    effective_position = namespace.effective_position(position)
+    effective_position = namespace.log.effective_position(position)
     operations = _restore_operations(namespace, position)
-    if not operations and _last_effective(namespace, position) != _last_effective(namespace, namespace.position):
-        operations = [Operation("core_update", content=namespace.core_at(position))]
+    if not operations and _last_effective(namespace, position) != _last_effective(namespace, namespace.log.position):
+        operations = [Operation("core_update", content=namespace.log.core_at(position))]
     for number, operation in enumerate(operations, 1):
         namespace.write(operation, effective_position=effective_position if number == len(operations) else None)
     return len(operations)
@@ -102,13 +102,13 @@ def restore(namespace: Namespace, position: int) -> int:
 
 def _restore_operations(namespace: Namespace, position: int) -> list[Operation]:
     """Return the operations that restore the facts and core memory of a position."""
-    diff = diff_positions(namespace, namespace.position, position)
+    diff = diff_positions(namespace, namespace.log.position, position)
     operations = [] if diff.core is None else [Operation("core_update", content=diff.core[1])]
     operations += [Operation("delete", id=entry.id) for entry in diff.removed]
     # An update cannot set a content that another live entry holds; such an entry is deleted and inserted again.
     removed_ids = {entry.id for entry in diff.removed}
     ids_by_content = {
-        (entry.category, entry.content): entry.id for entry in namespace.live_entries() if entry.id not in removed_ids
+        (entry.category, entry.content): entry.id for entry in namespace.entries.live() if entry.id not in removed_ids
     }
     swapped = [
         entry for _, entry in diff.changed if ids_by_content.get((entry.category, entry.content), entry.id) != entry.id
@@ -124,9 +124,9 @@ def _last_effective(namespace: Namespace, position: int, as_of: int | None = Non
 
     Erased operations are skipped, and so are operations on entries that have expired by `as_of` (the position itself).
     """
-    last, as_of = namespace.effective_position(position), position if as_of is None else as_of
-    while last and (namespace.operation_kind(last) == "erased" or namespace.has_expired(last, as_of)):
-        last = namespace.effective_position(last - 1)
+    last, as_of = namespace.log.effective_position(position), position if as_of is None else as_of
+    while last and (namespace.log.kind_at(last) == "erased" or namespace.entries.has_expired(last, as_of)):
+        last = namespace.log.effective_position(last - 1)
     return last
 
 
@@ -138,15 +138,15 @@ def _redo_position(namespace: Namespace) -> int:
     waits for one; any other operation ends the search.
     """
     pending_redos: list[int] = []
-    end = namespace.position
+    end = namespace.log.position
     for position in range(end, 0, -1):
         before, after = _last_effective(namespace, position - 1), _last_effective(namespace, position)
-        operation_kind = namespace.operation_kind(position)
+        operation_kind = namespace.log.kind_at(position)
         if operation_kind == "expired" or (before == after and operation_kind == "erased"):
             continue  # skipped entirely
-        if namespace.effective_position(position) == position:
+        if namespace.log.effective_position(position) == position:
             return 0
-        if before != after and namespace.has_expired(max(before, after), end):
+        if before != after and namespace.entries.has_expired(max(before, after), end):
             continue
         if before and after == _last_effective(namespace, before - 1, position):
             if not pending_redos:

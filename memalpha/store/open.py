@@ -168,7 +168,7 @@ def create_namespace(path: str | Path, meta: Mapping[str, str], name: str, schem
     with create_database(path, meta) as database:
         namespace = open_namespace(database, name, schema)
         with namespace.transaction():
-            if namespace.position:
+            if namespace.log.position:
                 raise StoreError(f"{database.path} has a log of the namespace {name!r} already: give another name")
             yield namespace
 

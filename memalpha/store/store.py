@@ -146,7 +146,7 @@ class MemoryStore(StoreReader):
         vectors = None
         if content is not None:
             with self._namespace.transaction(write=False):
-                vectors = self._namespace.stored_vectors([content])
+                vectors = self._namespace.vectors.of_texts([content])
             # Embed before taking the write lock, so that a slow embedder blocks no other process.
             vectors = vectors or {content: self._embedder.load().encode([content])[0]}
         with self._namespace.transaction():
@@ -206,8 +206,8 @@ class MemoryStore(StoreReader):
             StoreError: The position is not in the log.
         """
         with self._transaction(write=True):
-            if not isinstance(position, int) or not 0 <= position <= self._namespace.position:
-                raise StoreError(f"position {position!r} is not in the log: 0 to {self._namespace.position} are")
+            if not isinstance(position, int) or not 0 <= position <= self._namespace.log.position:
+                raise StoreError(f"position {position!r} is not in the log: 0 to {self._namespace.log.position} are")
             return timeline.restore(self._namespace, position)
 
     def fork(
@@ -233,13 +233,13 @@ class MemoryStore(StoreReader):
                 raise StoreError("fork: give a namespace for a copy in this file, or a path for a new one")
             copy = self.namespace(namespace)
             with self._database.transaction(self._namespace.name, namespace), self._transaction(write=True):
-                if copy._namespace.position:
+                if copy._namespace.log.position:
                     raise StoreError(f"namespace {namespace!r} has a log already: give another name")
-                self._namespace.copy_to(copy._namespace, self._namespace.resolve_position(as_of))
+                self._namespace.copy_to(copy._namespace, self._namespace.log.resolve_position(as_of))
             return copy
         name, database = namespace or self._namespace.name, self._database
         with self._transaction(), create_namespace(path, database.meta, name, self.schema) as target:
-            self._namespace.copy_to(target, self._namespace.resolve_position(as_of))
+            self._namespace.copy_to(target, self._namespace.log.resolve_position(as_of))
         return MemoryStore.open(path, self.schema, self._embedder.requested, name, clock=database.clock)
 
     def erase(self, *ids: str) -> list[str]:
@@ -268,9 +268,9 @@ class MemoryStore(StoreReader):
         self._scrub()  # finish an interrupted erasure first
         with self._transaction(write=True):
             for id in ids:
-                if self._namespace.latest_version(id) is None:
+                if self._namespace.entries.latest_version(id) is None:
                     raise UnknownEntry(f"no entry ever had the id {id!r}")
-            same_content_ids = self._namespace.ids_with_same_content(ids)
+            same_content_ids = self._namespace.entries.ids_with_same_content(ids)
             self._erase(ids)
         self._scrub()
         return same_content_ids

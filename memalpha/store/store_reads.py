@@ -10,7 +10,7 @@ import numpy as np
 from memalpha.errors import StoreError, UnknownEntry
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend
-from memalpha.store.backends.namespace_reads import LogEnd
+from memalpha.store.backends.operation_log import LogEnd
 from memalpha.store.embedding import Embedder
 from memalpha.store.filters import Where
 from memalpha.store.history import Diff
@@ -78,15 +78,15 @@ class StoreReader(Memory):
     def state(self) -> MemoryState:
         """Current memory as an immutable value, equal to the replay of the log."""
         with self._transaction():
-            position = self._namespace.position
+            position = self._namespace.log.position
             return MemoryState.from_entries(
-                self.schema, self._namespace.core_at(position), position, self._namespace.latest_versions()
+                self.schema, self._namespace.log.core_at(position), position, self._namespace.entries.latest_versions()
             )
 
     def get(self, id: str, *, as_of: int | str | None = None) -> MemoryEntry:
         """Return a live entry, or its version at `as_of`. Raises `UnknownEntry`."""
         with self._transaction():
-            entry = self._namespace.version_at(id, self._namespace.resolve_as_of(as_of))
+            entry = self._namespace.entries.version_at(id, self._namespace.log.resolve_as_of(as_of))
         if entry is None:
             raise UnknownEntry(f"no live entry has the id {id!r}" + ("" if as_of is None else f" as of {as_of!r}"))
         return entry
@@ -94,7 +94,7 @@ class StoreReader(Memory):
     def core_at(self, as_of: int | str | None) -> str:
         """Return the core memory text at `as_of` (None: now); "" without one."""
         with self._transaction():
-            return self._namespace.core_at(self._namespace.resolve_position(as_of))
+            return self._namespace.log.core_at(self._namespace.log.resolve_position(as_of))
 
     def list(
         self,
@@ -123,13 +123,13 @@ class StoreReader(Memory):
         if limit is not None and limit < 0:
             raise StoreError(f"limit {limit}: 0 or more is needed")
         with self._transaction():
-            if after is not None and self._namespace.latest_version(after) is None:
+            if after is not None and self._namespace.entries.latest_version(after) is None:
                 raise UnknownEntry(f"after: no entry ever had the id {after!r}")
-            position, matches = self._namespace.resolve_as_of(as_of), []
+            position, matches = self._namespace.log.resolve_as_of(as_of), []
             if where is None:
-                return self._namespace.live_entries(category, after=after, limit=limit, position=position)
+                return self._namespace.entries.live(category, after=after, limit=limit, position=position)
             while limit is None or len(matches) < limit:
-                page = self._namespace.live_entries(category, after=after, limit=_PAGE, position=position)
+                page = self._namespace.entries.live(category, after=after, limit=_PAGE, position=position)
                 matches += [entry for entry in page if entry_filter is None or entry_filter.matches(entry)]
                 if len(page) < _PAGE:
                     break
@@ -144,7 +144,7 @@ class StoreReader(Memory):
     def created_at(self, ids: Sequence[str]) -> dict[str, int]:
         """Return the log position that created each id; `list` is in this order."""
         with self._transaction():
-            return self._namespace.creation_positions(ids)
+            return self._namespace.entries.creation_positions(ids)
 
     def find(self, category: str, content: str) -> MemoryEntry | None:
         """Return the live entry of the category with exactly this content, or None.
@@ -152,17 +152,17 @@ class StoreReader(Memory):
         Outer whitespace is ignored.
         """
         with self._transaction():
-            return self._namespace.find(category, content.strip())
+            return self._namespace.entries.find(category, content.strip())
 
     def _search(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:
         query_vectors = None
         if len(queries) == 1 and options.route != "bm25":  # rarely a stored text, so skip the lookup of its vector
             query_vectors = self._embedder.load().encode(queries)
         with self._transaction() as log_end:
-            position = self._namespace.resolve_as_of(options.as_of)
+            position = self._namespace.log.resolve_as_of(options.as_of)
             results = self._index.search(log_end.position, position, queries, options, query_vectors)
             entries = {hit.id: hit.entry for hits in results for hit in hits if hit.entry is not None}
-            entries |= self._namespace.versions_at(
+            entries |= self._namespace.entries.versions_at(
                 list({hit.id for hits in results for hit in hits} - entries.keys()), position
             )
             tokens = options.around
@@ -186,7 +186,7 @@ class StoreReader(Memory):
         """
         check_token_count(tokens)
         with self._transaction():
-            return surrounding_spans(self._namespace, id, tokens, self._namespace.resolve_as_of(as_of))
+            return surrounding_spans(self._namespace, id, tokens, self._namespace.log.resolve_as_of(as_of))
 
     def build_index(self) -> None:
         """Build the search index now and save it beside the file, so that the next process starts at once.
@@ -200,7 +200,7 @@ class StoreReader(Memory):
     def history(self, id: str) -> list[MemoryEntry]:
         """Return all versions of an entry, oldest first, also of a deleted one. Raises `UnknownEntry`."""
         with self._transaction():
-            if versions := self._namespace.history(id):
+            if versions := self._namespace.entries.history(id):
                 return versions
         raise UnknownEntry(f"no entry ever had the id {id!r}")
 
@@ -211,7 +211,7 @@ class StoreReader(Memory):
     def snapshot(self) -> int:
         """Return the current log position, for `restore` and `as_of`. It costs nothing and never expires."""
         with self._transaction():
-            return self._namespace.position
+            return self._namespace.log.position
 
     def diff(self, a: int | str, b: int | str | None = None) -> Diff:
         """Return the entries added, changed and removed between `a` and `b` (now), and the core text.
@@ -220,7 +220,7 @@ class StoreReader(Memory):
         """
         with self._transaction():
             return timeline.diff_positions(
-                self._namespace, self._namespace.resolve_position(a), self._namespace.resolve_position(b)
+                self._namespace, self._namespace.log.resolve_position(a), self._namespace.log.resolve_position(b)
             )
 
     @contextmanager
@@ -231,14 +231,14 @@ class StoreReader(Memory):
         """
         if not write:
             with self._namespace.transaction(write=False):
-                log_end = self._namespace.log_end()
+                log_end = self._namespace.log.end()
                 if not self._has_expired_entries(log_end):
                     yield log_end
                     return
             with self._namespace.transaction():
                 self._end_expired()
         with self._namespace.transaction(write=write):
-            yield self._end_expired() if write else self._namespace.log_end()
+            yield self._end_expired() if write else self._namespace.log.end()
 
     def _has_expired_entries(self, log_end: LogEnd) -> bool:
         """Return True if a live entry has expired."""
@@ -249,17 +249,17 @@ class StoreReader(Memory):
 
         Call inside a writing transaction.
         """
-        log_end = self._namespace.log_end()
+        log_end = self._namespace.log.end()
         if self._has_expired_entries(log_end):
-            timeline.expire_entries(self._namespace, self._namespace.expired_entries(self._database.now()))
-            log_end = self._namespace.log_end()
+            timeline.expire_entries(self._namespace, self._namespace.entries.expired_by(self._database.now()))
+            log_end = self._namespace.log.end()
         return log_end
 
     def _log_rows(self, after: int) -> Iterator[tuple[int, str, int, Operation]]:
         """Iterate over log rows in pages, so that a reader who stops early holds no transaction open."""
         while True:
             with self._transaction():
-                page = self._namespace.log(after, _PAGE)
+                page = self._namespace.log.page(after, _PAGE)
             yield from page
             if len(page) < _PAGE:
                 return

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+import memalpha.store.backends.entry_table
 import memalpha.store.backends.namespace
-import memalpha.store.backends.namespace_reads
+import memalpha.store.backends.vector_table
 from memalpha.errors import DataError, DuplicateContent, InvalidContent, StoreError, UnknownEntry
 from memalpha.store.embedding import load_embedder
 from memalpha.store.in_memory import WorkingMemory
@@ -282,7 +283,8 @@ def test_ctrl_c_leaves_no_half_operation(monkeypatch, at: int) -> None:
             raise KeyboardInterrupt
         return inner(content)
 
-    for module in (memalpha.store.backends.namespace, memalpha.store.backends.namespace_reads):
+    backends = memalpha.store.backends
+    for module in (backends.namespace, backends.entry_table, backends.vector_table):
         monkeypatch.setattr(module, "content_digest", interrupted)
     with pytest.raises(KeyboardInterrupt):
         store.update(entry.id, "pet: dog")

@@ -1,46 +1,61 @@
-"""Writes to one namespace of a store: operations, versions and vectors.
+"""`Namespace`: the log, entries and vectors of one namespace, written together.
 
-`postgres.namespace` overrides the statements that differ in PostgreSQL.
+`postgres.namespace` replaces the tables' statements that differ in PostgreSQL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from memalpha.store.backends.namespace_reads import VERSION_COLUMNS, LogEnd, NamespaceReader
-from memalpha.store.backends.row_codec import (
-    ENTRY_COLUMNS,
-    content_digest,
-    logged_value,
-    row_values,
-    vector_blob,
-    version_row,
-)
+from memalpha.store.backends.base import Backend
+from memalpha.store.backends.entry_table import EntryTable
+from memalpha.store.backends.operation_log import LogEnd, OperationLog
+from memalpha.store.backends.row_codec import content_digest, row_values, vector_blob, version_row
+from memalpha.store.backends.scope import NamespaceScope
+from memalpha.store.backends.vector_table import VectorTable
+from memalpha.store.schema import MemorySchema
 from memalpha.store.state import Change, plan
 from memalpha.types import MemoryEntry, Operation
 
-_INSERT_VERSION = f"INSERT INTO versions (ns, {VERSION_COLUMNS}) VALUES ({','.join('?' * 16)})"
-_INSERT_OPERATION = f"INSERT INTO operations (ns, seq, time, head, kind, {ENTRY_COLUMNS}) VALUES ({','.join('?' * 15)})"
-END_VERSION = "UPDATE versions SET valid_to = ? WHERE ns = ? AND id = ? AND version = ?"
-INSERT_VECTOR = "INSERT INTO vectors (ns, digest, vector) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
-_OPTIONAL_DEFAULTS = {"timestamp": "NULL", "importance": "1.0", "metadata": "'{}'"} | dict.fromkeys(
-    ("source", "chunk", "turn", "expires"), "NULL"
-)  # optional fields of an insert, and the SQL constants that replace missing ones
-_INSERTED_COLUMNS = ENTRY_COLUMNS.replace("timestamp", "nullif(timestamp, '')").replace(
-    "expires", "nullif(expires, '')"
-)  # columns of a version that an insert makes
+_MAX_PAGE = 500  # log rows read at once
 
 
-class Namespace(NamespaceReader):
-    """Reads and writes of one namespace.
+class Namespace:
+    """Operation log, entry table and vector table of one namespace. Call every method inside a transaction."""
 
-    It is a `StateView` for `plan`. Call every method inside a transaction.
-    """
+    _SCOPE, _LOG, _ENTRIES, _VECTORS = NamespaceScope, OperationLog, EntryTable, VectorTable
+    _BATCH: int | None = None  # entries that are appended at once; None appends all
 
-    _UNUSED_DIGEST = "digest NOT IN (SELECT digest FROM versions WHERE ns = ?)"  # a content that no version holds
+    def __init__(self, database: Backend, name: str, schema: MemorySchema) -> None:
+        self.database, self.name, self.schema = database, name, schema
+        self.scope = self._SCOPE(database, name)
+        self.log = self._LOG(self.scope)
+        self.entries = self._ENTRIES(self.scope, schema)
+        self.vectors = self._VECTORS(self.scope)
+
+    def transaction(self, *, write: bool = True) -> AbstractContextManager[Any]:
+        """Open a database transaction on this namespace."""
+        return self.database.transaction(self.name, write=write)
+
+    def recent(self, position: int, n: int) -> list[MemoryEntry]:
+        """Return the `n` live entries that were written last, newest first; `position` is the log's end.
+
+        The log is read backwards in pages: the last operation on an id is the one that made its live version.
+        """
+        entries: dict[str, MemoryEntry | None] = {}
+        live, page_size = 0, n
+        while position > 0 and live < n:
+            ids = [id for id in self.log.last_ids(position, page_size) if id and id not in entries]
+            current = self.entries.versions_at(list(dict.fromkeys(ids)), None)
+            entries.update((id, current.get(id)) for id in ids)
+            live += len(current)
+            position -= page_size
+            page_size = min(2 * page_size, _MAX_PAGE)
+        return [entry for entry in entries.values() if entry is not None][:n]
 
     def write(
         self,
@@ -60,18 +75,19 @@ class Namespace(NamespaceReader):
             effective_position: Position whose facts the memory holds afterwards; by default this operation's own.
             time: Log time; by default the clock's. Times never decrease along the log.
         """
-        log_end = log_end or self.log_end()
+        log_end = log_end or self.log.end()
         position = log_end.position + 1
-        change = plan(self, operation, position)
+        change = plan(self.entries, operation, position)
         completed, entry = change.operation, change.entry
-        ns = self._create()
+        ns = self.scope.create()
         time = max(time or self.database.now(), log_end.time)  # keep the log ordered if the clock is set back
         if effective_position is None:  # expiry and erasure are not undone
-            effective_position = (
-                self.effective_position(log_end.position) if completed.kind in ("expired", "erased") else position
-            )
+            is_undoable = completed.kind not in ("expired", "erased")
+            effective_position = position if is_undoable else self.log.effective_position(log_end.position)
         vector = None if entry is None or vectors is None else vector_blob(vectors[entry.content])
-        created = position if entry is None or entry.version == 1 else self.creation_positions([entry.id])[entry.id]
+        created = position
+        if entry is not None and entry.version > 1:
+            created = self.entries.creation_positions([entry.id])[entry.id]
         self._insert_rows(
             (ns, position, time, effective_position, completed.kind, *row_values(completed)), change, created, vector
         )
@@ -79,14 +95,13 @@ class Namespace(NamespaceReader):
 
     def _insert_rows(self, operation: tuple[Any, ...], change: Change, created: int, vector: bytes | None) -> None:
         """Insert the rows of a change: its operation, the version it ended and the version it made."""
-        ns, position = operation[:2]
-        self._statements.execute(_INSERT_OPERATION, operation)
+        self.log.append(operation)
         if change.ended is not None:
-            self._statements.execute(END_VERSION, (position, ns, change.ended.id, change.ended.version))
+            self.entries.end_version(change.ended, operation[1])
         if change.entry is not None:
-            self._statements.execute(_INSERT_VERSION, (ns, *version_row(change.entry, created)))
+            self.entries.insert(version_row(change.entry, created))
             if vector is not None:
-                self._statements.execute(INSERT_VECTOR, (ns, content_digest(change.entry.content), vector))
+                self.vectors.insert(content_digest(change.entry.content), vector)
 
     def append(
         self, entries: Sequence[MemoryEntry], optional_fields: Sequence[Mapping[str, Any]], vectors: Mapping[str, bytes]
@@ -98,116 +113,35 @@ class Namespace(NamespaceReader):
             optional_fields: For each entry, the optional fields that its insert gave.
             vectors: Stored bytes of the embeddings, by content.
         """
-        log_end, ns = self.log_end(), self._create()
-        time, start = max(self.database.now(), log_end.time), log_end.position + 1
-        # Binding a value costs a good part of inserting its row, so constants are not bound.
-        bound_names = [name for name in _OPTIONAL_DEFAULTS if any(name in fields for fields in optional_fields)]
-        constants_by_name = {name: text for name, text in _OPTIONAL_DEFAULTS.items() if name not in bound_names}
-        placeholders = ", ".join(f"?{number}" for number in range(1, 6 + len(bound_names)))
-        columns = ", ".join(["seq, time, id, category, content", *bound_names, "ns, head, kind", *constants_by_name])
-        constants = ", ".join([f"{ns}, ?1, 'insert'", *constants_by_name.values()])
-        self._statements.executemany(
-            f"INSERT INTO operations ({columns}) VALUES ({placeholders}, {constants})",
-            (
-                (
-                    seq,
-                    time,
-                    entry.id,
-                    entry.category,
-                    entry.content,
-                    *[logged_value(entry, name, fields) for name in bound_names],
-                )
-                for seq, (entry, fields) in enumerate(zip(entries, optional_fields, strict=True), start)
-            ),
-        )
-        digests = [content_digest(entry.content) for entry in entries]
-        self._statements.create_function("digest_at", 1, lambda seq: digests[seq - start])
-        self._statements.execute(
-            f"INSERT INTO versions (ns, version, valid_from, created, digest, {ENTRY_COLUMNS}) "
-            f"SELECT ns, 1, seq, seq, digest_at(seq), {_INSERTED_COLUMNS} FROM operations WHERE ns = ? AND seq >= ?",
-            (ns, start),
-        )
-        self._statements.executemany(
-            f"INSERT INTO vectors (ns, digest, vector) VALUES ({ns}, ?, ?) ON CONFLICT DO NOTHING",
-            ((digest, vectors[entry.content]) for digest, entry in zip(digests, entries, strict=True)),
-        )
-
-    def _create(self) -> int:
-        """Return the namespace's id, creating the namespace if needed."""
-        if self.namespace_id < 0:
-            self._statements.execute("INSERT INTO namespaces (name) VALUES (?)", (self.name,))
-        return self.namespace_id
-
-    def replace_versions(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Replace all rows of `versions`."""
-        self._statements.execute("DELETE FROM versions WHERE ns = ?", (self.namespace_id,))
-        self._statements.executemany(_INSERT_VERSION, _with_namespace(self.namespace_id, rows))
-
-    def count_unindexed(self, *, repair: bool = False) -> int:
-        """Count the contents without postings, and add them with `repair`; an SQLite file has no postings, so 0."""
-        return 0
-
-    def replace_vectors(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Replace all rows of `vectors`."""
-        self._statements.execute("DELETE FROM vectors WHERE ns = ?", (self.namespace_id,))
-        self._insert_vectors(rows)
-
-    def _insert_vectors(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Insert vectors by content digest; the versions with these contents must exist."""
-        self._statements.executemany(INSERT_VECTOR, _with_namespace(self.namespace_id, rows))
+        log_end = self.log.end()
+        self.scope.create()
+        time = max(self.database.now(), log_end.time)
+        size = self._BATCH or len(entries) or 1
+        for start in range(0, len(entries), size):
+            batch = entries[start : start + size]
+            digests = [content_digest(entry.content) for entry in batch]
+            position = log_end.position + 1 + start
+            self.log.append_inserts(position, time, batch, optional_fields[start : start + size])
+            self.entries.insert_logged(position, digests)
+            contents = (entry.content for entry in batch)
+            self.vectors.insert_new(dict(zip(digests, contents, strict=True)), vectors)
 
     def erase(self, ids: Collection[str] | None) -> int:
         """Turn all operations on `ids` (None: all operations) into stubs; return their number.
 
         Their versions and vectors are deleted and the erasure is logged. The database must be scrubbed afterwards.
         """
-        query, erased_ids = (
-            "SELECT seq, id FROM operations WHERE ns = ? AND kind <> 'erased' ORDER BY seq",
-            set(ids or ()),
-        )
-        touched = [
-            (position, id)
-            for position, id in self._statements.execute(query, (self.namespace_id,))
-            if ids is None or id in erased_ids
-        ]
-        if not touched:
-            return 0
-        first_positions: dict[str | None, int] = {}
-        for seq, id in touched:
-            first_positions.setdefault(id, seq)
-        cleared = ", ".join(f"{name} = NULL" for name in ENTRY_COLUMNS.split(", ")[1:])
-        self._statements.executemany(
-            f"UPDATE operations SET kind = 'erased', id = ?, {cleared} WHERE ns = ? AND seq = ?",
-            [(id and f"erased#{first_positions[id]}", self.namespace_id, seq) for seq, id in touched],
-        )
-        self._statements.executemany(
-            "DELETE FROM versions WHERE ns = ? AND id = ?", [(self.namespace_id, id) for id in first_positions]
-        )
-        self._statements.execute(
-            f"DELETE FROM vectors WHERE ns = ? AND {self._UNUSED_DIGEST}", (self.namespace_id, self.namespace_id)
-        )
-        self.write(Operation("erased"))
-        self.database.mark_for_scrub()
-        return len(touched)
+        erased = self.log.erase(ids)
+        if erased:
+            self.entries.delete(dict.fromkeys(erased))
+            self.vectors.delete_unused()
+            self.write(Operation("erased"))
+            self.database.mark_for_scrub()
+        return len(erased)
 
     def copy_to(self, target: Namespace, position: int) -> None:
         """Copy the log up to a position, with its versions and vectors, into an empty namespace of any database."""
-        ns, bounds = target._create(), (self.namespace_id, position)
-        operations = f"seq, time, head, kind, {ENTRY_COLUMNS}"
-        rows = self._statements.execute(f"SELECT {operations} FROM operations WHERE ns = ? AND seq <= ?", bounds)
-        target._statements.executemany(_INSERT_OPERATION, _with_namespace(ns, rows))
-        rows = self._statements.execute(
-            f"SELECT {VERSION_COLUMNS} FROM versions WHERE ns = ? AND valid_from <= ?", bounds
-        )
-        versions = ((*row[:2], None if row[2] and row[2] > position else row[2], *row[3:]) for row in rows)
-        target._statements.executemany(_INSERT_VERSION, _with_namespace(ns, versions))
-        rows = self._statements.execute(
-            "SELECT digest, vector FROM vectors WHERE ns = ? AND digest IN "
-            "(SELECT digest FROM versions WHERE ns = ? AND valid_from <= ?)",
-            (self.namespace_id, *bounds),
-        )
-        target._insert_vectors(rows)
-
-
-def _with_namespace(ns: int, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    return ((ns, *row) for row in rows)
+        target.scope.create()
+        target.log.extend(self.log.rows(position))
+        target.entries.extend(self.entries.rows(position))
+        target.vectors.extend(self.vectors.rows(position))

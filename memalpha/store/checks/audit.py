@@ -76,8 +76,8 @@ def audit(
         raise StoreError(f"k {k!r}: 1 or more is needed")
     result = Audit(store._namespace.name)
     with store._transaction():
-        position, entries = store._namespace.position, store._namespace.live_entries()
-        ended = [version for version in store._namespace.all_versions() if version.valid_to is not None]
+        position, entries = store._namespace.log.position, store._namespace.entries.live()
+        ended = [version for version in store._namespace.entries.all_versions() if version.valid_to is not None]
         result.findings += find_contradictions(entries)
         result.findings += find_stale(entries, ended, store._namespace)
     vectors = store._embed(list(dict.fromkeys(entry.content for entry in entries)))

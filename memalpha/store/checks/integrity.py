@@ -149,7 +149,7 @@ class _Examination:
             expected = self.replay(rows)
             if expected is not None and self.compare_versions(rows, expected):
                 self.compare_vectors(rows, {row[4]: row[7] for row in expected.values()}, recorded)
-                if wordless := rows.count_unindexed(repair=self.repair):
+                if wordless := rows.vectors.count_unindexed(repair=self.repair):
                     self.report("vectors", f"{wordless} contents have no words to be found by", name)
         self.check_index_files([open_namespace(database, name, schema) for name in database.namespaces()])
         if self.repair:  # after the rows: damaged ones can keep an index from being made
@@ -182,10 +182,10 @@ class _Examination:
         state, created = MemoryState.empty(rows.schema), {}
         versions: dict[tuple[str, int], tuple[MemoryEntry, int]] = {}
         heads, previous_time = [0], ""
-        for position in range(1, rows.position + 1):
+        for position in range(1, rows.log.position + 1):
             try:
                 with self.database.transaction(write=False):
-                    ((seq, time, head, operation),) = rows.log(position - 1, 1)
+                    ((seq, time, head, operation),) = rows.log.page(position - 1, 1)
                 if seq != position:
                     raise ValueError(f"it is missing; the next is {seq}")
                 if time < previous_time or format_utc(datetime.fromisoformat(time)) != time:
@@ -206,11 +206,11 @@ class _Examination:
 
     def compare_versions(self, rows: Namespace, expected: dict[tuple[str, int], tuple[Any, ...]]) -> bool:
         """Compare the stored versions with those of the log; return False if the log may be at fault."""
-        stored = {(row[5], row[0]): row for row in rows.version_rows()}
+        stored = {(row[5], row[0]): row for row in rows.entries.rows()}
         self.health.counts["versions"] += len(stored)
         wrong = [key for key, row in stored.items() if expected.get(key) != row]
         missing = [key for key in expected if key not in stored]
-        end = rows.position
+        end = rows.log.position
         if beyond := [key for key, row in stored.items() if any(isinstance(at, int) and at > end for at in row[1:3])]:
             self.report("log", f"it ends at {end}, before {_name_some(beyond)}; {ADVICE}", rows.name)
             return False
@@ -225,7 +225,7 @@ class _Examination:
             if keys:
                 self.report("versions", f"{len(keys)} {what}: {_name_some(keys)}", rows.name)
         if self.repair and (wrong or missing):
-            rows.replace_versions(expected.values())
+            rows.entries.replace(expected.values())
         return True
 
     def compare_vectors(self, rows: Namespace, contents: dict[bytes, str], recorded: RecordedEmbedder) -> None:
@@ -236,7 +236,7 @@ class _Examination:
             contents: Contents of its versions, by digest.
             recorded: Embedder that the store records.
         """
-        stored = dict(rows.vector_rows())
+        stored = dict(rows.vectors.rows())
         self.health.counts["vectors"] += len(stored)
         left_over = [key for key in stored if key not in contents]
         missing = [key for key in contents if key not in stored]
@@ -258,7 +258,7 @@ class _Examination:
             self.report("vectors", message + repr(contents[wrong[0]]), rows.name)
         if self.repair and (left_over or missing or wrong):
             remaining = {key: stored[key] for key in contents if key in stored}
-            rows.replace_vectors((remaining | embedded).items())
+            rows.vectors.replace((remaining | embedded).items())
 
 
 def _contradicts_log(stored: tuple[Any, ...], expected: tuple[Any, ...]) -> bool:

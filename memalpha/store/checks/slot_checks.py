@@ -120,7 +120,7 @@ def _latest_other_value(
 def _ended_after(version: MemoryEntry, entry: MemoryEntry, rows: Namespace) -> bool:
     """Return True if a version ended after the entry was written, and not by an undo, a redo or a restore."""
     end = version.valid_to or 0
-    return end > entry.valid_from and rows.effective_position(end) == end
+    return end > entry.valid_from and rows.log.effective_position(end) == end
 
 
 def _find_replacement(
@@ -130,7 +130,7 @@ def _find_replacement(
     for old in sorted(ended_twins, key=lambda version: -(version.valid_to or 0)):
         if old.id == entry.id or not _ended_after(old, entry, rows):
             continue
-        new = next((version for version in rows.history(old.id) if version.valid_from == old.valid_to), None)
+        new = next((version for version in rows.entries.history(old.id) if version.valid_from == old.valid_to), None)
         if new is not None and plain(new.content) != plain(old.content):
             return old, new
     return None

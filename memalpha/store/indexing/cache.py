@@ -62,9 +62,9 @@ class IndexCache:
         if self._precision not in (None, precision):
             return None
         if (
-            position > self._rows.position
+            position > self._rows.log.position
             or header != self._identity(position)
-            or self._rows.has_erasure_after(position)
+            or self._rows.log.has_erasure_after(position)
         ):
             return None
         self._file_position = position
@@ -88,7 +88,7 @@ class IndexCache:
         try:
             with self._rows.transaction():
                 # Created under the lock: a later erasure removes the file, and an earlier one shows here.
-                if self._rows.has_erasure_after(position):
+                if self._rows.log.has_erasure_after(position):
                     return
                 remove_index_files(
                     self._rows.database, self._rows.name, keep=self.path
@@ -98,7 +98,7 @@ class IndexCache:
             with file:
                 write_arrays(file, header, make_arrays())
             with self._rows.transaction():
-                if self._rows.has_erasure_after(position):
+                if self._rows.log.has_erasure_after(position):
                     temporary.unlink(missing_ok=True)
                 else:
                     temporary.replace(self.path)
@@ -120,7 +120,7 @@ class IndexCache:
             "created": meta.get("created"),
             "embedder": meta["embedder"],
             "namespace": self._rows.name,
-            "log": self._rows.fingerprint(position),
+            "log": self._rows.log.fingerprint(position),
         }
 
 

@@ -25,7 +25,7 @@ def surrounding_spans(rows: Namespace, id: str, tokens: int, position: int | Non
     Raises:
         UnknownEntry: No live entry has the id.
     """
-    entry = rows.version_at(id, position)
+    entry = rows.entries.version_at(id, position)
     if entry is None:
         raise UnknownEntry(
             f"no live entry has the id {id!r}" + ("" if position is None else f" at position {position}")
@@ -35,8 +35,8 @@ def surrounding_spans(rows: Namespace, id: str, tokens: int, position: int | Non
     before: list[MemoryEntry] = []
     after: list[MemoryEntry] = []
     sides: list[tuple[Iterator[MemoryEntry], list[MemoryEntry]]] = [
-        (rows.spans(entry, position, after=False), before),
-        (rows.spans(entry, position, after=True), after),
+        (rows.entries.spans(entry, position, after=False), before),
+        (rows.entries.spans(entry, position, after=True), after),
     ]
     while sides:
         for side in list(sides):

@@ -57,7 +57,7 @@ class NamespaceIndex:
         if position is not None:
             entries = [
                 entry
-                for entry in self._rows.live_entries(position=position)
+                for entry in self._rows.entries.live(position=position)
                 if options.filter is None or options.filter.matches(entry)
             ]
             documents = (Document.from_entry(entry, index) for index, entry in enumerate(entries))
@@ -82,7 +82,7 @@ class NamespaceIndex:
         corpus, self._corpus = self._corpus, None
         if corpus is not None and position == self._position:
             return corpus
-        was_erased = corpus is not None and self._rows.has_erasure_after(self._position)
+        was_erased = corpus is not None and self._rows.log.has_erasure_after(self._position)
         if corpus is None or was_erased:
             self._background.stop()  # its work is for a corpus that is dropped
         if was_erased:
@@ -90,14 +90,16 @@ class NamespaceIndex:
         elif corpus is None and (saved := self._cache.load()) is not None:
             self._position, arrays = saved
             corpus = corpus_from_arrays(
-                arrays, self._encoder(), self._rows.live_entries, self._background, self._compact
+                arrays, self._encoder(), self._rows.entries.live, self._background, self._compact
             )
         if corpus is None:
             corpus = self._build_corpus()
         elif position != self._position:
-            changed = self._rows.changed_ids(self._position)
-            entries = self._rows.versions_at(changed, None)
-            created = self._rows.creation_positions([id for id, entry in entries.items() if entry.turn is not None])
+            changed = self._rows.log.changed_ids(self._position)
+            entries = self._rows.entries.versions_at(changed, None)
+            created = self._rows.entries.creation_positions(
+                [id for id, entry in entries.items() if entry.turn is not None]
+            )
             corpus.add_many(Document.from_entry(entries[id], created.get(id)) for id in changed if id in entries)
             for id in changed:
                 if id not in entries and id in corpus:
@@ -125,16 +127,16 @@ class NamespaceIndex:
 
     def _build_corpus(self) -> Corpus:
         """Build the corpus from the stored rows."""
-        corpus = Corpus(self._encoder(), (), self._rows.live_entries, self._background, self._compact)
+        corpus = Corpus(self._encoder(), (), self._rows.entries.live, self._background, self._compact)
         without_vector = []
-        for page in self._rows.search_rows(_PAGE):
+        for page in self._rows.vectors.search_rows(_PAGE):
             without_vector += [row for row in page if row[-1] is None]
             self._load_rows(corpus, [row for row in page if row[-1] is not None])
         self._load_rows(corpus, without_vector)
         return corpus
 
     def _load_rows(self, corpus: Corpus, rows: list[tuple]) -> None:
-        """Add rows of `Namespace.searchable`, of which all or none have a vector."""
+        """Add rows of `VectorTable.search_rows`, of which all or none have a vector."""
         if rows:
             ids, texts, groups, orders, *origins, vectors = zip(*rows, strict=True)
             has_vectors = vectors[0] is not None

@@ -115,7 +115,7 @@ class StoredEmbedder:
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return L2-normalised rows, float32 `(len(texts), dim)`."""
         with self._rows.transaction(write=False):
-            vectors = self._rows.stored_vectors(texts)
+            vectors = self._rows.vectors.of_texts(texts)
         missing = list(dict.fromkeys(text for text in texts if text not in vectors))
         if missing:
             vectors.update(zip(missing, self._inner.encode(missing), strict=True))
@@ -124,8 +124,8 @@ class StoredEmbedder:
     def entry_vectors(self, ids: Sequence[str]) -> np.ndarray:
         """Return the vectors of live entries' contents, in one statement where the file has them."""
         with self._rows.transaction(write=False):
-            vectors = self._rows.entry_vectors(ids)
-            if missing := self._rows.versions_at([id for id in ids if id not in vectors], None):
+            vectors = self._rows.vectors.of_entries(ids)
+            if missing := self._rows.entries.versions_at([id for id in ids if id not in vectors], None):
                 encoded = self.encode([entry.content for entry in missing.values()])
                 vectors.update(zip(missing, encoded, strict=True))
         return np.array([vectors[id] for id in ids])

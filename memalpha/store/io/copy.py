@@ -49,11 +49,11 @@ def copy_store(source: str | Path, target: str | Path) -> dict[str, int]:
 
 def _copy_namespace(source: Backend, target: Backend, name: str, schema: MemorySchema) -> int:
     source_namespace, target_namespace = open_namespace(source, name, schema), open_namespace(target, name, schema)
-    position = source_namespace.position
+    position = source_namespace.log.position
     try:
         source_namespace.copy_to(target_namespace, position)
     except StoreError as error:
         raise StoreError(f"namespace {name!r}: {error}") from error
-    if target_namespace.fingerprint(position) != source_namespace.fingerprint(position):
+    if target_namespace.log.fingerprint(position) != source_namespace.log.fingerprint(position):
         raise StoreError(f"namespace {name!r}: the copy's log does not end as that of {source.path} does")
     return position

@@ -210,15 +210,15 @@ def apply_lines(
     Returns:
         Number of appended operations.
     """
-    before = namespace.position
+    before = namespace.log.position
     for number, line in lines:
-        operation, head, position = line.operation(), line.head, namespace.position + 1
+        operation, head, position = line.operation(), line.head, namespace.log.position + 1
         # Positions, times and heads of an exported log apply only if the target log equals it so far.
         as_logged = (
             before == 0
             and line.seq == position
             and head is not None
-            and (head == position or namespace.effective_position(head) == head)
+            and (head == position or namespace.log.effective_position(head) == head)
         )
         if operation.kind == "erased" and not as_logged:
             continue  # a stub has no effect
@@ -228,7 +228,7 @@ def apply_lines(
                 namespace.write(operation, vectors, effective_position=head, time=line.time)
             else:
                 namespace.write(operation, vectors)
-    return namespace.position - before
+    return namespace.log.position - before
 
 
 @contextmanager

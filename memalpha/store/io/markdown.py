@@ -67,7 +67,7 @@ def export_markdown(store: MemoryStore, path: str | Path) -> int:
     The file appears when complete.
     """
     with store._transaction():
-        entries, core = store._namespace.live_entries(), store._namespace.core_at(store._namespace.position)
+        entries, core = store._namespace.entries.live(), store._namespace.log.core_at(store._namespace.log.position)
     with atomic_writer(Path(path)) as file:
         file.write(render_markdown(store.schema, core, entries))
     return len(entries)
@@ -156,13 +156,13 @@ def apply_document(
     Returns:
         Number of appended operations.
     """
-    before = namespace.position
-    if document.core is not None and document.core != namespace.core_at(before):
+    before = namespace.log.position
+    if document.core is not None and document.core != namespace.log.core_at(before):
         with locate_errors(f"{path}:{document.core_line}"):
             namespace.write(Operation("core_update", content=document.core))
     for number, insert in document.entries:
         with locate_errors(f"{path}:{number}"):
-            current = namespace.latest_version(insert.id) if insert.id else None
+            current = namespace.entries.latest_version(insert.id) if insert.id else None
             if current is None or current.valid_to is not None:
                 try:
                     namespace.write(insert, vectors)
@@ -181,7 +181,7 @@ def apply_document(
             except DuplicateContent as duplicate:
                 if duplicate.entry_id != current.id:  # the entry is unchanged
                     raise
-    return namespace.position - before
+    return namespace.log.position - before
 
 
 def _render_entry(entry: MemoryEntry) -> str:

@@ -147,7 +147,7 @@ def verdicts(store: MemoryStore, where) -> list[tuple]:
     sql = filters.sql_verdict(chosen)
     query = f"SELECT v.id, {sql.sql} FROM (SELECT v.*, {filters.PARSED_METADATA} FROM versions v WHERE v.ns = ?) v"
     with store._namespace.transaction(write=False) as connection:
-        return connection.execute(query, (*sql.values, store._namespace.namespace_id)).fetchall()
+        return connection.execute(query, (*sql.values, store._namespace.scope.namespace_id)).fetchall()
 
 
 def test_the_server_decides_filters_where_it_can(filled: MemoryStore) -> None:
@@ -291,10 +291,10 @@ def test_a_failed_copy_leaves_nothing(postgres_url: str, tmp_path, postgres, mon
         store.insert("a", "a cat")
         store.namespace("zz").insert("a", "a dog")
 
-    def filled(connection, rows):
-        if rows.name == "zz":
+    def filled(scope):
+        if scope.name == "zz":
             raise StoreError("the server has had enough")
-        fill(connection, rows)
+        fill(scope)
 
     monkeypatch.setattr(postgres_rows, "fill_missing_postings", filled)
     with pytest.raises(StoreError, match="'zz': the server"):
@@ -337,7 +337,7 @@ def test_nothing_depends_on_statistics_of_the_tables(postgres_url: str) -> None:
         for least, most, call in (
             (size, 8 * size, lambda: store.search("ana likes tea")),
             (size, 8 * size, lambda: store.search("tea", where={"p": {"$gt": 3}})),
-            (size, 8 * size, lambda: store._namespace.count_unindexed()),
+            (size, 8 * size, lambda: store._namespace.vectors.count_unindexed()),
             (0, 100, lambda: store.insert("a", "one more")),
             (0, 100, lambda: store.update(store.list(limit=1)[0].id, "one other")),
         ):
@@ -354,5 +354,7 @@ def test_session_settings_are_restored(postgres_url: str) -> None:
         for before in ("off", "on"):
             with store._namespace.transaction() as connection:
                 connection.execute(f"SET LOCAL enable_nestloop = {before}")
-                postgres_rows.fill_missing_postings(connection, store._namespace)
-                assert store._namespace.count_unindexed() == 0 and connection.execute(query).fetchone() == (before,)
+                postgres_rows.fill_missing_postings(store._namespace.scope)
+                assert store._namespace.vectors.count_unindexed() == 0 and connection.execute(query).fetchone() == (
+                    before,
+                )

@@ -78,8 +78,8 @@ class SearchQueries:
     def all(self) -> EntryScope:
         """Scope of all live entries."""
         if self._position is None:
-            return EntryScope(_LIVE, (self._rows.namespace_id,))
-        return EntryScope(_WAS_LIVE, (self._rows.namespace_id, self._position, self._position))
+            return EntryScope(_LIVE, (self._rows.scope.namespace_id,))
+        return EntryScope(_WAS_LIVE, (self._rows.scope.namespace_id, self._position, self._position))
 
     def is_large(self, route: Route, size: int) -> bool:
         """Return True if the memory has more than `size` entries and the route supports candidates."""
@@ -135,7 +135,9 @@ class SearchQueries:
         fields = [] if options.boost is None else ["importance", "timestamp"]
         sums = vector is not None and groups
         source, values = (
-            (scope.rows, scope.row_values) if vector is None else scope.join(self._rows.namespace_id, "LEFT", "vectors")
+            (scope.rows, scope.row_values)
+            if vector is None
+            else scope.join(self._rows.scope.namespace_id, "LEFT", "vectors")
         )
         query = (
             f"SELECT string_agg({' || '.join(value for _, _, value in columns)}, '')"
@@ -199,7 +201,7 @@ class SearchQueries:
 
     def _add_words(self, scope: EntryScope, query_words: Counter[str], selection: FetchedEntries) -> None:
         """Set the word counts of the entries and the postings of the query's words."""
-        source, values = scope.join(self._rows.namespace_id, "INNER", "postings")
+        source, values = scope.join(self._rows.scope.namespace_id, "INNER", "postings")
         query = (
             f"SELECT x.term, string_agg(int8send(v.created) || int4send(x.count), '') FROM {source} "
             f"WHERE {scope.sql} AND x.term = ANY(?::bigint[]) GROUP BY x.term"
@@ -239,7 +241,7 @@ class SearchQueries:
             vector: Embedding of the query, (1, dim).
             options: Options of the search.
         """
-        namespace_id, live = self._rows.namespace_id, "v.ns = ? AND v.digest = x.digest AND v.valid_to IS NULL"
+        namespace_id, live = self._rows.scope.namespace_id, "v.ns = ? AND v.digest = x.digest AND v.valid_to IS NULL"
         self._connection.execute(_HNSW_SCAN)
         rows = self._connection.execute(
             f"SELECT x.digest FROM vectors x WHERE x.ns = ? AND EXISTS (SELECT 1 FROM versions v WHERE {live}) "
@@ -270,7 +272,9 @@ class SearchQueries:
             f"WHERE ns = ? AND term = t.term ORDER BY digest LIMIT {_MAX_POSTINGS}) p) FROM unnest(?::bigint[]) t(term)"
         )
         terms = [ALL_WORDS, *map(word_term, query_words)]
-        blobs = dict(self._connection.execute(query, (self._rows.namespace_id, self._rows.namespace_id, terms)))
+        blobs = dict(
+            self._connection.execute(query, (self._rows.scope.namespace_id, self._rows.scope.namespace_id, terms))
+        )
         read = [np.frombuffer(blobs[term] or b"", _WORD_TYPE) for term in terms]
         live = [part[part["live"] != 0] for part in read]
         total, *content_counts = map(_estimate_count, read, live)

@@ -20,7 +20,7 @@ from memalpha.store.backends.row_codec import content_digest
 from memalpha.store.search.bm25 import term_counts
 
 if TYPE_CHECKING:
-    from memalpha.store.backends.namespace import Namespace
+    from memalpha.store.backends.scope import NamespaceScope
 
 ALL_WORDS = 0  # the term that every content has; its count is the number of words
 _BATCH = 2000  # contents indexed per statement
@@ -80,12 +80,11 @@ def hash_joins_only(connection: Any) -> Iterator[None]:
     connection.execute(_SET_NESTED_LOOPS, (previous,))  # not after an error: the transaction is aborted
 
 
-def fill_missing_postings(connection: Any, namespace: Namespace) -> None:
+def fill_missing_postings(scope: NamespaceScope) -> None:
     """Insert the postings of contents that have none, after versions were copied or repaired."""
-    with hash_joins_only(connection):
-        missing = connection.execute(
-            "SELECT DISTINCT content FROM versions v WHERE ns = ? AND NOT EXISTS "
-            f"(SELECT 1 FROM postings p WHERE p.ns = ? AND p.term = {ALL_WORDS} AND p.digest = v.digest)",
-            (namespace.namespace_id, namespace.namespace_id),
+    with hash_joins_only(scope.statements):
+        missing = scope.select(
+            "SELECT DISTINCT content FROM versions v WHERE ns = ?1 AND NOT EXISTS "
+            f"(SELECT 1 FROM postings p WHERE p.ns = ?1 AND p.term = {ALL_WORDS} AND p.digest = v.digest)"
         ).fetchall()
-    index_contents(connection, namespace.namespace_id, [content for (content,) in missing])
+    index_contents(scope.statements, scope.namespace_id, [content for (content,) in missing])

@@ -102,11 +102,11 @@ def import_memories(
     with store._database.transaction(store._namespace.name, *logs), store._transaction(write=True):
         for name, log in logs.items():
             namespace = store.namespace(name)._namespace
-            if namespace.position:
+            if namespace.log.position:
                 raise StoreError(f"namespace {name!r} has a log already: import into a new store")
             for time, operation in log:
                 namespace.write(operation, vectors, time=time or None)
-            report.operations[name] = namespace.position
+            report.operations[name] = namespace.log.position
     return report
 
 

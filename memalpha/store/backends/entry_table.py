@@ -1,0 +1,249 @@
+"""`EntryTable`: every version of every entry of a namespace, live or ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from memalpha.store.backends.row_codec import ENTRY_COLUMNS, content_digest, decode_entry, is_storable
+from memalpha.store.backends.scope import NamespaceScope
+from memalpha.store.schema import MemorySchema
+from memalpha.types import MemoryEntry
+
+VERSION_COLUMNS = f"version, valid_from, valid_to, created, digest, {ENTRY_COLUMNS}"
+INSERTED_COLUMNS = ENTRY_COLUMNS.replace("timestamp", "nullif(timestamp, '')").replace(
+    "expires", "nullif(expires, '')"
+)  # columns of a version that a logged insert makes
+_BATCH = 500  # values per statement
+_INSERT_VERSION = f"INSERT INTO versions (ns, {VERSION_COLUMNS}) VALUES ({','.join('?' * 16)})"
+_SELECT_DUPLICATE = (
+    "SELECT id FROM versions INDEXED BY live_content "
+    "WHERE ns = ? AND digest = ? AND valid_to IS NULL AND category = ? AND content = ?"
+)  # one column only: sqlite3 describes every column at each execution, which costs as much as the lookup
+_IS_LIVE = "valid_to IS NULL"
+_WAS_LIVE = "valid_from <= ? AND (valid_to IS NULL OR valid_to > ?)"
+
+
+class EntryTable:
+    """Versions of a namespace's entries. Call every method inside a transaction.
+
+    It is a `StateView` for `plan`.
+    """
+
+    _HAS_SOURCE = "source = ?"
+
+    def __init__(self, scope: NamespaceScope, schema: MemorySchema) -> None:
+        self._scope, self._schema = scope, schema
+
+    @property
+    def schema(self) -> MemorySchema:
+        """Categories of the memory."""
+        return self._schema
+
+    def is_used(self, id: str) -> bool:
+        """Return True if an entry ever had this id."""
+        return self._scope.first("SELECT 1 FROM versions WHERE ns = ? AND id = ? LIMIT 1", id) is not None
+
+    def latest_version(self, id: str) -> MemoryEntry | None:
+        """Return the newest version of an entry, live or ended; None for an unused id."""
+        return self._select_one("id = ? ORDER BY version DESC LIMIT 1", id)
+
+    def find(self, category: str, content: str) -> MemoryEntry | None:
+        """Return the live entry of the category with exactly this content."""
+        if not (is_storable(content) and is_storable(category)):
+            return None
+        row = self._scope.first(_SELECT_DUPLICATE, content_digest(content), category, content)
+        return self.latest_version(row[0]) if row else None
+
+    def version_at(self, id: str, position: int | None) -> MemoryEntry | None:
+        """Return the version of an entry that is live, or was live at a position."""
+        where, values = _live_condition(position)
+        entry = self._select_one(f"id = ? AND {where}", id, *values)
+        return replace(entry, valid_to=None) if entry else None
+
+    def versions_at(self, ids: Sequence[str], position: int | None) -> dict[str, MemoryEntry]:
+        """Return `version_at` of several entries, by id; entries that are not live are left out."""
+        where, values = _live_condition(position)
+        entries = {}
+        for start in range(0, len(ids), _BATCH):
+            batch = ids[start : start + _BATCH]
+            for entry in self._select(f"id IN ({','.join('?' * len(batch))}) AND {where}", *batch, *values):
+                entries[entry.id] = _as_live(entry)
+        return entries
+
+    def with_contents(self, contents: Sequence[str]) -> dict[tuple[str, str], MemoryEntry]:
+        """Return the live entries with exactly one of these contents, by category and content."""
+        digests, entries = [content_digest(content) for content in contents], {}
+        for start in range(0, len(digests), _BATCH):
+            batch = digests[start : start + _BATCH]
+            where = f"{_IS_LIVE} AND digest IN ({','.join('?' * len(batch))})"
+            for entry in self._select(where, *batch, index="live_content"):
+                entries[entry.category, entry.content] = entry
+        return entries
+
+    def version_ended_at(self, id: str, position: int) -> MemoryEntry | None:
+        """Return the version of an entry that the operation at `position` ended, or None."""
+        return self._select_one("id = ? AND valid_to = ?", id, position)
+
+    def history(self, id: str) -> list[MemoryEntry]:
+        """Return all versions of an entry, oldest first; an empty list for an unused id."""
+        return list(self._select("id = ? ORDER BY version", id)) if is_storable(id) else []
+
+    def live(
+        self,
+        category: str | None = None,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        position: int | None = None,
+    ) -> list[MemoryEntry]:
+        """Return the live entries, oldest id first.
+
+        Args:
+            category: Entries of this category only.
+            after: Only entries created after this id.
+            limit: Number of entries at most.
+            position: Entries live at this position, as they were then; None means now.
+        """
+        where, values = _live_condition(position)
+        if category is not None:
+            where, values = where + " AND category = ?", [*values, category]
+        if after is not None:
+            where += " AND created > (SELECT min(created) FROM versions WHERE ns = ? AND id = ?)"
+            values = [*values, self._scope.namespace_id, after]
+        where += " ORDER BY created"
+        if limit is not None:
+            where, values = where + " LIMIT ?", [*values, limit]
+        index = "live_order" if position is None else None
+        return [_as_live(entry) for entry in self._select(where, *values, index=index)]
+
+    def spans(self, entry: MemoryEntry, position: int | None, *, after: bool) -> Iterator[MemoryEntry]:
+        """Iterate over the live spans of an entry's source, nearest first.
+
+        Args:
+            entry: Entry whose source is read.
+            position: Position at which the spans are live; None means now.
+            after: True for the spans after the entry, False for those before it.
+        """
+        comparison, direction = (">", "ASC") if after else ("<", "DESC")
+        bounds_of_entry = -1 if entry.chunk is None else entry.chunk, self.creation_positions([entry.id])[entry.id]
+        is_live, values = _live_condition(position)
+        in_source = f"{self._HAS_SOURCE} AND source IS NOT NULL AND turn IS NOT NULL"  # conditions of the partial index
+        in_source += f" AND {is_live} AND coalesce(chunk, -1)"
+        same_chunk = f"{in_source} = ? AND created {comparison} ? ORDER BY created {direction}"
+        other_chunks = f"{in_source} {comparison} ? ORDER BY coalesce(chunk, -1) {direction}, created {direction}"
+        index = "spans" if position is None else None
+        for where, bounds in ((same_chunk, bounds_of_entry), (other_chunks, bounds_of_entry[:1])):
+            yield from map(_as_live, self._select(where, entry.source, *values, *bounds, index=index))
+
+    def latest_versions(self) -> Iterator[tuple[MemoryEntry, int]]:
+        """Iterate over the newest version of every entry ever made, with the position that created its id."""
+        created = dict(self._scope.select("SELECT id, min(created) FROM versions WHERE ns = ? GROUP BY id"))
+        for entry in {entry.id: entry for entry in self._select("true ORDER BY id, version")}.values():
+            yield entry, created[entry.id]
+
+    def all_versions(self) -> Iterator[MemoryEntry]:
+        """Iterate over every version of every entry, live or ended, oldest id first."""
+        return self._select("true ORDER BY created, version")
+
+    def creation_positions(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the creation position of each id."""
+        query = "SELECT created FROM versions WHERE ns = ? AND id = ? LIMIT 1"
+        return {id: self._scope.first(query, id)[0] for id in ids}
+
+    def ids_with_same_content(self, ids: Collection[str]) -> list[str]:
+        """Return other ids that hold, or held, a content of one of these ids."""
+        query = (
+            "SELECT DISTINCT id FROM versions WHERE ns = ?1 AND digest IN "
+            "(SELECT digest FROM versions WHERE ns = ?1 AND id = ?2) ORDER BY id"
+        )
+        same = dict.fromkeys(id for erased_id in ids for (id,) in self._scope.select(query, erased_id))
+        return [id for id in same if id not in ids]
+
+    def expired_by(self, time: str) -> list[tuple[str, str]]:
+        """Return id and expiry of the live entries that expire at or before a time, earliest first."""
+        query = (
+            "SELECT id, expires FROM versions INDEXED BY expiring WHERE ns = ? AND valid_to IS NULL "
+            "AND expires IS NOT NULL AND expires <= ? ORDER BY expires, created"
+        )
+        return self._scope.select(query, time).fetchall()
+
+    def has_expired(self, position: int, later: int) -> bool:
+        """Return True if the entry of a log row has expired by a later position."""
+        query = (
+            "SELECT v.valid_to, e.kind FROM versions v LEFT JOIN operations e ON e.ns = v.ns AND e.seq = v.valid_to "
+            "WHERE v.ns = ?1 AND v.id = (SELECT id FROM operations WHERE ns = ?1 AND seq = ?2) AND v.valid_from <= ?3 "
+            "ORDER BY v.version DESC LIMIT 1"
+        )
+        ended_at, kind = self._scope.first(query, position, later) or (0, "")
+        return kind == "expired" and position < ended_at <= later
+
+    def rows(self, position: int | None = None) -> Iterator[tuple[Any, ...]]:
+        """Iterate over the raw rows, as `version_row` builds them; with `position`, as they were then."""
+        query = f"SELECT {VERSION_COLUMNS} FROM versions WHERE ns = ?"
+        if position is None:
+            return iter(self._scope.select(query))
+        rows = self._scope.select(f"{query} AND valid_from <= ?", position)
+        return ((*row[:2], None if row[2] and row[2] > position else row[2], *row[3:]) for row in rows)
+
+    def insert(self, row: tuple[Any, ...]) -> None:
+        """Insert a row of `version_row`."""
+        self._scope.select(_INSERT_VERSION, *row)
+
+    def extend(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Insert rows of `version_row`."""
+        self._scope.insert(_INSERT_VERSION, rows)
+
+    def insert_logged(self, start: int, digests: Sequence[bytes]) -> None:
+        """Insert the first versions that logged inserts make.
+
+        Args:
+            start: Position of the first insert; all later ones are read, too.
+            digests: Digest of each one's content.
+        """
+        self._scope.statements.create_function("digest_at", 1, lambda position: digests[position - start])
+        self._scope.select(
+            f"INSERT INTO versions (ns, version, valid_from, created, digest, {ENTRY_COLUMNS}) "
+            f"SELECT ns, 1, seq, seq, digest_at(seq), {INSERTED_COLUMNS} FROM operations WHERE ns = ? AND seq >= ?",
+            start,
+        )
+
+    def end_version(self, entry: MemoryEntry, position: int) -> None:
+        """End a live version at a position."""
+        query = "UPDATE versions SET valid_to = ?2 WHERE ns = ?1 AND id = ?3 AND version = ?4"
+        self._scope.select(query, position, entry.id, entry.version)
+
+    def delete(self, ids: Iterable[str | None]) -> None:
+        """Delete all versions of some ids."""
+        self._scope.insert("DELETE FROM versions WHERE ns = ? AND id = ?", ((id,) for id in ids))
+
+    def replace(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Replace all rows."""
+        self._scope.select("DELETE FROM versions WHERE ns = ?")
+        self.extend(rows)
+
+    def _select_one(self, where: str, *values: Any) -> MemoryEntry | None:
+        row = self._scope.first(_version_query(where, None), *values) if all(map(is_storable, values)) else None
+        return decode_entry(row) if row else None
+
+    def _select(self, where: str, *values: Any, index: str | None = None) -> Iterator[MemoryEntry]:
+        return map(decode_entry, self._scope.select(_version_query(where, index), *values))
+
+
+@cache
+def _version_query(where: str, index: str | None) -> str:
+    # Name partial indexes: without statistics, SQLite's planner would scan the namespace instead.
+    table = f"versions INDEXED BY {index}" if index else "versions"
+    return f"SELECT {ENTRY_COLUMNS}, version, valid_from, valid_to FROM {table} WHERE ns = ? AND {where}"
+
+
+def _live_condition(position: int | None) -> tuple[str, list[Any]]:
+    """Return the condition on versions that are live, or were at a position, and its values."""
+    return (_IS_LIVE, []) if position is None else (_WAS_LIVE, [position, position])
+
+
+def _as_live(entry: MemoryEntry) -> MemoryEntry:
+    """Return a version as it was while it was live."""
+    return entry if entry.valid_to is None else replace(entry, valid_to=None)

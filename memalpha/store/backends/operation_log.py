@@ -1,0 +1,194 @@
+"""`OperationLog`: the operations of a namespace, in the order in which they were applied."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from memalpha.errors import StoreError
+from memalpha.store.backends.row_codec import ENTRY_COLUMNS, decode_operation, logged_value
+from memalpha.store.backends.scope import NamespaceScope
+from memalpha.store.filters import format_utc, parse_time
+from memalpha.types import MemoryEntry, Operation
+
+OPERATION_COLUMNS = f"seq, time, head, kind, {ENTRY_COLUMNS}"
+_FINGERPRINT_ROWS = 64  # log rows that a fingerprint covers
+_INSERT_OPERATION = f"INSERT INTO operations (ns, {OPERATION_COLUMNS}) VALUES ({','.join('?' * 15)})"
+_SELECT_LOG_END = (
+    "SELECT seq, time, (SELECT min(expires) FROM versions INDEXED BY expiring "
+    "WHERE ns = ?1 AND valid_to IS NULL AND expires IS NOT NULL) "
+    "FROM operations WHERE ns = ?1 ORDER BY seq DESC LIMIT 1"
+)
+_OPTIONAL_DEFAULTS = {"timestamp": "NULL", "importance": "1.0", "metadata": "'{}'"} | dict.fromkeys(
+    ("source", "chunk", "turn", "expires"), "NULL"
+)  # optional fields of an insert, and the SQL constants that replace missing ones
+
+
+class LogEnd(NamedTuple):
+    """End of a namespace's log.
+
+    Attributes:
+        position: Position of the last operation; 0 for an empty log.
+        time: Time of the last operation.
+        next_expiry: Time at which the next live entry expires, or None.
+    """
+
+    position: int = 0
+    time: str = ""
+    next_expiry: str | None = None
+
+
+class OperationLog:
+    """Operations of a namespace by position: 1, 2, 3 and so on. Call every method inside a transaction."""
+
+    def __init__(self, scope: NamespaceScope) -> None:
+        self._scope = scope
+
+    @property
+    def position(self) -> int:
+        """Position of the last operation; 0 for an empty log."""
+        return (self._scope.first("SELECT seq FROM operations WHERE ns = ? ORDER BY seq DESC LIMIT 1") or (0,))[0]
+
+    def end(self) -> LogEnd:
+        """Return the end of the log."""
+        row = self._scope.first(_SELECT_LOG_END)
+        return LogEnd(*row) if row else LogEnd()
+
+    def effective_position(self, position: int) -> int:
+        """Return the position whose facts the memory holds after a log row; 0 before the first."""
+        row = self._scope.first("SELECT head FROM operations WHERE ns = ? AND seq = ?", position)
+        return row[0] if row else 0
+
+    def kind_at(self, position: int) -> str:
+        """Return the kind of the operation at a position; "" before the first."""
+        row = self._scope.first("SELECT kind FROM operations WHERE ns = ? AND seq = ?", position)
+        return row[0] if row else ""
+
+    def position_at(self, time: str) -> int:
+        """Return the last position at or before `time`. Times never decrease along the log."""
+        query = "SELECT time FROM operations WHERE ns = ? AND seq = ?"
+        return bisect_right(
+            range(1, self.position + 1), time, key=lambda position: self._scope.first(query, position)[0]
+        )
+
+    def resolve_as_of(self, as_of: int | str | None) -> int | None:
+        """Return the log position that `as_of` means; None (now) stays None. Raises `StoreError`."""
+        if as_of is None:
+            return None
+        if isinstance(as_of, str):
+            try:
+                return self.position_at(format_utc(parse_time(as_of)))
+            except (ValueError, OverflowError) as error:
+                raise StoreError(f"as_of {as_of!r} is neither a log position nor an ISO time") from error
+        if isinstance(as_of, bool) or not isinstance(as_of, int) or as_of < 0:
+            raise StoreError(f"as_of {as_of!r} is neither a log position (0 or more) nor an ISO time")
+        return min(as_of, self.position)
+
+    def resolve_position(self, as_of: int | str | None) -> int:
+        """Return the log position that `as_of` means; for None, the current one. Raises `StoreError`."""
+        position = self.resolve_as_of(as_of)
+        return self.position if position is None else position
+
+    def page(self, after: int, limit: int) -> list[tuple[int, str, int, Operation]]:
+        """Return at most `limit` rows after a position: position, time, effective position, operation."""
+        rows = self._scope.select(
+            f"SELECT {OPERATION_COLUMNS} FROM operations WHERE ns = ? AND seq > ? ORDER BY seq LIMIT ?", after, limit
+        )
+        return [
+            (position, time, effective_position, decode_operation(kind, values))
+            for position, time, effective_position, kind, *values in rows
+        ]
+
+    def core_at(self, position: int) -> str:
+        """Return the core memory text at a position."""
+        row = self._scope.first(
+            "SELECT content FROM operations INDEXED BY core_updates WHERE ns = ? AND kind = 'core_update' AND seq <= ? "
+            "ORDER BY seq DESC LIMIT 1",
+            position,
+        )
+        return row[0] if row else ""
+
+    def changed_ids(self, after: int) -> list[str]:
+        """Return the ids that operations after a position changed."""
+        query = "SELECT DISTINCT id FROM operations WHERE ns = ? AND seq > ? AND id IS NOT NULL"
+        return [id for (id,) in self._scope.select(query, after)]
+
+    def last_ids(self, position: int, limit: int) -> list[str | None]:
+        """Return the ids of the last `limit` operations up to a position, newest first."""
+        query = "SELECT seq, id FROM operations WHERE ns = ? AND seq <= ? ORDER BY seq DESC LIMIT ?"
+        return [id for _, id in self._scope.select(query, position, limit)]
+
+    def has_erasure_after(self, position: int) -> bool:
+        """Return True if entries were erased after a position, so that earlier states may have changed."""
+        query = "SELECT 1 FROM operations WHERE ns = ? AND seq > ? AND kind = 'erased' LIMIT 1"
+        return self._scope.first(query, position) is not None
+
+    def fingerprint(self, position: int) -> str:
+        """Return a digest of the last log rows up to a position.
+
+        Logs that have diverged differ in it.
+        """
+        rows = self.rows(position, after=position - _FINGERPRINT_ROWS).fetchall()
+        return hashlib.sha256(repr(rows).encode("utf-8", "surrogatepass")).hexdigest()
+
+    def rows(self, position: int, *, after: int = 0) -> Any:
+        """Return a cursor over the raw rows up to a position, in log order."""
+        query = f"SELECT {OPERATION_COLUMNS} FROM operations WHERE ns = ? AND seq > ? AND seq <= ? ORDER BY seq"
+        return self._scope.select(query, after, position)
+
+    def append(self, row: tuple[Any, ...]) -> None:
+        """Append an operation, given by the namespace's id and the values of `OPERATION_COLUMNS`."""
+        self._scope.statements.execute(_INSERT_OPERATION, row)
+
+    def extend(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Append raw rows of another log."""
+        self._scope.insert(_INSERT_OPERATION, rows)
+
+    def append_inserts(
+        self, start: int, time: str, entries: Sequence[MemoryEntry], optional_fields: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Append inserts of new ids in bulk.
+
+        Args:
+            start: Position of the first one.
+            time: Time of all.
+            entries: First versions of the new entries.
+            optional_fields: For each entry, the optional fields that its insert gave.
+        """
+        # Binding a value costs a good part of inserting its row, so constants are not bound.
+        bound_names = [name for name in _OPTIONAL_DEFAULTS if any(name in fields for fields in optional_fields)]
+        constants_by_name = {name: text for name, text in _OPTIONAL_DEFAULTS.items() if name not in bound_names}
+        placeholders = ", ".join(f"?{number}" for number in range(1, 6 + len(bound_names)))
+        columns = ", ".join(["seq, time, id, category, content", *bound_names, "ns, head, kind", *constants_by_name])
+        constants = ", ".join([f"{self._scope.namespace_id}, ?1, 'insert'", *constants_by_name.values()])
+        rows = (
+            (
+                position,
+                time,
+                entry.id,
+                entry.category,
+                entry.content,
+                *[logged_value(entry, name, fields) for name in bound_names],
+            )
+            for position, (entry, fields) in enumerate(zip(entries, optional_fields, strict=True), start)
+        )
+        self._scope.statements.executemany(
+            f"INSERT INTO operations ({columns}) VALUES ({placeholders}, {constants})", rows
+        )
+
+    def erase(self, ids: Collection[str] | None) -> list[str | None]:
+        """Turn all operations on `ids` (None: all operations) into stubs and return their ids, in log order."""
+        query = "SELECT seq, id FROM operations WHERE ns = ? AND kind <> 'erased' ORDER BY seq"
+        erased_ids = set(ids or ())
+        rows = [(position, id) for position, id in self._scope.select(query) if ids is None or id in erased_ids]
+        first_positions: dict[str | None, int] = {}
+        for position, id in rows:
+            first_positions.setdefault(id, position)
+        cleared = ", ".join(f"{name} = NULL" for name in ENTRY_COLUMNS.split(", ")[1:])
+        self._scope.statements.executemany(
+            f"UPDATE operations SET kind = 'erased', id = ?, {cleared} WHERE ns = ? AND seq = ?",
+            [(id and f"erased#{first_positions[id]}", self._scope.namespace_id, position) for position, id in rows],
+        )
+        return [id for _, id in rows]

@@ -1,0 +1,96 @@
+"""`VectorTable`: the embeddings of a namespace's contents, each stored once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from memalpha.store.backends.row_codec import content_digest
+from memalpha.store.backends.scope import NamespaceScope
+
+INSERT_VECTOR = "INSERT INTO vectors (ns, digest, vector) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+
+
+class VectorTable:
+    """Embeddings by content digest. Call every method inside a transaction."""
+
+    _SELECT_OF_ENTRIES = (
+        "SELECT v.id, x.vector FROM json_each(?2) wanted CROSS JOIN versions v ON v.ns = ?1 AND v.id = wanted.value "
+        "AND v.valid_to IS NULL CROSS JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest"  # fixed order
+    )
+    _UNUSED_DIGEST = "digest NOT IN (SELECT digest FROM versions WHERE ns = ?1)"  # a content that no version holds
+    _list_parameter = staticmethod(json.dumps)  # encodes a list as one parameter
+
+    def __init__(self, scope: NamespaceScope) -> None:
+        self._scope = scope
+
+    def of_texts(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return the stored embeddings of the texts that have one, float32 (dim,) each."""
+        query, vectors = "SELECT vector FROM vectors WHERE ns = ? AND digest = ?", {}
+        for text in texts:
+            row = self._scope.first(query, content_digest(text))
+            if row is not None:
+                vectors[text] = np.frombuffer(row[0], "<f4")
+        return vectors
+
+    def of_entries(self, ids: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return the stored embeddings of live entries by id, in one statement; missing ones are left out."""
+        rows = self._scope.select(self._SELECT_OF_ENTRIES, self._list_parameter(ids))
+        return {id: np.frombuffer(vector, "<f4") for id, vector in rows}
+
+    def rows(self, position: int | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate over the raw rows, digest and vector; with `position`, of the contents stored by then."""
+        query = "SELECT digest, vector FROM vectors WHERE ns = ?1"
+        if position is None:
+            return iter(self._scope.select(query))
+        known = "AND digest IN (SELECT digest FROM versions WHERE ns = ?1 AND valid_from <= ?2)"
+        return iter(self._scope.select(f"{query} {known}", position))
+
+    def insert(self, digest: bytes, vector: bytes) -> None:
+        """Insert the vector of a content, unless it has one."""
+        self._scope.select(INSERT_VECTOR, digest, vector)
+
+    def extend(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Insert vectors by content digest; the versions with these contents must exist."""
+        self._scope.insert(INSERT_VECTOR, rows)
+
+    def insert_new(self, contents: Mapping[bytes, str], vectors: Mapping[str, bytes]) -> None:
+        """Insert the vectors of contents that were just stored.
+
+        Args:
+            contents: Contents by digest.
+            vectors: Stored bytes of the embeddings by content.
+        """
+        statement = INSERT_VECTOR.replace("?", str(self._scope.namespace_id), 1)  # a bound value costs time
+        rows = ((digest, vectors[content]) for digest, content in contents.items())
+        self._scope.statements.executemany(statement, rows)
+
+    def delete_unused(self) -> None:
+        """Delete the vectors of contents that no version holds."""
+        self._scope.select(f"DELETE FROM vectors WHERE ns = ?1 AND {self._UNUSED_DIGEST}")
+
+    def replace(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Replace all rows."""
+        self._scope.select("DELETE FROM vectors WHERE ns = ?")
+        self.extend(rows)
+
+    def count_unindexed(self, *, repair: bool = False) -> int:
+        """Count the contents without postings, and add them with `repair`; an SQLite file has no postings, so 0."""
+        return 0
+
+    def search_rows(self, page_size: int) -> Iterator[list[tuple[Any, ...]]]:
+        """Iterate over the live entries in batches, oldest id first, with all that a search index needs.
+
+        A row is id, content, category, position, source, chunk, turn, creation position, and vector or None.
+        """
+        rows = self._scope.select(
+            "SELECT v.id, v.content, v.category, v.valid_from, v.source, v.chunk, v.turn, v.created, x.vector "
+            "FROM versions v INDEXED BY live_order "
+            "LEFT JOIN vectors x ON x.ns = v.ns AND x.digest = v.digest "
+            "WHERE v.ns = ? AND v.valid_to IS NULL ORDER BY v.created"
+        )
+        while batch := rows.fetchmany(page_size):
+            yield batch
