@@ -15,10 +15,10 @@ from memalpha.moved import install
 if TYPE_CHECKING:
     from memalpha.agent.agent import MemoryAgent
     from memalpha.config import EvalConfig, TrainConfig
-    from memalpha.environments.evaluate import evaluate_text
     from memalpha.errors import MemalphaError
     from memalpha.policy.load import load_policy, load_reward_model
     from memalpha.qa.evaluate import evaluate
+    from memalpha.rewards.evaluate import evaluate_text
     from memalpha.store.async_store import AsyncMemoryStore
     from memalpha.store.checks.audit import audit
     from memalpha.store.embedding import load_embedder
@@ -49,7 +49,7 @@ _HOME = {
     "TrainConfig": "config",
     "audit": "store.checks.audit",
     "evaluate": "qa.evaluate",
-    "evaluate_text": "environments.evaluate",
+    "evaluate_text": "rewards.evaluate",
     "load_embedder": "store.embedding",
     "load_policy": "policy.load",
     "load_reward_model": "policy.load",

@@ -20,15 +20,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from memalpha.agent.builder import Builder
 from memalpha.config import TrainConfig, load_config
+from memalpha.environments import memory_engine
 from memalpha.policy.base import Policy
 from memalpha.policy.load import load_policy
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.evaluate import evaluate_memory
 from memalpha.qa.reader import load_reader
 from memalpha.qa.records import Record
 from memalpha.qa.report import mean_and_error
+from memalpha.qa.scoring.memory import evaluate_memory
 from memalpha.store.embedding import load_embedder
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
@@ -50,7 +50,7 @@ def write_memories(policy: Policy, tasks: Sequence[Task], config: TrainConfig) -
         tasks: Streams to read.
         config: Configuration of the agent.
     """
-    return Builder(policy, config.agent).build(tasks)
+    return memory_engine(policy, config.agent).roll_out(tasks)
 
 
 def append_gold_facts(tasks: Sequence[Task], config: TrainConfig, max_entries: int | None) -> list[TrajectoryGroup]:

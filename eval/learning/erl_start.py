@@ -17,18 +17,20 @@ from typing import Any
 import torch
 
 from memalpha import load_policy
-from memalpha.agent.builder import Builder, Start
 from memalpha.config import ERLSettings, TrainConfig, load_config
+from memalpha.environments import RolloutEngine, Start
+from memalpha.environments.memory_writing import MemoryWriting
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.qa.evaluate import evaluate_memory
+from memalpha.qa.evaluate import MemoryScorer
+from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import mean_and_error
+from memalpha.qa.scoring.memory import evaluate_memory
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.rollouts.reflection import (
+    MemoryReflection,
     extract_advice,
-    group_records,
-    memory_reflection_requests,
-    reflection_candidates,
+    reflection_requests,
 )
 from memalpha.train.trainers.reflection_demos import evidence_operations, format_advice
 from memalpha.types import TrajectoryGroup
@@ -58,21 +60,20 @@ def measure(name: str, count: int, temperature: float) -> dict[str, Any]:
     policy, tiny = load_policy(name), load_policy("tiny")
     assert isinstance(policy, TransformersPolicy)
     reader = load_reader(config.reader.model_copy(update={"policy": None, "conflicts": "refuse"}), tiny)
-    builder = Builder(policy, config.agent)
+    writing = MemoryWriting(config.agent, policy.count_tokens)
+    engine = RolloutEngine(policy, writing)
+    scorer = MemoryScorer(reader, MemoryReward(config.reward, policy.count_tokens), writing.embedder)
+    reflection = MemoryReflection(writing, scorer)
     tasks = synthetic.tasks(config.world.model_copy(update={"pseudo_values": 0.0}), TASKS_SEED, 0, count)
 
-    def answers(groups: list[TrajectoryGroup]) -> list[Any]:
-        per = evaluate_memory(groups, reader, embedder=builder.embedder)
-        return [record for group in per for item in group for record in item]
-
-    groups = builder.build(tasks, 1, temperature, SEED)
-    records = answers(groups)
-    task_records = [item for group in group_records(groups, records) for item in group]
+    groups = engine.roll_out(tasks, 1, temperature, SEED)
+    records = evaluate_memory(groups, reader, embedder=writing.embedder)
+    task_records = [item for group in records for item in group]
     settings = ERLSettings(feedback_tokens=512, reflection_tokens=48)
-    candidates = reflection_candidates(groups, records, 0, builder, settings)
-    requests = memory_reflection_requests(
-        builder, candidates, [()] * len(candidates), settings.reflection_tokens, temperature, SEED, 0
-    )
+    candidates = reflection.candidates(groups, records, 0, settings)
+    earlier: list[tuple[str, ...]] = [()] * len(candidates)
+    tokens = settings.reflection_tokens
+    requests = reflection_requests(policy, reflection.prompt, candidates, earlier, tokens, temperature, SEED, 0)
     own_advice = [extract_advice(reply.text) for reply in policy.sample(requests)]
     gold_advice = [
         format_advice(
@@ -102,10 +103,9 @@ def measure(name: str, count: int, temperature: float) -> dict[str, Any]:
         starts = [
             Start(item.attempt.task, item.task_index, 0, text) for item, text in zip(candidates, advice, strict=True)
         ]
-        retries = [TrajectoryGroup(t.task, (t,)) for t in builder.run(starts, temperature, SEED, 0, role="retry")]
-        second = [
-            [float(r.correct) for r in item] for group in group_records(retries, answers(retries)) for item in group
-        ]
+        retries = [TrajectoryGroup(t.task, (t,)) for t in engine.run(starts, temperature, SEED, 0, role="retry")]
+        answers = evaluate_memory(retries, reader, embedder=writing.embedder)
+        second = [[float(r.correct) for r in item] for group in answers for item in group]
         gains = [[b - a for a, b in zip(x, y, strict=True)] for x, y in zip(first, second, strict=True)]
         gain = dict(zip(("gain", "gain_se"), mean_and_error(gains), strict=True))
         passed = sum(sum(item) / len(item) >= 0.75 for item in second) / len(second)

@@ -1,7 +1,7 @@
 """Measure one full LoRA training step on a model of random weights: `python eval/learning/lora_step.py --shape 125m`.
 
 8 rollouts read 8 chunks; the prompts are about 1,000 tokens, the completions 128. Everything is what a run does: the
-builder and the policy sample, the reader and the reward judge, GRPO annotates, the learner makes one optimizer step,
+engine and the policy sample, the reader and the reward judge, GRPO annotates, the learner makes one optimizer step,
 the checkpoint is written. Only the weights are made up: Qwen3 of the given shape, built on the device.
 
 So that a random model writes memories, the vocabulary (bytes) has tokens that are a full memory_insert each, and others
@@ -28,18 +28,20 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
-from memalpha.agent.builder import Builder
 from memalpha.agent.parsing import format_call
 from memalpha.config import TrainConfig, WorldConfig
+from memalpha.environments import memory_engine
 from memalpha.policy.transformers import TransformersPolicy
+from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
+from memalpha.store.embedding import load_embedder
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.rollouts.memory import MemoryCollector
+from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.checkpoint import save_checkpoint
 from memalpha.types import Chunk, Task
 
@@ -149,10 +151,10 @@ def step(arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
     adapted = add_lora(policy.model, config.lora, policy.name)
     learner = timed("learner", lambda: Engine(adapted, config, LossSettings.from_config(config)))
     rewards = MemoryReward(config.reward, policy.count_tokens)
-    builder, reader = Builder(policy, config.agent), load_reader(config.reader)
-    groups, _ = timed(
-        "sample", lambda: MemoryCollector(builder, reader, rewards, config).collect_attempts([long_task()], 0)
-    )
+    engine = memory_engine(policy, config.agent)
+    scorer = MemoryScorer(load_reader(config.reader), rewards, load_embedder(config.agent.embedder))
+    worker = RolloutWorker(engine, scorer, config)
+    groups, _ = timed("sample", lambda: worker.collect_attempts([long_task()], 0))
     samples = timed("annotate", lambda: GRPO(config).annotate(groups, learner))
     stats = timed("update", lambda: learner.update(samples, config.optimizer.learning_rate))
     folder = timed("checkpoint", lambda: save_checkpoint(out, 1, policy, learner, {}))

@@ -3,7 +3,7 @@
 Writers without a model read synthetic conversations of the full world, session by session, into
 
 - `store`: a `MemoryStore` file (`durability="normal"`), as `MemoryAgent.read` does;
-- `memory`: a `WorkingMemory`, as `Builder` does in training and evaluation.
+- `memory`: a `WorkingMemory`, as the rollout engine does in training and evaluation.
 
 A chunk costs the view of the memory (with its search), the writer's reply and the execution of its calls. Making the
 conversation is not counted. Each measurement is a fresh process with one thread; the lengths take turns, and the
@@ -22,8 +22,8 @@ import time
 from typing import Any
 
 from memalpha.agent.agent import act, build_request, observe
-from memalpha.agent.builder import Builder
 from memalpha.config import AgentConfig, WorldConfig
+from memalpha.environments import memory_engine
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.synthetic.worlds import generate
@@ -55,10 +55,10 @@ def read_into_store(task: Task, policy: ScriptedPolicy, path: str) -> tuple[floa
 
 def read_into_memory(task: Task, policy: ScriptedPolicy) -> tuple[float, int]:
     """Read a task into an in-memory state and return (CPU seconds, live entries)."""
-    builder = Builder(policy, AgentConfig())
-    builder.embedder.encode(["warm up"])
+    engine = memory_engine(policy, AgentConfig())
+    engine.environment.embedder.encode(["warm up"])
     start = time.process_time()
-    [group] = builder.build([task])
+    [group] = engine.roll_out([task])
     return time.process_time() - start, len(group.trajectories[0].states[-1].entries)
 
 

@@ -1,30 +1,12 @@
-"""Environments: give prompts to a policy and score its replies.
+"""Environments: give prompts to a policy and say when an episode ends; the engine rolls many of them out.
 
 `reset(task)` returns the first observation, a prompt. `step(reply)` returns a `Step`: reward, whether the episode is
-done, and the next observation. `rollouts(policy, tasks, environment)` plays many episodes at once,
-`evaluate_text(policy, tasks, rewards)` makes a report, and `memalpha.train` learns from them (`task: text`).
+done, and the next observation. `rollouts(policy, tasks, environment)` plays many episodes at once. Writing a memory is
+one environment (`MemoryWriting`); those of `memalpha.rewards` score a text reply by reward functions.
 """
 
 from memalpha.environments.base import Environment, Step
-from memalpha.environments.builtin import (
-    MultiObjective,
-    PreferenceComparison,
-    TextGeneration,
-    code_environment,
-    math_environment,
-)
-from memalpha.environments.evaluate import evaluate_text
-from memalpha.environments.rollouts import Player, rollouts
+from memalpha.environments.engine import RolloutEngine, Start, rollouts
+from memalpha.environments.memory_writing import MemoryWriting, memory_engine
 
-__all__ = [
-    "Environment",
-    "MultiObjective",
-    "Player",
-    "PreferenceComparison",
-    "Step",
-    "TextGeneration",
-    "code_environment",
-    "evaluate_text",
-    "math_environment",
-    "rollouts",
-]
+__all__ = ["Environment", "MemoryWriting", "RolloutEngine", "Start", "Step", "memory_engine", "rollouts"]

@@ -1,16 +1,16 @@
-"""Protocols of environments, their construction, and the sum of their rewards."""
+"""Protocol of environments, their construction, and the sum of their rewards."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from memalpha.errors import ConfigError, RewardError
-from memalpha.types import Reward, TextTask
+from memalpha.types import Operation, Reward, SampleRequest, ToolCall, ToolResult
 
-Prompt = str | Sequence[Mapping[str, str]]
-"""Input of a policy: a text, or chat messages."""
+Prompt = str | Sequence[Mapping[str, str]] | SampleRequest
+"""Input of a policy: a text, chat messages, or a request with tools (its key and temperature are filled in)."""
 
 TOTAL = "reward"
 """Component name of a reward that is a plain number."""
@@ -20,38 +20,55 @@ class Step(NamedTuple):
     """Result of a reply.
 
     Attributes:
-        reward: A number, or numbers by component name, which are summed.
+        reward: A number, or numbers by component name, which are summed. None: the episode is scored afterwards.
         done: True if the episode ends with this reply.
-        observation: Next prompt unless done. A text continues the conversation as a user message; messages replace it.
+        observation: Next prompt unless done. A text continues the conversation as a user message; messages or a request
+            replace it.
+        calls: Tool calls that the reply held.
+        results: Their results.
+        operations: Operations that changed a memory.
     """
 
-    reward: float | Mapping[str, float]
+    reward: float | Mapping[str, float] | None
     done: bool = True
     observation: Prompt | None = None
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    operations: tuple[Operation, ...] = ()
 
 
 @runtime_checkable
 class Environment(Protocol):
     """One episode of one rollout, made by a class or another callable without arguments.
 
-    A total reward of 1 is a success, or the attribute `maximum` if there is one. A class may have a static method
-    `step_together(environments, replies) -> list[Step]`. It replaces `step` for all episodes that are still running, so
-    that a judge can be called once for all.
+    A total reward of 1 is a success, or the attribute `maximum` if there is one. Optional members:
+
+    - `step_together(environments, replies) -> list[Step]`, a static method, replaces `step` for many episodes, so that
+      a judge can be called once for all. All running episodes then advance in lock-step, unless the class sets
+      `lock_step = False`: it then gets those whose replies have come.
+    - `advice`: set before `reset` to the advice of a second attempt. Without this attribute, advice is added to the
+      last user message.
+    - `state`: immutable snapshot after the last reply, kept as `Trajectory.states`. Without it these are the prompts.
+    - `turns`: number of replies of the episode, if it is known after `reset`; counts as progress.
     """
 
-    def reset(self, task: TextTask) -> Prompt:
+    def reset(self, task: Any) -> Prompt:
         """Start an episode of the task and return its first observation."""
         ...
 
-    def step(self, reply: str) -> Step | tuple[float | Mapping[str, float], bool, Prompt | None]:
+    def step(self, reply: str) -> Step | tuple[Any, ...]:
         """Return the result of a reply."""
         ...
 
 
 class SingleTurn(Protocol):
-    """An environment of one reply, scored afterwards in a batch with other rollouts."""
+    """An environment of one reply, shared by all rollouts and scored afterwards in a batch."""
 
-    def score(self, tasks: Sequence[TextTask], replies: Sequence[str]) -> Sequence[Reward | None]:
+    def reset(self, task: Any) -> Prompt:
+        """Return the prompt of a task."""
+        ...
+
+    def score(self, tasks: Sequence[Any], replies: Sequence[str]) -> Sequence[Reward | None]:
         """Return the reward of each reply, None if it is unscored."""
         ...
 
@@ -60,9 +77,33 @@ class SingleTurn(Protocol):
         ...
 
 
+class OneReply:
+    """Episode of a `SingleTurn` environment."""
+
+    def __init__(self, shared: SingleTurn) -> None:
+        self.reset = shared.reset
+
+    def step(self, reply: str) -> Step:
+        """End the episode; its reward is given afterwards."""
+        return Step(None)
+
+
 def is_single_turn(environment: object) -> bool:
     """Return True if the object is a `SingleTurn` instance."""
     return not inspect.isclass(environment) and callable(getattr(environment, "score", None))
+
+
+def check_environment(environment: object) -> None:
+    """Raise `ConfigError` if several rollouts would share the environment, or it makes none."""
+    if is_single_turn(environment):
+        return
+    if isinstance(environment, Environment) and not isinstance(environment, type):
+        raise ConfigError(
+            f"environment: a {type(environment).__name__} would be shared by all rollouts: give the class, or a "
+            "function that makes one"
+        )
+    if not callable(environment):
+        raise ConfigError(f"environment: {environment!r} has no reset and step, and makes nothing that has")
 
 
 def make_environment(make: Callable[[], Environment]) -> Environment:

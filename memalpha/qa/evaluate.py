@@ -1,261 +1,216 @@
-"""Ask questions of built memories: one record per question, rewards per trajectory.
+"""Evaluate a writer: greedy rollouts, scored by questions, one report. The one path of all evaluations.
 
-Every question is answered from the memory as it was after the chunk that it is asked at. The reader answers all
-questions of a batch in one call.
+`evaluate` runs it on memory tasks, `rewards.evaluate.evaluate_text` on text tasks, and training runs before, between
+and after their steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
 
 from memalpha.agent.agent import MemoryAgent, default_reader
-from memalpha.agent.builder import Builder
-from memalpha.agent.conflict_rule import states_several_values
-from memalpha.agent.prompts import question_with_choices as asked_in_full
-from memalpha.agent.reader import Answer, Reader
-from memalpha.agent.text_match import contains
+from memalpha.agent.reader import Answer, Conflicts, Item, Reader, Reading
 from memalpha.config import AgentConfig, RewardConfig
-from memalpha.errors import ConfigError, DataError
+from memalpha.environments.engine import RolloutEngine
+from memalpha.environments.memory_writing import memory_engine
+from memalpha.errors import DataError
 from memalpha.policy.base import Policy
+from memalpha.policy.endpoints.policy import EndpointPolicy
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
 from memalpha.qa.records import Record
-from memalpha.qa.report import CHANGED, Report, estimate_tokens, make_report
-from memalpha.qa.scoring.cited import cited_scores, evidence_notes
-from memalpha.qa.scoring.gold import comparable_fact
-from memalpha.qa.scoring.judge_scores import ContentVerdicts, judge_step
-from memalpha.qa.scoring.metrics import CORRECT_FROM, is_correct, score_answer, score_question
-from memalpha.qa.systems.base import as_passage
+from memalpha.qa.report import Report, estimate_tokens, make_report
+from memalpha.qa.scoring.memory import score_groups, texts_to_embed
 from memalpha.store.embedding import Embedder, load_embedder
-from memalpha.store.in_memory import WorkingMemory
-from memalpha.store.state import MemoryState
-from memalpha.types import Question, Task, Trajectory, TrajectoryGroup
+from memalpha.types import AnyTask, Task, Trajectory, TrajectoryGroup
 
-SINGLE_VALUED = ("stated", "updated", "retracted")
-"""Kinds of questions (`Question.meta["kind"]`) about a slot that has one value at a time."""
+T = TypeVar("T")
+ScoredGroups = tuple[list[TrajectoryGroup[AnyTask]], list[Record]]
+"""Groups with rewards, and the records of all their questions in the same order."""
 
 
-def evaluate_memory(
-    groups: Sequence[TrajectoryGroup], reader: Reader, metric: str = "exact", *, embedder: Embedder
-) -> list[list[list[Record]]]:
-    """Ask every trajectory its task's questions, in one reader call.
+class Processes(Protocol):
+    """Processes that share the tasks of an evaluation (`train.learner.distributed.World`)."""
 
-    Args:
-        groups: Groups of trajectories with their memory states.
-        reader: Reader that answers. Its exceptions are passed on: a failed reader is not a wrong answer.
-        metric: Name of the metric that scores answers.
-        embedder: Embedder that the memories are searched with.
+    def shard(self, values: Sequence[T], offset: int = 0) -> tuple[int, Sequence[T]]:
+        """Return this process's items and the index of the first."""
+        ...
 
-    Returns:
-        Records as [group][trajectory][question].
+    def gather(self, values: Sequence[T], offset: int = 0) -> list[T]:
+        """Return the items of all processes, in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundScoring:
+    """Score rollouts in another thread, in parallel with sampling and training (`train.trainers.overlap`).
+
+    Attributes:
+        has_endpoint: True if scoring waits for an endpoint.
+        is_concurrent: True if several batches of rollouts may be scored at once.
+        start: Takes some rollouts and returns the function that another thread calls to score them.
+        cancel: Ends pending scoring with an error.
     """
-    items: list[tuple[str | Question, WorkingMemory]] = []
-    memories: dict[int, WorkingMemory] = {}
-    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
-        for question in trajectory.task.questions:
-            state = trajectory.states[question_chunk(question, trajectory.task)]
-            # Custom readers may expect a text: pass the whole question only if it has choices or a date.
-            has_details = asked_in_full(question) != question.question
-            memory = memories.setdefault(id(state), WorkingMemory(state, embedder))
-            items.append((question if has_details else question.question, memory))
-    _cache_embeddings(embedder, items, memories.values())
-    answers = iter(reader.answer(items))
-    return [
-        [
-            [
-                _make_record(trajectory, question, next(answers), metric, refuse=reader.conflicts == "refuse")
-                for question in trajectory.task.questions
-            ]
-            for trajectory in group.trajectories
-        ]
-        for group in groups
-    ]
+
+    has_endpoint: bool
+    is_concurrent: bool
+    start: Callable[[Sequence[TrajectoryGroup[Any]]], Callable[[], ScoredGroups[Any]]]
+    cancel: Callable[[], None]
 
 
-def texts_to_embed(groups: Sequence[TrajectoryGroup]) -> list[str]:
-    """Return each text once whose vector `evaluate_memory` needs: questions and memory entries."""
-    texts: dict[str, None] = {}
-    memories: dict[int, MemoryState] = {}
-    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
-        for question in trajectory.task.questions:
-            texts[question.question] = None
-            state = trajectory.states[question_chunk(question, trajectory.task)]
-            memories[id(state)] = state
-    for state in memories.values():
-        texts.update(dict.fromkeys(entry.content for entry in state.entries.values()))
-    return list(texts)
+class RolloutScorer(Protocol[AnyTask]):
+    """What rollouts are scored with: the memories of `MemoryScorer`, the replies of `rewards.evaluate.TextScorer`."""
+
+    def score(self, groups: Sequence[TrajectoryGroup[AnyTask]]) -> ScoredGroups[AnyTask]:
+        """Return the groups with rewards, and the records of all their questions."""
+        ...
+
+    def group_records(
+        self, groups: Sequence[TrajectoryGroup[AnyTask]], records: Sequence[Record]
+    ) -> list[list[list[Record]]]:
+        """Group the records of scored groups, which are in the same order, as [group][trajectory][question]."""
+        ...
+
+    def accuracy(self, trajectory: Trajectory[AnyTask], records: Sequence[Record]) -> float | None:
+        """Return a scored rollout's accuracy, from 0 to 1; None if it cannot be said."""
+        ...
+
+    def background(self) -> BackgroundScoring:
+        """Return how rollouts are scored in parallel with other work."""
+        ...
+
+    def report(self, name: str, groups: Sequence[TrajectoryGroup[AnyTask]], records: Sequence[Record]) -> Report:
+        """Return the report of scored groups."""
+        ...
 
 
-def question_chunk(question: Question, task: Task) -> int:
-    """Return the index of the chunk after which a question is asked."""
-    return len(task.chunks) - 1 if question.asked_after_chunk is None else question.asked_after_chunk
+@dataclass(frozen=True, slots=True)
+class MemoryScorer:
+    """Scores memories by the questions of their tasks.
 
-
-def score_groups(
-    groups: Sequence[TrajectoryGroup], reader: Reader, rewards: MemoryReward, *, embedder: Embedder
-) -> tuple[list[TrajectoryGroup], list[Record]]:
-    """Return the groups with every trajectory's reward set, and all records.
-
-    Args:
-        groups: Groups of trajectories with their memory states.
+    Attributes:
         reader: Reader that answers the questions.
-        rewards: Reward that scores the trajectories, with its judge if it has one.
+        rewards: Reward of the memories, with its judge if it has one.
         embedder: Embedder that the memories are searched with.
     """
-    metric = "exact" if rewards.config.metric == "judge" else rewards.config.metric
-    records = evaluate_memory(groups, reader, metric, embedder=embedder)
-    contents: dict[int, tuple[ContentVerdicts, ...]] = {}
-    if rewards.judge is not None:
-        records, contents = judge_step(rewards.config, rewards.judge, groups, records)
-    model_scores = rewards.score_by_model(groups)
 
-    def with_reward(trajectory: Trajectory, records: Sequence[Record]) -> Trajectory:
-        key = id(trajectory)
-        return replace(trajectory, reward=rewards.reward(trajectory, records, contents.get(key), model_scores.get(key)))
+    reader: Reader
+    rewards: MemoryReward
+    embedder: Embedder
 
-    scored = [
-        TrajectoryGroup(group.task, tuple(map(with_reward, group.trajectories, group_records)))
-        for group, group_records in zip(groups, records, strict=True)
-    ]
-    return scored, [record for of_group in records for records in of_group for record in records]
+    def score(self, groups: Sequence[TrajectoryGroup]) -> ScoredGroups[Task]:
+        """Return the groups with rewards, and the records of all their questions."""
+        return score_groups(groups, self.reader, self.rewards, embedder=self.embedder)
 
+    def group_records(self, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> list[list[list[Record]]]:
+        """Group the records of scored groups, which are in the same order, as [group][trajectory][question]."""
+        remaining = iter(records)
+        return [
+            [[next(remaining) for _ in trajectory.task.questions] for trajectory in group.trajectories]
+            for group in groups
+        ]
 
-def _cache_embeddings(
-    embedder: Embedder, items: Sequence[tuple[str | Question, WorkingMemory]], memories: Iterable[WorkingMemory]
-) -> None:
-    """Embed all texts that the searches need in one batch, so that they hit the embedder's cache."""
-    texts = dict.fromkeys(question if isinstance(question, str) else question.question for question, _ in items)
-    for memory in memories:
-        texts.update(dict.fromkeys(entry.content for entry in memory.state.entries.values()))
-    if texts:
-        embedder.encode(list(texts))
+    def accuracy(self, trajectory: Trajectory, records: Sequence[Record]) -> float | None:
+        """Return the share of correct answers; None without questions."""
+        return sum(record.correct for record in records) / len(records) if records else None
 
+    def background(self) -> BackgroundScoring:
+        """Return scoring for another thread.
 
-def _make_record(trajectory: Trajectory, question: Question, answer: Answer, metric: str, *, refuse: bool) -> Record:
-    if refuse:
-        state = trajectory.states[question_chunk(question, trajectory.task)]
-        statements = [*(entry.content for entry in state.entries.values()), *state.core.splitlines()]
-        answer = replace(answer, conflict=answer.conflict or is_disputed(question, statements))
-    score, correct, scores = _score(trajectory.task, question, answer, metric)
-    written, live = _find_in_memory(trajectory, question, question_chunk(question, trajectory.task))
-    return build_record(
-        trajectory.task,
-        question,
-        answer,
-        score,
-        correct,
-        rollout=trajectory.rollout,
-        retrieved=tuple(hit.entry.id for hit in answer.hits),
-        written=written,
-        live=live,
-        tokens=sum(estimate_tokens(hit.entry.content) for hit in answer.hits),
-        scores=scores,
-    )
+        Texts that are searched for in a memory are embedded before it starts. A reader in this process reads for one
+        thread at a time.
+        """
+        reader_policy, judge = getattr(self.reader, "policy", None), self.rewards.judge
+        judge_policies = judge.policies if judge is not None else []
+        clients = [policy.client for policy in (reader_policy, *judge_policies) if isinstance(policy, EndpointPolicy)]
+        reader = self.reader if isinstance(reader_policy, EndpointPolicy) else _SerializedReader(self.reader)
+
+        def start(groups: Sequence[TrajectoryGroup]) -> Callable[[], ScoredGroups[Task]]:
+            embedder = _PrecomputedEmbedder(self.embedder, texts_to_embed(groups))
+            return lambda: score_groups(groups, reader, self.rewards, embedder=embedder)
+
+        def cancel() -> None:
+            for client in clients:
+                client.give_up()
+
+        side_by_side = all(isinstance(policy, EndpointPolicy) for policy in judge_policies)
+        return BackgroundScoring(bool(clients), side_by_side, start, cancel)
+
+    def report(self, name: str, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> Report:
+        """Return the report of scored groups, each record with its error class."""
+        return make_report(name, groups, records, self.reader, self.rewards)
 
 
-def build_record(
-    task: Task, question: Question, answer: Answer, score: float, correct: bool, *, rollout: int = 0, **fields: Any
-) -> Record:
-    """Build the record of an answer; `fields` are further fields of `Record`.
+@dataclass(frozen=True, slots=True)
+class Evaluator(Generic[AnyTask]):
+    """Evaluate greedily. With several processes each handles a shard of the tasks, and all get the whole report.
 
-    Args:
-        task: Task of the question.
-        question: Question that was asked.
-        answer: Answer of the reader.
-        score: Score by the metric, 0 to 1.
-        correct: True if the score counts as right.
-        rollout: Index of the rollout.
+    Attributes:
+        engine: Engine of the rollouts, with the policy to evaluate.
+        scorer: Scores the rollouts.
+        world: Processes that share the tasks; None: this one alone.
     """
-    return Record(
-        task=task.id,
-        rollout=rollout,
-        question_id=question.id,
-        ability=question.category or "none",
-        kind=question.meta.get("kind"),
-        question=question.question,
-        answer=answer.text,
-        gold=question.answers,
-        score=score,
-        correct=correct,
-        stale=is_stale(question, answer, correct),
-        conflict=answer.conflict,
-        abstained=answer.abstained,
-        **fields,
-    )
+
+    engine: RolloutEngine[AnyTask]
+    scorer: RolloutScorer[AnyTask]
+    world: Processes | None = None
+
+    def evaluate(
+        self, name: str, tasks: Sequence[AnyTask], seed: int = 0, progress: Callable[[int, int], None] | None = None
+    ) -> Report:
+        """Roll out each task once, score the rollouts and report.
+
+        Args:
+            name: Name of the report.
+            tasks: Tasks to evaluate on.
+            seed: Seed of the rollouts.
+            progress: Called with (done, all) turns of this process.
+        """
+        shard = tasks if self.world is None else self.world.shard(tasks)[1]
+        groups, records = self.scorer.score(self.engine.roll_out(shard, seed=seed, progress=progress))
+        if self.world is not None:
+            groups, records = self.world.gather(groups), self.world.gather(records)
+        return self.scorer.report(name, groups, records)
 
 
-def _score(task: Task, question: Question, answer: Answer, metric: str) -> tuple[float, bool, dict[str, float]]:
-    """Return the score, True if it counts as right, and its components if the metric has some."""
-    if metric not in ("question", "cited"):
-        score = score_answer(metric, answer, question.answers)
-        return score, score >= CORRECT_FROM[metric], {}
-    score = score_question(question, answer)
-    if score is None:
-        raise DataError(f"question {question.id!r}: its metric needs a judge: set reward.metric=judge")
-    correct = is_correct(question, score)
-    if metric == "question":
-        return score, correct, {}
-    if answer.cited is None:
-        raise ConfigError("reward.metric: cited scores replies that name their evidence: set reader.cite=true")
-    passages = [as_passage(hit.entry) for hit in answer.hits]
-    parts = cited_scores(answer.cited, score, evidence_notes(task, question, answer.notes, passages))
-    return parts["cited"], correct, parts
+class _SerializedReader:
+    """Let one thread at a time use a reader whose model is in this process."""
+
+    def __init__(self, inner: Reader) -> None:
+        self.name, self._inner, self._lock = inner.name, inner, Lock()
+        self.conflicts: Conflicts = inner.conflicts
+
+    def read(self, items: Sequence[Reading]) -> list[Answer]:
+        """Read as the wrapped reader does."""
+        with self._lock:
+            return self._inner.read(items)
+
+    def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
+        """Answer as the wrapped reader does."""
+        with self._lock:
+            return self._inner.answer(items, k=k)
 
 
-def is_stale(question: Question, answer: Answer, correct: bool) -> bool:
-    """Return True if an answer is wrong because it gives a value that no longer holds."""
-    if question.meta.get("kind") not in CHANGED or correct or answer.abstained:
-        return False
-    return any(contains(answer.text, str(value)) for value in question.meta.get("stale", ()))
+class _PrecomputedEmbedder:
+    """Return precomputed vectors of known texts.
 
-
-def is_disputed(question: Question, statements: Sequence[str]) -> bool:
-    """Return True if the conflict rule refuses an answer: live statements give the question's slot two values.
-
-    The task has to name the slot and its values in `Question.meta`. The values are `values`, current one first, where
-    the answer itself is no value of the slot ("yes"). Otherwise they are the answers and `stale`.
-
-    Args:
-        question: Question with `slot` and its values in `meta`.
-        statements: Contents of live entries and lines of the core memory.
+    Results then depend on no batch and no cache, whichever thread searches first.
     """
-    meta = question.meta
-    values = meta.get("values") or (meta.get("stale") and [*question.answers, *meta["stale"]])
-    if meta.get("kind") not in SINGLE_VALUED or not (meta.get("slot") and values):
-        return False
-    return states_several_values(str(meta["slot"]), list(map(str, values)), statements)
 
+    def __init__(self, inner: Embedder, texts: Sequence[str]) -> None:
+        self.name, self.dim, self._inner = inner.name, inner.dim, inner
+        self._vectors = dict(zip(texts, inner.encode(texts), strict=True)) if texts else {}
 
-def _find_in_memory(trajectory: Trajectory, question: Question, chunk_index: int) -> tuple[bool | None, bool | None]:
-    """Return two flags: the support of the answer was ever written, and it is live now.
-
-    The support are the gold facts of the evidence turns, all of them; without gold facts, an entry with an answer.
-    """
-    if not question.answers:
-        return None, None
-    state = trajectory.states[chunk_index]
-    live = [(entry.category, entry.content) for entry in state.entries.values()] + [("core", state.core)]
-    written = live + [
-        (operation.category, operation.content)
-        for turn in trajectory.turns
-        if turn.chunk <= chunk_index
-        for operation in turn.operations
-        if operation.content
-    ]
-    evidence = set(question.evidence)
-    facts = {
-        comparable_fact(operation.category, operation.content)
-        for operation in trajectory.task.gold_operations
-        if operation.content and operation.turn in evidence
-    }
-    if facts:
-        return facts <= {comparable_fact(*pair) for pair in written}, facts <= {comparable_fact(*pair) for pair in live}
-    return (
-        any(contains(content or "", text) for _, content in written for text in question.answers),
-        any(contains(content, text) for _, content in live for text in question.answers),
-    )
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """Return embeddings, float32 of shape `(len(texts), dim)`."""
+        if any(text not in self._vectors for text in texts):
+            return self._inner.encode(texts)
+        return np.array([self._vectors[text] for text in texts], np.float32).reshape(len(texts), self.dim)
 
 
 def evaluate(
@@ -300,7 +255,6 @@ def evaluate(
     config = config or AgentConfig(prompt=getattr(policy, "prompt", "full"))
     reader = load_reader(reader) if isinstance(reader, str) else reader or default_reader(policy, config)
     embedder = embedder or load_embedder(config.embedder)
-    groups = Builder(policy, config, embedder, schema).build(tasks, seed=seed, progress=progress)
-    rewards = MemoryReward(reward or RewardConfig(), count_tokens)
-    scored, records = score_groups(groups, reader, rewards, embedder=embedder)
-    return make_report(name or policy.name, scored, records, reader, rewards)
+    scorer = MemoryScorer(reader, MemoryReward(reward or RewardConfig(), count_tokens), embedder)
+    engine = memory_engine(policy, config, embedder, schema)
+    return Evaluator(engine, scorer).evaluate(name or policy.name, tasks, seed, progress)

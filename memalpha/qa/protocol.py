@@ -17,7 +17,6 @@ from memalpha.agent.reader import Answer, Reader, Reading
 from memalpha.config import EVAL_K, AgentConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.qa.error_analysis import ceiling_accuracy, classify, evidence_recall, feedback, trace, waterfall
-from memalpha.qa.evaluate import build_record, is_disputed
 from memalpha.qa.memory_reward import conversation_tokens
 from memalpha.qa.records import Record
 from memalpha.qa.report import Report, estimate_tokens, summarize
@@ -25,6 +24,7 @@ from memalpha.qa.scoring.cited import cited_scores, evidence_notes
 from memalpha.qa.scoring.judge import Judge
 from memalpha.qa.scoring.judge_scores import UnjudgedAnswer, judge_records
 from memalpha.qa.scoring.longmemeval import LONGMEMEVAL_TYPES, longmemeval, session_scores
+from memalpha.qa.scoring.memory import build_record, is_disputed
 from memalpha.qa.scoring.metrics import (
     JUDGED,
     QUESTION_METRICS,

@@ -7,11 +7,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memalpha.agent.agent import MemoryAgent, observe
-from memalpha.agent.builder import Builder, Start, noise_key
 from memalpha.agent.parsing import format_call
 from memalpha.agent.prompts import CORE_CUT, render_view
 from memalpha.config import AgentConfig
+from memalpha.environments import Start, memory_engine
 from memalpha.errors import ConfigError, InvalidContent
+from memalpha.policy.sampling_keys import noise_key
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
@@ -213,10 +214,10 @@ class Noisy:
         return len(text)
 
 
-def test_builder_is_lock_step_and_independent_of_its_batch():
+def test_engine_is_lock_step_and_independent_of_its_batch():
     tasks = [_task("a", "one", "two", "three"), _task("b", "four"), _task("c", "five", "six")]
     policy, seen = Noisy(), []
-    groups = Builder(policy, CONFIG, HashEmbedder(16)).build(
+    groups = memory_engine(policy, CONFIG, HashEmbedder(16)).roll_out(
         tasks, 2, 1.0, seed=5, step=7, progress=lambda done, total: seen.append((done, total))
     )
     assert policy.batches == [6, 4, 2] and seen == [(6, 12), (10, 12), (12, 12)]
@@ -228,7 +229,7 @@ def test_builder_is_lock_step_and_independent_of_its_batch():
             assert [len(state.entries) for state in trajectory.states] == [turn.chunk + 1 for turn in trajectory.turns]
             keys = [entry.content.split(" of ")[0] for entry in trajectory.states[-1].list()]
             assert keys == [str((5, 7, number, trajectory.rollout, turn.chunk)) for turn in trajectory.turns]
-    alone = Builder(Noisy(), CONFIG, HashEmbedder(16)).build(tasks[:1], 1, 1.0, seed=5, step=7)
+    alone = memory_engine(Noisy(), CONFIG, HashEmbedder(16)).roll_out(tasks[:1], 1, 1.0, seed=5, step=7)
     assert alone[0].trajectories[0].states == groups[0].trajectories[0].states
 
 
@@ -247,12 +248,12 @@ class Echo(Noisy):
 def test_second_attempts_carry_their_advice_and_draw_noise_of_their_own():
     tasks = [_task("a", "one", "two"), _task("b", "four")]
     policy = Echo()
-    builder = Builder(policy, CONFIG, HashEmbedder(16))
-    first = builder.build(tasks, 1, 1.0, seed=5, step=7, first_index=3)
+    engine = memory_engine(policy, CONFIG, HashEmbedder(16))
+    first = engine.roll_out(tasks, 1, 1.0, seed=5, step=7, first_index=3)
     keys = {request.key for request in policy.requests}
     policy.requests.clear()
     starts = [Start(tasks[1], 4, 2, "mind the cats"), Start(tasks[0], 3, 0, ""), Start(tasks[0], 3, 1, "mind the dogs")]
-    retries = builder.run(starts, 1.0, 5, 7, role="retry")
+    retries = engine.run(starts, 1.0, 5, 7, role="retry")
     assert policy.batches[-2:] == [3, 2]
     assert [(t.task.id, t.rollout, t.role, len(t.turns)) for t in retries] == [
         ("b", 2, "retry", 1),
@@ -269,9 +270,9 @@ def test_second_attempts_carry_their_advice_and_draw_noise_of_their_own():
 def test_the_prompt_without_advice_keeps_the_memory_that_the_retry_made():
     task = _task("a", "one", "two", "three")
     policy = Echo()
-    builder = Builder(policy, CONFIG.model_copy(update={"view_recent": 1}), HashEmbedder(16))
-    [retry] = builder.run([Start(task, 0, 0, "mind the cats")], 1.0, role="retry")
-    for told, plain in zip(policy.requests, builder.without_advice(retry), strict=True):
+    engine = memory_engine(policy, CONFIG.model_copy(update={"view_recent": 1}), HashEmbedder(16))
+    [retry] = engine.run([Start(task, 0, 0, "mind the cats")], 1.0, role="retry")
+    for told, plain in zip(policy.requests, engine.environment.without_advice(retry), strict=True):
         (told_message,), (message,) = told.messages, plain.messages
         assert "advice\nmind the cats\n" in told_message["content"]
         assert told_message["content"].replace("advice\nmind the cats\n", "") == message["content"]
@@ -279,7 +280,7 @@ def test_the_prompt_without_advice_keeps_the_memory_that_the_retry_made():
     assert len(plain.observation.entries) == 2  # what the retry wrote for the chunks before
 
 
-def test_builder_embeds_a_step_in_one_batch():
+def test_engine_embeds_a_step_in_one_batch():
     class Counting(HashEmbedder):
         calls = 0
 
@@ -292,5 +293,5 @@ def test_builder_embeds_a_step_in_one_batch():
     inner = Counting(16)
     config = CONFIG.model_copy(update={"view_recent": 1})
     tasks = [_task(str(n), *(f"fact {n} {m}" for m in range(4))) for n in range(3)]
-    Builder(ScriptedPolicy("add-all"), config, CachedEmbedder(inner)).build(tasks, 2)
+    memory_engine(ScriptedPolicy("add-all"), config, CachedEmbedder(inner)).roll_out(tasks, 2)
     assert inner.calls == 2  # chunks 2 and 3: before, every entry is recent and nothing is searched

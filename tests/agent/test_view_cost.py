@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha.agent.agent import observe
-from memalpha.agent.builder import Builder
 from memalpha.agent.prompts import render_view
 from memalpha.config import AgentConfig
+from memalpha.environments import memory_engine
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.embedding import HashEmbedder, load_embedder
 from memalpha.store.in_memory import WorkingMemory
@@ -87,7 +87,7 @@ def test_a_rollout_embeds_new_contents_alone() -> None:
     embedder = Recording()
     chunks = tuple(Chunk(text=f"fact {number}") for number in range(30))
     config = AgentConfig(embedder="hash", view_recent=2)
-    Builder(ScriptedPolicy("add-all"), config, embedder).build([Task(id="a", chunks=chunks)])
+    memory_engine(ScriptedPolicy("add-all"), config, embedder).roll_out([Task(id="a", chunks=chunks)])
     first, *rest = [batch for batch in embedder.batches if len(batch) > 1]
     assert sorted(first) == [
         "fact 0",

@@ -11,10 +11,10 @@ from tiny import tiny_policy
 from typer.testing import CliRunner
 
 from memalpha.cli.main import app
-from memalpha.environments import evaluate_text
 from memalpha.errors import ConfigError
 from memalpha.policy.load import load_policy
 from memalpha.report.page import write_report
+from memalpha.rewards.evaluate import evaluate_text
 from memalpha.train.rollouts.text_tasks import TextTaskSource
 from memalpha.train.trainers.text_eval import resolve_text_run
 

@@ -7,19 +7,12 @@ import asyncio
 import pytest
 from tiny import tiny_policy
 
-from memalpha.agent.rollout import Start
-from memalpha.environments import (
-    MultiObjective,
-    Player,
-    PreferenceComparison,
-    Step,
-    TextGeneration,
-    evaluate_text,
-    rollouts,
-)
+from memalpha.environments import RolloutEngine, Start, Step, rollouts
 from memalpha.environments.prompts import reflection_messages, with_advice
 from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.rewards.environments import MultiObjective, PreferenceComparison, TextGeneration
+from memalpha.rewards.evaluate import TextScorer, evaluate_text
 from memalpha.types import Completion, TextTask
 
 TASKS = [TextTask(id=str(n), prompt=f"say {n}", columns={"answer": str(n)}, category="ab"[n % 2]) for n in range(4)]
@@ -86,13 +79,16 @@ def test_an_episode_of_several_turns():
         return {"higher": "3", "lower": "0"}.get(text, "2")
 
     policy = Says(answer)
-    player = Player(policy, Guess, system_prompt="Play.")
-    [[found], [zero], [one], [three]] = [group.trajectories for group in player.build([TASKS[2], *TASKS[:2], TASKS[3]])]
+    engine = RolloutEngine(policy, Guess, system_prompt="Play.")
+    [[found], [zero], [one], [three]] = [
+        group.trajectories for group in engine.roll_out([TASKS[2], *TASKS[:2], TASKS[3]])
+    ]
     assert policy.batches == [4, 3, 1], "all that go on are one batch"
     assert found.reward.total == 1.0 and len(found.turns) == 1
     assert [turn.chunk for turn in zero.turns] == [0, 1] and zero.reward.total == pytest.approx(0.9)
     assert zero.reward.components == {"found": (1.0, 1.0), "tries": (-0.1, -0.1)} and "tries" in zero.reward.shared
-    assert one.reward.total == pytest.approx(-0.3) and len(one.turns) == 3 and player.success(one.reward) == 0
+    assert one.reward.total == pytest.approx(-0.3) and len(one.turns) == 3
+    assert TextScorer(Guess).success(one.reward) == 0
     assert [message["content"] for message in one.states[2]] == [
         "Play.", "guess a number from 0 to 3 (1)", "2", "lower", "0", "higher"]  # fmt: skip
     assert three.reward.total == pytest.approx(0.9)
@@ -108,11 +104,11 @@ def test_steps_may_be_taken_together():
             return [one.step(reply) for one, reply in zip(environments, replies, strict=True)]
 
     calls: list[int] = []
-    Player(Says(lambda text: "2"), Together).build(TASKS)
+    RolloutEngine(Says(lambda text: "2"), Together).roll_out(TASKS)
     assert calls == [4, 3, 3]
     Together.step_together = staticmethod(lambda environments, replies: [])
     with pytest.raises(RewardError, match="environment Together: step_together gave 0 steps for 4 episodes"):
-        Player(Says(lambda text: "2"), Together).build(TASKS)
+        RolloutEngine(Says(lambda text: "2"), Together).roll_out(TASKS)
 
 
 def test_an_episode_without_an_end_ends():
@@ -123,7 +119,7 @@ def test_an_episode_without_an_end_ends():
         def step(self, reply):
             return 0.25, False, [{"role": "user", "content": "on its own"}]
 
-    [group] = Player(Says(str.upper), Endless, max_turns=3).build(TASKS[:1])
+    [group] = RolloutEngine(Says(str.upper), Endless, max_turns=3).roll_out(TASKS[:1])
     assert len(group.trajectories[0].turns) == 3 and group.trajectories[0].reward.total == 0.75
     assert group.trajectories[0].states[2] == ({"role": "user", "content": "on its own"},)
 
@@ -136,20 +132,20 @@ def test_an_episode_that_outgrows_the_policy_ends():
         def step(self, reply):
             return 0.5, False, "x" * 3000
 
-    player = Player(tiny_policy(), Long, max_new_tokens=4)
-    [group] = player.build(TASKS[:1])
-    assert len(group.trajectories[0].turns) == 2 and player.outgrown == 1
+    engine = RolloutEngine(tiny_policy(), Long, max_new_tokens=4)
+    [group] = engine.roll_out(TASKS[:1])
+    assert len(group.trajectories[0].turns) == 2 and engine.outgrown == 1
     assert group.trajectories[0].reward.total == 1.0
 
 
 def test_noise_depends_on_the_key_alone():
     policy = tiny_policy()
-    player = Player(policy, TextGeneration(lambda completions: [0.0] * len(completions)), max_new_tokens=4)
-    whole = player.build(TASKS, 2, 1.0, seed=3, step=5)
-    part = player.build(TASKS[2:], 2, 1.0, seed=3, step=5, first_index=2)
+    engine = RolloutEngine(policy, TextGeneration(lambda completions: [0.0] * len(completions)), max_new_tokens=4)
+    whole = engine.roll_out(TASKS, 2, 1.0, seed=3, step=5)
+    part = engine.roll_out(TASKS[2:], 2, 1.0, seed=3, step=5, first_index=2)
     ids = [[one.turns[0].completion.completion_ids for one in group.trajectories] for group in whole]
     assert ids[2:] == [[one.turns[0].completion.completion_ids for one in group.trajectories] for group in part]
-    [again] = player.run([Start(TASKS[2], 2, 1)], 1.0, 3, 5, role="retry")
+    [again] = engine.run([Start(TASKS[2], 2, 1)], 1.0, 3, 5, role="retry")
     assert again.turns[0].completion.completion_ids != ids[2][1], "a second attempt draws noise of its own"
     assert policy.render(whole[0].trajectories[0].states[0]) == list(
         whole[0].trajectories[0].turns[0].completion.prompt_ids
@@ -192,16 +188,16 @@ def test_what_fails_names_the_environment_and_its_task():
             raise ValueError("no dice")
 
     with pytest.raises(RewardError, match=r"environment Broken, task '0' raised ValueError: no dice"):
-        Player(Says(str), Broken).build(TASKS)
+        RolloutEngine(Says(str), Broken).roll_out(TASKS)
 
     class Silent(Guess):
         def step(self, reply):
             return Step(0.0, False)
 
     with pytest.raises(RewardError, match="no observation to reply to"):
-        Player(Says(str), Silent).build(TASKS)
+        RolloutEngine(Says(str), Silent).roll_out(TASKS)
     with pytest.raises(ConfigError, match="would be shared by all rollouts"):
-        Player(Says(str), Guess())
+        RolloutEngine(Says(str), Guess())
     with pytest.raises(DataError, match="'0' comes twice"):
         evaluate_text(Says(str), [TASKS[0]] * 2, right)
     with pytest.raises(ConfigError, match="needs the column 'answer'"):
@@ -243,9 +239,9 @@ def test_success_by_an_environment_s_own_maximum():
         maximum = 10.0
 
     for make in (Ten, lambda: Ten()):
-        player = Player(Says(lambda text: text[-2] if text[-1] == ")" else "0"), make)
-        [group] = player.score(player.build(TASKS[2:3]))
-        assert player.success(group.trajectories[0].reward) == pytest.approx(0.1)
+        engine = RolloutEngine(Says(lambda text: text[-2] if text[-1] == ")" else "0"), make)
+        [group] = engine.roll_out(TASKS[2:3])
+        assert TextScorer(make).success(group.trajectories[0].reward) == pytest.approx(0.1)
 
 
 def test_advice_and_reflection_stand_in_the_last_user_message():

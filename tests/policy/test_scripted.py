@@ -2,9 +2,9 @@
 
 import pytest
 
-from memalpha.agent.builder import Builder
 from memalpha.agent.parsing import format_call, parse_calls
 from memalpha.config import AgentConfig, WorldConfig
+from memalpha.environments import memory_engine
 from memalpha.errors import PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.policy.scripted import ScriptedPolicy
@@ -17,7 +17,7 @@ CONFIG = AgentConfig(prompt="compact", embedder="hash")
 
 
 def build(policy, **keys):
-    groups = Builder(policy, CONFIG, HashEmbedder(16)).build(TASKS, **keys)
+    groups = memory_engine(policy, CONFIG, HashEmbedder(16)).roll_out(TASKS, **keys)
     return [trajectory for group in groups for trajectory in group.trajectories]
 
 
@@ -72,7 +72,7 @@ def test_noise_notes_lines_that_state_nothing():
 def test_what_is_drawn_depends_on_the_key_alone():
     policy = ScriptedPolicy("oracle", insert=0.5)
     whole = build(policy, rollouts=4, seed=1)
-    alone = Builder(policy, CONFIG, HashEmbedder(16)).build(TASKS[:1], 4, seed=1)[0].trajectories
+    alone = memory_engine(policy, CONFIG, HashEmbedder(16)).roll_out(TASKS[:1], 4, seed=1)[0].trajectories
     assert [t.states[-1] for t in alone] == [t.states[-1] for t in whole[:4]]
     assert len({tuple(e.content for e in t.states[-1].list()) for t in whole[:4]}) > 1
 
@@ -97,7 +97,7 @@ def test_add_all_inserts_what_people_said():
 
 def test_add_all_fits_a_schema_without_events():
     config = AgentConfig(memory_schema="life", embedder="hash")
-    (group,) = Builder(ScriptedPolicy("add-all"), config, HashEmbedder(16)).build([TASKS[0]])
+    (group,) = memory_engine(ScriptedPolicy("add-all"), config, HashEmbedder(16)).roll_out([TASKS[0]])
     assert all(result.ok for turn in group.trajectories[0].turns for result in turn.results)
 
 

@@ -10,11 +10,12 @@ from memalpha.agent.reader import Answer, ExtractiveReader
 from memalpha.config import AgentConfig, ReaderConfig, RewardConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError, StoreError
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.evaluate import evaluate, evaluate_memory, score_groups
+from memalpha.qa.evaluate import evaluate
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
 from memalpha.qa.records import Record, save_records
 from memalpha.qa.report import estimate_tokens, make_result_folder, mean_and_error, summarize
+from memalpha.qa.scoring.memory import evaluate_memory, score_groups
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema

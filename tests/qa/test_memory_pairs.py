@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from memalpha.agent.builder import Builder
 from memalpha.config import AgentConfig, WorldConfig
+from memalpha.environments import memory_engine
 from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.memory_pairs import (
@@ -46,7 +46,7 @@ def truth(task, text):
 
 
 def test_the_best_memory_is_the_oracles():
-    pair_list = Builder(ScriptedPolicy("oracle"), AgentConfig(embedder="hash"), HashEmbedder(16)).build(TASKS)
+    pair_list = memory_engine(ScriptedPolicy("oracle"), AgentConfig(embedder="hash"), HashEmbedder(16)).roll_out(TASKS)
     best = {group.task.id: state_text(group.trajectories[0].states[-1]) for group in pair_list}
     flawless = 0
     for pair in memory_pairs(TASKS, 4):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from memalpha.agent.builder import Builder  # noqa: E402
 from memalpha.agent.parsing import format_call, parse_calls  # noqa: E402
 from memalpha.config import AgentConfig, ReaderConfig, WorldConfig  # noqa: E402
+from memalpha.environments import memory_engine  # noqa: E402
 from memalpha.policy.scripted import ScriptedPolicy  # noqa: E402
 from memalpha.policy.transformers import TransformersPolicy  # noqa: E402
 from memalpha.qa.evaluate import evaluate  # noqa: E402
@@ -83,6 +83,6 @@ def test_start_writes_valid_calls_and_selects_badly(policy: TransformersPolicy) 
 
 
 def test_completions_end_by_themselves(policy: TransformersPolicy) -> None:
-    groups = Builder(policy, AGENT).build(tasks(WorldConfig(split="test"), 8, 0, 10))
+    groups = memory_engine(policy, AGENT).roll_out(tasks(WorldConfig(split="test"), 8, 0, 10))
     turns = [turn for group in groups for turn in group.trajectories[0].turns]
     assert sum(turn.completion.stop_reason == "eos" for turn in turns) >= 0.9 * len(turns)

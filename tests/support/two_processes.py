@@ -27,7 +27,7 @@ from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.loss_weights import normalize
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.rollouts.memory import MemoryCollector
+from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.checkpoint import load_weights
 
 
@@ -164,9 +164,9 @@ def watch() -> tuple[list[int], list[dict[str, Any]]]:
     """Record the groups per call of `sample` and ERL's state after each step in the returned lists."""
     counts: list[int] = []
     states: list[dict[str, Any]] = []
-    sample, finish_step = MemoryCollector.sample, ERL.finish_step
+    sample, finish_step = RolloutWorker.sample, ERL.finish_step
 
-    def sample_and_count(self: MemoryCollector, *args: Any, **kwargs: Any) -> Any:
+    def sample_and_count(self: RolloutWorker, *args: Any, **kwargs: Any) -> Any:
         groups = sample(self, *args, **kwargs)
         counts.append(len(groups))
         return groups
@@ -175,21 +175,21 @@ def watch() -> tuple[list[int], list[dict[str, Any]]]:
         finish_step(self, metrics)
         states.append(self.state)
 
-    MemoryCollector.sample, ERL.finish_step = sample_and_count, finish_and_record
+    RolloutWorker.sample, ERL.finish_step = sample_and_count, finish_and_record
     return counts, states
 
 
 def press_in_step(interrupted_step: int) -> None:
     """Send this process a Ctrl-C while it collects step `interrupted_step`."""
-    collect_attempts = MemoryCollector.collect_attempts
+    collect_attempts = RolloutWorker.collect_attempts
 
-    def collect_and_press(self: MemoryCollector, tasks: Any, step: int) -> Any:
+    def collect_and_press(self: RolloutWorker, tasks: Any, step: int) -> Any:
         if step == interrupted_step:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)  # a launcher passes on its own too
         return collect_attempts(self, tasks, step)
 
-    MemoryCollector.collect_attempts = collect_and_press
+    RolloutWorker.collect_attempts = collect_and_press
 
 
 def main(folder: Path) -> None:

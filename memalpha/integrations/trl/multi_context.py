@@ -2,7 +2,7 @@
 
 A rollout over a memory is one row per chunk, each with its own prompt and the advantage of its turn; TRL's trainers
 have one row per prompt. Here the prompts of TRL's data set are task indices. The trainer samples `num_generations`
-rollouts of each with a `RolloutCollector`, for memory tasks or text tasks. memalpha's GRPO or RLOO computes advantages.
+rollouts of each with a `RolloutWorker`, for memory tasks or text tasks. memalpha's GRPO or RLOO computes advantages.
 TRL gets the rows with advantages per token and the sampler's log-probs as old log-probs, and dead rows where processes
 have unequally many. The update and everything around it (loss type, KL, schedule, LoRA, accumulation, checkpoints,
 several processes) is TRL's.
@@ -20,22 +20,23 @@ from typing import Any
 import torch
 from datasets import Dataset
 
-from memalpha.agent.builder import Builder
 from memalpha.config import ReinforcementConfig, TrainConfig
+from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import ConfigError, TrainingError
 from memalpha.integrations.trl.base import RowTrainer
 from memalpha.integrations.trl.rows import Rows, check_rows, rows_from_ids
 from memalpha.policy.base import with_prompt_style
 from memalpha.policy.load import load_policy
 from memalpha.policy.transformers import TransformersPolicy
+from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.data.samples import TrainingSample
-from memalpha.train.rollouts.base import RolloutCollector, drop_unscored
-from memalpha.train.rollouts.memory import MemoryCollector
+from memalpha.train.rollouts.worker import RolloutWorker, drop_unscored
 from memalpha.train.trainers.directory import trainable_policy
+from memalpha.types import Task
 
 from trl.models.utils import disable_gradient_checkpointing  # isort: skip
 from trl.trainer.grpo_config import GRPOConfig  # isort: skip
@@ -45,7 +46,7 @@ POLICY_GRADIENT_ALGORITHMS = ("grpo", "rloo")
 """Algorithms that train with a policy gradient only."""
 
 
-def memory_collector(config: TrainConfig) -> MemoryCollector:
+def memory_collector(config: TrainConfig) -> RolloutWorker[Task]:
     """Build policy, writer, reader and reward of a memory run's configuration, for `MultiContextGRPOTrainer`."""
     policy = trainable_policy(config)
     reader, reader_policy = config.reward.reader or config.reader, None
@@ -57,10 +58,11 @@ def memory_collector(config: TrainConfig) -> MemoryCollector:
             reader_policy.model.requires_grad_(False)
         reader = with_prompt_style(reader, reader_policy)
     reader = reader.model_copy(update={"policy": None, "conflicts": reader.conflicts or "refuse"})
-    return MemoryCollector(
-        Builder(policy, with_prompt_style(config.agent, policy), load_embedder(config.agent.embedder)),
-        load_reader(reader, reader_policy),
-        MemoryReward(config.reward.kept_in(config.out), policy.count_tokens),
+    embedder = load_embedder(config.agent.embedder)
+    rewards = MemoryReward(config.reward.kept_in(config.out), policy.count_tokens)
+    return RolloutWorker(
+        memory_engine(policy, with_prompt_style(config.agent, policy), embedder),
+        MemoryScorer(load_reader(reader, reader_policy), rewards, embedder),
         config,
     )
 
@@ -91,7 +93,7 @@ class MultiContextGRPOTrainer(RowTrainer):
 
     _name = "multi-context GRPO"
 
-    def __init__(self, collector: RolloutCollector[Any], tasks: Sequence[Any], args: GRPOConfig, **kwargs: Any) -> None:
+    def __init__(self, collector: RolloutWorker[Any], tasks: Sequence[Any], args: GRPOConfig, **kwargs: Any) -> None:
         policy, config = collector.policy, collector.config
         if not isinstance(policy, TransformersPolicy):
             raise ConfigError(f"collector: policy {policy.name!r} has no weights to train")

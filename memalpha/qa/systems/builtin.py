@@ -30,14 +30,14 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Protocol, cast
 
-from memalpha.agent.builder import Builder
 from memalpha.config import AgentConfig, EndpointConfig
+from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import ConfigError, EvaluationError, MemalphaError
 from memalpha.policy.base import SHIPPED_POLICIES, Policy, with_prompt_style
 from memalpha.policy.load import ENDPOINT_PREFIXES, load_policy
-from memalpha.qa.evaluate import question_chunk
 from memalpha.qa.memory_reward import memory_tokens
 from memalpha.qa.report import estimate_tokens
+from memalpha.qa.scoring.memory import question_chunk
 from memalpha.qa.systems.base import Historical, Inspectable, Passage, Retrieval, System, as_passage
 from memalpha.qa.systems.baselines import (
     EmptySystem,
@@ -223,7 +223,7 @@ class Writer:
             progress: Called with (chunks read, all chunks).
         """
         agent = with_prompt_style(settings.agent, self.policy)
-        groups = Builder(self.policy, agent, settings.embedder).build(tasks, progress=progress)
+        groups = memory_engine(self.policy, agent, settings.embedder).roll_out(tasks, progress=progress)
         sizes = [memory_tokens(group.trajectories[0].states[-1], estimate_tokens) for group in groups]
         return Retrievals([self._retrieve_for_task(group, settings) for group in groups], sizes, tuple(groups))
 

@@ -19,7 +19,7 @@ from memalpha.config import ReinforcementConfig
 from memalpha.qa.records import Record
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.learner.losses import kl_estimate
-from memalpha.train.rollouts.base import RolloutCollector
+from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.types import TrajectoryGroup
 
 
@@ -58,19 +58,19 @@ class Algorithm(ABC):
         return 0
 
     def collect(
-        self, collector: RolloutCollector[Any], tasks: Sequence[Any], step: int
+        self, worker: RolloutWorker[Any], tasks: Sequence[Any], step: int
     ) -> tuple[list[TrajectoryGroup[Any]], list[Record]]:
         """Sample and score the rollouts of one step.
 
         Args:
-            collector: Samples rollouts and scores them.
+            worker: Samples rollouts and scores them.
             tasks: Tasks of the step; each becomes one group.
             step: Step index; seeds the sampling.
 
         Returns:
             The scored groups and the evaluation records of their questions.
         """
-        return collector.collect_attempts(tasks, step)
+        return worker.collect_attempts(tasks, step)
 
     @abstractmethod
     def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:

@@ -44,9 +44,15 @@ from memalpha.qa.records import Record
 from memalpha.train.algorithms.base import Scorer
 from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
-from memalpha.train.rollouts.base import RolloutCollector
 from memalpha.train.rollouts.reflection import ReflectionMemory
-from memalpha.train.rollouts.second_attempts import INTERNALIZED, group_by_role, reflection_metrics, run_second_attempts
+from memalpha.train.rollouts.second_attempts import (
+    INTERNALIZED,
+    group_by_role,
+    reflecting_of,
+    reflection_metrics,
+    run_second_attempts,
+)
+from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.types import TrajectoryGroup
 
 
@@ -65,21 +71,21 @@ class ERL(GRPO):
         return self.settings.reflection_tokens if self.settings.enable_reflection else self.settings.feedback_tokens
 
     def collect(
-        self, collector: RolloutCollector[Any], tasks: Sequence[Any], step: int
+        self, worker: RolloutWorker[Any], tasks: Sequence[Any], step: int
     ) -> tuple[list[TrajectoryGroup[Any]], list[Record]]:
         """Sample attempts, reflections and second attempts.
 
         Args:
-            collector: Samples rollouts and scores them.
+            worker: Samples rollouts and scores them.
             tasks: Tasks of the step.
             step: Step index; seeds the sampling.
 
         Returns:
             Groups of attempts, reflections, second attempts and internalized turns; the records of first attempts.
         """
-        groups, records = collector.collect_attempts(tasks, step)
-        memory = ReflectionMemory(self.state["reflections"], self.settings, collector.embedder)
-        seconds = run_second_attempts(collector, groups, records, memory, self.settings, step)
+        groups, records = worker.collect_attempts(tasks, step)
+        memory = ReflectionMemory(self.state["reflections"], self.settings, reflecting_of(worker).embedder)
+        seconds = run_second_attempts(worker, groups, records, memory, self.settings, step)
         for second in seconds:
             if second.succeeded and second.reflection is not None and self.settings.enable_memory:
                 reached = {"before": second.first.accuracy, "after": second.accuracy}

@@ -13,26 +13,25 @@ is stored. Tool calls in a reflection are plain text and are not executed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from memalpha.agent.agent import observe
-from memalpha.agent.builder import Builder
 from memalpha.agent.parsing import after_thinking
 from memalpha.agent.prompts import reflection_messages
 from memalpha.config import ERLSettings
+from memalpha.environments.memory_writing import MemoryWriting
 from memalpha.errors import InvalidContent
 from memalpha.policy.base import Policy
 from memalpha.policy.sampling_keys import noise_key
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.error_analysis import with_error_classes
+from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.records import Record
 from memalpha.store.embedding import Embedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import Category, MemorySchema
 from memalpha.store.state import MemoryState
-from memalpha.train.rollouts.base import ReflectionCandidate
-from memalpha.types import Operation, SampleRequest, TrajectoryGroup
+from memalpha.train.rollouts.worker import ReflectionCandidate
+from memalpha.types import Operation, SampleRequest, Trajectory, TrajectoryGroup
 
 REFLECTION_SCHEMA = MemorySchema(
     "reflections", (Category("advice", "Advice with which a second attempt has succeeded."),)
@@ -40,53 +39,63 @@ REFLECTION_SCHEMA = MemorySchema(
 """Schema of the memory of advice."""
 
 
-def accuracy(records: Sequence[Record]) -> float | None:
-    """Return the share of correct answers; None without questions."""
-    return sum(record.correct for record in records) / len(records) if records else None
-
-
-def group_records(groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> list[list[list[Record]]]:
-    """Group the records of scored groups, which are in the same order, as [group][trajectory][question]."""
-    remaining = iter(records)
-    return [
-        [[next(remaining) for _ in trajectory.task.questions] for trajectory in group.trajectories] for group in groups
-    ]
-
-
-def reflection_candidates(
-    groups: Sequence[TrajectoryGroup], records: Sequence[Record], first: int, builder: Builder, config: ERLSettings
-) -> list[ReflectionCandidate]:
-    """Return the attempts to reflect on, with feedback in the style of the policy's prompts.
-
-    With algorithm 2 these are the attempts that did not succeed, with algorithm 1 all. A task without questions gives
-    none.
+class MemoryReflection:
+    """Feedback and prompts for second attempts at memory tasks (`worker.Reflecting`).
 
     Args:
-        groups: Scored groups.
-        records: Their records, in the same order.
-        first: Index of the first group's task within the step.
-        builder: Builder of the attempts; gives prompt style and token counts.
-        config: Threshold, feedback budget and the variant of the algorithm.
+        writing: Environment of the attempts; gives prompt style, token counts and embedder.
+        scorer: Says which attempts have succeeded.
     """
-    candidates = []
-    style, count = builder.config.prompt, builder.policy.count_tokens
-    for task_index, (group, group_answers) in enumerate(
-        zip(groups, group_records(groups, records), strict=True), start=first
-    ):
-        for attempt, answers in zip(group.trajectories, group_answers, strict=True):
-            attempt_accuracy = accuracy(answers)
-            if attempt_accuracy is None or (config.algorithm == 2 and attempt_accuracy >= config.reward_threshold):
-                continue
-            classified = with_error_classes([TrajectoryGroup(group.task, (attempt,))], answers, style)
-            candidates.append(
-                ReflectionCandidate(
-                    task_index,
-                    attempt,
-                    attempt_accuracy,
-                    join_feedback(classified, style, count, config.feedback_tokens),
-                )
-            )
-    return candidates
+
+    def __init__(self, writing: MemoryWriting, scorer: MemoryScorer) -> None:
+        self.writing, self.scorer = writing, scorer
+
+    @property
+    def embedder(self) -> Embedder:
+        """Embedder of the memories."""
+        return self.writing.embedder
+
+    def candidates(
+        self,
+        groups: Sequence[TrajectoryGroup],
+        records: Sequence[Sequence[Sequence[Record]]],
+        first: int,
+        settings: ERLSettings,
+    ) -> list[ReflectionCandidate]:
+        """Return the attempts to reflect on, with feedback in the style of the policy's prompts.
+
+        With algorithm 2 these are the attempts that did not succeed, with algorithm 1 all. A task without questions
+        gives none.
+
+        Args:
+            groups: Scored groups.
+            records: Their records as [group][trajectory][question].
+            first: Index of the first group's task within the step.
+            settings: Threshold, feedback budget and the variant of the algorithm.
+        """
+        candidates = []
+        style, count = self.writing.config.prompt, self.writing.count_tokens
+        for task_index, (group, answers_of_group) in enumerate(zip(groups, records, strict=True), start=first):
+            for attempt, answers in zip(group.trajectories, answers_of_group, strict=True):
+                accuracy = self.scorer.accuracy(attempt, answers)
+                if accuracy is None or (settings.algorithm == 2 and accuracy >= settings.reward_threshold):
+                    continue
+                classified = with_error_classes([TrajectoryGroup(group.task, (attempt,))], answers, style)
+                feedback = join_feedback(classified, style, count, settings.feedback_tokens)
+                candidates.append(ReflectionCandidate(task_index, attempt, accuracy, feedback))
+        return candidates
+
+    def prompt(self, candidate: ReflectionCandidate, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
+        """Return the prompt of a reflection: the attempt's final memory, its feedback and earlier advice."""
+        task = candidate.attempt.task
+        memory = WorkingMemory(candidate.attempt.states[-1], self.embedder)
+        observation = self.writing.observe(memory, task.chunks[-1], task)
+        config = self.writing.config
+        return reflection_messages(observation.core, observation.entries, candidate.feedback, earlier, config)
+
+    def without_advice(self, trajectory: Trajectory) -> list[SampleRequest]:
+        """Return each turn's prompt without advice; see `MemoryWriting.without_advice`."""
+        return self.writing.without_advice(trajectory)
 
 
 def join_feedback(records: Sequence[Record], style: str, count_tokens: Callable[[str], int], budget: int) -> str:
@@ -106,47 +115,6 @@ def join_feedback(records: Sequence[Record], style: str, count_tokens: Callable[
         joined = longer
     # No tokenizer makes more tokens than bytes.
     return joined if count_tokens(joined) <= budget else joined.encode()[:budget].decode(errors="ignore")
-
-
-def reflection_prompt(
-    builder: Builder, candidate: ReflectionCandidate, earlier: Sequence[str]
-) -> tuple[Mapping[str, str], ...]:
-    """Return the prompt of a reflection: the attempt's final memory, its feedback and earlier advice.
-
-    Args:
-        builder: Builder of the attempt; gives prompt style and token counts.
-        candidate: Attempt to reflect on.
-        earlier: Earlier advice, the best last.
-    """
-    memory = WorkingMemory(candidate.attempt.states[-1], builder.embedder)
-    last = candidate.attempt.task.chunks[-1]
-    observation = observe(memory, last, builder.config, builder.policy.count_tokens, candidate.attempt.task)
-    return reflection_messages(observation.core, observation.entries, candidate.feedback, earlier, builder.config)
-
-
-def memory_reflection_requests(
-    builder: Builder,
-    candidates: Sequence[ReflectionCandidate],
-    earlier: Sequence[Sequence[str]],
-    tokens: int,
-    temperature: float,
-    seed: int,
-    step: int,
-) -> list[SampleRequest]:
-    """Return the request of each reflection on a memory rollout.
-
-    Args:
-        builder: Builder of the attempts; gives policy and prompts.
-        candidates: Attempts to reflect on.
-        earlier: Earlier advice for each candidate, the best last.
-        tokens: Maximum length of a reflection.
-        temperature: Sampling temperature.
-        seed: Seed of the run; keys the sampling noise.
-        step: Step number; keys the sampling noise.
-    """
-    return reflection_requests(
-        builder.policy, partial(reflection_prompt, builder), candidates, earlier, tokens, temperature, seed, step
-    )
 
 
 def reflection_requests(

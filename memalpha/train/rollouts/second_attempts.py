@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memalpha.agent.rollout import Start
 from memalpha.config import ERLSettings
+from memalpha.environments.engine import Start
+from memalpha.errors import ConfigError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.records import Record
 from memalpha.train.data.demonstrations import is_imitable
-from memalpha.train.rollouts.base import ReflectionCandidate, RolloutCollector
 from memalpha.train.rollouts.reflection import ReflectionMemory, extract_advice, reflection_requests
+from memalpha.train.rollouts.worker import Reflecting, ReflectionCandidate, RolloutWorker
 from memalpha.types import Completion, Reward, Trajectory, TrajectoryGroup, Turn
 
 INTERNALIZED = "internalization"
@@ -43,7 +44,7 @@ class SecondAttempt:
 
 
 def run_second_attempts(
-    collector: RolloutCollector[Any],
+    worker: RolloutWorker[Any],
     groups: Sequence[TrajectoryGroup[Any]],
     records: Sequence[Record],
     memory: ReflectionMemory,
@@ -55,25 +56,24 @@ def run_second_attempts(
     Reflections are one batch, retries another.
 
     Args:
-        collector: Samples and scores retries.
+        worker: Samples and scores retries.
         groups: Scored attempts of the step.
         records: Their records, in the same order.
         memory: Advice that helped earlier; only read here.
         settings: Thresholds, budgets and what is enabled.
         step: Step number; keys the sampling noise.
     """
-    config, policy = collector.config, collector.policy
-    first, shard = collector.world.shard(groups)
-    earlier_records = collector.group_records(groups[:first], records)
-    skipped = sum(len(answers) for group_answers in earlier_records for answers in group_answers)
-    candidates = collector.reflection_candidates(shard, records[skipped:], first, settings)
+    config, policy, reflecting = worker.config, worker.policy, reflecting_of(worker)
+    first, shard = worker.world.shard(groups)
+    records_of_shard = worker.scorer.group_records(groups, records)[first : first + len(shard)]
+    candidates = reflecting.candidates(shard, records_of_shard, first, settings)
     advice = feedback = [candidate.feedback for candidate in candidates]
     replies: list[Completion | None] = [None] * len(candidates)
     if settings.enable_reflection:
         earlier = memory.recall(feedback) if settings.enable_memory else [()] * len(candidates)
         requests = reflection_requests(
             policy,
-            collector.reflection_prompt,
+            reflecting.prompt,
             candidates,
             earlier,
             settings.reflection_tokens,
@@ -87,19 +87,26 @@ def run_second_attempts(
         Start(candidate.attempt.task, candidate.task_index, candidate.attempt.rollout, text)
         for candidate, text in zip(candidates, advice, strict=True)
     ]
-    retries = collector.sample_retries(starts, step)
-    scored, retry_records = collector.score([TrajectoryGroup(retry.task, (retry,)) for retry in retries])
+    retries = worker.sample_retries(starts, step)
+    scored, retry_records = worker.score([TrajectoryGroup(retry.task, (retry,)) for retry in retries])
     second_attempts = [
-        _build_second_attempt(collector, settings, candidate, text, reply, group.trajectories[0], answers[0])
+        _build_second_attempt(worker, settings, candidate, text, reply, group.trajectories[0], answers[0])
         for candidate, text, reply, group, answers in zip(
-            candidates, advice, replies, scored, collector.group_records(scored, retry_records), strict=True
+            candidates, advice, replies, scored, worker.scorer.group_records(scored, retry_records), strict=True
         )
     ]
-    return collector.world.gather(second_attempts)
+    return worker.world.gather(second_attempts)
+
+
+def reflecting_of(worker: RolloutWorker[Any]) -> Reflecting[Any]:
+    """Return how the worker's attempts are reflected on; raise `ConfigError` if they cannot be."""
+    if worker.reflecting is None:
+        raise ConfigError("algorithm: erl reflects on attempts: give the worker a `reflecting`")
+    return worker.reflecting
 
 
 def _build_second_attempt(
-    collector: RolloutCollector[Any],
+    worker: RolloutWorker[Any],
     settings: ERLSettings,
     first: ReflectionCandidate,
     advice: str,
@@ -107,7 +114,7 @@ def _build_second_attempt(
     retry: Trajectory[Any],
     records: Sequence[Record],
 ) -> SecondAttempt:
-    attempt, accuracy = first.attempt, collector.accuracy(retry, records)
+    attempt, accuracy = first.attempt, worker.scorer.accuracy(retry, records)
     retry = replace(retry, parent=attempt.rollout)
     margin = settings.internalization_margin
     succeeded = accuracy is not None and accuracy >= settings.reward_threshold
@@ -125,16 +132,16 @@ def _build_second_attempt(
             parent=attempt.rollout,
         )
     if settings.enable_internalization and (succeeded or is_better):
-        turns = tuple(turn for turn in turns_without_advice(collector, retry) if is_imitable(turn))
+        turns = tuple(turn for turn in turns_without_advice(worker, retry) if is_imitable(turn))
         internalized = replace(retry, turns=turns, reward=None, role=INTERNALIZED) if turns else None
     return SecondAttempt(first, advice, reflection, retry, accuracy, succeeded, internalized)
 
 
-def turns_without_advice(collector: RolloutCollector[Any], retry: Trajectory[Any]) -> Iterator[Turn]:
+def turns_without_advice(worker: RolloutWorker[Any], retry: Trajectory[Any]) -> Iterator[Turn]:
     """Yield the turns of a second attempt, ids as sampled, with the prompts that they would have without advice."""
-    policy = collector.policy
+    policy = worker.policy
     assert isinstance(policy, TransformersPolicy)
-    for turn, request in zip(retry.turns, collector.without_advice(retry), strict=True):
+    for turn, request in zip(retry.turns, reflecting_of(worker).without_advice(retry), strict=True):
         prompt = tuple(policy.render(request.messages, request.tools))
         yield replace(turn, completion=replace(turn.completion, prompt_ids=prompt))
 

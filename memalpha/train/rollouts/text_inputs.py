@@ -13,8 +13,8 @@ from memalpha.config import TextConfig
 from memalpha.config.common import Config
 from memalpha.config.imports import import_object
 from memalpha.config.rewards import RewardPart
-from memalpha.environments.builtin import TextGeneration
 from memalpha.errors import ConfigError
+from memalpha.rewards.environments import TextGeneration
 from memalpha.types import TextTask
 
 

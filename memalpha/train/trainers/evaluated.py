@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from memalpha.agent.builder import Builder
 from memalpha.agent.reader import Reader
 from memalpha.config import ReaderConfig, SFTConfig, TrainConfig
+from memalpha.environments.memory_writing import memory_engine
 from memalpha.policy.base import Policy, with_prompt_style
 from memalpha.policy.load import load_policy
 from memalpha.policy.transformers import TransformersPolicy
+from memalpha.qa.evaluate import Evaluator, MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import Report
 from memalpha.store.embedding import load_embedder
 from memalpha.train.learner.distributed import World
-from memalpha.train.rollouts.memory import evaluate_distributed
 from memalpha.train.trainers.base import Trainer
 
 T = TypeVar("T", TrainConfig, SFTConfig)
@@ -76,8 +76,9 @@ class EvaluatedTrainer(Trainer[T]):
         self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader, progress: Any = None
     ) -> Report:
         """Evaluate `policy` greedily on the tasks, with all processes."""
-        builder = Builder(policy, self.config.agent, self.embedder)
-        return evaluate_distributed(name, builder, tasks, reader, self.rewards, self.world, progress)
+        engine = memory_engine(policy, self.config.agent, self.embedder)
+        scorer = MemoryScorer(reader, self.rewards, self.embedder)
+        return Evaluator(engine, scorer, self.world).evaluate(name, tasks, progress=progress)
 
     def _evaluate_and_save(self, name: str, policy: Policy, tasks: Sequence[Any], reader: Reader) -> Report:
         """Evaluate on held-out tasks; save `eval/<name>.json` and `eval/<name>.jsonl`."""

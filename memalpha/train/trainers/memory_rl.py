@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from memalpha.agent.builder import Builder
 from memalpha.config import TrainConfig
+from memalpha.environments.engine import RolloutEngine
+from memalpha.environments.memory_writing import MemoryWriting
 from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.records import Record
 from memalpha.qa.report import Report, summarize
 from memalpha.qa.reporting.example import add_walks, choose_examples, write_examples
 from memalpha.train.learner.distributed import World
-from memalpha.train.rollouts.memory import MemoryCollector
 from memalpha.train.rollouts.memory_tasks import TaskSource
+from memalpha.train.rollouts.reflection import MemoryReflection
+from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.checkpoint import read_json
 from memalpha.train.trainers.evaluated import EvaluatedTrainer
 from memalpha.train.trainers.rl import RLTrainer
@@ -39,10 +42,12 @@ class MemoryRLTrainer(RLTrainer[TrainConfig], EvaluatedTrainer[TrainConfig]):
         super().__init__(config, world)
         config = self.config
         self.reader, self.training_reader = self._load_readers(config.reader, config.reward.reader or config.reader)
-        self.builder = Builder(self.policy, config.agent, self.embedder)
-        self.collector = MemoryCollector(self.builder, self.training_reader, self.rewards, config, world)
+        writing = MemoryWriting(config.agent, self.policy.count_tokens, self.embedder)
+        scorer = MemoryScorer(self.training_reader, self.rewards, self.embedder)
+        reflection = MemoryReflection(writing, scorer)
+        self.worker = RolloutWorker(RolloutEngine(self.policy, writing), scorer, config, world, reflection)
         self.algorithm = self._build_algorithm()
-        self.source.check(self.policy, config.agent, self.builder.schema, self.algorithm.advice_tokens)
+        self.source.check(self.policy, config.agent, writing.schema, self.algorithm.advice_tokens)
         self._build_engine_and_overlap()
 
     def _before_training(self) -> None:

@@ -31,6 +31,7 @@ import numpy as np
 
 from memalpha.config import ReinforcementConfig
 from memalpha.errors import TrainingError
+from memalpha.qa.evaluate import ScoredGroups
 from memalpha.qa.records import Record
 from memalpha.train.algorithms.base import Algorithm, build_rows
 from memalpha.train.data.samples import STREAMS, TrainingSample
@@ -38,7 +39,7 @@ from memalpha.train.learner.async_engine import Learner, merge_metrics
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.futures import Future, Pipeline
 from memalpha.train.learner.loss_weights import StreamCount, count_streams
-from memalpha.train.rollouts.base import RolloutCollector, ScoredGroups, drop_unscored
+from memalpha.train.rollouts.worker import RolloutWorker, drop_unscored
 from memalpha.types import TrajectoryGroup
 
 
@@ -109,11 +110,11 @@ class OverlapPipeline:
     """
 
     def __init__(
-        self, collector: RolloutCollector[Any], algorithm: Algorithm, engine: Engine, config: ReinforcementConfig
+        self, worker: RolloutWorker[Any], algorithm: Algorithm, engine: Engine, config: ReinforcementConfig
     ) -> None:
-        self.collector, self.algorithm, self.engine, self.config = collector, algorithm, engine, config
+        self.worker, self.algorithm, self.engine, self.config = worker, algorithm, engine, config
         self.wait_seconds = 0.0
-        self._scoring = collector.background_scoring()
+        self._scoring = worker.scorer.background()
         self.has_endpoint = self._scoring.has_endpoint
         is_inline = not self.has_endpoint
         self.learner = Learner(engine, inline=is_inline)
@@ -142,7 +143,7 @@ class OverlapPipeline:
 
     def learn(self, parts: Sequence[Part], rate: float) -> StepResult:
         """Train on each part in order, as soon as its rewards are known."""
-        config, world = self.config, self.collector.world
+        config, world = self.config, self.worker.world
         step_count = count_streams([row for part in parts for row in part.rows])["pg"]
         groups: list[TrajectoryGroup[Any]] = []
         records: list[Record] = []
@@ -198,8 +199,7 @@ class OverlapPipeline:
     ) -> tuple[list[TrajectoryGroup[Any]], Future[ScoredGroups[Any]]]:
         """Sample this process's share of part `index` and submit it for scoring."""
         first, end = (len(tasks) * i // self.config.sampling.overlap for i in (index, index + 1))
-        collector = self.collector
-        groups = collector.sample(tasks[first:end], step, first, offset=index)
+        groups = self.worker.sample(tasks[first:end], step, first, offset=index)
         score = self._scoring.start(groups)
         pipeline = self._pipelines[index % len(self._pipelines)]
         start = time.monotonic()
@@ -210,7 +210,7 @@ class OverlapPipeline:
     def _build_part(
         self, index: int, groups: Sequence[TrajectoryGroup[Any]], scored: Future[ScoredGroups[Any]]
     ) -> Part:
-        return Part(build_rows(self.collector.world.gather(groups, index), self.config.loss.entropy_coef), scored)
+        return Part(build_rows(self.worker.world.gather(groups, index), self.config.loss.entropy_coef), scored)
 
     def _wait_for_scores(self, part: Part) -> ScoredGroups[Any]:
         start = time.monotonic()

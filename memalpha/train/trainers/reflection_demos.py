@@ -19,34 +19,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memalpha.agent.builder import Builder
-from memalpha.agent.reader import Reader
-from memalpha.agent.rollout import Start
 from memalpha.config import ERLSettings, SFTConfig
+from memalpha.environments.engine import RolloutEngine, Start
+from memalpha.environments.memory_writing import MemoryWriting, memory_engine
 from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.qa.evaluate import score_groups
-from memalpha.qa.memory_reward import MemoryReward
+from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.records import Record
 from memalpha.store.slots import key_value
 from memalpha.train.data.demonstrations import Demonstrator, encode_reply, imitation_rows
 from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
-from memalpha.train.rollouts.base import ReflectionCandidate
 from memalpha.train.rollouts.reflection import (
+    MemoryReflection,
     ReflectionMemory,
-    group_records,
-    memory_reflection_requests,
-    reflection_candidates,
+    reflection_requests,
 )
+from memalpha.train.rollouts.worker import ReflectionCandidate
 from memalpha.types import GoldOperation, Task, Trajectory
 
 
 def reflection_demo_rows(
     policy: TransformersPolicy,
-    builder: Builder,
-    reader: Reader,
-    rewards: MemoryReward,
+    writing: MemoryWriting,
+    scorer: MemoryScorer,
     tasks: Sequence[Task],
     config: SFTConfig,
     *,
@@ -56,9 +52,8 @@ def reflection_demo_rows(
 
     Args:
         policy: Policy whose attempts are sampled; its tokenizer encodes the rows.
-        builder: Builder of `group_size` attempts per task with `policy`.
-        reader: Reader that answers the questions.
-        rewards: Reward of the attempts.
+        writing: Environment of the attempts.
+        scorer: Scorer of the attempts.
         tasks: Tasks with gold operations.
         config: `erl` (default: `ERLSettings()`), `group_size`, `temperature` and `seed` are used.
         first: Index of the first task; keys the sampling noise.
@@ -73,36 +68,38 @@ def reflection_demo_rows(
     for task in tasks:
         if not task.gold_operations:
             raise DataError(f"source: erl needs tasks with gold operations, and {task.id!r} has none")
-    groups = builder.build(
-        tasks, config.sampling.group_size, config.sampling.temperature, config.seed, first_index=first
+    groups, records = scorer.score(
+        RolloutEngine(policy, writing).roll_out(
+            tasks, config.sampling.group_size, config.sampling.temperature, config.seed, first_index=first
+        )
     )
-    groups, records = score_groups(groups, reader, rewards, embedder=builder.embedder)
+    answers = scorer.group_records(groups, records)
+    reflection = MemoryReflection(writing, scorer)
     wrong = {
         (index, attempt.rollout): [record for record in attempt_records if not record.correct]
-        for index, (group, records_of_group) in enumerate(
-            zip(groups, group_records(groups, records), strict=True), start=first
-        )
+        for index, (group, records_of_group) in enumerate(zip(groups, answers, strict=True), start=first)
         for attempt, attempt_records in zip(group.trajectories, records_of_group, strict=True)
     }
     rows, left_out = imitation_rows(group.trajectories[0] for group in groups)
-    memory = ReflectionMemory([], settings, builder.embedder)
+    memory = ReflectionMemory([], settings, writing.embedder)
     starts = []
-    for candidate in reflection_candidates(groups, records, first, builder, settings):
+    for candidate in reflection.candidates(groups, answers, first, settings):
         task = candidate.attempt.task
         operations = evidence_operations(task, wrong[candidate.task_index, candidate.attempt.rollout])
-        advice = format_advice(operations, builder.config.prompt)
+        advice = format_advice(operations, writing.config.prompt)
         if not advice:
             continue
         earlier = memory.recall([candidate.feedback]) if settings.enable_memory else [[]]
-        [request] = memory_reflection_requests(
-            builder, [candidate], earlier, settings.reflection_tokens, 0.0, config.seed, 0
+        [request] = reflection_requests(
+            policy, reflection.prompt, [candidate], earlier, settings.reflection_tokens, 0.0, config.seed, 0
         )
         prompt = policy.render(request.messages, request.tools)
         ids = encode_reply(policy, advice, f"task {task.id!r}, reflection")
         rows += [cross_entropy_sample(prompt, ids, task=task.id, rollout=candidate.attempt.rollout)] * 2
         starts.append(Start(retry_task(candidate, operations), candidate.task_index, candidate.attempt.rollout, advice))
         memory.add(advice)
-    oracle = Builder(Demonstrator(ScriptedPolicy("oracle"), policy), builder.config, builder.embedder, builder.schema)
+    demonstrator = Demonstrator(ScriptedPolicy("oracle"), policy)
+    oracle = memory_engine(demonstrator, writing.config, writing.embedder, writing.schema)
     retry_rows, retries_left_out = imitation_rows(oracle.run(starts, role="retry"))
     return [*rows, *retry_rows], left_out + retries_left_out
 

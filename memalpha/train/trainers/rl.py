@@ -19,7 +19,7 @@ from memalpha.train.algorithms.base import Algorithm
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.learner.engine import scheduled_learning_rate
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.rollouts.base import RolloutCollector
+from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.base import Trainer
 from memalpha.train.trainers.checkpoint import append_lines
 from memalpha.train.trainers.overlap import OverlapPipeline, Part
@@ -32,11 +32,11 @@ Collected = tuple[list[TrajectoryGroup[Any]], list[Record], list[TrainingSample]
 class RLTrainer(Trainer[R]):
     """Sample rollouts of some tasks per step and reinforce those with a higher reward than their group.
 
-    A subclass sets `collector` and `algorithm` (see `_build_algorithm`), then calls `_build_engine_and_overlap`.
+    A subclass sets `worker` and `algorithm` (see `_build_algorithm`), then calls `_build_engine_and_overlap`.
     """
 
     log_files = ("metrics.jsonl", "turns.jsonl", "trajectories.jsonl")
-    collector: RolloutCollector[Any]
+    worker: RolloutWorker[Any]
     algorithm: Algorithm
     overlap: OverlapPipeline | None = None
 
@@ -54,7 +54,7 @@ class RLTrainer(Trainer[R]):
         if config.sampling.dtype is not None:  # after the learner has prepared the model
             self.policy.set_sampling_dtype(config.sampling.dtype)
         self.overlap = (
-            OverlapPipeline(self.collector, algorithm, self.engine, config) if config.sampling.overlap > 1 else None
+            OverlapPipeline(self.worker, algorithm, self.engine, config) if config.sampling.overlap > 1 else None
         )
         if self.overlap is not None and not self.overlap.has_endpoint:
             self.display.log(
@@ -97,8 +97,8 @@ class RLTrainer(Trainer[R]):
         tasks = self._step_tasks()
         if self.overlap is not None:
             return self.overlap.start_step(tasks, self.step)
-        self.collector.scoring_seconds = 0.0
-        groups, records = self.algorithm.collect(self.collector, tasks, self.step)
+        self.worker.scoring_seconds = 0.0
+        groups, records = self.algorithm.collect(self.worker, tasks, self.step)
         return groups, records, self.algorithm.annotate(groups, self.engine)
 
     def _train_on(self, batch: Collected | list[Part]) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class RLTrainer(Trainer[R]):
             metrics = {
                 **self._rollout_metrics(groups, records),
                 **self._update(samples),
-                "wait_seconds": self.collector.scoring_seconds,
+                "wait_seconds": self.worker.scoring_seconds,
             }
         self.algorithm.finish_step(metrics)
         if self.world.is_main:

@@ -25,11 +25,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from memalpha.agent.builder import Builder
 from memalpha.agent.reader import Reader
 from memalpha.config import SFTConfig
+from memalpha.environments.engine import RolloutEngine
+from memalpha.environments.memory_writing import MemoryWriting, memory_engine
 from memalpha.errors import CheckpointError, ConfigError, DataError, TrainingError
 from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.qa.evaluate import MemoryScorer
 from memalpha.train.data.demonstrations import (
     Demonstrator,
     best_rollouts,
@@ -42,8 +44,8 @@ from memalpha.train.learner.distributed import World
 from memalpha.train.learner.engine import scheduled_learning_rate
 from memalpha.train.learner.losses import LossSettings
 from memalpha.train.rollouts.epochs import schedule_steps, shuffled_item
-from memalpha.train.rollouts.memory import MemoryCollector
 from memalpha.train.rollouts.memory_tasks import TaskSource
+from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.checkpoint import append_lines, read_json, saved_steps
 from memalpha.train.trainers.evaluated import EvaluatedTrainer
 from memalpha.train.trainers.reflection_demos import reflection_demo_rows
@@ -71,9 +73,9 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
         self.source = TaskSource(config) if needs_tasks or config.evaluation.evaluate else None
         super().__init__(config, world)
         config = self.schedule = self.config
-        self.builder = Builder(self.policy, config.agent, self.embedder)
+        self.writing = MemoryWriting(config.agent, self.policy.count_tokens, self.embedder)
         if self.source is not None:
-            self.source.check(self.policy, config.agent, self.builder.schema)
+            self.source.check(self.policy, config.agent, self.writing.schema)
         self.engine = self._build_engine(LossSettings(normalizer="token"))
         self.rows: list[TrainingSample] = []
         self.rows_step = BEFORE_TRAINING
@@ -116,13 +118,14 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
             rows, held_out = _split_validation(load_rows(Path(config.source), self.policy), config)
         elif Path(config.source).is_dir():
             rows_per_task, left_out = load_best_rollouts(
-                Path(config.source), self.policy, config.agent, self.builder.schema
+                Path(config.source), self.policy, config.agent, self.writing.schema
             )
             rows, held_out = _split_validation(rows_per_task, config)
         else:
             script = ScriptedPolicy("oracle" if config.source == "gold" else config.source.removeprefix("scripted:"))
-            builder = Builder(Demonstrator(script, self.policy), config.agent, self.embedder, self.builder.schema)
-            parts = [builder.build(tasks) for tasks in (self._round_tasks(0), self._task_source.validation)]
+            demonstrator = Demonstrator(script, self.policy)
+            engine = memory_engine(demonstrator, config.agent, self.embedder, self.writing.schema)
+            parts = [engine.roll_out(tasks) for tasks in (self._round_tasks(0), self._task_source.validation)]
             (rows, left_out), (held_out, _) = (
                 imitation_rows(t for g in part for t in g.trajectories) for part in parts
             )
@@ -142,7 +145,12 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
             batch = tasks[start : start + TASKS_PER_BATCH]
 
             batch_rows, batch_left_out = reflection_demo_rows(
-                self.policy, self.builder, self.reader, self.rewards, batch, config, first=first + start
+                self.policy,
+                self.writing,
+                MemoryScorer(self.reader, self.rewards, self.embedder),
+                batch,
+                config,
+                first=first + start,
             )
             rows, left_out = rows + batch_rows, left_out + batch_left_out
         return rows, left_out
@@ -155,11 +163,12 @@ class SFTTrainer(EvaluatedTrainer[SFTConfig]):
         """
         config, tasks = self.config, self._round_tasks(number)
         rewards, best_count, rows, left_out = [], 0, [], 0
-        collector = MemoryCollector(self.builder, self.reader, self.rewards, config, self.world)
+        scorer = MemoryScorer(self.reader, self.rewards, self.embedder)
+        worker = RolloutWorker(RolloutEngine(self.policy, self.writing), scorer, config, self.world)
         for first in range(0, len(tasks), TASKS_PER_BATCH):
             step = number * len(tasks) + first  # seeds the sampling noise
             batch = tasks[first : first + TASKS_PER_BATCH]
-            groups, _ = collector.collect_attempts(batch, step)
+            groups, _ = worker.collect_attempts(batch, step)
             rewards += [t.reward.total for group in groups for t in group.trajectories if t.reward is not None]
             best = best_rollouts(groups)
             best_count += len(best)

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.config import TextConfig, read_config, shipped_configs, training_config
-from memalpha.environments.evaluate import check_tasks, make_text_report, text_records
-from memalpha.environments.rollouts import Player
+from memalpha.environments.engine import RolloutEngine
 from memalpha.errors import ConfigError
 from memalpha.policy.load import load_policy
+from memalpha.qa.evaluate import Evaluator
 from memalpha.qa.report import Report, make_result_folder
+from memalpha.rewards.evaluate import TextScorer, check_tasks
 from memalpha.train.rollouts.text_inputs import build_environment
 from memalpha.train.rollouts.text_tasks import TextTaskSource
+from memalpha.types import TextTask
 
 TRAINED_NAME = "trained"
 """Name of a run's best checkpoint in results."""
@@ -80,15 +82,15 @@ def evaluate_text_run(
     environment = build_environment(config.model_copy(update={"out": out}))  # cache of endpoint answers
     check_tasks(source.held_out, environment)
     policy = load_policy(config.policy, dtype=config.compute.dtype, device=config.compute.device)
-    player = Player(
+    engine = RolloutEngine[TextTask](
         policy,
         environment,
         system_prompt=config.system_prompt,
         max_new_tokens=config.sampling.max_new_tokens,
         max_turns=config.max_turns,
     )
-    groups = player.score(player.build(source.held_out, progress=progress))
-    report = make_text_report(name or policy.name, player, groups, text_records(player, groups))
+    evaluator = Evaluator(engine, TextScorer(environment))
+    report = evaluator.evaluate(name or policy.name, source.held_out, progress=progress)
     if out is not None:
         report.save(out)
     return report

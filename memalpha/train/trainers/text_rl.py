@@ -11,18 +11,19 @@ from typing import Any
 from memalpha.config import TextConfig
 from memalpha.config.imports import import_object
 from memalpha.environments.base import is_single_turn
-from memalpha.environments.builtin import TextGeneration
-from memalpha.environments.evaluate import check_rewards, make_text_report, text_records, text_summary
-from memalpha.environments.rollouts import Player
+from memalpha.environments.engine import RolloutEngine
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy
+from memalpha.qa.evaluate import Evaluator
 from memalpha.qa.records import Record
 from memalpha.qa.report import Report
+from memalpha.rewards.evaluate import TextScorer, check_rewards, text_summary
 from memalpha.train.learner.distributed import World
 from memalpha.train.rollouts.curriculum import Curriculum
-from memalpha.train.rollouts.text import TextCollector, check_feedback_function
 from memalpha.train.rollouts.text_inputs import PythonInputs, build_environment
+from memalpha.train.rollouts.text_reflection import TextReflection, check_feedback_function
 from memalpha.train.rollouts.text_tasks import TextTaskSource
+from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.checkpoint import read_json
 from memalpha.train.trainers.overlap import Part
 from memalpha.train.trainers.rl import Collected, RLTrainer
@@ -44,7 +45,8 @@ class TextRLTrainer(RLTrainer[TextConfig]):
         feedback = check_feedback_function(inputs.feedback_func or imported_feedback)
         if feedback is not None and config.algorithm != "erl":
             raise ConfigError(f"feedback_func: has no effect with algorithm={config.algorithm}; leave it out")
-        if config.algorithm == "erl" and not _can_succeed(environment):
+        scorer = TextScorer(environment)
+        if config.algorithm == "erl" and not scorer.can_succeed:
             raise ConfigError(
                 "rewards: algorithm=erl looks again at replies that are no success, and none of these parts says what "
                 "is one (a reward model has no maximum): add a part that does, with weight 0 if it is not to count"
@@ -52,17 +54,22 @@ class TextRLTrainer(RLTrainer[TextConfig]):
         super().__init__(config, world)
         for note in self.source.notes:
             self.display.log(note)
-        self.player = self._build_player(self.policy, environment)
-        self.collector = TextCollector(self.player, config, world, feedback)
+        self.rollouts = self._build_rollout_engine(self.policy, environment)
+        reflection = None
+        if config.erl is not None:
+            reflection = TextReflection(scorer, config.erl, self.policy.count_tokens, feedback)
+        self.worker = RolloutWorker(self.rollouts, scorer, config, world, reflection)
+        self.scorer = scorer
+        self.evaluator = Evaluator(self.rollouts, scorer, world)
         self.algorithm = self._build_algorithm()
         self._check_prompt_lengths()
         curriculum = config.curriculum
         self.curriculum = Curriculum(curriculum, self.source.tasks_of_level, config.seed) if curriculum else None
         self._build_engine_and_overlap()
 
-    def _build_player(self, policy: Policy, environment: Any) -> Player:
+    def _build_rollout_engine(self, policy: Policy, environment: Any) -> RolloutEngine[TextTask]:
         config = self.config
-        return Player(
+        return RolloutEngine(
             policy,
             environment,
             system_prompt=config.system_prompt,
@@ -79,7 +86,7 @@ class TextRLTrainer(RLTrainer[TextConfig]):
         room = policy.positions - config.sampling.max_new_tokens - advice
         advice_text = f" and {advice} of advice" if advice else ""
         for task in self.source.known_tasks:
-            length = len(policy.render(self.player.first_prompt(task)))
+            length = len(policy.render(self.rollouts.first_request(task).messages))
             if length > room:
                 raise DataError(
                     f"data: the prompt of task {task.id!r} has {length} tokens, policy {policy.name!r} has room for "
@@ -99,7 +106,7 @@ class TextRLTrainer(RLTrainer[TextConfig]):
         summary = self._evaluate_on("validation", self.source.validation).summary
         metrics |= {"validation_accuracy": summary["accuracy"], "validation_se": summary["se"]}
         metrics["validation_reward"] = summary["reward"]
-        return summary["accuracy"] if _can_succeed(self.player.environment) else summary["reward"]
+        return summary["accuracy"] if self.scorer.can_succeed else summary["reward"]
 
     def _final_summary(self, best_step: int) -> dict[str, Any]:
         after = self._evaluate_and_save("after")
@@ -121,11 +128,7 @@ class TextRLTrainer(RLTrainer[TextConfig]):
             self.curriculum.state = state["curriculum"]
 
     def _evaluate_on(self, name: str, tasks: Sequence[TextTask], progress: Any = None) -> Report:
-        """Evaluate greedily; each process evaluates a shard of the tasks, and all get the whole report."""
-        _, shard = self.world.shard(tasks)
-        groups = self.player.score(self.player.build(shard, progress=progress))
-        records = text_records(self.player, groups)
-        return make_text_report(name, self.player, self.world.gather(groups), self.world.gather(records))
+        return self.evaluator.evaluate(name, tasks, progress=progress)
 
     def _evaluate_and_save(self, name: str) -> Report:
         """Evaluate on the held-out tasks; save `eval/<name>.json` and `eval/<name>.jsonl`."""
@@ -140,7 +143,7 @@ class TextRLTrainer(RLTrainer[TextConfig]):
     # ------------------------------------------------------------------------------------------------------ one step
 
     def _prepare_batch(self) -> Collected | list[Part]:
-        self.player.outgrown = 0
+        self.rollouts.outgrown = 0
         return super()._prepare_batch()
 
     def _step_tasks(self) -> list[TextTask]:
@@ -152,8 +155,8 @@ class TextRLTrainer(RLTrainer[TextConfig]):
     def _train_on(self, batch: Collected | list[Part]) -> dict[str, Any]:
         step_tasks = self._step_tasks() if self.curriculum is not None else []
         metrics = super()._train_on(batch)
-        if not is_single_turn(self.player.environment):
-            metrics["outgrown"] = sum(self.world.gather([self.player.outgrown]))
+        if not is_single_turn(self.rollouts.environment):
+            metrics["outgrown"] = sum(self.world.gather([self.rollouts.outgrown]))
         if self.curriculum is not None:
             metrics |= self.curriculum.record_outcomes(step_tasks, self._attempts)
         return metrics
@@ -178,8 +181,3 @@ class TextRLTrainer(RLTrainer[TextConfig]):
 
     def _trajectory_fields(self, trajectory: Trajectory[TextTask]) -> dict[str, Any]:
         return {"prompt": trajectory.task.text}
-
-
-def _can_succeed(environment: Any) -> bool:
-    """Return True if the environment's rewards define success."""
-    return not isinstance(environment, TextGeneration) or environment.has_maximum

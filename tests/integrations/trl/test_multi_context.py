@@ -16,17 +16,18 @@ from trl import GRPOConfig
 from trl_toy import COMMON
 
 from memalpha.config import TextConfig, TrainConfig, build_config
-from memalpha.environments.builtin import TextGeneration
-from memalpha.environments.rollouts import Player
+from memalpha.environments import RolloutEngine
 from memalpha.errors import ConfigError, TrainingError
 from memalpha.integrations.trl import MultiContextGRPOTrainer, memory_collector
 from memalpha.policy.transformers import TransformersPolicy
+from memalpha.rewards.environments import TextGeneration
+from memalpha.rewards.evaluate import TextScorer
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.rollouts.text import TextCollector
+from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.types import Chunk, Completion, Reward, Task, TextTask, Trajectory, TrajectoryGroup, Turn
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -156,16 +157,17 @@ def test_memory_tasks_train(policy, tmp_path):
 
 @pytest.mark.slow
 def test_text_tasks_train(policy, tmp_path):
-    """A text run's collector works; a rollout without a reward gives no row."""
+    """A text run's worker works; a rollout without a reward gives no row."""
     config = TextConfig(out=str(tmp_path / "run"), group_size=4, rewards=[], max_new_tokens=8)
 
     def odd_length(prompts, completions, **columns):
         return [None if i == 1 else float(len(completion) % 2) for i, completion in enumerate(completions)]
 
-    player = Player(TransformersPolicy.from_pretrained(policy), TextGeneration([odd_length]), max_new_tokens=8)
+    environment = TextGeneration([odd_length])
+    engine = RolloutEngine(TransformersPolicy.from_pretrained(policy), environment, max_new_tokens=8)
     args = GRPOConfig(str(tmp_path / "trl"), **{**SETTINGS, "max_steps": 2})
     tasks = [TextTask(id=str(number), prompt=f"Say {number}") for number in range(4)]
-    trainer = MultiContextGRPOTrainer(TextCollector(player, config), tasks, args)
+    trainer = MultiContextGRPOTrainer(RolloutWorker(engine, TextScorer(environment), config), tasks, args)
     trainer.train()
     assert [line["rows"] for line in trainer.state.log_history[:2]] == [7, 7]
 

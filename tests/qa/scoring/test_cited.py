@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memalpha.agent.builder import Builder
 from memalpha.agent.citations import Cited, parse_cited
 from memalpha.agent.reader import ExtractiveReader, PolicyReader
 from memalpha.config import AgentConfig, ReaderConfig, TrainConfig, load_config
+from memalpha.environments import memory_engine
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.evaluate import evaluate_memory
 from memalpha.qa.protocol import run_systems
 from memalpha.qa.scoring.cited import cited_scores
+from memalpha.qa.scoring.memory import evaluate_memory
 from memalpha.store.embedding import load_embedder
 from memalpha.types import Task
 
@@ -73,7 +73,7 @@ def task():
 def test_a_written_memory_earns_by_the_chunk_its_note_was_written_at(task):
     reader = PolicyReader(ScriptedPolicy("fixed", text=REPLY), ReaderConfig(kind="policy", cite=True))
     embedder = load_embedder("hash")
-    groups = Builder(ScriptedPolicy("add-all"), AgentConfig(embedder="hash"), embedder).build([task])
+    groups = memory_engine(ScriptedPolicy("add-all"), AgentConfig(embedder="hash"), embedder).roll_out([task])
     [[[record]]] = evaluate_memory(groups, reader, "cited", embedder=embedder)
     assert record.correct
     assert record.scores["cited.evidence"] == pytest.approx(0.1)
@@ -95,7 +95,7 @@ def test_a_reader_that_does_not_cite_cannot_be_scored_so(task):
     with pytest.raises(ConfigError, match=r"reader\.cite"):
         load_config(TrainConfig, "demo", {"reward": {"metric": "cited"}})
     embedder = load_embedder("hash")
-    groups = Builder(ScriptedPolicy("add-all"), AgentConfig(embedder="hash"), embedder).build([task])
+    groups = memory_engine(ScriptedPolicy("add-all"), AgentConfig(embedder="hash"), embedder).roll_out([task])
     with pytest.raises(ConfigError, match=r"reader\.cite"):
         evaluate_memory(groups, ExtractiveReader(), "cited", embedder=embedder)
 
@@ -104,6 +104,6 @@ def test_a_metric_that_needs_a_judge_is_no_score_of_a_question(task):
     [question] = task.questions
     judged = task.model_copy(update={"questions": (question.model_copy(update={"meta": {"metric": "judge"}}),)})
     embedder = load_embedder("hash")
-    groups = Builder(ScriptedPolicy("add-all"), AgentConfig(embedder="hash"), embedder).build([judged])
+    groups = memory_engine(ScriptedPolicy("add-all"), AgentConfig(embedder="hash"), embedder).roll_out([judged])
     with pytest.raises(DataError, match=r"reward\.metric=judge"):
         evaluate_memory(groups, ExtractiveReader(), "question", embedder=embedder)

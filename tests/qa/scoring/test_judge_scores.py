@@ -14,11 +14,11 @@ from memalpha.agent.parsing import format_call
 from memalpha.agent.reader import ExtractiveReader
 from memalpha.config import RewardConfig, build_config
 from memalpha.errors import ConfigError, PolicyError
-from memalpha.qa.evaluate import score_groups
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.scoring.cited import cited_scores
 from memalpha.qa.scoring.judge import Judge
 from memalpha.qa.scoring.judge_scores import judge_records
+from memalpha.qa.scoring.memory import score_groups
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.in_memory import WorkingMemory
 from memalpha.store.schema import load_schema
@@ -198,7 +198,7 @@ def test_settings_of_a_judged_reward():
 
 
 def test_without_a_judge_nothing_is_asked(monkeypatch):
-    monkeypatch.setattr("memalpha.qa.evaluate.judge_step", None)
+    monkeypatch.setattr("memalpha.qa.scoring.memory.judge_step", None)
     rewarded, _ = scored(MemoryReward(RewardConfig(), len), GOOD)
     assert rewarded[0].components["r1"][0] == 0.5
 

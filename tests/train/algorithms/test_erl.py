@@ -14,21 +14,22 @@ from oracle import Net64
 from runs import weights
 from tiny import tiny_policy, tiny_tokenizer
 
-from memalpha.agent.builder import Builder
 from memalpha.agent.reader import ExtractiveReader
 from memalpha.config import TrainConfig, WorldConfig
+from memalpha.environments import memory_engine
 from memalpha.errors import ConfigError
+from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.store.embedding import HashEmbedder, load_embedder
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.api import train
-from memalpha.train.learner.distributed import World
+from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.rollouts.memory import MemoryCollector
-from memalpha.train.rollouts.reflection import ReflectionMemory
+from memalpha.train.rollouts.reflection import MemoryReflection, ReflectionMemory
 from memalpha.train.rollouts.second_attempts import INTERNALIZED, run_second_attempts
+from memalpha.train.rollouts.worker import RolloutWorker
 
 EASY = {"algorithm": 1, "reward_threshold": 0.01, "reflection_tokens": 8}
 """With a random policy every attempt with one right answer (an abstention) succeeds."""
@@ -45,16 +46,17 @@ def settings(**erl) -> TrainConfig:
     )
 
 
-def collector(config: TrainConfig, policy=None, world=None) -> MemoryCollector:
+def make_worker(config: TrainConfig, policy=None, world=SINGLE_PROCESS) -> RolloutWorker:
     policy = policy or tiny_policy()
-    builder = Builder(policy, config.agent, HashEmbedder(16))
+    engine = memory_engine(policy, config.agent, HashEmbedder(16))
     rewards = MemoryReward(config.reward, policy.count_tokens)
-    return MemoryCollector(builder, ExtractiveReader(), rewards, config, *([world] if world else []))
+    scorer = MemoryScorer(ExtractiveReader(), rewards, engine.environment.embedder)
+    return RolloutWorker(engine, scorer, config, world, MemoryReflection(engine.environment, scorer))
 
 
 def collect(config: TrainConfig, policy=None):
     algorithm = ALGORITHMS["erl"](config)
-    groups, records = algorithm.collect(collector(config, policy), TASKS, 0)
+    groups, records = algorithm.collect(make_worker(config, policy), TASKS, 0)
     return algorithm, groups, records
 
 
@@ -128,13 +130,13 @@ def test_second_attempts_see_their_advice_and_internalized_rows_do_not():
 
 def test_scoring_time_covers_both_attempts(monkeypatch):
     clock = itertools.count()
-    monkeypatch.setattr("memalpha.train.rollouts.memory.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    monkeypatch.setattr("memalpha.train.rollouts.worker.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     config = settings()
-    rollout_collector = collector(config)
-    rollout_collector.collect_attempts(TASKS, 0)
-    assert rollout_collector.scoring_seconds == 1.0, "one tick per scoring"
-    ALGORITHMS["erl"](config).collect(rollout_collector, TASKS, 0)
-    assert rollout_collector.scoring_seconds == 3.0
+    worker = make_worker(config)
+    worker.collect_attempts(TASKS, 0)
+    assert worker.scoring_seconds == 1.0, "one tick per scoring"
+    ALGORITHMS["erl"](config).collect(worker, TASKS, 0)
+    assert worker.scoring_seconds == 3.0
 
 
 def test_the_memory_is_recalled_and_changes_only_with_the_weights():
@@ -145,7 +147,7 @@ def test_the_memory_is_recalled_and_changes_only_with_the_weights():
     advice = [entry["advice"] for entry in algorithm.state["reflections"]]
     assert metrics["reflections_kept"] == len(advice) == len(set(advice)) > 2
     assert json.loads(json.dumps(algorithm.state)) == algorithm.state
-    groups, _ = algorithm.collect(collector(config, policy), TASKS, 1)
+    groups, _ = algorithm.collect(make_worker(config, policy), TASKS, 1)
     for reflection in trajectories_of_role(groups, "reflection"):
         prompt = policy.tokenizer.decode(reflection.turns[0].completion.prompt_ids)
         recalled = "".join(f"advice\n{' '.join(text.splitlines())}\n" for text in advice[-2:])
@@ -282,13 +284,13 @@ def test_the_gradient_of_the_joint_loss(changes):
 
 def test_tasks_are_split_over_processes(monkeypatch):
     config, policy = settings(), tiny_policy()
-    alone = collector(config, policy)
+    alone = make_worker(config, policy)
     groups, records = alone.collect_attempts(TASKS, 0)
-    memory = ReflectionMemory([], config.erl, alone.builder.embedder)
+    memory = ReflectionMemory([], config.erl, alone.reflecting.embedder)
     expected = run_second_attempts(alone, groups, records, memory, config.erl, 0)
     monkeypatch.setattr(World, "gather", lambda self, values: list(values))
     parts = [
-        run_second_attempts(collector(config, policy, World(rank, 2)), groups, records, memory, config.erl, 0)
+        run_second_attempts(make_worker(config, policy, World(rank, 2)), groups, records, memory, config.erl, 0)
         for rank in (0, 1)
     ]
     assert [len(part) for part in parts] == [3, 6]

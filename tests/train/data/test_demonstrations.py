@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import TEMPLATE, tiny_policy
 
-from memalpha.agent.builder import Builder
 from memalpha.agent.parsing import format_call, parse_calls
 from memalpha.agent.prompts import writer_messages
 from memalpha.config import AgentConfig, WorldConfig
+from memalpha.environments import memory_engine
 from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.schema import load_schema
@@ -48,7 +48,7 @@ def gold_groups(count: int):
     """The oracle's rollouts over tasks of which the last ends with a chunk where nothing is to do."""
     *tasks, last = synthetic.tasks(WorldConfig(), 0, 0, count)
     last = last.model_copy(update={"chunks": (*last.chunks, Chunk(text="Bye!", index=len(last.chunks)))})
-    return Builder(Demonstrator(ScriptedPolicy("oracle"), policy()), AGENT).build([*tasks, last])
+    return memory_engine(Demonstrator(ScriptedPolicy("oracle"), policy()), AGENT).roll_out([*tasks, last])
 
 
 def test_gold_rows_are_the_policy_s_prompt_and_the_oracle_s_calls():
@@ -78,7 +78,9 @@ def test_gold_rows_are_the_policy_s_prompt_and_the_oracle_s_calls():
 def test_a_reply_longer_than_the_agent_may_say_is_refused():
     agent = AGENT.model_copy(update={"max_new_tokens": 20})
     with pytest.raises(DataError, match=r"task 'demo-.*chunk 0: .*agent.max_new_tokens=20 would cut it short"):
-        Builder(Demonstrator(ScriptedPolicy("oracle"), policy()), agent).build(synthetic.tasks(WorldConfig(), 0, 0, 1))
+        memory_engine(Demonstrator(ScriptedPolicy("oracle"), policy()), agent).roll_out(
+            synthetic.tasks(WorldConfig(), 0, 0, 1)
+        )
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)

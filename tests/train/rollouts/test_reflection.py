@@ -7,22 +7,22 @@ import json
 import pytest
 from tiny import tiny_policy
 
-from memalpha.agent.builder import Builder
 from memalpha.agent.reader import ExtractiveReader
-from memalpha.config import AgentConfig, ERLSettings, WorldConfig
+from memalpha.config import AgentConfig, ERLSettings, RewardConfig, WorldConfig
+from memalpha.environments import memory_engine
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.evaluate import evaluate_memory
+from memalpha.qa.evaluate import MemoryScorer
+from memalpha.qa.memory_reward import MemoryReward
+from memalpha.qa.scoring.memory import evaluate_memory
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.rollouts.reflection import (
+    MemoryReflection,
     ReflectionCandidate,
     ReflectionMemory,
-    accuracy,
     extract_advice,
-    group_records,
     join_feedback,
-    memory_reflection_requests,
-    reflection_candidates,
+    reflection_requests,
 )
 from memalpha.types import Question, Task
 
@@ -31,20 +31,27 @@ TASKS = synthetic.tasks(WorldConfig(), 3, 0, 4)
 
 
 def attempts(kind: str, tasks=TASKS, rollouts: int = 2, prompt: str = "compact"):
-    builder = Builder(ScriptedPolicy(kind), AgentConfig(prompt=prompt, embedder="hash"), EMBEDDER)
-    groups = builder.build(tasks, rollouts)
+    engine = memory_engine(ScriptedPolicy(kind), AgentConfig(prompt=prompt, embedder="hash"), EMBEDDER)
+    groups = engine.roll_out(tasks, rollouts)
     answers = evaluate_memory(groups, ExtractiveReader(), embedder=EMBEDDER)
-    return builder, groups, [record for group in answers for one in group for record in one]
+    return reflection_of(engine), groups, answers
+
+
+def reflection_of(engine) -> MemoryReflection:
+    rewards = MemoryReward(RewardConfig(), engine.policy.count_tokens)
+    return MemoryReflection(engine.environment, MemoryScorer(ExtractiveReader(), rewards, EMBEDDER))
+
+
+def requests_of(reflection, policy, candidates, earlier, *settings):
+    return reflection_requests(policy, reflection.prompt, candidates, earlier, *settings)
 
 
 def test_success_is_at_least_the_threshold():
-    builder, groups, records = attempts("oracle")
-    reached = [accuracy(one) for group in group_records(groups, records) for one in group]
+    reflection, groups, answers = attempts("oracle")
+    reached = [reflection.scorer.accuracy(None, one) for group in answers for one in group]
     assert set(reached) == {1.0}
-    assert (
-        reflection_candidates(groups, records, 0, builder, ERLSettings()) == []
-    )  # with ">" no attempt would ever succeed
-    everything = reflection_candidates(groups, records, 5, builder, ERLSettings(algorithm=1))
+    assert reflection.candidates(groups, answers, 0, ERLSettings()) == []  # with ">" no attempt would ever succeed
+    everything = reflection.candidates(groups, answers, 5, ERLSettings(algorithm=1))
     assert [(one.task_index, one.attempt.rollout) for one in everything] == [
         (n, r) for n in (5, 6, 7, 8) for r in (0, 1)
     ]
@@ -52,46 +59,48 @@ def test_success_is_at_least_the_threshold():
 
 
 def test_the_gate_asks_for_right_answers_only():
-    builder, groups, records = attempts("append-only")
+    reflection, groups, answers = attempts("append-only")
     share = {
-        (number, one.rollout): accuracy(of_one)
-        for number, (group, of_group) in enumerate(zip(groups, group_records(groups, records), strict=True))
+        (number, one.rollout): reflection.scorer.accuracy(None, of_one)
+        for number, (group, of_group) in enumerate(zip(groups, answers, strict=True))
         for one, of_one in zip(group.trajectories, of_group, strict=True)
     }
     limit = sorted(share.values())[4]
-    gated = reflection_candidates(groups, records, 0, builder, ERLSettings(reward_threshold=limit))
+    gated = reflection.candidates(groups, answers, 0, ERLSettings(reward_threshold=limit))
     assert [(one.task_index, one.attempt.rollout) for one in gated] == [key for key, at in share.items() if at < limit]
     assert all(one.accuracy == share[one.task_index, one.attempt.rollout] for one in gated)
-    for one in reflection_candidates(groups, records, 0, builder, ERLSettings()):
-        wrong = [r for r in group_records(groups, records)[one.task_index][one.attempt.rollout] if not r.correct]
+    for one in reflection.candidates(groups, answers, 0, ERLSettings()):
+        wrong = [r for r in answers[one.task_index][one.attempt.rollout] if not r.correct]
         assert one.feedback.count("ask: ") == len(wrong) > 0
         assert all(f"ask: {record.question}" in one.feedback for record in wrong)
 
 
 def test_a_task_without_questions_has_nothing_to_reflect_on():
     silent = TASKS[0].model_copy(update={"questions": ()})
-    builder, groups, records = attempts("append-only", [silent, TASKS[1]])
-    assert {one.task_index for one in reflection_candidates(groups, records, 0, builder, ERLSettings(algorithm=1))} == {
-        1
-    }
-    assert accuracy([]) is None
+    reflection, groups, answers = attempts("append-only", [silent, TASKS[1]])
+    assert {one.task_index for one in reflection.candidates(groups, answers, 0, ERLSettings(algorithm=1))} == {1}
+    assert reflection.scorer.accuracy(None, []) is None
 
 
 def test_the_same_task_twice_in_a_step_is_not_mixed_up():
-    builder, groups, records = attempts("append-only", [TASKS[0], TASKS[0]], rollouts=1)
-    first, second = reflection_candidates(groups, records, 0, builder, ERLSettings())
+    reflection, groups, answers = attempts("append-only", [TASKS[0], TASKS[0]], rollouts=1)
+    first, second = reflection.candidates(groups, answers, 0, ERLSettings())
     assert (first.task_index, second.task_index) == (0, 1) and first.feedback == second.feedback
 
 
 def test_feedback_is_bounded_in_whole_answers():
-    _, groups, records = attempts("append-only", prompt="full")
-    builder, _, _ = attempts("append-only", prompt="full")
-    one = reflection_candidates(groups, records, 0, builder, ERLSettings())[0]
+    _, groups, answers = attempts("append-only", prompt="full")
+    reflection, _, _ = attempts("append-only", prompt="full")
+    one = reflection.candidates(groups, answers, 0, ERLSettings())[0]
     parts = one.feedback.split("\n\n")
     assert all(part.startswith("Question: ") and "\nLost: " in part for part in parts)
     from memalpha.qa.error_analysis import with_error_classes
 
-    told = [record for record in with_error_classes(groups, records) if record.feedback]
+    told = [
+        record
+        for record in with_error_classes(groups, [record for group in answers for one in group for record in one])
+        if record.feedback
+    ]
     whole = join_feedback(told, "full", len, 10**6)
     half = join_feedback(told, "full", len, len(whole) // 2)
     assert half and len(half) <= len(whole) // 2 and set(half.split("\n\n")) < set(whole.split("\n\n"))
@@ -100,9 +109,11 @@ def test_feedback_is_bounded_in_whole_answers():
 
 
 def test_prompts_of_reflections():
-    builder, groups, records = attempts("append-only", prompt="full")
-    tried = reflection_candidates(groups, records, 0, builder, ERLSettings())
-    requests = memory_reflection_requests(builder, tried, [["Note pets."]] * len(tried), 40, 0.7, 11, 2)
+    reflection, groups, answers = attempts("append-only", prompt="full")
+    tried = reflection.candidates(groups, answers, 0, ERLSettings())
+    requests = requests_of(
+        reflection, ScriptedPolicy("append-only"), tried, [["Note pets."]] * len(tried), 40, 0.7, 11, 2
+    )
     assert len({request.key for request in requests}) == len(requests)
     for one, request in zip(tried, requests, strict=True):
         text = request.messages[1]["content"]
@@ -162,22 +173,22 @@ def test_a_question_without_an_answer_is_told_too():
         id="t", chunks=TASKS[0].chunks, gold_operations=TASKS[0].gold_operations,
         questions=(Question(id="q", question="What is my shoe size?", answers=("9",)),),
     )  # fmt: skip
-    builder, groups, records = attempts("append-only", [task], rollouts=1)
-    [one] = reflection_candidates(groups, records, 0, builder, ERLSettings())
+    reflection, groups, answers = attempts("append-only", [task], rollouts=1)
+    [one] = reflection.candidates(groups, answers, 0, ERLSettings())
     assert one.accuracy == 0.0 and one.feedback.startswith("ask: What is my shoe size?\nanswer:")
 
 
 def test_lessons_are_left_out_until_a_reflection_fits():
     """The oldest first, and of a prompt that is long without them all."""
     policy = tiny_policy()
-    builder = Builder(policy, AgentConfig(prompt="compact", embedder="hash"), HashEmbedder(8))
+    reflection = reflection_of(memory_engine(policy, AgentConfig(prompt="compact", embedder="hash"), HashEmbedder(8)))
     lessons = ["first " + "a" * 100, "second " + "b" * 100, "third " + "c" * 100]
 
     def told(positions: int) -> str:
         policy.positions = positions
         attempt = attempts("oracle", TASKS[:1], 1)[1][0].trajectories[0]
-        (results,) = memory_reflection_requests(
-            builder, [ReflectionCandidate(0, attempt, 0.0, "wrong")], [lessons], 20, 1.0, 0, 0
+        (results,) = requests_of(
+            reflection, policy, [ReflectionCandidate(0, attempt, 0.0, "wrong")], [lessons], 20, 1.0, 0, 0
         )
         return results.messages[0]["content"]
 

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,11 @@ import torch
 from hostile import HostileServer, whimsical
 from safetensors.torch import load_file
 
-from memalpha.agent.builder import Builder
 from memalpha.config import TrainConfig
+from memalpha.environments import memory_engine
 from memalpha.errors import ConfigError, PolicyError, TrainingError
 from memalpha.policy.transformers import TransformersPolicy
+from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import load_reader
 from memalpha.store.embedding import HashEmbedder, load_embedder
@@ -29,7 +31,7 @@ from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.futures import Pipeline
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.rollouts.memory import MemoryCollector
+from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.memory_rl import MemoryRLTrainer
 from memalpha.train.trainers.overlap import OverlapPipeline, Part
 
@@ -70,11 +72,10 @@ class Parts:
         self.engine = Engine(model, config, LossSettings.from_config(config), reference=config.loss.beta > 0)
         embedder = load_embedder(config.agent.embedder)
         rewards = MemoryReward(config.reward, policy.count_tokens)
-        self.collector = MemoryCollector(
-            Builder(policy, config.agent, embedder), load_reader(config.reader), rewards, config
-        )
+        scorer = MemoryScorer(load_reader(config.reader), rewards, embedder)
+        self.worker = RolloutWorker(memory_engine(policy, config.agent, embedder), scorer, config)
         self.algorithm = ALGORITHMS[config.algorithm](config)
-        self.overlap = OverlapPipeline(self.collector, self.algorithm, self.engine, config)
+        self.overlap = OverlapPipeline(self.worker, self.algorithm, self.engine, config)
 
     def tasks(self, step: int):
         return synthetic.tasks(self.config.world, self.config.seed, 4 * step, self.config.tasks_per_step)
@@ -111,14 +112,15 @@ def test_pipelined_parts_equal_the_same_parts_one_after_the_other(judged, name):
         server.delay = 0.01
         settings = judged(server, "unused", **VARIANTS[name])
         pipelined = Parts(settings)
-        rate = pipelined.collector.rewards.reward
+        rate = pipelined.worker.scorer.rewards.reward
 
         def noted(*args):
             threads.add(threading.current_thread().name)
             return rate(*args)
 
-        pipelined.collector.rewards.reward = noted  # type: ignore[method-assign]
-        pipelined.collector.builder.embedder = NotByOthers()
+        pipelined.worker.scorer.rewards.reward = noted  # type: ignore[method-assign]
+        pipelined.worker.engine.environment.embedder = NotByOthers()
+        pipelined.worker.scorer = replace(pipelined.worker.scorer, embedder=NotByOthers())
         results, weights = pipelined.steps()
         sequential = one_by_one(Parts(settings))
         expected, weights_one_by_one = sequential.steps()
@@ -139,7 +141,7 @@ def test_parts_add_up_to_the_whole_step(judged, name):
         whole = Parts(judged(server, "unused", **VARIANTS[name], overlap=1))
         gradients = [gradient_of(one.engine) for one in (parts, whole)]
         [learnt], _ = parts.steps(1)
-        groups, _ = whole.collector.collect_attempts(whole.tasks(0), 0)
+        groups, _ = whole.worker.collect_attempts(whole.tasks(0), 0)
         rows = whole.algorithm.annotate(groups, whole.engine)
         mismatch: dict[str, float] = {}
         if whole.config.loss.old_logprobs == "recomputed":
@@ -217,15 +219,15 @@ def test_the_next_parts_are_sampled_while_the_first_is_judged(judged):
     with HostileServer(whimsical) as server:
         parts = Parts(judged(server, "unused"))
         gate = Gate(server, parts.tasks(0)[:1])
-        build, calls = parts.collector.builder.build, []
+        roll_out, calls = parts.worker.engine.roll_out, []
 
         def noted(*args, **more):
             calls.append(more["first_index"])
             if len(calls) == PARTS:
                 gate.note("sampling the last")
-            return build(*args, **more)
+            return roll_out(*args, **more)
 
-        parts.collector.builder.build = noted  # type: ignore[method-assign]
+        parts.worker.engine.roll_out = noted  # type: ignore[method-assign]
         parts.steps(1)
     assert calls == [0, 1, 2], "4 tasks in parts of 1, 1 and 2"
     assert gate.events.index("sampling the last") < gate.events.index("answered")

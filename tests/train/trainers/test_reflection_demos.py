@@ -7,11 +7,12 @@ import json
 import pytest
 
 from memalpha import load_policy
-from memalpha.agent.builder import Builder
 from memalpha.agent.parsing import parse_calls
 from memalpha.agent.reader import ExtractiveReader
 from memalpha.config import SFTConfig, build_config
+from memalpha.environments import MemoryWriting
 from memalpha.errors import ConfigError, DataError
+from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.synthetic import worlds as synthetic
@@ -54,11 +55,12 @@ def test_advice_names_keys_and_not_values():
 @pytest.fixture(scope="module")
 def rows():
     policy, settings = load_policy("tiny"), config("unused")
-    builder = Builder(policy, settings.agent, HashEmbedder(16))
+    writing = MemoryWriting(settings.agent, policy.count_tokens, HashEmbedder(16))
     tasks = synthetic.tasks(settings.world, 5, 0, 4)
     rewards = MemoryReward(settings.reward, policy.count_tokens)
-    results, _ = reflection_demo_rows(policy, builder, ExtractiveReader(), rewards, tasks, settings, first=7)
-    again, _ = reflection_demo_rows(policy, builder, ExtractiveReader(), rewards, tasks, settings, first=7)
+    scorer = MemoryScorer(ExtractiveReader(), rewards, writing.embedder)
+    results, _ = reflection_demo_rows(policy, writing, scorer, tasks, settings, first=7)
+    again, _ = reflection_demo_rows(policy, writing, scorer, tasks, settings, first=7)
     assert [(r.prompt_ids, r.completion_ids) for r in results] == [(r.prompt_ids, r.completion_ids) for r in again]
     text = policy.tokenizer.decode
     return tasks, [(row, text(row.prompt_ids), text(row.completion_ids).removesuffix("<|end|>")) for row in results]
@@ -104,8 +106,7 @@ def test_what_cannot_be_is_refused(tmp_path):
         config(tmp_path, source="gold")
     task = synthetic.tasks(config("x").world, 5, 0, 1)[0].model_copy(update={"gold_operations": ()})
     policy = load_policy("tiny")
-    builder = Builder(policy, config("x").agent, HashEmbedder(16))
+    writing = MemoryWriting(config("x").agent, policy.count_tokens, HashEmbedder(16))
+    scorer = MemoryScorer(ExtractiveReader(), MemoryReward(config("x").reward, len), writing.embedder)
     with pytest.raises(DataError, match="needs tasks with gold operations"):
-        reflection_demo_rows(
-            policy, builder, ExtractiveReader(), MemoryReward(config("x").reward, len), [task], config("x")
-        )
+        reflection_demo_rows(policy, writing, scorer, [task], config("x"))

@@ -9,12 +9,12 @@ from tiny import tiny_model, tiny_tokenizer
 
 from memalpha.config import RewardConfig, TextConfig
 from memalpha.config.rewards import MathPart, ModelPart
-from memalpha.environments import TextGeneration
 from memalpha.errors import ConfigError, PolicyError
 from memalpha.policy.reward_head import Head, add_reward_head
 from memalpha.policy.reward_model import RewardModel
 from memalpha.qa.memory_pairs import conversation_messages, memory_text
 from memalpha.rewards.base import load_rewards, score_texts
+from memalpha.rewards.environments import TextGeneration
 from memalpha.train.api import train
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.types import TextTask
@@ -78,6 +78,8 @@ def test_erl_needs_a_part_that_says_what_a_success_is(judge, tmp_path):
     settings = {"policy": "tiny-text", "out": tmp_path / "run", "data": "arithmetic", "algorithm": "erl"}
     with pytest.raises(ConfigError, match="a reward model has no maximum"):
         train(TextConfig(**settings, rewards=[{"kind": "model", "path": str(path)}]))
-    player = TextGeneration(load_rewards([ModelPart(kind="model", path=str(path)), MathPart(kind="math", weight=0.0)]))
+    environment = TextGeneration(
+        load_rewards([ModelPart(kind="model", path=str(path)), MathPart(kind="math", weight=0.0)])
+    )
     task = TextTask(id="a", prompt="1+1?", columns={"answer": "2"})
-    assert [player.success(reward) for reward in player.score([task, task], ["2", "3"])] == [1.0, 0.0]
+    assert [environment.success(reward) for reward in environment.score([task, task], ["2", "3"])] == [1.0, 0.0]

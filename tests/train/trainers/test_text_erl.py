@@ -7,11 +7,14 @@ import pytest
 from tiny import tiny_policy
 
 from memalpha.config import TextConfig
-from memalpha.environments import Player, TextGeneration
+from memalpha.environments import RolloutEngine
 from memalpha.errors import RewardError
+from memalpha.rewards.environments import TextGeneration
+from memalpha.rewards.evaluate import TextScorer
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.rollouts.second_attempts import INTERNALIZED
-from memalpha.train.rollouts.text import TextCollector
+from memalpha.train.rollouts.text_reflection import TextReflection
+from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.types import TextTask
 
 TASKS = [TextTask(id=str(n), prompt=f"say {n}", columns={"answer": str(n)}) for n in range(3)]
@@ -47,10 +50,14 @@ class Ends:
 
 def collected(config: TextConfig, rewards=(upper,), feedback=None, policy=None, algorithm=None, step=0):
     policy = policy or Ends()
-    player = Player(policy, TextGeneration(list(rewards)), max_new_tokens=config.sampling.max_new_tokens,
-                    retry_prompt=config.erl.retry_prompt)  # fmt: skip
+    environment = TextGeneration(list(rewards))
+    engine = RolloutEngine(policy, environment, max_new_tokens=config.sampling.max_new_tokens,
+                           retry_prompt=config.erl.retry_prompt)  # fmt: skip
+    scorer = TextScorer(environment)
+    reflection = TextReflection(scorer, config.erl, policy.count_tokens, feedback)
+    worker = RolloutWorker(engine, scorer, config, reflecting=reflection)
     algorithm = algorithm or ALGORITHMS["erl"](config)
-    groups, records = algorithm.collect(TextCollector(player, config, feedback_func=feedback), TASKS, step)
+    groups, records = algorithm.collect(worker, TASKS, step)
     return algorithm, groups, records, policy
 
 

@@ -12,14 +12,16 @@ from runs import lines, same, weights
 from tiny import tiny_policy
 
 from memalpha.config import TextConfig, build_config, merge, training_config
-from memalpha.environments import MultiObjective, Player, TextGeneration
+from memalpha.environments import RolloutEngine
 from memalpha.errors import ConfigError, DataError, RewardError
+from memalpha.rewards.environments import MultiObjective, TextGeneration
+from memalpha.rewards.evaluate import TextScorer
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.api import train
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.rollouts.text import TextCollector
 from memalpha.train.rollouts.text_tasks import TextTaskSource
+from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.types import TextTask
 
 LEVELS = ("easy", "hard")
@@ -132,8 +134,9 @@ def test_every_algorithm_raises_the_reward(text, algorithm):
 def test_the_gradient_of_a_step_of_grpo():
     config = TextConfig(out="unused", group_size=4, scale_rewards="group")
     policy = tiny_policy()
-    player = Player(policy, TextGeneration([upper, short]), max_new_tokens=3)
-    groups, _ = TextCollector(player, config).collect_attempts(made(3), 0)
+    environment = TextGeneration([upper, short])
+    engine = RolloutEngine(policy, environment, max_new_tokens=3)
+    groups, _ = RolloutWorker(engine, TextScorer(environment), config).collect_attempts(made(3), 0)
     with torch.no_grad():  # away from the sampler, so that ratios are not 1
         generator = torch.Generator().manual_seed(1)
         for weight in policy.model.parameters():

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from memalpha.config.rewards import RewardPart
 from memalpha.environments.base import Step
 from memalpha.errors import ConfigError, RewardError
 from memalpha.rewards.base import RewardFunction, load_rewards, named, score_texts_or_none
@@ -178,10 +181,6 @@ def code_environment(*, weight: float = 1.0, also: Iterable[Any] = (), **setting
 
 
 def _part(settings: Mapping[str, Any]) -> Any:
-    from pydantic import TypeAdapter, ValidationError
-
-    from memalpha.config.rewards import RewardPart
-
     try:
         return TypeAdapter(RewardPart).validate_python(dict(settings))
     except ValidationError as error:

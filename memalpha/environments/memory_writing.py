@@ -1,0 +1,171 @@
+"""The environment of a memory writer: an episode writes a memory over a task, with one fresh context per chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from memalpha.agent.agent import act, build_request, observe
+from memalpha.config import AgentConfig
+from memalpha.environments.base import Step
+from memalpha.environments.engine import RolloutEngine
+from memalpha.policy.base import Policy
+from memalpha.store.embedding import Embedder, load_embedder
+from memalpha.store.in_memory import WorkingMemory
+from memalpha.store.schema import MemorySchema, load_schema
+from memalpha.store.state import MemoryState
+from memalpha.types import Chunk, Completion, MemoryEntry, Observation, SampleRequest, Task, Trajectory
+
+
+class MemoryWriting:
+    """Settings of all episodes; calling it makes one episode.
+
+    Args:
+        config: Sizes and style of the prompts.
+        count_tokens: Token counter of the writer's policy.
+        embedder: Embedder of the memories; default: `config.embedder`.
+        schema: Categories of the memories; default: `config.memory_schema`.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        count_tokens: Callable[[str], int],
+        embedder: Embedder | None = None,
+        schema: MemorySchema | None = None,
+    ) -> None:
+        self.config = config
+        self.count_tokens = count_tokens
+        self.embedder = embedder or load_embedder(config.embedder)
+        self.schema = schema or load_schema(config.memory_schema)
+
+    def __call__(self) -> WritingEpisode:
+        """Make an episode."""
+        return WritingEpisode(self)
+
+    def observe(self, memory: WorkingMemory, chunk: Chunk, task: Task, advice: str = "") -> Observation:
+        """Return the writer's view of a memory for one chunk; see `agent.observe`.
+
+        Args:
+            memory: Memory to show.
+            chunk: Chunk to read.
+            task: Task of the chunk.
+            advice: Advice from an earlier attempt.
+        """
+        return observe(memory, chunk, self.config, self.count_tokens, task, advice)
+
+    def request(self, memory: WorkingMemory, chunk: Chunk, task: Task, advice: str = "") -> SampleRequest:
+        """Return the writer's prompt for one chunk; arguments as in `observe`."""
+        return build_request(self.observe(memory, chunk, task, advice), self.config, self.schema)
+
+    def new_memory(self) -> WorkingMemory:
+        """Return an empty memory."""
+        return WorkingMemory(MemoryState.empty(self.schema), self.embedder)
+
+    def without_advice(self, trajectory: Trajectory) -> list[SampleRequest]:
+        """Return the prompt of each turn of a trajectory as it would be without advice.
+
+        Each prompt shows the memory that the trajectory had built by then.
+        """
+        before = [MemoryState.empty(self.schema), *trajectory.states[:-1]]
+        chunks = trajectory.task.chunks
+        texts: dict[str, None] = {}
+        for state, chunk in zip(before, chunks, strict=True):
+            if self.will_search(state.entries):
+                texts[chunk.render()] = None
+                texts.update(dict.fromkeys(entry.content for entry in state.entries.values()))
+        self.embed(texts)
+        return [
+            self.request(WorkingMemory(state, self.embedder), chunk, trajectory.task)
+            for state, chunk in zip(before, chunks, strict=True)
+        ]
+
+    def will_search(self, entries: Mapping[str, MemoryEntry]) -> bool:
+        """Return True if the view of a memory with these entries needs a search."""
+        return len(entries) > self.config.view_recent and self.config.view_related > 0
+
+    def embed(self, texts: Mapping[str, None]) -> None:
+        """Embed texts in one batch, so that searches find them in the embedder's cache."""
+        if texts:
+            self.embedder.encode(list(texts))
+
+
+class WritingEpisode:
+    """One memory, written chunk by chunk; a reply's tool calls are applied to it. It gives no reward.
+
+    Attributes:
+        advice: Advice from an earlier attempt, shown with every chunk.
+        memory: The memory.
+    """
+
+    lock_step = False
+
+    def __init__(self, writing: MemoryWriting) -> None:
+        self.writing = writing
+        self.advice = ""
+        self._index = 0
+        self._not_embedded: dict[str, None] = {}
+
+    def reset(self, task: Task) -> SampleRequest:
+        """Start with an empty memory and return the prompt of the first chunk."""
+        self.task, self.memory = task, self.writing.new_memory()
+        return self._request()
+
+    def step(self, reply: str) -> Step:
+        """Apply the tool calls of a reply and return the prompt of the next chunk."""
+        return self.step_together([self], [reply])[0]
+
+    @staticmethod
+    def step_together(environments: Sequence[WritingEpisode], replies: Sequence[str]) -> list[Step]:
+        """Step several episodes; the texts that their next searches need are embedded in one batch."""
+        steps = [episode._apply(reply) for episode, reply in zip(environments, replies, strict=True)]
+        texts: dict[str, None] = {}
+        for episode in environments:
+            texts.update(episode._pop_texts_to_embed())
+        environments[0].writing.embed(texts)
+        return [
+            step if step.done else step._replace(observation=episode._request())
+            for episode, step in zip(environments, steps, strict=True)
+        ]
+
+    @property
+    def state(self) -> MemoryState:
+        """Memory after the last reply."""
+        return self.memory.state
+
+    @property
+    def turns(self) -> int:
+        """Number of chunks."""
+        return len(self.task.chunks)
+
+    def _apply(self, reply: str) -> Step:
+        turn = act(self.memory, self.task.chunks[self._index], Completion(reply), source=self.task.id)
+        self._index += 1
+        self._not_embedded.update((operation.id, None) for operation in turn.operations if operation.id)
+        return Step(None, self._index == self.turns, None, turn.calls, turn.results, turn.operations)
+
+    def _pop_texts_to_embed(self) -> dict[str, None]:
+        """Return the texts that the search for the next chunk needs and that are not embedded yet."""
+        entries = self.memory.state.entries
+        if self._index == self.turns or not self.writing.will_search(entries):
+            return {}
+        texts = {self.task.chunks[self._index].render(): None}
+        texts.update((entries[id].content, None) for id in self._not_embedded if id in entries)
+        self._not_embedded.clear()
+        return texts
+
+    def _request(self) -> SampleRequest:
+        return self.writing.request(self.memory, self.task.chunks[self._index], self.task, self.advice)
+
+
+def memory_engine(
+    policy: Policy, config: AgentConfig, embedder: Embedder | None = None, schema: MemorySchema | None = None
+) -> RolloutEngine[Task]:
+    """Return the engine in which a policy writes memories, without a database.
+
+    Args:
+        policy: The writer.
+        config: Sizes and style of the prompts.
+        embedder: Embedder of the memories; default: `config.embedder`.
+        schema: Categories of the memories; default: `config.memory_schema`.
+    """
+    return RolloutEngine(policy, MemoryWriting(config, policy.count_tokens, embedder, schema))

@@ -1,0 +1,225 @@
+"""Scoring and evaluation of text tasks: greedy replies, accuracy by category, and rewards by component."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from memalpha.environments.base import is_single_turn, make_environment
+from memalpha.environments.engine import RolloutEngine, score_replies
+from memalpha.errors import ConfigError, DataError, RewardError
+from memalpha.policy.base import Policy
+from memalpha.qa.evaluate import BackgroundScoring, Evaluator, ScoredGroups
+from memalpha.qa.records import Record
+from memalpha.qa.report import Report, mean_and_error
+from memalpha.rewards.base import check_columns
+from memalpha.rewards.environments import TextGeneration
+from memalpha.rewards.event_loop import close_loop
+from memalpha.types import Reward, TextTask, Trajectory, TrajectoryGroup
+
+NO_CATEGORY = "none"
+
+
+class TextScorer:
+    """Scores replies to text tasks (`qa.evaluate.RolloutScorer`): one record per trajectory that has a reward.
+
+    Args:
+        environment: Environment of the rollouts (see `environments.RolloutEngine`). A `SingleTurn` object scores the
+            replies in one batch; any other has given its rewards already.
+    """
+
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+        self._maximum: float | None = None
+
+    def score(self, groups: Sequence[TrajectoryGroup[TextTask]]) -> ScoredGroups[TextTask]:
+        """Return the groups with rewards, and a record of each scored trajectory."""
+        scored = score_replies(self.environment, groups)
+        trajectories = [trajectory for group in scored for trajectory in group.trajectories]
+        return scored, [self._record(trajectory, trajectory.reward) for trajectory in trajectories if trajectory.reward]
+
+    def group_records(
+        self, groups: Sequence[TrajectoryGroup[TextTask]], records: Sequence[Record]
+    ) -> list[list[list[Record]]]:
+        """Group records as [group][trajectory][record]; a trajectory without a reward has no record."""
+        remaining = iter(records)
+        return [
+            [[next(remaining)] if trajectory.reward else [] for trajectory in group.trajectories] for group in groups
+        ]
+
+    def accuracy(self, trajectory: Trajectory[TextTask], records: Sequence[Record] = ()) -> float | None:
+        """Return how far the rollout is a success; None without a reward."""
+        return None if trajectory.reward is None else self.success(trajectory.reward)
+
+    def success(self, reward: Reward) -> float:
+        """Return the degree of success of an episode's reward, from 0 to 1."""
+        if is_single_turn(self.environment):
+            return self.environment.success(reward)
+        if self._maximum is None:
+            self._maximum = float(getattr(make_environment(self.environment), "maximum", 1.0))
+        return min(1.0, max(0.0, reward.total / self._maximum))
+
+    @property
+    def can_succeed(self) -> bool:
+        """True if the environment's rewards say what a success is."""
+        return not isinstance(self.environment, TextGeneration) or self.environment.has_maximum
+
+    def background(self) -> BackgroundScoring:
+        """Return scoring for another thread; an environment of the user's own has scored the rollouts already."""
+        return BackgroundScoring(
+            has_endpoint=is_single_turn(self.environment),
+            is_concurrent=False,
+            start=lambda groups: lambda: self.score(groups),
+            cancel=close_loop,
+        )
+
+    def report(self, name: str, groups: Sequence[TrajectoryGroup[TextTask]], records: Sequence[Record]) -> Report:
+        """Return the report of scored groups; the environment names the metric."""
+        environment = self.environment
+        metric = (
+            " + ".join(f"{function.weight:g} {function.name}" for function in environment.rewards)
+            if isinstance(environment, TextGeneration)
+            else getattr(environment, "__name__", type(environment).__name__)
+        )
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        summary = {"task": "text", "metric": metric, **text_summary(records, trajectories)}
+        return Report(name, summary, tuple(records))
+
+    def _record(self, trajectory: Trajectory[TextTask], reward: Reward) -> Record:
+        task = trajectory.task
+        answer = task.columns.get("answer")
+        return Record(
+            task=task.id,
+            rollout=trajectory.rollout,
+            question_id=task.id,
+            ability=task.category or NO_CATEGORY,
+            kind=None,
+            question=task.text,
+            answer=trajectory.turns[-1].completion.text,
+            gold=() if answer is None else (str(answer),),
+            score=reward.total,
+            correct=self.success(reward) >= 1.0,
+            scores={name: values[0] for name, values in reward.components.items()},
+        )
+
+
+def evaluate_text(
+    policy: Policy,
+    tasks: Sequence[TextTask],
+    rewards: Any = None,
+    *,
+    environment: Any = None,
+    system_prompt: str | None = None,
+    max_new_tokens: int = 256,
+    seed: int = 0,
+    name: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Reply to every task once, greedily, and score the replies.
+
+    A reply is correct if it gets the maximum of the first reward that applies. Replies to which none applies count as
+    `unscored` only.
+
+    Args:
+        policy: Policy that replies.
+        tasks: Tasks with distinct ids, at least one.
+        rewards: Reward functions or parts of a configuration.
+        environment: Environment instead of `rewards` (see `environments.RolloutEngine`).
+        system_prompt: System message of tasks that have none.
+        max_new_tokens: Tokens of a reply.
+        seed: Seed of the sampling noise.
+        name: Name in the report (default: the policy's).
+        progress: Called with (ended, all) tasks.
+
+    Raises:
+        DataError: There are no tasks, or two have the same id.
+        ConfigError: Not exactly one of `rewards` and `environment` is given, or a reward needs a missing column.
+    """
+    if (rewards is None) == (environment is None):
+        raise ConfigError("rewards: give reward functions, or an environment in their place")
+    environment = TextGeneration(rewards) if environment is None else environment
+    check_tasks(tasks, environment)
+    engine = RolloutEngine[TextTask](policy, environment, system_prompt=system_prompt, max_new_tokens=max_new_tokens)
+    return Evaluator(engine, TextScorer(environment)).evaluate(name or policy.name, tasks, seed, progress)
+
+
+def check_tasks(tasks: Sequence[TextTask], environment: Any) -> None:
+    """Check the tasks of an evaluation.
+
+    Raises:
+        DataError: There are no tasks, or two have the same id.
+        ConfigError: A reward function needs a column that no task has.
+    """
+    if not tasks:
+        raise DataError("nothing to evaluate: there are no tasks")
+    ids: set[str] = set()
+    for task in tasks:
+        if task.id in ids:
+            raise DataError(f"task {task.id!r} comes twice: ids must differ")
+        ids.add(task.id)
+    check_rewards(tasks, environment)
+
+
+def check_rewards(tasks: Sequence[TextTask], environment: Any) -> None:
+    """Raise `ConfigError` if a reward function needs a column that no task has."""
+    if is_single_turn(environment) and isinstance(environment, TextGeneration):
+        check_columns(environment.rewards, column_names(tasks))
+
+
+def column_names(tasks: Sequence[TextTask]) -> Mapping[str, None]:
+    """Return the names of all columns that some task has, in order."""
+    return dict.fromkeys(name for task in tasks for name in task.columns)
+
+
+def text_summary(
+    records: Sequence[Record],
+    trajectories: Sequence[Trajectory[TextTask]],
+) -> dict[str, Any]:
+    """Summarize trajectories and the records of those that are scored.
+
+    Returns:
+        `accuracy`: share of correct replies; `se`: its standard error over tasks. `reward`: mean total. `rewards`:
+        unweighted mean of each component where it applies. `unscored`: number of trajectories without a reward.
+        `reply_tokens`: mean sampled tokens of a trajectory, None if the policy does not record them. `truncated`: share
+        of replies that were cut off.
+
+    Raises:
+        RewardError: No trajectory is scored.
+    """
+    unscored = len(trajectories) - len(records)
+    if not records:
+        raise RewardError(f"no reward function applies to any of {unscored} replies")
+    accuracy, error = _accuracy(records)
+    totals = [trajectory.reward.total for trajectory in trajectories if trajectory.reward is not None]
+    names = dict.fromkeys(name for record in records for name in record.scores)
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    sampled = sum(len(turn.completion.completion_ids) for turn in turns)
+    categories = sorted({record.ability for record in records})
+    by_ability: dict[str, Any] = {}
+    for category in categories:
+        chosen = [record for record in records if record.ability == category]
+        mean, spread = _accuracy(chosen)
+        by_ability[category] = {"accuracy": mean, "n": len(chosen), "se": spread}
+    return {
+        "accuracy": accuracy,
+        "se": error,
+        "score": _mean([record.score for record in records]),
+        "reward": _mean(totals),
+        "unscored": unscored,
+        "rewards": {name: _mean([r.scores[name] for r in records if name in r.scores]) for name in names},
+        "reply_tokens": sampled / len(trajectories) if sampled else None,
+        "turns": len(turns) / len(trajectories),
+        "truncated": sum(turn.completion.stop_reason == "length" for turn in turns) / len(turns),
+        "by_ability": by_ability,
+    }
+
+
+def _accuracy(records: Sequence[Record]) -> tuple[float | None, float | None]:
+    by_task: dict[str, list[float]] = {}
+    for record in records:
+        by_task.setdefault(record.task, []).append(float(record.correct))
+    return mean_and_error(by_task.values())
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

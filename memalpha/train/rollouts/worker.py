@@ -1,0 +1,150 @@
+"""`RolloutWorker`: samples and scores a run's rollouts, for memory tasks and text tasks alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol
+
+from memalpha.config import ERLSettings
+from memalpha.environments.engine import RolloutEngine, Start
+from memalpha.errors import RewardError
+from memalpha.policy.base import Policy
+from memalpha.qa.evaluate import RolloutScorer, ScoredGroups
+from memalpha.qa.records import Record
+from memalpha.store.embedding import Embedder
+from memalpha.train.learner.distributed import SINGLE_PROCESS, World
+from memalpha.types import AnyTask, SampleRequest, Trajectory, TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True)
+class ReflectionCandidate:
+    """Hold an attempt to reflect on.
+
+    Attributes:
+        task_index: Index of its task within the step.
+        attempt: The attempt.
+        accuracy: Its accuracy, from 0 to 1.
+        feedback: Text that says what went wrong.
+    """
+
+    task_index: int
+    attempt: Trajectory[Any]
+    accuracy: float
+    feedback: str
+
+
+class Reflecting(Protocol[AnyTask]):
+    """What algorithms need that reflect on attempts and retry them (`train.rollouts.second_attempts`)."""
+
+    @property
+    def embedder(self) -> Embedder:
+        """Embedder of advice that is recalled by similarity."""
+        ...
+
+    def candidates(
+        self,
+        groups: Sequence[TrajectoryGroup[AnyTask]],
+        records: Sequence[Sequence[Sequence[Record]]],
+        first: int,
+        settings: ERLSettings,
+    ) -> list[ReflectionCandidate]:
+        """Return the attempts to reflect on, with feedback.
+
+        Args:
+            groups: Scored groups.
+            records: Their records as [group][trajectory][question].
+            first: Index of the first group's task within the step.
+            settings: Success threshold, feedback budget and the variant of the algorithm.
+
+        Returns:
+            One candidate per attempt, in the order of groups and rollouts.
+        """
+        ...
+
+    def prompt(self, candidate: ReflectionCandidate, earlier: Sequence[str]) -> tuple[Mapping[str, str], ...]:
+        """Return the prompt of a reflection, with earlier advice."""
+        ...
+
+    def without_advice(self, trajectory: Trajectory[AnyTask]) -> list[SampleRequest]:
+        """Return each turn's prompt of a second attempt as it would be without advice."""
+        ...
+
+
+@dataclass(slots=True)
+class RolloutWorker(Generic[AnyTask]):
+    """Sample and score rollouts. Each process of `world` handles a shard of the tasks.
+
+    Attributes:
+        engine: Engine of the rollouts, with the trained policy.
+        scorer: Scores the rollouts.
+        config: A `RolloutConfig`; each kind of tasks has its own.
+        world: Processes that share the tasks.
+        reflecting: Feedback and prompts for second attempts; None if the run makes none.
+        scoring_seconds: Time spent on scoring; the trainer resets it every step.
+    """
+
+    engine: RolloutEngine[AnyTask]
+    scorer: RolloutScorer[AnyTask]
+    config: Any
+    world: World = SINGLE_PROCESS
+    reflecting: Reflecting[AnyTask] | None = None
+    scoring_seconds: float = 0.0
+
+    @property
+    def policy(self) -> Policy:
+        """The trained policy."""
+        return self.engine.policy
+
+    def collect_attempts(self, tasks: Sequence[AnyTask], step: int) -> ScoredGroups[AnyTask]:
+        """Sample `group_size` rollouts of each task; return all groups with rewards, and their records."""
+        groups, records = self.score(self.sample(tasks, step))
+        return drop_unscored(self.world.gather(groups)), self.world.gather(records)
+
+    def score(self, groups: Sequence[TrajectoryGroup[AnyTask]]) -> ScoredGroups[AnyTask]:
+        """Score this process's groups; return them with rewards, and the records of all their questions."""
+        start = time.monotonic()
+        scored = self.scorer.score(groups)
+        self.scoring_seconds += time.monotonic() - start
+        return scored
+
+    def sample(
+        self, tasks: Sequence[AnyTask], step: int, first: int = 0, offset: int = 0
+    ) -> list[TrajectoryGroup[AnyTask]]:
+        """Sample this process's shard of the rollouts, without scoring them.
+
+        Args:
+            tasks: Tasks of the step, or of a part of it.
+            step: Step number; keys the sampling noise.
+            first: Index of `tasks[0]` within the step.
+            offset: Process that takes the first shard, as in `World.shard`.
+
+        Returns:
+            One group of `group_size` rollouts per task of the shard.
+        """
+        index, shard = self.world.shard(tasks, offset)
+        sampling = self.config.sampling
+        return self.engine.roll_out(
+            shard, sampling.group_size, sampling.temperature, self.config.seed, step, first_index=first + index
+        )
+
+    def sample_retries(self, starts: Sequence[Start[AnyTask]], step: int) -> list[Trajectory[AnyTask]]:
+        """Sample second attempts, without scoring them."""
+        return self.engine.run(starts, self.config.sampling.temperature, self.config.seed, step, role="retry")
+
+
+def drop_unscored(groups: Sequence[TrajectoryGroup[AnyTask]]) -> list[TrajectoryGroup[AnyTask]]:
+    """Remove trajectories whose reward is None, and groups without any other.
+
+    Raises:
+        RewardError: No trajectory is left.
+    """
+    scored = [
+        replace(group, trajectories=tuple(trajectory for trajectory in group.trajectories if trajectory.reward))
+        for group in groups
+    ]
+    scored = [group for group in scored if group.trajectories]
+    if groups and not scored:
+        raise RewardError("none of a step's replies has a reward: no reward function applies to any of them")
+    return scored

@@ -1,0 +1,165 @@
+"""The rollout engine: every episode at its own pace, samples as in lock-step, a memory as an environment."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from tiny import tiny_policy
+
+from memalpha.config import AgentConfig, WorldConfig
+from memalpha.environments import MemoryWriting, RolloutEngine, Start, Step, memory_engine
+from memalpha.environments.base import Environment
+from memalpha.errors import RewardError
+from memalpha.policy.queue import BatchQueue
+from memalpha.policy.scripted import ScriptedPolicy
+from memalpha.store.embedding import HashEmbedder
+from memalpha.tasks.synthetic import worlds as synthetic
+from memalpha.types import Chunk, Completion, SampleRequest, Task, TextTask
+
+AGENT = AgentConfig(prompt="compact", embedder="hash", max_new_tokens=6)
+TASKS = [TextTask(id=str(n), prompt=f"count to {n}") for n in (1, 4, 2)]
+CALL = '<tool_call>\n{"name": "memory_insert", "arguments": {"category": "episodic", "content": "%s"}}\n</tool_call>'
+
+
+class CountTo:
+    """An episode of as many turns as its task says."""
+
+    def reset(self, task):
+        self.left = int(task.prompt.split()[-1])
+        return task.prompt
+
+    def step(self, reply):
+        self.left -= 1
+        return Step(1.0, self.left == 0, "next")
+
+
+class OneByOne(BatchQueue):
+    """Completes one request at a time, the newest first, so that episodes run at very different paces."""
+
+    def collect(self):
+        if not self._requests:
+            return []
+        ticket, request = self._requests.popitem()
+        return [(ticket, self.policy.sample([request])[0])]
+
+    def submit(self, requests):
+        self._requests = getattr(self, "_requests", {})
+        tickets = super().submit(requests)
+        self._requests |= dict(zip(tickets, requests, strict=True))
+        return tickets
+
+
+def paced(policy):
+    policy.open_queue = lambda: OneByOne(policy)
+    return policy
+
+
+def ids(groups):
+    return [[[turn.completion.completion_ids for turn in one.turns] for one in group.trajectories] for group in groups]
+
+
+def test_the_pace_of_the_others_changes_no_sample():
+    tasks = synthetic.tasks(WorldConfig(), 3, 0, 2)
+    tasks[1] = tasks[1].model_copy(update={"chunks": tasks[1].chunks[:1], "questions": ()})
+    policy, embedder = tiny_policy(), HashEmbedder(16)
+    policy.open_queue = lambda: BatchQueue(policy)
+    in_batches = memory_engine(policy, AGENT, embedder).roll_out(tasks, 2, 1.0, seed=3, step=5)
+    one_by_one = memory_engine(paced(policy), AGENT, embedder).roll_out(tasks, 2, 1.0, seed=3, step=5)
+    assert ids(in_batches) == ids(one_by_one)
+    for first, second in zip(in_batches, one_by_one, strict=True):
+        for one, other in zip(first.trajectories, second.trajectories, strict=True):
+            assert [state.entries for state in one.states] == [state.entries for state in other.states]
+
+
+def test_progress_counts_chunks_or_episodes():
+    seen = []
+    tasks = [Task(id=str(n), chunks=(Chunk(text="."),) * n) for n in (1, 3)]
+    memory_engine(ScriptedPolicy("add-all"), AGENT).roll_out(tasks, progress=lambda *counts: seen.append(counts))
+    assert seen == [(2, 4), (3, 4), (4, 4)]
+    seen.clear()
+    policy = ScriptedPolicy("fixed", text="1")
+    RolloutEngine(policy, CountTo).roll_out(TASKS, progress=lambda *counts: seen.append(counts))
+    assert seen == [(1, 3), (2, 3), (2, 3), (3, 3)]
+
+
+def test_episodes_that_step_together_wait_for_each_other():
+    class Together(CountTo):
+        @staticmethod
+        def step_together(environments, replies):
+            calls.append(len(environments))
+            return [one.step(reply) for one, reply in zip(environments, replies, strict=True)]
+
+    class AtOwnPace(Together):
+        lock_step = False
+
+    for environment, expected in ((Together, [3, 2, 1, 1]), (AtOwnPace, [1] * 7)):
+        calls: list[int] = []
+        RolloutEngine(paced(ScriptedPolicy("fixed", text="1")), environment).roll_out(TASKS)
+        assert calls == expected
+
+
+def test_a_memory_is_an_environment_like_any_other():
+    task = Task(id="t", chunks=(Chunk(text="one"), Chunk(text="two")))
+    episode = MemoryWriting(AGENT, len, HashEmbedder(8))()
+    assert isinstance(episode, Environment)
+    episode.advice = "keep names"
+    first = episode.reset(task)
+    assert isinstance(first, SampleRequest) and "keep names" in str(first.messages) and episode.turns == 2
+    step = episode.step(CALL % "a fact")
+    assert not step.done and step.reward is None and step.results[0].ok and len(step.operations) == 1
+    assert isinstance(step.observation, SampleRequest) and "a fact" in str(step.observation.messages)
+    before = episode.state
+    last = episode.step("nothing to call")
+    assert last.done and last.observation is None and not last.operations
+    assert before.entries == episode.state.entries and len(before.entries) == 1
+
+
+def test_rewards_of_some_steps_only_are_refused():
+    class Sometimes(CountTo):
+        def step(self, reply):
+            step = super().step(reply)
+            return step._replace(reward=None) if step.done else step
+
+    engine = RolloutEngine(ScriptedPolicy("fixed", text="1"), Sometimes)
+    with pytest.raises(RewardError, match=r"environment Sometimes, task '4': 3 of 4 steps have a reward: all or none"):
+        engine.roll_out([TASKS[1]])
+
+
+def test_an_event_loop_goes_on_while_episodes_run():
+    policy = ScriptedPolicy("fixed", text="1")
+    starts = [Start(task, number) for number, task in enumerate(TASKS)]
+
+    async def main():
+        both = await asyncio.gather(*(RolloutEngine(policy, CountTo).run_async(starts, seed=n) for n in (1, 2)))
+        return [[len(one.turns) for one in run] for run in both]
+
+    assert asyncio.run(main()) == [[1, 4, 2]] * 2
+
+
+def test_a_cancelled_run_stops_before_its_next_turn():
+    begun, go_on, calls = threading.Event(), threading.Event(), []
+
+    class Waits:
+        name = "waits"
+
+        def sample(self, requests):
+            calls.append(len(requests))
+            begun.set()
+            go_on.wait(10)
+            return [Completion("1") for _ in requests]
+
+        def count_tokens(self, text):
+            return len(text)
+
+    async def main():
+        run = asyncio.create_task(RolloutEngine(Waits(), CountTo).run_async([Start(TASKS[1], 0)]))
+        await asyncio.to_thread(begun.wait, 10)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        go_on.set()
+
+    asyncio.run(main())
+    assert calls == [1]
