@@ -92,6 +92,16 @@ def test_by_gold_facts(passages, current, past, loss):
     assert error_of(retrieval(CITY, entries(*passages), *sources)) == loss
 
 
+def test_a_fact_in_free_text_beside_lines_of_slots():
+    """A fact that is no `key: value` has no slot, so no line gives that slot another value."""
+    gold = GoldOperation(kind="insert", chunk=1, category="semantic", content="They moved to Rome", turn="b1")
+    free = TASK.model_copy(update={"gold_operations": (gold,)})
+    slots = entries("city: Oslo", "pet: cat", "Rome")
+    assert error_of(retrieval(CITY, (), slots, slots), free) == "never_written"
+    from_the_turn = entries("city: Oslo", turns=("b1",))
+    assert error_of(retrieval(CITY, (), from_the_turn, from_the_turn), free) == "written_wrong"
+
+
 def test_core_memory_is_in_view():
     assert error_of(retrieval(current=(), past=(), core="city: Rome")) == "answered_wrong"
     assert error_of(retrieval(current=(), past=(), core="city: Paris")) == "written_wrong"

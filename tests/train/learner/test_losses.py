@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
+import oracle
 import pytest
 import torch
 from tiny import tiny_model, tiny_policy
@@ -18,11 +19,11 @@ from tiny import tiny_model, tiny_policy
 from memalpha.config import LoraConfig, TrainConfig
 from memalpha.errors import TrainingError
 from memalpha.train.algorithms.grpo import GRPO
-from memalpha.train.data.samples import policy_gradient_sample
+from memalpha.train.data.samples import TrainingSample, pack, policy_gradient_sample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.loss_weights import normalize
-from memalpha.train.learner.losses import LossSettings, kl_estimate
+from memalpha.train.learner.losses import LossSettings, kl_estimate, loss_sum
 from memalpha.types import Chunk, Completion, Reward, SampleRequest, Task, Trajectory, TrajectoryGroup, Turn
 
 TEMPERATURE, BETA, BONUS, FLOOR = 0.75, 0.2, 0.05, 0.01
@@ -245,6 +246,30 @@ def test_a_kl_weight_needs_a_reference():
         replace(row, kl=row.pg)
     with pytest.raises(TrainingError, match="reference=True"):
         prepared(settings(), lora=False).forward([row], reference=True)
+
+
+@pytest.mark.parametrize(("level", "of_oracle"), [("mean", "sequence"), ("product", "product")])
+@pytest.mark.parametrize("weight", [1.0, 0.25])
+def test_a_completion_s_ratio_is_over_its_trained_tokens(level, of_oracle, weight):
+    """Tokens without policy gradient (a tool's output, an imitated half) are no part of GSPO's and RLOO's ratio."""
+    random = np.random.default_rng(3)
+    trained = [np.array([1, 0, 1, 1, 0]), np.array([0, 1, 1]), np.array([1, 1])]
+    samples, rows, all_new = [], [], []
+    for mask in trained:
+        old, advantages, new = random.normal(size=(3, len(mask)))
+        new = torch.tensor(old + 0.1 * new, requires_grad=True)
+        all_new.append(new)
+        arrays = {"logprobs": old, "advantages": advantages, "pg": weight * mask, "ce": 0 * old, "kl": 0 * old}
+        samples.append(TrainingSample((1,), tuple(range(len(mask))), **arrays))
+        kept = torch.from_numpy(mask.astype(bool))
+        rows.append((oracle.Row((1,), (), *(torch.from_numpy(part)[kept] for part in (old, advantages))), new[kept]))
+    settings = LossSettings(epsilon=0.05, level=level)
+    total = loss_sum(torch.cat(all_new), torch.zeros(10, dtype=torch.float64), pack(samples), settings)[0]
+    expected = oracle.clip_loss([new for _, new in rows], [row for row, _ in rows], 0.05, 0.05, level=of_oracle)
+    expected = weight * torch.cat(expected).sum()
+    assert total.item() == pytest.approx(expected.item(), rel=1e-12)
+    for left, right in zip(*(torch.autograd.grad(loss, all_new) for loss in (total, expected)), strict=True):
+        assert torch.allclose(left, right, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])

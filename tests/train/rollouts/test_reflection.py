@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from tiny import tiny_policy
@@ -104,6 +105,11 @@ def test_feedback_is_bounded_in_whole_answers():
     whole = join_feedback(told, "full", len, 10**6)
     half = join_feedback(told, "full", len, len(whole) // 2)
     assert half and len(half) <= len(whole) // 2 and set(half.split("\n\n")) < set(whole.split("\n\n"))
+    assert join_feedback(told, "full", len, len(whole)) == whole
+    assert join_feedback(told, "full", len, len(half)) == half
+    assert len(join_feedback(told, "full", len, len(half) - 1)) < len(half)
+    umlauts = [replace(told[0], feedback="ü" * 10)]  # two bytes each: as many tokens as the budget stay whole
+    assert join_feedback(umlauts, "full", len, 10) == "ü" * 10 and join_feedback(umlauts, "full", len, 9) == "ü" * 4
     assert join_feedback(told, "full", len, 20) == told[0].feedback[:20]
     assert join_feedback([], "full", len, 20) == ""
 
@@ -184,7 +190,7 @@ def test_lessons_are_left_out_until_a_reflection_fits():
     reflection = reflection_of(memory_engine(policy, AgentConfig(prompt="compact", embedder="hash"), HashEmbedder(8)))
     lessons = ["first " + "a" * 100, "second " + "b" * 100, "third " + "c" * 100]
 
-    def told(positions: int) -> str:
+    def told(positions: int | None) -> str:
         policy.positions = positions
         attempt = attempts("oracle", TASKS[:1], 1)[1][0].trajectories[0]
         (results,) = requests_of(
@@ -196,4 +202,5 @@ def test_lessons_are_left_out_until_a_reflection_fits():
     assert all(lesson in whole for lesson in lessons)
     room = len(policy.render([{"role": "user", "content": whole}])) + 20
     assert told(room) == whole
+    assert told(None) == whole, "a model that states no longest context"
     assert [lesson in told(room - 1) for lesson in lessons] == [False, True, True]

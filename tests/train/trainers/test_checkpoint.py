@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -24,6 +26,7 @@ from memalpha.train.trainers.checkpoint import (
     prune_checkpoints,
     saved_steps,
     truncate_lines,
+    weights_fingerprint,
     write_json,
 )
 from memalpha.train.trainers.directory import check_settings, write_settings
@@ -70,6 +73,19 @@ def test_a_bad_line_before_others_is_never_dropped_in_silence(tmp_path, bad):
 def test_json_holds_any_text_a_model_writes(tmp_path):
     write_json(tmp_path / "value.json", LINES)
     assert json.loads((tmp_path / "value.json").read_text(encoding="ascii")) == LINES
+
+
+def test_a_fingerprint_is_of_the_bits_of_the_weights():
+    """Runs record it, so its value stays; every bit of a value counts, those of its high bytes as well."""
+    layer = torch.nn.Linear(3, 2)
+    with torch.no_grad():
+        layer.weight.copy_(torch.arange(6.0).view(2, 3) / 7)
+        layer.bias.copy_(torch.tensor([-1.0, 2.5]))
+    sums = [
+        int(value.numpy().view(np.int16).sum(dtype=np.int64)) for value in (layer.bias.detach(), layer.weight.detach())
+    ]
+    text = f"bias (2,) {sums[0]}\nweight (2, 3) {sums[1]}\n"
+    assert weights_fingerprint(layer) == hashlib.sha256(text.encode()).hexdigest()[:16] == "f2116af042d9dbb6"
 
 
 def test_pruning_that_was_killed_leaves_no_half_checkpoint(tmp_path, monkeypatch):
