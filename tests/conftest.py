@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import secrets
+import signal
 import weakref
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -23,6 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under nohup; the tests of Ctrl-C send it themselves
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "sqlite: about SQLite files as such; skipped with --store postgres")
     config.addinivalue_line("markers", "postgres: about PostgreSQL, and takes a while; run with --store postgres alone")
 

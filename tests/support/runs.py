@@ -51,8 +51,8 @@ def killed_at(config: LearnerConfig, step: int) -> None:
     assert not (config.out / "summary.json").exists()
 
 
-def interrupted(config: LearnerConfig) -> None:
-    """Train until a Ctrl-C after the first step's line."""
+def interrupted(config: LearnerConfig, **inputs) -> None:
+    """Train with `inputs` until a Ctrl-C after the first step's line."""
     metrics = config.out / "metrics.jsonl"
 
     def press() -> None:
@@ -63,5 +63,5 @@ def interrupted(config: LearnerConfig) -> None:
     thread = threading.Thread(target=press)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        train(config)
+        train(config, **inputs)
     thread.join()

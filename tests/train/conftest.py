@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+from run_kinds import small_config
 from tiny import tiny_policy
 
-from memalpha.config import TrainConfig, build_config, merge
+from memalpha.config import TrainConfig
 
 
 @pytest.fixture(scope="session")
@@ -20,18 +23,4 @@ def policy_path(tmp_path_factory):
 @pytest.fixture
 def small(policy_path, tmp_path):
     """A function: overrides -> configuration of a run of a few seconds in `tmp_path / "run"`."""
-    base = {
-        "out": str(tmp_path / "run"),
-        "policy": str(policy_path),
-        "agent": {"prompt": "compact", "embedder": "hash", "max_new_tokens": 12},
-        "group_size": 3,
-        "tasks_per_step": 2,
-        "schedule_steps": 4,
-        "warmup_steps": 1,
-        "eval_tasks": 3,
-        "validation_tasks": 2,
-        "validate_every": 2,
-        "save_every": 2,
-        "learning_rate": 1e-2,
-    }
-    return lambda **changes: build_config(TrainConfig, merge(base, changes), "test")
+    return partial(small_config, TrainConfig, policy_path, tmp_path)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from runs import interrupted, killed_at, lines, same, weights
+from runs import killed_at, lines, same, weights
 from safetensors.torch import load_file, save_file
 from tiny import tiny_policy
 from transformers import AutoModelForCausalLM
@@ -84,39 +84,6 @@ def test_turns_are_reproduced_from_the_checkpoint_of_their_step(small):
             assert torch.allclose(torch.tensor(turn["logprobs"], dtype=torch.float64), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"beta": 0.5, "sample_dtype": "float64", "num_iterations": 2},
-        {"lora": {"r": 2}, "beta": 0.5, "kl_in": "reward", "entropy_coef": 0.01},
-        {"dtype": "bfloat16", "sample_dtype": "bfloat16", "old_logprobs": "recomputed", "importance_cap": 2.0},
-        {"algorithm": "ppo", "beta": 0.5, "kl_in": "reward", "ppo": {"kl_target": 0.1, "kl_horizon": 9, "lam": 0.9}},
-    ],
-)
-def test_stopping_and_going_on_equals_one_go(small, tmp_path, changes):
-    whole = small(out=str(tmp_path / "whole"), **changes)
-    train(whole)
-    parts = small(out=str(tmp_path / "parts"), **changes)
-    for stop in (1, 3):
-        train(parts.model_copy(update={"max_steps": stop}))
-    train(parts)
-    assert same(weights(whole.out, 4), weights(parts.out, 4))
-    optimizers = [load_file(run / "checkpoints/step-4/optimizer.safetensors") for run in (whole.out, parts.out)]
-    assert same(*optimizers)
-    assert [line["step"] for line in lines(parts.out / "metrics.jsonl")] == [0, 1, 2, 3]
-    timeless = [
-        [{key: value for key, value in line.items() if "seconds" not in key} for line in lines(run / "metrics.jsonl")]
-        for run in (whole.out, parts.out)
-    ]
-    if "ppo" in changes:
-        coefficients = [line["kl_coef"] for line in timeless[0]]
-        assert coefficients[0] == changes["beta"] and len(set(coefficients)) == 4, "it follows the KL"
-    # validation also runs at an early stop, so only the common figures are compared
-    for one, two in zip(*timeless, strict=True):
-        assert all(two[key] == value for key, value in one.items())
-
-
 def test_killed_and_started_again_equals_one_go(small, tmp_path):
     whole = small(out=str(tmp_path / "whole"), save_every=1)
     train(whole)
@@ -129,18 +96,6 @@ def test_killed_and_started_again_equals_one_go(small, tmp_path):
     assert same(*(load_file(run / "checkpoints/step-4/optimizer.safetensors") for run in (whole.out, killed.out)))
     assert [line["step"] for line in lines(killed.out / "metrics.jsonl")] == [0, 1, 2, 3]
     assert not list((killed.out / "checkpoints").glob(".*"))
-
-
-def test_ctrl_c_leaves_a_checkpoint_that_resumes(small, tmp_path, capfd):
-    whole = small(out=str(tmp_path / "whole"), save_every=100, validate_every=100)
-    train(whole)
-    stopped = small(out=str(tmp_path / "stopped"), save_every=100, validate_every=100)
-    interrupted(stopped)
-    assert "resumes it" in capfd.readouterr().err
-    steps = sorted(path.name for path in (stopped.out / "checkpoints").glob("step-*"))
-    assert steps != ["step-0"]
-    train(stopped)
-    assert same(weights(whole.out, 4), weights(stopped.out, 4))
 
 
 def rate_validations(monkeypatch, accuracies: dict[int, float]) -> None:

@@ -110,7 +110,7 @@ def test_a_task_without_a_pair_gives_no_rows():
 # ------------------------------------------------------------------------------------------------------------ full runs
 
 
-def test_a_run_keeps_pairs_together_and_resumes_bit_for_bit(small, tmp_path, monkeypatch):
+def test_a_run_keeps_pairs_together(small, monkeypatch):
     updates = []
     refresh = DPO.refresh
 
@@ -121,23 +121,14 @@ def test_a_run_keeps_pairs_together_and_resumes_bit_for_bit(small, tmp_path, mon
     monkeypatch.setattr(DPO, "refresh", record)
     changes = {"algorithm": "dpo", "dpo": {"beta": 0.2}, "num_iterations": 2, "tasks_per_step": 3, "schedule_steps": 2}
     changes |= {"eval_tasks": 1, "validation_tasks": 1, "save_every": 1}
-    uninterrupted, resumed = (
-        small(out=str(tmp_path / "uninterrupted"), **changes),
-        small(out=str(tmp_path / "resumed"), **changes),
-    )
-    train(uninterrupted)
+    config = small(**changes)
+    train(config)
     assert any(len({unit for unit, _ in rows}) == 1 for rows in updates), "a step must be split into minibatches"
     for rows in updates:
         assert all({side for unit, side in rows if unit == name} == {1.0, -1.0} for name, _ in rows)
-    for line in lines(uninterrupted.out / "metrics.jsonl"):
+    for line in lines(config.out / "metrics.jsonl"):
         assert 0 <= line["pairs"] <= 3
         assert ("margins" in line) == ("accuracies" in line) == bool(line["pairs"])
-    for stop in (1, None):
-        train(resumed.model_copy(update={"max_steps": stop}))
-    expected, actual = (
-        load_file(run / "checkpoints/step-2/model.safetensors") for run in (uninterrupted.out, resumed.out)
-    )
-    assert all(torch.equal(expected[name], actual[name]) for name in expected)
 
 
 def test_a_step_without_any_pair_changes_nothing(small, monkeypatch):

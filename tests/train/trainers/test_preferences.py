@@ -4,41 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 
 import pytest
+from run_kinds import NO, PROMPTS, YES, small_config
 from runs import lines, same, weights
 
 import memalpha
 from memalpha import train_on_preferences
-from memalpha.config import PreferenceConfig, build_config, merge, training_config
+from memalpha.config import PreferenceConfig, build_config, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError
 from memalpha.policy.load import load_policy
 from memalpha.qa.from_config import load_settings
 from memalpha.report.page import write_report
 from memalpha.train.api import train
 
-PROMPTS = [f"<|user|>{number}<|assistant|>" for number in range(10)]
-YES, NO = [f"yes {number}" for number in range(10)], [f"no, not {number} at all" for number in range(10)]
-
 
 @pytest.fixture
 def prefers(policy_path, tmp_path):
     """A function: overrides -> configuration of a run of a second on 10 pairs, in `tmp_path / "run"`."""
-    path = tmp_path / "prefs.jsonl"
-    rows = [{"prompt": p, "chosen": c, "rejected": r} for p, c, r in zip(PROMPTS, YES, NO, strict=True)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    base = {
-        "out": str(tmp_path / "run"),
-        "policy": str(policy_path),
-        "data": str(path),
-        "batch_pairs": 4,
-        "epochs": 2,
-        "warmup_steps": 1,
-        "validate_every": 2,
-        "save_every": 1,
-        "learning_rate": 3e-3,
-    }
-    return lambda **changes: build_config(PreferenceConfig, merge(base, changes), "test")
+    return partial(small_config, PreferenceConfig, policy_path, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -74,23 +59,10 @@ def test_the_schedule_is_as_long_as_the_passes(prefers, tmp_path):
     assert optimizer.epochs is None and optimizer.schedule_steps == 7
 
 
-@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
-def test_stopping_and_going_on_equals_one_go(prefers, tmp_path, lora):
-    whole, parts = prefers(out=str(tmp_path / "whole"), lora=lora), prefers(out=str(tmp_path / "parts"), lora=lora)
-    train(whole)
-    for stop in (1, 3, None):
-        train(parts.model_copy(update={"max_steps": stop}))
-    assert same(*(weights(run, 4) for run in (whole.out, parts.out)))
-    assert same(*(weights(run, 4, "optimizer") for run in (whole.out, parts.out)))
-    keep = ("loss", "margins", "accuracies", "grad_norm", "learning_rate", "tokens")
-    one, two = ([[line[name] for name in keep] for line in lines(run.out / "metrics.jsonl")] for run in (whole, parts))
-    assert one == two
-
-
 def test_a_run_does_not_go_on_with_other_pairs(prefers, tmp_path):
     settings = prefers(max_steps=2)
     train(settings)
-    path = tmp_path / "prefs.jsonl"
+    path = tmp_path / "pairs.jsonl"
     path.write_text(path.read_text().replace("yes 3", "yes 33"))
     with pytest.raises(CheckpointError, match="began with other pairs than data="):
         train(prefers())

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from runs import lines, same, weights
+from run_kinds import NO, PROMPTS, YES, pair_rows, small_config
+from runs import same, weights
 from tiny import tiny_model, tiny_tokenizer
 
 import memalpha
 from memalpha import load_reward_model, train_reward_model
-from memalpha.config import RewardModelConfig, build_config, merge, training_config
+from memalpha.config import RewardModelConfig, build_config, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.policy.reward_head import Head, add_reward_head, unwrap_peft
@@ -24,34 +26,16 @@ from memalpha.train.data.rewards import ComparedReplies, RatedReply, read_reward
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.reward_engine import RewardEngine, split_microbatches
 
-PROMPTS = [f"<|user|>{number}<|assistant|>" for number in range(10)]
-YES, NO = [f"yes {number}" for number in range(10)], [f"no, not {number} at all" for number in range(10)]
-
 
 def written(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def pairs(**more):
-    return [{"prompt": p, "chosen": c, "rejected": r, **more} for p, c, r in zip(PROMPTS, YES, NO, strict=True)]
-
-
 @pytest.fixture
 def judges(policy_path, tmp_path):
     """A function: overrides -> configuration of a run of a second on 10 pairs, in `tmp_path / "run"`."""
-    base = {
-        "out": str(tmp_path / "run"),
-        "policy": str(policy_path),
-        "data": str(written(tmp_path / "pairs.jsonl", pairs())),
-        "batch_pairs": 4,
-        "epochs": 2,
-        "warmup_steps": 1,
-        "validate_every": 2,
-        "save_every": 1,
-        "learning_rate": 3e-3,
-    }
-    return lambda **changes: build_config(RewardModelConfig, merge(base, changes), "test")
+    return partial(small_config, RewardModelConfig, policy_path, tmp_path)
 
 
 @pytest.mark.parametrize(("pooling", "lora"), [("last", None), ("mean", {"r": 4}), ("attention", {"r": 4})])
@@ -68,21 +52,6 @@ def test_chosen_comes_out_above_rejected(judges, pooling, lora):
     gap = np.mean(right) - np.mean(wrong)
     assert gap == pytest.approx(summary["after"]["validation_margins"], rel=1e-4)
     assert train(settings) == summary, "a finished run is not run again"
-
-
-@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
-def test_stopping_and_going_on_equals_one_go(judges, tmp_path, lora):
-    shape = {"lora": lora, "pooling": "attention"}
-    whole, parts = judges(out=str(tmp_path / "whole"), **shape), judges(out=str(tmp_path / "parts"), **shape)
-    train(whole)
-    for stop in (1, 3, None):
-        train(parts.model_copy(update={"max_steps": stop}))
-    name = "adapter_model" if lora else "model.attention"
-    assert same(*(weights(run, 4, name) for run in (whole.out, parts.out)))
-    assert same(*(weights(run, 4, "optimizer") for run in (whole.out, parts.out)))
-    keep = ("loss", "margins", "accuracies", "scores", "grad_norm", "learning_rate", "tokens")
-    one, two = ([[line[name] for name in keep] for line in lines(run.out / "metrics.jsonl")] for run in (whole, parts))
-    assert one == two
 
 
 # --------------------------------------------------------------------------------------------------- loss and gradient
@@ -216,7 +185,7 @@ def test_micro_batches_checkpointing_and_equal_rows_change_nothing():
 
 def test_objectives_learn_from_pairs_of_their_own_and_from_ratings(judges, tmp_path):
     """One objective prefers what the other does not; a third is told by numbers."""
-    rows = [{**row, "objective": "kind"} for row in pairs()]
+    rows = [{**row, "objective": "kind"} for row in pair_rows()]
     rows += [
         {"prompt": p, "chosen": r, "rejected": c, "objective": "long"} for p, c, r in zip(PROMPTS, YES, NO, strict=True)
     ]
@@ -263,7 +232,7 @@ def test_objectives_learn_from_pairs_of_their_own_and_from_ratings(judges, tmp_p
     ],
 )
 def test_bad_lines_are_refused_by_name(policy_path, tmp_path, line, told):
-    path = written(tmp_path / "bad.jsonl", [*pairs()[:2], line])
+    path = written(tmp_path / "bad.jsonl", [*pair_rows()[:2], line])
     with pytest.raises(DataError, match=rf"bad\.jsonl:3: .*{told}"):
         read_reward_examples(path, load_policy(policy_path), ["reward"])
 
@@ -272,7 +241,7 @@ def test_a_run_does_not_go_on_with_other_lines_or_settings(judges, tmp_path):
     train(judges(max_steps=2))
     with pytest.raises(CheckpointError, match=r"pooling: 'last' there, 'mean' now"):
         train(judges(pooling="mean"))
-    written(tmp_path / "pairs.jsonl", pairs(margin=1))
+    written(tmp_path / "pairs.jsonl", pair_rows(margin=1))
     with pytest.raises(CheckpointError, match="began with other lines than data="):
         train(judges())
 
@@ -287,7 +256,7 @@ def test_refusals(judges, tmp_path):
         with pytest.raises(ConfigError, match=messages):
             judges(**changes)
     with pytest.raises(DataError, match="says anything of objective 'b'"):
-        rows = pairs(objective="a")
+        rows = pair_rows(objective="a")
         train(judges(data=str(written(tmp_path / "a.jsonl", rows)), objectives={"a": 1, "b": 1}))
     with pytest.raises(ConfigError, match=r"lora\.target_modules: score is the head"):
         train(judges(lora={"target_modules": ["score"]}))

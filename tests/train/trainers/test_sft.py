@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from runs import interrupted, killed_at, lines, same, weights
-from safetensors.torch import load_file
+from run_kinds import small_config
+from runs import lines
 from tiny import tiny_policy
 
 import memalpha
-from memalpha.config import SFTConfig, TrainConfig, build_config, merge, training_config
+from memalpha.config import SFTConfig, TrainConfig, merge, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError, TrainingError
 from memalpha.policy.load import load_policy
 from memalpha.report.page import write_report
@@ -27,30 +28,7 @@ from memalpha.train.trainers import sft
 @pytest.fixture
 def supervised(policy_path, tmp_path):
     """A function: overrides -> configuration of a run of a second on 20 short rows, in `tmp_path / "run"`."""
-    mine = tmp_path / "mine.jsonl"
-    rows = [{"prompt": f"<|user|>{number}", "completion": f"{number} it is"} for number in range(20)]
-    mine.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    base = {
-        "out": str(tmp_path / "run"),
-        "policy": str(policy_path),
-        "source": str(mine),
-        "agent": {"prompt": "compact", "embedder": "hash", "max_new_tokens": 1200},
-        "tasks": 4,
-        "batch_rows": 4,
-        "schedule_steps": 4,
-        "warmup_steps": 1,
-        "learning_rate": 1e-2,
-        "validation_tasks": 2,
-        "validate_every": 2,
-        "save_every": 2,
-        "evaluate": False,
-    }
-
-    def made(**changes) -> SFTConfig:
-        given = {name: value for name, value in base.items() if name != "schedule_steps" or "epochs" not in changes}
-        return build_config(SFTConfig, merge(given, changes), "test")
-
-    return made
+    return partial(small_config, SFTConfig, policy_path, tmp_path)
 
 
 @pytest.fixture(scope="session")
@@ -184,46 +162,6 @@ def test_every_row_is_visited_once_a_pass_in_a_new_order(supervised, monkeypatch
     assert rates[0] == pytest.approx(1e-2) and rates[-1] < 0.9e-2, "the schedule is as long as the run"
     with pytest.raises(ConfigError, match=r"max_steps: 99 is beyond the \d+ steps of epochs=2.0"):
         train(supervised(epochs=2.0, max_steps=99, out=f"{settings.out}-2"))
-
-
-@pytest.mark.parametrize("kind", ["fixed", "best"])
-def test_stopping_and_going_on_equals_one_go(supervised, sampling, tmp_path, kind):
-    make = supervised if kind == "fixed" else lambda **changes: sampling(rounds=2, **changes)
-    whole, parts = make(out=str(tmp_path / "whole")), make(out=str(tmp_path / "parts"))
-    train(whole)
-    for stop in (1, 2, 3, None):  # before, at and after the second round's first step
-        train(parts.model_copy(update={"max_steps": stop}))
-    assert same(weights(whole.out, 4), weights(parts.out, 4))
-    assert same(*(load_file(run / "checkpoints/step-4/optimizer.safetensors") for run in (whole.out, parts.out)))
-    assert (whole.out / "rows.jsonl").read_bytes() == (parts.out / "rows.jsonl").read_bytes()
-    steps = {row["step"] for row in lines(whole.out / "rows.jsonl")}
-    assert steps == ({-1} if kind == "fixed" else {0, 2})
-    again = make(out=str(tmp_path / "again"))
-    train(again)
-    assert same(weights(whole.out, 4), weights(again.out, 4)), "one seed, one result"
-    other = make(out=str(tmp_path / "other"), seed=1)
-    train(other)
-    assert not same(weights(whole.out, 4), weights(other.out, 4))
-
-
-def test_killed_and_started_again_equals_one_go(supervised, tmp_path):
-    whole = supervised(out=str(tmp_path / "whole"), save_every=1, schedule_steps=6)
-    train(whole)
-    killed = supervised(out=str(tmp_path / "killed"), save_every=1, schedule_steps=6)
-    killed_at(killed, 2)
-    train(killed)
-    assert same(weights(whole.out, 6), weights(killed.out, 6))
-    assert [line["step"] for line in lines(killed.out / "metrics.jsonl")] == list(range(6))
-
-
-def test_ctrl_c_leaves_a_checkpoint_that_resumes(supervised, tmp_path, capfd):
-    whole = supervised(out=str(tmp_path / "whole"), save_every=100, validate_every=100, schedule_steps=6)
-    train(whole)
-    stopped = supervised(out=str(tmp_path / "stopped"), save_every=100, validate_every=100, schedule_steps=6)
-    interrupted(stopped)
-    assert "resumes it" in capfd.readouterr().err
-    train(stopped)
-    assert same(weights(whole.out, 6), weights(stopped.out, 6))
 
 
 def test_the_weights_that_validate_best_are_kept(supervised, monkeypatch):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import oracle
 import pytest
 import torch
 from oracle import Net64
-from runs import lines, same, weights
+from run_kinds import LEVELS, python_inputs, short, small_config, text_tasks, upper
+from runs import lines
 from tiny import tiny_policy
 
-from memalpha.config import TextConfig, build_config, merge, training_config
+from memalpha.config import TextConfig, build_config, training_config
 from memalpha.environments import RolloutEngine
 from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.rewards.environments import MultiObjective, TextGeneration
@@ -24,47 +26,15 @@ from memalpha.train.rollouts.text_tasks import TextTaskSource
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.types import TextTask
 
-LEVELS = ("easy", "hard")
-
-
-def upper(completions):
-    """A reply's first byte in the upper half."""
-    return [float(bool(text) and max(text.encode()) >= 128) for text in completions]
-
-
-def short(completions):
-    return [1.0 - len(text.encode()) / 8 for text in completions]
-
-
-def made(count: int = 30, first: int = 0) -> list[TextTask]:
-    return [
-        TextTask(id=f"t{n}", prompt=f"{n}?", columns={"answer": str(n), "level": LEVELS[n % 2]}, category=LEVELS[n % 2])
-        for n in range(first, first + count)
-    ]
-
 
 @pytest.fixture
 def text(policy_path, tmp_path):
     """A function: overrides -> configuration of a text run of a second in `tmp_path / "run"`."""
-    base = {
-        "out": str(tmp_path / "run"),
-        "policy": str(policy_path),
-        "max_new_tokens": 3,
-        "group_size": 4,
-        "tasks_per_step": 3,
-        "schedule_steps": 4,
-        "warmup_steps": 1,
-        "eval_tasks": 4,
-        "validation_tasks": 3,
-        "validate_every": 2,
-        "save_every": 2,
-        "learning_rate": 1e-2,
-    }
-    return lambda **changes: build_config(TextConfig, merge(base, changes), "test")
+    return partial(small_config, TextConfig, policy_path, tmp_path)
 
 
 def run(config: TextConfig, **given):
-    return train(config, **{"tasks": made(), "rewards": [upper, short], **given})
+    return train(config, **{**python_inputs(config), **given})
 
 
 def test_a_run_writes_what_is_promised(text):
@@ -83,30 +53,6 @@ def test_a_run_writes_what_is_promised(text):
     turns = lines(out / "turns.jsonl")
     assert len(turns) == 4 * 3 * 4 and {turn["chunk"] for turn in turns} == {0}
     assert lines(out / "trajectories.jsonl")[0]["prompt"].endswith("?")
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"curriculum": {"order": list(LEVELS), "threshold": 0.3, "window": 8}},
-        {"algorithm": "erl", "erl": {"reflection_tokens": 3}},
-        {"overlap": 3, "minibatches": 3},
-    ],
-    ids=["curriculum", "erl", "overlap"],
-)
-def test_stopping_and_going_on_equals_one_go(text, tmp_path, changes):
-    whole = text(out=str(tmp_path / "whole"), **changes)
-    run(whole)
-    parts = text(out=str(tmp_path / "parts"), **changes)
-    for stop in (1, 3):
-        run(parts.model_copy(update={"max_steps": stop}))
-    run(parts)
-    assert same(weights(whole.out, 4), weights(parts.out, 4))
-    states = [json.loads((one.out / "checkpoints/step-4/state.json").read_text()) for one in (whole, parts)]
-    assert states[0]["algorithm"] == states[1]["algorithm"]
-    if "curriculum" in changes:
-        assert states[0]["curriculum"] == states[1]["curriculum"] and states[0]["curriculum"]["unlocked"] == 2
-        assert lines(parts.out / "metrics.jsonl")[0]["level"] == "easy"
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo", "ppo", "dpo", "erl"])
@@ -136,7 +82,7 @@ def test_the_gradient_of_a_step_of_grpo():
     policy = tiny_policy()
     environment = TextGeneration([upper, short])
     engine = RolloutEngine(policy, environment, max_new_tokens=3)
-    groups, _ = RolloutWorker(engine, TextScorer(environment), config).collect_attempts(made(3), 0)
+    groups, _ = RolloutWorker(engine, TextScorer(environment), config).collect_attempts(text_tasks(3), 0)
     with torch.no_grad():  # away from the sampler, so that ratios are not 1
         generator = torch.Generator().manual_seed(1)
         for weight in policy.model.parameters():
@@ -247,19 +193,19 @@ def test_replies_of_which_nothing_can_be_said_are_left_out(text, changes):
 
 
 def test_held_out_prompts_are_not_trained_on(text):
-    twice = made(20) + [task.model_copy(update={"id": f"again-{task.id}"}) for task in made(20)]
+    twice = text_tasks(20) + [task.model_copy(update={"id": f"again-{task.id}"}) for task in text_tasks(20)]
     source = TextTaskSource(text(), twice)
     apart = {task.prompt for task in [*source.held_out, *source.validation]}
     assert not apart & {task.prompt for task in source.training_tasks} and "are not trained on" in source.notes[0]
     assert {task.category for task in source.held_out} == set(LEVELS), "not the file's tail"
     with pytest.raises(ConfigError, match="eval_data: the prompt of task 't3' is also that of training task"):
-        TextTaskSource(text(validation_tasks=0), made(20), made(1, 3))
+        TextTaskSource(text(validation_tasks=0), text_tasks(20), text_tasks(1, 3))
     with pytest.raises(ConfigError, match="eval_data: empty"):
         run(text(), eval_data=[])
 
 
 def test_what_python_gives(text):
-    given = {"tasks": (task for task in made()), "rewards": upper}
+    given = {"tasks": (task for task in text_tasks()), "rewards": upper}
     assert run(text(max_steps=0), **given)["tasks"] == 4
     environment = MultiObjective({"upper": upper})
     assert run(text(max_steps=0, out=str(text().out) + "-2"), rewards=None, environment=environment)["tasks"] == 4
@@ -285,11 +231,11 @@ def test_what_cannot_be_run_is_refused(text, changes, given, message):
 
 def test_bad_data_is_refused(text):
     with pytest.raises(DataError, match="two tasks have the id 't0'"):
-        run(text(), tasks=made(6) + made(1))
+        run(text(), tasks=text_tasks(6) + text_tasks(1))
     with pytest.raises(DataError, match="needs at least 5"):
-        run(text(), tasks=made(3))
+        run(text(), tasks=text_tasks(3))
     with pytest.raises(DataError, match=r"prompt of task 't9' has \d+ tokens"):
-        run(text(), tasks=[*made(9), TextTask(id="t9", prompt="x" * 5000, columns={"answer": "", "level": ""})])
+        run(text(), tasks=[*text_tasks(9), TextTask(id="t9", prompt="x" * 5000, columns={"answer": "", "level": ""})])
 
 
 def test_settings_of_text_runs(text):

@@ -1,0 +1,189 @@
+"""What every kind of run promises, one run of each: it resumes bit for bit, ends once, and refuses other settings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_kinds import LEVELS, python_inputs, small_config
+from runs import interrupted, lines
+from safetensors.torch import load_file
+from tiny import tiny_policy
+from torch import equal
+
+from memalpha.config import LearnerConfig, PreferenceConfig, RewardModelConfig, SFTConfig, TextConfig, TrainConfig
+from memalpha.errors import CheckpointError
+from memalpha.train.api import train
+
+ERL = {"algorithm": 1, "reward_threshold": 0.01, "reflection_tokens": 8}
+KINDS: dict[str, tuple[type[LearnerConfig], dict[str, Any]]] = {
+    "memory": (TrainConfig, {"keep_tokens": True}),
+    "memory, two epochs": (TrainConfig, {"beta": 0.5, "sample_dtype": "float64", "num_iterations": 2}),
+    "memory, rloo, lora": (
+        TrainConfig,
+        {"algorithm": "rloo", "lora": {"r": 2}, "beta": 0.5, "kl_in": "reward", "entropy_coef": 0.01},
+    ),
+    "memory, bfloat16": (
+        TrainConfig,
+        {"dtype": "bfloat16", "sample_dtype": "bfloat16", "old_logprobs": "recomputed", "importance_cap": 2.0},
+    ),
+    "memory, ppo": (
+        TrainConfig,
+        {"algorithm": "ppo", "beta": 0.5, "kl_in": "reward", "ppo": {"kl_target": 0.1, "kl_horizon": 9, "lam": 0.9}},
+    ),
+    "memory, dpo": (
+        TrainConfig,
+        {"algorithm": "dpo", "dpo": {"beta": 0.2}, "num_iterations": 2, "tasks_per_step": 3},
+    ),
+    "memory, erl": (
+        TrainConfig,
+        {"algorithm": "erl", "erl": {**ERL, "memory_retrieval": "similarity", "memory_top_k": 1}},
+    ),
+    "text": (TextConfig, {"curriculum": {"order": list(LEVELS), "threshold": 0.3, "window": 8}}),
+    "text, erl": (TextConfig, {"algorithm": "erl", "erl": {"reflection_tokens": 3}}),
+    "text, overlap": (TextConfig, {"overlap": 3, "minibatches": 3}),
+    "sft": (SFTConfig, {}),
+    "sft, best rollouts": (
+        SFTConfig,
+        {"source": "best", "agent": {"max_new_tokens": 24}, "group_size": 3, "rounds": 2},
+    ),
+    "preferences": (PreferenceConfig, {}),
+    "preferences, lora": (PreferenceConfig, {"lora": {"r": 4}}),
+    "reward model": (RewardModelConfig, {"pooling": "attention"}),
+    "reward model, lora": (RewardModelConfig, {"pooling": "attention", "lora": {"r": 4}}),
+}
+TRAINERS = ("memory", "memory, erl", "text", "sft", "preferences", "reward model")
+"""One kind of each trainer, and one that keeps a state of its own."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A run in one go, and how to start another like it."""
+
+    kind: type[LearnerConfig]
+    changes: dict[str, Any]
+    policy: Path
+    folder: Path
+    summary: dict[str, Any]
+
+    def config(self, folder: Path, **more: Any) -> Any:
+        return small_config(self.kind, self.policy, self.folder, **{**self.changes, "out": str(folder / "run"), **more})
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "run"
+
+
+@pytest.fixture(scope="module")
+def ending_policy(tmp_path_factory):
+    """Save a random policy of which many tokens end a reply, so that not all replies are cut off."""
+    path = tmp_path_factory.mktemp("ending")
+    policy = tiny_policy()
+    policy.model.generation_config.eos_token_id = list(range(0, 60, 2))
+    policy.model.save_pretrained(path)
+    policy.tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(request, policy_path, ending_policy, tmp_path_factory):
+    kind, changes = KINDS[request.param]
+    if kind is TrainConfig:  # most of its time would be evaluation
+        changes = {"eval_tasks": 1, "validation_tasks": 1, **changes}
+    policy = ending_policy if changes.get("source") == "best" else policy_path
+    folder = tmp_path_factory.mktemp("whole")
+    config = small_config(kind, policy, folder, **changes)
+    return Whole(kind, changes, policy, folder, train(config, **python_inputs(config)))
+
+
+def tensors(run: Path, step: int) -> dict[str, Any]:
+    """Return every tensor of a checkpoint: weights, heads, optimizer."""
+    files = sorted((run / "checkpoints" / f"step-{step}").glob("*.safetensors"))
+    return {f"{file.name}/{name}": tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def assert_same_end(one: Path, two: Path) -> None:
+    """Assert that weights, optimizer and the algorithm's state after the last step agree bit for bit."""
+    first, second = (tensors(run, 4) for run in (one, two))
+    assert first.keys() == second.keys() and any("optimizer" in name for name in first)
+    assert [name for name in first if not equal(first[name], second[name])] == []
+    states = [json.loads((run / "checkpoints/step-4/state.json").read_text()) for run in (one, two)]
+    for key in ("algorithm", "curriculum"):
+        assert states[0].get(key) == states[1].get(key)
+
+
+def contents(run: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("whole", KINDS, indirect=True)
+def test_stopping_and_resuming_equals_one_go(whole, tmp_path):
+    parts = whole.config(tmp_path)
+    for stop in (1, 3, None):
+        train(parts.model_copy(update={"max_steps": stop}), **python_inputs(parts))
+    assert_same_end(whole.out, parts.out)
+    one, two = (lines(run / "metrics.jsonl") for run in (whole.out, parts.out))
+    assert [line["step"] for line in one] == [line["step"] for line in two] == [0, 1, 2, 3]
+    for whole_line, line in zip(one, two, strict=True):  # an early stop validates, too
+        assert {name: line[name] for name in whole_line if "seconds" not in name} == {
+            name: value for name, value in whole_line.items() if "seconds" not in name
+        }
+    for rows in whole.out.glob("*.jsonl"):
+        if rows.name != "metrics.jsonl":
+            assert rows.read_bytes() == (parts.out / rows.name).read_bytes(), rows.name
+
+
+@pytest.mark.parametrize("whole", TRAINERS, indirect=True)
+def test_ctrl_c_leaves_a_checkpoint_that_resumes(whole, tmp_path, capfd):
+    stopped = whole.config(tmp_path, save_every=100, validate_every=100)
+    interrupted(stopped, **python_inputs(stopped))
+    assert "resumes it" in capfd.readouterr().err
+    assert {path.name for path in (stopped.out / "checkpoints").glob("step-*")} - {"step-0"}
+    assert not (stopped.out / "summary.json").exists()
+    train(stopped, **python_inputs(stopped))
+    assert_same_end(whole.out, stopped.out)
+
+
+@pytest.mark.parametrize("whole", TRAINERS, indirect=True)
+def test_a_finished_run_is_not_run_again(whole, capfd):
+    before, config = contents(whole.out), whole.config(whole.folder)
+    assert train(config, **python_inputs(config)) == whole.summary
+    assert "this run is finished" in capfd.readouterr().err
+    after = contents(whole.out)
+    assert [path for path in before | after if before.get(path) != after.get(path)] == []
+
+
+@pytest.mark.parametrize("whole", TRAINERS, indirect=True)
+def test_other_settings_on_the_same_directory_are_refused(whole):
+    before = contents(whole.out)
+    other = whole.config(whole.folder, learning_rate=0.5)
+    with pytest.raises(CheckpointError, match=r"learning_rate: 0\.\d+ there, 0\.5 now"):
+        train(other, **python_inputs(other))
+    assert contents(whole.out) == before
+    seed = whole.config(whole.folder, seed=1)
+    with pytest.raises(CheckpointError, match="seed: 0 there, 1 now"):
+        train(seed, **python_inputs(seed))
+
+
+@pytest.mark.parametrize("whole", ("memory", "sft"), indirect=True)
+def test_the_seed_decides_the_run(whole, tmp_path):
+    other = whole.config(tmp_path, seed=1)
+    train(other, **python_inputs(other))
+    first, second = (tensors(run, 4) for run in (whole.out, other.out))
+    assert any(not equal(first[name], second[name]) for name in first if "optimizer" not in name)
+
+
+@pytest.mark.parametrize("whole", ("text",), indirect=True)
+def test_a_curriculum_moves_on(whole):
+    state = json.loads((whole.out / "checkpoints/step-4/state.json").read_text())
+    assert state["curriculum"]["unlocked"] == 2
+    assert lines(whole.out / "metrics.jsonl")[0]["level"] == "easy"
+
+
+@pytest.mark.parametrize("whole", ("memory, ppo",), indirect=True)
+def test_the_kl_coefficient_follows_the_kl(whole):
+    coefficients = [line["kl_coef"] for line in lines(whole.out / "metrics.jsonl")]
+    assert coefficients[0] == 0.5 and len(set(coefficients)) == 4
